@@ -56,7 +56,7 @@ CASES: dict[str, Case] = {
     "quartet": Case(10, 4, 14, 10, 1.0, 0.4, 0.6, 0.05),
     "quartet_wide": Case(11, 4, 28, 32, 0.8, 1.0, 0.4, 0.02),
     "pair_repeats": Case(12, 2, 24, 16, 1.0, 0.5, 0.5, 0.1, repeats=3),
-    "full": Case(13, 2, 3, 16, 0.5, 0.0, 0.5, 0.1),  # every coordinate is kept: d = N - 1
+    "full": Case(13, 2, 2, 64, 1.0, 0.0, 1.5, 0.0),  # every coordinate is kept: d = N - 1
 }
 
 
