@@ -1,0 +1,260 @@
+"""Argument checks shared by the stages: each message says what was expected, what came, what to do.
+
+A leaf: imports torch only. Checks that need the values of a tensor (and so wait for the device)
+are marked as such; everything else looks at shapes and types alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CONVENTIONS = ("paper", "reference")
+
+
+class Clouds(NamedTuple):
+    """Validated embeddings with all leading dimensions flattened to one of F frames."""
+
+    outputs: Tensor  # (F, S', M)
+    references: Tensor  # (F, S, M)
+    distortions: Tensor  # (F, S, P, M)
+    attributed: tuple[int, ...]  # source of each output
+    active: Tensor | None  # (F, S) bool, None: every source is active
+    mask: Tensor | None  # (F, S, P) bool, None: every distortion is there
+    lead: torch.Size  # the leading dimensions that were flattened
+
+
+def check_floating(tensor: object, name: str) -> Tensor:
+    """Raise TypeError unless ``tensor`` is a real floating-point tensor."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor of floating-point numbers, got "
+            f"{type(tensor).__name__}. Convert it first, e.g. torch.as_tensor({name})."
+        )
+    if not tensor.dtype.is_floating_point:
+        raise TypeError(
+            f"{name} must be a real floating-point tensor, got dtype {tensor.dtype}. "
+            f"Call {name}.to(torch.float32) (and scale integers yourself) before scoring."
+        )
+    return tensor
+
+
+def check_choice(value: str, name: str, choices: Sequence[str]) -> str:
+    """Raise ValueError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+    return value
+
+
+def check_map_settings(
+    alpha: float, time: float, energy: float, convention: str, conventions: Sequence[str]
+) -> None:
+    """Raise ValueError unless the settings of a diffusion map are in their ranges."""
+    check_choice(convention, "convention", conventions)
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(
+            f"alpha must lie in [0, 1], got {alpha}. It is the density exponent of the kernel: "
+            "1 removes the sampling density, 0 keeps it."
+        )
+    if not (time > 0.0 and math.isfinite(time)):
+        raise ValueError(
+            f"time must be a positive, finite number of diffusion steps, got {time}. Use 1."
+        )
+    if not 0.0 < energy <= 1.0:
+        raise ValueError(
+            f"energy must lie in (0, 1], got {energy}. It is the share of the eigenvalue sum "
+            "that the kept coordinates reach; 0.99 is the paper's value."
+        )
+
+
+def check_attributed(attributed: object, outputs: int, sources: int) -> tuple[int, ...]:
+    """The source index of every output, validated.
+
+    Args:
+        attributed: None (all sources in order), or a sequence or 1-D integer tensor of length S'.
+        outputs: number of outputs S'.
+        sources: number of sources S.
+
+    Raises:
+        ValueError: wrong length, an index outside [0, S), or a source named twice.
+    """
+    if attributed is None:
+        if outputs != sources:
+            raise ValueError(
+                f"there are {outputs} estimates for {sources} references. Pass one estimate per "
+                "reference in the same order, or attributed=(…) with the index of the reference "
+                "each estimate belongs to, e.g. attributed=(0,) for the first one alone."
+            )
+        return tuple(range(sources))
+    if isinstance(attributed, int):
+        attributed = (attributed,)
+    if isinstance(attributed, Tensor):
+        attributed = attributed.tolist()
+    try:
+        given = tuple(int(index) for index in attributed)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise TypeError(
+            "attributed must be a sequence of source indices, one for each estimate, shared by "
+            f"the batch, got {attributed!r}."
+        ) from None
+    if len(given) != outputs:
+        raise ValueError(
+            f"attributed must name one source for each of the {outputs} estimates, got "
+            f"{len(given)} indices: {given}."
+        )
+    if any(not 0 <= index < sources for index in given):
+        raise ValueError(
+            f"attributed must hold indices from 0 to {sources - 1} (there are {sources} "
+            f"references), got {given}."
+        )
+    if len(set(given)) != len(given):
+        raise ValueError(
+            f"attributed names a source twice: {given}. Score two estimates of one source in two "
+            "calls; together they would change each other's graph."
+        )
+    return given
+
+
+def _check_ranks(outputs: Tensor, references: Tensor, distortions: Tensor) -> None:
+    got = (
+        f"got outputs {tuple(outputs.shape)}, references {tuple(references.shape)}, "
+        f"distortions {tuple(distortions.shape)}"
+    )
+    expected = (
+        "expected outputs (..., S', M), references (..., S, M) and distortions (..., S, P, M) "
+        "with the same leading dimensions and features M"
+    )
+    ranks_fit = (
+        outputs.ndim >= 2
+        and references.ndim == outputs.ndim
+        and distortions.ndim == outputs.ndim + 1
+    )
+    if not ranks_fit:
+        raise ValueError(f"{expected}; {got}. Nothing is broadcast: expand to full shapes.")
+    shapes_fit = (
+        outputs.shape[:-2] == references.shape[:-2] == distortions.shape[:-3]
+        and outputs.shape[-1] == references.shape[-1] == distortions.shape[-1]
+        and references.shape[-2] == distortions.shape[-3]
+    )
+    if not shapes_fit:
+        raise ValueError(f"{expected}; {got}. Nothing is broadcast: expand to full shapes.")
+    if references.shape[-2] < 2:
+        raise ValueError(
+            f"at least two sources are needed (PS compares with the other sources), {got}: the "
+            "sources are axis -2 of references."
+        )
+    if distortions.shape[-2] < 2:
+        raise ValueError(
+            f"at least two distortions of every reference are needed for a covariance, {got}: the "
+            "distortions are axis -2 of distortions."
+        )
+    if outputs.shape[-1] < 1 or outputs.shape[-2] < 1:
+        raise ValueError(f"at least one output and one feature are needed, {got}.")
+
+
+def check_bool(mask: object, name: str, shape: tuple[int, ...]) -> Tensor:
+    """``mask`` expanded to ``shape``; TypeError unless bool, ValueError if it does not fit."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{name} must be a bool tensor, got {kind}. Compare or cast it first.")
+    try:
+        return mask.expand(shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{name} must have shape {shape} (leading dimensions may be left out), got "
+            f"{tuple(mask.shape)}."
+        ) from None
+
+
+def check_devices(**tensors: Tensor | None) -> torch.device:
+    """Raise ValueError unless all tensors share one device; names each party's device."""
+    devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
+    if len(set(devices.values())) > 1:
+        listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(
+            f"all inputs must be on one device, got {listed}. Move them with .to(device) first."
+        )
+    return next(iter(devices.values()))
+
+
+def check_clouds(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    attributed: object,
+    active: Tensor | None,
+    mask: Tensor | None,
+    minimum_distortions: int,
+) -> Clouds:
+    """Validate the embeddings of a scoring call and flatten their leading dimensions.
+
+    Shapes and types are checked without looking at values; only ``mask`` is read, to find an
+    active source that has too few distortions left.
+
+    Raises:
+        TypeError: a dtype that is not floating point (or not bool for the masks).
+        ValueError: ranks or shapes that do not fit, S < 2, P < 2, different devices, a bad
+            ``attributed``, or an active source with fewer than ``minimum_distortions`` left.
+    """
+    for name, tensor in (
+        ("outputs", outputs),
+        ("references", references),
+        ("distortions", distortions),
+    ):
+        check_floating(tensor, name)
+    _check_ranks(outputs, references, distortions)
+    check_devices(
+        outputs=outputs, references=references, distortions=distortions, active=active, mask=mask
+    )
+    lead = outputs.shape[:-2]
+    sources, count = distortions.shape[-3], distortions.shape[-2]
+    sources_of = check_attributed(attributed, outputs.shape[-2], sources)
+    frames = math.prod(lead)
+    if active is not None:
+        active = check_bool(active, "active", (*lead, sources)).reshape(frames, sources)
+    if mask is not None:
+        mask = check_bool(mask, "mask", (*lead, sources, count)).reshape(frames, sources, count)
+        check_distortions_left(mask, active, minimum_distortions, lead)
+    return Clouds(
+        outputs=outputs.reshape(frames, *outputs.shape[-2:]),
+        references=references.reshape(frames, *references.shape[-2:]),
+        distortions=distortions.reshape(frames, *distortions.shape[-3:]),
+        attributed=sources_of,
+        active=active,
+        mask=mask,
+        lead=lead,
+    )
+
+
+def check_distortions_left(
+    mask: Tensor, active: Tensor | None, minimum: int, lead: torch.Size
+) -> None:
+    """Raise ValueError if an active source has fewer than ``minimum`` distortions (reads values)."""
+    left = mask.sum(-1)
+    short = left < minimum
+    if active is not None:
+        short = short & active
+    if bool(short.any()):
+        frame, source = (int(index) for index in short.nonzero()[0])
+        raise ValueError(
+            f"mask leaves {int(left[frame, source])} distortions for active source {source} in "
+            f"{describe_frame(frame, lead)}; at least {minimum} are needed. Unmask some, or mark "
+            "the source inactive there."
+        )
+
+
+def describe_frame(frame: int, lead: torch.Size) -> str:
+    """``frame``, an index into the flattened leading dimensions, in the caller's terms."""
+    if len(lead) == 0:
+        return "the frame"
+    if len(lead) == 1:
+        return f"frame {frame}"
+    index = []
+    for size in reversed(lead):
+        index.append(frame % size)
+        frame //= size
+    return f"frame {tuple(reversed(index))}"

@@ -1,0 +1,177 @@
+"""Embeddings -> scores: the stateless functions, batched over leading dimensions.
+
+Shapes: S' outputs, S sources, P distortions, M features, N points of a frame; ``...`` any
+leading dimensions (batch, frames). Order is always outputs (estimates), references, distortions.
+Stages: :mod:`torch_mapss.manifold` (diffusion maps), :mod:`torch_mapss.measures` (PS, PM),
+:mod:`torch_mapss.aggregate` (pooling), :mod:`torch_mapss.special` (incomplete gamma),
+:mod:`torch_mapss.bounds` (error radius and half-width, without gradients).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from torch_mapss import _checks, measures
+from torch_mapss.aggregate import pool_match, pool_separation
+from torch_mapss.manifold import DiffusionMap, Settings, diffusion_map
+from torch_mapss.special import gammaincc, log_gammaincc
+
+__all__ = [
+    "DiffusionMap",
+    "SeparationDistances",
+    "diffusion_map",
+    "gammaincc",
+    "log_gammaincc",
+    "perceptual_match",
+    "perceptual_separation",
+    "pool_match",
+    "pool_separation",
+    "separation_distances",
+]
+
+
+class SeparationDistances(NamedTuple):
+    """The two halves of PS = B/(A + B)."""
+
+    attributed: Tensor  # (..., S') A, to the cluster of the output's own source
+    foreign: Tensor  # (..., S') B, to the closest cluster of another active source
+
+
+def perceptual_separation(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    *,
+    attributed: Sequence[int] | Tensor | None = None,
+    active: Tensor | None = None,
+    mask: Tensor | None = None,
+    alpha: float = 1.0,
+    time: float = 1.0,
+    energy: float = 0.99,
+    convention: str = "paper",
+) -> Tensor:
+    """PS of every output: how free it is of the other sources [eq:PS_final].
+
+    B/(A + B) with A the Mahalanobis distance of the output to the cluster of its own source and
+    B to the closest other one, on the diffusion map of the frame. 1 is free of leakage, ½ as far
+    from both, 0 another source. Differentiable, also at repeated eigenvalues; computed in
+    float64 inside. Where there is no map (more than half of the points coincide) it is ½.
+
+    Args:
+        outputs: (..., S', M) embeddings of the estimates, floating point.
+        references: (..., S, M) embeddings of the references, S at least 2.
+        distortions: (..., S, P, M) embeddings of the distorted references, P at least 2.
+        attributed: (S',) the source of each output, no duplicates; all in order by default. Only
+            the outputs given are points of the graph.
+        active: (..., S) bool; an inactive source leaves the graph with its cluster and output.
+            Scores that are then undefined (own source inactive, or no other active) are 0
+            without gradient; the caller masks them.
+        mask: (..., S, P) bool, False where a distortion is absent.
+        alpha: density exponent of the kernel in [0, 1].
+        time: diffusion time t, positive.
+        energy: share τ of the eigenvalue sum that is retained, in (0, 1].
+        convention: ``"paper"`` as printed, or ``"reference"`` as the released implementation.
+
+    Returns:
+        (..., S') in [0, 1]; float64 if an input is, else float32.
+
+    Raises:
+        TypeError: inputs not floating point, masks not bool.
+        ValueError: shapes, devices or settings that do not fit; non-finite embeddings (names the
+            first frame and source); an active source without any distortion.
+    """
+    settings = _settings(alpha, time, energy, convention)
+    clouds = _checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
+    (score,) = measures.score_frames(clouds, settings, _separation)
+    return score
+
+
+def separation_distances(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    *,
+    attributed: Sequence[int] | Tensor | None = None,
+    active: Tensor | None = None,
+    mask: Tensor | None = None,
+    alpha: float = 1.0,
+    time: float = 1.0,
+    energy: float = 0.99,
+    convention: str = "paper",
+) -> SeparationDistances:
+    """The distances A and B that PS is made of [eq:B].
+
+    PS divides by A and so reacts to distortion as well; B alone tells how far the output is from
+    the closest foreign cluster. Arguments and errors as :func:`perceptual_separation`.
+
+    Returns:
+        A :class:`SeparationDistances` of two (..., S') tensors, at least 0; 0 where undefined.
+    """
+    settings = _settings(alpha, time, energy, convention)
+    clouds = _checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
+    return SeparationDistances(*measures.score_frames(clouds, settings, _distances))
+
+
+def perceptual_match(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    *,
+    log: bool = False,
+    attributed: Sequence[int] | Tensor | None = None,
+    active: Tensor | None = None,
+    mask: Tensor | None = None,
+    alpha: float = 1.0,
+    time: float = 1.0,
+    energy: float = 0.99,
+    convention: str = "paper",
+) -> Tensor:
+    """PM of every output: how undistorted it is [eq:pm_gamma_mm_short].
+
+    The upper tail Q(k, a/θ) of the Gamma distribution matched to the squared distances of the
+    distortions from their reference, at the squared distance a of the output. A cluster that is
+    collapsed onto its reference has no Gamma: PM is 1 if the output coincides too, else 0,
+    without gradient.
+
+    Args:
+        outputs, references, distortions, attributed, active, mask, alpha, time, energy,
+            convention: as for :func:`perceptual_separation`; an active source needs at least two
+            distortions.
+        log: return log PM. PM of an audible distortion is often 1e-100: its log still ranks, and
+            still has a gradient. In the reference convention it is not floored at 1e-16.
+
+    Returns:
+        (..., S') PM in [0, 1], or log PM, at most 0; float64 if an input is, else float32.
+
+    Raises:
+        TypeError, ValueError: as :func:`perceptual_separation`.
+    """
+    settings = _settings(alpha, time, energy, convention)
+    clouds = _checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
+    (score,) = measures.score_frames(clouds, settings, _log_match if log else _match)
+    return score
+
+
+def _settings(alpha: float, time: float, energy: float, convention: str) -> Settings:
+    _checks.check_map_settings(alpha, time, energy, convention, _checks.CONVENTIONS)
+    return Settings(alpha, time, energy, convention)
+
+
+def _separation(*frame: object) -> tuple[Tensor, ...]:
+    return (measures.separation(*frame),)  # type: ignore[arg-type]
+
+
+def _distances(*frame: object) -> tuple[Tensor, ...]:
+    distances = measures.separation_distances(*frame)  # type: ignore[arg-type]
+    return distances.own, distances.foreign
+
+
+def _match(*frame: object) -> tuple[Tensor, ...]:
+    return (measures.match(*frame, log=False),)  # type: ignore[arg-type]
+
+
+def _log_match(*frame: object) -> tuple[Tensor, ...]:
+    return (measures.match(*frame, log=True),)  # type: ignore[arg-type]
