@@ -1,0 +1,52 @@
+"""The distortion banks that surround a reference with its cluster [app:distortionsbank].
+
+PS and PM both judge an output by where it lies among distorted copies of the references. This
+package makes those copies, thirteen families of them, from the loudness-normalised references::
+
+    bank = DistortionBank("separation")                # PS: 70 members; "match": PM, up to 83
+    made = bank(references, 16000)                     # (..., S, T) -> (..., S, P, T), mask, names
+    DistortionBank("match", without=("noise",))        # leave a family (or one member) out
+    DistortionBank(extra=(Distortion("gain/-6dB", "gain", halve),))   # add one of your own
+    DistortionBank().subset(13)                        # a small bank for training
+
+What lives where:
+
+- ``records``: `Distortion` (one member) and `Distorted` (what a bank returns).
+- ``bank``: `DistortionBank`, which selects, seeds, masks and calls the members.
+- ``traits``: what PM's column measures on the reference (A_RMS, A_95, peaks, quantiles).
+- ``filters`` (notch, lowpass, highpass), ``echoes`` (comb, reverb, echo), ``additive`` (noise,
+  tone), ``dynamics`` (tremolo, gate, clipping), ``pitch`` (pitch, vibrato): the families. Each
+  file holds plain functions ``(waveform (..., T), sample_rate, *, parameters) -> (..., T)`` in
+  physical units, and below them the two columns of the paper's table, `SEPARATION` and `MATCH`.
+- ``signal``: Fourier helpers shared by the families.
+"""
+
+from __future__ import annotations
+
+from torch_mapss.distortions.additive import add_noise, add_tone
+from torch_mapss.distortions.bank import FAMILIES, DistortionBank
+from torch_mapss.distortions.dynamics import clip, gate, tremolo
+from torch_mapss.distortions.echoes import comb, echo, reverberate
+from torch_mapss.distortions.filters import highpass, lowpass, notch
+from torch_mapss.distortions.pitch import shift_pitch, vibrato
+from torch_mapss.distortions.records import Distorted, Distortion
+
+__all__ = [
+    "FAMILIES",
+    "Distorted",
+    "Distortion",
+    "DistortionBank",
+    "add_noise",
+    "add_tone",
+    "clip",
+    "comb",
+    "echo",
+    "gate",
+    "highpass",
+    "lowpass",
+    "notch",
+    "reverberate",
+    "shift_pitch",
+    "tremolo",
+    "vibrato",
+]

@@ -1,0 +1,121 @@
+"""Changes of level: tremolo, gate, clipping."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torch_mapss.distortions.records import Distortion
+from torch_mapss.distortions.signal import samples
+from torch_mapss.distortions.traits import Scaled
+
+GATE_WINDOW = 0.010
+"""Seconds over which the gate looks for a peak: half a period of 50 Hz, so that it does not chop
+the waveform at its zero crossings."""
+
+GATE_FADE = 0.005
+"""Seconds of linear fade at each opening and closing."""
+
+
+def tremolo(waveform: Tensor, sample_rate: int, *, rate: float, depth: float) -> Tensor:
+    """Amplitude modulation between 1 and 1 - depth: 1 - depth (1 - cos 2π rate t) / 2.
+
+    Args:
+        waveform: (..., T).
+        sample_rate: In Hz.
+        rate: In Hz.
+        depth: 0 leaves the waveform alone, 1 swings down to silence.
+
+    Returns:
+        (..., T).
+    """
+    time = torch.arange(waveform.shape[-1], dtype=torch.float64, device="cpu") / sample_rate
+    gain = 1 - 0.5 * depth * (1 - torch.cos(2 * torch.pi * rate * time))
+    return waveform * gain.to(waveform)
+
+
+def gate(waveform: Tensor, sample_rate: int, *, threshold: float | Tensor) -> Tensor:
+    """Noise gate: silence where the peak within ±5 ms stays below the threshold.
+
+    The gate's gain is smoothed over 5 ms; away from its edges it is exactly 0 or exactly 1.
+
+    Args:
+        waveform: (..., T).
+        sample_rate: In Hz.
+        threshold: Amplitude, a number or (..., 1).
+
+    Returns:
+        (..., T).
+    """
+    loud = waveform.abs() >= threshold
+    opened = centred_mean(loud, samples(GATE_WINDOW, sample_rate), waveform) > 0
+    return waveform * centred_mean(opened, samples(GATE_FADE, sample_rate), waveform)
+
+
+def centred_mean(flags: Tensor, window: int, like: Tensor) -> Tensor:
+    """Share of true flags within ±window/2, of those inside the signal: (..., T) -> (..., T).
+
+    By differences of whole-number running sums, hence exact: no rounding opens a closed gate.
+    """
+    count, half = flags.shape[-1], window // 2
+    running = pad(flags.cumsum(-1), (1, 0))
+    place = torch.arange(count, device=flags.device)
+    first, last = (place - half).clamp(min=0), (place + half + 1).clamp(max=count)
+    return (running[..., last] - running[..., first]).to(like) / (last - first).to(like)
+
+
+def clip(waveform: Tensor, sample_rate: int, *, threshold: float | Tensor) -> Tensor:
+    """Hard clipping to ±threshold.
+
+    Args:
+        waveform: (..., T).
+        sample_rate: In Hz; of no influence.
+        threshold: Amplitude, a number or (..., 1).
+
+    Returns:
+        (..., T).
+    """
+    bound = torch.as_tensor(threshold, dtype=waveform.dtype, device=waveform.device)
+    return torch.minimum(torch.maximum(waveform, -bound), bound)
+
+
+def tremolo_at(rate: int, depth: float) -> Distortion:
+    """A rate-depth pair."""
+    return Distortion(f"tremolo/{rate}Hz", "tremolo", tremolo, {"rate": rate, "depth": depth})
+
+
+def gate_at(threshold: float) -> Distortion:
+    """PS: absolute threshold."""
+    return Distortion(f"gate/{threshold:g}", "gate", gate, {"threshold": threshold})
+
+
+def scaled_gate(factor: float) -> Distortion:
+    """PM: threshold in units of A_95."""
+    measured = {"threshold": Scaled("a95", factor)}
+    return Distortion(f"gate/{factor:g}xA95", "gate", gate, {}, measured)
+
+
+def clip_at(threshold: float) -> Distortion:
+    """PS: absolute threshold."""
+    return Distortion(f"clipping/{threshold:g}", "clipping", clip, {"threshold": threshold})
+
+
+def scaled_clip(factor: float) -> Distortion:
+    """PM: threshold in units of A_95."""
+    measured = {"threshold": Scaled("a95", factor)}
+    return Distortion(f"clipping/{factor:g}xA95", "clipping", clip, {}, measured)
+
+
+TREMOLO_RATES = (1, 2, 4, 6)
+
+SEPARATION = {
+    "tremolo": tuple(tremolo_at(r, 0.3 + 0.7 * i / 3) for i, r in enumerate(TREMOLO_RATES)),
+    "gate": tuple(map(gate_at, (0.005, 0.01, 0.02, 0.04))),
+    "clipping": tuple(map(clip_at, (0.3, 0.5, 0.7))),
+}
+MATCH = {
+    "tremolo": tuple(tremolo_at(r, 1.0) for r in TREMOLO_RATES),
+    "gate": tuple(map(scaled_gate, (0.05, 0.1, 0.2, 0.4))),
+    "clipping": tuple(map(scaled_clip, (0.3, 0.5, 0.7))),
+}

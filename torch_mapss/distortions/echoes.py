@@ -1,0 +1,133 @@
+"""Copies of the past: comb, reverb, echo."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torch_mapss.distortions.records import Distortion
+from torch_mapss.distortions.signal import convolve, samples
+
+
+def add_delayed(waveform: Tensor, delay: int, gain: float) -> Tensor:
+    """x[n] + gain x[n - delay], with silence before the start."""
+    if delay >= waveform.shape[-1]:
+        return waveform.clone()
+    return waveform + gain * pad(waveform[..., :-delay], (delay, 0))
+
+
+def comb(waveform: Tensor, sample_rate: int, *, delay: float, gain: float) -> Tensor:
+    """Feedback comb y[n] = x[n] + gain y[n - D], D = delay f_s rounded, with peaks at k / delay.
+
+    With u = gain z^-D the filter is 1 / (1 - u), and because
+        (1 - u) (1 + u) (1 + u²) (1 + u⁴) … (1 + u^(2^(n-1))) = 1 - u^(2^n),
+    n sweeps of x + gain^(2^i) (x delayed by 2^i D) equal it up to a term delayed by 2^n D. Once
+    that exceeds the length the result is the recursion's own: log2(T / D) sweeps, no recursion.
+
+    Args:
+        waveform: (..., T).
+        sample_rate: In Hz.
+        delay: In seconds.
+        gain: Feedback gain, below 1 in magnitude.
+
+    Returns:
+        (..., T).
+    """
+    lag = samples(delay, sample_rate)
+    while lag < waveform.shape[-1]:
+        waveform = add_delayed(waveform, lag, gain)
+        lag, gain = 2 * lag, gain * gain
+    return waveform.clone()
+
+
+def echo(waveform: Tensor, sample_rate: int, *, delay: float, gain: float) -> Tensor:
+    """One echo, x[n] + gain x[n - delay f_s].
+
+    Args:
+        waveform: (..., T).
+        sample_rate: In Hz.
+        delay: In seconds.
+        gain: Amplitude of the echo.
+
+    Returns:
+        (..., T).
+    """
+    return add_delayed(waveform, samples(delay, sample_rate), gain)
+
+
+def reverberate(
+    waveform: Tensor,
+    sample_rate: int,
+    *,
+    length: float,
+    decay: float,
+    gain: float,
+    noise: Callable[[int], Tensor],
+) -> Tensor:
+    """Direct sound plus the first part of an exponentially decaying noise tail.
+
+    The impulse response is 1 at 0, then for 0 < t <= length white noise times exp(-decay t), then
+    nothing. The tail is scaled so that, were it not cut at `length`, it would carry gain² times
+    the energy of the direct sound: its strength is the same at every sample rate and draw.
+
+    Args:
+        waveform: (..., S, T).
+        sample_rate: In Hz.
+        length: Of the tail, in seconds.
+        decay: Rate of the amplitude in 1/s: ln(1000)/RT60, as 60 dB are a factor of 1000.
+        gain: Amplitude of the whole tail against the direct sound.
+        noise: From a length to standard normal numbers (S, length).
+
+    Returns:
+        (..., S, T).
+    """
+    taps = samples(length, sample_rate)
+    time = torch.arange(1, taps + 1, dtype=waveform.dtype, device=waveform.device) / sample_rate
+    tail = noise(taps) * torch.exp(-decay * time)
+    kept = -math.expm1(-2 * decay * length)  # share of the tail's energy before the cut
+    tail = tail * (gain * math.sqrt(kept) / torch.linalg.vector_norm(tail, dim=-1, keepdim=True))
+    return waveform + convolve(waveform, pad(tail, (1, 0)))
+
+
+def comb_at(milliseconds: float, gain: float) -> Distortion:
+    """A delay-gain pair."""
+    parameters = {"delay": milliseconds / 1000, "gain": gain}
+    return Distortion(f"comb/{milliseconds:g}ms", "comb", comb, parameters)
+
+
+def echo_at(milliseconds: int, gain: float) -> Distortion:
+    """A delay-gain pair."""
+    parameters = {"delay": milliseconds / 1000, "gain": gain}
+    return Distortion(f"echo/{milliseconds}ms", "echo", echo, parameters)
+
+
+def early_reverb(milliseconds: int, rt60: float) -> Distortion:
+    """PS: the first milliseconds of a tail that decays by 60 dB in `rt60` seconds."""
+    parameters = {"length": milliseconds / 1000, "decay": math.log(1000) / rt60, "gain": 1.0}
+    name = f"reverb/{milliseconds}ms"
+    return Distortion(name, "reverb", reverberate, parameters, random=True)
+
+
+def late_reverb(milliseconds: int, scaling: float) -> Distortion:
+    """PM: a tail scaling · exp(-6 t / length)."""
+    length = milliseconds / 1000
+    parameters = {"length": length, "decay": 6 / length, "gain": scaling}
+    name = f"reverb/{milliseconds}ms"
+    return Distortion(name, "reverb", reverberate, parameters, random=True)
+
+
+# Ranges are stepped through in pairs: the shortest delay with the lowest gain, and so on.
+SEPARATION = {
+    "comb": tuple(comb_at(2.5 * i, (3 + i) / 10) for i in range(1, 7)),  # 2.5-15 ms, 0.4-0.9
+    "reverb": tuple(early_reverb(5 + 5 * i, 0.3 + 0.8 * i / 3) for i in range(4)),  # 0.3-1.1 s
+    "echo": tuple(echo_at(5 + 5 * i, 0.3 + 0.4 * i / 3) for i in range(4)),  # 5-20 ms, 0.3-0.7
+}
+MATCH = {
+    "comb": tuple(map(comb_at, (2.5, 5.0, 7.5, 10.0, 12.5), (0.4, 0.5, 0.6, 0.7, 0.9))),
+    "reverb": tuple(map(late_reverb, (50, 100, 200, 400), (0.3, 0.5, 0.7, 0.9))),
+    "echo": tuple(map(echo_at, (50, 100, 150), (0.4, 0.5, 0.7))),
+}

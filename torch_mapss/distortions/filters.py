@@ -1,0 +1,135 @@
+"""Filters: notch, lowpass, highpass.
+
+All three multiply the spectrum of the whole waveform with a real response, so they act without
+delay and exactly at the frequencies they name.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_mapss.distortions.records import Distortion
+from torch_mapss.distortions.signal import apply_response
+from torch_mapss.distortions.traits import NOTCHES, Cutoff, EnergyQuantile, SpectralPeak
+
+NOTCH_EDGE = 20.0
+"""Hz of raised cosine outside each side of a notch: it shortens the ringing to some 50 ms."""
+
+BUTTERWORTH_ORDER = 8
+"""48 dB per octave: content beyond the cut-off is gone, while the ringing (amplitude 1/e after
+8 ms at a cut-off of 100 Hz) stays far shorter than the padding."""
+
+
+def notch(
+    waveform: Tensor, sample_rate: int, *, frequency: float | Tensor, half_width: float
+) -> Tensor:
+    """Remove the band frequency ± half_width, wholly.
+
+    The gain is 0 in the band and rises to 1 within 20 Hz outside it, along a raised cosine. A band
+    that reaches over 0 Hz or f_s/2 cuts what exists of it: 8000 ± 50 Hz at 16 kHz takes away the
+    top 50 Hz.
+
+    Args:
+        waveform: (..., T).
+        sample_rate: In Hz.
+        frequency: Centre in Hz, a number or (..., 1).
+        half_width: In Hz.
+
+    Returns:
+        (..., T).
+    """
+
+    def response(hertz: Tensor) -> Tensor:
+        outside = ((hertz - frequency).abs() - half_width) / NOTCH_EDGE
+        return 0.5 - 0.5 * torch.cos(torch.pi * outside.clamp(0, 1))
+
+    return apply_response(waveform, sample_rate, response)
+
+
+def lowpass(waveform: Tensor, sample_rate: int, *, cutoff: float | Tensor) -> Tensor:
+    """Butterworth magnitude of order 8 with zero phase, -3 dB at the cut-off.
+
+    Args:
+        waveform: (..., T).
+        sample_rate: In Hz.
+        cutoff: In Hz, a number or (..., 1).
+
+    Returns:
+        (..., T).
+    """
+
+    def response(hertz: Tensor) -> Tensor:
+        return (1 + (hertz / cutoff) ** (2 * BUTTERWORTH_ORDER)).rsqrt()
+
+    return apply_response(waveform, sample_rate, response)
+
+
+def highpass(waveform: Tensor, sample_rate: int, *, cutoff: float | Tensor) -> Tensor:
+    """Butterworth magnitude of order 8 with zero phase, -3 dB at the cut-off, 0 at 0 Hz.
+
+    Args:
+        waveform: (..., T).
+        sample_rate: In Hz.
+        cutoff: In Hz, a number or (..., 1).
+
+    Returns:
+        (..., T).
+    """
+
+    def response(hertz: Tensor) -> Tensor:
+        # 1/sqrt(1 + (cutoff/f)^2n) without the division by f = 0; beyond f = 10 cut-offs the
+        # ratio is held (gain 1 to rounding), or its power would overflow float32.
+        power = (hertz / cutoff).clamp(max=10) ** (2 * BUTTERWORTH_ORDER)
+        return (power / (1 + power)).sqrt()
+
+    return apply_response(waveform, sample_rate, response)
+
+
+def notch_at(hertz: int) -> Distortion:
+    """PS: ±50 Hz about a fixed frequency."""
+    parameters = {"frequency": float(hertz), "half_width": 50.0}
+    return Distortion(f"notch/{hertz}Hz", "notch", notch, parameters, lowest_rate=2 * hertz)
+
+
+def notch_peak(rank: int) -> Distortion:
+    """PM: ±60 Hz about a spectral peak of the reference."""
+    measured = {"frequency": SpectralPeak(rank)}
+    name = f"notch/peak{rank + 1:02d}"
+    return Distortion(name, "notch", notch, {"half_width": 60.0}, measured, "frequency")
+
+
+def lowpass_at(hertz: int) -> Distortion:
+    """PS: a fixed cut-off, within 0.45 f_s."""
+    measured = {"cutoff": Cutoff(hertz)}
+    return Distortion(f"lowpass/{hertz}Hz", "lowpass", lowpass, {}, measured, "cutoff")
+
+
+def highpass_at(hertz: int) -> Distortion:
+    """PS: a fixed cut-off, within 0.45 f_s."""
+    measured = {"cutoff": Cutoff(hertz)}
+    return Distortion(f"highpass/{hertz}Hz", "highpass", highpass, {}, measured, "cutoff")
+
+
+def lowpass_quantile(percent: int) -> Distortion:
+    """PM: keeps this share of the reference's energy."""
+    measured = {"cutoff": EnergyQuantile(percent / 100)}
+    return Distortion(f"lowpass/q{percent}", "lowpass", lowpass, {}, measured, "cutoff")
+
+
+def highpass_quantile(percent: int) -> Distortion:
+    """PM: removes this share of the reference's energy."""
+    measured = {"cutoff": EnergyQuantile(percent / 100)}
+    return Distortion(f"highpass/q{percent}", "highpass", highpass, {}, measured, "cutoff")
+
+
+SEPARATION = {
+    "notch": tuple(map(notch_at, (500, 1000, 2000, 4000, 8000))),
+    "lowpass": tuple(map(lowpass_at, (2000, 3000, 4000, 6000))),
+    "highpass": tuple(map(highpass_at, (100, 300, 500, 800))),
+}
+MATCH = {
+    "notch": tuple(map(notch_peak, range(NOTCHES))),
+    "lowpass": tuple(map(lowpass_quantile, (50, 70, 85, 95))),
+    "highpass": tuple(map(highpass_quantile, (5, 15, 30, 50))),
+}

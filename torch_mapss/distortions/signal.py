@@ -1,0 +1,67 @@
+"""Fourier helpers shared by the families: fast lengths, zero-phase responses, convolution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+PADDING = 0.2
+"""Seconds of zeros before a zero-phase response is applied: its two sides get 0.1 s each."""
+
+
+def samples(seconds: float, sample_rate: int) -> int:
+    """Number of samples nearest to a duration, at least one."""
+    return max(1, round(seconds * sample_rate))
+
+
+@lru_cache(maxsize=1024)
+def fast_length(minimum: int) -> int:
+    """Smallest even 2^a 3^b 5^c that is at least `minimum`: FFTs of such lengths are fast."""
+    half = max(1, -(-minimum // 2))
+    odd_parts = (3**b * 5**c for b in range(21) for c in range(14))
+    return 2 * min(odd * 2 ** max(0, math.ceil(math.log2(half / odd))) for odd in odd_parts)
+
+
+def frequencies(length: int, sample_rate: int, like: Tensor) -> Tensor:
+    """Bin centres in Hz of a real FFT of `length`, shape (length // 2 + 1,)."""
+    bins = torch.arange(length // 2 + 1, device=like.device, dtype=like.dtype)
+    return bins * (sample_rate / length)
+
+
+def apply_response(
+    waveform: Tensor, sample_rate: int, response: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Filter with a real, zero-phase frequency response.
+
+    Zero phase because the copy must stay aligned in time with its reference, frame by frame: what
+    changes is the spectrum and nothing else. The zeros appended keep the response's tails, which
+    reach to both sides, from wrapping round into the signal.
+
+    Args:
+        waveform: (..., T).
+        sample_rate: In Hz.
+        response: From frequencies in Hz (K,) to gains broadcasting to (..., K).
+
+    Returns:
+        (..., T).
+    """
+    length = fast_length(waveform.shape[-1] + samples(PADDING, sample_rate))
+    gains = response(frequencies(length, sample_rate, waveform))
+    spectrum = torch.fft.rfft(waveform, n=length) * gains
+    return torch.fft.irfft(spectrum, n=length)[..., : waveform.shape[-1]]
+
+
+def convolve(waveform: Tensor, kernel: Tensor) -> Tensor:
+    """Causal linear convolution, cut to the waveform's length: (..., T), (..., L) -> (..., T)."""
+    length = fast_length(waveform.shape[-1] + kernel.shape[-1])
+    product = torch.fft.rfft(waveform, n=length) * torch.fft.rfft(kernel, n=length)
+    return torch.fft.irfft(product, n=length)[..., : waveform.shape[-1]]
+
+
+def root_mean_square(waveform: Tensor) -> Tensor:
+    """RMS over time, (..., T) -> (..., 1)."""
+    return waveform.square().mean(-1, keepdim=True).sqrt()

@@ -1,0 +1,202 @@
+"""What PM's bank measures on a reference: amplitudes, spectral peaks, energy quantiles.
+
+`Traits` computes each quantity once per reference, when a member first asks for it. The small
+records below it are the questions members ask; they are plain data, so that a bank can be
+compared, hashed and pickled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torch_mapss.distortions.signal import fast_length, frequencies, root_mean_square
+
+NOTCHES = 20  # number of notches, "<= 20"
+LOWEST_PEAK = 80.0  # operating band, 80 Hz to 0.45 f_s
+HIGHEST = 0.45  # of the sample rate: upper end of the notch band and of all cut-offs
+PEAK_SPACING = 300.0  # Hz between two notches, at least
+LOWEST_CUTOFF = 100.0
+CUTOFF_STEP = 100.0
+
+PEAK_FLOOR = 1e-8
+"""Peaks more than 80 dB below the strongest don't count: 300 Hz from a sine the side lobes of the
+64 ms Hann window have fallen to -84 dB, and a notch there would change nothing."""
+
+
+class Traits:
+    """Lazily measured properties of references (..., T); amplitudes have shape (..., 1).
+
+    Args:
+        waveform: (..., T).
+        sample_rate: In Hz.
+    """
+
+    def __init__(self, waveform: Tensor, sample_rate: int) -> None:
+        self.waveform = waveform
+        self.sample_rate = sample_rate
+
+    @cached_property
+    def rms(self) -> Tensor:
+        """A_RMS, (..., 1)."""
+        return root_mean_square(self.waveform)
+
+    @cached_property
+    def peak(self) -> Tensor:
+        """Largest absolute amplitude, (..., 1)."""
+        return self.waveform.abs().amax(-1, keepdim=True)
+
+    @cached_property
+    def a95(self) -> Tensor:
+        """A_95, the 95th percentile of the absolute amplitude, (..., 1)."""
+        return percentile(self.waveform.abs(), 95)
+
+    @cached_property
+    def peaks(self) -> Tensor:
+        """Frequencies of the spectral peaks in Hz, strongest first, NaN beyond: (..., 20)."""
+        return spectral_peaks(self.waveform, self.sample_rate)
+
+    @cached_property
+    def cumulative_energy(self) -> Tensor:
+        """Share of the energy from 0 Hz up to each bin, (..., K); all ones for silence."""
+        return cumulative_energy(self.waveform)
+
+
+def percentile(values: Tensor, percent: int) -> Tensor:
+    """Percentile over the last axis, interpolated between neighbours: (..., T) -> (..., 1).
+
+    Like `torch.quantile`, which refuses more than 2^24 values, but by selection instead of sorting.
+    """
+    whole, rest = divmod(percent * (values.shape[-1] - 1), 100)
+    low = values.kthvalue(whole + 1, dim=-1, keepdim=True).values
+    if rest == 0:
+        return low
+    high = values.kthvalue(whole + 2, dim=-1, keepdim=True).values
+    return torch.lerp(low, high, rest / 100)
+
+
+def welch_spectrum(waveform: Tensor, window: int) -> Tensor:
+    """Mean power spectrum of half-overlapping Hann windows, (..., T) -> (..., window // 2 + 1)."""
+    hop = window // 2
+    missing = max(window - waveform.shape[-1], -(waveform.shape[-1] - window) % hop)
+    padded = torch.nn.functional.pad(waveform, (0, missing))
+    hann = torch.hann_window(window, dtype=waveform.dtype, device=waveform.device)
+    return torch.fft.rfft(padded.unfold(-1, window, hop) * hann).abs().square().mean(-2)
+
+
+def spectral_peaks(waveform: Tensor, sample_rate: int) -> Tensor:
+    """Up to 20 local maxima of the long-term spectrum, at least 300 Hz apart.
+
+    The strongest is taken, its neighbourhood struck out, and so on: each of the 20 rounds is one
+    `argmax` for the whole batch. Resolution: 64 ms windows, 16 Hz.
+
+    Args:
+        waveform: (..., T).
+        sample_rate: In Hz.
+
+    Returns:
+        (..., 20), in Hz, strongest first; NaN where there are no further peaks.
+    """
+    window = fast_length(round(0.064 * sample_rate))
+    power = welch_spectrum(waveform, window)
+    hertz = frequencies(window, sample_rate, waveform)
+    inner = power[..., 1:-1]
+    maxima = (inner > power[..., :-2]) & (inner >= power[..., 2:])
+    hertz, power = hertz[1:-1], inner
+    inside = (hertz >= LOWEST_PEAK) & (hertz <= HIGHEST * sample_rate)
+    floor = PEAK_FLOOR * power.amax(-1, keepdim=True)
+    left = torch.where(maxima & inside & (power > floor), power, 0)
+    found = []
+    for _ in range(NOTCHES):
+        height, index = left.max(-1, keepdim=True)
+        frequency = hertz[index]
+        left = torch.where((hertz - frequency).abs() < PEAK_SPACING, 0, left)
+        found.append(torch.where(height > 0, frequency, torch.nan))
+    return torch.cat(found, -1)
+
+
+def cumulative_energy(waveform: Tensor) -> Tensor:
+    """Share of the energy at or below each bin of the whole waveform's spectrum.
+
+    Args:
+        waveform: (..., T).
+
+    Returns:
+        (..., K) with K = fast_length(T) // 2 + 1, rising to 1.
+    """
+    power = torch.fft.rfft(waveform, n=fast_length(waveform.shape[-1])).abs().square().double()
+    power[..., 1:-1] *= 2  # bins between 0 and f_s / 2 stand for their negative twins as well
+    running = power.cumsum(-1)
+    total = running[..., -1:]
+    return torch.where(total > 0, running / total.where(total > 0, 1), 1)
+
+
+def kept_cutoff(hertz: Tensor, sample_rate: int) -> Tensor:
+    """Cut-off within 100 Hz and 0.45 f_s."""
+    return hertz.clamp(LOWEST_CUTOFF, HIGHEST * sample_rate)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A factor times an amplitude of the reference: ``rms``, ``peak`` or ``a95``."""
+
+    trait: str
+    factor: float
+
+    def __call__(self, traits: Traits) -> Tensor:
+        amplitude: Tensor = getattr(traits, self.trait)
+        return self.factor * amplitude
+
+
+@dataclass(frozen=True)
+class SpectralPeak:
+    """The reference's peak of this rank (0 is the strongest) in Hz, or NaN."""
+
+    rank: int
+
+    def __call__(self, traits: Traits) -> Tensor:
+        return traits.peaks[..., self.rank : self.rank + 1]
+
+
+@dataclass(frozen=True)
+class Cutoff:
+    """A given cut-off in Hz, kept within 100 Hz and 0.45 f_s."""
+
+    hertz: float
+
+    def __call__(self, traits: Traits) -> Tensor:
+        return kept_cutoff(
+            torch.full_like(traits.waveform[..., :1], self.hertz), traits.sample_rate
+        )
+
+
+@dataclass(frozen=True)
+class EnergyQuantile:
+    """The frequency below which this share of the energy lies.
+
+    Rounded to the nearest 100 Hz and kept within 100 Hz and 0.45 f_s.
+    """
+
+    share: float
+
+    def __call__(self, traits: Traits) -> Tensor:
+        running = traits.cumulative_energy
+        index = (running < self.share).sum(-1, keepdim=True)  # the first bin that reaches it
+        hertz = index * (0.5 * traits.sample_rate / (running.shape[-1] - 1))
+        rounded = torch.floor(hertz / CUTOFF_STEP + 0.5) * CUTOFF_STEP
+        return kept_cutoff(rounded, traits.sample_rate).to(traits.waveform.dtype)
+
+
+@dataclass(frozen=True)
+class VibratoDepth:
+    """clip(0.03 (A_RMS / A_peak) factor, 0.01, 0.05): steadier sound bears a deeper vibrato."""
+
+    factor: float
+
+    def __call__(self, traits: Traits) -> Tensor:
+        peak = traits.peak
+        steadiness = traits.rms / peak.where(peak > 0, 1)
+        return (0.03 * self.factor * steadiness).clamp(0.01, 0.05)
