@@ -51,8 +51,7 @@ def squared_distances(points: Array) -> Array:
     n = len(points)
     out = np.zeros((n, n))
     for i in range(n):
-        for j in range(n):
-            out[i, j] = np.sum((points[i] - points[j]) ** 2)
+        out[i] = np.sum((points - points[i]) ** 2, axis=1)
     return out
 
 
