@@ -54,10 +54,11 @@ def colored(
     if exponent == 0:
         return noise(length)
     drawn = fast_length(max(length, sample_rate // 10))  # 0.1 s: some bins above 20 Hz, always
-    spectrum = torch.fft.rfft(noise(drawn))
-    hertz = frequencies(drawn, sample_rate, spectrum.real).clamp(min=LOWEST_NOISE)
-    gains = torch.where(hertz > LOWEST_NOISE, (hertz / LOWEST_NOISE) ** (-exponent / 2), 0)
-    return torch.fft.irfft(spectrum * gains, n=drawn)[..., :length]
+    # The bins of white noise are independent complex normal numbers: draw them as such.
+    spectrum = torch.view_as_complex(noise(drawn).unflatten(-1, (-1, 2)))
+    hertz = frequencies(drawn, sample_rate, spectrum.real)[:-1]  # all but f_s / 2, left empty
+    gains = (hertz.clamp(min=LOWEST_NOISE) / LOWEST_NOISE) ** (-exponent / 2)
+    return torch.fft.irfft(spectrum * gains * (hertz > LOWEST_NOISE), n=drawn)[..., :length]
 
 
 def add_tone(

@@ -154,11 +154,10 @@ class DistortionBank:
             TypeError: If `references` is not a float32 or float64 tensor.
         """
         names = self.names(_checked_rate(sample_rate))
-        _check_references(references)
-        shape = (*references.shape[:-1], len(names))
+        shape = (*_check_references(references).shape[:-1], len(names))
         waveforms = references.new_empty(*shape, references.shape[-1])
         mask = torch.empty(shape, dtype=torch.bool, device=references.device)
-        for part, copies, present in self.iterate(references, sample_rate, sources):
+        for part, copies, present in self.iterate(references, sample_rate, sources, chunk=1):
             waveforms[..., part, :] = copies
             mask[..., part] = present
         return Distorted(waveforms, mask, names)
@@ -195,15 +194,15 @@ class DistortionBank:
         for start in range(0, len(members), chunk):
             part = slice(start, min(start + chunk, len(members)))
             seeds = [self._seeds(member, indices) for member in members[part]]
+            mask = present[..., part]
             with torch.no_grad():  # inside the loop: a generator must not hold it while suspended
                 copies = [
-                    _apply(member, references, sample_rate, measured, Draw(seed, references))
-                    for member, measured, seed in zip(members[part], values[part], seeds)
+                    _apply(member, references, sample_rate, measured, Draw(seed, references), here)
+                    for member, measured, seed, here in zip(
+                        members[part], values[part], seeds, mask.unbind(-1)
+                    )
                 ]
-                mask = present[..., part]
-                stacked = torch.stack(copies, -2)
-                stacked = torch.where(mask.unsqueeze(-1), stacked, references.unsqueeze(-2))
-            yield part, stacked, mask
+            yield part, torch.stack(copies, -2), mask
 
     def _available(self, sample_rate: int | None) -> tuple[Distortion, ...]:
         if sample_rate is None:
@@ -384,8 +383,9 @@ def _apply(
     sample_rate: int,
     measured: dict[str, Tensor],
     draw: Callable[[int], Tensor],
+    present: Tensor,
 ) -> Tensor:
-    """One member's copies, (..., S, T), checked."""
+    """One member's copies (..., S, T), checked; the reference where it is not present (..., S)."""
     arguments: dict[str, Any] = {**member.parameters, **measured}
     if member.random:
         arguments["noise"] = draw
@@ -397,15 +397,20 @@ def _apply(
             f"{tuple(references.shape)}, got {got}. A copy has to stay aligned with its "
             f"reference: keep every leading axis and the length."
         )
-    absent = [value.isnan() for value in measured.values()]
-    for missing in absent:
-        copy = torch.where(missing, references, copy)
-    if not copy.isfinite().all():
+    return _filled(member.name, copy.to(references), references, present)
+
+
+def _filled(name: str, copy: Tensor, references: Tensor, present: Tensor) -> Tensor:
+    """The copy where the member is present, else the reference; finite or an error."""
+    if not present.all():
+        copy = torch.where(present.unsqueeze(-1), copy, references)
+    # The sum is quick and sees every NaN and infinity; only if it is off, look at each value.
+    if not copy.sum().isfinite() and not copy.isfinite().all():
         raise ValueError(
-            f"distortion {member.name!r} must return finite values, got NaN or infinity from "
+            f"distortion {name!r} must return finite values, got NaN or infinity from "
             f"finite references. Guard its divisions and logarithms (a reference can be silent)."
         )
-    return copy.to(references)
+    return copy
 
 
 def _check_references(references: Tensor) -> Tensor:

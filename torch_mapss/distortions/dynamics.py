@@ -62,7 +62,8 @@ def centred_mean(flags: Tensor, window: int, like: Tensor) -> Tensor:
     running = pad(flags.cumsum(-1), (1, 0))
     place = torch.arange(count, device=flags.device)
     first, last = (place - half).clamp(min=0), (place + half + 1).clamp(max=count)
-    return (running[..., last] - running[..., first]).to(like) / (last - first).to(like)
+    inside = running.index_select(-1, last) - running.index_select(-1, first)
+    return inside.to(like) / (last - first).to(like)
 
 
 def clip(waveform: Tensor, sample_rate: int, *, threshold: float | Tensor) -> Tensor:
