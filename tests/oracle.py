@@ -271,7 +271,7 @@ def separation(
     energy: float = 0.99,
     convention: str = "paper",
 ) -> Separation:
-    """PS of every output of one frame, [sec:ps]; a zero bandwidth scores 1/2 ("paper")."""
+    """PS of every output of one frame, [sec:ps]; a zero bandwidth scores 1/2."""
     n_outputs = len(np.asarray(outputs))
     a, b, ps = np.full((3, n_outputs), np.nan)
     closest = np.full(n_outputs, -1, dtype=np.int64)
@@ -290,7 +290,7 @@ def separation(
         closest[o] = min((j for j in frame.sources if j != own), key=to.__getitem__)
         a[o], b[o] = to[own], to[int(closest[o])]
         ps[o] = separation_score(a[o], b[o], convention)
-        if frame.map.bandwidth == 0.0 and convention == "paper":
+        if frame.map.bandwidth == 0.0:
             a[o] = b[o] = 0.0
             ps[o] = 0.5
     return Separation(a, b, closest, ps, frame.map.d, frame)
@@ -347,10 +347,12 @@ def match(
         centre = psi[frame.reference_row[s]]
         deviations = psi[frame.distortion_rows[s]] - centre
         g, a[o] = match_distances(deviations, psi[row] - centre, convention)
-        if frame.map.bandwidth == 0.0 and convention == "paper":
-            g = np.zeros_like(g)  # the collapse rule, whatever the limit kernel says
         k[o], theta[o] = gamma_moments(g)
         pm[o], log_pm[o] = match_score(a[o], k[o], theta[o], convention)
+        if frame.map.bandwidth == 0.0:  # the collapse rule, for a perfect output and any other
+            same = np.array_equal(psi[row], centre)
+            k[o] = theta[o] = math.nan
+            pm[o], log_pm[o] = (1.0, 0.0) if same else (0.0, -math.inf)
     return Match(a, k, theta, pm, log_pm, frame.map.d, frame)
 
 

@@ -212,12 +212,14 @@ def test_match_of_a_collapsed_cluster() -> None:
         oracle.match(outputs, references, distortions[:, :1])
 
 
-def test_zero_bandwidth() -> None:
+@pytest.mark.parametrize("convention", ["paper", "reference"])
+def test_zero_bandwidth(convention: str) -> None:
     references = np.zeros((2, 4))
     distortions = np.zeros((2, 5, 4))
     outputs = np.array([[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
-    np.testing.assert_array_equal(oracle.separation(outputs, references, distortions).ps, 0.5)
-    np.testing.assert_array_equal(oracle.match(outputs, references, distortions).pm, [1.0, 0.0])
+    frame = outputs, references, distortions
+    np.testing.assert_array_equal(oracle.separation(*frame, convention=convention).ps, 0.5)
+    np.testing.assert_array_equal(oracle.match(*frame, convention=convention).pm, [1.0, 0.0])
 
 
 def test_match_score_of_an_exponential() -> None:
