@@ -61,8 +61,10 @@ def stretch(waveform: Tensor, ratio: Fraction, window: int) -> Tensor:
     t_m = m·hop/ratio. Its phase goes on from frame m-1 by what the input's phase gains within one
     *output* hop, arg X(t_m) - arg X(t_m - hop): two transforms per frame in place of one, but no
     unwrapping, so the frequency of a steady sine is kept exactly. Phases are thus a running sum,
-    restarted from X_m itself at onsets, lest a click be spread by the history of its bins:
-        θ_m = arg X_l + Σ_{l<i<=m} gain_i,   l the last onset up to m.
+    restarted at onsets, lest a click be spread by the history of its bins:
+        θ_m = arg X_l - ω (ratio - 1) c_l + Σ_{l<i<=m} gain_i,   l the last onset up to m.
+    An onset c_l samples after its frame's centre must come out ratio·c_l after it: the linear
+    phase moves it by the difference. c_l is taken as the centre of the frame's energy.
 
     Args:
         waveform: (..., T).
@@ -78,9 +80,25 @@ def stretch(waveform: Tensor, ratio: Fraction, window: int) -> Tensor:
     onset = current.square().sum(-1) > ONSET * previous.square().sum(-1)
     spectrum = torch.fft.rfft(current)
     gain = angle(spectrum * torch.fft.rfft(previous).conj())
-    phase = restarted_sum(gain, onset, angle(spectrum[onset]))
+    start = angle(spectrum[onset]) + moving(
+        float(1 - ratio) * energy_centre(current[onset]), window
+    )
+    phase = restarted_sum(gain, onset, start)
     moved = magnitude(spectrum) * torch.complex(phase.cos(), phase.sin())
     return overlap_add(torch.fft.irfft(moved, n=window))
+
+
+def energy_centre(frames: Tensor) -> Tensor:
+    """Centre of energy, in samples after the middle: (..., N) -> (..., 1). Frames aren't silent."""
+    place = torch.arange(frames.shape[-1], dtype=frames.dtype, device=frames.device)
+    power = frames.square()
+    return (power * (place - frames.shape[-1] // 2)).sum(-1, keepdim=True) / power.sum(-1, True)
+
+
+def moving(earlier: Tensor, window: int) -> Tensor:
+    """Phases that move a frame's content to earlier samples: (..., 1) -> (..., window // 2 + 1)."""
+    bins = torch.arange(window // 2 + 1, dtype=earlier.dtype, device=earlier.device)
+    return earlier * bins * (2 * torch.pi / window)
 
 
 def restarted_sum(gain: Tensor, onset: Tensor, start: Tensor) -> Tensor:

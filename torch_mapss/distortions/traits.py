@@ -68,14 +68,12 @@ class Traits:
 def percentile(values: Tensor, percent: int) -> Tensor:
     """Percentile over the last axis, interpolated between neighbours: (..., T) -> (..., 1).
 
-    Like `torch.quantile`, which refuses more than 2^24 values, but by selection instead of sorting.
+    Like `torch.quantile`, which refuses more than 2^24 values, but sorts only the upper end.
     """
     whole, rest = divmod(percent * (values.shape[-1] - 1), 100)
-    low = values.kthvalue(whole + 1, dim=-1, keepdim=True).values
-    if rest == 0:
-        return low
-    high = values.kthvalue(whole + 2, dim=-1, keepdim=True).values
-    return torch.lerp(low, high, rest / 100)
+    upper = values.topk(values.shape[-1] - whole, dim=-1).values  # down to the lower neighbour
+    low, high = upper[..., -1:], upper[..., -2:-1]
+    return torch.lerp(low, high, rest / 100) if rest else low
 
 
 def welch_spectrum(waveform: Tensor, window: int) -> Tensor:

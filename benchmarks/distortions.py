@@ -1,0 +1,109 @@
+"""Time of the distortion banks per family, beside the error of what has a closed form.
+
+Run ``python benchmarks/distortions.py [--seconds 5] [--rate 16000] [--sources 2]``. One thread.
+Times are processor seconds, the least of several rounds, so that a busy machine disturbs little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torch_mapss import distortions
+from torch_mapss.distortions import DistortionBank
+
+
+def least_time(work: Callable[[], object], rounds: int) -> float:
+    """Least processor time of several rounds, in milliseconds, after one to warm up."""
+    work()
+    times = []
+    for _ in range(rounds):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return 1000 * min(times)
+
+
+def references(sources: int, seconds: float, rate: int) -> Tensor:
+    """Noise bursts, (S, T) float32."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    length = round(seconds * rate)
+    clock = torch.arange(length) / rate
+    noise = torch.randn(sources, length, generator=generator)
+    return 0.07 * noise * (0.01 + (torch.sin(2 * math.pi * 2 * clock) > 0))
+
+
+def print_times(waves: Tensor, rate: int, rounds: int) -> None:
+    """A table of families, members, and milliseconds per bank."""
+    kinds = ("separation", "match")
+    banks = {kind: DistortionBank(kind) for kind in kinds}
+    print(f"{'family':<12}" + "".join(f"{kind:>12} n{'ms':>9}" for kind in kinds))
+    for family in distortions.FAMILIES:
+        print(f"{family:<12}", end="")
+        for kind in kinds:
+            one = DistortionBank(kind, only=(family,))
+            print(f"{len(one):>14}{least_time(lambda b=one: b(waves, rate), rounds):>9.1f}", end="")
+        print()
+    totals = [least_time(lambda b=bank: b(waves, rate), rounds) for bank in banks.values()]
+    cells = "".join(f"{len(b):>14}{t:>9.1f}" for b, t in zip(banks.values(), totals))
+    print(f"{'whole bank':<12}{cells}\nboth banks: {sum(totals):.0f} ms")
+
+
+def sine(frequency: float, rate: int) -> Tensor:
+    """One second of a sine, float64."""
+    clock = torch.arange(rate, dtype=torch.float64) / rate
+    return torch.sin(2 * math.pi * frequency * clock)
+
+
+def vibrato_error(frequency: float, rate: int) -> float:
+    """Interpolation error of the warp against the closed form, in dB of the signal."""
+    clock = torch.arange(rate, dtype=torch.float64) / rate
+    warped = clock + 0.02 / (2 * math.pi * 5) * torch.sin(2 * math.pi * 5 * clock)
+    expected = torch.sin(2 * math.pi * frequency * warped)
+    heard = distortions.vibrato(sine(frequency, rate), rate, rate=5.0, depth=0.02)
+    inner = slice(rate // 8, -rate // 8)
+    return 10 * math.log10(float((heard - expected)[inner].square().mean() / 0.5))
+
+
+def pitch_error(semitones: int, rate: int) -> float:
+    """Deviation of a shifted 440 Hz sine in cents, from its phase over half a second."""
+    heard = distortions.shift_pitch(sine(440, rate), rate, semitones=semitones)
+    expected = 440 * 2 ** (semitones / 12)
+    clock = torch.arange(rate, dtype=torch.float64) / rate
+    turning = heard * torch.exp(-2j * math.pi * expected * clock)
+    early, late = (turning[s * rate // 8 : (s + 2) * rate // 8].mean() for s in (2, 4))
+    drift = float((late / early).angle()) / (2 * math.pi * 0.25)  # Hz
+    return 1200 * math.log2(1 + drift / expected)
+
+
+def print_errors(rate: int) -> None:
+    """Errors of the families that approximate."""
+    for share in (0.05, 0.25, 0.45):
+        error = vibrato_error(share * rate, rate)
+        print(f"vibrato, interpolation error at {share:.2f} f_s: {error:7.1f} dB")
+    for semitones in (-4, -2, 2, 4):
+        print(f"pitch {semitones:+d} st, 440 Hz sine: {pitch_error(semitones, rate):+7.3f} cents")
+
+
+def main() -> None:
+    """Parse the command line and print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rate", type=int, default=16000)
+    parser.add_argument("--sources", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    waves = references(options.sources, options.seconds, options.rate)
+    print(f"{options.sources} sources, {options.seconds:g} s at {options.rate} Hz, one thread")
+    print_times(waves, options.rate, options.rounds)
+    print_errors(options.rate)
+
+
+if __name__ == "__main__":
+    main()

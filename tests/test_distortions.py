@@ -1,0 +1,794 @@
+"""Every distortion family against its definition, and the bank's laws."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.signal
+import torch
+from torch import Tensor
+
+from torch_mapss import distortions as D
+from torch_mapss.distortions import Distortion, DistortionBank
+from torch_mapss.distortions.signal import fast_length
+from torch_mapss.distortions.traits import Traits, percentile, spectral_peaks
+
+RATE = 16000
+COUNTS = {
+    "notch": 5,
+    "comb": 6,
+    "tremolo": 4,
+    "noise": 21,
+    "tone": 4,
+    "reverb": 4,
+    "gate": 4,
+    "pitch": 4,
+    "lowpass": 4,
+    "highpass": 4,
+    "echo": 4,
+    "clipping": 3,
+    "vibrato": 3,
+}
+
+
+def white(*shape: int, seed: int = 0, level: float = 0.1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return level * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def sine(frequency: float, seconds: float = 1.0, rate: int = RATE, level: float = 0.1) -> Tensor:
+    time = torch.arange(round(seconds * rate), dtype=torch.float64) / rate
+    return level * torch.sin(2 * math.pi * frequency * time)
+
+
+def impulse(length: int, at: int = 0) -> Tensor:
+    wave = torch.zeros(length, dtype=torch.float64)
+    wave[at] = 1
+    return wave
+
+
+def speechlike(sources: int, length: int, seed: int = 0) -> Tensor:
+    """Low-heavy noise in bursts: peaks, quantiles and gaps differ per source."""
+    noise = torch.from_numpy(
+        scipy.signal.lfilter([1], [1, -0.9], white(sources, length, seed=seed))
+    )
+    time = torch.arange(length, dtype=torch.float64) / RATE
+    return 0.2 * noise * (0.02 + (torch.sin(2 * math.pi * 2.3 * time) > -0.3))
+
+
+def only(kind: str, name: str, wave: Tensor, **settings: object) -> Tensor:
+    """One member's copy of one waveform."""
+    made = DistortionBank(kind, only=(name,), **settings)(wave[None], RATE)  # type: ignore[arg-type]
+    assert made.names == (name,)
+    return made.waveforms[0, 0]
+
+
+def gain_db(system: Tensor, wave: Tensor, frequency: float, rate: int = RATE) -> float:
+    """Level change at one frequency, by projection on the middle of the signal."""
+    time = torch.arange(wave.shape[-1], dtype=torch.float64) / rate
+    probe = torch.exp(-2j * math.pi * frequency * time) * torch.hann_window(
+        wave.shape[-1], dtype=torch.float64
+    )
+    ratio = (system * probe).sum().abs() / (wave * probe).sum().abs()
+    return 20 * math.log10(max(float(ratio), 1e-12))
+
+
+def response_db(wave: Tensor, fft: int = 1 << 16) -> tuple[np.ndarray, np.ndarray]:
+    """Frequencies and level of an impulse response."""
+    level = 20 * torch.log10(torch.fft.rfft(wave, n=fft).abs().clamp(min=1e-12))
+    return np.arange(fft // 2 + 1) * RATE / fft, level.numpy()
+
+
+def pitch_of(wave: Tensor, rate: int = RATE) -> float:
+    """Frequency of a sine from the mean phase advance of its analytic signal's middle."""
+    middle = slice(wave.shape[-1] // 4, 3 * wave.shape[-1] // 4)
+    phase = np.unwrap(np.angle(scipy.signal.hilbert(wave.numpy())))[middle]
+    return float(np.polyfit(np.arange(len(phase)), phase, 1)[0] * rate / (2 * math.pi))
+
+
+# --- the bank: members, names, seeds ------------------------------------------------------------
+
+
+def test_separation_bank_has_the_papers_seventy() -> None:
+    bank = DistortionBank("separation")
+    assert bank.families == COUNTS
+    assert tuple(bank.families) == D.FAMILIES
+    assert len(bank) == bank.size == 70
+    assert len(set(bank.names(RATE))) == 70
+
+
+def test_match_bank_has_sixty_three_and_twenty_notches() -> None:
+    bank = DistortionBank("match")
+    assert bank.families == COUNTS | {"notch": 20, "comb": 5, "echo": 3}
+    assert len(bank.names(RATE)) == 83
+
+
+def test_names_are_readable_and_numbers_are_those_of_the_table() -> None:
+    settings = {m.name: dict(m.parameters) for m in DistortionBank().members}
+    assert settings["comb/15ms"] == {"delay": 0.015, "gain": 0.9}
+    assert settings["tremolo/2Hz"]["depth"] == pytest.approx(0.3 + 0.7 / 3)
+    assert settings["noise/brown/-15dB"] == {"snr": -15, "exponent": 2}
+    assert settings["echo/20ms"] == pytest.approx({"delay": 0.02, "gain": 0.7})
+    assert settings["reverb/5ms"]["decay"] == pytest.approx(math.log(1000) / 0.3)
+    assert settings["reverb/20ms"]["decay"] == pytest.approx(math.log(1000) / 1.1)
+    assert settings["vibrato/7Hz"] == {"rate": 7, "depth": 0.003}
+    assert [settings[f"tone/{f}Hz"]["amplitude"] for f in (100, 500, 1000, 4000)] == [
+        0.02,
+        0.04,
+        0.06,
+        0.08,
+    ]
+    assert {"pitch/+4st", "noise/white/0dB", "lowpass/6000Hz", "gate/0.005"} <= set(settings)
+    match = {m.name: dict(m.parameters) for m in DistortionBank("match").members}
+    assert match["comb/12.5ms"] == {"delay": 0.0125, "gain": 0.9}
+    assert match["reverb/400ms"] == {"length": 0.4, "decay": 15, "gain": 0.9}
+    assert {"notch/peak20", "lowpass/q95", "clipping/0.3xA95", "tremolo/6Hz"} <= set(match)
+    assert all(match[f"tremolo/{rate}Hz"]["depth"] == 1 for rate in (1, 2, 4, 6))
+
+
+def test_members_that_need_a_higher_rate_are_absent() -> None:
+    bank = DistortionBank()
+    lost = set(bank.names()) - set(bank.names(8000))
+    assert lost == {"notch/8000Hz", "tone/4000Hz"}
+    made = bank(speechlike(1, 800).float(), 8000)
+    assert made.names == bank.names(8000)
+    assert made.waveforms.shape == (1, 68, 800)
+    # 4000 and 6000 Hz both become 0.45 f_s = 3600 Hz, which is one member
+    dropped = [name for name, here in zip(made.names, made.mask[0]) if not here]
+    assert dropped == ["lowpass/6000Hz"]
+
+
+@pytest.mark.parametrize("kind", ["separation", "match"])
+@pytest.mark.parametrize("rate", [8000, 16000, 24000, 44100, 48000])
+@pytest.mark.parametrize("length", [1, 80, 3200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_any_rate_and_length_also_silent_gives_finite_copies(
+    kind: str, rate: int, length: int, dtype: torch.dtype
+) -> None:
+    bank = DistortionBank(kind)
+    waves = speechlike(2, length).to(dtype)
+    waves[1] = 0
+    made = bank(waves, rate)
+    assert made.waveforms.shape == (2, len(made.names), length)
+    assert made.mask.shape == (2, len(made.names))
+    assert made.waveforms.dtype == dtype
+    assert made.waveforms.isfinite().all()
+    tones = torch.tensor([name.startswith("tone") for name in made.names])
+    quiet = ~tones if kind == "separation" else torch.ones_like(tones)
+    assert made.waveforms[1, quiet].abs().max() == 0
+
+
+def test_families_change_the_reference_and_keep_its_level_sane() -> None:
+    waves = speechlike(1, RATE)
+    for kind in ("separation", "match"):
+        made = DistortionBank(kind, without=("gate", "clipping"))(waves, RATE)
+        change = (made.waveforms - waves[:, None]).square().mean(
+            -1
+        ).sqrt() / waves.square().mean().sqrt()
+        assert (change[made.mask] > 1e-4).all()
+        assert (change < 12).all()  # -15 dB of noise is a factor of 5.6
+
+
+def test_seeds_give_equal_numbers_whatever_the_global_generator_did() -> None:
+    waves = speechlike(2, 1600)
+    bank = DistortionBank()
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = bank(waves, RATE).waveforms
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert torch.equal(DistortionBank()(waves, RATE).waveforms, first)
+    other = DistortionBank(seed=1)(waves, RATE).waveforms
+    random = torch.tensor([m.random for m in bank.members])
+    assert torch.equal(other[:, ~random], first[:, ~random])
+    assert ((other - first).abs().amax(-1)[:, random] > 1e-4).all()
+
+
+@pytest.mark.slow
+def test_seeds_are_the_same_in_another_process() -> None:
+    code = "from torch_mapss.distortions.bank import stable_seed; print(stable_seed(3, 1, 'a'))"
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert int(printed.stdout) == D.bank.stable_seed(3, 1, "a")  # type: ignore[attr-defined]
+
+
+def test_noise_differs_between_sources_and_members() -> None:
+    waves = white(1, 4000).expand(3, -1)
+    added = DistortionBank(only=("noise",))(waves, RATE).waveforms - waves[:, None]
+    flat = added.flatten(0, 1)
+    correlation = torch.corrcoef(flat)
+    # 4000 samples: white rows correlate by 0.016 rms; brown ones have few degrees of freedom
+    assert (correlation - torch.eye(63)).abs().max() < 0.95
+    whites = added[:, :7].flatten(0, 1)
+    assert (torch.corrcoef(whites) - torch.eye(21, dtype=torch.float64)).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("kind", ["separation", "match"])
+def test_an_item_is_distorted_alone_as_in_a_batch(kind: str) -> None:
+    waves = speechlike(6, 4000).reshape(3, 2, 4000)
+    waves[1] *= 7
+    bank = DistortionBank(kind)
+    batch = bank(waves, RATE)
+    alone = bank(waves[1], RATE)
+    assert torch.equal(batch.mask[1], alone.mask)
+    torch.testing.assert_close(batch.waveforms[1], alone.waveforms, rtol=1e-9, atol=1e-12)
+    second = bank(waves[1, 1:], RATE, sources=(1,))
+    torch.testing.assert_close(second.waveforms[0], alone.waveforms[1], rtol=1e-9, atol=1e-12)
+    as_first = bank(waves[1, 1:], RATE)
+    assert not torch.allclose(as_first.waveforms[0], alone.waveforms[1])
+
+
+def test_a_members_copy_does_not_depend_on_the_rest_of_the_bank() -> None:
+    waves = speechlike(2, 1600)
+    whole = DistortionBank("match")(waves, RATE)
+    small = DistortionBank("match").subset(17)(waves, RATE)
+    places = [whole.names.index(name) for name in small.names]
+    both = small.mask & whole.mask[:, places]  # an equal cut-off may be masked only in the whole
+    assert both.sum() >= 30
+    assert torch.equal(small.waveforms[both], whole.waveforms[:, places][both])
+
+
+def test_float32_and_float64_agree() -> None:
+    waves = speechlike(2, RATE)
+    for kind in ("separation", "match"):
+        single, double = (DistortionBank(kind)(w, RATE) for w in (waves.float(), waves))
+        assert torch.equal(single.mask, double.mask)
+        error = (single.waveforms - double.waveforms).square().mean(-1).sqrt()
+        # the vocoder restarts at thresholds and the gate opens at one: rounding can move those
+        smooth = [not m.name.startswith(("pitch", "gate")) for m in DistortionBank(kind).members]
+        assert (error / waves.square().mean(-1, keepdim=True).sqrt())[:, smooth].max() < 1e-4
+
+
+def test_chunks_make_what_the_call_makes() -> None:
+    waves = speechlike(2, 1600)
+    bank = DistortionBank("match")
+    made = bank(waves, RATE)
+    covered = []
+    for part, copies, mask in bank.iterate(waves, RATE, chunk=20):
+        assert copies.shape[1] <= 20
+        assert torch.equal(copies, made.waveforms[:, part])
+        assert torch.equal(mask, made.mask[:, part])
+        covered += range(part.start, part.stop)
+    assert covered == list(range(83))
+
+
+def test_no_gradient_and_grad_mode_left_alone() -> None:
+    waves = speechlike(1, 800).requires_grad_()
+    for _, copies, _ in DistortionBank().iterate(waves, RATE):
+        assert torch.is_grad_enabled()
+        assert not copies.requires_grad
+    assert not DistortionBank()(waves, RATE).waveforms.requires_grad
+
+
+def test_autocast_changes_nothing() -> None:
+    waves = speechlike(1, 1600).float()
+    plain = DistortionBank("match")(waves, RATE).waveforms
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(DistortionBank("match")(waves, RATE).waveforms, plain)
+
+
+def test_references_are_not_written_to() -> None:
+    waves = speechlike(1, 1600)
+    before = waves.clone()
+    DistortionBank()(waves, RATE).waveforms.zero_()
+    assert torch.equal(waves, before)
+
+
+# --- the bank: choosing members -----------------------------------------------------------------
+
+
+def test_families_and_members_can_be_dropped_or_kept() -> None:
+    bank = DistortionBank(without=("noise", "pitch/+4st"))
+    assert "noise" not in bank.families
+    assert bank.families["pitch"] == 3
+    assert len(bank) == 48
+    assert DistortionBank(only=("echo", "comb/5ms")).families == {"comb": 1, "echo": 4}
+    assert DistortionBank(only="echo").families == {"echo": 4}
+    assert len(DistortionBank(only=("echo",), without=("echo/5ms",))) == 3
+
+
+def halve(waveform: Tensor, sample_rate: int, *, factor: float) -> Tensor:
+    return factor * waveform
+
+
+def test_own_distortions_are_appended_and_called_with_their_parameters() -> None:
+    mine = Distortion("gain/half", "gain", halve, {"factor": 0.5})
+    loud = Distortion(
+        "noise/white/-20dB", "noise", D.add_noise, {"snr": -20, "exponent": 0}, random=True
+    )
+    bank = DistortionBank(extra=(mine, loud))
+    assert bank.families["gain"] == 1
+    assert bank.families["noise"] == 22
+    waves = white(2, RATE)
+    made = bank(waves, RATE)
+    assert made.names[-2:] == ("gain/half", "noise/white/-20dB")
+    assert torch.equal(made.waveforms[:, -2], 0.5 * waves)
+    added = made.waveforms[:, -1] - waves
+    assert float(added.square().mean() / waves.square().mean()) == pytest.approx(100, rel=0.02)
+
+
+def too_short(waveform: Tensor, sample_rate: int) -> Tensor:
+    return waveform[..., 1:]
+
+
+def infinite(waveform: Tensor, sample_rate: int) -> Tensor:
+    return waveform / 0
+
+
+def shapeless(waveform: Tensor, sample_rate: int) -> float:
+    return float(waveform.sum())
+
+
+@pytest.mark.parametrize(
+    ("function", "message"), [(too_short, "shape"), (infinite, "finite"), (shapeless, "float")]
+)
+def test_own_distortions_are_checked(function: object, message: str) -> None:
+    bank = DistortionBank(only=("echo",), extra=(Distortion("mine", "own", function),))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        bank(white(1, 100), RATE)
+
+
+@pytest.mark.parametrize("kind", ["separation", "match"])
+@pytest.mark.parametrize("size", [1, 5, 13, 30, 60, 70])
+def test_subset_spreads_over_families(kind: str, size: int) -> None:
+    bank = DistortionBank(kind)
+    small = bank.subset(size)
+    assert len(small) == size
+    assert small == DistortionBank(kind, size=size)
+    assert set(small.names()) <= set(bank.names())
+    assert list(small.names()) == [n for n in bank.names() if n in small.names()]
+    if size >= 13:
+        assert len(small.families) == 13
+        full = bank.families
+        open_counts = [c for f, c in small.families.items() if c < full[f]]
+        assert not open_counts or max(open_counts) - min(open_counts) <= 1
+
+
+def test_subset_takes_the_middle_and_the_strongest_peaks() -> None:
+    assert "noise/pink/0dB" in DistortionBank(size=13).names()
+    assert {"notch/peak01", "notch/peak02"} <= set(DistortionBank("match", size=26).names())
+
+
+def test_banks_compare_hash_print_and_pickle_by_their_settings() -> None:
+    bank = DistortionBank("match", without=("noise",), seed=3)
+    assert bank == DistortionBank("match", without=("noise",), seed=3)
+    assert hash(bank) == hash(DistortionBank("match", without=("noise",), seed=3))
+    assert bank != DistortionBank("match", without=("noise",))
+    assert bank != DistortionBank("match", seed=3)
+    assert bank != DistortionBank("separation", without=("noise",), seed=3)
+    copy = pickle.loads(pickle.dumps(bank))
+    assert copy == bank
+    assert {bank: 1}[copy] == 1
+    waves = speechlike(1, 800)
+    assert torch.equal(copy(waves, RATE).waveforms, bank(waves, RATE).waveforms)
+    assert "notch 20" in repr(bank)
+    assert "62 members" in repr(bank)
+
+
+def test_errors_say_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"'nosie'.*Families: notch, comb"):
+        DistortionBank(without=("nosie",))
+    with pytest.raises(ValueError, match="only names"):
+        DistortionBank(only=("hum",))
+    with pytest.raises(ValueError, match="'separation', 'match'"):
+        DistortionBank("ps")
+    with pytest.raises(ValueError, match="between 1 and 70"):
+        DistortionBank(size=71)
+    with pytest.raises(ValueError, match="no members left"):
+        DistortionBank(without=D.FAMILIES)
+    with pytest.raises(ValueError, match="unique"):
+        DistortionBank(extra=(Distortion("echo/5ms", "echo", halve),))
+    with pytest.raises(TypeError, match="Distortion"):
+        DistortionBank(extra=(halve,))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="seed"):
+        DistortionBank(seed=0.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="callable"):
+        Distortion("a", "b", 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="non-empty"):
+        Distortion("", "b", halve)
+    with pytest.raises(ValueError, match="semitones"):
+        D.shift_pitch(white(100), RATE, semitones=40)
+
+
+def test_bad_references_are_refused() -> None:
+    bank = DistortionBank()
+    for wrong in (white(2, 100).half(), torch.zeros(2, 100, dtype=torch.long), [[0.0]]):
+        with pytest.raises(TypeError, match="float32 or float64"):
+            bank(wrong, RATE)  # type: ignore[arg-type]
+    for shape in ((100,), (0, 100), (2, 0)):
+        with pytest.raises(ValueError, match="shape"):
+            bank(torch.zeros(shape), RATE)
+    with pytest.raises(ValueError, match="finite"):
+        bank(torch.full((1, 10), torch.nan), RATE)
+    with pytest.raises(ValueError, match="16000, not 16"):
+        bank(white(1, 100), 16)
+    with pytest.raises(TypeError, match="sample_rate"):
+        bank(white(1, 100), 16000.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="one index per reference"):
+        bank(white(2, 100), RATE, sources=(0,))
+    with pytest.raises(ValueError, match="chunk"):
+        next(bank.iterate(white(2, 100), RATE, chunk=0))
+
+
+# --- filters ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("centre", [500, 1000, 2000, 4000])
+def test_notch_removes_the_band_it_names(centre: int) -> None:
+    hertz, level = response_db(only("separation", f"notch/{centre}Hz", impulse(32000, 16000)))
+    assert level[np.abs(hertz - centre) < 49].max() < -40
+    assert np.abs(level[np.abs(hertz - centre) > 71]).max() < 0.1
+
+
+def test_notch_at_eight_kilohertz_cuts_the_top_fifty_hertz() -> None:
+    hertz, level = response_db(only("separation", "notch/8000Hz", impulse(32000, 16000)))
+    assert level[hertz > 7951].max() < -40
+    assert np.abs(level[hertz < 7929]).max() < 0.1
+
+
+def test_match_notches_sit_on_the_spectral_peaks() -> None:
+    partials = (300, 750, 1200, 2600, 5000)
+    levels = (0.05, 0.4, 0.1, 0.02, 0.2)
+    wave = sum((sine(f, 2.0, level=a) for f, a in zip(partials, levels)), start=torch.zeros(32000))
+    made = DistortionBank("match", only=("notch",))(wave[None].double(), RATE)
+    assert made.mask[0].tolist() == [True] * 5 + [False] * 15
+    by_strength = [f for _, f in sorted(zip(levels, partials), reverse=True)]
+    for copy, gone in zip(made.waveforms[0], by_strength):
+        for partial in partials:
+            change = gain_db(copy, wave, partial)
+            assert change < -40 if partial == gone else abs(change) < 0.01
+    assert torch.equal(made.waveforms[0, 7], wave.double())  # a masked slot holds the reference
+
+
+@pytest.mark.parametrize("rate", [8000, 16000, 44100])
+def test_peaks_keep_their_band_and_distance(rate: int) -> None:
+    peaks = spectral_peaks(white(4, 2 * rate), rate)
+    assert peaks.shape == (4, 20)
+    for row in peaks:
+        found = row[~row.isnan()]
+        assert len(found) >= (8 if rate == 8000 else 15)
+        assert ((found >= 80) & (found <= 0.45 * rate)).all()
+        gaps = found.sort().values.diff()
+        assert gaps.min() >= 300
+
+
+@pytest.mark.parametrize("cutoff", [2000, 3000, 4000, 6000])
+def test_lowpass_is_three_decibels_down_at_its_cutoff(cutoff: int) -> None:
+    hertz, level = response_db(only("separation", f"lowpass/{cutoff}Hz", impulse(32000, 16000)))
+    assert np.interp(cutoff, hertz, level) == pytest.approx(-3.01, abs=0.05)
+    assert np.abs(level[hertz < 0.7 * cutoff]).max() < 0.05
+    assert np.interp(1.3 * cutoff, hertz, level) < -15
+
+
+@pytest.mark.parametrize("cutoff", [100, 300, 500, 800])
+def test_highpass_is_three_decibels_down_at_its_cutoff(cutoff: int) -> None:
+    hertz, level = response_db(only("separation", f"highpass/{cutoff}Hz", impulse(32000, 16000)))
+    assert np.interp(cutoff, hertz, level) == pytest.approx(-3.01, abs=0.05)
+    assert np.abs(level[hertz > 1.5 * cutoff]).max() < 0.05
+    assert np.interp(cutoff / 1.5, hertz, level) < -25
+
+
+def test_match_cutoffs_are_energy_quantiles_from_zero_up() -> None:
+    wave = speechlike(3, 2 * RATE)
+    bank = DistortionBank("match", only=("lowpass", "highpass"))
+    power = np.abs(np.fft.rfft(wave.numpy())) ** 2
+    power[:, 1:-1] *= 2
+    hertz = np.fft.rfftfreq(2 * RATE, 1 / RATE)
+    shares = np.cumsum(power, -1) / power.sum(-1, keepdims=True)
+    traits = Traits(wave, RATE)
+    for member in bank.members:
+        share = int(member.name.split("q")[1]) / 100
+        expected = [100 * round(np.interp(share, row, hertz) / 100) for row in shares]
+        assert (
+            member.measured["cutoff"](traits).squeeze(-1).tolist()
+            == np.maximum(expected, 100).tolist()
+        )
+
+
+def test_equal_cutoffs_are_one_member() -> None:
+    made = DistortionBank("match", only=("lowpass", "highpass"))(sine(1234, 2.0)[None], RATE)
+    assert made.mask[0].tolist() == [True, False, False, False] * 2
+    assert gain_db(made.waveforms[0, 0], sine(1234, 2.0), 1234) > -5  # cut-off 1200
+    tones = DistortionBank("match", only=("lowpass",))(sine(7900, 2.0)[None], RATE)
+    assert tones.mask[0].tolist() == [True, False, False, False]
+    assert gain_db(tones.waveforms[0, 0], sine(7900, 2.0), 7900) == pytest.approx(
+        -10 * math.log10(1 + (7900 / 7200) ** 16), abs=0.05
+    )
+    low = DistortionBank("match", only=("highpass",))(sine(30, 2.0)[None], RATE)
+    assert gain_db(low.waveforms[0, 0], sine(30, 2.0), 30) == pytest.approx(
+        -10 * math.log10(1 + (100 / 30) ** 16), abs=0.5
+    )
+
+
+# --- echoes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["separation", "match"])
+def test_comb_equals_the_recursion(kind: str) -> None:
+    wave = white(5000)
+    for member in DistortionBank(kind, only=("comb",)).members:
+        lag = round(member.parameters["delay"] * RATE)
+        denominator = np.zeros(lag + 1)
+        denominator[[0, lag]] = 1, -member.parameters["gain"]
+        expected = scipy.signal.lfilter([1.0], denominator, wave.numpy())
+        np.testing.assert_allclose(only(kind, member.name, wave), expected, rtol=0, atol=1e-13)
+
+
+def test_comb_peaks_sit_at_multiples_of_the_inverse_delay() -> None:
+    hertz, level = response_db(only("separation", "comb/5ms", impulse(RATE)))
+    peaks = hertz[scipy.signal.find_peaks(level)[0]]
+    expected = 200 * np.arange(1, len(peaks) + 1)
+    assert len(peaks) == 39
+    assert np.abs(peaks - expected).max() < 1
+    assert level.max() == pytest.approx(-20 * math.log10(1 - 0.5), abs=0.01)
+    assert level.min() == pytest.approx(-20 * math.log10(1 + 0.5), abs=0.01)
+
+
+def test_echo_is_one_delayed_copy() -> None:
+    heard = only("match", "echo/100ms", impulse(4000))
+    assert heard.nonzero().flatten().tolist() == [0, 1600]
+    assert heard[1600] == 0.5
+    heard = only("separation", "echo/10ms", impulse(4000))
+    assert heard[160] == pytest.approx(0.3 + 0.4 / 3)
+    assert heard.count_nonzero() == 2
+
+
+def reverb_tails(kind: str, name: str, taps: int, sources: int) -> Tensor:
+    """Impulse responses after the direct sound, of many sources' draws."""
+    bank = DistortionBank(kind, only=(name,))
+    length = taps + 200
+    heard = bank(impulse(length).expand(sources, -1), RATE).waveforms[:, 0]
+    torch.testing.assert_close(heard[:, 0], torch.ones(sources, dtype=torch.float64))
+    assert heard[:, taps + 1 :].abs().max() < 1e-12
+    assert (heard[:, taps - 2 : taps + 1].abs().amax(-1) > 1e-7).all()  # it is that long, too
+    return heard[:, 1 : taps + 1]
+
+
+def decay_rate(tails: Tensor) -> float:
+    """Amplitude decay in nepers per second, from a line through the log of the mean energy."""
+    energy = tails.square().mean(0).numpy()
+    time = np.arange(len(energy)) / RATE
+    return float(-np.polyfit(time, np.log(energy), 1)[0] / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "rt60"), [("reverb/5ms", 0.005, 0.3), ("reverb/20ms", 0.02, 1.1)]
+)
+def test_early_reverb_has_its_length_and_decay(name: str, length: float, rt60: float) -> None:
+    tails = reverb_tails("separation", name, round(length * RATE), 20000 if length < 0.01 else 8000)
+    # the slope's standard error is about 1 (of 23) and 0.7 (of 6.3) per second
+    assert decay_rate(tails) == pytest.approx(math.log(1000) / rt60, abs=2.5)
+    kept = 1 - math.exp(-2 * math.log(1000) / rt60 * length)
+    torch.testing.assert_close(
+        tails.square().sum(-1), torch.full((len(tails),), kept, dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "scaling"),
+    [
+        ("reverb/50ms", 0.05, 0.3),
+        ("reverb/100ms", 0.1, 0.5),
+        ("reverb/200ms", 0.2, 0.7),
+        ("reverb/400ms", 0.4, 0.9),
+    ],
+)
+def test_late_reverb_has_its_length_decay_and_scaling(
+    name: str, length: float, scaling: float
+) -> None:
+    tails = reverb_tails("match", name, round(length * RATE), 64)
+    assert decay_rate(tails) == pytest.approx(6 / length, rel=0.03)
+    assert tails.square().sum(-1).sqrt().numpy() == pytest.approx(scaling, rel=1e-4)
+
+
+def test_reverb_is_linear_convolution() -> None:
+    wave = white(2, 3000)
+    bank = DistortionBank("match", only=("reverb/50ms",))
+    kernel = bank(impulse(3000).expand(2, -1), RATE).waveforms[:, 0].numpy()
+    expected = [np.convolve(w, k)[:3000] for w, k in zip(wave.numpy(), kernel)]
+    np.testing.assert_allclose(bank(wave, RATE).waveforms[:, 0], expected, rtol=0, atol=1e-12)
+
+
+# --- added sounds -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["separation", "match"])
+def test_noise_has_its_ratio_and_slope(kind: str) -> None:
+    wave = speechlike(1, 5 * RATE)
+    made = DistortionBank(kind, only=("noise",))(wave, RATE)
+    added = (made.waveforms - wave[:, None])[0]
+    ratio = 10 * torch.log10(wave.square().mean() / added.square().mean(-1))
+    expected = [float(name.split("/")[2].removesuffix("dB")) for name in made.names]
+    assert ratio.numpy() == pytest.approx(expected, abs=0.01)
+    hertz, power = scipy.signal.welch(added.numpy(), RATE, nperseg=4096)
+    band = (hertz > 50) & (hertz < 7000)
+    slopes = -np.polyfit(np.log(hertz[band]), np.log(power[:, band]).T, 1)[0]
+    exponent = {"white": 0, "pink": 1, "brown": 2}
+    wanted = [exponent[name.split("/")[1]] for name in made.names]
+    assert slopes == pytest.approx(wanted, abs=0.1)
+
+
+def test_colored_noise_starts_at_twenty_hertz_and_is_gaussian() -> None:
+    wave = white(1, 30 * RATE)
+    added = only("separation", "noise/brown/0dB", wave[0]) - wave[0]
+    power = torch.fft.rfft(added).abs().square()
+    below = 19 * 30
+    assert power[:below].sum() < 1e-3 * power.sum()
+    pink = only("separation", "noise/pink/0dB", wave[0]) - wave[0]
+    kurtosis = pink.pow(4).mean() / pink.square().mean() ** 2
+    assert float(kurtosis) == pytest.approx(3, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("hertz", "amplitude", "factor"),
+    [(100, 0.02, 0.4), (500, 0.04, 0.6), (1000, 0.06, 0.8), (4000, 0.08, 1.0)],
+)
+def test_tone_has_its_frequency_and_amplitude(hertz: int, amplitude: float, factor: float) -> None:
+    wave = white(RATE)
+    added = only("separation", f"tone/{hertz}Hz", wave) - wave
+    torch.testing.assert_close(added, sine(hertz, level=amplitude))
+    rms = float(wave.square().mean().sqrt())
+    added = only("match", f"tone/{hertz}Hz", wave) - wave
+    torch.testing.assert_close(added, sine(hertz, level=factor * rms))
+
+
+# --- level --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rate", "depth"), [(1, 0.3), (2, 0.3 + 0.7 / 3), (4, 0.3 + 1.4 / 3), (6, 1.0)]
+)
+def test_tremolo_has_its_rate_and_depth(rate: int, depth: float) -> None:
+    for kind, expected in (("separation", depth), ("match", 1.0)):
+        gain = only(kind, f"tremolo/{rate}Hz", torch.ones(2 * RATE, dtype=torch.float64))
+        assert float(gain.max()) == pytest.approx(1, abs=1e-6)
+        assert float(gain.min()) == pytest.approx(1 - expected, abs=1e-6)
+        spectrum = torch.fft.rfft(gain - gain.mean()).abs()
+        assert int(spectrum.argmax()) == 2 * rate
+
+
+@pytest.mark.parametrize("threshold", [0.005, 0.01, 0.02, 0.04])
+def test_gate_silences_what_stays_below_its_threshold(threshold: float) -> None:
+    level = torch.full((3 * RATE,), 1.02 * threshold, dtype=torch.float64)
+    level[RATE : 2 * RATE] = 0.98 * threshold
+    wave = level * sine(60, 3.0, level=1.0)
+    gated = only("separation", f"gate/{threshold:g}", wave)
+    margin = round(0.02 * RATE)
+    assert gated[RATE + margin : 2 * RATE - margin].abs().max() == 0
+    for loud in (slice(0, RATE - margin), slice(2 * RATE + margin, 3 * RATE)):
+        assert torch.equal(gated[loud], wave[loud])
+    assert (gated.abs() <= wave.abs()).all()
+
+
+def test_match_gate_and_clipping_scale_with_the_95th_percentile() -> None:
+    wave = speechlike(1, RATE)[0]
+    a95 = np.percentile(wave.abs().numpy(), 95)
+    for factor in (0.3, 0.5, 0.7):
+        clipped = only("match", f"clipping/{factor:g}xA95", wave)
+        np.testing.assert_allclose(clipped, wave.clamp(-factor * a95, factor * a95), atol=1e-15)
+    for factor in (0.05, 0.1, 0.2, 0.4):
+        gated = only("match", f"gate/{factor:g}xA95", wave)
+        torch.testing.assert_close(gated, D.gate(wave, RATE, threshold=factor * float(a95)))
+    louder = only("match", "gate/0.4xA95", 10 * wave)
+    torch.testing.assert_close(louder, 10 * only("match", "gate/0.4xA95", wave))
+    assert not torch.equal(only("match", "gate/0.4xA95", wave), wave)
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7])
+def test_clipping_has_its_level(threshold: float) -> None:
+    wave = sine(100, level=1.0)
+    clipped = only("separation", f"clipping/{threshold:g}", wave)
+    assert float(clipped.max()) == threshold
+    assert float(clipped.min()) == -threshold
+    inside = wave.abs() <= threshold
+    assert torch.equal(clipped[inside], wave[inside])
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 100, 1001])
+def test_percentile_interpolates_as_numpy(length: int) -> None:
+    values = white(3, length).abs()
+    expected = np.percentile(values.numpy(), 95, axis=-1, keepdims=True)
+    np.testing.assert_allclose(percentile(values, 95), expected, rtol=1e-12)
+
+
+# --- pitch --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("semitones", [-4, -2, 2, 4])
+@pytest.mark.parametrize("frequency", [110.0, 440.0, 1234.5, 3000.0])
+def test_pitch_moves_a_sine_by_the_semitones_asked(semitones: int, frequency: float) -> None:
+    wave = sine(frequency, 2.0)
+    moved = only("separation", f"pitch/{semitones:+d}st", wave)
+    cents = 1200 * math.log2(pitch_of(moved) / frequency)
+    assert cents == pytest.approx(100 * semitones, abs=1)
+    middle = slice(8000, 24000)
+    assert float(moved[middle].square().mean() / wave[middle].square().mean()) == pytest.approx(
+        1, abs=0.1
+    )
+
+
+@pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
+def test_pitch_works_at_other_rates(rate: int) -> None:
+    wave = sine(440, 1.0, rate)
+    for semitones in (-12, -4, 4, 12):
+        moved = D.shift_pitch(wave, rate, semitones=semitones)
+        assert moved.shape == wave.shape
+        cents = 1200 * math.log2(pitch_of(moved, rate) / 440)
+        assert cents == pytest.approx(100 * semitones, abs=2)
+
+
+def test_pitch_of_nothing_is_the_signal() -> None:
+    wave = speechlike(1, RATE)[0]
+    same = D.shift_pitch(wave, RATE, semitones=0)
+    torch.testing.assert_close(same, wave, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("semitones", [-4, -2, 2, 4])
+@pytest.mark.parametrize("at", [0.05, 0.4, 0.9333, 1.5])
+def test_pitch_keeps_a_click_in_its_place(semitones: int, at: float) -> None:
+    place = round(at * RATE)
+    for floor in (0.0, 1e-3):
+        wave = impulse(2 * RATE, place) + white(2 * RATE, level=floor)
+        moved = only("separation", f"pitch/{semitones:+d}st", wave)
+        near = moved[max(place - 800, 0) : place + 800].square()
+        time = torch.arange(len(near), dtype=torch.float64) - min(place, 800)
+        centre = float((near * time).sum() / near.sum())
+        assert abs(int(moved.abs().argmax()) - place) < 0.004 * RATE
+        assert abs(centre) < 0.004 * RATE
+
+
+@pytest.mark.parametrize(("rate", "depth"), [(3, 0.001), (5, 0.002), (7, 0.003)])
+def test_vibrato_has_its_rate_and_depth(rate: int, depth: float) -> None:
+    carrier = 1000.0
+    wave = sine(carrier, 2.0)
+    for kind in ("separation", "match"):
+        if kind == "match":  # a sine: A_RMS / A_peak = 1/√2
+            factor = {3: 1.0, 5: 1.3, 7: 1.6}[rate]
+            depth = min(max(0.03 * factor / math.sqrt(2), 0.01), 0.05)
+        heard = only(kind, f"vibrato/{rate}Hz", wave)
+        phase = np.unwrap(np.angle(scipy.signal.hilbert(heard.numpy())))
+        stretch = np.gradient(phase)[2000:-2000] * RATE / (2 * math.pi * carrier) - 1
+        spectrum = np.abs(np.fft.rfft(stretch * np.hanning(len(stretch)), n=1 << 18))
+        found = np.argmax(spectrum) * RATE / (1 << 18)
+        assert found == pytest.approx(rate, abs=0.1)
+        smooth = scipy.signal.savgol_filter(stretch, 401, 2)
+        assert smooth.max() == pytest.approx(depth, rel=0.03)
+        assert smooth.min() == pytest.approx(-depth, rel=0.03)
+
+
+def test_match_vibrato_depth_is_clipped() -> None:
+    traits = Traits(torch.stack([impulse(RATE), torch.ones(RATE, dtype=torch.float64)]), RATE)
+    depths = {
+        m.name: m.measured["depth"](traits).flatten().tolist()
+        for m in DistortionBank("match", only=("vibrato",)).members
+    }
+    assert depths["vibrato/3Hz"] == pytest.approx([0.01, 0.03])
+    assert depths["vibrato/7Hz"] == pytest.approx([0.01, 0.048])
+
+
+@pytest.mark.parametrize(("frequency", "decibels"), [(500.0, -100), (3900.0, -88), (7500.0, -58)])
+def test_vibrato_interpolates_as_exactly_as_it_says(frequency: float, decibels: float) -> None:
+    rate, depth = 5.0, 0.02
+    heard = D.vibrato(sine(frequency, 1.0, level=1.0), RATE, rate=rate, depth=depth)
+    time = torch.arange(RATE, dtype=torch.float64) / RATE
+    warped = time + depth / (2 * math.pi * rate) * torch.sin(2 * math.pi * rate * time)
+    expected = torch.sin(2 * math.pi * frequency * warped)
+    error = (heard - expected)[2000:-2000].square().mean() / expected.square().mean()
+    assert 10 * math.log10(float(error)) < decibels
+
+
+# --- helpers ------------------------------------------------------------------------------------
+
+
+def test_fast_lengths_are_even_smooth_and_smallest() -> None:
+    smooth = sorted(
+        {2 ** (a + 1) * 3**b * 5**c for a in range(14) for b in range(9) for c in range(6)}
+    )
+    for minimum in (*range(1, 200), 12345):
+        assert fast_length(minimum) == next(n for n in smooth if n >= minimum)
