@@ -1,0 +1,141 @@
+"""Small random checkpoints of every encoder family, written to disk as the real ones are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+FAMILIES = ("wav2vec2", "hubert", "wavlm", "mert")
+LAYERS = 3
+WIDTH = 32
+_CLASSES = {
+    "wav2vec2": "Wav2Vec2",
+    "hubert": "Hubert",
+    "wavlm": "WavLM",
+    "mert": "Hubert",
+}
+
+
+def small_config(family: str, large: bool, **changes: Any) -> Any:
+    """Settings with the real convolutions (400 samples, hop 320), narrow and three blocks deep."""
+    import transformers
+
+    settings: dict[str, Any] = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "intermediate_size": 37,
+        "conv_dim": (12,) * 7,
+        "conv_bias": large,
+        "num_conv_pos_embeddings": 16,
+        "num_conv_pos_embedding_groups": 2,
+        "do_stable_layer_norm": large,
+        "feat_extract_norm": "layer" if large else "group",
+        "layerdrop": 0.5,  # anything random that is left on would show
+        "hidden_dropout": 0.3,
+        "initializer_range": 0.2,  # or all layers would nearly be the identity
+        **changes,
+    }
+    return getattr(transformers, _CLASSES[family] + "Config")(**settings)
+
+
+def random_model(
+    family: str, large: bool, seed: int = 0, head: str = "Model", **changes: Any
+) -> Any:
+    """A model of transformers in evaluation mode, random in every weight, norms included."""
+    import transformers
+
+    config = small_config(family, large, **changes)
+    model = getattr(transformers, _CLASSES[family] + head)(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            keep = 1.0 if _is_scale(name, parameter) else 0.0
+            parameter.copy_(keep + noise * (0.2 if parameter.dim() < 2 else _spread(parameter)))
+    return model
+
+
+def _is_scale(name: str, parameter: nn.Parameter) -> bool:
+    return "norm.weight" in name or name.endswith(("weight_g", "original0"))
+
+
+def _spread(parameter: nn.Parameter) -> float:
+    return float(parameter[0].numel()) ** -0.5
+
+
+def write_checkpoint(
+    folder: Path,
+    family: str,
+    large: bool = False,
+    *,
+    do_normalize: bool | None = None,
+    safe: bool = True,
+    preprocessor: bool = True,
+    **options: Any,
+) -> Any:
+    """Save a random model with `save_pretrained`, and its preprocessor's settings beside it.
+
+    Args:
+        folder: where to; made if need be.
+        family: one of `FAMILIES`.
+        large: layer-norm convolutions and pre-norm blocks, as the "large" models have.
+        do_normalize: what the preprocessor says; default: True for large.
+        safe: safetensors, else a pickled `pytorch_model.bin` with the old weight-norm names.
+        preprocessor: whether to write `preprocessor_config.json`.
+        options: of `random_model`.
+
+    Returns:
+        The full model.
+    """
+    model = random_model(family, large, **options)
+    model.save_pretrained(folder)
+    if not safe:
+        pickle_weights(folder, model)
+    if family == "mert":
+        _disguise_as_mert(folder)
+    if preprocessor:
+        settings = {
+            "feature_extractor_type": "Wav2Vec2FeatureExtractor",
+            "do_normalize": large if do_normalize is None else do_normalize,
+            "sampling_rate": 24_000 if family == "mert" else 16_000,
+            "feature_size": 1,
+            "padding_value": 0.0,
+            "return_attention_mask": large,
+        }
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return model
+
+
+def pickle_weights(folder: Path, model: nn.Module) -> None:
+    """Replace safetensors by the older format, with the names of the older weight norm."""
+    state = {old_name(name): tensor for name, tensor in model.state_dict().items()}
+    torch.save(state, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def old_name(name: str) -> str:
+    """A weight's name before weight norm became a parametrization."""
+    name = name.replace("parametrizations.weight.original0", "weight_g")
+    return name.replace("parametrizations.weight.original1", "weight_v")
+
+
+def _disguise_as_mert(folder: Path) -> None:
+    """The settings as the published MERT has them: remote code, and keys of its CQT branch."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config.update(
+        model_type="mert_model",
+        architectures=["MERTModel"],
+        auto_map={"AutoConfig": "configuration_MERT.MERTConfig", "AutoModel": "x.MERTModel"},
+        feature_extractor_cqt=False,
+        feature_extractor_cqt_bins=336,
+        deepnorm=False,
+        attention_relax=-1.0,
+        sample_rate=24_000,
+    )
+    path.write_text(json.dumps(config))

@@ -1,0 +1,47 @@
+"""Encoders: waveform in, one feature vector per frame out.
+
+All share one small interface (`Encoder`): `sample_rate`, `hop`, `receptive_field`, `feature_size`,
+`frame_count(T)`, and `encoder(waveform (..., T)) -> (..., F, M)`.
+
+* `base`         the interface, its checks, chunking over the batch
+* `mel`          log-mel frames with context: no weights, the embedded default
+* `waveform`     the raw frames themselves
+* `transformer`  wav2vec 2.0, HuBERT, WavLM and MERT, cut off above the layer asked for
+* `checkpoint`   finds and reads what `transformer` needs, on disk or from the hub
+* `custom`       your own callable behind the same interface
+* `registry`     the table of names, `load_encoder`, `as_encoder`
+
+`transformers` is imported when the first transformer encoder is loaded, not before.
+"""
+
+from __future__ import annotations
+
+from .base import Encoder, check_embeddings
+from .custom import CustomEncoder, EncoderLike
+from .mel import MelEncoder, mel_filterbank
+from .registry import (
+    EncoderRow,
+    as_encoder,
+    encoder_table,
+    load_encoder,
+    rank_zero_first,
+)
+from .transformer import TransformerEncoder, clear_encoder_cache
+from .waveform import WaveformEncoder
+
+__all__ = [
+    "CustomEncoder",
+    "Encoder",
+    "EncoderLike",
+    "EncoderRow",
+    "MelEncoder",
+    "TransformerEncoder",
+    "WaveformEncoder",
+    "as_encoder",
+    "check_embeddings",
+    "clear_encoder_cache",
+    "encoder_table",
+    "load_encoder",
+    "mel_filterbank",
+    "rank_zero_first",
+]

@@ -1,0 +1,199 @@
+"""The interface every encoder has, what it checks, and how it cuts a batch to fit in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recompute_in_backward
+
+MEMORY_BUDGET = 2**30  # bytes of activations a chunk may take: 1 GiB
+ABSURD = 1e30  # an embedding this large overflows float32 as soon as it is squared
+
+
+class Encoder(nn.Module):
+    """Turns waveforms into one feature vector per frame; frozen, but open to their gradient.
+
+    A subclass sets the attributes through `__init__` and writes `_encode`, from (N, T) to
+    (N, F, M). Frames lie on one grid: frame f sees samples
+    `[f * hop, f * hop + receptive_field)`, and nothing is padded.
+
+    Autocast is switched off inside: the precision is the encoder's `dtype` and nothing else, so a
+    score does not depend on where it is computed. `train()` leaves an encoder in evaluation mode.
+
+    Args:
+        name: what the encoder is called in tables and messages.
+        sample_rate: of the waveforms it takes, in Hz.
+        hop: samples between two frames.
+        receptive_field: samples one frame sees; also the shortest waveform that can be encoded.
+        feature_size: M, features per frame; None if only a call will tell.
+        layer: the layer the features are read from; None if there are no layers.
+        dtype: what it computes in; None: the waveform's own, float32 at least.
+        memory_budget: bytes of activations to aim at when no gradient is wanted: the batch is
+            then encoded in chunks of as many items as fit (at least one). Smaller is slower.
+        activation_checkpointing: with gradients, keep only the waveform of each chunk and encode
+            it again in the backward pass: about a third slower, far less memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        sample_rate: int,
+        hop: int,
+        receptive_field: int,
+        feature_size: int | None,
+        layer: int | None = None,
+        dtype: torch.dtype | None = None,
+        memory_budget: int = MEMORY_BUDGET,
+        activation_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.sample_rate = sample_rate
+        self.hop = hop
+        self.receptive_field = receptive_field
+        self.feature_size = feature_size
+        self.layer = layer
+        self.dtype = dtype
+        self.memory_budget = memory_budget
+        self.activation_checkpointing = activation_checkpointing
+        self.training = False
+
+    @property
+    def minimum_samples(self) -> int:
+        """The shortest waveform that gives a frame, in samples: the receptive field."""
+        return self.receptive_field
+
+    @property
+    def frames_per_second(self) -> float:
+        """Frames a second of audio gives."""
+        return self.sample_rate / self.hop
+
+    def frame_count(self, samples: int) -> int:
+        """F, the frames that `samples` samples give; 0 when they are fewer than one frame."""
+        return max((samples - self.receptive_field) // self.hop + 1, 0)
+
+    def forward(self, waveform: Tensor) -> Tensor:
+        """Encode waveforms.
+
+        Args:
+            waveform: (..., T) floating point, at `sample_rate`, T of at least `minimum_samples`.
+
+        Returns:
+            (..., F, M) features, F = `frame_count(T)`, in float32 or better.
+
+        Raises:
+            TypeError: the waveform is no floating-point tensor.
+            ValueError: it is shorter than one frame, or on another device than the weights.
+        """
+        check_waveform(waveform, self)
+        with torch.autocast(waveform.device.type, enabled=False):
+            flat = self._cast(waveform).reshape(-1, waveform.shape[-1])
+            embeddings = self._encode_in_chunks(flat)
+        return embeddings.reshape(*waveform.shape[:-1], *embeddings.shape[-2:])
+
+    def _cast(self, waveform: Tensor) -> Tensor:
+        """To the dtype the encoder computes in; half precision is lifted to float32."""
+        return waveform.to(self.dtype or torch.promote_types(waveform.dtype, torch.float32))
+
+    def _encode_in_chunks(self, flat: Tensor) -> Tensor:
+        """(N, T) -> (N, F, M), a few items at a time when no graph is built or it is recomputed."""
+        wants_graph = torch.is_grad_enabled() and flat.requires_grad
+        if wants_graph and not self.activation_checkpointing:
+            return self._encode(flat)  # the graph keeps every activation: chunks would save nothing
+        size = max(1, int(self.memory_budget // max(1, self._item_bytes(flat.shape[-1]))))
+        chunks = flat.split(size)
+        if wants_graph:
+            return torch.cat([_recomputed(self._encode, chunk) for chunk in chunks])
+        return torch.cat([self._encode(chunk) for chunk in chunks])
+
+    def _encode(self, flat: Tensor) -> Tensor:
+        """(N, T) -> (N, F, M)."""
+        raise NotImplementedError
+
+    def _item_bytes(self, samples: int) -> int:
+        """Bytes of activations, at the peak, that one item of so many samples takes."""
+        return 4 * samples
+
+    def train(self, mode: bool = True) -> Encoder:
+        """Does nothing: dropout, layer drop and masking have no place in a measure."""
+        super().train(False)
+        return self
+
+    def extra_repr(self) -> str:
+        """Name, layer and frame grid, for `print`."""
+        layer = "" if self.layer is None else f", layer={self.layer}"
+        grid = f"receptive_field={self.receptive_field}, hop={self.hop}"
+        return f"{self.name!r}{layer}, sample_rate={self.sample_rate}, {grid}"
+
+
+def _recomputed(encode: Any, chunk: Tensor) -> Tensor:
+    # Nothing random runs in evaluation mode, so the state of the generators need not be kept.
+    return recompute_in_backward(encode, chunk, use_reentrant=False, preserve_rng_state=False)
+
+
+def check_waveform(waveform: Tensor, encoder: Encoder) -> None:
+    """Refuse what no encoder can encode.
+
+    Raises:
+        TypeError: `waveform` is no tensor, or not floating point.
+        ValueError: it has no time axis or is shorter than the receptive field.
+    """
+    if not isinstance(waveform, Tensor):
+        raise TypeError(
+            f"waveform should be a tensor (..., T), not {type(waveform).__name__}: "
+            "convert it with torch.as_tensor first."
+        )
+    if not waveform.is_floating_point():
+        raise TypeError(
+            f"waveform should be floating point, not {waveform.dtype}: integer samples have a "
+            "scale the encoder cannot know. Divide by the full scale first (32768 for int16)."
+        )
+    found = waveform.shape[-1] if waveform.dim() else 0
+    if found < encoder.minimum_samples:
+        raise ValueError(_too_short(found, encoder))
+
+
+def _too_short(found: int, encoder: Encoder) -> str:
+    def length(samples: int) -> str:
+        return f"{samples} samples ({1000 * samples / encoder.sample_rate:.1f} ms)"
+
+    return (
+        f"waveform has {length(found)}, but encoder {encoder.name!r} needs at least "
+        f"{length(encoder.minimum_samples)} at {encoder.sample_rate} Hz for a single frame. "
+        "Pass a longer signal, with time on the last axis."
+    )
+
+
+def check_embeddings(embeddings: Tensor, encoder: Any) -> Tensor:
+    """Refuse the output of a broken encoder, and hand a sound one back.
+
+    Broken means that no value at all is finite and below 1e30. Single bad frames are left for the
+    caller: they have a place that can be named.
+
+    Args:
+        embeddings: (..., F, M).
+        encoder: what gave them; its name, layer, dtype and device go into the message.
+
+    Returns:
+        `embeddings`, unchanged.
+
+    Raises:
+        RuntimeError: every value is NaN, infinite or at least 1e30 in size.
+    """
+    if embeddings.numel() and not bool((embeddings.detach().abs() < ABSURD).any()):
+        raise RuntimeError(_broken(embeddings, encoder))
+    return embeddings
+
+
+def _broken(embeddings: Tensor, encoder: Any) -> str:
+    name = getattr(encoder, "checkpoint", None) or getattr(encoder, "name", type(encoder).__name__)
+    dtype = getattr(encoder, "dtype", None) or embeddings.dtype
+    return (
+        f"encoder {name!r} (layer {getattr(encoder, 'layer', None)}, dtype {dtype}, device "
+        f"{embeddings.device}) returned no usable value: all of shape {tuple(embeddings.shape)} "
+        f"are NaN, infinite or above {ABSURD:g}. The model is broken or overflows: check the "
+        "checkpoint, or load it with dtype=torch.float32."
+    )

@@ -1,0 +1,222 @@
+"""The table of encoders by name, and the one door to all of them."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from .base import MEMORY_BUDGET, Encoder
+from .custom import CustomEncoder
+from .mel import MelEncoder
+from .transformer import load_transformer, settings_for
+from .waveform import WaveformEncoder
+
+
+class EncoderRow(NamedTuple):
+    """One line of the table of encoders."""
+
+    name: str  # what load_encoder takes
+    checkpoint: str | None  # hub id; None: nothing to load
+    sample_rate: int  # Hz
+    layer: int | None  # default layer; None: there are no layers
+    frames_per_second: float
+    needs_download: bool
+
+
+def _pretrained(name: str, checkpoint: str, layer: int, sample_rate: int = 16_000) -> EncoderRow:
+    return EncoderRow(name, checkpoint, sample_rate, layer, sample_rate / 320, True)
+
+
+_TABLE = (
+    _pretrained("wav2vec2-large", "facebook/wav2vec2-large-lv60", 2),
+    _pretrained("wav2vec2-base", "facebook/wav2vec2-base", 2),
+    _pretrained("wav2vec2-xlsr", "facebook/wav2vec2-large-xlsr-53", 2),
+    _pretrained("wavlm-large", "microsoft/wavlm-large", 3),
+    _pretrained("wavlm-base", "microsoft/wavlm-base", 2),
+    _pretrained("hubert-large", "facebook/hubert-large-ll60k", 3),
+    _pretrained("hubert-base", "facebook/hubert-base-ls960", 2),
+    _pretrained("mert", "m-a-p/MERT-v1-95M", 3, 24_000),
+    EncoderRow("waveform", None, 16_000, None, 50.0, False),
+    EncoderRow("mel", None, 16_000, None, 50.0, False),
+)
+_EMBEDDED: dict[str, type[MelEncoder] | type[WaveformEncoder]] = {
+    "mel": MelEncoder,
+    "waveform": WaveformEncoder,
+}
+
+
+def encoder_table() -> tuple[EncoderRow, ...]:
+    """All encoders that have a name. Any folder or hub id of their architectures works as well.
+
+    `mert` reads layer 3 unless told otherwise; layer 1 suits drums better.
+    """
+    return _TABLE
+
+
+def load_encoder(
+    name_or_path: str | os.PathLike[str],
+    *,
+    layer: int | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    local_files_only: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+    attention: str | None = None,
+    memory_budget: int = MEMORY_BUDGET,
+    activation_checkpointing: bool = False,
+) -> Encoder:
+    """Load an encoder by name, folder or hub id.
+
+    A pretrained encoder is read up to its layer and no further, and shares its weights with all
+    encoders of equal checkpoint, layer, dtype and device; see `TransformerEncoder`. A name is
+    looked up in the hub's cache first, and the network asked only for what is not there.
+
+    Args:
+        name_or_path: a name of `encoder_table()`, a local folder, or a hub id (`owner/name`).
+        layer: 0 is what enters the first transformer block, k what leaves the k-th; None: the
+            default of the table. `mel` and `waveform` have none.
+        dtype: precision of weights and arithmetic; half precision is faster on a GPU and good to
+            two or three digits. None: float32, for `mel` and `waveform` the waveform's own.
+        device: of the weights; None: CPU. `mel` and `waveform` work wherever the waveform is.
+        local_files_only: never use the network.
+        cache_dir: where the hub's files are kept; None: the hub's own choice.
+        attention: "sdpa" or "eager" (slower, more memory); None: sdpa where there is one.
+        memory_budget: bytes of activations at a time when no gradient is wanted, see `Encoder`.
+        activation_checkpointing: with gradients, trade time for memory, see `Encoder`.
+
+    Returns:
+        The encoder: frozen, in evaluation mode.
+
+    Raises:
+        ValueError: unknown name, missing folder, no such layer, unfit dtype or device, or a
+            checkpoint that lacks a weight.
+        OSError: the checkpoint is neither cached nor can it be fetched.
+        ImportError: transformers is missing.
+    """
+    name = os.fspath(name_or_path)
+    precision = _as_dtype(dtype)
+    if name in _EMBEDDED:
+        _check_embedded(name, layer, precision)
+        return _embedded(name, precision, memory_budget)
+    settings = settings_for(
+        name,
+        _checkpoint_of(name),
+        layer=_default_layer(name) if layer is None else layer,
+        dtype=precision,
+        device=device,
+        attention=attention,
+        local_files_only=local_files_only,
+        cache_dir=cache_dir,
+        memory_budget=memory_budget,
+        activation_checkpointing=activation_checkpointing,
+    )
+    return load_transformer(settings)
+
+
+def as_encoder(encoder: Any, **options: Any) -> Encoder:
+    """An encoder from whatever a user may pass.
+
+    Args:
+        encoder: an `Encoder` (returned as it is); a name, folder or hub id (`load_encoder` with the
+            options); or any callable with `sample_rate`, `hop` and `receptive_field` that turns
+            (N, T) into (N, F, M), see `CustomEncoder`.
+        options: of `load_encoder`, if a name is passed.
+
+    Raises:
+        TypeError: it is none of these.
+        ValueError: options come with an encoder that is already made.
+    """
+    if isinstance(encoder, str | os.PathLike):
+        return load_encoder(encoder, **options)
+    given = sorted(name for name, value in options.items() if value is not None)
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} cannot be applied to an encoder that is already made "
+            f"({type(encoder).__name__}): pass a name, or set it when making the encoder."
+        )
+    return encoder if isinstance(encoder, Encoder) else CustomEncoder(encoder)
+
+
+@contextmanager
+def rank_zero_first() -> Iterator[None]:
+    """Let the first process of each machine load, and the others after it, from its cache::
+
+        with rank_zero_first():
+            encoder = load_encoder("wav2vec2-large")
+
+    Every rank must enter it. Without `torch.distributed` initialised it does nothing.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        yield
+        return
+    first = int(os.environ.get("LOCAL_RANK", distributed.get_rank())) == 0
+    if not first:
+        distributed.barrier()
+    try:
+        yield
+    finally:  # also after an error, or the others would wait for ever
+        if first:
+            distributed.barrier()
+
+
+def _row(name: str) -> EncoderRow | None:
+    return next((row for row in _TABLE if row.name == name), None)
+
+
+def _default_layer(name: str) -> int | None:
+    row = _row(name) or next((row for row in _TABLE if row.checkpoint == name), None)
+    return row.layer if row else None
+
+
+def _checkpoint_of(name: str) -> str:
+    row = _row(name)
+    if row is not None and row.checkpoint is not None:
+        return row.checkpoint
+    if "/" in name or os.sep in name or os.path.isdir(name) or name.startswith("~"):
+        return name
+    names = [row.name for row in _TABLE]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ValueError(
+        f"encoder {name!r} is no name known here, no folder and no hub id (owner/name).{hint} "
+        f"Names are {', '.join(names)}."
+    )
+
+
+def _embedded(name: str, dtype: torch.dtype | None, memory_budget: int) -> Encoder:
+    if name == "mel":
+        return MelEncoder(dtype=dtype, memory_budget=memory_budget)
+    return WaveformEncoder(dtype=dtype)
+
+
+def _check_embedded(name: str, layer: int | None, dtype: torch.dtype | None) -> None:
+    if layer is not None:
+        raise ValueError(
+            f"layer={layer} was passed, but encoder {name!r} has no layers: nothing could be read "
+            "there. Leave layer out, or choose a pretrained encoder."
+        )
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(
+            f"encoder {name!r} computes in float32 or float64, not {dtype}, in which its energies "
+            "overflow or lose their digits. Leave dtype out."
+        )
+
+
+_SHORT = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+
+def _as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    found = getattr(torch, _SHORT.get(dtype, dtype), None) if isinstance(dtype, str) else dtype
+    unknown = dtype is not None and found is None
+    if unknown or (found is not None and not getattr(found, "is_floating_point", False)):
+        raise ValueError(
+            f"dtype should be float32, float64, bfloat16 or float16, not {dtype!r}: an encoder "
+            "computes in floating point. Pass one of these, as a name or a torch.dtype."
+        )
+    return found
