@@ -25,7 +25,7 @@ from torch_mapss.special import gammaincc, log_gammaincc
 RIDGE = 1e-6  # ε of [eq:ps_distance]
 # Working memory of one chunk of frames, and how much a graph may hold before it is recomputed.
 CHUNK_BYTES = 192 * 2**20
-GRAPH_BYTES = 2**30
+GRAPH_BYTES = 3 * 2**29
 LOG_ZERO = math.log(torch.finfo(torch.float64).tiny)  # stands for log 0, which is not finite
 
 
