@@ -182,9 +182,21 @@ def _pick(values: Tensor, index: Tensor) -> Tensor:
     return torch.where(everyone == index, values, 0.0).sum(-1, keepdim=True)
 
 
-def separation(embedding: Embedding, layout: Layout, settings: Settings) -> Tensor:
-    """PS [eq:PS_final] (F, S'); 0 where it is not defined, ½ where there is no map."""
+def separation_parts(
+    embedding: Embedding, layout: Layout, settings: Settings
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PS, A and B (F, S') of one map, see :func:`separation`."""
     distances = separation_distances(embedding, layout, settings)
+    ps = separation(embedding, layout, settings, distances)
+    return ps, distances.own, distances.foreign
+
+
+def separation(
+    embedding: Embedding, layout: Layout, settings: Settings, distances: Distances | None = None
+) -> Tensor:
+    """PS [eq:PS_final] (F, S'); 0 where it is not defined, ½ where there is no map."""
+    if distances is None:
+        distances = separation_distances(embedding, layout, settings)
     a, b, defined = distances.own, distances.foreign, distances.defined
     if settings.convention == "reference":
         ps = 1.0 - a / (a + b + RIDGE)
@@ -269,9 +281,25 @@ def _collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settings
     return (mean <= least) | (variance <= spread)
 
 
-def match(embedding: Embedding, layout: Layout, settings: Settings, *, log: bool) -> Tensor:
-    """PM [eq:pm_gamma_mm_short] or log PM (F, S'); 0 where it is not defined."""
+def match_parts(embedding: Embedding, layout: Layout, settings: Settings) -> tuple[Tensor, Tensor]:
+    """PM and log PM (F, S') of one map, see :func:`match`."""
     fit = gamma_fit(embedding, layout, settings)
+    return tuple(  # type: ignore[return-value]
+        match(embedding, layout, settings, log=log, fit=fit) for log in (False, True)
+    )
+
+
+def match(
+    embedding: Embedding,
+    layout: Layout,
+    settings: Settings,
+    *,
+    log: bool,
+    fit: GammaFit | None = None,
+) -> Tensor:
+    """PM [eq:pm_gamma_mm_short] or log PM (F, S'); 0 where it is not defined."""
+    if fit is None:
+        fit = gamma_fit(embedding, layout, settings)
     plain = fit.defined & ~fit.collapsed
     x = torch.where(plain, fit.distance / fit.scale, 0.0)
     score = (log_gammaincc if log else gammaincc)(fit.shape, x)
