@@ -1,0 +1,91 @@
+"""Error and time of the incomplete gamma tail, beside torch and SciPy.
+
+    python benchmarks/special_accuracy.py
+
+Draws k in [1e-2, 1e6] and x on both sides of it, compares with arbitrary precision (the oracle of
+``tests/test_special.py``) and prints the largest relative errors per decade pair of k. Points
+where Q < 1e-300 are left out. Single thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import scipy.special
+import torch
+from torch import Tensor
+
+from torch_mapss.special import gammaincc, log_gammaincc
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from test_special import oracle, with_gradients
+
+DECADES = (-2, 0, 2, 4, 5, 6)
+PER_DECADE = 120
+COLUMNS = ("value", "value_k", "value_x", "log", "log_k", "log_x")
+
+
+def draw(low: float, high: float, count: int) -> list[tuple[float, float]]:
+    """Half the points within a few sqrt(k) of k, half anywhere between 1e-6 k and 3 k + 30."""
+    random = np.random.default_rng(int(100 + low))
+    k = 10 ** random.uniform(low, high, count)
+    near = np.abs(k + np.sqrt(k) * random.normal(0, 6, count))
+    spread = (3 * k + 30) * 10 ** random.uniform(-6, 0, count)
+    x = np.where(random.random(count) < 0.5, near, np.minimum(spread, k + 30 * np.sqrt(k) + 500))
+    return [pair for pair in zip(k.tolist(), x.tolist()) if oracle(*pair)["value"] > 1e-300]
+
+
+def worst(found: np.ndarray, points: list[tuple[float, float]], name: str) -> tuple[float, int]:
+    """Largest relative error, and at which point."""
+    errors = [
+        float(abs(float(f) / oracle(*p)[name] - 1)) if abs(oracle(*p)[name]) > 1e-300 else 0.0
+        for f, p in zip(found, points)
+    ]
+    place = int(np.argmax(errors))
+    return errors[place], place
+
+
+def accuracy() -> None:
+    print(f"{'k':>14} " + " ".join(f"{c:>8}" for c in (*COLUMNS, "torch", "scipy")) + "  torch at")
+    for low, high in pairwise(DECADES):
+        points = draw(low, high, PER_DECADE if high < 6 else PER_DECADE // 4)
+        k, x = torch.tensor(points, dtype=torch.float64).unbind(-1)
+        found = (*with_gradients(gammaincc, k, x), *with_gradients(log_gammaincc, k, x))
+        errors = [worst(f.numpy(), points, n)[0] for f, n in zip(found, COLUMNS)]
+        by_torch, at = worst(torch.special.gammaincc(k, x).numpy(), points, "value")
+        by_scipy, _ = worst(scipy.special.gammaincc(k.numpy(), x.numpy()), points, "value")
+        cells = " ".join(f"{e:8.1e}" for e in (*errors, by_torch, by_scipy))
+        print(f"1e{low:+d} .. 1e{high:+d} {cells}  k={points[at][0]:.6g} x={points[at][1]:.6g}")
+
+
+def seconds(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(7):
+        start = time.process_time()
+        call()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def both_slopes(k: Tensor, x: Tensor) -> None:
+    log_gammaincc(k.requires_grad_(), x.requires_grad_()).sum().backward()
+
+
+def speed() -> None:
+    for count in (1_000, 10_000, 100_000):
+        k, x = (200 * torch.rand(2, count, dtype=torch.float64)).unbind(0)
+        plain = seconds(lambda k=k, x=x: torch.special.gammaincc(k, x))
+        ours = seconds(lambda k=k, x=x: gammaincc(k, x))
+        slopes = seconds(lambda k=k, x=x: both_slopes(k.detach(), x.detach()))
+        print(f"{count:7d} elements: torch {plain:.4f} s, ours {ours:.4f} s, slopes {slopes:.4f} s")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    accuracy()
+    speed()
