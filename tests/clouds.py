@@ -1,4 +1,4 @@
-"""Random embeddings of a few sources, and numerical derivatives: shared by the tests of the core."""
+"""Random embeddings of a few sources, and numerical derivatives, for the tests of the core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of the core: against finite differences, against plain autograd, at degenerate points."""
+"""Gradients of the core: against differences and plain autograd, at degenerate points too."""
 
 from __future__ import annotations
 

@@ -46,17 +46,40 @@ _HOMES = {
 
 __all__ = [*_HOMES, "functional"]
 
-if TYPE_CHECKING:
-    from torch_mapss import functional
-    from torch_mapss.audio import match_sources
-    from torch_mapss.curriculum import FrameTrigger
-    from torch_mapss.distortions import Distortion, DistortionBank
-    from torch_mapss.encoders import load_encoder
-    from torch_mapss.losses import MAPSSLoss, MatchLoss, SeparationLoss
-    from torch_mapss.metrics import PerceptualMatch, PerceptualSeparation
-    from torch_mapss.pipeline import MAPSS
-    from torch_mapss.records import ReferenceBank, ScoreBounds, Scores
-    from torch_mapss.report import Report, evaluate
+if TYPE_CHECKING:  # the same, for type checkers
+    from torch_mapss import functional as functional
+    from torch_mapss.audio import match_sources as match_sources
+    from torch_mapss.curriculum import FrameTrigger as FrameTrigger
+    from torch_mapss.distortions import Distortion as Distortion
+    from torch_mapss.distortions import DistortionBank as DistortionBank
+    from torch_mapss.encoders import load_encoder as load_encoder
+    from torch_mapss.losses import (
+        MAPSSLoss as MAPSSLoss,
+    )
+    from torch_mapss.losses import (
+        MatchLoss as MatchLoss,
+    )
+    from torch_mapss.losses import (
+        SeparationLoss as SeparationLoss,
+    )
+    from torch_mapss.metrics import (
+        PerceptualMatch as PerceptualMatch,
+    )
+    from torch_mapss.metrics import (
+        PerceptualSeparation as PerceptualSeparation,
+    )
+    from torch_mapss.pipeline import MAPSS as MAPSS
+    from torch_mapss.records import (
+        ReferenceBank as ReferenceBank,
+    )
+    from torch_mapss.records import (
+        ScoreBounds as ScoreBounds,
+    )
+    from torch_mapss.records import (
+        Scores as Scores,
+    )
+    from torch_mapss.report import Report as Report
+    from torch_mapss.report import evaluate as evaluate
 
 
 def __getattr__(name: str) -> Any:

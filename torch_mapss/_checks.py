@@ -233,7 +233,7 @@ def check_clouds(
 def check_distortions_left(
     mask: Tensor, active: Tensor | None, minimum: int, lead: torch.Size
 ) -> None:
-    """Raise ValueError if an active source has fewer than ``minimum`` distortions (reads values)."""
+    """Raise ValueError if an active source has under ``minimum`` distortions (reads values)."""
     left = mask.sum(-1)
     short = left < minimum
     if active is not None:

@@ -300,7 +300,7 @@ class _RetainedEigenvectors(torch.autograd.Function):
 
 
 def _nontrivial(values: Tensor, count: Tensor) -> Tensor:
-    """The N-1 largest eigenvalues, descending; rounding below 0, and what is beyond ``count``, 0."""
+    """The N-1 largest eigenvalues, descending; below 0 (rounding) and beyond ``count`` 0."""
     descending = values.flip(-1)[..., :-1].clamp(min=0.0)
     index = torch.arange(descending.shape[-1], device=values.device)
     return torch.where(index < count.unsqueeze(-1), descending, 0.0)
@@ -348,7 +348,7 @@ def _discarded_coefficients(a: Tensor, values: Tensor, kept_values: Tensor, time
 def _retained_coefficients(
     a: Tensor, norms: Tensor | None, values: Tensor, kept: Tensor, time: float
 ) -> Tensor:
-    """C for the retained pairs: a quarter of each pair's coefficient, both ways; half on the diagonal.
+    """C of the retained pairs: a quarter of a pair's coefficient, both ways; half on the diagonal.
 
     For a pair the column of the larger eigenvalue serves, so that the divisor is the larger
     power. With the column ``norms`` of g, what is not invariant is added.

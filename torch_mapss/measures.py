@@ -10,6 +10,7 @@ factorised once, by Cholesky, for all its right sides: with :math:`LL^T = \Sigma
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from torch_mapss import _checks
-from torch_mapss.manifold import Embedding, Settings, check_finite, embed, working_copy
+from torch_mapss.manifold import Embedding, Settings, embed, working_copy
 from torch_mapss.special import gammaincc, log_gammaincc
 
 RIDGE = 1e-6  # ε of [eq:ps_distance]
@@ -366,13 +367,12 @@ def score_frames(
     heavy = tracked and frames * 8 * (points * features + 10 * points**2) > GRAPH_BYTES
     results = []
     for part in _slices(frames, size) if frames else iter([slice(0, 0)]):
-        arguments = (clouds, part, settings, kernel, rest, *(x[part] for x in inputs))
+        run: Callable[..., tuple[Tensor, ...]] = functools.partial(
+            _chunk, clouds, part, settings, kernel, rest
+        )
         if heavy:
-            results.append(
-                checkpoint(_chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
-            )
-        else:
-            results.append(_chunk(*arguments))
+            run = functools.partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
+        results.append(run(*(x[part] for x in inputs)))
     dtype = torch.promote_types(
         torch.promote_types(clouds.outputs.dtype, clouds.references.dtype),
         torch.promote_types(clouds.distortions.dtype, torch.float32),

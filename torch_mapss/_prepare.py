@@ -1,0 +1,125 @@
+"""References on their way into a bank: the frame grid, distorting, encoding.
+
+Used by :mod:`torch_mapss.pipeline` only.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss import audio
+from torch_mapss.distortions import DistortionBank
+from torch_mapss.encoders import Encoder, WaveformEncoder, check_embeddings
+from torch_mapss.records import Encoded, ReferenceBank
+
+# Distortions made and encoded at a time.
+MEMBERS = 8
+
+
+class Grid(NamedTuple):
+    """The frames both encoders share."""
+
+    sample_rate: int
+    hop: int
+    receptive_field: int  # of the wider one
+    skip: tuple[int, int]  # frames the PS and the PM encoder have before the first shared one
+
+    def frame_count(self, samples: int) -> int:
+        return audio.frame_count(samples, self.receptive_field, self.hop)
+
+
+def shared_grid(first: Encoder, second: Encoder) -> Grid:
+    """The frames of both encoders whose centres coincide."""
+    wide = max(first.receptive_field, second.receptive_field)
+    skips = [(wide - e.receptive_field) / (2 * e.hop) for e in (first, second)]
+    same = first.sample_rate == second.sample_rate and first.hop == second.hop
+    if not same or any(skip != int(skip) for skip in skips):
+        raise ValueError(
+            "the encoders of PS and PM must share rate, hop and frame centres, got "
+            f"{first.name!r} ({first.sample_rate} Hz, hop {first.hop}, receptive field "
+            f"{first.receptive_field}) and {second.name!r} ({second.sample_rate} Hz, hop "
+            f"{second.hop}, receptive field {second.receptive_field}). Score them in two MAPSS."
+        )
+    return Grid(first.sample_rate, first.hop, wide, (int(skips[0]), int(skips[1])))
+
+
+def by_length(lengths: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:
+    found: dict[int, list[int]] = {}
+    for item, length in enumerate(lengths):
+        found.setdefault(length, []).append(item)
+    return [(tuple(items), length) for length, items in found.items()]
+
+
+class Store:
+    """Embeddings of distortions (b, S, P, F, M), filled slot by slot.
+
+    Encoders that only cut the waveform into frames are kept as waveforms, a view of which is the
+    embedding: P times F frames of them would take up to receptive_field/hop of the memory.
+    """
+
+    def __init__(self, encoder: Encoder, waves: Tensor, count: int) -> None:
+        self.encoder = encoder
+        self.views = isinstance(encoder, WaveformEncoder)
+        self.like, self.shape = waves, (*waves.shape[:2], count)
+        self.kept: Tensor | None = None
+
+    def put(self, slots: tuple[Tensor, Tensor, Tensor], waves: Tensor) -> None:
+        if len(waves) == 0:
+            return
+        values = waves if self.views else check_embeddings(self.encoder(waves), self.encoder)
+        if self.kept is None:
+            self.kept = values.new_zeros((*self.shape, *values.shape[1:]))
+        self.kept[slots] = values
+
+    def embeddings(self, most: int) -> Tensor:
+        assert self.kept is not None
+        kept = self.kept[:, :, :most]
+        return self.encoder(kept) if self.views else kept
+
+
+def encode_distortions(
+    waves: Tensor, bank: DistortionBank, encoder: Encoder, sample_rate: int, loudness: float
+) -> tuple[Tensor, Tensor | None]:
+    """All members of a bank for normalised references (b, S, T), normalised and encoded.
+
+    Present ones are moved to the front, so that no slot stays empty needlessly.
+
+    Returns:
+        (b, S, P, F, M), and the mask (b, S, P) of the filled slots (None: all are).
+    """
+    store = Store(encoder, waves, len(bank.names(sample_rate)))
+    taken = torch.zeros(waves.shape[:2], dtype=torch.int64, device=waves.device)
+    for _, copies, present in bank.iterate(waves, sample_rate, chunk=MEMBERS):
+        slot = taken.unsqueeze(-1) + present.cumsum(-1) - 1
+        b, s, p = present.nonzero(as_tuple=True)
+        normal = audio.normalize_loudness(copies[b, s, p], sample_rate, loudness)
+        store.put((b, s, slot[b, s, p]), normal)
+        taken = taken + present.sum(-1)
+    most = int(taken.max())
+    mask = torch.arange(most, device=waves.device) < taken.unsqueeze(-1)
+    return store.embeddings(most), None if bool(mask.all()) else mask
+
+
+def usable(encoded: Encoded) -> Tensor:
+    """(b, F) frames in which all embeddings of references and distortions are finite."""
+    # A sum over features keeps NaN and infinity, and does not copy a view.
+    references = encoded.references.sum(-1).isfinite().all(1)
+    return references & encoded.distortions.sum(-1).isfinite().all(1).all(1)
+
+
+def warn_unscored(bank: ReferenceBank) -> None:
+    empty = []
+    for group in bank.groups:
+        counts = torch.bincount(group.scored[:, 0].cpu(), minlength=len(group.items))
+        empty += [item for item, count in zip(group.items, counts.tolist()) if count == 0]
+    if empty:
+        warnings.warn(
+            f"mixtures {sorted(empty)} have no frame in which two sources are active: their scores "
+            "are undefined (NaN in means, left out of losses).",
+            stacklevel=3,
+        )
