@@ -100,6 +100,8 @@ class Encoder(nn.Module):
 
     def _encode_in_chunks(self, flat: Tensor) -> Tensor:
         """(N, T) -> (N, F, M), a few items at a time when no graph is built or it is recomputed."""
+        if not len(flat) and self.feature_size is not None:
+            return flat.new_zeros(0, self.frame_count(flat.shape[-1]), self.feature_size)
         wants_graph = torch.is_grad_enabled() and flat.requires_grad
         if wants_graph and not self.activation_checkpointing:
             return self._encode(flat)  # the graph keeps every activation: chunks would save nothing

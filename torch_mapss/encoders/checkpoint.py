@@ -297,7 +297,8 @@ def _check_tensors(
     found: dict[str, Tensor],
     names: list[str],
 ) -> None:
-    problems = [_missing(name, found, names) for name in wanted if name not in found] + [
+    strangers = _strangers(names, {*wanted, *found})
+    problems = [_missing(name, found, strangers) for name in wanted if name not in found] + [
         f"{name} has shape {tuple(found[name].shape)} instead of {tuple(shape)}"
         for name, shape in wanted.items()
         if name in found and found[name].shape != shape
@@ -311,14 +312,24 @@ def _check_tensors(
         )
 
 
-def _missing(name: str, found: dict[str, Tensor], names: Iterable[str]) -> str:
+def _missing(name: str, found: dict[str, Tensor], strangers: Iterable[str]) -> str:
     """What is missing, in the checkpoint's own words, and what it may have been renamed to."""
     halves = [name + "_g", name + "_v"]
     absent = [half for half in halves if half not in found]
     if len(absent) == 1:
         name = absent[0]
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.9)
+    close = difflib.get_close_matches(name, strangers, n=1, cutoff=0.9)
     return f"{name} is missing" + (f" (renamed to {close[0]}?)" if close else "")
+
+
+def _strangers(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Names in the file that are no weight of this model, in whatever layer."""
+
+    def kind(name: str) -> str:
+        return re.sub(r"\d+", "#", _canonical(name))
+
+    kinds = {kind(name) for name in known}
+    return [name for name in names if kind(name) not in kinds]
 
 
 def _all_tensors(files: Iterable[Path]) -> Iterator[tuple[str, Any]]:

@@ -138,8 +138,6 @@ class TransformerEncoder(Encoder):
         return waveform.to(torch.promote_types(waveform.dtype, torch.float32))
 
     def _encode(self, flat: Tensor) -> Tensor:
-        if not len(flat):
-            return flat.new_zeros(0, self.frame_count(flat.shape[-1]), self.architecture.features)
         self.model.requires_grad_(False)  # a parent's requires_grad_() may have thawed them
         if self.architecture.normalize:
             flat = normalize_input(flat)

@@ -1,0 +1,958 @@
+"""Encoders: equality with the full models, what is refused, what is shared."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import FAMILIES, LAYERS, WIDTH, random_model, write_checkpoint
+from torch import Tensor, nn
+
+from torch_mapss.encoders import (
+    CustomEncoder,
+    EncoderLike,
+    MelEncoder,
+    TransformerEncoder,
+    WaveformEncoder,
+    as_encoder,
+    check_embeddings,
+    clear_encoder_cache,
+    encoder_table,
+    load_encoder,
+    mel_filterbank,
+    rank_zero_first,
+    registry,
+)
+
+SAMPLES = 4000
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 0.1 * torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+Folder = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """Checkpoint folders by what is in them, each written once and never changed."""
+    written: dict[str, Path] = {}
+
+    def get(family: str = "hubert", large: bool = False, **options: Any) -> Path:
+        key = f"{family}-{large}-{sorted(options.items())}"
+        if key not in written:
+            written[key] = tmp_path_factory.mktemp("checkpoint")
+            write_checkpoint(written[key], family, large, **options)
+        return written[key]
+
+    return get
+
+
+@pytest.fixture
+def own_folder(folder: Folder, tmp_path: Path) -> Folder:
+    """A copy that a test may damage."""
+
+    def get(*args: Any, **options: Any) -> Path:
+        return Path(shutil.copytree(folder(*args, **options), tmp_path / "own"))
+
+    return get
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found.detach() - expected).abs().max() / expected.abs().max())
+
+
+# --- Equality with the full model -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layer_equals_the_full_model(folder: Folder, family: str, large: bool) -> None:
+    path, wave = folder(family, large, do_normalize=False), noise(2, SAMPLES)
+    with torch.no_grad():
+        states = random_model(family, large)(wave, output_hidden_states=True).hidden_states
+    assert len(states) == LAYERS + 1
+    for layer, expected in enumerate(states):
+        encoder = load_encoder(path, layer=layer)
+        assert relative_error(encoder(wave), expected) < 1e-5
+        assert len(encoder.model.encoder.layers) == layer  # nothing above is even built
+    # Neighbouring layers are far apart, so a layer off by one would show.
+    assert min(relative_error(a, b) for a, b in pairwise(states)) > 0.1
+
+
+@pytest.mark.parametrize("head", ["ForCTC", "ForPreTraining"])
+@pytest.mark.parametrize("safe", [True, False])
+def test_checkpoints_with_a_head_and_old_names(folder: Folder, head: str, safe: bool) -> None:
+    options: dict[str, Any] = {"proj_codevector_dim": 16, "codevector_dim": 16}
+    path = folder("wav2vec2", head=head, safe=safe, do_normalize=False, **options)
+    full = random_model("wav2vec2", False, head=head, **options).wav2vec2
+    with torch.no_grad():
+        expected = full(noise(1, SAMPLES), output_hidden_states=True).hidden_states[2]
+    assert relative_error(load_encoder(path, layer=2)(noise(1, SAMPLES)), expected) < 1e-5
+
+
+def test_sharded_checkpoints(own_folder: Folder) -> None:
+    path = own_folder("hubert")
+    expected = load_encoder(path, layer=2)(noise(1, SAMPLES))
+    from safetensors.torch import load_file, save_file
+
+    tensors = sorted(load_file(path / "model.safetensors").items())
+    halves = {"a.safetensors": dict(tensors[::2]), "b.safetensors": dict(tensors[1::2])}
+    for name, half in halves.items():
+        save_file(half, path / name)
+    index = {key: name for name, half in halves.items() for key in half}
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert torch.equal(load_encoder(path, layer=2)(noise(1, SAMPLES)), expected)
+    (path / "b.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"lists b\.safetensors"):
+        load_encoder(path, layer=2)
+
+
+@pytest.mark.parametrize("do_normalize", [False, True])
+@pytest.mark.parametrize("family", ["wav2vec2", "mert"])
+def test_equals_the_stock_pipeline(folder: Folder, family: str, do_normalize: bool) -> None:
+    from transformers import Wav2Vec2FeatureExtractor
+
+    path = folder(family, do_normalize=do_normalize)
+    encoder = load_encoder(path, layer=2)
+    wave = 3 * noise(2, SAMPLES) + 0.5  # neither centred nor scaled
+    wave[1] *= 0.01  # items are normalised one by one
+    extractor = Wav2Vec2FeatureExtractor.from_pretrained(path)
+    inputs = extractor(list(wave.numpy()), sampling_rate=encoder.sample_rate, return_tensors="pt")
+    with torch.no_grad():
+        stock = random_model(family, False)(inputs.input_values, output_hidden_states=True)
+    assert relative_error(encoder(wave), stock.hidden_states[2]) < 1e-5
+    assert encoder.architecture.normalize is do_normalize
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_without_preprocessor_the_kind_of_norm_decides(folder: Folder, large: bool) -> None:
+    with pytest.warns(UserWarning, match="has no preprocessor_config"):
+        encoder = load_encoder(folder("hubert", large, preprocessor=False))
+    assert encoder.architecture.normalize is large
+    assert encoder.sample_rate == 16_000
+
+
+def test_mert_is_a_hubert_at_24_khz(folder: Folder) -> None:
+    encoder = load_encoder(folder("mert"))
+    assert (encoder.sample_rate, encoder.frames_per_second) == (24_000, 75)
+    assert encoder.layer == 3
+    with pytest.warns(UserWarning, match="24000 Hz"):
+        assert load_encoder(folder("mert", preprocessor=False)).sample_rate == 24_000
+
+
+def test_mert_with_a_cqt_branch_is_refused(own_folder: Folder) -> None:
+    path = own_folder("mert")
+    edit_json(path / "config.json", feature_extractor_cqt=True)
+    with pytest.raises(ValueError, match="feature_extractor_cqt"):
+        load_encoder(path)
+
+
+@pytest.mark.parametrize("family", ["wav2vec2", "hubert"])
+def test_both_kinds_of_attention_agree(folder: Folder, family: str) -> None:
+    path, wave = folder(family, True), noise(2, SAMPLES)
+    try:
+        fast = load_encoder(path, layer=LAYERS, attention="sdpa")
+    except ValueError:
+        pytest.skip("this version of transformers has one kind of attention")
+    slow = load_encoder(path, layer=LAYERS, attention="eager")
+    assert fast.model.config._attn_implementation != slow.model.config._attn_implementation
+    assert relative_error(fast(wave), slow(wave)) < 1e-4
+
+
+def test_attention_that_does_not_exist(folder: Folder) -> None:
+    with pytest.raises(ValueError, match="attention should be one of"):
+        load_encoder(folder(), attention="flash")
+    with pytest.raises(ValueError, match="Leave attention out"):
+        load_encoder(folder("wavlm"), attention="sdpa")
+
+
+# --- Precision, gradient, memory ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [("float16", 0.02), ("bf16", 0.15)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision(folder: Folder, family: str, dtype: str, digits: float) -> None:
+    wave = noise(1, SAMPLES).requires_grad_()
+    exact = load_encoder(folder(family), layer=2)(wave)
+    half = load_encoder(folder(family), layer=2, dtype=dtype)
+    assert next(half.parameters()).dtype == half.dtype
+    found = half(wave)
+    assert found.dtype == torch.float32
+    assert relative_error(found, exact.detach()) < digits
+    found.square().sum().backward()
+    assert wave.grad is not None
+    assert wave.grad.isfinite().all()
+    assert wave.grad.abs().max() > 0
+
+
+def test_half_input_and_double_weights(folder: Folder) -> None:
+    encoder = load_encoder(folder(), layer=1)
+    assert encoder(noise(1, SAMPLES).half()).dtype == torch.float32
+    assert encoder(noise(1, SAMPLES).double()).dtype == torch.float32
+    double = load_encoder(folder(), layer=1, dtype=torch.float64)
+    assert double(noise(1, SAMPLES)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_against_differences(folder: Folder, family: str, large: bool) -> None:
+    encoder = load_encoder(folder(family, large), layer=LAYERS, dtype="float64")
+    wave = noise(1, 1200, dtype=torch.float64).requires_grad_()
+    direction = noise(1, 1200, seed=1, dtype=torch.float64)
+    weights = noise(1, 3, WIDTH, seed=2, dtype=torch.float64)
+
+    def value(x: Tensor) -> Tensor:
+        return (encoder(x) * weights).sum()
+
+    (gradient,) = torch.autograd.grad(value(wave), wave)
+    step = 1e-5
+    with torch.no_grad():
+        difference = value(wave + step * direction) - value(wave - step * direction)
+    slope = float((gradient * direction).sum())
+    assert float(difference) / (2 * step) == pytest.approx(slope, rel=1e-4)
+    assert abs(slope) > 1e-6
+    assert all(p.grad is None and not p.requires_grad for p in encoder.parameters())
+
+
+def test_gradient_of_silence_is_finite(folder: Folder) -> None:
+    for encoder in (load_encoder(folder("hubert", True), layer=2), MelEncoder(context=1)):
+        wave = torch.zeros(1, SAMPLES, requires_grad=True)
+        encoder(wave).sum().backward()
+        assert wave.grad is not None
+        assert wave.grad.isfinite().all()
+
+
+def test_chunks_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, wave = load_encoder(folder("wavlm"), layer=2), noise(5, SAMPLES)
+    whole = encoder(wave)
+    sizes: list[int] = []
+    encode = encoder._encode
+    monkeypatch.setattr(encoder, "_encode", lambda x: sizes.append(len(x)) or encode(x))
+    encoder.memory_budget = 2 * encoder._item_bytes(SAMPLES)
+    assert relative_error(encoder(wave), whole) < 1e-5
+    assert sizes == [2, 2, 1]
+    encoder.memory_budget = 1  # never less than an item
+    encoder(wave)
+    assert sizes[3:] == [1] * 5
+    encoder(wave.requires_grad_())  # a graph keeps everything anyhow
+    assert sizes[8:] == [5]
+
+
+def test_activation_checkpointing_gives_the_same_gradient(folder: Folder) -> None:
+    wave = noise(3, SAMPLES).requires_grad_()
+    plain = load_encoder(folder("hubert"), layer=2)
+    thrifty = load_encoder(folder("hubert"), layer=2, activation_checkpointing=True)
+    thrifty.memory_budget = 1
+    saved: dict[str, int] = {}
+    gradients = []
+    for name, encoder in (("plain", plain), ("thrifty", thrifty)):
+        saved[name] = 0
+
+        def keep(tensor: Tensor, name: str = name) -> Tensor:
+            saved[name] += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = encoder(wave).square().sum()
+        gradients.append(torch.autograd.grad(loss, wave)[0])
+    assert relative_error(gradients[1], gradients[0]) < 1e-5
+    assert saved["thrifty"] < saved["plain"] / 10
+
+
+@pytest.mark.parametrize("name", ["mel", "hubert"])
+def test_autocast_changes_nothing(folder: Folder, name: str) -> None:
+    encoder = load_encoder("mel" if name == "mel" else folder(), layer=None)
+    expected = encoder(noise(1, SAMPLES))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = encoder(noise(1, SAMPLES))
+    assert torch.equal(found, expected)
+
+
+def test_training_mode_and_the_global_generator_are_left_alone(folder: Folder) -> None:
+    clear_encoder_cache()
+    before = torch.get_rng_state()
+    encoder = load_encoder(folder("wavlm"), layer=2)
+    parent = nn.ModuleList([encoder]).train()
+    parent.requires_grad_(True)
+    wave = noise(1, SAMPLES).requires_grad_()
+    first = encoder(wave)
+    assert torch.equal(first, encoder(wave))  # dropout 0.3 and layer drop 0.5 are off
+    first.sum().backward()
+    assert not any(module.training for module in encoder.modules())
+    assert all(p.grad is None and not p.requires_grad for p in encoder.parameters())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# --- Frames ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["waveform", "mel", "context", "hubert", "odd"])
+def test_frame_count_is_what_comes_out(folder: Folder, name: str) -> None:
+    encoder = {
+        "waveform": lambda: WaveformEncoder(),
+        "mel": lambda: load_encoder("mel"),
+        "context": lambda: MelEncoder(context=2),
+        "hubert": lambda: load_encoder(folder(), layer=0),
+        "odd": lambda: load_encoder(
+            folder("wavlm", conv_kernel=(9, 4, 3, 5, 2, 2, 2), conv_stride=(4, 3, 1, 2, 2, 2, 2))
+        ),
+    }[name]()
+    first = encoder.minimum_samples
+    assert encoder.frame_count(first - 1) == 0
+    for samples in [first, first + 1, first + encoder.hop - 1, first + encoder.hop, first + 1999]:
+        frames = encoder(noise(1, samples))
+        assert frames.shape == (1, encoder.frame_count(samples), encoder.feature_size)
+
+
+def test_real_convolutions_see_400_samples_every_320(folder: Folder) -> None:
+    encoder = load_encoder(folder())
+    assert (encoder.receptive_field, encoder.hop, encoder.frames_per_second) == (400, 320, 50)
+
+
+@pytest.mark.parametrize("encoder", [MelEncoder(context=1), WaveformEncoder()], ids=["mel", "wave"])
+def test_a_frame_sees_its_receptive_field_and_no_more(encoder: Any) -> None:
+    wave = noise(1, 4000, dtype=torch.float64).requires_grad_()
+    frame = 3
+    (gradient,) = torch.autograd.grad(encoder(wave)[0, frame].square().sum(), wave)
+    seen = gradient[0].nonzero().flatten()
+    start = frame * encoder.hop
+    # The first sample under a Hann window has no weight.
+    assert start <= int(seen[0]) <= start + 1
+    assert int(seen[-1]) == start + encoder.receptive_field - 1
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("name", ["mel", "waveform", "hubert"])
+def test_leading_dimensions(folder: Folder, name: str, lead: tuple[int, ...]) -> None:
+    encoder = load_encoder(folder() if name == "hubert" else name)
+    wave = noise(*lead, SAMPLES)
+    found = encoder(wave)
+    assert found.shape == (*lead, encoder.frame_count(SAMPLES), encoder.feature_size)
+    index = (-1,) * len(lead)
+    assert relative_error(found[index], encoder(wave[index])) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["mel", "hubert"])
+def test_an_empty_batch(folder: Folder, name: str) -> None:
+    encoder = load_encoder(folder() if name == "hubert" else name)
+    assert encoder(noise(0, SAMPLES)).shape == (0, 12, encoder.feature_size)
+
+
+@pytest.mark.parametrize("name", ["mel", "waveform", "hubert"])
+def test_too_short(folder: Folder, name: str) -> None:
+    encoder = load_encoder(folder() if name == "hubert" else name)
+    with pytest.raises(ValueError, match=r"80 samples \(5\.0 ms\).*400 samples \(25\.0 ms\)"):
+        encoder(noise(1, 80))
+    with pytest.raises(ValueError, match="399 samples"):
+        encoder(noise(1, 399))
+    with pytest.raises(ValueError, match="0 samples"):
+        encoder(torch.tensor(0.0))
+
+
+@pytest.mark.parametrize("encoder", [MelEncoder(), WaveformEncoder()], ids=["mel", "waveform"])
+def test_what_is_no_waveform(encoder: Any) -> None:
+    with pytest.raises(TypeError, match=r"tensor .*not ndarray"):
+        encoder(noise(1, SAMPLES).numpy())
+    with pytest.raises(TypeError, match=r"torch\.int16.*32768"):
+        encoder(torch.zeros(1, SAMPLES, dtype=torch.int16))
+
+
+# --- mel and waveform -----------------------------------------------------------------------------
+
+
+def test_filterbank_against_torchaudio() -> None:
+    functional = pytest.importorskip("torchaudio").functional
+    expected = functional.melscale_fbanks(257, 0.0, 8000.0, 80, 16_000, "slaney", "slaney")
+    assert relative_error(mel_filterbank(80, 16_000, 512), expected.double()) < 1e-5
+
+
+def test_filters_have_equal_area() -> None:
+    fine = mel_filterbank(20, 16_000, 2**16)
+    area = fine.sum(0) * 16_000 / 2**16
+    assert torch.allclose(area, torch.ones(20, dtype=torch.float64), atol=1e-4)
+
+
+@pytest.mark.parametrize(("bands", "floor", "context"), [(80, 1e-5, 0), (40, 1e-3, 2)])
+def test_mel_by_hand(bands: int, floor: float, context: int) -> None:
+    encoder = MelEncoder(bands, floor, context)
+    wave = noise(2400, dtype=torch.float64)
+    time = torch.arange(400, dtype=torch.float64)
+    window = 0.5 - 0.5 * torch.cos(2 * torch.pi * time / 400)
+    angle = -2 * torch.pi * torch.outer(torch.arange(257, dtype=torch.float64), time) / 512
+    spectra = []
+    for frame in range((2400 - 400) // 320 + 1):  # a plain Fourier sum, one frame at a time
+        part = window * wave[320 * frame : 320 * frame + 400]
+        power = (angle.cos() @ part) ** 2 + (angle.sin() @ part) ** 2
+        spectra.append((mel_filterbank(bands, 16_000, 512).T @ power + floor).log())
+    expected = [
+        torch.cat(spectra[f - context : f + context + 1])
+        for f in range(context, len(spectra) - context)
+    ]
+    assert torch.allclose(encoder(wave), torch.stack(expected), rtol=1e-10, atol=1e-10)
+
+
+def test_mel_of_silence_is_its_floor() -> None:
+    assert torch.allclose(MelEncoder(floor=1e-3)(torch.zeros(800)).exp(), torch.tensor(1e-3))
+
+
+def test_mel_keeps_double_and_lifts_half() -> None:
+    encoder = MelEncoder()
+    assert encoder(noise(800, dtype=torch.float64)).dtype == torch.float64
+    half = noise(800).half()
+    assert torch.equal(encoder(half), encoder(half.float()))
+    assert MelEncoder(dtype=torch.float64)(noise(800)).dtype == torch.float64
+
+
+def test_mel_gradient() -> None:
+    wave = noise(1, 1100, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(MelEncoder(12, context=1), wave)
+
+
+def test_mel_after_inference_mode_still_has_a_gradient() -> None:
+    encoder = MelEncoder(37)  # filters that no other test has made
+    with torch.inference_mode():
+        encoder(noise(800))
+    wave = noise(800).requires_grad_()
+    encoder(wave).sum().backward()
+    assert wave.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bands": 0}, "at least one band"),
+        ({"context": -1}, "context=-1"),
+        ({"floor": 0.0}, "should be positive"),
+        ({"floor": float("nan")}, "should be positive"),
+        ({"bands": 400}, "too many"),
+    ],
+)
+def test_mel_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MelEncoder(**arguments)
+
+
+def test_waveform_is_a_view() -> None:
+    wave = noise(2, 3, 5 * 320 + 80)
+    frames = WaveformEncoder()(wave)
+    assert frames.shape == (2, 3, 5, 400)
+    assert frames.untyped_storage().data_ptr() == wave.untyped_storage().data_ptr()
+    assert torch.equal(frames[1, 2, 3], wave[1, 2, 960:1360])
+
+
+# --- Layers, names, table -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_out_of_range(folder: Folder, family: str) -> None:
+    for layer in (-1, LAYERS + 1):
+        with pytest.raises(ValueError, match=f"from 0 to {LAYERS} .*is {layer}"):
+            load_encoder(folder(family), layer=layer)
+    with pytest.raises(TypeError, match="integer"):
+        load_encoder(folder(family), layer=True)
+    with pytest.raises(ValueError, match="has no layers"):
+        load_encoder("mel", layer=2)
+
+
+@pytest.mark.parametrize("layers", [2, 24])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_default_layers(folder: Folder, family: str, layers: int) -> None:
+    encoder = load_encoder(folder(family, num_hidden_layers=layers))
+    table = {row.name: row.layer for row in encoder_table() if row.name.endswith(("large", "mert"))}
+    expected = table["mert" if family == "mert" else f"{family}-large"]
+    assert encoder.layer == (2 if layers == 2 else expected)
+
+
+def test_table() -> None:
+    rows = {row.name: row for row in encoder_table()}
+    assert rows["wav2vec2-large"].checkpoint == "facebook/wav2vec2-large-lv60"
+    assert rows["mert"] == ("mert", "m-a-p/MERT-v1-95M", 24_000, 3, 75.0, True)
+    for name in ("mel", "waveform"):
+        encoder = load_encoder(name)
+        row = rows[name]
+        assert (row.sample_rate, row.frames_per_second) == (16_000, encoder.frames_per_second)
+        assert (row.name, row.needs_download) == (encoder.name, False)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'wav2vec2-large'"):
+        load_encoder("wav2vec-large")
+    with pytest.raises(ValueError, match="does not exist"):
+        load_encoder("./no/such/folder")
+    with pytest.raises(ValueError, match="is a file"):
+        load_encoder(__file__)
+
+
+@pytest.mark.parametrize("dtype", ["int16", torch.int16, "float", 3])
+def test_dtypes_that_cannot_be(folder: Folder, dtype: Any) -> None:
+    if dtype == "float":
+        assert load_encoder(folder(), dtype=dtype).dtype == torch.float32
+        return
+    with pytest.raises(ValueError, match="dtype should be"):
+        load_encoder(folder(), dtype=dtype)
+
+
+def test_half_precision_is_refused_for_energies() -> None:
+    with pytest.raises(ValueError, match="Leave dtype out"):
+        load_encoder("mel", dtype="float16")
+
+
+def test_devices(folder: Folder) -> None:
+    with pytest.raises(ValueError, match="cannot be used here"):
+        load_encoder(folder(), device="cuda:99")
+    with pytest.raises(ValueError, match="waveform is on meta"):
+        load_encoder(folder())(torch.empty(1, SAMPLES, device="meta"))
+
+
+# --- Damaged checkpoints --------------------------------------------------------------------------
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_weights(path: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, path / "model.safetensors")
+
+
+def kept_names(path: Path) -> list[str]:
+    from safetensors.torch import load_file
+
+    dropped = ("masked_spec_embed", "encoder.layers.2.")
+    return [n for n in load_file(path / "model.safetensors") if not n.startswith(dropped)]
+
+
+@pytest.mark.parametrize(
+    ("family", "every"),
+    [("wavlm", 5), ("hubert", 7), *(pytest.param(f, 1, marks=pytest.mark.slow) for f in FAMILIES)],
+)
+def test_every_missing_weight_is_named(own_folder: Folder, family: str, every: int) -> None:
+    path = own_folder(family)
+    whole = (path / "model.safetensors").read_bytes()
+    names = kept_names(path)
+    assert len(names) > 40
+    for name in names[::every]:
+        edit_weights(path, lambda tensors, name=name: tensors.pop(name))
+        shown = name.replace("parametrizations.weight.original0", "weight_g")
+        shown = shown.replace("parametrizations.weight.original1", "weight_v")
+        with pytest.raises(ValueError, match=f"{shown} is missing".replace(".", r"\.")):
+            load_encoder(path, layer=2)
+        (path / "model.safetensors").write_bytes(whole)
+    edit_weights(path, lambda t: [t.pop(n) for n in list(t) if n not in names])
+    load_encoder(path, layer=2)  # what is above the layer is not needed
+
+
+def test_a_renamed_weight_is_named(own_folder: Folder) -> None:
+    path, name = own_folder("hubert"), "encoder.layers.1.attention.q_proj.weight"
+    edit_weights(path, lambda t: t.update({name.replace("q_proj", "q_prog"): t.pop(name)}))
+    with pytest.raises(ValueError, match=r"q_proj\.weight is missing \(renamed to .*q_prog"):
+        load_encoder(path, layer=2)
+    load_encoder(path, layer=1)
+
+
+def test_a_weight_of_another_shape_is_named(own_folder: Folder) -> None:
+    path, name = own_folder("hubert"), "feature_projection.projection.weight"
+    edit_weights(path, lambda t: t.update({name: t[name][:, :-1].contiguous()}))
+    with pytest.raises(ValueError, match=r"projection\.weight has shape \(32, 11\) instead of"):
+        load_encoder(path)
+
+
+def test_safetensors_are_preferred(own_folder: Folder) -> None:
+    path = own_folder("hubert")
+    (path / "pytorch_model.bin").write_bytes(b"not read")
+    load_encoder(path)
+
+
+def test_pickles_that_hold_code_are_not_run(own_folder: Folder) -> None:
+    path = own_folder("hubert")
+    (path / "model.safetensors").unlink()
+    torch.save({"model": nn.Linear(1, 1)}, path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"Two ways out.*safe_serialization"):
+        load_encoder(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", "{", "should be JSON"),
+        ("config.json", "[]", "JSON object"),
+        ("config.json", None, r"does not: without it"),
+        ("config.json", '{"model_type": "bert"}', "is 'bert'"),
+        ("config.json", "{}", "is None"),
+        ("model.safetensors", None, "has none of model.safetensors"),
+        ("model.safetensors", "cut off", "damaged"),
+    ],
+)
+def test_incomplete_folders(
+    own_folder: Folder, file: str, content: str | None, message: str
+) -> None:
+    path = own_folder("hubert")
+    (path / file).unlink()
+    if content is not None:
+        (path / file).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_encoder(path)
+
+
+# --- Offline and on the hub -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError("network is blocked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+WAYS_OUT = r"facebook/wav2vec2-large-lv60.*local folder.*hf download"
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_folder_needs_no_network(folder: Folder) -> None:
+    clear_encoder_cache()
+    load_encoder(folder("wav2vec2", True))
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_name_that_is_not_cached_fails_at_once(tmp_path: Path) -> None:
+    started = time.perf_counter()
+    with pytest.raises(OSError, match=f"(?s){WAYS_OUT}"):
+        load_encoder("wav2vec2-large", cache_dir=tmp_path)
+    assert time.perf_counter() - started < 8
+    with pytest.raises(OSError, match=r"lv60.*local_files_only.*local folder.*hf download"):
+        load_encoder("facebook/wav2vec2-large-lv60", cache_dir=tmp_path, local_files_only=True)
+
+
+def fake_hub(monkeypatch: pytest.MonkeyPatch, source: Path, cache: Path) -> list[str]:
+    """A hub with one checkpoint, whose client stores files as the real one does."""
+    import huggingface_hub
+
+    asked: list[str] = []
+    snapshot = cache / "models--some--model" / "snapshots" / "abc"
+
+    def download(name: str, file: str, **_: Any) -> str:
+        asked.append(file)
+        if not (source / file).is_file():
+            error = getattr(
+                huggingface_hub.errors,
+                "RemoteEntryNotFoundError",
+                huggingface_hub.errors.EntryNotFoundError,
+            )
+            raise error.__new__(error)
+        snapshot.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / file, snapshot / file)
+        refs = cache / "models--some--model" / "refs"
+        refs.mkdir(exist_ok=True)
+        (refs / "main").write_text("abc")
+        return str(snapshot / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *_, **__: None)
+    return asked
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_download_fetches_what_is_needed_once(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, safe: bool
+) -> None:
+    source = folder("hubert", safe=safe)
+    asked = fake_hub(monkeypatch, source, tmp_path)
+    encoder = load_encoder("some/model", cache_dir=tmp_path)
+    fetched = asked[-1]
+    assert fetched == ("model.safetensors" if safe else "pytorch_model.bin")
+    assert torch.equal(encoder(noise(1, SAMPLES)), load_encoder(source)(noise(1, SAMPLES)))
+    count = len(asked)
+    load_encoder("some/model", cache_dir=tmp_path, local_files_only=True)
+    load_encoder("some/model", cache_dir=tmp_path)
+    assert len(asked) == count
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_import_is_light_and_missing_transformers_is_named() -> None:
+    code = """
+import sys
+sys.modules["transformers"] = None
+import torch_mapss.encoders as encoders
+assert not {"safetensors", "huggingface_hub", "torchaudio"} & set(sys.modules)
+encoders.load_encoder("mel")
+try:
+    encoders.load_encoder("wav2vec2-base")
+except ImportError as error:
+    assert "pip install" in str(error), error
+else:
+    raise SystemExit("no error")
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
+# --- Sharing, copies, state -----------------------------------------------------------------------
+
+
+def first_weight(encoder: Any) -> Tensor:
+    return next(encoder.parameters())
+
+
+def test_equal_settings_share_their_weights(folder: Folder) -> None:
+    one, two = load_encoder(folder(), layer=2), load_encoder(folder(), layer=2)
+    assert one is not two
+    assert first_weight(one) is first_weight(two)
+    for other in ({"layer": 1}, {"layer": 2, "dtype": "float64"}, {"attention": "eager"}):
+        assert load_encoder(folder(), **other).model is not one.model
+
+
+def test_weights_go_with_the_last_encoder(folder: Folder) -> None:
+    encoder = load_encoder(folder("hubert", seed=5))
+    other = load_encoder(folder("hubert", seed=5))
+    weights = weakref.ref(encoder.model)
+    del encoder
+    gc.collect()
+    assert weights() is other.model
+    del other
+    gc.collect()
+    assert weights() is None
+
+
+def test_clearing_the_cache_reads_again(folder: Folder) -> None:
+    one = load_encoder(folder())
+    clear_encoder_cache()
+    two = load_encoder(folder())
+    assert one.model is not two.model
+    assert torch.equal(one(noise(1, SAMPLES)), two(noise(1, SAMPLES)))
+
+
+def test_a_changed_checkpoint_is_not_mistaken_for_the_old(own_folder: Folder) -> None:
+    path = own_folder("hubert")
+    one = load_encoder(path)
+    edit_weights(path, lambda t: t["feature_projection.projection.weight"].mul_(2))
+    assert load_encoder(path).model is not one.model
+
+
+def test_moving_one_encoder_leaves_the_others_alone(folder: Folder) -> None:
+    one, two = load_encoder(folder(), layer=2), load_encoder(folder(), layer=2)
+    nn.ModuleList([one]).to("meta")
+    assert (one.device.type, first_weight(one).device.type) == ("meta", "meta")
+    assert (two.device.type, first_weight(two).device.type) == ("cpu", "cpu")
+    three = load_encoder(folder(), layer=2).to("meta")
+    assert three.model is one.model
+
+
+def test_precision_is_a_setting(folder: Folder) -> None:
+    one, two = load_encoder(folder(), layer=2), load_encoder(folder(), layer=2)
+    expected = two(noise(1, SAMPLES))
+    nn.ModuleList([one]).half().to(torch.bfloat16).double()
+    assert first_weight(one).dtype == torch.float32
+    assert torch.equal(one(noise(1, SAMPLES)), expected)
+
+
+def test_state_dict_holds_no_frozen_weights(folder: Folder) -> None:
+    class Model(nn.Module):
+        def __init__(self, path: Path) -> None:
+            super().__init__()
+            self.head = nn.Linear(2, 2)
+            self.encoder = load_encoder(path, layer=2)
+
+    model, other = Model(folder()), Model(folder("hubert", seed=7))
+    expected = other.encoder(noise(1, SAMPLES))
+    assert set(model.state_dict()) == {"head.weight", "head.bias"}
+    other.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(other.head.weight, model.head.weight)
+    foreign = {f"encoder.model.{k}": v for k, v in model.encoder.model.state_dict().items()}
+    other.load_state_dict({**model.state_dict(), **foreign}, strict=True)
+    assert torch.equal(other.encoder(noise(1, SAMPLES)), expected)
+
+
+def test_copies_share_and_pickles_reload(folder: Folder) -> None:
+    encoder = load_encoder(folder(), layer=1)
+    encoder.memory_budget = 12_345
+    encoder(noise(1, SAMPLES).requires_grad_())
+    clone = copy.deepcopy(nn.ModuleList([encoder]))[0]
+    content = pickle.dumps(encoder)
+    assert len(content) < 3000
+    for other in (clone, copy.copy(encoder), pickle.loads(content)):
+        assert first_weight(other) is first_weight(encoder)
+        assert (other.layer, other.memory_budget) == (1, 12_345)
+    clone.to("meta")
+    assert encoder.device.type == "cpu"
+
+
+@pytest.mark.parametrize("encoder", [MelEncoder(40, context=1), WaveformEncoder()], ids=str)
+def test_embedded_encoders_copy_and_pickle(encoder: Any) -> None:
+    encoder.half()
+    expected = encoder(noise(1, SAMPLES))
+    for other in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
+        assert torch.equal(other(noise(1, SAMPLES)), expected)
+
+
+@pytest.mark.slow
+def test_a_pickle_works_in_a_new_process(folder: Folder, tmp_path: Path) -> None:
+    encoder = load_encoder(folder(), layer=1)
+    (tmp_path / "encoder").write_bytes(pickle.dumps(encoder))
+    torch.save(encoder(noise(1, SAMPLES)), tmp_path / "expected")
+    torch.save(noise(1, SAMPLES), tmp_path / "wave")
+    code = f"""
+import pickle, torch
+encoder = pickle.load(open({str(tmp_path / "encoder")!r}, "rb"))
+expected, wave = (torch.load({str(tmp_path)!r} + "/" + n) for n in ("expected", "wave"))
+assert (encoder(wave) - expected).abs().max() < 1e-5
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_rank_zero_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    with rank_zero_first():  # a single process waits for nobody
+        calls.append("load")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: calls.append("barrier"))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for rank in (0, 1):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        with rank_zero_first():
+            calls.append(f"load {rank}")
+    assert calls == ["load", "load 0", "barrier", "barrier", "load 1"]
+    monkeypatch.setenv("LOCAL_RANK", "0")  # rank 1, but first on its machine
+    with pytest.raises(KeyError), rank_zero_first():
+        raise KeyError
+    assert calls[5:] == ["barrier"]  # or the others would wait for ever
+
+
+# --- A user's own encoder -------------------------------------------------------------------------
+
+
+class Stub(nn.Module):
+    """Mean of each frame, and its double."""
+
+    sample_rate, hop, receptive_field = 8_000, 100, 200
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+    def forward(self, wave: Tensor) -> Tensor:
+        assert wave.dim() == 2
+        return wave.unfold(-1, 200, 100).mean(-1, keepdim=True) * self.scale
+
+
+def test_own_encoder() -> None:
+    stub = Stub()
+    assert isinstance(stub, EncoderLike)
+    encoder = as_encoder(stub)
+    assert isinstance(encoder, CustomEncoder)
+    wave = noise(2, 3, 1000).requires_grad_()
+    frames = encoder(wave)
+    assert frames.shape == (2, 3, encoder.frame_count(1000), 2)
+    frames.sum().backward()
+    assert wave.grad is not None
+    assert stub.scale.grad is None
+    assert not encoder.train().function.training
+    assert as_encoder(encoder) is encoder
+
+
+def test_own_function_without_module() -> None:
+    def halves(wave: Tensor) -> Tensor:
+        return wave.unflatten(-1, (-1, 500))
+
+    halves.sample_rate, halves.hop, halves.receptive_field = 8_000, 500, 500  # type: ignore[attr-defined]
+    assert as_encoder(halves)(noise(4, 1000)).shape == (4, 2, 500)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (lambda wave: wave, r"gave \(2, 1000\)"),
+        (lambda wave: wave.new_zeros(2, 8, 3), r"\(2, 9, M\), but gave \(2, 8, 3\)"),
+        (lambda wave: None, "gave NoneType"),
+    ],
+)
+def test_own_encoder_with_other_frames(output: Callable[..., Any], message: str) -> None:
+    stub = Stub()
+    stub.forward = output  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=message):
+        as_encoder(stub)(noise(2, 1000))
+
+
+def test_no_encoder_at_all() -> None:
+    with pytest.raises(TypeError, match="lacks sample_rate, hop, receptive_field"):
+        as_encoder(lambda wave: wave)
+    with pytest.raises(TypeError, match="int lacks"):
+        as_encoder(3)
+    with pytest.raises(ValueError, match="layer cannot be applied"):
+        as_encoder(MelEncoder(), layer=2)
+    assert isinstance(as_encoder("mel", layer=None), MelEncoder)
+
+
+# --- Broken models --------------------------------------------------------------------------------
+
+
+def test_broken_models_are_named(own_folder: Folder) -> None:
+    path = own_folder("hubert")
+    edit_weights(path, lambda t: t["feature_projection.projection.bias"].fill_(float("nan")))
+    encoder = load_encoder(path, layer=2, dtype="float32")
+    message = rf"{path}.*layer 2, dtype torch\.float32, device cpu"
+    with pytest.raises(RuntimeError, match=message):
+        check_embeddings(encoder(noise(1, SAMPLES)), encoder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e37])
+def test_embeddings_beyond_use(value: float) -> None:
+    broken = torch.full((2, 3, 4), value)
+    with pytest.raises(RuntimeError, match="encoder 'mel'"):
+        check_embeddings(broken, MelEncoder())
+    broken[1, 2, 3] = 1.0  # a single place that is sound: the caller can name the bad ones
+    assert check_embeddings(broken, MelEncoder()) is broken
+    assert check_embeddings(broken[:0], MelEncoder()).numel() == 0
+
+
+def test_every_named_transformer_reaches_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+    monkeypatch.setattr(registry, "load_transformer", lambda s: seen.__setitem__(s.name, s))
+    for row in encoder_table():
+        if row.needs_download:
+            load_encoder(row.name)
+            assert (seen[row.name].checkpoint, seen[row.name].layer) == (row.checkpoint, row.layer)
+    assert len(seen) == 8
+    load_encoder("m-a-p/MERT-v1-95M")
+    assert seen["m-a-p/MERT-v1-95M"].layer == 3
+
+
+def test_printing_tells_the_grid(folder: Folder) -> None:
+    encoder = load_encoder(folder(), layer=1)
+    assert isinstance(encoder, TransformerEncoder)
+    assert "layer=1, sample_rate=16000, receptive_field=400, hop=320" in repr(encoder)
