@@ -826,7 +826,7 @@ def _centred(wave: Tensor, name: str) -> tuple[Tensor, Tensor]:
     unit, _, _ = _unit_peak(wave.double(), name)
     centred = unit - unit.mean(-1, keepdim=True)
     energy = centred.square().sum(-1, keepdim=True)
-    # A constant leaves rounding noise of 1e-16 per sample, not exactly zero.
+    # A constant may leave rounding noise of 1e-16 per sample instead of zero.
     silent = energy <= 1e-28 * unit.shape[-1]
     centred = torch.where(silent, 0.0, centred)
     return centred / torch.where(silent, 1.0, energy).sqrt(), silent.squeeze(-1)
