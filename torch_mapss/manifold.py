@@ -265,7 +265,7 @@ class _RetainedEigenvectors(torch.autograd.Function):
         values, vectors = torch.linalg.eigh(s)
         nontrivial = _nontrivial(values, count)
         dimension = retained_dimension(nontrivial, count, settings.energy, settings.convention)
-        columns = int(dimension.max()) if width is None else width
+        columns = width or (int(dimension.max()) if len(dimension) else 1)
         kept = torch.arange(columns, device=s.device) < dimension.unsqueeze(-1)
         power = torch.where(kept, nontrivial[:, :columns].pow(settings.time), 0.0)
         phi = vectors[..., -columns:].flip(-1) * power.unsqueeze(-2)

@@ -171,7 +171,8 @@ def separation_distances(embedding: Embedding, layout: Layout, settings: Setting
     both = torch.cat([_pick(squared, own_index), _pick(squared, nearest)], -1)
     both = torch.where(defined.unsqueeze(-1), both, 0.0)
     if settings.convention == "reference":
-        a, b = (both + RIDGE).sqrt().unbind(-1)
+        both = torch.where(defined.unsqueeze(-1), (both + RIDGE).sqrt(), 0.0)
+        a, b = both.unbind(-1)
     else:
         a, b = _safe_sqrt(both).unbind(-1)
     return Distances(a, b, nearest.squeeze(-1), defined & ~embedding.degenerate.unsqueeze(-1))

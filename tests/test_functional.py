@@ -1,0 +1,354 @@
+"""PS and PM against the oracle and the reference implementation's numbers; their laws; bad input."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from clouds import clouds
+
+from torch_mapss import functional as F
+from torch_mapss import measures
+
+HERE = Path(__file__).parent
+CONVENTIONS = ["paper", "reference"]
+
+
+def arrays(*tensors):
+    return [t.numpy() for t in tensors]
+
+
+# ------------------------------------------------------------------------------- the oracle
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize(
+    ("sources", "count", "features"),
+    [(2, 12, 8), (2, 83, 64), (3, 12, 1024), (3, 40, 16), (4, 30, 32)],
+)
+def test_equals_the_oracle_with_ragged_masks(convention, sources, count, features):
+    embeddings = clouds(sources=sources, distortions=count, features=features, seed=count, away=0.2)
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.rand(sources, count, generator=generator) > 0.15
+    active = torch.ones(sources, dtype=torch.bool)
+    if sources > 2:
+        active[1] = False
+    given = {"active": active, "mask": mask, "convention": convention}
+    plain = {"active": active.numpy(), "mask": mask.numpy(), "convention": convention}
+    separated = oracle.separation(*arrays(*embeddings), **plain)
+    matched = oracle.match(*arrays(*embeddings), **plain)
+    ps = F.perceptual_separation(*embeddings, **given)
+    distances = F.separation_distances(*embeddings, **given)
+    pm = F.perceptual_match(*embeddings, **given)
+    log_pm = F.perceptual_match(*embeddings, log=True, **given)
+    on = active.numpy()
+
+    def close(found, expected, **tolerance):
+        assert np.allclose(found.numpy()[on], expected[on], **tolerance)
+        assert (found.numpy()[~on] == 0.0).all()
+
+    close(ps, separated.ps, rtol=0, atol=1e-9)
+    close(distances.attributed, separated.A, rtol=1e-9)
+    close(distances.foreign, separated.B, rtol=1e-9)
+    close(pm, matched.pm, rtol=0, atol=1e-9)
+    if convention == "paper":
+        close(log_pm, matched.log_pm, rtol=1e-9, atol=1e-9)
+    single = [x.float() for x in embeddings]
+    found = F.perceptual_separation(*single, **given)
+    assert found.dtype == torch.float32
+    close(found, separated.ps, rtol=0, atol=1e-4)
+    close(F.perceptual_match(*single, **given), matched.pm, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_target_alone_equals_the_oracle(convention):
+    outputs, references, distortions = clouds(sources=3, distortions=15, features=6, seed=3)
+    for attributed in ((1,), (2, 0)):
+        chosen = outputs[list(attributed)]
+        options = {"attributed": attributed, "convention": convention}
+        expected = oracle.separation(*arrays(chosen, references, distortions), **options)
+        found = F.perceptual_separation(chosen, references, distortions, **options)
+        assert np.allclose(found.numpy(), expected.ps, rtol=0, atol=1e-9)
+        expected = oracle.match(*arrays(chosen, references, distortions), **options)
+        found = F.perceptual_match(chosen, references, distortions, **options)
+        assert np.allclose(found.numpy(), expected.pm, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "time", "energy"), [(0.0, 1, 0.9), (0.5, 2, 0.99), (1, 0.5, 1.0)]
+)
+def test_settings_reach_the_map(alpha, time, energy):
+    embeddings = clouds(distortions=14, features=6, seed=5)
+    options = {"alpha": alpha, "time": time, "energy": energy}
+    expected = oracle.separation(*arrays(*embeddings), **options).ps
+    found = F.perceptual_separation(*embeddings, **options)
+    assert np.allclose(found.numpy(), expected, rtol=0, atol=1e-7)
+
+
+# ------------------------------------------------------------- the reference implementation
+
+
+def golden_cases():
+    path = HERE.parent / "benchmarks" / "golden_reference.py"
+    spec = importlib.util.spec_from_file_location("golden_reference", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GOLDEN = golden_cases()
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float64", 1e-8), ("float32", 1e-4)])
+@pytest.mark.parametrize("name", GOLDEN.CASES)
+def test_reference_convention_equals_the_reference_implementation(precision, tolerance, name):
+    numbers = np.load(HERE / "golden" / f"golden_{precision}.npz")
+    embeddings = [torch.from_numpy(x).double() for x in GOLDEN.embeddings(GOLDEN.CASES[name])]
+    ps = F.perceptual_separation(*embeddings, convention="reference")
+    pm = F.perceptual_match(*embeddings, convention="reference")
+    assert np.abs(ps.numpy() - numbers[f"{name}/ps"]).max() <= tolerance
+    assert np.abs(pm.numpy() - numbers[f"{name}/pm"]).max() <= tolerance
+
+
+# ------------------------------------------------------------------------------------- laws
+
+
+def both(*embeddings, **options):
+    return torch.stack(
+        [
+            F.perceptual_separation(*embeddings, **options),
+            F.perceptual_match(*embeddings, **options),
+            F.perceptual_match(*embeddings, log=True, **options).clamp(min=-50.0),
+        ]
+    )
+
+
+def test_relabelling_sources_and_outputs_relabels_the_scores():
+    outputs, references, distortions = clouds(4, sources=3, distortions=12, seed=1)
+    order = [2, 0, 1]
+    found = both(outputs[:, order], references[:, order], distortions[:, order])
+    torch.testing.assert_close(found, both(outputs, references, distortions)[..., order])
+
+
+def test_order_of_distortions_does_not_matter():
+    outputs, references, distortions = clouds(4, distortions=12, seed=2)
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    found = both(outputs, references, distortions[:, :, order])
+    torch.testing.assert_close(found, both(outputs, references, distortions))
+
+
+def test_absent_distortions_and_inactive_sources_change_nothing():
+    outputs, references, distortions = clouds(4, sources=2, distortions=12, seed=3)
+    expected = both(outputs, references, distortions)
+    more = torch.cat([distortions, torch.randn(4, 2, 3, 8, dtype=torch.float64)], 2)
+    mask = torch.arange(15) < 12
+    torch.testing.assert_close(both(outputs, references, more, mask=mask.expand(2, 15)), expected)
+    third = [torch.cat([x, torch.randn_like(x[:, :1])], 1) for x in (outputs, references)]
+    third.append(torch.cat([distortions, torch.randn_like(distortions[:, :1])], 1))
+    found = both(*third, active=torch.tensor([True, True, False]))
+    torch.testing.assert_close(found[..., :2], expected)
+    assert (found[..., 2] == 0.0).all()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_moving_turning_and_scaling_all_embeddings_changes_nothing(scale):
+    embeddings = clouds(4, distortions=12, seed=4)
+    q, _ = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(0)).double())
+    moved = [scale * (x @ q + 2.0) for x in embeddings]
+    torch.testing.assert_close(both(*moved), both(*embeddings), rtol=1e-6, atol=1e-7)
+
+
+def test_batching_equals_looping():
+    embeddings = clouds(2, 3, sources=3, distortions=10, seed=5)
+    active = torch.rand(2, 3, 3, generator=torch.Generator().manual_seed(3)) > 0.2
+    whole = both(*embeddings, active=active)
+    for b in range(2):
+        for f in range(3):
+            one = both(*[x[b, f] for x in embeddings], active=active[b, f])
+            torch.testing.assert_close(whole[:, b, f], one)
+
+
+def test_chunks_change_nothing(monkeypatch):
+    embeddings = clouds(9, distortions=10, seed=6)
+    whole = both(*embeddings)
+    monkeypatch.setattr(measures, "CHUNK_BYTES", 40_000)
+    torch.testing.assert_close(both(*embeddings), whole, rtol=0, atol=1e-12)
+
+
+def test_scores_lie_in_the_unit_interval_and_log_agrees():
+    for seed, away in enumerate((0.0, 0.1, 1.0, 10.0, 1000.0)):
+        embeddings = clouds(20, sources=3, distortions=9, seed=seed, away=away)
+        for convention in CONVENTIONS:
+            ps = F.perceptual_separation(*embeddings, convention=convention)
+            pm = F.perceptual_match(*embeddings, convention=convention)
+            for score in (ps, pm):
+                assert ((score >= 0.0) & (score <= 1.0)).all()
+            log_pm = F.perceptual_match(*embeddings, log=True, convention=convention)
+            assert (log_pm <= 0.0).all()
+            if convention == "paper":
+                torch.testing.assert_close(log_pm.exp(), pm, rtol=1e-9, atol=1e-300)
+
+
+def test_ps_is_b_over_a_plus_b():
+    embeddings = clouds(5, sources=3, distortions=12, seed=8)
+    a, b = F.separation_distances(*embeddings)
+    torch.testing.assert_close(F.perceptual_separation(*embeddings), b / (a + b))
+
+
+def test_ps_rises_as_the_output_moves_towards_its_cluster():
+    _, references, distortions = clouds(sources=2, distortions=20, features=6, seed=9)
+    other = references.flip(0)
+    path = torch.linspace(1.0, 0.0, 9, dtype=torch.float64)[:, None, None]
+    outputs = references + path * (other - references)
+    expand = [x.expand(9, *x.shape) for x in (references, distortions)]
+    ps = F.perceptual_separation(outputs, *expand)
+    assert (ps[1:] - ps[:-1] > -1e-9).all()
+    assert ps[0].max() < 0.1
+    assert ps[-1].min() > 0.9
+
+
+def test_pm_falls_as_the_output_leaves_its_reference():
+    _, references, distortions = clouds(sources=2, distortions=20, features=6, seed=10)
+    step = torch.linspace(0.0, 1.0, 9, dtype=torch.float64)[:, None, None]
+    away = distortions[:, 0] - references
+    expand = [x.expand(9, *x.shape) for x in (references, distortions)]
+    log_pm = F.perceptual_match(references + step * away, *expand, log=True)
+    assert (log_pm[0] == 0.0).all()
+    assert log_pm[-1].max() < -1e-3
+
+
+def test_frames_without_two_active_sources_are_masked():
+    embeddings = clouds(3, distortions=8, seed=11)
+    active = torch.tensor([[True, True], [True, False], [False, False]])
+    scores = both(*embeddings, active=active)
+    assert (scores[:, 1:] == 0.0).all()
+    assert (scores[0, 0] > 0.0).all()
+
+
+def test_no_frames_give_no_scores():
+    embeddings = [x[:0] for x in clouds(1, distortions=8)]
+    assert F.perceptual_separation(*embeddings).shape == (0, 2)
+    assert F.perceptual_match(*embeddings).shape == (0, 2)
+
+
+def test_signs_of_eigenvectors_do_not_matter(monkeypatch):
+    embeddings = [x.requires_grad_() for x in clouds(3, distortions=10, seed=12)]
+    plain = both(*embeddings)
+    before = torch.autograd.grad(plain.sum(), embeddings)
+    eigh = torch.linalg.eigh
+
+    def flipped(matrix):
+        values, vectors = eigh(matrix)
+        sign = torch.ones(matrix.shape[-1], dtype=matrix.dtype)
+        sign[::2] = -1.0
+        return values, vectors * sign
+
+    monkeypatch.setattr(torch.linalg, "eigh", flipped)
+    again = both(*embeddings)
+    torch.testing.assert_close(again, plain, rtol=0, atol=1e-9)
+    for a, b in zip(torch.autograd.grad(again.sum(), embeddings), before):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * float(b.abs().max()))
+
+
+def test_deterministic_algorithms_give_equal_bits():
+    outputs, references, distortions = clouds(3, distortions=10, seed=13)
+    distortions = distortions.clone()
+    distortions[:, :, :5] = references.unsqueeze(2)  # many tied distances
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs = []
+        for _ in range(2):
+            leaf = outputs.clone().requires_grad_()
+            score = both(leaf, references, distortions)
+            runs.append((score, *torch.autograd.grad(score.sum(), leaf)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(*runs))
+
+
+# -------------------------------------------------------------------------------- bad input
+
+
+def spoiled(place, index, value):
+    embeddings = [x.clone() for x in clouds(3, distortions=6)]
+    embeddings[place][index] = value
+    return embeddings
+
+
+@pytest.mark.parametrize("function", [F.perceptual_separation, F.perceptual_match])
+@pytest.mark.parametrize(
+    ("place", "index", "words"),
+    [
+        (0, (1, 0), "output of source 0 .* in frame 1"),
+        (1, (2, 1), "reference of source 1 .* in frame 2"),
+        (2, (0, 1, 4), "distortion 4 of source 1 .* in frame 0"),
+    ],
+)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_non_finite_embeddings_are_named(function, place, index, words, value):
+    with pytest.raises(ValueError, match=words):
+        function(*spoiled(place, index, value))
+
+
+def test_non_finite_embeddings_of_absent_points_do_not_matter():
+    embeddings = spoiled(2, (0, 1, 4), math.nan)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    mask[1, 4] = False
+    assert torch.isfinite(both(*embeddings, mask=mask)).all()
+    embeddings = spoiled(1, (2, 1), math.nan)
+    active = torch.tensor([[True, True], [True, True], [True, False]])
+    assert torch.isfinite(both(*embeddings, active=active)).all()
+
+
+def call(outputs=None, references=None, distortions=None, **options):
+    given = list(clouds(3, distortions=6))
+    for place, value in enumerate((outputs, references, distortions)):
+        if value is not None:
+            given[place] = value
+    return F.perceptual_match(*given, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"outputs": torch.rand(8)}, ValueError, "S', M"),
+        ({"distortions": torch.rand(3, 6, 8)}, ValueError, "S, P, M"),
+        ({"outputs": torch.rand(2, 2, 8)}, ValueError, "Nothing is broadcast"),
+        ({"outputs": torch.rand(3, 2, 7)}, ValueError, "same leading dimensions and features"),
+        ({"outputs": torch.rand(3, 1, 8)}, ValueError, "attributed"),
+        ({"outputs": torch.rand(3, 2, 8, dtype=torch.complex64)}, TypeError, "real"),
+        ({"outputs": torch.ones(3, 2, 8, dtype=torch.int32)}, TypeError, "floating-point"),
+        ({"outputs": np.zeros((3, 2, 8))}, TypeError, "torch.Tensor"),
+        ({"attributed": (0, 0)}, ValueError, "twice"),
+        ({"attributed": (0, 2)}, ValueError, "indices from 0 to 1"),
+        ({"attributed": (0,)}, ValueError, "one source for each"),
+        ({"attributed": "ab"}, TypeError, "sequence of source indices"),
+        ({"active": torch.ones(3, 2)}, TypeError, "bool"),
+        ({"active": torch.ones(3, 3, dtype=torch.bool)}, ValueError, "active must have shape"),
+        ({"mask": torch.zeros(3, 2, 6, dtype=torch.bool)}, ValueError, "0 distortions"),
+        ({"alpha": -0.1}, ValueError, "alpha"),
+        ({"energy": 0.0}, ValueError, "energy"),
+        ({"time": -1}, ValueError, "time"),
+        ({"convention": "derived"}, ValueError, "'paper', 'reference'"),
+    ],
+)
+def test_bad_input_is_refused(arguments, error, words):
+    with pytest.raises(error, match=words):
+        call(**arguments)
+
+
+def test_too_few_sources_and_distortions():
+    with pytest.raises(ValueError, match="two sources"):
+        F.perceptual_separation(*clouds(2, sources=1, distortions=6))
+    with pytest.raises(ValueError, match="two distortions"):
+        F.perceptual_separation(*clouds(2, distortions=1))
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    mask[0, 1:] = False
+    with pytest.raises(ValueError, match="leaves 1 distortions for active source 0"):
+        call(mask=mask)
+    assert torch.isfinite(call(mask=mask, active=torch.tensor([False, True]))).all()
