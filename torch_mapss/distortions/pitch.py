@@ -77,6 +77,8 @@ def stretch(waveform: Tensor, ratio: Fraction, window: int) -> Tensor:
     hop = window // 4
     count = math.ceil(waveform.shape[-1] * ratio / hop) + 2
     current, previous = analysis_frames(waveform, ratio, window, count)
+    # The first frame with sound is always one: content right of its centre weighs at least 4
+    # times what it does one hop earlier, so no sum starts from an arbitrary phase.
     onset = current.square().sum(-1) > ONSET * previous.square().sum(-1)
     spectrum = torch.fft.rfft(current)
     gain = angle(spectrum * torch.fft.rfft(previous).conj())
