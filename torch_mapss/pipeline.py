@@ -25,6 +25,7 @@ from torch_mapss.manifold import Settings
 from torch_mapss.measures import match_parts, score_frames, separation_parts
 from torch_mapss.records import Encoded, FrameBounds, Group, ReferenceBank, ScoreBounds, Scores
 
+Recall = Callable[[Encoder, Tensor], Tensor]
 MEASURES = ("both", "separation", "match")
 
 
@@ -172,7 +173,6 @@ class MAPSS(nn.Module):
 
     # ------------------------------------------------------------------------- references
 
-    @torch.no_grad()
     def prepare(
         self,
         references: Tensor,
@@ -231,7 +231,7 @@ class MAPSS(nn.Module):
                 continue
             encoder = self._encoders[place]
             if id(encoder) not in plain:
-                plain[id(encoder)] = check_embeddings(encoder(waves), encoder)
+                plain[id(encoder)] = self._embeddings(encoder, waves)
             distortions, mask = encode_distortions(
                 waves, bank, encoder, grid.sample_rate, self.loudness
             )
@@ -242,6 +242,25 @@ class MAPSS(nn.Module):
                 active = active & usable(part).unsqueeze(1)
         scored = (active.sum(1) >= 2).nonzero()
         return Group(items, samples, waves, active, scored, *encoded)
+
+    def _embeddings(self, encoder: Encoder, waves: Tensor) -> Tensor:
+        """(b, S, F, M) of references or estimates; distortions are never looked up."""
+        if self._recall is not None:
+            return self._recall(encoder, waves)
+        return encode_checked(encoder, waves)
+
+    @contextmanager
+    def recalling(self, recall: Recall) -> Iterator[None]:
+        """Within, ask ``recall(encoder, waveforms)`` for embeddings of references and estimates.
+
+        It returns what it remembers of equal waveforms, or :func:`encode_checked` of them: several
+        calls with the same signals, each for one measure, then encode them once.
+        """
+        before, self._recall = self._recall, recall
+        try:
+            yield
+        finally:
+            self._recall = before
 
     def _shared_frames(self, embeddings: Tensor, place: int) -> Tensor:
         """The frames of (..., F, M) that both encoders have."""
@@ -377,6 +396,7 @@ class MAPSS(nn.Module):
         attributed: object,
         lengths: Tensor | Sequence[int] | None,
         measures: str,
+        warn: bool = True,
     ) -> tuple[Tensor, ReferenceBank, tuple[int, ...]]:
         """Estimates as (B, S', T) floats, the bank, and the source of each estimate."""
         waves = _inputs.as_batch(estimates, "estimates")
@@ -387,7 +407,8 @@ class MAPSS(nn.Module):
             _inputs.check_sources(other, references.ndim)
             index = _checks.check_attributed(attributed, waves.shape[1], other.shape[1])
             waves, other = _inputs.same_length(waves, other, lengths, self.trim)
-            return waves, self.prepare(other, lengths, measures), index
+            prepare = self.prepare if warn else self._prepare
+            return waves, prepare(other, lengths, measures), index
         bank = references
         self._check_bank(bank, waves, lengths, measures)
         index = _checks.check_attributed(attributed, waves.shape[1], bank.sources)
@@ -464,7 +485,7 @@ class MAPSS(nn.Module):
             for place, wanted in enumerate(kinds):
                 encoder = self._encoders[place]
                 if wanted and id(encoder) not in encoded:
-                    encoded[id(encoder)] = check_embeddings(encoder(here), encoder)
+                    encoded[id(encoder)] = self._embeddings(encoder, here)
                 outputs.append(self._shared_frames(encoded[id(encoder)], place) if wanted else None)
             (group,) = _sound_groups([group], sound)
             parts.append(Part(group, group.scored, (outputs[0], outputs[1])))
