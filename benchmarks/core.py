@@ -1,0 +1,168 @@
+"""Time and error of the core: manifold and scores beside a bare ``torch.linalg.eigh``.
+
+    python benchmarks/core.py [--frames 500] [--repeats 3]
+
+The yardstick is what cannot be avoided: the inner products of the points of every frame and the
+eigendecomposition of as many matrices of that size. Everything is timed in one run, alternating,
+and the best of the repeats is taken. The error column compares with the NumPy oracle of the tests
+on a few of the same frames. The last lines score many frames in a fresh process and print the
+memory that scoring took beside the embeddings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torch_mapss import functional as F
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def frames(
+    count: int, features: int, distortions: int = 68, sources: int = 2
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random clustered embeddings, float32: N = sources * (distortions + 2) points a frame."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(count, *shape, generator=generator)
+
+    centres = normal(sources, 1, features)
+    strength = 0.5 * torch.rand(count, sources, distortions, 1, generator=generator)
+    references = centres[:, :, 0] + 0.05 * normal(sources, features)
+    outputs = references + 0.3 * normal(sources, features)
+    return outputs, references, centres + strength * normal(sources, distortions, features)
+
+
+def bare(points: Tensor) -> None:
+    """The unavoidable part: inner products and eigendecomposition, in float64."""
+    for part in points.split(64):
+        x = part.double()
+        torch.linalg.eigh(x @ x.mT)
+
+
+def forward(measure: Callable[..., Tensor], *embeddings: Tensor) -> None:
+    with torch.no_grad():
+        measure(*embeddings)
+
+
+def backward(measure: Callable[..., Tensor], every: bool, *embeddings: Tensor) -> None:
+    leaves = [x.clone().requires_grad_(every or i == 0) for i, x in enumerate(embeddings)]
+    measure(*leaves).sum().backward()
+
+
+def log_match(*embeddings: Tensor) -> Tensor:
+    return F.perceptual_match(*embeddings, log=True)
+
+
+def error(measure: Callable[..., Tensor], *embeddings: Tensor) -> float:
+    """Largest deviation from the oracle over the first three frames."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    import oracle
+
+    worst = 0.0
+    for frame in range(3):
+        one = [x[frame].double().numpy() for x in embeddings]
+        separated = measure is F.perceptual_separation
+        known = oracle.separation(*one).ps if separated else oracle.match(*one).log_pm
+        found = measure(*[x[frame].double() for x in embeddings]).numpy()
+        size = 1.0 if separated else abs(known).max()
+        worst = max(worst, float(abs(found - known).max()) / size)
+    return worst
+
+
+def timed(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def compare(count: int, repeats: int) -> None:
+    embeddings = frames(count, 1024)
+    points = torch.cat([embeddings[0], embeddings[1], embeddings[2].flatten(1, 2)], 1)
+    ps, log_pm = F.perceptual_separation, log_match
+    runs: dict[str, Callable[[], None]] = {
+        "bare eigh + products": lambda: bare(points),
+        "PS, forward": lambda: forward(ps, *embeddings),
+        "log PM, forward": lambda: forward(log_pm, *embeddings),
+        "PS, forward + backward to outputs": lambda: backward(ps, False, *embeddings),
+        "PS, forward + backward to all": lambda: backward(ps, True, *embeddings),
+        "log PM, forward + backward to outputs": lambda: backward(log_pm, False, *embeddings),
+    }
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(repeats):
+        for name, run in runs.items():
+            best[name] = min(best[name], timed(run))
+    yard = best["bare eigh + products"]
+    print(
+        f"{count} frames, N = {points.shape[1]}, M = 1024, 2 sources, "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
+    print("| step | s | ratio to bare | error |\n|---|---|---|---|")
+    for name, seconds in best.items():
+        measure = ps if name.startswith("PS") else log_pm
+        shown = "" if name.startswith("bare") else f"{error(measure, *embeddings):.1e}"
+        print(f"| {name} | {seconds:.2f} | {seconds / yard:.2f} | {shown} |")
+
+
+def shares(count: int) -> None:
+    """Where the time of a forward pass goes, by profiler."""
+    embeddings = frames(count, 1024)
+    with torch.profiler.profile() as profile:
+        forward(F.perceptual_separation, *embeddings)
+    events = profile.key_averages()
+    whole = sum(event.self_cpu_time_total for event in events)
+    solver = sum(e.self_cpu_time_total for e in events if "eigh" in e.key)
+    print(f"share of the eigensolver in PS, forward: {solver / whole:.0%}")
+
+
+def memory(count: int, features: int) -> None:
+    """Peak memory of scoring beside that of the embeddings alone, each in a process of its own."""
+    peaks = []
+    for mode in ("hold", "score", "train"):
+        command = [sys.executable, __file__, "--child", mode, str(count), str(features)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout))
+    held = peaks[0]
+    print(
+        f"{count} frames, M = {features}: embeddings and program {held} MiB, scoring adds "
+        f"{peaks[1] - held} MiB, forward + backward adds {peaks[2] - held} MiB"
+    )
+
+
+def child(mode: str, count: int, features: int) -> None:
+    embeddings = frames(count, features)
+    if mode == "score":
+        forward(F.perceptual_separation, *embeddings)
+    if mode == "train":
+        leaf = embeddings[0].requires_grad_()
+        F.perceptual_separation(leaf, *embeddings[1:]).sum().backward()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--frames", type=int, default=500)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        mode, count, features = arguments.child
+        child(mode, int(count), int(features))
+        return
+    compare(arguments.frames, arguments.repeats)
+    shares(arguments.frames)
+    memory(10_000, 80)
+
+
+if __name__ == "__main__":
+    main()
