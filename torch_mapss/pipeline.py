@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -105,6 +106,7 @@ class MAPSS(nn.Module):
             )
         # In a tuple: not a submodule, so neither saved, nor trained, nor wrapped.
         self._encoders = (first, second)
+        self._recall: Recall | None = None
         self.grid = shared_grid(first, second)
         self.separation_bank = separation_bank or DistortionBank("separation", seed=seed)
         self.match_bank = match_bank or DistortionBank("match", seed=seed)
@@ -195,6 +197,15 @@ class MAPSS(nn.Module):
             TypeError: not a tensor of a type that holds audio.
             ValueError: shapes, lengths or samples that cannot be scored, see the message.
         """
+        bank = self._prepare(references, lengths, measures)
+        warn_unscored(bank)
+        return bank
+
+    @torch.no_grad()
+    def _prepare(
+        self, references: Tensor, lengths: Tensor | Sequence[int] | None, measures: str
+    ) -> ReferenceBank:
+        """:meth:`prepare` without its warning, for callers that have one of their own."""
         _checks.check_choice(measures, "measures", MEASURES)
         waves = _inputs.as_batch(references, "references")
         _inputs.check_sources(waves, references.ndim)
@@ -204,7 +215,7 @@ class MAPSS(nn.Module):
             self._prepare_group(waves[list(items), :, :samples], items, samples, measures)
             for items, samples in by_length(true)
         ]
-        bank = ReferenceBank(
+        return ReferenceBank(
             groups=tuple(_sound_groups(groups, sound)),
             batch=len(waves),
             sources=waves.shape[1],
@@ -213,8 +224,6 @@ class MAPSS(nn.Module):
             lengths=true,
             key=self.key,
         )
-        warn_unscored(bank)
-        return bank
 
     def _prepare_group(
         self, waves: Tensor, items: tuple[int, ...], samples: int, measures: str
@@ -490,6 +499,11 @@ class MAPSS(nn.Module):
             (group,) = _sound_groups([group], sound)
             parts.append(Part(group, group.scored, (outputs[0], outputs[1])))
         return parts
+
+
+def encode_checked(encoder: Encoder, waves: Tensor) -> Tensor:
+    """Embeddings of waveforms; an encoder that gives no finite number is an error."""
+    return check_embeddings(encoder(waves), encoder)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
