@@ -1,0 +1,747 @@
+"""PS and PM as training losses: thin modules over :class:`~torch_mapss.MAPSS`.
+
+    ``SeparationLoss``  leakage: 1 - PS, or -log PS
+    ``MatchLoss``       self-distortion: -log PM, log(1 - log PM), or 1 - PM
+    ``MAPSSLoss``       a weighted sum of both, SI-SDR and a term of your own
+
+All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estimates, bank)`` with
+``bank = loss.mapss.prepare(references)`` made once per mixture. What they promise:
+
+*Undefined is zero.* A source that is scored in no frame (silent reference, no frame with two
+    active sources) adds exactly zero and gets exactly zero gradient; means run over what is
+    defined: frames of a source, sources of a mixture, mixtures of the batch. If nothing is
+    defined the loss is a zero that can be back-propagated, and a warning says so once.
+*Full precision.* Half-precision estimates are lifted to float32, autocast is switched off inside,
+    and the manifold runs in float64; the gradient comes back in the dtype of the estimates.
+*No parameters.* The encoder is frozen and no part of the module tree: ``parameters()`` and
+    ``state_dict()`` of a model that holds a loss are those of the model alone, as data-parallel
+    and sharded training want it. ``copy.deepcopy`` shares the encoder, ``pickle`` carries it.
+*Eager under compilation.* A compiled step leaves its graph at the loss and goes on behind it.
+
+Fewer frames (``frames=100``) and smaller banks (``DistortionBank(..., size=24)``) make a step
+cheaper. Frames are drawn at random, so each source's mean is unbiased over the draws that reach
+it; a source that a draw misses is left out of that step. A smaller bank is another, coarser
+measure: its loss ranks outputs much as the full one does but lies elsewhere, so compare losses of
+one bank only (``benchmarks/training_step.py`` measures both).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torch_mapss import _checks, _inputs, audio
+from torch_mapss._prepare import Grid
+from torch_mapss.encoders import Encoder
+from torch_mapss.pipeline import MAPSS
+from torch_mapss.records import ReferenceBank, Scores
+
+__all__ = ["LossRecord", "MAPSSLoss", "MatchLoss", "SeparationLoss"]
+
+REDUCTIONS = ("mean", "sum", "item", "none")
+MODES = ("linear", "log")
+MATCH_MODES = ("linear", "log", "log1p")
+PIT = ("si_sdr", "loss")
+# -log PS goes on as a straight line below this PS: PS is exactly 0 where an output is another
+# source, and the slope of the logarithm would be infinite there.
+LOG_FLOOR = 1e-6
+# PIT over the loss scores every permutation: 24 of them for 4 sources.
+MOST_PERMUTED = 4
+
+Weighting = Callable[[Scores, ReferenceBank], Tensor]
+Extra = Callable[[Tensor, Tensor], Tensor]
+
+
+class _Term(NamedTuple):
+    """One part of a loss, per estimate."""
+
+    name: str
+    weight: float
+    values: Tensor  # (B, S'), exactly 0 where not defined
+    defined: Tensor  # (B, S') bool
+
+
+class _Call(NamedTuple):
+    """What the terms of one call are computed from."""
+
+    estimates: Tensor  # (B, S', T) floating point, in the order of ``index``
+    bank: ReferenceBank
+    index: tuple[int, ...]  # source of each estimate
+    waveforms: Tensor | None  # (B, S, T) references as handed in, if they were
+    generator: torch.Generator | None
+
+
+@dataclass(frozen=True)
+class LossRecord:
+    """What the last call saw, without a graph, for logs."""
+
+    terms: dict[str, Tensor]  # () unweighted mean of each term; NaN where it has no defined item
+    defined: Tensor  # (B, S') bool: estimates that PS or PM was defined for
+    order: Tensor | None  # (B, S) with PIT: the estimate taken for each reference
+
+    @property
+    def skipped(self) -> Tensor:
+        """() int64: mixtures without any defined estimate."""
+        return (~self.defined.any(-1)).sum()
+
+
+class _PerceptualLoss(nn.Module):
+    """What the three losses share: the scorer, frames, permutations, reductions."""
+
+    measures = "both"
+
+    def __init__(
+        self,
+        mapss: MAPSS | None,
+        encoder: str | Encoder | Callable[[Tensor], Tensor],
+        reduction: str,
+        weighting: str | Weighting | None,
+        pit: str | None,
+        frames: int | None,
+        seed: int,
+        options: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        self.mapss = _scorer(mapss, encoder, options)
+        self.reduction = _checks.check_choice(reduction, "reduction", REDUCTIONS)
+        self.weighting = _checked_weighting(weighting)
+        self.pit = pit if pit is None else _checks.check_choice(pit, "pit", PIT)
+        self.frames = _checked_frames(frames)
+        self.seed = int(seed)
+        #: Calls made in training mode, which choose the random frames: set it to resume exactly.
+        self.draws = 0
+        #: :class:`LossRecord` of the last call.
+        self.last: LossRecord | None = None
+        self._warned = False
+
+    def forward(
+        self,
+        estimates: Tensor,
+        references: Tensor | ReferenceBank,
+        attributed: Sequence[int] | Tensor | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+        *,
+        waveforms: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            estimates: (B, S', T) or (S', T) waveforms; the gradient runs through them.
+            references: (B, S, T) or (S, T) waveforms, or a bank of them
+                (``loss.mapss.prepare(references)``), which saves most of the cost.
+            attributed: (S',) which reference each estimate belongs to; all in order by default.
+                Train on the target alone with one estimate and ``attributed=(0,)``.
+            lengths: (B,) true lengths in samples of a padded batch; a bank knows its own.
+            waveforms: (B, S, T) the references as waveforms, where a bank is handed in and
+                ``extra`` wants them. Unused otherwise.
+
+        Returns:
+            () with reduction "mean" or "sum", (B,) with "item", (B, S') with "none"; float64 for
+            float64 estimates, else float32. Estimates keep their place also with PIT.
+
+        Raises:
+            TypeError: not tensors of a type that holds audio.
+            ValueError: shapes, lengths, devices or samples that do not fit, see the message;
+                non-finite samples name item and source.
+        """
+        arguments = estimates, references, attributed, lengths, waveforms
+        if torch.compiler.is_compiling():
+            # Looked up here: importing the compiler would cost every eager user seconds.
+            return torch.compiler.disable(self._evaluate)(*arguments)
+        return self._evaluate(*arguments)
+
+    def _evaluate(
+        self,
+        estimates: Tensor,
+        references: Tensor | ReferenceBank,
+        attributed: Sequence[int] | Tensor | None,
+        lengths: Tensor | Sequence[int] | None,
+        waveforms: Tensor | None,
+    ) -> Tensor:
+        self._check_rank(estimates)
+        kind = estimates.device.type if isinstance(estimates, Tensor) else "cpu"
+        with torch.autocast(kind, enabled=False):
+            call = self._call(estimates, references, attributed, lengths, waveforms)
+            order = self._order(call)
+            terms = self._terms(_placed(call, order))
+            terms = terms if order is None else [_returned(term, order) for term in terms]
+            self._note(terms, order, call.bank)
+            value = _reduced(terms, self.reduction)
+            value = value + self._extra(_placed(call, order))
+        if value.requires_grad or not call.estimates.requires_grad:
+            return value
+        return value + _zero_of(call.estimates)
+
+    # --------------------------------------------------------------------------- one call
+
+    def _check_rank(self, estimates: object) -> None:
+        if getattr(estimates, "ndim", 3) == 2 and self.reduction in ("item", "none"):
+            shape = tuple(estimates.shape)  # type: ignore[attr-defined]
+            raise ValueError(
+                f"reduction={self.reduction!r} needs estimates (B, S', T), got {shape}: the first "
+                "axis could be mixtures or sources. PS and PM compare an estimate with all sources "
+                "of its mixture, so they cannot be computed speaker by speaker; a permutation "
+                "wrapper must hand in whole mixtures (mode='permutation-wise'). For one mixture "
+                "pass estimates.unsqueeze(0)."
+            )
+
+    def _call(
+        self,
+        estimates: Tensor,
+        references: Tensor | ReferenceBank,
+        attributed: Sequence[int] | Tensor | None,
+        lengths: Tensor | Sequence[int] | None,
+        waveforms: Tensor | None,
+    ) -> _Call:
+        waves, bank, index = self.mapss._matched(
+            estimates, references, attributed, lengths, self.measures, warn=False
+        )
+        if waveforms is None and isinstance(references, Tensor):
+            waveforms = references
+        if waveforms is not None:
+            waveforms = audio.as_waveform(waveforms, "references")
+            waveforms = waveforms if waveforms.ndim == 3 else waveforms.unsqueeze(0)
+        return _Call(waves, bank, index, waveforms, self._generator())
+
+    def _generator(self) -> torch.Generator | None:
+        """New random frames for every call in training mode, the same ones in evaluation mode."""
+        if self.frames is None:
+            return None
+        draw = self.draws if self.training else -1
+        self.draws += self.training
+        return torch.Generator("cpu").manual_seed(_stable_seed(self.seed, draw))
+
+    def _frame_terms(self, scores: Scores) -> list[tuple[str, float, Tensor]]:
+        """Name, weight and (B, S', F) values of the terms that frames have."""
+        raise NotImplementedError
+
+    def _terms(self, call: _Call) -> list[_Term]:
+        scores = self.mapss(
+            call.estimates,
+            call.bank,
+            call.index,
+            measures=self.measures,
+            frames=self.frames,
+            generator=None if call.generator is None else _again(call.generator),
+        )
+        weights = self._weights(scores, call)
+        return [
+            _Term(name, weight, *_weighted_mean(values, weights))
+            for name, weight, values in self._frame_terms(scores)
+        ]
+
+    def _weights(self, scores: Scores, call: _Call) -> Tensor:
+        """(B, S', F) weights of the frames, 0 where they are not scored."""
+        if self.weighting is None:
+            return scores.active.to(scores.ps.dtype)
+        if self.weighting == "energy":
+            weights = _energies(call.bank, call.index, self.mapss.grid)
+        else:
+            assert callable(self.weighting)
+            weights = _checked_weights(self.weighting(scores.detach(), call.bank), scores)
+        return torch.where(scores.active, weights.detach().to(scores.ps), 0.0)
+
+    def _extra(self, call: _Call) -> Tensor | float:
+        del call
+        return 0.0
+
+    # --------------------------------------------------------------------------- permutations
+
+    def _order(self, call: _Call) -> Tensor | None:
+        """(B, S): the estimate that stands for each reference; None: as they came."""
+        if self.pit is None:
+            return None
+        sources = call.bank.sources
+        if call.index != tuple(range(sources)):
+            raise ValueError(
+                f"pit={self.pit!r} needs one estimate per reference and no attribution, got "
+                f"attributed={call.index} of {sources} sources. Leave pit out where the source of "
+                "an estimate is known."
+            )
+        with torch.no_grad():
+            waves, _ = _inputs.sound_waveforms(
+                call.estimates, "estimates", call.bank.lengths, self.mapss.check_finite
+            )
+            call = call._replace(estimates=waves)
+            return (
+                self._order_by_si_sdr(call) if self.pit == "si_sdr" else self._order_by_loss(call)
+            )
+
+    def _order_by_si_sdr(self, call: _Call) -> Tensor:
+        order = torch.empty(call.estimates.shape[:2], dtype=torch.long)
+        for items, estimates, references in _pairs(call, self.mapss):
+            order[list(items)] = audio.match_sources(estimates, references).argsort(-1).cpu()
+        return order.to(call.estimates.device)
+
+    def _order_by_loss(self, call: _Call) -> Tensor:
+        sources = call.bank.sources
+        if sources > MOST_PERMUTED:
+            raise ValueError(
+                f"pit='loss' scores every permutation and takes at most {MOST_PERMUTED} sources, "
+                f"got {sources}. Use pit='si_sdr'."
+            )
+        orders = torch.tensor(list(itertools.permutations(range(sources))))
+        orders = orders.to(call.estimates.device)
+        batch = len(call.estimates)
+        losses = [
+            _reduced(self._terms(_placed(call, order.expand(batch, -1))), "item")
+            for order in orders
+        ]
+        return orders[torch.stack(losses).argmin(0)]
+
+    # --------------------------------------------------------------------------- notes
+
+    def _note(self, terms: Sequence[_Term], order: Tensor | None, bank: ReferenceBank) -> None:
+        perceptual = [term for term in terms if term.name in ("separation", "match")]
+        defined = perceptual[0].defined
+        means = {
+            term.name: torch.where(term.defined.any(), _mean(term), torch.nan).detach()
+            for term in terms
+        }
+        self.last = LossRecord(means, defined.detach(), order)
+        self._warn_undefined(defined, bank)
+
+    def _warn_undefined(self, defined: Tensor, bank: ReferenceBank) -> None:
+        if self._warned:
+            return
+        # Shapes tell first; values of a tensor are read only where samples are checked anyway.
+        empty = all(len(group.scored) == 0 for group in bank.groups)
+        if empty or (self.mapss.check_finite and not bool(defined.any())):
+            self._warned = True
+            warnings.warn(
+                f"no estimate of this batch of {bank.batch} can be scored: no drawn frame has its "
+                "own source and another one active. PS and PM add zero, without gradient. This is "
+                "said once.",
+                stacklevel=7,
+            )
+
+    # --------------------------------------------------------------------------- module manners
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _PerceptualLoss:
+        """A copy that shares the frozen scorer, as copies of a model (averages, say) should."""
+        memo[id(self.mapss)] = self.mapss
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        for name, value in self.__dict__.items():
+            twin.__dict__[name] = copy.deepcopy(value, memo)
+        return twin
+
+    def extra_repr(self) -> str:
+        """Settings, for ``print``."""
+        names = ("reduction", "weighting", "pit", "frames", "seed")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+
+
+class SeparationLoss(_PerceptualLoss):
+    """Leakage as a loss: 1 - PS, or -log PS.
+
+    Args:
+        mapss: the scorer, shared and not copied; one scorer serves several losses and metrics.
+            Made from ``encoder`` and ``options`` if None.
+        mode: ``"linear"`` is 1 - PS, in [0, 1]: calm. ``"log"`` is -log PS: pulls harder on the
+            outputs that sound like another source (straight below PS = 1e-6).
+        reduction: ``"mean"`` over frames, then sources, then mixtures, of what is defined;
+            ``"sum"`` over estimates; ``"item"`` (B,) or ``"none"`` (B, S'), 0 where undefined.
+        weighting: of the frames in a source's mean: None (equal), ``"energy"`` (of the reference
+            in the frame: soft passages count less), or a callable from the detached
+            :class:`~torch_mapss.Scores` and the bank to weights (B, S', F), at least 0.
+        pit: None takes estimates in order. ``"si_sdr"`` gives each reference the estimate that
+            maximises the total SI-SDR; ``"loss"`` the permutation of least loss, by scoring them
+            all without gradients (S! forward passes, at most 4 sources).
+        frames: score at most so many frames of the batch, drawn at random for each call (in
+            evaluation mode always the same ones). Fewer are cheaper and noisier.
+        seed: of those draws; ``loss.draws`` counts them and can be set to resume.
+        encoder: as for :class:`~torch_mapss.MAPSS`.
+        options: further keywords of :class:`~torch_mapss.MAPSS`, e.g. ``layer``,
+            ``separation_bank=DistortionBank("separation", size=24)``, ``device``.
+
+    Example:
+        >>> import torch
+        >>> from torch_mapss import SeparationLoss
+        >>> loss = SeparationLoss(encoder="mel")
+        >>> references = torch.randn(1, 2, 8000)
+        >>> estimates = (references + 0.5 * references.flip(1)).requires_grad_()
+        >>> loss(estimates, references).backward()
+        >>> bool(estimates.grad.abs().sum() > 0)
+        True
+    """
+
+    measures = "separation"
+
+    def __init__(
+        self,
+        mapss: MAPSS | None = None,
+        *,
+        mode: str = "linear",
+        reduction: str = "mean",
+        weighting: str | Weighting | None = None,
+        pit: str | None = None,
+        frames: int | None = None,
+        seed: int = 0,
+        encoder: str | Encoder | Callable[[Tensor], Tensor] = "wav2vec2-large",
+        **options: Any,
+    ) -> None:
+        super().__init__(mapss, encoder, reduction, weighting, pit, frames, seed, options)
+        self.mode = _checks.check_choice(mode, "mode", MODES)
+
+    def _frame_terms(self, scores: Scores) -> list[tuple[str, float, Tensor]]:
+        return [("separation", 1.0, _leakage(scores, self.mode))]
+
+
+class MatchLoss(_PerceptualLoss):
+    """Self-distortion as a loss: -log PM, log(1 - log PM), or 1 - PM.
+
+    Args:
+        mapss: as for :class:`SeparationLoss`.
+        mode: ``"log"`` is -log PM, computed as a logarithm throughout: an output far outside its
+            cluster, whose PM has underflown to 0, still has a slope. It is unbounded: hundreds
+            for an output with audible leakage, so a few hopeless frames can outweigh the rest.
+            ``"log1p"`` is log(1 - log PM): the same order and slopes near a good output, a few
+            units for a hopeless one, so that it can be weighed against other terms. ``"linear"``
+            is 1 - PM, in [0, 1], flat once PM is 0.
+        reduction, weighting, pit, frames, seed, encoder, options: as for
+            :class:`SeparationLoss`.
+    """
+
+    measures = "match"
+
+    def __init__(
+        self,
+        mapss: MAPSS | None = None,
+        *,
+        mode: str = "log",
+        reduction: str = "mean",
+        weighting: str | Weighting | None = None,
+        pit: str | None = None,
+        frames: int | None = None,
+        seed: int = 0,
+        encoder: str | Encoder | Callable[[Tensor], Tensor] = "wav2vec2-large",
+        **options: Any,
+    ) -> None:
+        super().__init__(mapss, encoder, reduction, weighting, pit, frames, seed, options)
+        self.mode = _checks.check_choice(mode, "mode", MATCH_MODES)
+
+    def _frame_terms(self, scores: Scores) -> list[tuple[str, float, Tensor]]:
+        return [("match", 1.0, _distortion(scores, self.mode))]
+
+
+class MAPSSLoss(_PerceptualLoss):
+    """Leakage and self-distortion, with SI-SDR and a term of your own, as one loss.
+
+    ``separation`` · leakage + ``match`` · distortion − ``si_sdr`` · SI-SDR + ``extra``. Each term
+    is averaged over what is defined for it: SI-SDR needs a reference that is not silent, PS and
+    PM a frame with two active sources.
+
+    Args:
+        mapss: as for :class:`SeparationLoss`.
+        separation: weight of the PS term; 0 leaves it out, cost and all.
+        match: weight of the PM term; 0 leaves it out.
+        si_sdr: weight of -SI-SDR, in 1/dB, at the encoder's sample rate. It anchors what PS and PM
+            do not hear, the waveform itself (0.05 weighs a dB like 5 % of PS).
+        extra: a term of your own, called with estimates and their references (B, S', T) as
+            handed in (permuted and picked, never resampled or normalised); returns (), or (B,) or
+            (B, S') of losses.
+            Reduction "item" and "none" need the shape they return. It weighs itself and takes no
+            part in choosing permutations.
+        separation_mode, match_mode: ``mode`` of :class:`SeparationLoss` and :class:`MatchLoss`.
+        reduction, weighting, pit, frames, seed, encoder, options: as for
+            :class:`SeparationLoss`.
+
+    Raises:
+        ValueError: a weight that is negative or not finite, or both PS and PM left out.
+    """
+
+    def __init__(
+        self,
+        mapss: MAPSS | None = None,
+        *,
+        separation: float = 1.0,
+        match: float = 1.0,
+        si_sdr: float = 0.0,
+        extra: Extra | None = None,
+        separation_mode: str = "linear",
+        match_mode: str = "log",
+        reduction: str = "mean",
+        weighting: str | Weighting | None = None,
+        pit: str | None = None,
+        frames: int | None = None,
+        seed: int = 0,
+        encoder: str | Encoder | Callable[[Tensor], Tensor] = "wav2vec2-large",
+        **options: Any,
+    ) -> None:
+        super().__init__(mapss, encoder, reduction, weighting, pit, frames, seed, options)
+        weights = {"separation": separation, "match": match, "si_sdr": si_sdr}
+        self.weights = {name: _checked_weight(w, name) for name, w in weights.items()}
+        self.separation_mode = _checks.check_choice(separation_mode, "separation_mode", MODES)
+        self.match_mode = _checks.check_choice(match_mode, "match_mode", MATCH_MODES)
+        if extra is not None and not callable(extra):
+            raise TypeError(
+                "extra must be a function of (estimates, references), got "
+                f"{type(extra).__name__}. Pass e.g. lambda e, r: 0.1 * (e - r).abs().mean(-1)."
+            )
+        self.extra = extra
+        self.measures = _needed(self.weights)
+
+    def _frame_terms(self, scores: Scores) -> list[tuple[str, float, Tensor]]:
+        terms = []
+        if self.weights["separation"]:
+            leakage = _leakage(scores, self.separation_mode)
+            terms.append(("separation", self.weights["separation"], leakage))
+        if self.weights["match"]:
+            terms.append(("match", self.weights["match"], _distortion(scores, self.match_mode)))
+        return terms
+
+    def _terms(self, call: _Call) -> list[_Term]:
+        terms = super()._terms(call)
+        if self.weights["si_sdr"]:
+            values, defined = _negative_si_sdr(call, self.mapss)
+            terms.append(_Term("si_sdr", self.weights["si_sdr"], values, defined))
+        return terms
+
+    def _extra(self, call: _Call) -> Tensor | float:
+        if self.extra is None:
+            return 0.0
+        if call.waveforms is None:
+            raise ValueError(
+                "extra needs the references as waveforms, and a bank was handed in. Pass them "
+                "along: loss(estimates, bank, waveforms=references)."
+            )
+        references = call.waveforms[:, list(call.index)]
+        value = self.extra(call.estimates, references.to(call.estimates.dtype))
+        return _reduced_extra(value, self.reduction, tuple(call.estimates.shape[:2]))
+
+
+# ------------------------------------------------------------------------------------------------
+# Values of frames
+# ------------------------------------------------------------------------------------------------
+
+
+def _leakage(scores: Scores, mode: str) -> Tensor:
+    """1 - PS, or -log PS continued as its tangent below ``LOG_FLOOR``."""
+    if mode == "linear":
+        return 1.0 - scores.ps
+    low = scores.ps < LOG_FLOOR
+    log = torch.where(low, 1.0, scores.ps).log()  # the input is masked too: log 0 has no slope
+    line = math.log(LOG_FLOOR) + (scores.ps - LOG_FLOOR) / LOG_FLOOR
+    return -torch.where(low, line, log)
+
+
+def _distortion(scores: Scores, mode: str) -> Tensor:
+    """1 - PM, -log PM, or log(1 - log PM)."""
+    if mode == "linear":
+        return 1.0 - scores.pm
+    return -scores.log_pm if mode == "log" else torch.log1p(-scores.log_pm)
+
+
+def _negative_si_sdr(call: _Call, mapss: MAPSS) -> tuple[Tensor, Tensor]:
+    """-SI-SDR (B, S') in dB, and where the reference is not silent."""
+    shape = call.estimates.shape[:2]
+    values = call.estimates.new_zeros(shape)
+    defined = torch.zeros(shape, dtype=torch.bool, device=values.device)
+    for items, estimates, references in _pairs(call, mapss):
+        references = references[:, list(call.index)]
+        there = ~audio.is_silent(references)
+        if not mapss.check_finite:
+            sound = estimates.isfinite().all(-1)
+            estimates = torch.where(sound.unsqueeze(-1), estimates, 0.0)
+            there = there & sound
+        found = audio.si_sdr(estimates, references.to(estimates.dtype))
+        place = torch.tensor(items, device=values.device)
+        values = values.index_put((place,), torch.where(there, -found, 0.0))
+        defined = defined.index_put((place,), there)
+    return values, defined
+
+
+def _pairs(call: _Call, mapss: MAPSS) -> list[tuple[tuple[int, ...], Tensor, Tensor]]:
+    """Of each length: items, their estimates (b, S', T) and references (b, S, T), at one rate."""
+    found = []
+    for group in call.bank.groups:
+        waves = call.estimates[list(group.items), :, : group.samples]
+        waves = audio.resample(waves, mapss.sample_rate, mapss.grid.sample_rate)
+        found.append((group.items, waves, group.waveforms.to(waves.dtype)))
+    return found
+
+
+def _energies(bank: ReferenceBank, index: tuple[int, ...], grid: Grid) -> Tensor:
+    """(B, S', F) mean square of the normalised references in every frame, 0 in padding."""
+    like = bank.groups[0].waveforms
+    energies = like.new_zeros(bank.batch, len(index), bank.frames)
+    for group in bank.groups:
+        waves = group.waveforms[:, list(index)]
+        power = audio.frame_rms(waves, grid.receptive_field, grid.hop).square()
+        energies[list(group.items), :, : power.shape[-1]] = power.to(energies.dtype)
+    return energies
+
+
+# ------------------------------------------------------------------------------------------------
+# Means over what is defined
+# ------------------------------------------------------------------------------------------------
+
+
+def _weighted_mean(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean over frames (B, S'), 0 where no weight is, and where one is."""
+    total = weights.sum(-1)
+    defined = total > 0.0
+    # Weights of any scale: relative ones cannot underflow against each other.
+    relative = weights / torch.where(defined, total, 1.0).unsqueeze(-1)
+    there = relative > 0.0
+    return torch.where(there, values * relative, 0.0).sum(-1), defined
+
+
+def _items(term: _Term) -> Tensor:
+    """(B,) mean over the defined sources of each mixture, 0 where there is none."""
+    return term.values.sum(-1) / term.defined.sum(-1).clamp(min=1)
+
+
+def _mean(term: _Term) -> Tensor:
+    """() mean over the mixtures with a defined source, 0 if there is none."""
+    return _items(term).sum() / term.defined.any(-1).sum().clamp(min=1)
+
+
+def _reduced(terms: Sequence[_Term], reduction: str) -> Tensor:
+    reduce: dict[str, Callable[[_Term], Tensor]] = {
+        "mean": _mean,
+        "sum": lambda term: term.values.sum(),
+        "item": _items,
+        "none": lambda term: term.values,
+    }
+    parts = [term.weight * reduce[reduction](term) for term in terms]
+    return torch.stack(parts).sum(0)
+
+
+def _reduced_extra(value: object, reduction: str, shape: tuple[int, int]) -> Tensor:
+    """The caller's own term, in the shape of the reduction."""
+    accepted = {"item": (shape, shape[:1]), "none": (shape,)}.get(reduction, (shape, shape[:1], ()))
+    if not isinstance(value, Tensor) or tuple(value.shape) not in accepted:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"extra must return a tensor of shape {' or '.join(map(str, accepted))} for reduction "
+            f"{reduction!r}, got {got}. Average over time inside it."
+        )
+    if reduction == "none":
+        return value
+    if reduction == "item":
+        return value if value.ndim == 1 else value.mean(-1)
+    return value.mean() if reduction == "mean" else value.sum()
+
+
+def _zero_of(estimates: Tensor) -> Tensor:
+    """A zero whose gradient is a tensor of zeros, whatever ``estimates`` hold."""
+    never = torch.zeros((), dtype=torch.bool, device=estimates.device)
+    return torch.where(never, estimates, 0.0).sum()
+
+
+# ------------------------------------------------------------------------------------------------
+# Small parts
+# ------------------------------------------------------------------------------------------------
+
+
+def _placed(call: _Call, order: Tensor | None) -> _Call:
+    """The call with estimates brought into the order of the references."""
+    if order is None:
+        return call
+    rows = torch.arange(len(order), device=order.device).unsqueeze(-1)
+    return call._replace(estimates=call.estimates[rows, order])
+
+
+def _returned(term: _Term, order: Tensor) -> _Term:
+    """The term with its values back in the places of the estimates."""
+    back = order.argsort(-1)
+    return term._replace(values=term.values.gather(1, back), defined=term.defined.gather(1, back))
+
+
+def _again(generator: torch.Generator) -> torch.Generator:
+    """A generator of the same draws: the permutations of one call see the same frames."""
+    return torch.Generator("cpu").manual_seed(generator.initial_seed())
+
+
+def _stable_seed(seed: int, draw: int) -> int:
+    """Hashed, since neighbouring seeds of one generator would share draws with other losses."""
+    digest = hashlib.sha256(f"frames/{seed}/{draw}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")
+
+
+def _scorer(
+    mapss: MAPSS | None,
+    encoder: str | Encoder | Callable[[Tensor], Tensor],
+    options: dict[str, Any],
+) -> MAPSS:
+    if mapss is None:
+        return MAPSS(encoder, **options)
+    if not isinstance(mapss, MAPSS):
+        raise TypeError(
+            f"mapss must be a torch_mapss.MAPSS, got {type(mapss).__name__}. Name an encoder with "
+            "encoder='mel'."
+        )
+    if options:
+        raise TypeError(
+            f"{', '.join(sorted(options))} cannot be set beside mapss=, which has settings of its "
+            "own. Set them on the MAPSS."
+        )
+    return mapss
+
+
+def _checked_weighting(weighting: str | Weighting | None) -> str | Weighting | None:
+    if weighting is None or weighting == "energy" or callable(weighting):
+        return weighting
+    raise ValueError(
+        "weighting must be None, 'energy' or a function from scores and bank to weights "
+        f"(B, S', F), got {weighting!r}."
+    )
+
+
+def _checked_frames(frames: int | None) -> int | None:
+    if frames is None:
+        return None
+    if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
+        raise ValueError(
+            f"frames must be a whole number of at least 1, or None for all, got {frames!r}."
+        )
+    return frames
+
+
+def _checked_weights(weights: object, scores: Scores) -> Tensor:
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"weighting must return a tensor (B, S', F), got {type(weights).__name__}.")
+    try:
+        weights = weights.expand(scores.ps.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"weighting must return (B, S', F) = {tuple(scores.ps.shape)}, got "
+            f"{tuple(weights.shape)}."
+        ) from None
+    if not bool(((weights >= 0.0) & weights.isfinite()).all()):
+        raise ValueError(
+            "weighting must return finite weights of at least 0, got others. A negative weight "
+            "would reward what it should punish."
+        )
+    return weights
+
+
+def _checked_weight(weight: float, name: str) -> float:
+    value = float(weight)
+    if not (math.isfinite(value) and value >= 0.0):
+        raise ValueError(
+            f"{name} must be a finite weight of at least 0, got {weight}. 0 leaves the term out."
+        )
+    return value
+
+
+def _needed(weights: dict[str, float]) -> str:
+    """Which measures a MAPSSLoss computes."""
+    ps, pm = weights["separation"] > 0.0, weights["match"] > 0.0
+    if not (ps or pm):
+        raise ValueError(
+            "separation and match are both 0, so neither PS nor PM would be computed. Give one of "
+            "them a weight, or use SI-SDR (torch_mapss.audio.si_sdr) without this loss."
+        )
+    return "both" if ps and pm else "separation" if ps else "match"
