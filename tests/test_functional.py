@@ -1,4 +1,4 @@
-"""PS and PM against the oracle and the reference implementation's numbers; their laws; bad input."""
+"""PS and PM against the oracle and the reference implementation; their laws; bad input."""
 
 from __future__ import annotations
 
