@@ -327,10 +327,21 @@ def _floors(convention: str) -> tuple[float, float, float]:
 
 
 def match_radius(fit: GammaFit, convention: str) -> float:
-    """[eq:ps_bias] over the box of [eq:pm_k_bias], [eq:pm_theta_bias], C_1 = C_2 = 1."""
+    """[eq:ps_bias] over the box of [eq:pm_k_bias], [eq:pm_theta_bias], C_1 = C_2 = 1.
+
+    "derived" takes the box up to the full-space k and θ themselves.
+    """
     n = len(fit.g)
     mean, variance = _moments(fit.g, convention)
     mean_full, variance_full = _moments(fit.g + fit.gaps, convention)
+    if convention == "derived":  # no constants: the full-space parameters are there to be computed
+        half = (
+            abs(mean_full**2 / variance_full - mean**2 / variance),
+            abs(variance_full / mean_full - variance / mean),
+            fit.gap_a,
+        )
+        centre = mean**2 / variance, variance / mean, fit.a
+        return _corner_maximum(centre, half, _floors(convention))
     factor = float(max(fit.gaps)) * n / (n - 1)
     guard = 1e-9 if convention == "reference" else 0.0
     half = (
