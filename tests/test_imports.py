@@ -24,7 +24,7 @@ ALLOWED = {
     "measures": {"_checks", "manifold", "special"},
     "functional": {"_checks", "aggregate", "bounds", "manifold", "measures", "special"},
     "records": {"aggregate"},
-    "_inputs": {"audio"},
+    "_batches": {"audio"},
     "_frames": {"_checks", "records"},
     "_prepare": {"audio", "distortions", "encoders", "records"},
 }

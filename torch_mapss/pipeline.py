@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_mapss import _checks, _inputs, audio
+from torch_mapss import _batches, _checks, audio
 from torch_mapss._frames import Canvas, Part, activity, choose, chunks, gather
 from torch_mapss._prepare import by_length, encode_distortions, shared_grid, usable, warn_unscored
 from torch_mapss.distortions import Distortion, DistortionBank
@@ -207,10 +207,10 @@ class MAPSS(nn.Module):
     ) -> ReferenceBank:
         """:meth:`prepare` without its warning, for callers that have one of their own."""
         _checks.check_choice(measures, "measures", MEASURES)
-        waves = _inputs.as_batch(references, "references")
-        _inputs.check_sources(waves, references.ndim)
+        waves = _batches.as_batch(references, "references")
+        _batches.check_sources(waves, references.ndim)
         true = self._lengths(lengths, *waves.shape[::2])
-        waves, sound = _inputs.sound_waveforms(waves, "references", true, self.check_finite)
+        waves, sound = _batches.sound_waveforms(waves, "references", true, self.check_finite)
         groups = [
             self._prepare_group(waves[list(items), :, :samples], items, samples, measures)
             for items, samples in by_length(true)
@@ -408,14 +408,14 @@ class MAPSS(nn.Module):
         warn: bool = True,
     ) -> tuple[Tensor, ReferenceBank, tuple[int, ...]]:
         """Estimates as (B, S', T) floats, the bank, and the source of each estimate."""
-        waves = _inputs.as_batch(estimates, "estimates")
+        waves = _batches.as_batch(estimates, "estimates")
         if not isinstance(references, ReferenceBank):
-            other = _inputs.as_batch(references, "references")
+            other = _batches.as_batch(references, "references")
             _checks.check_devices(estimates=waves, references=other)
-            _inputs.check_batches(estimates, references)
-            _inputs.check_sources(other, references.ndim)
+            _batches.check_batches(estimates, references)
+            _batches.check_sources(other, references.ndim)
             index = _checks.check_attributed(attributed, waves.shape[1], other.shape[1])
-            waves, other = _inputs.same_length(waves, other, lengths, self.trim)
+            waves, other = _batches.same_length(waves, other, lengths, self.trim)
             prepare = self.prepare if warn else self._prepare
             return waves, prepare(other, lengths, measures), index
         bank = references
@@ -455,7 +455,7 @@ class MAPSS(nn.Module):
                 )
         longer_is_fine = self.trim and waves.shape[-1] >= bank.samples
         if waves.shape[-1] != bank.samples and not longer_is_fine:
-            raise ValueError(_inputs.unequal(waves.shape[-1], bank.samples))
+            raise ValueError(_batches.unequal(waves.shape[-1], bank.samples))
         _checks.check_devices(estimates=waves, bank=bank.groups[0].waveforms)
 
     def _lengths(
@@ -464,7 +464,7 @@ class MAPSS(nn.Module):
         grid = self.grid
         least = -(-grid.receptive_field * self.sample_rate // grid.sample_rate)
         name = self.encoder.name
-        return _inputs.true_lengths(lengths, batch, samples, least, self.sample_rate, name)
+        return _batches.true_lengths(lengths, batch, samples, least, self.sample_rate, name)
 
     def _normalised(self, waves: Tensor) -> Tensor:
         grid = self.grid
@@ -480,7 +480,7 @@ class MAPSS(nn.Module):
         kinds: Sequence[bool],
     ) -> list[Part]:
         """Encoded estimates of every group, with all its scored frames."""
-        waves, sound = _inputs.sound_waveforms(
+        waves, sound = _batches.sound_waveforms(
             estimates, "estimates", bank.lengths, self.check_finite
         )
         parts = []
