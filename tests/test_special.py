@@ -177,13 +177,13 @@ def test_transition_at_the_largest_shapes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1e5, 1e6, 1e7])
 def test_transition_of_large_shapes_in_full(k: float) -> None:
-    assert_accurate(around(k, WIDTHS))
+    assert_accurate(around(k, WIDTHS[::3]))
 
 
 @pytest.mark.slow
 def test_random_points() -> None:
     draw = np.random.default_rng(0)
-    k = 10 ** draw.uniform(-2, 4.5, 1500)
+    k = 10 ** draw.uniform(-2, 4, 500)
     near = k + np.sqrt(k) * draw.normal(0, 8, k.size)
     x = np.where(near > 0, near, 10 ** draw.uniform(-12, 8, k.size))
     assert_accurate(list(zip(k.tolist(), x.tolist())))
