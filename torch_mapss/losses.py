@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torch_mapss import _checks, _inputs, audio
+from torch_mapss import _checks, _batches, audio
 from torch_mapss._prepare import Grid
 from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline import MAPSS
@@ -73,9 +73,9 @@ class _Term(NamedTuple):
 class _Call(NamedTuple):
     """What the terms of one call are computed from."""
 
-    estimates: Tensor  # (B, S', T) floating point, in the order of ``index``
+    estimates: Tensor  # (B, S', T) floating point, in the order of ``attributed``
     bank: ReferenceBank
-    index: tuple[int, ...]  # source of each estimate
+    attributed: tuple[int, ...]  # source of each estimate
     waveforms: Tensor | None  # (B, S, T) references as handed in, if they were
     generator: torch.Generator | None
 
@@ -228,7 +228,7 @@ class _PerceptualLoss(nn.Module):
         scores = self.mapss(
             call.estimates,
             call.bank,
-            call.index,
+            call.attributed,
             measures=self.measures,
             frames=self.frames,
             generator=None if call.generator is None else _again(call.generator),
@@ -244,7 +244,7 @@ class _PerceptualLoss(nn.Module):
         if self.weighting is None:
             return scores.active.to(scores.ps.dtype)
         if self.weighting == "energy":
-            weights = _energies(call.bank, call.index, self.mapss.grid)
+            weights = _energies(call.bank, call.attributed, self.mapss.grid)
         else:
             assert callable(self.weighting)
             weights = _checked_weights(self.weighting(scores.detach(), call.bank), scores)
@@ -261,14 +261,14 @@ class _PerceptualLoss(nn.Module):
         if self.pit is None:
             return None
         sources = call.bank.sources
-        if call.index != tuple(range(sources)):
+        if call.attributed != tuple(range(sources)):
             raise ValueError(
                 f"pit={self.pit!r} needs one estimate per reference and no attribution, got "
-                f"attributed={call.index} of {sources} sources. Leave pit out where the source of "
+                f"attributed={call.attributed} of {sources} sources. Leave pit out where the source of "
                 "an estimate is known."
             )
         with torch.no_grad():
-            waves, _ = _inputs.sound_waveforms(
+            waves, _ = _batches.sound_waveforms(
                 call.estimates, "estimates", call.bank.lengths, self.mapss.check_finite
             )
             call = call._replace(estimates=waves)
@@ -515,9 +515,9 @@ class MAPSSLoss(_PerceptualLoss):
                 "extra needs the references as waveforms, and a bank was handed in. Pass them "
                 "along: loss(estimates, bank, waveforms=references)."
             )
-        references = call.waveforms[:, list(call.index)]
+        references = call.waveforms[:, list(call.attributed)]
         value = self.extra(call.estimates, references.to(call.estimates.dtype))
-        return _reduced_extra(value, self.reduction, tuple(call.estimates.shape[:2]))
+        return _reduced_extra(value, self.reduction, call.estimates.shape[:2])
 
 
 # ------------------------------------------------------------------------------------------------
@@ -548,7 +548,7 @@ def _negative_si_sdr(call: _Call, mapss: MAPSS) -> tuple[Tensor, Tensor]:
     values = call.estimates.new_zeros(shape)
     defined = torch.zeros(shape, dtype=torch.bool, device=values.device)
     for items, estimates, references in _pairs(call, mapss):
-        references = references[:, list(call.index)]
+        references = references[:, list(call.attributed)]
         there = ~audio.is_silent(references)
         if not mapss.check_finite:
             sound = estimates.isfinite().all(-1)
@@ -618,7 +618,7 @@ def _reduced(terms: Sequence[_Term], reduction: str) -> Tensor:
     return torch.stack(parts).sum(0)
 
 
-def _reduced_extra(value: object, reduction: str, shape: tuple[int, int]) -> Tensor:
+def _reduced_extra(value: object, reduction: str, shape: torch.Size) -> Tensor:
     """The caller's own term, in the shape of the reduction."""
     accepted = {"item": (shape, shape[:1]), "none": (shape,)}.get(reduction, (shape, shape[:1], ()))
     if not isinstance(value, Tensor) or tuple(value.shape) not in accepted:
