@@ -9,6 +9,9 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -208,9 +211,18 @@ def _not_available(name: str, problem: str) -> str:
 
 def _reach(name: str) -> None:
     """One question to the hub, without the client's retries, which go on for half a minute."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub import constants, hf_hub_url
 
-    get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=CONNECT_TIMEOUT)
+    if constants.HF_HUB_OFFLINE:
+        return  # the client says so itself, at once
+    question = urllib.request.Request(hf_hub_url(name, CONFIG), method="HEAD")
+    try:
+        urllib.request.urlopen(question, timeout=CONNECT_TIMEOUT).close()
+    except urllib.error.HTTPError:
+        return  # there was an answer, and the client knows better what it means
+    except urllib.error.URLError as error:
+        if not isinstance(error.reason, ssl.SSLError):  # the client has certificates of its own
+            raise
 
 
 def _fetch_file(name: str, file: str, cache_dir: str | None) -> Path | None:

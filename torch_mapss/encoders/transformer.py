@@ -141,7 +141,8 @@ class TransformerEncoder(Encoder):
         self.model.requires_grad_(False)  # a parent's requires_grad_() may have thawed them
         if self.architecture.normalize:
             flat = normalize_input(flat)
-        hidden = self._hidden(flat.to(self.settings.dtype))
+        with torch.random.fork_rng(devices=[]):  # transformers 4.x draws for layer drop even here
+            hidden = self._hidden(flat.to(self.settings.dtype))
         return hidden.to(torch.promote_types(hidden.dtype, torch.float32))
 
     def _hidden(self, flat: Tensor) -> Tensor:
