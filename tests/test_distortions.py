@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_mapss import distortions as D
 from torch_mapss.distortions import Distortion, DistortionBank
 from torch_mapss.distortions.signal import fast_length
-from torch_mapss.distortions.traits import Traits, percentile, spectral_peaks
+from torch_mapss.distortions.traits import Traits, cumulative_energy, percentile, spectral_peaks
 
 RATE = 16000
 COUNTS = {
@@ -489,6 +489,13 @@ def test_match_cutoffs_are_energy_quantiles_from_zero_up() -> None:
             member.measured["cutoff"](traits).squeeze(-1).tolist()
             == np.maximum(expected, 100).tolist()
         )
+
+
+def test_energy_counts_the_mean_once_and_waves_twice() -> None:
+    wave = 0.1 + sine(1000, level=0.1 * math.sqrt(2))  # Parseval: mean and sine carry 0.01 each
+    shares = cumulative_energy(wave)
+    assert float(shares[500]) == pytest.approx(0.5, abs=1e-9)
+    assert float(shares[1000]) == pytest.approx(1, abs=1e-9)
 
 
 def test_equal_cutoffs_are_one_member() -> None:
