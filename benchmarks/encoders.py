@@ -1,0 +1,102 @@
+"""What cutting a transformer off above its layer saves, and what it costs in accuracy.
+
+    python benchmarks/encoders.py [--size base] [--seconds 4] [--layer 2] [--dtype float32]
+
+Random weights of the real shapes are written to a temporary folder and read back by the library, so
+nothing is downloaded. Prints a table: time to encode, ratio to the full model, and the relative
+error against the full model's hidden state beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_mapss.encoders import load_encoder
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 64, "num_hidden_layers": 6, "intermediate_size": 128},
+    "base": {},
+    "large": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+}
+
+
+def full_model(size: str) -> Any:
+    """A randomly initialised wav2vec 2.0 with layer-norm convolutions, as the large ones have."""
+    from transformers import Wav2Vec2Config, Wav2Vec2Model
+
+    if size == "tiny":
+        SIZES[size].update(num_attention_heads=2, conv_dim=(32,) * 7)
+    norm = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
+    return Wav2Vec2Model(Wav2Vec2Config(**SIZES[size], **norm)).eval()
+
+
+def timed(function: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
+    """Best of a few runs, in seconds, and the last result."""
+    best, result = float("inf"), None
+    for _ in range(repeats):
+        start = time.perf_counter()
+        result = function()
+        best = min(best, time.perf_counter() - start)
+    return best, result
+
+
+def row(name: str, seconds: float, full: float, error: float | None = None) -> str:
+    """One line of the table."""
+    shown = "" if error is None else f"{error:.1e}"
+    return f"| {name} | {seconds:.3f} | {seconds / full:.3f} | {shown} |"
+
+
+def compare(size: str, wave: Tensor, layer: int, dtype: str) -> list[str]:
+    """Rows of the full model, the cut one and the encoders without weights."""
+    model = full_model(size)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        model.save_pretrained(folder)
+        variance, mean = torch.var_mean(wave, -1, correction=0, keepdim=True)
+        normal = (wave - mean) / variance.sqrt()
+        full, outputs = timed(lambda: model(normal, output_hidden_states=True))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # no preprocessor's settings beside random weights
+            reading, encoder = timed(lambda: load_encoder(folder, layer=layer, dtype=dtype), 1)
+        cut, found = timed(lambda: encoder(wave))
+        expected = outputs.hidden_states[layer]
+        error = float((found - expected).abs().max() / expected.abs().max())
+    rows = [row(f"full {size} model", full, full), row(f"layer {layer}, {dtype}", cut, full, error)]
+    for name in ("mel", "waveform"):
+        embedded = load_encoder(name)
+        seconds, _ = timed(lambda embedded=embedded: embedded(wave))
+        rows.append(row(name, seconds, full))
+    return [*rows, row("reading the checkpoint", reading, full)]
+
+
+def main() -> None:
+    """Parse the arguments and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--size", choices=tuple(SIZES), default="base")
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--layer", type=int, default=2)
+    parser.add_argument("--dtype", default="float32")
+    arguments = parser.parse_args()
+    generator = torch.Generator().manual_seed(0)
+    wave = 0.1 * torch.randn(2, int(16_000 * arguments.seconds), generator=generator)
+    print(f"2 signals of {arguments.seconds:g} s, {torch.get_num_threads()} thread(s)\n")
+    print("| encoder | seconds | of full | error |\n|---|---|---|---|")
+    print("\n".join(compare(arguments.size, wave, arguments.layer, arguments.dtype)))
+
+
+if __name__ == "__main__":
+    main()
