@@ -1,0 +1,10 @@
+"""``python -m torch_mapss``: the command ``torch-mapss``."""
+
+from __future__ import annotations
+
+import sys
+
+from torch_mapss.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

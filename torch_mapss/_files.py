@@ -1,0 +1,183 @@
+"""Files as results are written to them: whole or not at all, UTF-8 whatever the locale says.
+
+A leaf: standard library only.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """``path`` as text for tables and messages.
+
+    In the C locale Python may hand over names as undecoded bytes; they are UTF-8 in all likelihood.
+    """
+    return os.fsencode(os.fspath(path)).decode("utf-8", errors="replace")
+
+
+def native(text: str) -> str:
+    """``text``, read from a UTF-8 file, as a path that this process can open in any locale."""
+    return os.fsdecode(text.encode("utf-8", errors="surrogateescape"))
+
+
+def display_names(paths: Sequence[str]) -> tuple[str, ...]:
+    """A short name for every path: its stem, with as many folders as tell equal stems apart.
+
+    Example:
+        >>> display_names(["s1/x.wav", "s2/x.wav", "y.flac"])
+        ('s1/x', 's2/x', 'y')
+    """
+    parts = [os.path.splitext(path.replace(os.sep, "/"))[0].split("/") for path in paths]
+    depth = [1] * len(parts)
+    for _ in range(max(map(len, parts), default=0)):
+        names = _tails(parts, depth)
+        for place, name in enumerate(names):
+            if names.count(name) > 1:
+                depth[place] += 1
+    return numbered(_tails(parts, depth))
+
+
+def _tails(parts: Sequence[Sequence[str]], depth: Sequence[int]) -> list[str]:
+    return ["/".join(part[-count:]) for part, count in zip(parts, depth)]
+
+
+def numbered(names: Sequence[str]) -> tuple[str, ...]:
+    """``names`` with a number behind each that occurs again: the same file given twice."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return tuple(found)
+
+
+def make_folder(path: str | os.PathLike[str]) -> str:
+    """Create a folder with its parents.
+
+    Raises:
+        ValueError: it, or one of its parents, is a file, or it cannot be made.
+    """
+    path = os.fspath(path)
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(
+            f"expected a folder to write to, but {shown(path)!r} is a file (or lies below one). "
+            "Name another folder, or move the file away."
+        ) from None
+    except OSError as error:
+        raise ValueError(
+            f"the folder {shown(path)!r} cannot be made: {error.strerror}. Name one that can be "
+            "written to."
+        ) from None
+    return path
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Replace a file in one step: a reader, or a kill, finds the old one or the new one."""
+    write_with(path, lambda name: _dump(name, content))
+
+
+def write_with(path: str | os.PathLike[str], write: Callable[[str], object]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then move it there."""
+    path = os.fspath(path)
+    folder, name = os.path.split(path)
+    handle, temporary = tempfile.mkstemp(
+        prefix=".", suffix=os.path.splitext(name)[1], dir=folder or "."
+    )
+    os.close(handle)
+    try:
+        write(temporary)
+        _synced(temporary)
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's own are for the owner alone
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _dump(name: str, content: bytes) -> None:
+    with open(name, "wb") as file:
+        file.write(content)
+
+
+def _synced(name: str) -> None:
+    with open(name, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_csv(
+    path: str | os.PathLike[str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
+) -> None:
+    """A table with a header line; numbers with nine digits (float32 reads back unchanged)."""
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([cell(row.get(column)) for column in columns])
+    write_bytes(path, buffer.getvalue().encode("utf-8", errors="replace"))
+
+
+def cell(value: Any) -> str:
+    """One value of a table: ``nan`` for an undefined number, nothing for an absent one."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        return format(value, ".9g")
+    return str(value)
+
+
+def write_json(path: str | os.PathLike[str], content: Any) -> None:
+    """JSON that every reader takes: undefined numbers are ``null``."""
+    text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
+    write_bytes(path, (text + "\n").encode("utf-8", errors="replace"))
+
+
+def plain(value: Any) -> Any:
+    """``value`` in JSON's own types."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | bool | type(None)) else str(value)
+
+
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Aligned columns for a terminal; the first ``left`` ones are words, the rest numbers."""
+    lines = [list(columns), *map(list, rows)]
+    widths = [max(_width(line[k]) for line in lines) for k in range(len(columns))]
+    text = []
+    for line in lines:
+        cells = [
+            item + " " * (width - _width(item)) if k < left else " " * (width - _width(item)) + item
+            for k, (item, width) in enumerate(zip(line, widths))
+        ]
+        text.append("  ".join(cells).rstrip())
+    text.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(text)
+
+
+def _width(text: str) -> int:
+    """Columns a terminal takes for ``text``: East Asian characters take two, marks none."""
+    import unicodedata
+
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(unicodedata.combining(c) != 0 for c in text)
