@@ -515,6 +515,30 @@ def pesq_halfwidth(
     return pesq_slope(ps, window, hop, p) * overlap * rms
 
 
+def pesq_radius_secant(ps: Array, b: Array, window: int = 20, hop: int = 10, p: float = 6) -> float:
+    """The change of s over the largest change of its argument: no first-order step."""
+    u, shift = _windowed_norm(ps, window, hop, p), _windowed_norm(b, window, hop, p)
+
+    def s(x: float) -> float:
+        return 0.999 + 4.0 / (1.0 + math.exp(-1.3669 * x + 3.8224))
+
+    return max(s(u + shift) - s(u), s(u) - s(max(u - shift, 0.0)))
+
+
+def pesq_halfwidth_gradient(
+    ps: Array, p_half: Array, window: int = 20, hop: int = 10, p: float = 6, gap: int = 4
+) -> float:
+    """The delta method with differences of the pooled score, inflated for frames gap apart."""
+    terms = []
+    for f in range(len(ps)):
+        up, down = ps.copy(), ps.copy()
+        up[f] += 1e-5
+        down[f] -= 1e-5
+        up, down = pool_separation(up, window, hop, p), pool_separation(down, window, hop, p)
+        terms.append((up - down) / 2e-5 * float(p_half[f]))
+    return min(math.sqrt((gap + 1) * sum(t**2 for t in terms)), sum(abs(t) for t in terms))
+
+
 # --------------------------------------------------------------------------------------------------
 # Utterances -> correlation with ratings; v, ratings, b, h: (Q,), one entry per system
 # --------------------------------------------------------------------------------------------------

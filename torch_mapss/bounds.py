@@ -34,8 +34,8 @@ With λ the least eigenvalue, :math:`|\Sigma^{-1}\Delta| \le A/\sqrt\lambda`, so
 .. math:: \varepsilon = 2 A \Delta_\mu/\sqrt{\lambda} + A^2 \Delta_\Sigma/\lambda .
 
 From squares to distances, ``|A-Â| (A+Â) <= ε`` and ``A+Â >= max(Â, |A-Â|)`` give
-``|A-Â| <= min(√ε, ε/Â)``. The mean of n points of covariance Σ is off by sqrt(tr Σ/n) on average and
-fluctuates about that by sqrt(2 λmax ln(2/δ)/n): both enter Δ_μ. Covariances concentrate like
+``|A-Â| <= min(√ε, ε/Â)``. The mean of n points of covariance Σ is off by sqrt(tr Σ/n) on average
+and fluctuates about that by sqrt(2 λmax ln(2/δ)/n): both enter Δ_μ. Covariances concentrate like
 sqrt(r/n) + (r + ln(2/δ))/n. Two clusters, two events each: every event gets δ/4. PS then moves by
 at most its gradient norm times the hypotenuse of the two distance errors.
 
@@ -49,9 +49,9 @@ Everything else is an approximation. The tails are first-order in the errors of 
 and θ; their constants (C, C₁, C₂, 1 here) are nowhere specified; λ̃min is floored at 5 % of λmax and
 the box of PM is cut at half of each parameter, both to keep bounds from being extremely loose, and
 both can make them too short; Δ_a has no derivation in the paper; the map itself is taken as given;
-distortions are a designed bank, not a random sample. ε(A) of [eq:temp_A] adds sqrt(A) times a length
-to A: it is dimensionally odd, and kept so in the paper's convention. ``benchmarks/coverage.py``
-measures how often each interval holds.
+distortions are a designed bank, not a random sample. ε(A) of [eq:temp_A] adds sqrt(A) times a
+length to A: it is dimensionally odd, and kept so in the paper's convention.
+``benchmarks/coverage.py`` measures how often each interval holds.
 """
 
 from __future__ import annotations
@@ -649,7 +649,7 @@ class MatchParts(NamedTuple):
     a: Tensor  # (F, S') of the output, retained
     gap_a: Tensor  # (F, S') [eq:diff_sq_mahal_out]
     there: Tensor  # (F, S', P) bool
-    count: Tensor  # (F, S') N_p
+    members: Tensor  # (F, S') N_p
 
 
 class Gamma(NamedTuple):
@@ -735,7 +735,7 @@ def _block_parts(matrix: Tensor, rows: Tensor, kept: Tensor) -> tuple[Tensor, Te
 
 def _fit(parts: MatchParts, embedding: Embedding, settings: Settings) -> tuple[Gamma, Tensor]:
     """Gamma of the retained distances, and where there is none (1 and 1 stand in for it)."""
-    mean, variance = measures.masked_moments(parts.g, parts.there, parts.count)
+    mean, variance = measures.masked_moments(parts.g, parts.there, parts.members)
     floor = measures.rounding_floor(embedding.coordinates).unsqueeze(-1)
     collapsed = measures._collapsed(mean, variance, floor, settings)
     collapsed = collapsed | embedding.degenerate.unsqueeze(-1)
@@ -764,7 +764,7 @@ def corner_maximum(centre: Box, half: Box, floors: tuple[float, float, float]) -
 
 def _match_radius(parts: MatchParts, fit: Gamma, options: Options) -> Tensor:
     """[eq:ps_bias] over the box of [eq:pm_k_bias] and [eq:pm_theta_bias], or the exact one."""
-    mean, variance = measures.masked_moments(parts.g + parts.gaps, parts.there, parts.count)
+    mean, variance = measures.masked_moments(parts.g + parts.gaps, parts.there, parts.members)
     floors = (1e-12, 1e-12, 0.0)
     if options.convention == "derived":
         floored = torch.where(variance > 0.0, variance, fit.variance)
@@ -779,21 +779,21 @@ def _match_radius(parts: MatchParts, fit: Gamma, options: Options) -> Tensor:
             (1e-6, 1e-6, 1e-8),
         )
     largest = torch.where(parts.there, parts.gaps, -torch.inf).amax(-1)
-    count = parts.count.to(parts.a.dtype)
+    largest = torch.where(torch.isfinite(largest), largest, 0.0)  # no distortion: not scored
+    count = parts.members.to(parts.a.dtype)
     factor = largest * count / (count - 1).clamp(min=1)
     half = (
         options.c1 * factor * (mean + fit.mean) / fit.variance,
         options.c2 * factor * (variance + fit.variance) / (fit.mean.square() + guard),
         parts.gap_a,
     )
-    half = tuple(torch.where(torch.isfinite(h), h, 0.0) for h in half)
     return corner_maximum((fit.k, fit.theta, parts.a), half, floors)
 
 
 def _match_tail(parts: MatchParts, fit: Gamma, options: Options) -> Tensor:
     """[eq:pm_prob_tail]: moments by Bernstein, k and θ to first order, then the box."""
     log = math.log(6.0 / (1.0 - options.confidence))  # ln(2/(δ/3))
-    over_n = log / parts.count.clamp(min=1).to(parts.a.dtype)  # an integer divides in float32
+    over_n = log / parts.members.clamp(min=1).to(parts.a.dtype)  # an integer divides in float32
     sigma = fit.variance.sqrt()
     reference = options.convention == "reference"
     largest, delta_a = _distance_range(parts, over_n, reference)
