@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _parser(commands: Any, name: str, description: str, epilog: str = "", help: str = "") -> Any:
-    options = {
+    options: dict[str, Any] = {
         "description": description,
         "epilog": epilog,
         "formatter_class": argparse.RawDescriptionHelpFormatter,
@@ -305,15 +305,15 @@ def run_evaluate(args: argparse.Namespace) -> int:
     """``torch-mapss evaluate``."""
     from torch_mapss import manifest
 
-    mixtures = manifest.load_manifest(_files.native(_files.shown(args.manifest)))
+    args.device = manifest.local_device(args.device)
     outcome = manifest.run(
-        mixtures,
+        manifest.load_manifest(args.manifest),
         args.out,
         lambda: scorer_of(args),
         request_of(args),
         device=args.device,
         frames=args.frames,
-        quiet=args.quiet,
+        progress=_bar(args),
     )
     if outcome.rank == 0:
         if not args.quiet:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -151,14 +152,14 @@ def _write(
     _files.write_csv(written[0], ("grade", *SourceRow._fields), rows)
     for grade, report in zip(GRADES, reports):
         written.append(report.save(os.path.join(folder, grade.name)))
-    written.append(_write_audio(folder, reports, references, rate))
+    written.append(_write_audio(folder, references, rate))
     picture = os.path.join(folder, "demo.png")
     if _draw(reports, picture):
         written.append(picture)
     return tuple(written)
 
 
-def _write_audio(folder: str, reports: tuple[Report, ...], references: Tensor, rate: int) -> str:
+def _write_audio(folder: str, references: Tensor, rate: int) -> str:
     """Everything to listen to, at one level."""
     import soundfile
 
@@ -168,11 +169,10 @@ def _write_audio(folder: str, reports: tuple[Report, ...], references: Tensor, r
     for grade in GRADES:
         made = separated(references, grade)
         clips |= {f"{grade.name}_{name}": wave for name, wave in zip(VOICES, made)}
-    del reports
     for name, wave in clips.items():
         path = os.path.join(place, name.replace(" ", "_") + ".wav")
         samples = (0.5 * wave).clamp(-1.0, 1.0).numpy()
-        _files.write_with(path, lambda to, samples=samples: soundfile.write(to, samples, rate))
+        _files.write_with(path, partial(soundfile.write, data=samples, samplerate=rate))
     return place
 
 

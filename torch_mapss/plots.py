@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # Told apart by colour and lightness, for the colour-blind and in print. Not by dashes, which would
 # look like the gaps of frames that are not scored.
-PS_STYLE = {"color": "#0b4f79", "linewidth": 1.7}
-PM_STYLE = {"color": "#e8871e", "linewidth": 1.2}
+PS_STYLE: dict[str, Any] = {"color": "#0b4f79", "linewidth": 1.7}
+PM_STYLE: dict[str, Any] = {"color": "#e8871e", "linewidth": 1.2}
 _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
 _INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
 
@@ -178,7 +178,7 @@ def plot_values(
     """
     ax = new_figure(5.0, 3.0).add_subplot() if ax is None else ax
     single = isinstance(values, float | int) or (isinstance(values, Tensor) and values.ndim == 0)
-    listed = [values] if single else list(values)  # type: ignore[arg-type]
+    listed: list[Any] = [values] if single else list(values)  # type: ignore[arg-type]
     numbers = [float(value) for value in listed]
     style = PM_STYLE if name.upper().startswith("PM") else PS_STYLE
     ax.plot(range(len(numbers)), numbers, marker="o", markersize=4, **style)

@@ -52,7 +52,7 @@ class SourceRow(NamedTuple):
     ps: float  # mean over its scored frames, [0, 1]
     pm: float  # the same
     log_pm: float  # mean of logs, <= 0
-    ps_pooled: float  # paper's pooling, [1.085, 1.315]
+    ps_pesq: float  # paper's pooling, [1.085, 1.315]
     attributed_distance: float  # mean A, to the source's own cluster (PS graph)
     foreign_distance: float  # mean B, to the closest other one
     frames: int  # scored
@@ -205,7 +205,7 @@ class Report:
 
 
 #: The columns that are averaged from estimates to items, and from items to the set.
-MEANS = ("ps", "pm", "log_pm", "ps_pooled")
+MEANS = ("ps", "pm", "log_pm", "ps_pesq")
 
 
 def mean(values: Sequence[float]) -> tuple[float, int]:
@@ -489,7 +489,7 @@ def _source_rows(
         "ps": pooled.ps,
         "pm": pooled.pm,
         "log_pm": pooled.log_pm,
-        "ps_pooled": pooled.ps_pesq,
+        "ps_pesq": pooled.ps_pesq,
         "attributed_distance": masked_mean(scores.attributed_distance, active),
         "foreign_distance": masked_mean(scores.foreign_distance, active),
     }
@@ -559,13 +559,13 @@ def _summary_table(report: Report) -> tuple[list[str], list[list[str]], int]:
     rows = []
     for row, clip in zip(report.rows, report.estimates):
         cells = [row.source, clip.name, number(row.ps), number(row.pm), number(row.log_pm, ".2f")]
-        cells += [number(row.ps_pooled), f"{row.frames}/{row.total_frames}"]
+        cells += [number(row.ps_pesq), f"{row.frames}/{row.total_frames}"]
         if bounded:
             cells[3:3], cells[5:5] = [number(row.ps_bound)], [number(row.pm_bound)]
         rows.append(cells)
     means = report.means()
     last = ["mean", "", number(means["ps"]), number(means["pm"]), number(means["log_pm"], ".2f")]
-    last += [number(means["ps_pooled"]), ""]
+    last += [number(means["ps_pesq"]), ""]
     if bounded:
         last[3:3], last[5:5] = [""], [""]
     return columns, [*rows, last], 2
