@@ -16,7 +16,15 @@ import torch
 from clouds import clouds
 from torch import Tensor
 
-from torch_mapss import bootstrap, bounds, measures
+from torch_mapss import (
+    _effective,
+    _match_error,
+    _schur,
+    _separation_error,
+    bootstrap,
+    bounds,
+    measures,
+)
 from torch_mapss import functional as F
 from torch_mapss.manifold import Settings, embed
 from torch_mapss.special import gammaincc
@@ -152,8 +160,8 @@ def test_bartlett_agrees_with_the_oracle(case: str) -> None:
     embedding, layout = _embedding(tuple(x[None] for x in _frame(case))), _layout(_frame(case))
     _, clusters = measures._split(embedding.coordinates, layout)
     _, present = measures._presence(layout, 1, clusters.device)
-    lags = bounds.lag_correlations(clusters, present, embedding.dimension)[0]
-    total = bounds.bartlett_sum(clusters, present, embedding.dimension)[0]
+    lags = _effective.lag_correlations(clusters, present, embedding.dimension)[0]
+    total = _effective.bartlett_sum(clusters, present, embedding.dimension)[0]
     for j in frame.sources:
         cluster = frame.map.retained[frame.cluster_rows(j)]
         n = len(cluster)
@@ -169,11 +177,11 @@ def test_bartlett_leaves_absent_points_out_of_the_order() -> None:
     x = torch.randn(1, 2, 20, 4, generator=generator, dtype=torch.float64).cumsum(-2)
     present = torch.rand(1, 2, 20, generator=generator) > 0.3
     dimension = torch.tensor([4])
-    found = bounds.bartlett_sum(x, present, dimension)
+    found = _effective.bartlett_sum(x, present, dimension)
     for source in range(2):
         points = x[:, source : source + 1][:, :, present[0, source]]
         everything = torch.ones(points.shape[:-1], dtype=torch.bool)
-        alone = bounds.bartlett_sum(points, everything, dimension)
+        alone = _effective.bartlett_sum(points, everything, dimension)
         assert found[0, source] == pytest.approx(alone.item(), rel=1e-12)
 
 
@@ -196,13 +204,13 @@ def test_schur_identity(energy: float) -> None:
     """Retained + discarded = the ridge distance over all coordinates, every point and cluster."""
     points = clouds(6, sources=3, distortions=20, features=16, seed=5)
     layout, embedding = _layout(points), _embedding(points, energy)
-    full = bounds.whole_space(embedding)
+    full = _schur.whole_space(embedding)
     _, clusters = measures._split(full.coordinates, layout)
     _, present = measures._presence(layout, 6, clusters.device)
     mean, deviations, divisor = measures.cluster_statistics(clusters, present)
     delta = full.coordinates.unsqueeze(1) - mean.unsqueeze(2)  # every point to every cluster
-    retained = bounds._is_retained(embedding, delta.shape[-1])
-    kept, discarded = bounds.schur_parts(
+    retained = _schur.is_retained(embedding, delta.shape[-1])
+    kept, discarded = _schur.schur_parts(
         measures.ridge_factor(deviations, divisor), delta, retained
     )
     covariance = deviations.mT @ deviations / divisor[..., None, None]
@@ -219,11 +227,11 @@ def test_schur_identity(energy: float) -> None:
 def _full_scores(points: tuple[Tensor, Tensor, Tensor], energy: float) -> tuple[Tensor, ...]:
     """PS and PM over all coordinates (j* kept), and over the retained ones."""
     layout, embedding = _layout(points), _embedding(points, energy)
-    sides = bounds.separation_sides(embedding, layout, Settings())
+    sides = _separation_error.separation_sides(embedding, layout, Settings())
     a, b = (sides.distance.square() + sides.discarded).sqrt().unbind(-1)
-    parts = bounds.match_parts(embedding, layout, Settings())
-    mean, variance = measures.masked_moments(parts.g + parts.gaps, parts.there, parts.count)
-    fit = bounds.gamma(mean, variance)
+    parts = _match_error.match_parts(embedding, layout, Settings())
+    mean, variance = measures.masked_moments(parts.g + parts.gaps, parts.there, parts.members)
+    fit = _match_error.gamma(mean, variance)
     return b / (a + b), gammaincc(fit.k, (parts.a + parts.gap_a) / fit.theta)
 
 
@@ -257,7 +265,7 @@ def test_two_corners_are_the_maximum_of_all_eight() -> None:
     a = k * theta * (0.3 + 1.5 * uniform[2])
     half = tuple(u * 1.2 * x for u, x in zip(uniform[3:6], (k, theta, a)))
     floors = (1e-6, 1e-6, 1e-8)
-    found = bounds.corner_maximum((k, theta, a), half, floors)
+    found = _match_error.corner_maximum((k, theta, a), half, floors)
     centre = gammaincc(k, a / theta)
     worst = torch.zeros_like(k)
     for signs in itertools.product((-1.0, 1.0), repeat=3):

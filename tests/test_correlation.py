@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_mapss import correlation, utterance
 from torch_mapss import functional as F
-from torch_mapss.bounds import normal_quantile
+from torch_mapss._effective import normal_quantile
 
 
 def _uniform(*shape: int, seed: int = 0, top: float = 1.0) -> Tensor:

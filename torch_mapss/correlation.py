@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 
 from torch_mapss import _checks
+from torch_mapss._effective import normal_quantile
 from torch_mapss.bootstrap import quantile
-from torch_mapss.bounds import check_confidence, normal_quantile
+from torch_mapss.bounds import check_confidence
 
 METHODS = ("pearson", "spearman")
 # Jittered ranks of this many numbers are held at once.

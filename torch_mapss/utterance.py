@@ -1,19 +1,19 @@
 r"""Frames -> utterance: bounds through the pooling of the scores [sec:propagate_ci_to_corr].
 
 A frame's error has two parts. The **radius** b is a bias of unknown sign: it does not average out,
-and the radius of a mean is the mean radius. The **tail** p is a random error, read as a Gaussian one of
-scale σ = p/z (z the normal quantile of its confidence, which cancels wherever the result is again a
-half-width). Frames more than g apart count as independent. Split them into g + 1 classes of every
-(g+1)-th frame: within a class variances add, across classes standard deviations do, so
+and the radius of a mean is the mean radius. The **tail** p is a random error, read as a Gaussian
+one of scale σ = p/z (z the normal quantile of its confidence, which cancels wherever the result is
+again a half-width). Frames more than g apart count as independent. Split them into g + 1 classes
+of every (g+1)-th frame: within a class variances add, across classes standard deviations do, so
 
 .. math:: Var \sum_f w_f\zeta_f \le (g+1) \sum_f w_f^2\sigma_f^2 ,
 
 and never more than :math:`(\sum_f |w_f|\sigma_f)^2`, whatever the dependence.
 
 **PESQ-like pooling** is :math:`s(u)`, u the root mean square over windows of p-means. By the
-inequality of Minkowski u changes by at most u(b). As s is convex up to u = 2.8, s(u + u(b)) - s(u) bounds the
-change of the score; the slope at u, as printed, is a little less. Its gradient in frame f is
-:math:`s'(u) w_f`,
+inequality of Minkowski u changes by at most u(b). As s is convex up to u = 2.8, s(u + u(b)) - s(u)
+bounds the change of the score; the slope at u, as printed, is a little less. Its gradient in frame
+f is :math:`s'(u) w_f`,
 
 .. math:: w_f = \sum_m \frac{\ell_m}{M u} \frac{1}{W} \left(\frac{v_f}{\ell_m}\right)^{p-1} ,
 
