@@ -170,13 +170,13 @@ class PerceptualMetric(Metric):
             self._keep(scores)
 
     def _add(self, values: Tensor, width: Tensor | None, batch: Batch) -> None:
+        anchor(values, batch)
         count, sources = values.shape
         if sources > MAX_SOURCES:
             raise ValueError(f"at most {MAX_SOURCES} sources can be averaged, got {sources}.")
         dtype = self.item_sum.dtype
         means, defined = item_means(values), ~values.isnan()
         total = means.nan_to_num(0.0).to(dtype).sum()
-        anchor(total, batch)
         padding = (0, MAX_SOURCES - sources)
         by_source = values.nan_to_num(0.0).to(dtype).sum(0)
         self.item_sum = self.item_sum + total
