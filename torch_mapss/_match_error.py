@@ -66,7 +66,7 @@ def match_kernel(
 ) -> tuple[Tensor, Tensor]:
     """Radius and tail of PM (F, S') of a chunk of frames."""
     parts = match_parts(embedding, layout, settings)
-    fit, collapsed = _fit(parts, embedding, settings)
+    fit, collapsed = fit_gamma(parts, embedding, settings)
     radius = _match_radius(parts, fit, options)
     if options.tail == "bootstrap":
         score, draws = bootstrap_match(embedding, layout, settings, options.draws, options.seed)
@@ -130,7 +130,7 @@ def _block_parts(matrix: Tensor, rows: Tensor, kept: Tensor) -> tuple[Tensor, Te
     return head.square().sum(-2), (residual * torch.linalg.solve(schur, residual)).sum(-2)
 
 
-def _fit(parts: MatchParts, embedding: Embedding, settings: Settings) -> tuple[Gamma, Tensor]:
+def fit_gamma(parts: MatchParts, embedding: Embedding, settings: Settings) -> tuple[Gamma, Tensor]:
     """Gamma of the retained distances, and where there is none (1 and 1 stand in for it)."""
     mean, variance = measures.masked_moments(parts.g, parts.there, parts.members)
     floor = measures.rounding_floor(embedding.coordinates).unsqueeze(-1)
