@@ -51,11 +51,14 @@ def _tails(parts: Sequence[Sequence[str]], depth: Sequence[int]) -> list[str]:
 
 def numbered(names: Sequence[str]) -> tuple[str, ...]:
     """``names`` with a number behind each that occurs again: the same file given twice."""
-    seen: dict[str, int] = {}
-    found = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    taken, found = set(names), []
+    for place, name in enumerate(names):
+        count = names[: place + 1].count(name)
+        made = name
+        while count > 1 and made in taken:  # a file may really be called "x (2)"
+            made, count = f"{name} ({count})", count + 1
+        taken.add(made)
+        found.append(made)
     return tuple(found)
 
 

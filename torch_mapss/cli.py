@@ -229,6 +229,13 @@ def _add_scoring_options(parser: Any) -> None:
         help="score at most N frames of a mixture, drawn at random: quicker, means stay unbiased",
     )
     group.add_argument(
+        "--bank-size",
+        type=int,
+        metavar="N",
+        help="use N of the distortions of each measure (70 for PS, up to 83 for PM): quicker, "
+        "coarser, not comparable with full banks",
+    )
+    group.add_argument(
         "--convention",
         choices=("paper", "reference"),
         default="paper",
@@ -389,13 +396,19 @@ def progress(items: Any, *, quiet: bool = False, **options: Any) -> Any:
 
 def scorer_of(args: argparse.Namespace) -> MAPSS:
     """The scorer that the options ask for."""
+    from torch_mapss.distortions import DistortionBank
     from torch_mapss.pipeline import MAPSS
 
     check_device(args.device)
+    banks = [
+        DistortionBank(kind, seed=args.seed, size=args.bank_size)
+        for kind in ("separation", "match")
+    ]
     return MAPSS(
         args.encoder,
         args.layer,
-        seed=args.seed,
+        separation_bank=banks[0],
+        match_bank=banks[1],
         align_polarity=args.align_polarity,
         convention=args.convention,
         dtype=args.dtype,

@@ -617,13 +617,14 @@ def run(
     with world() as processes:
         processes.together(lambda: _files.make_folder(folder) and None)
         mapss = _loaded(make_mapss)
-        settings = {**mapss.describe(), **request._asdict(), "frames": frames}
+        # The key knows of distortions of the user's own, which the description does not tell.
+        settings = {**mapss.describe(), "key": mapss.key, **request._asdict(), "frames": frames}
         processes.together(lambda: claim(folder, settings))
         scorer = _Scorer(mapss, request, device, os.path.join(folder, "frames") if frames else None)
         _score_share(mixtures, folder, scorer, processes, progress)
         processes.wait()
-        tables = processes.together(lambda: _join(mixtures, folder))
-        return Outcome(*tables, processes.rank)
+        scores, items, sets, failures = processes.together(lambda: _join(mixtures, folder))
+        return Outcome(scores, items, sets, failures, processes.rank)
 
 
 def _loaded(make_mapss: Callable[[], MAPSS]) -> MAPSS:

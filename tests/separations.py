@@ -1,0 +1,100 @@
+"""Small made-up separations on disk, for the tests of files, tables and commands."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import torch
+from torch import Tensor
+
+from torch_mapss import MAPSS, DistortionBank
+
+RATE = 16_000
+
+
+def sources(count: int = 2, seconds: float = 0.5, seed: int = 0, rate: int = RATE) -> Tensor:
+    """(S, T) harmonic tones of slowly moving level, unlike each other, all sounding throughout."""
+    generator = torch.Generator().manual_seed(seed)
+    t = torch.arange(int(seconds * rate)) / rate
+    waves = []
+    for k in range(count):
+        pitch = 110.0 * 1.6**k * (1.0 + 0.05 * float(torch.rand(1, generator=generator)))
+        # Partials end below 4 kHz: any rate that the tests use holds them.
+        partials = [torch.sin(2 * torch.pi * pitch * h * t + h) / h for h in range(1, 9)]
+        level = 0.6 + 0.3 * torch.sin(2 * torch.pi * (2.0 + k) * t)
+        noise = 0.01 * torch.randn(t.shape, generator=generator)
+        waves.append(0.3 * level * torch.stack(partials).sum(0) + noise)
+    return torch.stack(waves)
+
+
+def leaky(references: Tensor, amount: float = 0.2) -> Tensor:
+    """Estimates with the other sources leaking in."""
+    return references + amount * (references.sum(0, keepdim=True) - references)
+
+
+def write(path: Path, wave: Tensor, rate: int = RATE) -> str:
+    """A float WAV of a (T,) or (C, T) waveform: samples survive exactly."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    samples = np.atleast_2d(wave.numpy()).T
+    # An open file: soundfile cannot open some names in the C locale.
+    with open(path, "wb") as file:
+        soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
+    return str(path)
+
+
+def write_all(folder: Path, waves: Tensor, names: Sequence[str] = ("a", "b", "c")) -> list[str]:
+    """One file per source."""
+    return [write(folder / f"{name}.wav", wave) for name, wave in zip(names, waves)]
+
+
+def small_mapss(size: int = 5, **options: Any) -> MAPSS:
+    """The embedded encoder with small banks: quick, and otherwise the real thing."""
+    banks = {
+        f"{kind}_bank": DistortionBank(kind, size=size)  # type: ignore[arg-type]
+        for kind in ("separation", "match")
+    }
+    return MAPSS("mel", **banks, **options)  # type: ignore[arg-type]
+
+
+def write_manifest(
+    folder: Path,
+    mixtures: int = 3,
+    systems: Sequence[str] = ("good", "bad"),
+    seconds: float = 0.3,
+) -> Path:
+    """A test set of two sources with a manifest; systems leak more and more."""
+    entries = []
+    for k in range(mixtures):
+        truth = sources(2, seconds, seed=k)
+        write_all(folder / f"m{k}" / "truth", truth)
+        entry: dict[str, Any] = {
+            "mixture_id": f"m{k}",
+            "references": [f"m{k}/truth/{name}.wav" for name in "ab"],
+            "systems": {},
+        }
+        for place, system in enumerate(systems):
+            write_all(folder / f"m{k}" / system, leaky(truth, 0.1 + 0.4 * place))
+            entry["systems"][system] = [f"m{k}/{system}/{name}.wav" for name in "ab"]
+        entries.append(entry)
+    return save_manifest(folder, entries)
+
+
+def save_manifest(folder: Path, entries: Any, name: str = "manifest.json") -> Path:
+    """The entries as a manifest in ``folder``."""
+    path = folder / name
+    path.write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """For a subprocess: this one's, one thread, the package of this checkout."""
+    root = str(Path(__file__).resolve().parents[1])
+    here = os.environ.get("PYTHONPATH")
+    path = root if not here else os.pathsep.join([here, root])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **changes}
