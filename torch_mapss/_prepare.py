@@ -17,8 +17,9 @@ from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, WaveformEncoder, check_embeddings
 from torch_mapss.records import Encoded, ReferenceBank
 
-# Distortions made and encoded at a time.
-MEMBERS = 8
+# Distortions made and encoded at a time, and the samples they may have together: making,
+# normalising and encoding need about ten times their memory.
+MEMBERS, MEMBER_SAMPLES = 8, 2**22
 
 
 class Grid(NamedTuple):
@@ -79,7 +80,9 @@ class Store:
     def embeddings(self, most: int) -> Tensor:
         assert self.kept is not None
         kept = self.kept[:, :, :most]
-        return self.encoder(kept) if self.views else kept
+        if not self.views:
+            return kept
+        return audio.frame_signal(kept, self.encoder.receptive_field, self.encoder.hop)
 
 
 def encode_distortions(
@@ -94,7 +97,8 @@ def encode_distortions(
     """
     store = Store(encoder, waves, len(bank.names(sample_rate)))
     taken = torch.zeros(waves.shape[:2], dtype=torch.int64, device=waves.device)
-    for _, copies, present in bank.iterate(waves, sample_rate, chunk=MEMBERS):
+    chunk = max(1, min(MEMBERS, MEMBER_SAMPLES // waves.numel()))
+    for _, copies, present in bank.iterate(waves, sample_rate, chunk=chunk):
         slot = taken.unsqueeze(-1) + present.cumsum(-1) - 1
         b, s, p = present.nonzero(as_tuple=True)
         normal = audio.normalize_loudness(copies[b, s, p], sample_rate, loudness)
