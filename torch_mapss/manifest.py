@@ -289,7 +289,8 @@ class _Scorer:
             prepared=self.prepared,
         )
         if self.frames is not None:
-            report.save(os.path.join(self.frames, file_name(mixture.name), file_name(system)))
+            parts = (_files.native(file_name(name)) for name in (mixture.name, system))
+            report.save(os.path.join(self.frames, *parts))
         return _scored_rows(mixture, system, report)
 
 
