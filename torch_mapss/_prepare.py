@@ -17,9 +17,9 @@ from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, WaveformEncoder, check_embeddings
 from torch_mapss.records import Encoded, ReferenceBank
 
-# Distortions made and encoded at a time, and the samples they may have together: making,
-# normalising and encoding need about ten times their memory.
-MEMBERS, MEMBER_SAMPLES = 8, 2**22
+# Distortions made and encoded at a time, and the samples they may have together: making and
+# normalising them needs some thirty times their memory.
+MEMBERS, AT_ONCE = 8, 2**21
 
 
 class Grid(NamedTuple):
@@ -68,18 +68,21 @@ class Store:
         self.views = isinstance(encoder, WaveformEncoder)
         self.like, self.shape = waves, (*waves.shape[:2], count)
         self.kept: Tensor | None = None
+        self.filled = torch.zeros(self.shape, dtype=torch.bool, device=waves.device)
 
     def put(self, slots: tuple[Tensor, Tensor, Tensor], waves: Tensor) -> None:
         if len(waves) == 0:
             return
         values = waves if self.views else check_embeddings(self.encoder(waves), self.encoder)
         if self.kept is None:
-            self.kept = values.new_zeros((*self.shape, *values.shape[1:]))
+            self.kept = values.new_empty((*self.shape, *values.shape[1:]))
         self.kept[slots] = values
+        self.filled[slots] = True
 
     def embeddings(self, most: int) -> Tensor:
         assert self.kept is not None
         kept = self.kept[:, :, :most]
+        kept[~self.filled[:, :, :most]] = 0.0
         if not self.views:
             return kept
         return audio.frame_signal(kept, self.encoder.receptive_field, self.encoder.hop)
@@ -97,13 +100,18 @@ def encode_distortions(
     """
     store = Store(encoder, waves, len(bank.names(sample_rate)))
     taken = torch.zeros(waves.shape[:2], dtype=torch.int64, device=waves.device)
-    chunk = max(1, min(MEMBERS, MEMBER_SAMPLES // waves.numel()))
-    for _, copies, present in bank.iterate(waves, sample_rate, chunk=chunk):
-        slot = taken.unsqueeze(-1) + present.cumsum(-1) - 1
-        b, s, p = present.nonzero(as_tuple=True)
-        normal = audio.normalize_loudness(copies[b, s, p], sample_rate, loudness)
-        store.put((b, s, slot[b, s, p]), normal)
-        taken = taken + present.sum(-1)
+    batch, sources, samples = waves.shape
+    step = max(1, min(sources, AT_ONCE // (batch * samples)))
+    for first in range(0, sources, step):
+        some = slice(first, min(first + step, sources))
+        indices = range(sources)[some]
+        chunk = max(1, min(MEMBERS, AT_ONCE // waves[:, some].numel()))
+        for _, copies, present in bank.iterate(waves[:, some], sample_rate, indices, chunk=chunk):
+            slot = taken[:, some].unsqueeze(-1) + present.cumsum(-1) - 1
+            b, s, p = present.nonzero(as_tuple=True)
+            normal = audio.normalize_loudness(copies[b, s, p], sample_rate, loudness)
+            store.put((b, s + first, slot[b, s, p]), normal)
+            taken[:, some] += present.sum(-1)
     most = int(taken.max())
     mask = torch.arange(most, device=waves.device) < taken.unsqueeze(-1)
     return store.embeddings(most), None if bool(mask.all()) else mask
