@@ -116,6 +116,18 @@ def test_plot_goes_where_it_is_told(
     assert "<svg" in (tmp_path / "figures" / "a.svg").read_text(encoding="utf-8")
 
 
+def test_stages_show_on_a_terminal(
+    files: tuple[list[str], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert score(files) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert score(files, "--bounds") == 0
+    assert "error bounds [4/4" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------------
 # Errors
 # ------------------------------------------------------------------------------------------------

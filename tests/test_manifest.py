@@ -167,7 +167,7 @@ def test_bounds_permutation_and_frames(corpus: Path, tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "scores.csv")
     assert [row["source"] for row in rows] == ["b", "a"]
     assert [row["estimate"] for row in rows] == ["m0/good/b.wav", "m0/good/a.wav"]
-    assert all(float(row["ps_bound"]) > 0 and float(row["pm_bound"]) > 0 for row in rows)
+    assert all(float(row["ps_tail"]) > 0 and float(row["pm_tail"]) > 0 for row in rows)
     frames = rows_of(tmp_path / "frames" / "m0" / "x%2Fy" / "ps.csv")
     own = [float(f["ps"]) for f in frames if f["source"] == "b" and f["active"] == "1"]
     assert sum(own) / len(own) == pytest.approx(float(rows[0]["ps"]), rel=1e-6)
@@ -390,6 +390,16 @@ def test_mixtures_may_be_added(corpus: Path, undisturbed: Path, tmp_path: Path) 
     path = save_manifest(corpus.parent, entries, "grown.json")
     run(path, tmp_path)
     assert same_tables(tmp_path, undisturbed)
+
+
+def test_a_file_in_the_way_is_one_line(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("mine")
+    assert evaluate_command(corpus, tmp_path / "taken") == 2
+    printed = capsys.readouterr().err
+    assert "taken' is a file" in printed
+    assert printed.count("\n") == 1
 
 
 def test_two_runs_do_not_write_to_one_folder(corpus: Path, tmp_path: Path) -> None:

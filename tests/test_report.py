@@ -198,10 +198,41 @@ def test_references_are_prepared_once_for_many_systems(
     assert [row.ps for row in again.rows] == [row.ps for row in first.rows]
 
 
+def test_stages_are_told_as_they_begin(mapss: MAPSS, truth: Tensor) -> None:
+    told: list[str] = []
+    evaluate(estimates=truth, references=truth, mapss=mapss, bounds=True, on_stage=told.append)
+    assert told == [
+        "reading files",
+        "encoding references and distortions",
+        "scoring frames",
+        "error bounds",
+    ]
+
+
 def test_global_random_state_is_left_alone(mapss: MAPSS, truth: Tensor) -> None:
     state = torch.get_rng_state()
     evaluate(estimates=leaky(truth), references=truth, sample_frames=3, mapss=mapss)
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_utterance_bounds_are_those_of_the_pooling(
+    report: Report, mapss: MAPSS, truth: Tensor
+) -> None:
+    frames = mapss.bounds(leaky(truth), truth)
+    active = frames.active[0]
+    for place, row in enumerate(report.rows):
+        for name in ("ps", "pm"):
+            radius, tail, _ = (values[0, place][active[place]] for values in getattr(frames, name))
+            assert getattr(row, f"{name}_radius") == pytest.approx(radius.mean().item(), rel=1e-5)
+            # Errors of frames up to four apart may be shared [eq:avg_pool_h].
+            width = (5 * tail.square().sum()).sqrt() / len(tail)
+            assert getattr(row, f"{name}_tail") == pytest.approx(width.item(), rel=1e-5)
+        assert row.ps_pesq_tail is not None
+        assert row.ps_pesq_tail > 0
+        assert f"{row.ps_radius + row.ps_tail:.3f}" in report.summary()  # type: ignore[operator]
+    plain = evaluate(estimates=leaky(truth), references=truth, mapss=mapss)
+    assert plain.rows[0].ps_tail is None
+    assert "±" not in plain.summary()
 
 
 # ------------------------------------------------------------------------------------------------
@@ -408,3 +439,6 @@ def test_sample_rate_of_files_is_refused(tmp_path: Path, mapss: MAPSS, truth: Te
     paths = write_all(tmp_path, truth)
     with pytest.raises(ValueError, match="Leave sample_rate out"):
         evaluate(estimates=paths, references=paths, mapss=mapss, sample_rate=16_000)
+    mixed = evaluate(estimates=leaky(truth), references=paths, mapss=mapss, sample_rate=RATE)
+    plain = evaluate(estimates=leaky(truth), references=truth, mapss=mapss)
+    assert [row.ps for row in mixed.rows] == [row.ps for row in plain.rows]

@@ -46,7 +46,7 @@ def read_set(
             tensor, or a list of (T,) ones.
         kind: ``"estimates"`` or ``"references"``, for messages.
         rate: Hz the waveforms are wanted at.
-        sample_rate: of arrays, in Hz; ``rate`` if None.
+        sample_rate: of arrays, in Hz; ``rate`` if None. Files state their own.
 
     Returns:
         One clip per source, None where none was given.
@@ -58,11 +58,6 @@ def read_set(
     """
     items = _listed(given, kind)
     if all(item is None or isinstance(item, str | os.PathLike) for item in items):
-        if sample_rate is not None:
-            raise ValueError(
-                f"sample_rate={sample_rate} was passed, but {kind} are files, which state their "
-                "own rate. Leave sample_rate out; it is for arrays."
-            )
         return _read_files(items, rate)
     return _read_arrays(items, kind, rate, sample_rate)
 

@@ -274,17 +274,18 @@ def run_score(args: argparse.Namespace) -> int:
     _check_outputs(args)
     from torch_mapss.report import evaluate
 
-    scorer = scorer_of(args)
-    report = evaluate(
-        estimates=args.estimates,
-        references=args.references,
-        mixture=args.mixture,
-        names=args.names,
-        attributed=args.attributed,
-        device=args.device,
-        mapss=scorer,
-        **request_of(args)._asdict(),
-    )
+    with _stages(3 + args.bounds, args.quiet) as stage:
+        report = evaluate(
+            estimates=args.estimates,
+            references=args.references,
+            mixture=args.mixture,
+            names=args.names,
+            attributed=args.attributed,
+            device=args.device,
+            mapss=scorer_of(args),
+            on_stage=stage,
+            **request_of(args)._asdict(),
+        )
     if not args.quiet:
         print(report.summary())
     written = []
@@ -375,6 +376,22 @@ def _say_written(paths: Sequence[str], quiet: bool) -> None:
 def _bar(args: argparse.Namespace) -> Any:
     """A progress bar over an iterable, unless it is not wanted."""
     return lambda items, **options: progress(items, quiet=args.quiet, **options)
+
+
+@contextmanager
+def _stages(count: int, quiet: bool) -> Iterator[Any]:
+    """A bar of ``count`` stages, moved on by naming the next one."""
+    bar = progress(range(count), quiet=quiet, bar_format="{desc} [{n_fmt}/{total_fmt}, {elapsed}]")
+    if isinstance(bar, range):
+        yield None
+        return
+
+    def stage(name: str) -> None:
+        bar.set_description_str(name, refresh=False)
+        bar.update()
+
+    with bar:
+        yield stage
 
 
 def progress(items: Any, *, quiet: bool = False, **options: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss import _files, audio
+from torch_mapss import _files, audio, plots
 from torch_mapss.report import (
     MEANINGS,
     PreparedOnce,
@@ -117,7 +117,10 @@ def run(
         for grade in bar(GRADES, desc="scoring", unit="estimate")
     )
     written = _write(folder, reports, references, rate)
-    return Result(reports, text(reports), written)
+    words = text(reports)
+    if not any(path.endswith(".png") for path in written):
+        words += f"\nNo plot was drawn: {plots.INSTALL}"
+    return Result(reports, words, written)
 
 
 def text(reports: Iterable[Report]) -> str:
@@ -177,8 +180,6 @@ def _write_audio(folder: str, references: Tensor, rate: int) -> str:
 
 
 def _draw(reports: tuple[Report, ...], path: str) -> bool:
-    from torch_mapss import plots
-
     try:
         plots.check_available()
     except ImportError:

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 PS_STYLE: dict[str, Any] = {"color": "#0b4f79", "linewidth": 1.7}
 PM_STYLE: dict[str, Any] = {"color": "#e8871e", "linewidth": 1.2}
 _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
-_INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
+INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
 
 
 def _import_figure() -> Any:
     try:
         from matplotlib.figure import Figure
     except Exception as error:  # a broken installation raises what it likes
-        raise ImportError(_INSTALL) from error
+        raise ImportError(INSTALL) from error
     return Figure
 
 

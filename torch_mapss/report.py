@@ -26,6 +26,7 @@ from torch_mapss import _clips, _files, audio
 from torch_mapss._clips import Clip
 from torch_mapss.aggregate import masked_mean
 from torch_mapss.records import ReferenceBank, ScoreBounds, Scores
+from torch_mapss.utterance import pool_match_bounds, pool_separation_bounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,8 +60,12 @@ class SourceRow(NamedTuple):
     total_frames: int
     estimate_rate: int  # Hz, as handed over
     reference_rate: int
-    ps_bound: float | None  # mean over frames of radius + half-width; None: not asked for
-    pm_bound: float | None
+    ps_radius: float | None = None  # of ps: truncation error; None: bounds not asked for
+    ps_tail: float | None = None  # of ps: half-width at the confidence asked for
+    pm_radius: float | None = None
+    pm_tail: float | None = None
+    ps_pesq_radius: float | None = None
+    ps_pesq_tail: float | None = None
 
 
 @dataclass(frozen=True)
@@ -107,8 +112,8 @@ class Report:
         lines = [_files.text_table(*_summary_table(self)), "", _counts(self), *MEANINGS]
         if self.bounds is not None:
             lines.append(
-                f"±: mean over frames of truncation radius + half-width at "
-                f"{100 * self.bounds.confidence:g} % confidence."
+                "±: truncation radius + half-width at "
+                f"{100 * self.bounds.confidence:g} % confidence, of the mean over frames."
             )
         lines += [f"Note: {note}." for note in self.notes]
         return "\n".join(lines)
@@ -150,7 +155,7 @@ class Report:
         if self.bounds is not None:
             part = getattr(self.bounds, measure)
             for name in _BOUNDS:
-                hidden = torch.where(self.active, getattr(part, name)[0].cpu(), torch.nan)
+                hidden = torch.where(self.active, getattr(part, name)[0], torch.nan)
                 values[f"{measure}_{name}"] = hidden.tolist()
         times, active = self.times.tolist(), self.active.tolist()
         rows = [
@@ -235,6 +240,7 @@ def evaluate(
     device: torch.device | str | None = None,
     mapss: MAPSS | None = None,
     prepared: PreparedOnce | None = None,
+    on_stage: Callable[[str], object] | None = None,
     **options: Any,
 ) -> Report:
     """Score the separated sources of one mixture against their references.
@@ -264,6 +270,7 @@ def evaluate(
         mapss: a :class:`~torch_mapss.MAPSS` to use, shared by many calls.
         prepared: shared by the calls for several systems on one mixture: its references are then
             distorted and encoded once, ``prepared = PreparedOnce(mapss)``.
+        on_stage: told the name of each stage as it begins, for a progress display.
         options: of :class:`~torch_mapss.MAPSS` otherwise: ``encoder="wav2vec2-large"`` (the
             default; ``"mel"`` needs no download), ``layer``, ``seed``, ``convention``, ...
 
@@ -277,16 +284,25 @@ def evaluate(
     """
     scorer = make_scorer(mapss, device, options)
     place = device_of(scorer, device)
+    stage = on_stage or _silent
+    stage("reading files")
     clips = _clips.read_set(references, "references", scorer.sample_rate, sample_rate)
     true = _complete(clips, names)
     found = _clips.read_set(estimates, "estimates", scorer.sample_rate, sample_rate)
     request = Request(permute, trim, bounds, confidence, sample_frames)
+    mixed = _read_mixture(mixture, scorer.sample_rate, sample_rate)
+    _check_sample_rate(sample_rate, [*found, *true, mixed])
     report = score_clips(
-        scorer, found, true, request, attributed=attributed, device=place, prepared=prepared
+        scorer,
+        found,
+        true,
+        request,
+        attributed=attributed,
+        device=place,
+        prepared=prepared,
+        on_stage=stage,
     )
-    if mixture is None:
-        return report
-    return _with_mixture(report, mixture, sample_rate)
+    return report if mixed is None else replace(report, mixture=mixed)
 
 
 class PreparedOnce:
@@ -339,7 +355,10 @@ def make_scorer(
         return mapss if device is None else mapss.to(device)
     from torch_mapss.pipeline import MAPSS as Scorer
 
-    return Scorer(device=device, **options)
+    if isinstance(options.get("encoder", ""), str | os.PathLike):
+        return Scorer(device=device, **options)
+    made = Scorer(**options)  # of an encoder that is there already, and moves
+    return made if device is None else made.to(device)
 
 
 def device_of(scorer: MAPSS, device: torch.device | str | None) -> torch.device:
@@ -367,6 +386,10 @@ def _complete(clips: Sequence[Clip | None], names: Sequence[str] | None) -> tupl
     return tuple(clip for clip in _clips.renamed(found, names) if clip is not None)
 
 
+def _silent(stage: str) -> None:
+    del stage
+
+
 def score_clips(
     scorer: MAPSS,
     estimates: Sequence[Clip | None],
@@ -376,6 +399,7 @@ def score_clips(
     device: torch.device,
     attributed: Sequence[int] | None = None,
     prepared: Callable[[Tensor], ReferenceBank] | None = None,
+    on_stage: Callable[[str], object] = _silent,
 ) -> Report:
     """Score clips that are read already.
 
@@ -387,6 +411,7 @@ def score_clips(
         device: to compute on.
         attributed: the reference of each estimate.
         prepared: turns reference waveforms (S, T) into a bank, e.g. from a cache.
+        on_stage: told the name of each stage as it begins.
     """
     given, index = _present(estimates, len(references), attributed)
     if len(references) < 2:
@@ -399,12 +424,15 @@ def score_clips(
     truth = _clips.stack(references, samples, device)
     if request.permute:
         index = _matched(outputs, truth, attributed)
+    on_stage("encoding references and distortions")
     bank = (prepared or scorer.prepare)(truth)
     options: dict[str, Any] = {"attributed": index}
+    on_stage("scoring frames")
     with torch.no_grad():
         scores = scorer(outputs, bank, frames=request.sample_frames, **options)
     bounds = None
     if request.bounds:
+        on_stage("error bounds")
         bounds = scorer.bounds(outputs, bank, confidence=request.confidence, **options)
     return _assembled(scorer, given, references, index, samples, scores, bounds, request)
 
@@ -473,8 +501,13 @@ def _assembled(
         settings={**scorer.describe(), **request._asdict()},
         versions=versions(),
         notes=tuple(notes),
-        bounds=bounds,
+        bounds=None if bounds is None else _on_cpu(bounds),
     )
+
+
+def _on_cpu(bounds: ScoreBounds) -> ScoreBounds:
+    ps, pm = (type(part)(*(tensor.cpu() for tensor in part)) for part in (bounds.ps, bounds.pm))
+    return bounds._replace(ps=ps, pm=pm, active=bounds.active.cpu())
 
 
 def _source_rows(
@@ -494,10 +527,8 @@ def _source_rows(
         "foreign_distance": masked_mean(scores.foreign_distance, active),
     }
     if bounds is not None:
-        columns["ps_bound"] = masked_mean(bounds.ps.total, active)
-        columns["pm_bound"] = masked_mean(bounds.pm.total, active)
+        columns |= _utterance_bounds(scores, bounds)
     numbers = {name: values[0].tolist() for name, values in columns.items()}
-    missing = {name: None for name in ("ps_bound", "pm_bound") if name not in numbers}
     rows = []
     for place, (estimate, source) in enumerate(zip(estimates, index)):
         reference = references[source]
@@ -511,17 +542,39 @@ def _source_rows(
                 total_frames=active.shape[-1],
                 estimate_rate=estimate.rate,
                 reference_rate=reference.rate,
-                **({name: values[place] for name, values in numbers.items()} | missing),
+                **{name: values[place] for name, values in numbers.items()},
             )
         )
     return tuple(rows)
 
 
-def _with_mixture(report: Report, mixture: Any, sample_rate: int | None) -> Report:
-    rate = report.sample_rate
-    is_path = isinstance(mixture, str | os.PathLike)
-    clips = _clips.read_set([mixture], "mixture", rate, None if is_path else sample_rate)
-    return replace(report, mixture=clips[0])
+def _utterance_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:
+    """Radius and half-width of each utterance score, (1, S') each."""
+    active = scores.active
+    found = {
+        "ps": pool_match_bounds(bounds.ps.radius, bounds.ps.tail, active),  # of a plain mean
+        "pm": pool_match_bounds(bounds.pm.radius, bounds.pm.tail, active),
+        "ps_pesq": pool_separation_bounds(scores.ps, bounds.ps.radius, bounds.ps.tail, active),
+    }
+    return {
+        f"{name}_{part}": getattr(pooled, part)
+        for name, pooled in found.items()
+        for part in ("radius", "tail")
+    }
+
+
+def _read_mixture(mixture: Any, rate: int, sample_rate: int | None) -> Clip | None:
+    if mixture is None:
+        return None
+    return _clips.read_set([mixture], "mixture", rate, sample_rate)[0]
+
+
+def _check_sample_rate(sample_rate: int | None, clips: Sequence[Clip | None]) -> None:
+    if sample_rate is not None and all(clip is None or clip.path is not None for clip in clips):
+        raise ValueError(
+            f"sample_rate={sample_rate} was passed, but all input are files, which state their "
+            "own rate. Leave sample_rate out; it is for arrays."
+        )
 
 
 def versions() -> dict[str, str]:
@@ -561,7 +614,8 @@ def _summary_table(report: Report) -> tuple[list[str], list[list[str]], int]:
         cells = [row.source, clip.name, number(row.ps), number(row.pm), number(row.log_pm, ".2f")]
         cells += [number(row.ps_pesq), f"{row.frames}/{row.total_frames}"]
         if bounded:
-            cells[3:3], cells[5:5] = [number(row.ps_bound)], [number(row.pm_bound)]
+            cells[3:3] = [_half_range(row.ps_radius, row.ps_tail)]
+            cells[5:5] = [_half_range(row.pm_radius, row.pm_tail)]
         rows.append(cells)
     means = report.means()
     last = ["mean", "", number(means["ps"]), number(means["pm"]), number(means["log_pm"], ".2f")]
@@ -569,6 +623,10 @@ def _summary_table(report: Report) -> tuple[list[str], list[list[str]], int]:
     if bounded:
         last[3:3], last[5:5] = [""], [""]
     return columns, [*rows, last], 2
+
+
+def _half_range(radius: float | None, tail: float | None) -> str:
+    return number(None if radius is None or tail is None else radius + tail)
 
 
 def _counts(report: Report) -> str:
