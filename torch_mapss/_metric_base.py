@@ -31,7 +31,7 @@ from torch_mapss.aggregate import PESQ_RANGE, masked_mean
 from torch_mapss.bounds import check_confidence
 from torch_mapss.encoders import CustomEncoder, Encoder
 from torch_mapss.pipeline import MAPSS
-from torch_mapss.records import ReferenceBank, Scores
+from torch_mapss.records import ReferenceBank, ScoreBounds, Scores
 
 EncoderChoice = str | Encoder | Callable[[Tensor], Tensor]
 # State of fixed size, so that processes that saw nothing can be reduced with the others.
@@ -164,8 +164,8 @@ class PerceptualMetric(Metric):
         true = None if lengths is None else tuple(_listed(lengths))
         batch = batch_of(self.mapss, preds, target, true)
         with self._named():
-            scores, width = frame_scores(self.mapss, preds, target, batch, self._request)
-        self._add(self._pooling.sources(scores), width, batch)
+            scores, bounds = frame_scores(self.mapss, preds, target, batch, self._request)
+        self._add(self._pooling.sources(scores), self._widths(bounds), batch)
         if self._keeps:
             self._keep(scores)
 
@@ -187,6 +187,16 @@ class PerceptualMetric(Metric):
         self.sources = self.sources.clamp(min=sources)
         if width is not None:
             self.width_sum = self.width_sum + item_means(width).nan_to_num(0.0).to(dtype).sum()
+
+    def _widths(self, bounds: ScoreBounds | None) -> Tensor | None:
+        """(B, S') half-widths of the mean over frames.
+
+        |mean of scores - mean of truths| <= mean of |score - truth|: the mean of the frames'
+        half-widths holds for the mean score, whatever the dependence between frames.
+        """
+        if bounds is None:
+            return None
+        return masked_mean(getattr(bounds, self._pooling.field).total, bounds.active)
 
     def _keep(self, scores: Scores) -> None:
         """Append the items to the history, flat and on the CPU."""

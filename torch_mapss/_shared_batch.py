@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_mapss.aggregate import masked_mean, pool_separation
 from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline import MAPSS, encode_checked
-from torch_mapss.records import ReferenceBank, Scores
+from torch_mapss.records import ReferenceBank, ScoreBounds, Scores
 
 Target = Tensor | ReferenceBank
 
@@ -143,8 +143,8 @@ class Request(NamedTuple):
 
 def frame_scores(
     mapss: MAPSS, preds: Tensor, target: Target, batch: Batch, wanted: Request
-) -> tuple[Scores, Tensor | None]:
-    """Frame scores, and the half-width (B, S') of their mean if asked for."""
+) -> tuple[Scores, ScoreBounds | None]:
+    """Frame scores, and their bounds if asked for; with both encoded as rarely as can be."""
     key = wanted._replace(confidence=None)
     with mapss.recalling(batch.embed):
         if wanted.confidence is not None and wanted not in batch.results:
@@ -158,8 +158,8 @@ def frame_scores(
                 measures=wanted.measure,
                 frames=wanted.frames,
             )
-    width = None if wanted.confidence is None else batch.results[wanted]
-    return batch.results[key], width
+    bounds = None if wanted.confidence is None else batch.results[wanted]
+    return batch.results[key], bounds
 
 
 def _score_with_bounds(
@@ -171,9 +171,7 @@ def _score_with_bounds(
     scores = mapss(preds, target, wanted.attributed, frames=wanted.frames)
     confidence = wanted.confidence
     found = mapss.bounds(preds.detach(), target, confidence, wanted.attributed)  # type: ignore[arg-type]
-    for measure, bounds in zip(("separation", "match"), (found.ps, found.pm)):
+    for measure in ("separation", "match"):
         here = wanted._replace(measure=measure)
-        # |mean of scores - mean of truths| <= mean of |score - truth|: the mean of the frames'
-        # half-widths holds for the mean score whatever the dependence between frames.
-        batch.results[here] = masked_mean(bounds.total, found.active)
+        batch.results[here] = found
         batch.results[here._replace(confidence=None)] = scores
