@@ -39,7 +39,7 @@ def test_kolmogorov_tail_is_scipys() -> None:
     for n in (10, 70, 1000):
         found = diagnostics.kolmogorov_tail(statistic, torch.tensor(n))
         limit = scipy.stats.kstwobign.sf((math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * statistic)
-        np.testing.assert_allclose(found.numpy(), limit, atol=1e-8)
+        np.testing.assert_allclose(found.numpy(), limit, atol=1e-5)
         exact = scipy.stats.kstwo.sf(statistic.numpy(), n)
         np.testing.assert_allclose(found.numpy(), exact, atol=0.03)
 

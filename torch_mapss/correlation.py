@@ -193,6 +193,8 @@ def correlation_bounds(
 
     The SRCC radius holds for every bias within the radii. The PCC radius and half-width are
     first-order in them; the SRCC half-width takes the errors of systems as independent Gaussians.
+    Neither exceeds 1 + |r|, the way to the far end of [-1, 1]: scores that hardly differ between
+    systems (a saturated PM) have a PCC that says nothing, and a bound that says so.
 
     Args:
         scores: (..., Q) utterance scores of Q systems; NaN where there is none.
@@ -230,9 +232,9 @@ def correlation_bounds(
         radius = spearman_radius(x, m, b, present)
         scale = h / normal_quantile(confidence)
         width = _jittered_width(x, m, scale, present, value, confidence, draws, seed)
-    value, radius, width = (
-        torch.where(defined, part, torch.nan) for part in (value, radius, width)
-    )
+    farthest = 1.0 + value.abs()  # to -1 or 1, whatever the first order says
+    parts = value, torch.minimum(radius, farthest), torch.minimum(width, farthest)
+    value, radius, width = (torch.where(defined, part, torch.nan) for part in parts)
     return CorrelationBounds(value, radius, width, radius + width, present.sum(-1))
 
 

@@ -252,7 +252,7 @@ def kolmogorov_tail(statistic: Tensor, count: Tensor) -> Tensor:
     """P(distance >= statistic) for ``count`` points and a given distribution.
 
     Kolmogorov's limit 2 Σ_j (-1)^(j-1) exp(-2 j² λ²) at λ = (√n + 0.12 + 0.11/√n) D, Stephens'
-    correction for finite n; below λ = 0.3 the tail is 1 to nine digits.
+    correction for finite n; below λ = 0.3 the tail is 1 to 1e-5.
     """
     root = count.clamp(min=1).to(statistic.dtype).sqrt()
     argument = (root + 0.12 + 0.11 / root) * statistic
