@@ -100,6 +100,38 @@ class ReferenceBank:
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> ReferenceBank:
         return replace(self, groups=tuple(_mapped(group, change) for group in self.groups))
 
+    def recombined(self, index: Tensor | Sequence[Sequence[int]]) -> ReferenceBank:
+        """The bank of new mixtures of the same sources, without preparing anything again.
+
+        A source is distorted and encoded on its own, so it can be mixed with any other: n prepared
+        pairs make n² mixtures. Its level is free as well, since scoring normalises it.
+
+        Args:
+            index: (B', S) for each new mixture the mixture that each of its sources comes from;
+                sources keep their axis, since their noise was drawn for it.
+
+        Returns:
+            The bank that preparing those references would give, of B' mixtures.
+
+        Raises:
+            ValueError: mixtures of several lengths, or an index that does not fit.
+        """
+        chosen = torch.as_tensor(index, device=self.device)
+        if len(self.groups) != 1:
+            raise ValueError(
+                f"only mixtures of one length can be recombined, got {len(self.groups)} lengths: "
+                f"{sorted({group.samples for group in self.groups})} samples. Cut them first."
+            )
+        if chosen.ndim != 2 or chosen.shape[1] != self.sources or len(chosen) == 0:
+            raise ValueError(
+                f"index must be (B', S) = (…, {self.sources}), got {tuple(chosen.shape)}."
+            )
+        if bool(((chosen < 0) | (chosen >= self.batch)).any()):
+            raise ValueError(f"index must lie in [0, {self.batch}), got {chosen.tolist()}.")
+        group = _recombined(self.groups[0], chosen)
+        lengths = self.lengths[:1] * len(chosen)
+        return replace(self, groups=(group,), batch=len(chosen), lengths=lengths)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the bank to a file for :meth:`load`."""
         torch.save({"format": FORMAT, "bank": _plain(self)}, path)
@@ -159,6 +191,30 @@ class ReferenceBank:
             frames=max(bank.frames for bank in given),
             lengths=tuple(length for bank in given for length in bank.lengths),
         )
+
+
+def _recombined(group: Group, index: Tensor) -> Group:
+    """Source s of new mixture b is source s of mixture ``index[b, s]``, a place in the batch."""
+    place = torch.empty(len(group.items), dtype=torch.long, device=index.device)
+    place[list(group.items)] = torch.arange(len(group.items), device=index.device)
+    mixture, source = place[index], torch.arange(index.shape[1], device=index.device)
+
+    def pick(tensor: Tensor) -> Tensor:
+        return tensor[mixture, source]
+
+    def encoded(part: Encoded | None) -> Encoded | None:
+        return None if part is None else _mapped(part, pick)
+
+    active = pick(group.active)
+    return Group(
+        items=tuple(range(len(index))),
+        samples=group.samples,
+        waveforms=pick(group.waveforms),
+        active=active,
+        scored=(active.sum(1) >= 2).nonzero(),
+        separation=encoded(group.separation),
+        match=encoded(group.match),
+    )
 
 
 def _stacked(groups: Sequence[Group]) -> tuple[Group, ...]:
