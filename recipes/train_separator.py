@@ -8,8 +8,9 @@
 FOLDER holds speech in any format soundfile reads. Files in one subfolder, or with one name up to
 the first "_", are one talker; ``--same en=es`` joins two names of one person. The last quarter of
 each talker's files is held out. Mixtures of two talkers are drawn on the fly; references that PS
-and PM need distorted and encoded are kept in a pool that is renewed pair by pair: their level is
-free, since MAPSS normalises it, so each pair is heard at many levels for one preparation.
+and PM need distorted and encoded are kept in a pool that is renewed pair by pair. Each source is
+distorted on its own and normalised, so every first source of the pool can be mixed with every
+second one, at any level, without preparing anything again.
 
 By default any two talkers are mixed and trained with permutation invariance, which wants many
 talkers and many steps. ``--target it`` mixes one known talker with the others instead, the target
@@ -105,18 +106,27 @@ def draw_segment(waves: Sequence[Tensor], samples: int, generator: torch.Generat
     return 0.05 * best / best.square().mean().sqrt().clamp(min=1e-8)
 
 
+class Pair(NamedTuple):
+    """Segments of two different talkers."""
+
+    talkers: tuple[str, str]
+    waves: Tensor  # (2, T)
+
+
 def draw_pair(
     voices: dict[str, list[Tensor]],
     samples: int,
     generator: torch.Generator,
     target: str | None = None,
-) -> Tensor:
-    """(2, T): segments of two different talkers, the target first if there is one."""
+) -> Pair:
+    """Segments of two different talkers, the target first if there is one."""
     names = sorted(voices, key=lambda name: (name != target, name))
     order = torch.randperm(len(names), generator=generator).tolist()
     if target is not None:
         order = [0, *(place for place in order if place > 0)]
-    return torch.stack([draw_segment(voices[names[i]], samples, generator) for i in order[:2]])
+    first, second = (names[place] for place in order[:2])
+    waves = [draw_segment(voices[name], samples, generator) for name in (first, second)]
+    return Pair((first, second), torch.stack(waves))
 
 
 def at_levels(pairs: Tensor, decibels: Tensor) -> Tensor:
@@ -133,10 +143,11 @@ class Batch(NamedTuple):
 
 
 class Pool:
-    """Pairs of segments, some renewed before every batch, prepared when PS or PM are asked for.
+    """Segments in two slots, some renewed now and then, mixed at random across the slots.
 
     Equal seeds give equal batches, with and without preparation; ``cache`` may be handed from run
-    to run of one seed, so that each pair is prepared once.
+    to run of one seed, so that each segment is prepared once. With a target the first slot is
+    always the target's; without one, a draw of two segments of one talker is drawn again.
     """
 
     def __init__(
@@ -148,37 +159,51 @@ class Pool:
         cache: dict[int, ReferenceBank],
     ) -> None:
         self.voices, self.mapss, self.cache = voices, mapss, cache
-        self.samples, self.batch = round(options.seconds * RATE), options.batch
-        self.refresh, self.device, self.target = options.refresh, options.device, options.target
+        self.options, self.samples = options, round(options.seconds * RATE)
         self.generator = torch.Generator("cpu").manual_seed(seed)
-        self.drawn = 0
-        self.pairs: list[tuple[int, Tensor]] = []
-        self.steps = 0
-        for _ in range(options.pool):
-            self._renew(len(self.pairs))
+        self.pairs: list[Pair] = []
+        self.names: list[int] = []  # which draw each pair was
+        self.bank: ReferenceBank | None = None
+        self.steps = self.drawn = 0
+        for place in range(options.pool):
+            self._renew(place)
 
     def _renew(self, place: int) -> None:
-        pair = draw_pair(self.voices, self.samples, self.generator, self.target).to(self.device)
-        self.pairs[place : place + 1] = [(self.drawn, pair)]
-        self.drawn += 1
+        pair = draw_pair(self.voices, self.samples, self.generator, self.options.target)
+        self.pairs[place : place + 1] = [pair._replace(waves=pair.waves.to(self.options.device))]
+        self.names[place : place + 1] = [self.drawn]
+        self.drawn, self.bank = self.drawn + 1, None
 
     def draw(self, lowest: float, highest: float) -> Batch:
         """A batch, the second source between two levels (dB) of the first."""
         self.steps += 1
-        if self.refresh and self.steps % self.refresh == 0:
-            self._renew(self.steps // self.refresh % len(self.pairs))
-        chosen = torch.randperm(len(self.pairs), generator=self.generator)[: self.batch]
-        levels = lowest + (highest - lowest) * torch.rand(len(chosen), generator=self.generator)
-        pairs = [self.pairs[i] for i in chosen.tolist()]
-        references = at_levels(torch.stack([pair for _, pair in pairs]), levels)
-        if self.mapss is None:
-            return Batch(references, None)
-        return Batch(references, ReferenceBank.join(self._prepared(*pair) for pair in pairs))
+        if self.options.refresh and self.steps % self.options.refresh == 0:
+            for _ in range(min(self.options.batch, len(self.pairs))):
+                self._renew(self.drawn % len(self.pairs))
+        index = torch.tensor([self._mixture() for _ in range(self.options.batch)])
+        levels = lowest + (highest - lowest) * torch.rand(len(index), generator=self.generator)
+        pairs = [torch.stack([self.pairs[i].waves[0], self.pairs[j].waves[1]]) for i, j in index]
+        references = at_levels(torch.stack(pairs), levels)
+        bank = None if self.mapss is None else self._prepared().recombined(index)
+        return Batch(references, bank)
 
-    def _prepared(self, name: int, pair: Tensor) -> ReferenceBank:
+    def _mixture(self) -> tuple[int, int]:
+        """Places of a first and a second source, of two talkers."""
+        while True:
+            i, j = torch.randint(len(self.pairs), (2,), generator=self.generator).tolist()
+            if self.pairs[i].talkers[0] != self.pairs[j].talkers[1]:
+                return i, j
+
+    def _prepared(self) -> ReferenceBank:
+        """The bank of the whole pool, joined again after a renewal."""
+        if self.bank is None:
+            self.bank = ReferenceBank.join(map(self._of_one, self.names, self.pairs))
+        return self.bank
+
+    def _of_one(self, name: int, pair: Pair) -> ReferenceBank:
         if name not in self.cache:
             assert self.mapss is not None
-            self.cache[name] = self.mapss.prepare(pair.unsqueeze(0))
+            self.cache[name] = self.mapss.prepare(pair.waves.unsqueeze(0))
         return self.cache[name]
 
 
@@ -279,7 +304,7 @@ class HeldOut:
         generator = torch.Generator("cpu").manual_seed(1_000_003)
         samples = round(options.test_seconds * RATE)
         pairs = [
-            draw_pair(voices, samples, generator, options.target)
+            draw_pair(voices, samples, generator, options.target).waves
             for _ in range(options.test_mixtures)
         ]
         levels = torch.linspace(-6.0, 0.0, len(pairs))
@@ -545,8 +570,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rate", type=float, default=2e-3, help="learning rate")
     add("--frames", type=int, default=60, help="random frames per step that PS and PM see")
     add("--bank-size", type=int, default=24, help="distortions per source in training")
-    add("--pool", type=int, default=64, help="pairs kept prepared")
-    add("--refresh", type=int, default=8, help="renew a pair every so many steps; 0: never")
+    add("--pool", type=int, default=64, help="segments kept prepared in each of two slots")
+    add("--refresh", type=int, default=50, help="renew a few every so many steps; 0: never")
     add("--test-mixtures", type=int, default=12)
     add("--test-seconds", type=float, default=3.0)
     add("--test-frames", type=int, default=240, help="random frames of all held-out mixtures")
