@@ -16,20 +16,32 @@ from torch import Tensor
 
 from torch_mapss import _checks, measures
 from torch_mapss.aggregate import pool_match, pool_separation
+from torch_mapss.bounds import (
+    Bounds,
+    TruncationBounds,
+    match_bounds,
+    separation_bounds,
+    truncation_bounds,
+)
 from torch_mapss.manifold import DiffusionMap, Settings, diffusion_map
 from torch_mapss.special import gammaincc, log_gammaincc
 
 __all__ = [
+    "Bounds",
     "DiffusionMap",
     "SeparationDistances",
+    "TruncationBounds",
     "diffusion_map",
     "gammaincc",
     "log_gammaincc",
+    "match_bounds",
     "perceptual_match",
     "perceptual_separation",
     "pool_match",
     "pool_separation",
+    "separation_bounds",
     "separation_distances",
+    "truncation_bounds",
 ]
 
 
