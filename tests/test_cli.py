@@ -116,6 +116,13 @@ def test_plot_goes_where_it_is_told(
     assert "<svg" in (tmp_path / "figures" / "a.svg").read_text(encoding="utf-8")
 
 
+def test_threads_are_set_for_the_command_alone() -> None:
+    before = torch.get_num_threads()
+    with cli.threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
 def test_stages_show_on_a_terminal(
     files: tuple[list[str], list[str]],
     monkeypatch: pytest.MonkeyPatch,
@@ -161,6 +168,7 @@ def test_errors_are_one_line(
         (files, ("--device", "nonsense"), "--device nonsense cannot be used here"),
         (files, ("--bounds", "--confidence", "1.5"), "confidence"),
         (files, ("--layer", "3"), "layer"),
+        (files, ("--threads", "0"), "--threads must be at least 1"),
     ]
     for given, options, message in cases:
         assert score(given, *options) == 2

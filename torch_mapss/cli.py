@@ -252,6 +252,13 @@ def _add_scoring_options(parser: Any) -> None:
     )
     group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cpu)")
     group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="of the CPU. 1 is best where other work shares it: threads that wait for each other "
+        "are slow (default: torch's own choice)",
+    )
+    group.add_argument(
         "--dtype", help="of the encoder's weights: float32, float16, bfloat16 (default: float32)"
     )
     group.add_argument("--local-files-only", action="store_true", help="never fetch a checkpoint")
@@ -274,7 +281,7 @@ def run_score(args: argparse.Namespace) -> int:
     _check_outputs(args)
     from torch_mapss.report import evaluate
 
-    with _stages(3 + args.bounds, args.quiet) as stage:
+    with threads(args.threads), _stages(3 + args.bounds, args.quiet) as stage:
         report = evaluate(
             estimates=args.estimates,
             references=args.references,
@@ -314,15 +321,17 @@ def run_evaluate(args: argparse.Namespace) -> int:
     from torch_mapss import manifest
 
     args.device = manifest.local_device(args.device)
-    outcome = manifest.run(
-        manifest.load_manifest(args.manifest),
-        args.out,
-        lambda: scorer_of(args),
-        request_of(args),
-        device=args.device,
-        frames=args.frames,
-        progress=_bar(args),
-    )
+    mixtures = manifest.load_manifest(args.manifest)
+    with threads(args.threads):
+        outcome = manifest.run(
+            mixtures,
+            args.out,
+            lambda: scorer_of(args),
+            request_of(args),
+            device=args.device,
+            frames=args.frames,
+            progress=_bar(args),
+        )
     if outcome.rank == 0:
         if not args.quiet:
             print(outcome.summary())
@@ -337,7 +346,9 @@ def run_demo(args: argparse.Namespace) -> int:
     folder = _files.make_folder(args.out)
     from torch_mapss import demo
 
-    result = demo.run(folder, encoder=args.encoder, device=args.device, progress=_bar(args))
+    check_device(args.device)
+    with threads(1):  # quick enough, and quick on a busy machine, too
+        result = demo.run(folder, encoder=args.encoder, device=args.device, progress=_bar(args))
     if not args.quiet:
         print(result.text)
     _say_written([folder], args.quiet)
@@ -446,6 +457,28 @@ def request_of(args: argparse.Namespace) -> Request:
         confidence=args.confidence,
         sample_frames=args.sample_frames,
     )
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Let torch use ``count`` threads of the CPU for a while; its own choice if None.
+
+    Raises:
+        ValueError: ``count`` is below 1.
+    """
+    if count is None:
+        yield
+        return
+    if count < 1:
+        raise ValueError(f"--threads must be at least 1, got {count}.")
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def check_device(device: str | None) -> None:
