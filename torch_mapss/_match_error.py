@@ -88,7 +88,8 @@ def match_parts(embedding: Embedding, layout: Layout, settings: Settings) -> Mat
     rows = torch.cat([deviations, output.unsqueeze(-2)], -2)
     divisor = (count - 1).clamp(min=1)
     if settings.convention == "reference":
-        kept, discarded = _reference_parts(rows, there, divisor, retained)
+        width = embedding.coordinates.shape[-1]
+        kept, discarded = _reference_parts(rows, there, divisor, retained, width)
     else:
         factor = measures.ridge_factor(deviations, divisor)
         kept, discarded = schur_parts(factor, rows, retained)
@@ -99,7 +100,7 @@ def match_parts(embedding: Embedding, layout: Layout, settings: Settings) -> Mat
 
 
 def _reference_parts(
-    rows: Tensor, there: Tensor, divisor: Tensor, retained: Tensor
+    rows: Tensor, there: Tensor, divisor: Tensor, retained: Tensor, width: int
 ) -> tuple[Tensor, Tensor]:
     """a and b as the released implementation has them: Σ_d, Σ_m about the mean of the deviations,
     C_dm about the reference. The matrix need not be positive, so b may have either sign."""
@@ -112,22 +113,27 @@ def _reference_parts(
     same = kept.unsqueeze(-1) == kept.unsqueeze(-2)
     matrix = torch.where(same, about_mean, about_reference)
     matrix = matrix + torch.diag_embed(reference_ridge(retained, rows.dtype))
-    return _block_parts(matrix, rows, kept)
+    return _block_parts(matrix, rows, kept, width)
 
 
-def _block_parts(matrix: Tensor, rows: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """a and b of [eq:sq_mahal_to_schur] by explicit blocks; ``kept`` (F, 1, D)."""
-    both = kept.unsqueeze(-1) & kept.unsqueeze(-2)
+def _block_parts(matrix: Tensor, rows: Tensor, kept: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """a and b of [eq:sq_mahal_to_schur] by explicit blocks; ``kept`` (F, 1, D), below ``width``."""
+    head = kept[..., :width]
+    both = head.unsqueeze(-1) & head.unsqueeze(-2)
+    top = torch.where(both, matrix[..., :width, :width], _eye(width, matrix))
+    top = torch.linalg.cholesky_ex(top).L
+    cross = torch.where(head.unsqueeze(-1) & ~kept.unsqueeze(-2), matrix[..., :width, :], 0.0)
+    delta = torch.where(head.unsqueeze(-2), rows[..., :width], 0.0).mT  # (F, S', width, n)
+    left = torch.linalg.solve_triangular(top, torch.cat([cross, delta], -1), upper=False)
+    cross, delta = left.split([matrix.shape[-1], rows.shape[-2]], -1)
     neither = ~kept.unsqueeze(-1) & ~kept.unsqueeze(-2)
-    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    top = torch.linalg.cholesky_ex(torch.where(both, matrix, eye)).L
-    cross = torch.where(kept.unsqueeze(-1) & ~kept.unsqueeze(-2), matrix, 0.0)
-    head = torch.where(kept.unsqueeze(-2), rows, 0.0).mT  # (F, S', D, n)
-    left = torch.linalg.solve_triangular(top, torch.cat([cross, head], -1), upper=False)
-    cross, head = left.split([matrix.shape[-1], rows.shape[-2]], -1)
-    schur = torch.where(neither, matrix - cross.mT @ cross, eye)
-    residual = torch.where(kept.unsqueeze(-1), 0.0, rows.mT - cross.mT @ head)
-    return head.square().sum(-2), (residual * torch.linalg.solve(schur, residual)).sum(-2)
+    schur = torch.where(neither, matrix - cross.mT @ cross, _eye(matrix.shape[-1], matrix))
+    residual = torch.where(kept.unsqueeze(-1), 0.0, rows.mT - cross.mT @ delta)
+    return delta.square().sum(-2), (residual * torch.linalg.solve(schur, residual)).sum(-2)
+
+
+def _eye(size: int, like: Tensor) -> Tensor:
+    return torch.eye(size, dtype=like.dtype, device=like.device)
 
 
 def fit_gamma(parts: MatchParts, embedding: Embedding, settings: Settings) -> tuple[Gamma, Tensor]:

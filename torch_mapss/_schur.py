@@ -66,9 +66,9 @@ def schur_parts(factor: Tensor, deviations: Tensor, retained: Tensor) -> tuple[T
         The retained and the discarded part of the squared distance, each (F, S, n).
     """
     whitened = torch.linalg.solve_triangular(factor, deviations.mT, upper=False)
-    squares = whitened.square()
-    kept = retained[:, None, :, None]
-    return torch.where(kept, squares, 0.0).sum(-2), torch.where(kept, 0.0, squares).sum(-2)
+    halves = torch.stack([retained, ~retained], -2).to(whitened.dtype).unsqueeze(1)
+    kept, discarded = (halves @ whitened.square_()).unbind(-2)  # (F, S, 2, n)
+    return kept, discarded
 
 
 def full_factor(
