@@ -12,7 +12,9 @@ All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estim
     defined: frames of a source, sources of a mixture, mixtures of the batch. If nothing is
     defined the loss is a zero that can be back-propagated, and a warning says so once.
 *Full precision.* Half-precision estimates are lifted to float32, autocast is switched off inside,
-    and the manifold runs in float64; the gradient comes back in the dtype of the estimates.
+    and the manifold runs in float64; the gradient comes back in the dtype of the estimates. Call
+    ``backward()`` outside the autocast block, as PyTorch advises: inside, it would run the
+    encoder's backward pass in half precision.
 *No parameters.* The encoder is frozen and no part of the module tree: ``parameters()`` and
     ``state_dict()`` of a model that holds a loss are those of the model alone, as data-parallel
     and sharded training want it. ``copy.deepcopy`` shares the encoder, ``pickle`` carries it.
@@ -33,13 +35,14 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torch_mapss import _checks, _batches, audio
+from torch_mapss import _batches, _checks, audio
 from torch_mapss._prepare import Grid
 from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline import MAPSS
@@ -168,8 +171,9 @@ class _PerceptualLoss(nn.Module):
         waveforms: Tensor | None,
     ) -> Tensor:
         self._check_rank(estimates)
-        kind = estimates.device.type if isinstance(estimates, Tensor) else "cpu"
-        with torch.autocast(kind, enabled=False):
+        scale: list[Tensor] = []
+        with _without_autocast(estimates):
+            estimates = _lifted(estimates, scale)
             call = self._call(estimates, references, attributed, lengths, waveforms)
             order = self._order(call)
             terms = self._terms(_placed(call, order))
@@ -177,9 +181,9 @@ class _PerceptualLoss(nn.Module):
             self._note(terms, order, call.bank)
             value = _reduced(terms, self.reduction)
             value = value + self._extra(_placed(call, order))
-        if value.requires_grad or not call.estimates.requires_grad:
-            return value
-        return value + _zero_of(call.estimates)
+        if call.estimates.requires_grad and not value.requires_grad:
+            value = value + _zero_of(call.estimates)
+        return _Output.apply(value, scale)
 
     # --------------------------------------------------------------------------- one call
 
@@ -264,8 +268,8 @@ class _PerceptualLoss(nn.Module):
         if call.attributed != tuple(range(sources)):
             raise ValueError(
                 f"pit={self.pit!r} needs one estimate per reference and no attribution, got "
-                f"attributed={call.attributed} of {sources} sources. Leave pit out where the source of "
-                "an estimate is known."
+                f"attributed={call.attributed} of {sources} sources. Leave pit out where the "
+                "source of an estimate is known."
             )
         with torch.no_grad():
             waves, _ = _batches.sound_waveforms(
@@ -623,9 +627,9 @@ def _reduced_extra(value: object, reduction: str, shape: torch.Size) -> Tensor:
     accepted = {"item": (shape, shape[:1]), "none": (shape,)}.get(reduction, (shape, shape[:1], ()))
     if not isinstance(value, Tensor) or tuple(value.shape) not in accepted:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        shapes = " or ".join(str(tuple(one)) for one in accepted)
         raise ValueError(
-            f"extra must return a tensor of shape {' or '.join(map(str, accepted))} for reduction "
-            f"{reduction!r}, got {got}. Average over time inside it."
+            f"extra must return a tensor of shape {shapes} for reduction {reduction!r}, got {got}. Average over time inside it."
         )
     if reduction == "none":
         return value
@@ -638,6 +642,57 @@ def _zero_of(estimates: Tensor) -> Tensor:
     """A zero whose gradient is a tensor of zeros, whatever ``estimates`` hold."""
     never = torch.zeros((), dtype=torch.bool, device=estimates.device)
     return torch.where(never, estimates, 0.0).sum()
+
+
+# ------------------------------------------------------------------------------------------------
+# Precision
+# ------------------------------------------------------------------------------------------------
+#
+# -log PM of a hopeless output can have slopes beyond 65504, where float16 ends. The gradient of
+# float16 estimates is therefore held at that limit. A GradScaler multiplies the loss, and finds
+# out by infinities that it multiplied too much: what lies beyond the limit only because the
+# gradient coming in was larger than 1 stays infinite for it to see.
+
+
+class _Lift(torch.autograd.Function):
+    """float16 -> float32; backward, held within float16 before scaling."""
+
+    @staticmethod
+    def forward(ctx: Any, waves: Tensor, scale: list[Tensor]) -> Tensor:
+        ctx.scale = scale
+        return waves.float()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        limit = torch.finfo(torch.float16).max * ctx.scale[-1]
+        return grad.clamp(-limit, limit).to(torch.float16), None
+
+
+class _Output(torch.autograd.Function):
+    """The loss itself; backward, notes the scale that comes in."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, scale: list[Tensor]) -> Tensor:
+        ctx.scale = scale
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.scale[:] = [grad.detach().abs().max().float().clamp(min=1.0)]
+        return grad, None
+
+
+def _lifted(estimates: Tensor, scale: list[Tensor]) -> Tensor:
+    if isinstance(estimates, Tensor) and estimates.dtype == torch.float16:
+        return _Lift.apply(estimates, scale)
+    return estimates
+
+
+def _without_autocast(estimates: object) -> AbstractContextManager[Any]:
+    kind = estimates.device.type if isinstance(estimates, Tensor) else "cpu"
+    if not torch.amp.is_autocast_available(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -1,0 +1,895 @@
+"""The losses: values by hand, gradients of the whole chain, undefined items, bad starts."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import pickle
+import warnings
+
+import pytest
+import torch
+from clouds import numerical_derivative
+from torch import Tensor, nn
+
+from torch_mapss import MAPSS, DistortionBank, MAPSSLoss, MatchLoss, SeparationLoss, audio
+
+LOSSES = {"separation": SeparationLoss, "match": MatchLoss, "both": MAPSSLoss}
+
+
+def voices(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(*shape) harmonic tones that swell and fall, a little noise under them; last axis is time."""
+    generator = torch.Generator().manual_seed(seed)
+    clock = torch.arange(shape[-1], dtype=torch.float64) / 16000
+
+    def each(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(*shape[:-1], 1, generator=generator).double()
+
+    pitch, swell, phase = each(100, 400), each(2, 5), each(0, math.tau)
+    tone = sum((math.tau * k * pitch * clock + k * phase).sin() / k for k in range(1, 6))
+    noise = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    wave = (0.3 + (math.tau * swell * clock + phase).sin().square()) * tone + 0.02 * noise
+    return (0.1 * wave).to(dtype)
+
+
+def leaky(references: Tensor, share: float = 0.3, seed: int = 9) -> Tensor:
+    """Estimates with some of the next source and some noise in them."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(references.shape, generator=generator, dtype=references.dtype)
+    return references + share * references.roll(1, -2) + 0.01 * noise
+
+
+@functools.cache
+def scorer(encoder: str = "mel", **options) -> MAPSS:
+    """With eight distortions a source, so that a call takes milliseconds."""
+    banks = {f"{k}_bank": DistortionBank(k, size=8) for k in ("separation", "match")}
+    return MAPSS(encoder, **banks, **options)
+
+
+def gradient(loss, estimates: Tensor, *arguments, **options) -> tuple[Tensor, Tensor]:
+    leaf = estimates.detach().clone().requires_grad_()
+    value = loss(leaf, *arguments, **options)
+    (grad,) = torch.autograd.grad(value.sum(), leaf)
+    assert bool(value.isfinite().all())
+    assert bool(grad.isfinite().all())
+    return value.detach(), grad
+
+
+@pytest.fixture
+def references() -> Tensor:
+    return voices(3, 2, 4800)
+
+
+# ------------------------------------------------------------------------- values
+
+
+def by_hand(frames: Tensor, active: Tensor, weights: Tensor | None = None) -> float:
+    """Frames, then sources, then mixtures, in plain Python."""
+    mixtures = []
+    for b in range(frames.shape[0]):
+        sources = []
+        for s in range(frames.shape[1]):
+            there = [f for f in range(frames.shape[2]) if active[b, s, f]]
+            w = [1.0 if weights is None else float(weights[b, s, f]) for f in there]
+            if there:
+                total = sum(w_f * float(frames[b, s, f]) for w_f, f in zip(w, there))
+                sources.append(total / sum(w))
+        if sources:
+            mixtures.append(sum(sources) / len(sources))
+    return sum(mixtures) / len(mixtures)
+
+
+@pytest.mark.parametrize(
+    ("loss", "of"),
+    [
+        (lambda m, **o: SeparationLoss(m, **o), lambda s: 1 - s.ps),
+        (lambda m, **o: SeparationLoss(m, mode="log", **o), lambda s: -s.ps.log()),
+        (lambda m, **o: MatchLoss(m, **o), lambda s: -s.log_pm),
+        (lambda m, **o: MatchLoss(m, mode="linear", **o), lambda s: 1 - s.pm),
+        (lambda m, **o: MatchLoss(m, mode="log1p", **o), lambda s: (1 - s.log_pm).log()),
+        (
+            lambda m, **o: MAPSSLoss(m, separation=2.0, match=0.1, **o),
+            lambda s: 2 * (1 - s.ps) - 0.1 * s.log_pm,
+        ),
+        (lambda m, **o: MAPSSLoss(m, match=0, **o), lambda s: 1 - s.ps),
+        (lambda m, **o: MAPSSLoss(m, separation=0, **o), lambda s: -s.log_pm),
+    ],
+)
+@pytest.mark.parametrize("weighting", [None, "energy", "mine"])
+def test_values_are_means_of_the_scores(references, loss, of, weighting):
+    references[1, :, 2400:] = 0.0  # mixtures of different numbers of scored frames
+    mapss, estimates = scorer(), leaky(references)
+    scores = mapss(estimates, references)
+    weights = None
+    if weighting == "energy":
+        normal = audio.normalize_loudness(references, 16000)
+        grid = mapss.grid
+        weights = audio.frame_rms(normal, grid.receptive_field, grid.hop).square()
+    if weighting == "mine":
+        weights = torch.arange(scores.ps.numel()).reshape(scores.ps.shape) % 7 + 1.0
+        weighting = lambda given, bank: weights.to(given.ps)  # noqa: E731
+    value = loss(mapss, weighting=weighting)(estimates, references)
+    expected = by_hand(of(scores), scores.active, weights)
+    assert float(value) == pytest.approx(expected, rel=1e-4)
+    assert value.shape == ()
+    assert value.dtype == torch.float32
+
+
+def test_reductions_agree(references):
+    estimates = leaky(references)
+    found = {
+        name: MAPSSLoss(scorer(), reduction=name, si_sdr=0.1)(estimates, references)
+        for name in ("mean", "sum", "item", "none")
+    }
+    each = found["none"]
+    assert each.shape == (3, 2)
+    torch.testing.assert_close(found["item"], each.mean(-1))
+    torch.testing.assert_close(found["mean"], each.mean())
+    torch.testing.assert_close(found["sum"], each.sum())
+
+
+def test_log_of_ps_goes_on_as_its_tangent():
+    """A swapped pair has PS 0 in places: its loss is finite and still falls towards the own."""
+    references = voices(1, 2, 4800, dtype=torch.float64)
+    loss = SeparationLoss(scorer(), mode="log")
+    swapped = references.flip(1)
+    value, _ = gradient(loss, swapped, references)
+    _, grad = gradient(loss, swapped + 1e-3 * voices(1, 2, 4800, seed=3).double(), references)
+    assert float(value) > 5.0
+    assert float(grad.abs().max()) > 0.0
+
+
+def test_a_bank_gives_the_same_as_references(references):
+    estimates, loss = leaky(references), MAPSSLoss(scorer(), si_sdr=0.1, weighting="energy")
+    bank = loss.mapss.prepare(references)
+    torch.testing.assert_close(loss(estimates, bank), loss(estimates, references))
+
+
+def test_the_si_sdr_term(references):
+    estimates = leaky(references)
+    plain = SeparationLoss(scorer())(estimates, references)
+    value = MAPSSLoss(scorer(), match=0, si_sdr=0.5)(estimates, references)
+    expected = plain - 0.5 * audio.si_sdr(estimates, references).mean()
+    torch.testing.assert_close(value, expected)
+
+
+def test_a_term_of_ones_own(references):
+    estimates, seen = leaky(references), []
+
+    def extra(e: Tensor, r: Tensor) -> Tensor:
+        seen.append(r)
+        return (e - r).abs().mean(-1)
+
+    plain = SeparationLoss(scorer())(estimates, references)
+    loss = MAPSSLoss(scorer(), match=0, extra=extra)
+    expected = plain + (estimates - references).abs().mean()
+    torch.testing.assert_close(loss(estimates, references), expected)
+    assert torch.equal(seen[0], references)
+    bank = loss.mapss.prepare(references)
+    torch.testing.assert_close(loss(estimates, bank, waveforms=references), expected)
+    with pytest.raises(ValueError, match="waveforms=references"):
+        loss(estimates, bank)
+    alone = loss(estimates[:, 1:], references, attributed=(1,))
+    assert torch.equal(seen[-1], references[:, 1:])
+    assert bool(alone.isfinite())
+    with pytest.raises(ValueError, match=r"extra must return .* \(3, 2\) for reduction 'none'"):
+        MAPSSLoss(scorer(), reduction="none", extra=lambda e, r: e.mean())(estimates, references)
+
+
+def test_record_of_the_last_call(references):
+    references[1, 0] = 0.0
+    loss = MAPSSLoss(scorer(), si_sdr=0.1)
+    estimates = leaky(references).requires_grad_()
+    loss(estimates, references)
+    assert loss.last is not None
+    assert loss.last.defined.tolist() == [[True, True], [False, False], [True, True]]
+    assert int(loss.last.skipped) == 1
+    assert set(loss.last.terms) == {"separation", "match", "si_sdr"}
+    assert not any(term.requires_grad for term in loss.last.terms.values())
+
+
+# ------------------------------------------------------------------------- permutations
+
+
+@pytest.mark.parametrize("pit", ["si_sdr", "loss"])
+def test_permutations_are_found_for_each_mixture(pit):
+    references = voices(2, 3, 4800)
+    estimates = leaky(references, 0.2)
+    shuffled = torch.stack([estimates[0, [2, 0, 1]], estimates[1]])
+    plain = MAPSSLoss(scorer(), reduction="none")
+    loss = MAPSSLoss(scorer(), reduction="none", pit=pit)
+    expected, value = plain(estimates, references), loss(shuffled, references)
+    assert loss.last is not None
+    assert loss.last.order.tolist() == [[1, 2, 0], [0, 1, 2]]
+    torch.testing.assert_close(value[0], expected[0, [2, 0, 1]])  # where the estimates stand
+    torch.testing.assert_close(value[1], expected[1])
+    _, grad = gradient(loss, shuffled, references)
+    _, straight = gradient(plain, estimates, references)
+    torch.testing.assert_close(grad[0], straight[0, [2, 0, 1]])
+
+
+def test_permutation_by_loss_is_the_least(references):
+    estimates = leaky(references, 0.9)
+    loss = SeparationLoss(scorer(), reduction="item")
+    both = torch.stack([loss(estimates, references), loss(estimates.flip(1), references)])
+    found = SeparationLoss(scorer(), reduction="item", pit="loss")(estimates, references)
+    torch.testing.assert_close(found, both.min(0).values)
+
+
+def test_permutations_with_random_frames_see_the_same_frames(references):
+    swapped = leaky(references).flip(1)
+    plain = SeparationLoss(scorer(), frames=7, seed=4)
+    loss = SeparationLoss(scorer(), frames=7, seed=4, pit="loss")
+    for _ in range(2):
+        torch.testing.assert_close(loss(swapped, references), plain(swapped.flip(1), references))
+
+
+def test_permutations_that_make_no_sense(references):
+    with pytest.raises(ValueError, match="pit='si_sdr' needs one estimate per reference"):
+        SeparationLoss(scorer(), pit="si_sdr")(references[:, :1], references, attributed=(0,))
+    many = voices(1, 5, 2400)
+    with pytest.raises(ValueError, match="at most 4 sources, got 5"):
+        SeparationLoss(scorer(), pit="loss")(many, many)
+
+
+def test_inside_a_permutation_wrapper(references):
+    """torchmetrics' wrapper, whole mixtures at a time; speaker by speaker is refused."""
+    from torchmetrics.functional.audio import permutation_invariant_training as pit
+
+    loss = SeparationLoss(scorer(), reduction="item", mode="log")
+    estimates = leaky(references)
+    swapped = torch.cat([estimates[:1].flip(1), estimates[1:]])
+    best, order = pit(swapped, references, loss, mode="permutation-wise", eval_func="min")
+    torch.testing.assert_close(best, loss(estimates, references))
+    assert order.tolist() == [[1, 0], [0, 1], [0, 1]]
+    with pytest.raises(ValueError, match="cannot be computed speaker by speaker"):
+        pit(swapped, references, loss, mode="speaker-wise", eval_func="min")
+
+
+# ------------------------------------------------------------------------- gradients
+
+
+def with_silence(references: Tensor) -> tuple[Tensor, Tensor]:
+    references, estimates = references.clone(), leaky(references)
+    references[..., 0, 1000:2000] = 0.0
+    estimates[..., 0, 900:2100] = 0.0
+    return estimates, references
+
+
+def clipped(references: Tensor) -> tuple[Tensor, Tensor]:
+    limit = 0.3 * references.abs().amax()
+    return leaky(references).clamp(-limit, limit), references
+
+
+CASES = {"leaky": lambda r: (leaky(r), r), "silent spans": with_silence, "clipped": clipped}
+CHAINS = {
+    "1-ps": SeparationLoss,
+    "-log pm": MatchLoss,
+    "all": functools.partial(
+        MAPSSLoss, separation_mode="log", match_mode="log1p", si_sdr=0.1, weighting="energy"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("encoder", ["mel", "waveform"])
+@pytest.mark.parametrize("make", CHAINS.values(), ids=CHAINS)
+def test_the_whole_chain_against_differences(case, encoder, make):
+    """Waveform, loudness, encoder, manifold, loss: in float64, along a random direction."""
+    estimates, references = CASES[case](voices(1, 2, 2400, seed=1, dtype=torch.float64))
+    loss = make(scorer(encoder))
+    bank = loss.mapss.prepare(references)
+    generator = torch.Generator().manual_seed(2)
+    direction = torch.randn(estimates.shape, generator=generator, dtype=torch.float64)
+    _, grad = gradient(loss, estimates, bank)
+    slope = float((grad * direction).sum())
+    errors = []
+    # Rounding spoils small steps and curvature large ones; where lies between differs by case.
+    for h in (1e-6, 3e-7, 3e-6, 1e-7, 1e-5):
+        found = float(numerical_derivative(lambda e: loss(e, bank), [estimates], [direction], h))
+        errors.append(abs(found / slope - 1.0))
+        if errors[-1] < 1e-5:
+            return
+    pytest.fail(f"slope {slope}, relative errors of the differences {errors}")
+
+
+def one_sided(f, x: Tensor, direction: Tensor, h: float) -> Tensor:
+    """Slope of f from x along the direction, of second order."""
+    return (4.0 * f(x + h * direction) - f(x + 2.0 * h * direction) - 3.0 * f(x)) / (2.0 * h)
+
+
+@pytest.mark.parametrize("encoder", ["mel", "waveform"])
+@pytest.mark.parametrize(("measure", "equal"), [("ps", 1), ("ps", 2), ("log_pm", 1)])
+def test_the_slope_at_an_output_equal_to_its_reference(encoder, measure, equal):
+    """Every distance comes twice there, so the median may tie, and PM sits on its top.
+
+    Those are kinks: the gradient of each frame must lie between the slopes on both sides, and
+    where these agree, equal them.
+    """
+    references = voices(1, 2, 2000, seed=1, dtype=torch.float64)
+    estimates = leaky(references)
+    estimates[:, :equal] = references[:, :equal]
+    mapss = scorer(encoder)
+    bank = mapss.prepare(references)
+
+    def frames(e: Tensor) -> Tensor:
+        scores = mapss(e, bank)
+        return getattr(scores, measure)[scores.active]
+
+    generator = torch.Generator().manual_seed(2)
+    direction = torch.randn(estimates.shape, generator=generator, dtype=torch.float64)
+    leaf = estimates.clone().requires_grad_()
+    slopes = torch.stack(
+        [
+            (torch.autograd.grad(f, leaf, retain_graph=True)[0] * direction).sum()
+            for f in frames(leaf)
+        ]
+    )
+    right = one_sided(frames, estimates, direction, 1e-6)
+    left = -one_sided(frames, estimates, -direction, 1e-6)
+    low, high = torch.minimum(left, right), torch.maximum(left, right)
+    slack = 1e-4 * torch.maximum(low.abs(), high.abs()) + 1e-5 * float(slopes.abs().max())
+    assert bool(((slopes >= low - slack) & (slopes <= high + slack)).all())
+    assert int((high - low < slack).sum()) >= len(slopes) // 4  # the others may hide anything
+    assert float(slopes.abs().max()) > 0.0
+
+
+def test_gradients_reach_the_estimates_only(references):
+    loss = MAPSSLoss(scorer())
+    references.requires_grad_()
+    value, grad = gradient(loss, leaky(references.detach()), references)
+    assert references.grad is None
+    assert float(grad.abs().sum()) > 0.0
+    assert all(p.grad is None and not p.requires_grad for p in loss.mapss.encoder.parameters())
+    bank = loss.mapss.prepare(references)
+    assert not bank.groups[0].separation.distortions.requires_grad
+    del value
+
+
+def test_estimates_equal_to_references(references):
+    scores = scorer()(references, references)
+    assert float(scores.pm[scores.active].min()) == 1.0
+    for make in (SeparationLoss, MatchLoss, MAPSSLoss):
+        value, _ = gradient(make(scorer()), references, references)
+        assert float(value) < 0.2
+
+
+@pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
+def test_identical_sources(make):
+    """Clusters of one place, and outputs in it: finite, also where all points coincide."""
+    one = voices(1, 1, 3000, dtype=torch.float64).expand(-1, 2, -1).clone()
+    loss = make(scorer())
+    _, grad = gradient(loss, leaky(one), one)
+    assert float(grad.abs().max()) > 0.0
+    gradient(loss, one, one)
+
+
+def starts(kind: str, references: Tensor) -> Tensor:
+    noise = torch.randn(references.shape, generator=torch.Generator().manual_seed(5))
+    return {
+        "silence": torch.zeros_like(references),
+        "noise": 0.1 * noise,
+        "permuted": references.flip(1).clone(),
+        "equal outputs": references.sum(1, keepdim=True).expand_as(references).clone(),
+    }[kind]
+
+
+def descend(loss, kind: str, steps: int, optimizer: str = "Adam") -> None:
+    references = voices(2, 2, 2400, seed=3)
+    bank = loss.mapss.prepare(references)
+    estimates = starts(kind, references).requires_grad_()
+    descent = getattr(torch.optim, optimizer)([estimates], lr=1e-2)
+    for step in range(steps):
+        descent.zero_grad()
+        value = loss(estimates, bank)
+        value.backward()
+        assert bool(value.isfinite()), (kind, step)
+        assert bool(estimates.grad.isfinite().all()), (kind, step)
+        descent.step()
+
+
+STARTS = ["silence", "noise", "permuted", "equal outputs"]
+
+
+@pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
+def test_a_few_steps_from_bad_starts(kind, optimizer):
+    descend(MAPSSLoss(scorer(), si_sdr=0.1), kind, 8, optimizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        SeparationLoss,
+        functools.partial(SeparationLoss, mode="log"),
+        MatchLoss,
+        functools.partial(MAPSSLoss, si_sdr=0.1, match_mode="log1p"),
+    ],
+    ids=["1-ps", "-log ps", "-log pm", "all"],
+)
+def test_a_thousand_steps_from_bad_starts(kind, make):
+    descend(make(scorer()), kind, 1000)
+
+
+# ------------------------------------------------------------------------- undefined items
+
+
+@pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
+def test_a_mixture_with_a_silent_reference_does_not_count(references, make):
+    estimates = leaky(references)
+    broken = references.clone()
+    broken[1, 0] = 0.0
+    keep = [0, 2]
+    value, grad = gradient(make(scorer()), estimates, broken)
+    expected, expected_grad = gradient(make(scorer()), estimates[keep], references[keep])
+    torch.testing.assert_close(value, expected)
+    assert float(grad[1].abs().max()) == 0.0
+    torch.testing.assert_close(grad[keep], expected_grad)
+    each, _ = gradient(make(scorer(), reduction="none"), estimates, broken)
+    assert each[1].tolist() == [0.0, 0.0]
+    assert float(each[keep].min()) > 0.0
+
+
+def test_one_silent_source_of_three():
+    references = voices(1, 3, 4800)
+    references[:, 2] = 0.0
+    estimates = leaky(references)
+    loss = MAPSSLoss(scorer(), reduction="none")
+    value, grad = gradient(loss, estimates, references)
+    two, _ = gradient(loss, estimates[:, :2], references[:, :2])
+    torch.testing.assert_close(value[:, :2], two, rtol=1e-3, atol=1e-3)
+    assert float(value[0, 2]) == 0.0
+    assert float(grad[0, 2].abs().max()) == 0.0
+    mean, _ = gradient(MAPSSLoss(scorer()), estimates, references)
+    torch.testing.assert_close(mean, two.mean(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_silent_estimate_costs_more_than_a_leaky_one(references):
+    estimates = leaky(references)
+    silent = estimates.clone()
+    silent[1, 0] = 0.0
+    for make in LOSSES.values():
+        loss = make(scorer(), reduction="none")
+        value, _ = gradient(loss, silent, references)
+        good, _ = gradient(loss, estimates, references)
+        assert float(value[1, 0]) > float(good[1, 0])
+        torch.testing.assert_close(value[[0, 2]], good[[0, 2]])
+
+
+@pytest.mark.parametrize("si_sdr", [0.0, 0.1])
+def test_nothing_defined_is_a_zero_with_one_warning(references, si_sdr):
+    loss = MAPSSLoss(scorer(), si_sdr=si_sdr)
+    silence = torch.zeros_like(references)
+    with pytest.warns(UserWarning, match="no estimate of this batch of 3 can be scored") as caught:
+        value, grad = gradient(loss, references, silence)
+    assert len(caught) == 1
+    assert float(value) == 0.0
+    assert float(grad.abs().max()) == 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradient(loss, references, silence)
+    assert loss.last is not None
+    assert bool(loss.last.terms["match"].isnan())
+
+
+def test_sources_that_never_sound_together():
+    references = voices(1, 2, 8000)
+    references[:, 0, 4000:] = 0.0
+    references[:, 1, :4400] = 0.0
+    loss = MAPSSLoss(scorer())
+    with pytest.warns(UserWarning, match="no drawn frame has its own source and another") as caught:
+        value, grad = gradient(loss, leaky(references), references)
+    assert len(caught) == 1
+    assert float(value) == float(grad.abs().max()) == 0.0
+    references[:, 1, 3000:] = voices(1, 5000, seed=4)  # together for a while
+    value, grad = gradient(loss, leaky(references), references)
+    assert float(value) > 0.0
+
+
+def test_target_alone(references):
+    estimates = leaky(references)
+    for make in LOSSES.values():
+        value, grad = gradient(make(scorer()), estimates[:, 1:], references, attributed=(1,))
+        assert float(value) > 0.0
+        assert grad.shape == (3, 1, 4800)
+    broken = references.clone()
+    broken[:, 1] = 0.0  # the target silent, the other not
+    with pytest.warns(UserWarning, match="no estimate of this batch"):
+        value, grad = gradient(SeparationLoss(scorer()), estimates[:, 1:], broken, attributed=(1,))
+    assert float(value) == float(grad.abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("encoder", ["mel", "waveform"])
+def test_padded_batches_score_as_the_mixtures_alone(encoder):
+    references, lengths = voices(3, 2, 6400), (6400, 4000, 5200)
+    estimates = leaky(references)
+    for item, length in enumerate(lengths):
+        references[item, :, length:] = 0.0
+        estimates[item, :, length:] = 7.0  # whatever the padding holds
+    loss = MAPSSLoss(scorer(encoder), si_sdr=0.1, reduction="none", weighting="energy")
+    value, grad = gradient(loss, estimates, references, lengths=lengths)
+    for item, length in enumerate(lengths):
+        span = slice(item, item + 1), slice(None), slice(length)
+        alone, alone_grad = gradient(loss, estimates[span], references[span])
+        torch.testing.assert_close(value[item], alone[0], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(grad[span], alone_grad, rtol=1e-2, atol=1e-5)
+        assert float(grad[item, :, length:].abs().sum()) == 0.0
+
+
+# ------------------------------------------------------------------------- bad and edge input
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("pit", [None, "si_sdr", "loss"])
+def test_samples_that_are_not_finite(references, bad, pit):
+    estimates = leaky(references)
+    estimates[2, 1, 700] = bad
+    message = "estimates must be finite.*item 2, source 1, the first at sample 700"
+    with pytest.raises(ValueError, match=message):
+        MAPSSLoss(scorer(), pit=pit)(estimates, references)
+    broken = references.clone()
+    broken[0, 1, 5] = bad
+    with pytest.raises(ValueError, match=r"references must be finite.*item 0, source 1"):
+        MAPSSLoss(scorer(), pit=pit)(references, broken)
+
+
+@pytest.mark.parametrize("pit", [None, "si_sdr"])
+def test_unchecked_samples_take_out_their_mixture(references, pit):
+    estimates = leaky(references)
+    broken = estimates.clone()
+    broken[2, 1, 700] = math.nan
+    loss = MAPSSLoss(scorer(check_finite=False), pit=pit)
+    value, grad = gradient(loss, broken, references)
+    expected, _ = gradient(loss, estimates[:2], references[:2])
+    torch.testing.assert_close(value, expected)
+    assert float(grad[2].abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
+def test_level_does_not_matter(references, make):
+    """Short of a loudness block, 100 dB down, or with a peak of 25."""
+    estimates, loss = leaky(references)[..., :3200], make(scorer())
+    references = references[..., :3200]
+    expected, _ = gradient(loss, estimates, references)
+    for gain in (1e-5, 25.0 / float(estimates.abs().max())):
+        value, grad = gradient(loss, gain * estimates, references)
+        torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-3)
+        assert float(grad.abs().min(-1).values.max()) >= 0.0
+        assert float(grad.abs().sum()) > 0.0
+        torch.testing.assert_close(
+            loss(estimates, gain * references), expected, rtol=1e-3, atol=1e-3
+        )
+
+
+def test_integers_and_half_precision(references):
+    estimates, loss = leaky(references), MAPSSLoss(scorer())
+    expected = loss(estimates, references)
+    pcm = [(32768 * x).round().to(torch.int16) for x in (estimates, references)]
+    torch.testing.assert_close(loss(*pcm), expected, rtol=2e-2, atol=1e-2)
+    for dtype in (torch.float16, torch.bfloat16):
+        value, grad = gradient(loss, estimates.to(dtype), references)  # slopes beyond 65504
+        assert value.dtype == torch.float32
+        assert grad.dtype == dtype
+        exact, _ = gradient(loss, estimates.to(dtype).float(), references)
+        torch.testing.assert_close(value, exact)
+    assert loss(estimates.double(), references.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast(references, dtype):
+    """The numbers are those of a call outside, bit for bit."""
+    loss = MAPSSLoss(scorer(), match_mode="log1p", si_sdr=0.1, pit="si_sdr")
+    estimates = leaky(references)
+    expected, expected_grad = gradient(loss, estimates, references)
+    leaf = estimates.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=dtype):
+        value = loss(leaf, references)
+        inside, inside_grad = gradient(loss, estimates, references)  # backward pass inside
+        half, half_grad = gradient(loss, estimates.to(dtype), references)
+    value.backward()
+    assert torch.equal(value, expected)
+    assert torch.equal(leaf.grad, expected_grad)
+    assert torch.equal(inside, expected)
+    torch.testing.assert_close(inside_grad, expected_grad, rtol=2e-2, atol=1e-3)
+    assert half.dtype == torch.float32
+    assert half_grad.dtype == dtype
+    torch.testing.assert_close(half, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_what_a_scaler_overshoots_stays_infinite(references):
+    """The gradient is held at the end of float16 by itself, but not against the scale."""
+    loss, estimates = MatchLoss(scorer()), leaky(references).half().requires_grad_()
+    value = loss(estimates, references)
+    (plain,) = torch.autograd.grad(value, estimates, retain_graph=True)
+    assert bool(plain.isfinite().all())
+    (exact,) = torch.autograd.grad(
+        loss(wide := estimates.detach().float().requires_grad_(), references), wide
+    )
+    beyond = exact.abs() > 65504.0
+    assert bool(beyond.any())
+    assert bool((plain[beyond].abs() == 65504.0).all())
+    scale = 1024.0
+    (scaled,) = torch.autograd.grad(scale * value, estimates)
+    mild = (exact.abs() * scale > 66000.0) & ~beyond
+    assert bool(scaled[mild].isinf().all())
+    assert bool(mild.any())
+
+
+def test_with_a_gradient_scaler(references):
+    loss, scaler = SeparationLoss(scorer()), torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    gain = nn.Parameter(torch.zeros(3, 2, 1))
+    descent = torch.optim.SGD([gain], lr=0.5)
+    estimates = leaky(references)
+    values = []
+    for _ in range(3):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = loss(estimates + gain * references.flip(1), references)
+        scaler.scale(value).backward()
+        scaler.step(descent)
+        scaler.update()
+        descent.zero_grad()
+        values.append(float(value.detach()))
+    assert values[2] < values[1] < values[0]
+
+
+@pytest.mark.parametrize(
+    ("estimates", "given", "error", "message"),
+    [
+        ((2, 100), (2, 100), ValueError, r"100 samples.*needs at least"),
+        ((1, 2, 4799), (1, 2, 4800), ValueError, "4799 samples and references 4800.*trim=True"),
+        ((1, 1, 4800), (1, 1, 4800), ValueError, "at least two references"),
+        ((1, 1, 4800), (1, 2, 4800), ValueError, "attributed"),
+        ((4800,), (4800,), ValueError, r"shape \(B, S, T\) or \(S, T\)"),
+        ((1, 2, 2, 4800), (1, 2, 2, 4800), ValueError, "Channels are not sources"),
+        ((2, 2, 4800), (1, 2, 4800), ValueError, "same B mixtures"),
+        ((2, 4800), (1, 2, 4800), ValueError, "same B mixtures"),
+    ],
+)
+def test_shapes_that_do_not_fit(estimates, given, error, message):
+    with pytest.raises(error, match=message):
+        MAPSSLoss(scorer())(torch.ones(estimates), torch.ones(given))
+
+
+def test_arrays_are_no_tensors(references):
+    with pytest.raises(TypeError, match="estimates must be a tensor"):
+        MAPSSLoss(scorer())(references.numpy(), references)
+
+
+def test_devices_are_named(references):
+    with pytest.raises(ValueError, match=r"estimates on meta, references on cpu.*\.to\(device\)"):
+        MAPSSLoss(scorer())(references.to("meta"), references)
+
+
+def test_trimming_is_the_same_as_by_hand(references):
+    loss = MAPSSLoss(scorer(trim=True), si_sdr=0.1, pit="si_sdr")
+    estimates = leaky(references)[..., :4700]
+    torch.testing.assert_close(loss(estimates, references), loss(estimates, references[..., :4700]))
+
+
+def test_another_sample_rate():
+    references = voices(1, 2, 9600)
+    loss = MAPSSLoss(scorer(sample_rate=32000), si_sdr=0.1, pit="si_sdr", weighting="energy")
+    value, grad = gradient(loss, leaky(references), references)
+    low = [audio.resample(x, 32000, 16000) for x in (leaky(references), references)]
+    plain = MAPSSLoss(scorer(), si_sdr=0.1, weighting="energy")
+    torch.testing.assert_close(value, plain(*low))
+    assert grad.shape == references.shape
+
+
+class Flat:
+    """An encoder of the caller's own, that fails in the second frame on request."""
+
+    name, sample_rate, hop, receptive_field = "flat", 16000, 400, 400
+
+    def __init__(self, second: float | None = None) -> None:
+        self.second = second
+
+    def __call__(self, waves: Tensor) -> Tensor:
+        frames = waves.unfold(-1, 400, 400)
+        features = torch.stack([frames.std(-1), frames.diff(dim=-1).std(-1), frames.mean(-1)], -1)
+        if self.second is None:
+            return features
+        keep = torch.ones(features.shape[-2], 1, dtype=torch.bool)
+        keep[1] = False
+        return torch.where(keep, features, self.second)
+
+
+@pytest.mark.parametrize("second", [1.0, math.nan])
+def test_a_frame_of_constant_or_broken_embeddings(references, second):
+    banks = {f"{k}_bank": DistortionBank(k, size=8) for k in ("separation", "match")}
+    estimates = leaky(references)
+    found = []
+    for bad in (None, second):
+        mapss = MAPSS(Flat(bad), **banks)
+        gradient(MAPSSLoss(mapss), estimates, references)
+        found.append(mapss(estimates, references))
+    good, spoilt = found
+    others = [f for f in range(good.ps.shape[-1]) if f != 1]
+    torch.testing.assert_close(spoilt.ps[..., others], good.ps[..., others])
+    if math.isnan(second):
+        assert not bool(spoilt.active[..., 1].any())
+    else:
+        assert set(spoilt.ps[..., 1][spoilt.active[..., 1]].tolist()) <= {0.5}
+
+
+# ------------------------------------------------------------------------- random frames
+
+
+def test_random_frames_move_on_in_training_and_stay_in_evaluation(references):
+    estimates = leaky(references)
+    loss = SeparationLoss(scorer(), frames=5)
+    bank = loss.mapss.prepare(references)
+    training = [float(loss(estimates, bank)) for _ in range(4)]
+    assert len(set(training)) == 4
+    loss.eval()
+    assert float(loss(estimates, bank)) == float(loss(estimates, bank))
+    loss.train()
+    fifth = float(loss(estimates, bank))
+    again = SeparationLoss(loss.mapss, frames=5)
+    again.draws = loss.draws - 1
+    assert float(again(estimates, bank)) == fifth
+    other = SeparationLoss(loss.mapss, frames=5, seed=1)
+    assert float(other(estimates, bank)) not in training
+
+
+def test_random_frames_leave_the_global_generator_alone(references):
+    state = torch.get_rng_state()
+    MAPSSLoss(scorer(), frames=5, pit="loss")(leaky(references), references)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_random_frames_estimate_the_loss_without_bias():
+    references = voices(1, 2, 4800)
+    estimates = leaky(references)
+    loss = SeparationLoss(scorer(), frames=6)
+    bank = loss.mapss.prepare(references)
+    draws = torch.stack([loss(estimates, bank) for _ in range(80)])
+    whole = SeparationLoss(loss.mapss)(estimates, bank)
+    error = draws.std() / math.sqrt(len(draws))
+    assert float((draws.mean() - whole).abs()) < 4.0 * float(error)
+    assert float(draws.std()) > 0.0
+
+
+# ------------------------------------------------------------------------- module manners
+
+
+def test_nothing_to_save_or_to_train(references):
+    loss = MAPSSLoss(scorer())
+    assert loss.state_dict() == {}
+    assert list(loss.parameters()) == []
+    assert list(loss.buffers()) == []
+    loss.load_state_dict({}, strict=True)
+    model = nn.ModuleDict({"net": nn.Linear(2, 2), "loss": loss})
+    assert sorted(model.state_dict()) == ["net.bias", "net.weight"]
+    model.to("cpu").train()
+    assert not loss.mapss.encoder.training
+    gradient(loss, leaky(references), references)
+
+
+def test_one_scorer_serves_all():
+    mapss = scorer()
+    losses = [make(mapss) for make in LOSSES.values()]
+    assert all(loss.mapss is mapss for loss in losses)
+    with pytest.raises(TypeError, match="layer cannot be set beside mapss="):
+        SeparationLoss(mapss, layer=2)
+    with pytest.raises(TypeError, match=r"mapss must be a torch_mapss\.MAPSS, got str"):
+        SeparationLoss("mel")
+
+
+def test_options_go_to_the_scorer():
+    bank = DistortionBank("separation", size=5)
+    loss = SeparationLoss(encoder="mel", separation_bank=bank, energy=0.9)
+    assert loss.mapss.separation_bank is bank
+    assert loss.mapss.settings.energy == 0.9
+    assert loss.mapss.encoder.name == "mel"
+
+
+def test_copies_and_pickles_right_after_a_step(references):
+    loss = MAPSSLoss(scorer(), frames=7, si_sdr=0.1, pit="si_sdr")
+    estimates = leaky(references).requires_grad_()
+    loss(estimates, references).backward()
+    twin, revived = copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))
+    assert twin.mapss is loss.mapss
+    assert twin.draws == revived.draws == loss.draws
+    expected = loss(estimates, references)
+    torch.testing.assert_close(twin(estimates, references), expected)
+    torch.testing.assert_close(revived(estimates, references), expected)
+    model = copy.deepcopy(nn.ModuleDict({"net": nn.Linear(2, 2), "loss": loss}))
+    assert model["loss"].mapss is loss.mapss
+
+
+@pytest.mark.slow
+def test_a_compiled_step(references):
+    """The graph ends before the loss and goes on behind it; numbers stay the same."""
+    loss, gain = MAPSSLoss(scorer(), si_sdr=0.1, pit="si_sdr"), torch.ones(2, 1, requires_grad=True)
+
+    def step(estimates: Tensor) -> Tensor:
+        return 2.0 * loss(estimates * gain.sin(), references) + gain.sum()
+
+    expected = torch.autograd.grad(step(leaky(references)), gain)[0]
+    compiled = torch.compile(step, backend="aot_eager")(leaky(references))
+    torch.testing.assert_close(compiled, step(leaky(references)))
+    torch.testing.assert_close(torch.autograd.grad(compiled, gain)[0], expected)
+
+
+@pytest.fixture
+def single_process(tmp_path):
+    from torch import distributed
+
+    store = f"file://{tmp_path}/store"
+    distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+class Trained(nn.Module):
+    """A model that holds its loss, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Conv1d(2, 2, 1)
+        self.loss = MAPSSLoss(scorer(), match_mode="log1p")
+
+    def forward(self, waves: Tensor, references: Tensor) -> Tensor:
+        return self.loss(self.net(waves), references)
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
+def test_wrapped_for_several_processes(single_process, references, wrap):
+    model = Trained()
+    before = [p.clone() for p in model.loss.mapss.encoder.buffers()]
+    if wrap == "ddp":
+        wrapped = nn.parallel.DistributedDataParallel(model)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        fsdp = pytest.importorskip("torch.distributed.fsdp")
+        if not hasattr(fsdp, "fully_shard"):
+            pytest.skip("fully_shard came with torch 2.6")
+        wrapped = fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    descent = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    wrapped(leaky(references), references).backward()
+    descent.step()
+    assert sorted(model.state_dict()) == ["net.bias", "net.weight"]
+    assert all(bool(p.grad is not None) for p in wrapped.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, model.loss.mapss.encoder.buffers()))
+
+
+# ------------------------------------------------------------------------- bad settings
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reduction": "median"}, "reduction must be one of"),
+        ({"weighting": "loud"}, "weighting must be None, 'energy' or a function"),
+        ({"pit": "sdr"}, "pit must be one of"),
+        ({"frames": 0}, "frames must be a whole number of at least 1"),
+        ({"frames": 2.5}, "frames must be a whole number"),
+        ({"separation": -1.0}, "separation must be a finite weight"),
+        ({"match": math.nan}, "match must be a finite weight"),
+        ({"separation": 0, "match": 0}, "both 0"),
+        ({"separation_mode": "log1p"}, "separation_mode must be one of"),
+        ({"match_mode": "exp"}, "match_mode must be one of"),
+    ],
+)
+def test_bad_settings(options, message):
+    with pytest.raises(ValueError, match=message):
+        MAPSSLoss(scorer(), **options)
+
+
+@pytest.mark.parametrize(
+    ("weighting", "error", "message"),
+    [
+        (lambda s, b: -s.ps, ValueError, "finite weights of at least 0"),
+        (lambda s, b: s.ps * math.nan, ValueError, "finite weights of at least 0"),
+        (lambda s, b: s.ps[..., :2], ValueError, r"weighting must return \(B, S', F\)"),
+        (lambda s, b: 1.0, TypeError, "must return a tensor"),
+    ],
+)
+def test_bad_weights(references, weighting, error, message):
+    with pytest.raises(error, match=message):
+        SeparationLoss(scorer(), weighting=weighting)(leaky(references), references)
