@@ -249,6 +249,18 @@ def test_full_space_scores_lie_within_the_guaranteed_radii(energy: float) -> Non
     assert float((pm - truncated).abs().max()) > 1e-3
 
 
+def test_squared_distances_of_a_cluster_have_a_fixed_sum() -> None:
+    """Σ g = (N_p - 1) tr Σ(Σ + εI)⁻¹ whatever the data: PM's own yardstick is biased in samples."""
+    points = clouds(3, sources=2, distortions=40, features=24, seed=18)
+    layout, embedding = _layout(points), _embedding(points, 0.9)
+    parts = _match_error.match_parts(embedding, layout, Settings())
+    deviations = measures.attributed_deviations(embedding, layout)[0]
+    values = torch.linalg.eigvalsh(deviations.mT @ deviations / 39).clamp(min=0.0)
+    trace = (values / (values + 1e-6)).sum(-1)
+    torch.testing.assert_close(parts.g.sum(-1), 39 * trace, rtol=1e-9, atol=0.0)
+    assert bool((parts.g.mean(-1) <= embedding.dimension[:, None] * 39 / 40).all())
+
+
 def test_nothing_discarded_has_no_radius() -> None:
     points = clouds(3, distortions=10, seed=7)
     for ours, _ in MEASURES.values():
