@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import math
 import pickle
@@ -10,6 +11,8 @@ import warnings
 
 import pytest
 import torch
+from checkpoints import write_checkpoint
+from lightning_utilities.core.imports import RequirementCache
 from torch import Tensor
 from torchmetrics import MetricCollection, MetricTracker, MinMaxMetric
 from torchmetrics.audio import PermutationInvariantTraining
@@ -634,6 +637,24 @@ def test_copies_right_after_a_call_with_a_graph(metric_class, copied):
     assert other.compute() != metric.compute()
 
 
+def test_pretrained_weights_are_shared_by_metrics_and_copies(tmp_path):
+    write_checkpoint(tmp_path / "tiny", "wav2vec2")
+    folder = str(tmp_path / "tiny")
+    banks = {
+        "separation_bank": DistortionBank("separation", size=MEMBERS),
+        "match_bank": DistortionBank("match", size=MEMBERS),
+    }
+    ps, pm = (m(encoder=folder, layer=1, **banks) for m in METRICS)
+    copies = [pm, ps.clone(), pickle.loads(pickle.dumps(ps))]
+    for other in copies:
+        assert other.mapss.encoder.model is ps.mapss.encoder.model
+    preds, target = pair(1, sources=2)
+    value = ps(preds, target)
+    assert 0.0 <= float(value) <= 1.0
+    assert copies[1](preds, target) == copies[2](preds, target) == value
+    assert len(pickle.dumps(ps)) < 100_000
+
+
 @pytest.mark.parametrize("metric_class", METRICS)
 def test_pickle_before_and_after_use(metric_class):
     metric = metric_class(small(), keep_items=True)
@@ -691,6 +712,20 @@ def test_metrics_of_different_settings_are_never_merged():
     assert found["one"] != found["two"]
 
 
+def test_frames_and_items_of_one_frame_are_never_merged():
+    mapss = small()
+    kept = {
+        "each": PerceptualSeparation(mapss, keep_items=True),
+        "none": PerceptualSeparation(mapss, reduction="none"),
+    }
+    metrics = MetricCollection(kept)
+    preds, target = pair(2)
+    metrics.update(preds[..., :800], target[..., :800])  # a single frame each
+    metrics.update(preds, target)
+    assert metrics["each"].item_scores().shape == (4, 2)
+    assert metrics.compute()["none"].shape == (4, 2, 9)
+
+
 def test_equal_metrics_are_merged():
     mapss = small()
     pairs = {
@@ -744,16 +779,21 @@ def test_permutation_invariant_training(function):
     options = {"log": True} if function is perceptual_match else {}
     values = []
     for scorer in (mapss, other):  # options are honoured
-        kwargs = {"mapss": scorer, **options}
+        bound = functools.partial(function, mapss=scorer, **options)
         value, order = permutation_invariant_training(
-            swapped, target, function, mode="permutation-wise", **kwargs
+            swapped, target, bound, mode="permutation-wise"
         )
         assert order.tolist() == [[1, 0], [0, 1], [1, 0]]
         torch.testing.assert_close(value, function(preds, target, scorer, **options))
-        metric = PermutationInvariantTraining(function, mode="permutation-wise", **kwargs)
+        metric = PermutationInvariantTraining(bound, mode="permutation-wise")
         torch.testing.assert_close(metric(swapped, target), value.mean())
         values.append(value)
     assert not torch.equal(*values)
+    if RequirementCache("torchmetrics>=1.8"):  # older ones drop keywords in this mode
+        keywords, _ = permutation_invariant_training(
+            swapped, target, function, mode="permutation-wise", mapss=mapss, **options
+        )
+        assert torch.equal(keywords, values[0])
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

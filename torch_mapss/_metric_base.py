@@ -98,6 +98,8 @@ class PerceptualMetric(Metric):
         zero = torch.zeros((), dtype=torch.float64)
         count = torch.zeros((), dtype=torch.int64)
         many = torch.zeros(MAX_SOURCES, dtype=torch.float64)
+        # The first, because old versions of torchmetrics compare only that, see _settings_hash.
+        self.add_state("fingerprint", self._settings_hash(), dist_reduce_fx="max")
         for name, default in (
             ("item_sum", zero),  # of the items that have a value
             ("items", count),  # how many have one
@@ -108,7 +110,6 @@ class PerceptualMetric(Metric):
         ):
             self.add_state(name, default.clone(), dist_reduce_fx="sum")
         self.add_state("sources", count.clone(), dist_reduce_fx="max")  # S'
-        self.add_state("fingerprint", self._settings_hash(), dist_reduce_fx="max")
         if self._keeps:
             self.add_state("history", [], dist_reduce_fx="cat")  # (S' · F) values of each item
             self.add_state("shapes", [], dist_reduce_fx="cat")  # S' and F of each item
@@ -122,6 +123,7 @@ class PerceptualMetric(Metric):
         """
         custom = [id(e.function) for e in self.mapss._encoders if isinstance(e, CustomEncoder)]
         settings = [self.mapss.key, self.mapss.describe(), self._pooling, self._request, custom]
+        settings.append(self.reduction == "none")  # another history
         digest = hashlib.sha256(json.dumps(settings, default=str).encode()).digest()
         return torch.tensor([int.from_bytes(digest[i : i + 3], "big") for i in range(0, 12, 3)])
 

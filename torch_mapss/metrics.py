@@ -70,7 +70,9 @@ def perceptual_separation(
         >>> perceptual_separation(target, target, encoder="mel").shape
         torch.Size([4])
 
-    It fits torchmetrics' :func:`permutation_invariant_training` with ``mode="permutation-wise"``.
+    It fits torchmetrics' :func:`permutation_invariant_training` with ``mode="permutation-wise"``;
+    bind options with ``functools.partial(perceptual_separation, mapss=mapss)``, as old versions
+    of torchmetrics do not hand them on.
     Speaker-wise mode hands over one estimate and one reference at a time, of which PS is not
     defined, and is refused. All S! permutations are scored and their references distorted anew:
     :func:`torch_mapss.match_sources` finds the order by SI-SDR at a fraction of the cost.
