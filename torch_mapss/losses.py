@@ -629,7 +629,8 @@ def _reduced_extra(value: object, reduction: str, shape: torch.Size) -> Tensor:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         shapes = " or ".join(str(tuple(one)) for one in accepted)
         raise ValueError(
-            f"extra must return a tensor of shape {shapes} for reduction {reduction!r}, got {got}. Average over time inside it."
+            f"extra must return a tensor of shape {shapes} for reduction {reduction!r}, got "
+            f"{got}. Average over time inside it."
         )
     if reduction == "none":
         return value
