@@ -320,6 +320,35 @@ def test_failures_are_tried_again_and_the_rest_is_not(
     assert same_tables(tmp_path / "out", tmp_path / "fresh")
 
 
+def test_a_failure_of_the_moment_is_tried_again(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_manifest(corpus.parent, entries_of(corpus)[:1], "single.json")
+    with monkeypatch.context() as patch:
+
+        def full(*_: Any, **__: Any) -> None:
+            raise RuntimeError("out of\nmemory")
+
+        patch.setattr(MAPSS, "prepare", full)
+        outcome = run(path, tmp_path)
+    assert outcome.failures[0] == "mixture 'm0', system 'good': out of memory"
+    assert run(path, tmp_path).failures == ()
+    assert [row["status"] for row in rows_of(tmp_path / "scores.csv")] == ["ok"] * 4
+
+
+def test_a_mixture_counts_once_however_many_sources_it_has(corpus: Path, tmp_path: Path) -> None:
+    entries = entries_of(corpus)[:2]
+    for entry in entries:
+        entry["systems"] = {"some": entry["systems"]["bad"]}
+    entries[1]["systems"]["some"][1] = None
+    run(save_manifest(corpus.parent, entries, "some.json"), tmp_path)
+    check_aggregation(tmp_path)
+    (row,) = rows_of(tmp_path / "summary.csv")
+    assert (row["scored"], row["estimates"]) == ("2", "3")
+    over_rows = average([float(r["ps"]) for r in rows_of(tmp_path / "scores.csv")])
+    assert float(row["ps"]) != pytest.approx(over_rows, rel=1e-6)
+
+
 def test_a_file_that_changed_is_scored_again(tmp_path: Path) -> None:
     path = write_manifest(tmp_path / "set", 2, ("sys",))
     before = run(path, tmp_path / "out")

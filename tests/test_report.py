@@ -77,14 +77,15 @@ def test_stereo_at_another_rate_scores_as_a_hand_made_mono_file(
     tmp_path: Path, mapss: MAPSS
 ) -> None:
     truth = sources(rate=44_100)
+    side = sources(1, seed=9, rate=44_100)[0].flip(0)
     made = leaky(truth, 0.3)
     mono = [
         write(tmp_path / "mono" / f"{k}.wav", resample(wave, 44_100, RATE))
         for k, wave in enumerate(torch.cat([truth, made]))
     ]
     stereo = [
-        # Channels that differ, with the signal as their mean.
-        write(tmp_path / "stereo" / f"{k}.wav", torch.stack([1.6 * wave, 0.4 * wave]), 44_100)
+        # Channels that differ by more than their level, with the signal as their mean.
+        write(tmp_path / "stereo" / f"{k}.wav", torch.stack([wave + side, wave - side]), 44_100)
         for k, wave in enumerate(torch.cat([truth, made]))
     ]
     plain = evaluate(references=mono[:2], estimates=mono[2:], mapss=mapss)
@@ -118,6 +119,9 @@ def test_one_sample_of_rounding_between_rates_is_cut_and_told(
     estimates = [write(tmp_path / f"{k}.wav", wave, 44_100) for k, wave in enumerate(high)]
     found = evaluate(estimates=estimates, references=references, mapss=mapss)
     assert any("cut from 8000 to 7999 samples" in note for note in found.notes)
+    shorter = [write(tmp_path / f"{k}.wav", wave[:-6], 44_100) for k, wave in enumerate(high)]
+    with pytest.raises(ValueError, match=r"7997 samples .* after resampling its .* from 44100 Hz"):
+        evaluate(estimates=shorter, references=references, mapss=mapss)
 
 
 def test_different_lengths_are_refused_by_name_and_trimmed_on_request(
@@ -380,6 +384,10 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         _files.write_with(path, broken)
     assert path.read_text() == "a\n1\n"
     assert list(tmp_path.iterdir()) == [path]
+    with open(path) as reader:  # who reads while it is replaced reads the old one to its end
+        _files.write_csv(path, ["b"], [])
+        assert reader.read() == "a\n1\n"
+    assert path.read_text() == "b\n"
 
 
 # ------------------------------------------------------------------------------------------------
