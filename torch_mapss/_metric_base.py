@@ -122,8 +122,8 @@ class PerceptualMetric(Metric):
         never does.
         """
         custom = [id(e.function) for e in self.mapss._encoders if isinstance(e, CustomEncoder)]
-        settings = [self.mapss.key, self.mapss.describe(), self._pooling, self._request, custom]
-        settings.append(self.reduction == "none")  # another history
+        settings: list[Any] = [self.mapss.key, self.mapss.describe(), self._pooling]
+        settings += [self._request, custom, self.reduction == "none"]  # which has another history
         digest = hashlib.sha256(json.dumps(settings, default=str).encode()).digest()
         return torch.tensor([int.from_bytes(digest[i : i + 3], "big") for i in range(0, 12, 3)])
 
@@ -444,7 +444,7 @@ def _check_tensor(x: object, name: str) -> None:
 
 def _listed(values: Tensor | Sequence[int]) -> list[Any]:
     """Integers as a list; the MAPSS checks what they are."""
-    found = values.tolist() if isinstance(values, Tensor) else values
+    found = values.tolist() if hasattr(values, "tolist") else values
     return list(found) if isinstance(found, Sequence) else [found]
 
 

@@ -238,7 +238,7 @@ def _signals(outputs: Any) -> tuple[Tensor, Any, tuple[int, ...] | None]:
             "validation_step must return a dictionary with 'preds' and 'target' (and 'lengths' of "
             f"a padded batch) for the curriculum to score, got {got}."
         )
-    lengths = outputs.get("lengths")
-    if isinstance(lengths, Tensor):
+    lengths: Any = outputs.get("lengths")
+    if hasattr(lengths, "tolist"):
         lengths = lengths.tolist()
     return outputs["preds"], outputs["target"], None if lengths is None else tuple(lengths)
