@@ -108,12 +108,17 @@ class MAPSS(nn.Module):
         self._encoders = (first, second)
         self._recall: Recall | None = None
         self.grid = shared_grid(first, second)
-        self.separation_bank = separation_bank or DistortionBank("separation", seed=seed)
-        self.match_bank = match_bank or DistortionBank("match", seed=seed)
+        self.separation_bank = _checked_bank(separation_bank, "separation", seed)
+        self.match_bank = _checked_bank(match_bank, "match", seed)
         self.settings = Settings(alpha, time, energy, convention)
-        self.sample_rate = self.grid.sample_rate if sample_rate is None else int(sample_rate)
+        if sample_rate is not None:
+            sample_rate = _checks.check_whole(sample_rate, "sample_rate", 1)
+        self.sample_rate = sample_rate or self.grid.sample_rate
         self.trim, self.align_polarity = trim, align_polarity
-        self.loudness, self.activity = loudness, activity
+        self.loudness = _checks.check_real(loudness, "loudness")
+        self.activity = _checks.check_real(activity, "activity")
+        if self.activity < 0.0:
+            raise ValueError(f"activity must be at least 0, got {activity}. 0.1 is the default.")
         self.check_finite = check_finite
 
     # ------------------------------------------------------------------------- module manners
@@ -244,8 +249,8 @@ class MAPSS(nn.Module):
             distortions, mask = encode_distortions(
                 waves, bank, encoder, grid.sample_rate, self.loudness
             )
-            found = plain[id(encoder)], distortions
-            encoded.append(Encoded(*(self._shared_frames(x, place) for x in found), mask))
+            found = (self._shared_frames(x, place) for x in (plain[id(encoder)], distortions))
+            encoded.append(Encoded(next(found), next(found), mask))
         for part in encoded:
             if part is not None:
                 active = active & usable(part).unsqueeze(1)
@@ -373,11 +378,12 @@ class MAPSS(nn.Module):
         found = self._outputs(estimates, bank, index, (True, True))
         settings = self.settings._asdict()
         settings["convention"] = convention or self.settings.convention
+        computations: tuple[Callable[..., Any], ...] = stage.separation_bounds, stage.match_bounds
         canvas = Canvas((bank.batch, len(index), bank.frames), estimates)
         for part in chunks(found, graph=False):
             active, ok = activity(part, index)
             canvas.put("active", part.group, part.where, ok)
-            for place, compute in enumerate((stage.separation_bounds, stage.match_bounds)):
+            for place, compute in enumerate(computations):
                 clouds = gather(part, place, index, active)
                 result = compute(
                     clouds.outputs,
@@ -508,6 +514,18 @@ def encode_checked(encoder: Encoder, waves: Tensor) -> Tensor:
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _checked_bank(bank: DistortionBank | None, kind: str, seed: int) -> DistortionBank:
+    """The bank given, or the full one of its kind."""
+    if bank is None:
+        return DistortionBank(kind, seed=seed)  # type: ignore[arg-type]
+    if not isinstance(bank, DistortionBank):
+        raise TypeError(
+            f"{kind}_bank must be a torch_mapss.DistortionBank, got {bank!r}. Make one, e.g. "
+            f'DistortionBank("{kind}", size=20), or leave it out for the full one.'
+        )
+    return bank
 
 
 def _encoder_settings(encoder: Encoder) -> dict[str, Any]:
