@@ -165,8 +165,8 @@ class PerceptualSeparation(PerceptualMetric):
         keep_items: also keep every item's scores, on the CPU, for :meth:`item_scores`.
         half_width: a confidence in (0, 1), e.g. 0.95: ``compute`` then returns a dictionary (for
             ``log_dict``) of the mean ``"ps"`` and its ``"ps_half_width"``, the mean of the frames'
-            error bounds (truncation plus tail), which bounds the error of the mean. Costs about as
-            much again.
+            error bounds (truncation plus tail): where every frame's bound holds, the mean is off
+            by no more. Costs about as much again.
         frames: score at most so many frames of a batch, drawn at random: cheaper and coarser.
         kwargs: keywords of :class:`torch_mapss.MAPSS` (``layer``, ``sample_rate``, ``trim``,
             ``seed``, ...) and of :class:`torchmetrics.Metric` (``sync_on_compute``, ...).
