@@ -55,8 +55,8 @@ def separation_check(
 def schur_error(embedding: Embedding, layout: Layout, settings: Settings) -> Tensor:
     """(F,) largest relative error of retained + discarded, over all points and clusters."""
     full = whole_space(embedding)
-    _, clusters = measures._split(full.coordinates, layout)
-    _, present = measures._presence(layout, len(clusters), clusters.device)
+    _, clusters = measures.split_points(full.coordinates, layout)
+    _, present = measures.presence(layout, len(clusters), clusters.device)
     mean, deviations, divisor = measures.cluster_statistics(clusters, present)
     retained = is_retained(embedding, mean.shape[-1])
     delta = full.coordinates.unsqueeze(1) - mean.unsqueeze(2)

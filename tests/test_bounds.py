@@ -158,8 +158,8 @@ def test_bartlett_agrees_with_the_oracle(case: str) -> None:
     frame = oracle.embed_frame(*golden.embeddings(golden.CASES[case]))
     assert frame is not None
     embedding, layout = _embedding(tuple(x[None] for x in _frame(case))), _layout(_frame(case))
-    _, clusters = measures._split(embedding.coordinates, layout)
-    _, present = measures._presence(layout, 1, clusters.device)
+    _, clusters = measures.split_points(embedding.coordinates, layout)
+    _, present = measures.presence(layout, 1, clusters.device)
     lags = _effective.lag_correlations(clusters, present, embedding.dimension)[0]
     total = _effective.bartlett_sum(clusters, present, embedding.dimension)[0]
     for j in frame.sources:
@@ -205,8 +205,8 @@ def test_schur_identity(energy: float) -> None:
     points = clouds(6, sources=3, distortions=20, features=16, seed=5)
     layout, embedding = _layout(points), _embedding(points, energy)
     full = _schur.whole_space(embedding)
-    _, clusters = measures._split(full.coordinates, layout)
-    _, present = measures._presence(layout, 6, clusters.device)
+    _, clusters = measures.split_points(full.coordinates, layout)
+    _, present = measures.presence(layout, 6, clusters.device)
     mean, deviations, divisor = measures.cluster_statistics(clusters, present)
     delta = full.coordinates.unsqueeze(1) - mean.unsqueeze(2)  # every point to every cluster
     retained = _schur.is_retained(embedding, delta.shape[-1])

@@ -74,7 +74,7 @@ def match_kernel(
     else:
         tail = _match_tail(parts, fit, options)
     radius, tail = torch.where(collapsed, 0.0, radius), torch.where(collapsed, 1.0, tail)
-    scored = measures._scored(layout, len(radius), radius.device)
+    scored = measures.scored_outputs(layout, len(radius), radius.device)
     if options.convention == "reference":
         scored = scored & ~nothing_discarded(embedding, layout)
     return torch.where(scored, radius, 0.0), torch.where(scored, tail, 0.0)
@@ -140,7 +140,7 @@ def fit_gamma(parts: MatchParts, embedding: Embedding, settings: Settings) -> tu
     """Gamma of the retained distances, and where there is none (1 and 1 stand in for it)."""
     mean, variance = measures.masked_moments(parts.g, parts.there, parts.members)
     floor = measures.rounding_floor(embedding.coordinates).unsqueeze(-1)
-    collapsed = measures._collapsed(mean, variance, floor, settings)
+    collapsed = measures.is_collapsed(mean, variance, floor, settings)
     collapsed = collapsed | embedding.degenerate.unsqueeze(-1)
     mean, variance = torch.where(collapsed, 1.0, mean), torch.where(collapsed, 1.0, variance)
     if settings.convention == "reference":

@@ -90,6 +90,6 @@ def reference_ridge(retained: Tensor, dtype: torch.dtype) -> Tensor:
 def nothing_discarded(embedding: Embedding, layout: Layout) -> Tensor:
     """(F, 1) bool: d = N-1."""
     points = embedding.coordinates
-    valid = measures._validity(layout, len(points), points.device)
+    valid = measures.point_validity(layout, len(points), points.device)
     count = points.shape[-2] if valid is None else valid.sum(-1)
     return (embedding.dimension == count - 1).unsqueeze(-1)

@@ -85,8 +85,8 @@ def separation_kernel(
 def separation_sides(embedding: Embedding, layout: Layout, settings: Settings) -> Sides:
     """Retained and discarded parts of every output's two distances, j* that of the retained."""
     full = whole_space(embedding)
-    outputs, clusters = measures._split(full.coordinates, layout)
-    active, present = measures._presence(layout, len(outputs), outputs.device)
+    outputs, clusters = measures.split_points(full.coordinates, layout)
+    active, present = measures.presence(layout, len(outputs), outputs.device)
     mean, deviations, divisor = measures.cluster_statistics(clusters, present)
     retained = is_retained(embedding, outputs.shape[-1])
     factor = full_factor(deviations, divisor, retained, settings)
@@ -98,7 +98,7 @@ def separation_sides(embedding: Embedding, layout: Layout, settings: Settings) -
         (kept.gather(-1, cluster) + ridge).sqrt(),
         discarded.gather(-1, cluster),
         cluster,
-        measures._scored(layout, len(outputs), outputs.device),
+        measures.scored_outputs(layout, len(outputs), outputs.device),
     )
 
 
@@ -127,8 +127,8 @@ def _separation_radius(sides: Sides) -> Tensor:
 
 def _spread(embedding: Embedding, layout: Layout, options: Options) -> Spread:
     """:class:`Spread` of every cluster, each field (F, S)."""
-    _, clusters = measures._split(embedding.coordinates, layout)
-    _, present = measures._presence(layout, len(clusters), clusters.device)
+    _, clusters = measures.split_points(embedding.coordinates, layout)
+    _, present = measures.presence(layout, len(clusters), clusters.device)
     _, deviations, divisor = measures.cluster_statistics(clusters, present)
     covariance = deviations.mT @ deviations / divisor[..., None, None]
     ridge = RIDGE if options.convention == "reference" else 0.0

@@ -94,8 +94,8 @@ def bootstrap_separation(
     embedding: Embedding, layout: Layout, settings: Settings, draws: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """PS (F, S') of the clusters as they are, and of every draw (R, F, S')."""
-    outputs, clusters = measures._split(embedding.coordinates, layout)
-    active, present = measures._presence(layout, len(outputs), outputs.device)
+    outputs, clusters = measures.split_points(embedding.coordinates, layout)
+    active, present = measures.presence(layout, len(outputs), outputs.device)
     centre, deviations, divisor = measures.cluster_statistics(clusters, present)
     counts = pad(resampled_counts(present[..., 1:], draws, seed), (1, 0), value=1.0)
     delta = outputs.unsqueeze(-3) - centre.unsqueeze(-2)  # (F, S, S', D)
@@ -151,7 +151,7 @@ def bootstrap_match(
     output coincides with its reference, else 0, as the score.
     """
     deviations, output, there, count = measures.attributed_deviations(embedding, layout)
-    _, present = measures._presence(layout, len(output), output.device)
+    _, present = measures.presence(layout, len(output), output.device)
     counts = resampled_counts(present[..., 1:], draws, seed)[:, :, list(layout.attributed)]
     rows = torch.cat([deviations, output.unsqueeze(-2)], -2)
     ridge = RIDGE if settings.convention == "reference" else 0.0

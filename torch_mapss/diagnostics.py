@@ -203,7 +203,7 @@ def source_correlation(
 
     def kernel(embedding: Embedding, layout: Layout, settings: Settings) -> tuple[Tensor, ...]:
         _, scores = resample(embedding, layout, settings, draws, seed)
-        scored = measures._scored(layout, scores.shape[1], scores.device)
+        scored = measures.scored_outputs(layout, scores.shape[1], scores.device)
         return (torch.where(scored, scores - scores.mean(0), 0.0).movedim(0, -1),)
 
     (errors,) = measures.score_frames(clouds, settings, kernel)
@@ -231,7 +231,7 @@ def _gamma_kernel(
     parts = match_parts(embedding, layout, settings)
     fit, collapsed = fit_gamma(parts, embedding, settings)
     statistic = _kolmogorov_distance(parts, fit.k, fit.theta)
-    scored = measures._scored(layout, len(statistic), statistic.device) & ~collapsed
+    scored = measures.scored_outputs(layout, len(statistic), statistic.device) & ~collapsed
     statistic = torch.where(scored, statistic, 0.0)
     return statistic, kolmogorov_tail(statistic, parts.members), fit.k, fit.theta
 
@@ -264,8 +264,8 @@ def kolmogorov_tail(statistic: Tensor, count: Tensor) -> Tensor:
 
 def _bank_kernel(embedding: Embedding, layout: Layout, settings: Settings) -> tuple[Tensor]:
     del settings
-    _, clusters = measures._split(embedding.coordinates, layout)
-    _, present = measures._presence(layout, len(clusters), clusters.device)
+    _, clusters = measures.split_points(embedding.coordinates, layout)
+    _, present = measures.presence(layout, len(clusters), clusters.device)
     return (bartlett_sum(clusters, present, embedding.dimension),)
 
 

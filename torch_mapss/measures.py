@@ -68,7 +68,7 @@ class GammaFit(NamedTuple):
 # --------------------------------------------------------------------------------------------
 
 
-def _presence(layout: Layout, frames: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def presence(layout: Layout, frames: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Active sources (F, S) and present cluster points (F, S, P+1), reference first."""
     active = layout.active
     if active is None:
@@ -80,16 +80,16 @@ def _presence(layout: Layout, frames: int, device: torch.device) -> tuple[Tensor
     return active, present
 
 
-def _validity(layout: Layout, frames: int, device: torch.device) -> Tensor | None:
+def point_validity(layout: Layout, frames: int, device: torch.device) -> Tensor | None:
     """(F, N) which points enter the graph, in the order outputs, references, distortions."""
     if layout.active is None and layout.mask is None:
         return None
-    active, present = _presence(layout, frames, device)
+    active, present = presence(layout, frames, device)
     parts = active[:, list(layout.attributed)], present[..., 0], present[..., 1:].flatten(1)
     return torch.cat(parts, -1)
 
 
-def _split(coordinates: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+def split_points(coordinates: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """Outputs (F, S', D) and clusters (F, S, P+1, D), reference first."""
     s, p = layout.sources, layout.distortions
     outputs, references, distortions = coordinates.split([layout.outputs, s, s * p], -2)
@@ -151,8 +151,8 @@ def cluster_statistics(clusters: Tensor, present: Tensor) -> tuple[Tensor, Tenso
 
 def all_distances(embedding: Embedding, layout: Layout) -> tuple[Tensor, Tensor]:
     """Squared distance of every output to every cluster (F, S', S), and active sources (F, S)."""
-    outputs, clusters = _split(embedding.coordinates, layout)
-    active, present = _presence(layout, len(outputs), outputs.device)
+    outputs, clusters = split_points(embedding.coordinates, layout)
+    active, present = presence(layout, len(outputs), outputs.device)
     mean, deviations, divisor = cluster_statistics(clusters, present)
     factor = ridge_factor(deviations, divisor)
     delta = outputs.unsqueeze(-3) - mean.unsqueeze(-2)  # (F, S, S', D)
@@ -206,12 +206,12 @@ def separation(
         some = a + b > 0.0
         ps = torch.where(some, b / torch.where(some, a + b, 1.0), 0.5)
     ps = torch.where(embedding.degenerate.unsqueeze(-1), 0.5, torch.where(defined, ps, 0.0))
-    return torch.where(_scored(layout, len(ps), ps.device), ps, 0.0)
+    return torch.where(scored_outputs(layout, len(ps), ps.device), ps, 0.0)
 
 
-def _scored(layout: Layout, frames: int, device: torch.device) -> Tensor:
+def scored_outputs(layout: Layout, frames: int, device: torch.device) -> Tensor:
     """(F, S') whether the source of an output is active together with another one."""
-    active, _ = _presence(layout, frames, device)
+    active, _ = presence(layout, frames, device)
     return active[:, list(layout.attributed)] & (active.sum(-1, keepdim=True) >= 2)
 
 
@@ -229,8 +229,8 @@ def attributed_deviations(
         Distortions (F, S', P, D), rows of absent ones zero; outputs (F, S', D); which
         distortions are present (F, S', P); and their number N_p (F, S').
     """
-    outputs, clusters = _split(embedding.coordinates, layout)
-    _, present = _presence(layout, len(outputs), outputs.device)
+    outputs, clusters = split_points(embedding.coordinates, layout)
+    _, present = presence(layout, len(outputs), outputs.device)
     index = list(layout.attributed)
     clusters, present = clusters[:, index], present[:, index]
     reference = clusters[..., :1, :]
@@ -263,8 +263,8 @@ def gamma_fit(embedding: Embedding, layout: Layout, settings: Settings) -> Gamma
     if settings.convention == "reference":
         g, a = g + RIDGE, a + RIDGE
     mean, variance = masked_moments(g, there, count)
-    collapsed = _collapsed(mean, variance, floor, settings)
-    scored = _scored(layout, len(mean), mean.device)
+    collapsed = is_collapsed(mean, variance, floor, settings)
+    scored = scored_outputs(layout, len(mean), mean.device)
     safe = collapsed | ~scored | embedding.degenerate.unsqueeze(-1)
     mean, variance = torch.where(safe, 1.0, mean), torch.where(safe, 1.0, variance)
     return GammaFit(
@@ -276,7 +276,8 @@ def gamma_fit(embedding: Embedding, layout: Layout, settings: Settings) -> Gamma
     )
 
 
-def _collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settings) -> Tensor:
+def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settings) -> Tensor:
+    """Where a cluster's squared distances have no positive mean or variance beyond rounding."""
     mean, variance = mean.detach(), variance.detach()
     least = floor + RIDGE if settings.convention == "reference" else floor
     spread = (16.0 * torch.finfo(mean.dtype).eps * mean).square()
@@ -322,7 +323,7 @@ def _without_fit(fit: GammaFit, embedding: Embedding, layout: Layout, log: bool)
     same = torch.where(degenerate, apart <= 0.0, fit.distance.detach() <= 0.0)
     one, zero = (0.0, LOG_ZERO) if log else (1.0, 0.0)
     value = torch.where(same, one, zero).to(fit.distance.dtype)
-    return torch.where(_scored(layout, len(value), value.device), value, 0.0)
+    return torch.where(scored_outputs(layout, len(value), value.device), value, 0.0)
 
 
 # --------------------------------------------------------------------------------------------
@@ -408,7 +409,7 @@ def _chunk(
             None if active is None else active[part].to(points.device),
             None if mask is None else mask[part].to(points.device),
         )
-        valid = _validity(layout, len(points), points.device)
+        valid = point_validity(layout, len(points), points.device)
         _check_embeddings(points, valid, layout, part.start, clouds.lead)
         return kernel(embed(points, valid, settings, rest=rest), layout, settings)
 
