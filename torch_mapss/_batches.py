@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_mapss import audio
+from torch_mapss import _checks, audio
 
 ACCEPTED = "(B, S, T) or (S, T): batch, sources, samples"
 
@@ -28,6 +28,7 @@ def as_batch(x: object, name: str) -> Tensor:
             f"{name} must be a tensor of shape {ACCEPTED}, got {type(x).__name__}. Convert it "
             "with torch.as_tensor, or use torch_mapss.evaluate for arrays and files."
         )
+    _checks.check_plain(x, name)
     if x.ndim not in (2, 3):
         hint = (
             " Channels are not sources: mix them down first, e.g. "
@@ -115,10 +116,7 @@ def true_lengths(
     """
     true: tuple[int, ...] = (samples,) * batch
     if lengths is not None:
-        values = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
-        if any(isinstance(v, bool) or int(v) != v for v in values):
-            raise TypeError(f"lengths must be whole numbers of samples, got {values}.")
-        true = tuple(int(v) for v in values)
+        true = _checks.whole_numbers(lengths, "lengths")
     if len(true) != batch:
         raise ValueError(
             f"lengths must hold one length for each of the {batch} mixtures, got {len(true)}."
@@ -150,6 +148,7 @@ def sound_waveforms(
     Raises:
         ValueError: checked, and a sample is NaN or infinite; names item and source.
     """
+    _checks.check_devices(**{name: waves})
     if any(length < waves.shape[-1] for length in lengths):
         waves = _padding_cleared(waves, lengths)
     sound = waves.detach().isfinite().all(-1)

@@ -7,8 +7,9 @@ are marked as such; everything else looks at shapes and types alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+import operator
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +41,68 @@ def check_floating(tensor: object, name: str) -> Tensor:
             f"{name} must be a real floating-point tensor, got dtype {tensor.dtype}. "
             f"Call {name}.to(torch.float32) (and scale integers yourself) before scoring."
         )
+    check_plain(tensor, name)
     return tensor
+
+
+def check_plain(tensor: Tensor, name: str) -> None:
+    """Raise TypeError for a sparse or nested tensor, which has no plain array of values."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout)
+        raise TypeError(
+            f"{name} must be a dense tensor, got a {kind} one. Pad it to one length "
+            "(torch.nested.to_padded_tensor) or call .to_dense()."
+        )
+
+
+def check_real(value: Any, name: str) -> float:
+    """``value`` as a float; TypeError unless it is a finite real number."""
+    try:
+        number = math.nan if isinstance(value, str | bool) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise TypeError(f"{name} must be a finite number, got {value!r}. Pass a float.")
+    return number
+
+
+def check_whole(value: Any, name: str, least: int | None = None) -> int:
+    """``value`` as an int; a float will do where it is whole.
+
+    Raises:
+        TypeError: not a whole number.
+        ValueError: below ``least``.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be a whole number, got {value!r}. Pass an int.")
+    if least is not None and number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}.")
+    return number
+
+
+def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
+    """A sequence, array or 1-D tensor of whole numbers, as ints.
+
+    Raises:
+        TypeError: no such sequence, or an entry that is no whole number.
+    """
+    found = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(found, str | bytes | Mapping | Set) or not isinstance(found, Iterable):
+        raise TypeError(
+            f"{name} must be a sequence or 1-D tensor of whole numbers, got {values!r}."
+        )
+    try:
+        return tuple(check_whole(value, name) for value in found)
+    except TypeError:
+        raise TypeError(f"{name} must be whole numbers, got {found!r}. Pass ints.") from None
 
 
 def check_choice(value: str, name: str, choices: Sequence[str]) -> str:
@@ -55,6 +117,9 @@ def check_map_settings(
 ) -> None:
     """Raise ValueError unless the settings of a diffusion map are in their ranges."""
     check_choice(convention, "convention", conventions)
+    for name, value in (("alpha", alpha), ("time", time), ("energy", energy)):
+        if isinstance(value, str | bool) or not hasattr(value, "__float__"):
+            raise TypeError(f"{name} must be a number, got {value!r}.")
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(
             f"alpha must lie in [0, 1], got {alpha}. It is the density exponent of the kernel: "
@@ -90,13 +155,11 @@ def check_attributed(attributed: object, outputs: int, sources: int) -> tuple[in
                 "each estimate belongs to, e.g. attributed=(0,) for the first one alone."
             )
         return tuple(range(sources))
-    if isinstance(attributed, int):
+    if isinstance(attributed, int) and not isinstance(attributed, bool):
         attributed = (attributed,)
-    if isinstance(attributed, Tensor):
-        attributed = attributed.tolist()
     try:
-        given = tuple(int(index) for index in attributed)  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
+        given = whole_numbers(attributed, "attributed")
+    except TypeError:
         raise TypeError(
             "attributed must be a sequence of source indices, one for each estimate, shared by "
             f"the batch, got {attributed!r}."
@@ -178,7 +241,13 @@ def check_devices(**tensors: Tensor | None) -> torch.device:
         raise ValueError(
             f"all inputs must be on one device, got {listed}. Move them with .to(device) first."
         )
-    return next(iter(devices.values()))
+    device = next(iter(devices.values()))
+    if device.type == "meta":
+        raise ValueError(
+            f"{', '.join(devices)} are on the meta device, which holds shapes but no values, so "
+            "there is nothing to score. Move the data to a real device."
+        )
+    return device
 
 
 def check_clouds(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss._checks import Clouds
+from torch_mapss._checks import Clouds, check_whole
 from torch_mapss.records import Encoded, Group, Scores
 
 # Embeddings gathered for one chunk of frames when no graph is kept.
@@ -114,10 +114,9 @@ def _frame_bytes(encoded: Encoded | None) -> int:
 def choose(parts: list[Part], frames: int | None, generator: torch.Generator | None) -> list[Part]:
     """At most ``frames`` of the scored frames of all parts, drawn without replacement."""
     total = sum(len(part.where) for part in parts)
-    if frames is None or frames >= total:
+    frames = total if frames is None else check_whole(frames, "frames", 1)
+    if frames >= total:
         return parts
-    if frames < 1:
-        raise ValueError(f"frames must be at least 1, or None for all, got {frames}.")
     if generator is None:
         generator = torch.Generator().manual_seed(0)
     drawn = torch.randperm(total, generator=generator)[:frames].sort().values

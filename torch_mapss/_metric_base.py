@@ -16,6 +16,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat, rank_zero_warn
 from torchmetrics.utilities.plot import plot_single_or_multi_val
 
+from torch_mapss import _checks
 from torch_mapss._shared_batch import (
     Batch,
     Pooling,
@@ -81,7 +82,7 @@ class PerceptualMetric(Metric):
         self.reduction, self.keep_items, self.half_width = reduction, keep_items, half_width
         self._pooling, self._in_forward = pooling, False
         self._keeps = keep_items or reduction == "none"
-        index = None if attributed is None else tuple(_listed(attributed))
+        index = None if attributed is None else _listed(attributed, "attributed")
         self._request = Request(pooling.measure, index, frames, half_width)
         if half_width is not None and (pooling.pesq or pooling.field == "log_pm"):
             raise ValueError(
@@ -163,7 +164,7 @@ class PerceptualMetric(Metric):
         if not isinstance(target, ReferenceBank):
             _check_tensor(target, "target")
         self._check_devices(preds, target)
-        true = None if lengths is None else tuple(_listed(lengths))
+        true = None if lengths is None else _listed(lengths, "lengths")
         batch = batch_of(self.mapss, preds, target, true)
         with self._named():
             scores, bounds = frame_scores(self.mapss, preds, target, batch, self._request)
@@ -440,12 +441,12 @@ def _check_tensor(x: object, name: str) -> None:
             f"{name} must be {accepted}{bank}, got {type(x).__name__}. Convert it with "
             "torch.as_tensor."
         )
+    _checks.check_plain(x, name)
 
 
-def _listed(values: Tensor | Sequence[int]) -> list[Any]:
-    """Integers as a list; the MAPSS checks what they are."""
-    found = values.tolist() if hasattr(values, "tolist") else values
-    return list(found) if isinstance(found, Sequence) else [found]
+def _listed(values: Any, name: str) -> tuple[int, ...]:
+    """Integers as a tuple; whether they fit the batch, the MAPSS checks."""
+    return _checks.whole_numbers((values,) if isinstance(values, int) else values, name)
 
 
 def _ratio(total: Tensor, count: Tensor) -> Tensor:

@@ -31,6 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torch_mapss import _checks
+
 __all__ = [
     "SILENCE_PEAK",
     "as_waveform",
@@ -89,6 +91,7 @@ def as_waveform(x: Tensor | np.ndarray, name: str = "waveform") -> Tensor:
             f"{name} must be a torch tensor or a NumPy array of samples, got {type(x).__name__}. "
             "Read files with torch_mapss.audio.load_audio(path); wrap lists in torch.tensor(...)."
         )
+    _checks.check_plain(x, name)
     if x.ndim == 0:
         raise ValueError(
             f"{name} must have a time axis (..., T), got a single number. "
