@@ -1,0 +1,402 @@
+"""Shapes, types, devices and the order of arguments: nothing is guessed, every refusal is told.
+
+The permutation wrapper of torchmetrics in both modes: test_metrics.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+import torch
+from clouds import clouds
+from edge import leaky, scores_of, small, voices
+
+import torch_mapss
+from torch_mapss import (
+    MAPSSLoss,
+    MatchLoss,
+    PerceptualMatch,
+    PerceptualSeparation,
+    SeparationLoss,
+    evaluate,
+)
+from torch_mapss import functional as F
+from torch_mapss.metrics import perceptual_match, perceptual_separation
+
+METRICS = (PerceptualSeparation, PerceptualMatch)
+near = torch.testing.assert_close
+# What messages from inside torch and NumPy look like.
+FOREIGN = re.compile(
+    r"einsum|broadcast with|mat1|must match the size|Expected all tensors|size mism"
+)
+
+
+def entries(mapss):
+    """Every way to score a pair of tensors."""
+    return {
+        "mapss": mapss,
+        "loss": MAPSSLoss(mapss),
+        "separation loss": SeparationLoss(mapss, pit="si_sdr"),
+        "match loss": MatchLoss(mapss, frames=3),
+        "metric": PerceptualSeparation(mapss).update,
+        "function": lambda e, r: perceptual_match(e, r, mapss),
+        "bounds": mapss.bounds,
+    }
+
+
+def refused(mapss, estimates, references, words=""):
+    for name, call in entries(mapss).items():
+        with pytest.raises((ValueError, TypeError)) as caught:
+            call(estimates, references)
+        text = str(caught.value)
+        assert re.search("estimates|references|preds|target", text), (name, text)
+        assert re.search(words, text), (name, text)
+        assert not FOREIGN.search(text), (name, text)
+
+
+# --------------------------------------------------------------------------------- devices
+
+
+def test_estimates_and_references_on_different_devices(mapss):
+    references = voices()
+    refused(mapss, references.to("meta"), references, "meta.*cpu|cpu.*meta")
+    refused(mapss, references, references.to("meta"), "meta.*cpu|cpu.*meta")
+
+
+def test_inputs_on_a_device_without_samples(mapss):
+    refused(mapss, voices().to("meta"), voices().to("meta"), "meta")
+
+
+def test_a_metric_on_another_device_names_the_call_and_the_container():
+    metric = PerceptualSeparation(small())
+    meta = voices().to("meta")
+    with pytest.raises(ValueError, match=r"metric on cpu.*meta.*metric\.to\('meta'\).*ModuleDict"):
+        metric.update(meta, meta)
+
+
+def test_embeddings_on_different_devices():
+    outputs, references, distortions = clouds(2, distortions=4)
+    with pytest.raises(ValueError, match="outputs on meta, references on cpu"):
+        F.perceptual_separation(outputs.to("meta"), references, distortions)
+    active = torch.ones(2, 2, dtype=torch.bool, device="meta")
+    with pytest.raises(ValueError, match="active on meta"):
+        F.perceptual_match(outputs, references, distortions, active=active)
+
+
+@pytest.mark.skipif(not torch.backends.mps.is_available(), reason="needs a device without float64")
+def test_devices_without_float64_work_beside_it(mapss):
+    references = voices()
+    estimates = leaky(references)
+    found = scores_of(small().to("mps"), estimates.to("mps"), references.to("mps")).cpu()
+    near(found, scores_of(mapss, estimates, references), rtol=0, atol=1e-3)
+
+
+# --------------------------------------------------------------------------------- types
+
+
+@pytest.mark.parametrize("kinds", [("half", "half"), ("half", "float"), ("float", "half")])
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_scores_as_full(mapss, kinds, half):
+    types = {"half": half, "float": torch.float32}
+    references = voices().to(half)  # what survives in half precision
+    estimates = leaky(references.float()).to(half)
+    full = mapss(estimates.float(), references.float())
+    found = mapss(estimates.to(types[kinds[0]]), references.to(types[kinds[1]]))
+    assert found.ps.dtype == found.pm.dtype == torch.float32
+    near(found.ps, full.ps, rtol=0, atol=1e-3)
+    near(found.pm, full.pm, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_embeddings_and_frames_in_half_precision(half):
+    outputs, references, distortions = (x.to(half) for x in clouds(3, distortions=6))
+    for score in (F.perceptual_separation, F.perceptual_match):
+        full = score(outputs.float(), references.float(), distortions.float())
+        assert full.dtype == torch.float32
+        near(score(outputs, references, distortions), full)
+        near(score(outputs, references.float(), distortions.double()).float(), full)
+    frames = torch.rand(4, 30, generator=torch.Generator().manual_seed(0)).to(half)
+    for pool in (F.pool_match, F.pool_separation):
+        near(pool(frames), pool(frames.float()), rtol=0, atol=1e-6)
+
+
+def test_float64_estimates_of_float32_references(mapss):
+    references = voices()
+    estimates = leaky(references).double()
+    found = mapss(estimates, references)
+    assert found.ps.dtype == torch.float64
+    near(found.ps.float(), mapss(estimates.float(), references).ps, rtol=0, atol=1e-3)
+
+
+# --------------------------------------------------------------------------------- shapes
+
+
+@pytest.mark.parametrize(
+    ("estimates", "references", "words"),
+    [
+        ((8000,), (8000,), r"\(8000,\)"),
+        ((1, 1, 1, 2, 8000), (1, 1, 1, 2, 8000), r"\(1, 1, 1, 2, 8000\)"),
+        ((1, 2, 2, 8000), (1, 2, 2, 8000), "mix them down"),
+        ((2, 2, 8000), (2, 8000), r"\(2, 2, 8000\)|one mixture|\(S, T\)|preds"),
+        ((1, 2, 8000), (2, 2, 8000), r"\(1, 2, 8000\)"),
+        ((2, 2, 8000), (3, 2, 8000), r"\(3, 2, 8000\)"),
+        ((1, 3, 8000), (1, 2, 8000), "attributed="),
+        ((1, 2, 8000), (1, 3, 8000), "attributed="),
+        ((1, 2, 8000), (1, 2, 7000), "8000.*7000"),
+        ((1, 2, 1), (1, 2, 8000), "8000"),
+        ((0, 2, 8000), (0, 2, 8000), "empty"),
+        ((1, 0, 8000), (1, 2, 8000), "empty"),
+        ((1, 2, 0), (1, 2, 0), "empty"),
+        ((), (), r"\(\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_listed(mapss, estimates, references, words):
+    refused(mapss, torch.zeros(estimates), torch.zeros(references), words)
+
+
+@pytest.mark.parametrize(
+    "bad", [np.zeros((1, 2, 8000), dtype="float32"), [[0.0] * 8000] * 2, None, 3.0, "a.wav", {}]
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_is_no_tensor_is_named(mapss, bad, place):
+    given = [voices(), voices()]
+    given[place] = bad
+    refused(mapss, *given, type(bad).__name__)
+
+
+@pytest.mark.parametrize("convert", ["to_sparse", "nested"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_tensors_that_are_no_plain_array_are_named(mapss, convert, place):
+    given = [voices(), voices()]
+    if convert == "nested":
+        given[place] = torch.nested.nested_tensor([voices()[0], voices()[0, :, :700]])
+    else:
+        given[place] = given[place].to_sparse()
+    refused(mapss, *given)
+
+
+def test_strided_and_expanded_tensors_are_plain_ones(mapss):
+    references, estimates = voices(2), leaky(voices(2))
+    plain = scores_of(mapss, estimates, references)
+    wide = torch.zeros(2, 2, 16000)
+    wide[..., ::2] = references
+    near(scores_of(mapss, estimates, wide[..., ::2]), plain)
+    near(
+        scores_of(mapss, estimates.transpose(1, 2).contiguous().transpose(1, 2), references), plain
+    )
+    one = references[:1].expand(2, -1, -1)
+    near(scores_of(mapss, one + 0.1, one), scores_of(mapss, one.clone() + 0.1, one.clone()))
+    with torch.inference_mode():
+        made = voices(2) + 0.0
+        near(scores_of(mapss, made, references), scores_of(mapss, references, references))
+    near(scores_of(mapss, made, references), scores_of(mapss, references, references))
+
+
+@pytest.mark.parametrize("axes", ["channels before sources", "sources before channels"])
+def test_stereo_is_refused_with_the_remedy(mapss, axes):
+    stereo = (
+        voices()
+        .unsqueeze(1 if axes.startswith("channels") else 2)
+        .repeat((1, 2, 1, 1) if axes.startswith("channels") else (1, 1, 2, 1))
+    )
+    refused(mapss, stereo, stereo, "Channels are not sources.*mean")
+    arrays = stereo[0].numpy()
+    with pytest.raises(ValueError, match="mix channels down"):
+        evaluate(estimates=arrays, references=arrays, mapss=mapss)
+
+
+# --------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        5,
+        [4000],
+        [4000, 9000],
+        [4000, 100],
+        [4000.5, 4000],
+        [[4000], [4000]],
+        ["a", "b"],
+        [4000, None],
+        [True, 4000],
+        torch.tensor([[4000, 4000]]),
+        torch.tensor([torch.nan, 4000.0]),
+        [-1, 4000],
+        torch.tensor(4000),
+        "ab",
+        [4000, float("inf")],
+    ],
+)
+def test_lengths_that_do_not_fit_are_named(mapss, lengths):
+    references = voices(2)
+    calls = {
+        "mapss": lambda: mapss(references, references, lengths=lengths),
+        "prepare": lambda: mapss.prepare(references, lengths),
+        "loss": lambda: MAPSSLoss(mapss)(references, references, lengths=lengths),
+        "metric": lambda: PerceptualMatch(mapss).update(references, references, lengths),
+        "bounds": lambda: mapss.bounds(references, references, lengths=lengths),
+    }
+    for call in calls.values():
+        with pytest.raises((ValueError, TypeError), match=r"lengths|mixture \d has"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "attributed",
+    [
+        (0,),
+        (0, 0),
+        (0, 2),
+        (-1, 0),
+        (0.5, 1),
+        "01",
+        (None, 0),
+        torch.tensor([0.0, 1.5]),
+        {},
+        ("a", "b"),
+        1,
+        torch.tensor([[0, 1]]),
+        (True, False),
+        object(),
+    ],
+)
+def test_attributions_that_do_not_fit_are_named(mapss, attributed):
+    references = voices()
+    embeddings = clouds(2, distortions=4)
+    calls = {
+        "mapss": lambda: mapss(references, references, attributed),
+        "loss": lambda: MAPSSLoss(mapss)(references, references, attributed),
+        "metric": lambda: PerceptualMatch(mapss, attributed=attributed).update(
+            references, references
+        ),
+        "functional": lambda: F.perceptual_match(*embeddings, attributed=attributed),
+        "bounds": lambda: F.match_bounds(*embeddings, attributed=attributed),
+    }
+    for call in calls.values():
+        with pytest.raises((ValueError, TypeError), match="attributed"):
+            call()
+
+
+@pytest.mark.parametrize("make", [tuple, list, np.array, torch.tensor, iter])
+def test_attributions_of_any_integer_kind(mapss, make):
+    references = voices()
+    estimates = leaky(references).flip(1)
+    found = mapss(estimates, references, make([1, 0]))
+    near(found.ps, mapss(estimates.flip(1), references).ps.flip(1))
+
+
+@pytest.mark.parametrize("frames", [0, -3, 2.5, "3", True, torch.tensor(2.5)])
+def test_numbers_of_frames_that_do_not_fit_are_named(mapss, frames):
+    references = voices()
+    calls = [
+        lambda: mapss(references, references, frames=frames),
+        lambda: MAPSSLoss(mapss, frames=frames)(references, references),
+        lambda: PerceptualMatch(mapss, frames=frames).update(references, references),
+        lambda: evaluate(
+            estimates=references[0], references=references[0], mapss=mapss, sample_frames=frames
+        ),
+    ]
+    for call in calls:
+        with pytest.raises((ValueError, TypeError), match="frames"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sample_rate", 0), ("sample_rate", -8000), ("sample_rate", 16000.5),
+        ("sample_rate", "16k"), ("sample_rate", float("nan")),
+        ("alpha", 2.0), ("alpha", float("nan")), ("alpha", "1"), ("time", 0.0), ("time", "1"),
+        ("energy", 0.0), ("energy", float("nan")), ("energy", "all"),
+        ("convention", "mine"), ("loudness", float("nan")), ("loudness", "loud"),
+        ("activity", -0.1), ("activity", float("nan")), ("activity", "0.1"),
+        ("seed", 0.5), ("seed", "a"), ("layer", 1.5), ("separation_bank", "all"),
+        ("match_bank", 3), ("encoder", None), ("encoder", 3), ("dtype", "int8"),
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_named(name, value):
+    options = {"encoder": "mel", name: value}
+    with pytest.raises((ValueError, TypeError), match=name.split("_")[-1]):
+        torch_mapss.MAPSS(**options)
+
+
+# --------------------------------------------------------------------------------- order
+
+
+def test_order_is_estimates_then_references_everywhere(mapss):
+    references = voices()
+    estimates = references + 0.02 * torch.randn(
+        references.shape, generator=torch.Generator().manual_seed(0)
+    )
+    right, wrong = scores_of(mapss, estimates, references), scores_of(mapss, references, estimates)
+    assert not torch.allclose(right, wrong)
+    ps = float(right[0].mean())
+    metric = PerceptualSeparation(mapss)
+    metric.update(preds=estimates, target=references)
+    reports = evaluate(estimates=estimates[0], references=references[0], mapss=mapss)
+    found = [
+        float(SeparationLoss(mapss)(estimates, references).neg() + 1),
+        float(SeparationLoss(mapss)(references=references, estimates=estimates).neg() + 1),
+        float(metric.compute()),
+        float(PerceptualSeparation(mapss)(estimates, references)),
+        float(perceptual_separation(estimates, references, mapss)),
+        reports.means()["ps"],
+    ]
+    near(torch.tensor(found), torch.full((len(found),), ps), rtol=0, atol=1e-5)
+
+
+def test_names_and_order_of_arguments():
+    def first_two(function):
+        names = [name for name in inspect.signature(function).parameters if name != "self"]
+        return tuple(names[:2])
+
+    ours = ("estimates", "references")
+    for function in (
+        torch_mapss.MAPSS.forward,
+        torch_mapss.MAPSS.bounds,
+        SeparationLoss.forward,
+        MatchLoss.forward,
+        MAPSSLoss.forward,
+        torch_mapss.match_sources,
+        torch_mapss.audio.si_sdr,
+    ):
+        assert first_two(function) == ours
+    for function in (
+        PerceptualSeparation.update,
+        PerceptualMatch.update,
+        perceptual_separation,
+        perceptual_match,
+    ):
+        assert first_two(function) == ("preds", "target")
+    kinds = {p.kind for p in inspect.signature(evaluate).parameters.values()}
+    assert inspect.Parameter.POSITIONAL_OR_KEYWORD not in kinds
+
+
+def test_the_command_names_its_files():
+    from torch_mapss.cli import build_parser
+
+    with pytest.raises(SystemExit):  # no positional files
+        build_parser().parse_args(["score", "a.wav", "b.wav"])
+
+
+# --------------------------------------------------------------------------------- the batch
+
+
+def test_an_item_scores_the_same_in_any_company(mapss):
+    references = voices(3)
+    references[1] *= 100.0
+    estimates = leaky(references)
+    together = scores_of(mapss, estimates, references)
+    order = [2, 0, 1]
+    near(scores_of(mapss, estimates[order], references[order]), together[:, order])
+    for item in range(3):
+        near(
+            scores_of(mapss, estimates[[item]], references[[item]]),
+            together[:, [item]],
+            rtol=0,
+            atol=1e-3,
+        )
