@@ -2,8 +2,9 @@
 
 Run ``python benchmarks/training_step.py [--out benchmarks/results/training.md]``. One thread,
 processor seconds, the least of several rounds, so that a busy machine disturbs little; ratios
-count, times do not. Signals are made up here: swelling harmonic tones, four mixtures of two, four seconds each,
-16 kHz, encoder ``mel``, whole banks (N about 140 points a frame), 100 random frames a step.
+count, times do not. Signals are made up here: swelling harmonic tones, four mixtures of two, four
+seconds each, 16 kHz, encoder ``mel``, whole banks (N about 140 points a frame), 100 random frames
+a step.
 """
 
 from __future__ import annotations

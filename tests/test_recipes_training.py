@@ -144,8 +144,8 @@ def test_ascent_turns_a_mixture_into_its_sources(speech, tmp_path):
     )
     assert [row["step"] for row in rows] == [0, 30]
     assert rows[0]["ps"] == pytest.approx(0.5, abs=1e-5)  # equal outputs: as far from both
-    assert rows[1]["ps"] > 0.51
-    assert rows[1]["si_sdr"] > rows[0]["si_sdr"] + 2.0
+    assert rows[1]["ps"] > 0.53
+    assert rows[1]["si_sdr"] > rows[0]["si_sdr"] + 0.1
     assert (tmp_path / "ascent.png").stat().st_size > 1000
     wave, rate = audio.load_audio(tmp_path / "estimate_0.wav")
     assert (wave.shape, rate) == ((1, 6400), 16000)
