@@ -89,12 +89,13 @@ def check_whole(value: Any, name: str, least: int | None = None) -> int:
 
 
 def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
-    """A sequence, array or 1-D tensor of whole numbers, as ints.
+    """A sequence, array or 1-D tensor of whole numbers, or a single one, as ints.
 
     Raises:
         TypeError: no such sequence, or an entry that is no whole number.
     """
     found = values.tolist() if hasattr(values, "tolist") else values
+    found = (found,) if isinstance(found, int) else found
     if isinstance(found, str | bytes | Mapping | Set) or not isinstance(found, Iterable):
         raise TypeError(
             f"{name} must be a sequence or 1-D tensor of whole numbers, got {values!r}."
@@ -155,8 +156,6 @@ def check_attributed(attributed: object, outputs: int, sources: int) -> tuple[in
                 "each estimate belongs to, e.g. attributed=(0,) for the first one alone."
             )
         return tuple(range(sources))
-    if isinstance(attributed, int) and not isinstance(attributed, bool):
-        attributed = (attributed,)
     try:
         given = whole_numbers(attributed, "attributed")
     except TypeError:

@@ -82,7 +82,7 @@ class PerceptualMetric(Metric):
         self.reduction, self.keep_items, self.half_width = reduction, keep_items, half_width
         self._pooling, self._in_forward = pooling, False
         self._keeps = keep_items or reduction == "none"
-        index = None if attributed is None else _listed(attributed, "attributed")
+        index = None if attributed is None else _checks.whole_numbers(attributed, "attributed")
         self._request = Request(pooling.measure, index, frames, half_width)
         if half_width is not None and (pooling.pesq or pooling.field == "log_pm"):
             raise ValueError(
@@ -164,7 +164,7 @@ class PerceptualMetric(Metric):
         if not isinstance(target, ReferenceBank):
             _check_tensor(target, "target")
         self._check_devices(preds, target)
-        true = None if lengths is None else _listed(lengths, "lengths")
+        true = None if lengths is None else _checks.whole_numbers(lengths, "lengths")
         batch = batch_of(self.mapss, preds, target, true)
         with self._named():
             scores, bounds = frame_scores(self.mapss, preds, target, batch, self._request)
@@ -442,11 +442,6 @@ def _check_tensor(x: object, name: str) -> None:
             "torch.as_tensor."
         )
     _checks.check_plain(x, name)
-
-
-def _listed(values: Any, name: str) -> tuple[int, ...]:
-    """Integers as a tuple; whether they fit the batch, the MAPSS checks."""
-    return _checks.whole_numbers((values,) if isinstance(values, int) else values, name)
 
 
 def _ratio(total: Tensor, count: Tensor) -> Tensor:

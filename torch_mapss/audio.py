@@ -208,7 +208,7 @@ def load_audio(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
 def _import_soundfile() -> Any:
     try:
         import soundfile
-    except (ImportError, OSError) as error:  # OSError: the package is there, libsndfile is not
+    except Exception as error:  # OSError: the package is there, libsndfile is not
         raise ImportError(
             "reading audio files needs soundfile (with libsndfile): pip install soundfile"
         ) from error
@@ -366,8 +366,11 @@ def resample(wave: Tensor, orig: int, new: int) -> Tensor:
     _check_ratio(orig, new)
     try:
         from torchaudio.functional import resample as sinc_resample
-    except ImportError as error:
-        raise ImportError("resampling needs torchaudio: pip install torchaudio") from error
+    except Exception as error:  # OSError: it is there, but was built for another torch
+        raise ImportError(
+            f"resampling needs torchaudio, which does not load ({error}): pip install torchaudio, "
+            "in the version that belongs to this torch"
+        ) from error
     # The filter is a convolution, which autocast would run in half precision.
     with torch.autocast(wave.device.type, enabled=False):
         return sinc_resample(wave, orig, new)

@@ -21,9 +21,10 @@ from torch_mapss.pipeline import MAPSS
 try:
     from lightning.pytorch import Callback
     from lightning.pytorch.utilities import rank_zero_info
-except ImportError as error:
+except Exception as error:  # it may be there and fail on its own imports
     raise ImportError(
-        "torch_mapss.lightning needs Lightning. Install it with `pip install lightning`."
+        f"torch_mapss.lightning needs Lightning, which does not load ({error}). Install it with "
+        "`pip install lightning`."
     ) from error
 
 __all__ = ["CurriculumCallback"]

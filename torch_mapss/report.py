@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss import _clips, _files, audio
+from torch_mapss import _checks, _clips, _files, audio
 from torch_mapss._clips import Clip
 from torch_mapss.aggregate import masked_mean
 from torch_mapss.records import ReferenceBank, ScoreBounds, Scores
@@ -443,7 +443,8 @@ def _present(
     """The estimates there are, and the reference of each (None: all in order)."""
     given = tuple(clip for clip in estimates if clip is not None)
     if len(given) == len(estimates):
-        return given, None if attributed is None else tuple(attributed)
+        index = None if attributed is None else _checks.whole_numbers(attributed, "attributed")
+        return given, index
     if attributed is not None:
         raise ValueError(
             "estimates hold None and attributed is given: say it in one of the two ways only."
