@@ -273,6 +273,9 @@ def test_attributions_that_do_not_fit_are_named(mapss, attributed):
         "metric": lambda: PerceptualMatch(mapss, attributed=attributed).update(
             references, references
         ),
+        "evaluate": lambda: evaluate(
+            estimates=references[0], references=references[0], attributed=attributed, mapss=mapss
+        ),
         "functional": lambda: F.perceptual_match(*embeddings, attributed=attributed),
         "bounds": lambda: F.match_bounds(*embeddings, attributed=attributed),
     }
