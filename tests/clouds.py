@@ -52,18 +52,24 @@ def assert_derivative(
     arguments: Sequence[Tensor],
     direction: Sequence[Tensor],
     *,
-    h: float = 2e-6,
     rtol: float = 1e-5,
     atol: float = 1e-8,
 ) -> None:
-    """Autograd of the scalar f along a direction equals its central difference."""
+    """Autograd of the scalar f along a direction equals its central difference.
+
+    At one of three steps: a long one may cross a kink (the median changes its pair, d its value),
+    a short one drowns in rounding where f is large.
+    """
     leaves = [a.detach().clone().requires_grad_() for a in arguments]
     gradients = torch.autograd.grad(f(*leaves), leaves, allow_unused=True)
-    exact = sum((g * d).sum() for g, d in zip(gradients, direction) if g is not None)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            exact, numerical_derivative(f, arguments, direction, h), rtol=rtol, atol=atol
-        )
+    exact = sum(float((g * d).sum()) for g, d in zip(gradients, direction) if g is not None)
+    found = []
+    for h in (2e-6, 1e-5, 1e-4):
+        with torch.no_grad():
+            found.append(float(numerical_derivative(f, arguments, direction, h)))
+        if abs(found[-1] - exact) <= atol + rtol * abs(found[-1]):
+            return
+    raise AssertionError(f"derivative {exact}, differences {found}")
 
 
 def random_direction(arguments: Sequence[Tensor], seed: int) -> list[Tensor]:

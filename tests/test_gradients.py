@@ -168,7 +168,7 @@ def test_gradient_at_eigenvalue_doublets(name):
     embeddings = symmetric_sources()
     loss = weighted(MEASURES[name])
     for seed in range(3):
-        assert_derivative(loss, embeddings, symmetric_sources(100 + seed), h=1e-5)
+        assert_derivative(loss, embeddings, symmetric_sources(100 + seed))
 
 
 def test_plain_autograd_fails_at_eigenvalue_doublets():

@@ -97,12 +97,18 @@ class _Kernel(torch.autograd.Function):
     """Gaussian kernel at the median bandwidth: K_ij = exp(-D²_ij / s), s = c · median D² [eq:K].
 
     With G = dL/dK, E = -G ∘ K / s is dL/dD² at fixed s, and dL/ds = Σ G ∘ K ∘ D² / s² falls on
-    the one or two pairs the median is made of. dL/dx_i = 2 Σ_j (E_ij + E_ji)(x_i - x_j).
+    the one or two pairs the median is made of. dL/dx_i = 2 Σ_j (E_ij + E_ji)(x_i - x_j), which is
+    one product with a graph Laplacian. Only the first ``moving`` points (None: all) get theirs.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, valid: Tensor | None, factor: float, middle: bool
+        ctx: Any,
+        x: Tensor,
+        valid: Tensor | None,
+        factor: float,
+        middle: bool,
+        moving: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         squared, (lower, upper, median) = _distances_and_median(x, valid, middle)
         degenerate = median <= 0.0
@@ -111,7 +117,7 @@ class _Kernel(torch.autograd.Function):
         if valid is not None:
             kernel = kernel.masked_fill_(~_pairs(valid), 0.0)
         ctx.save_for_backward(x, squared, kernel, scale, lower, upper, degenerate)
-        ctx.factor = factor
+        ctx.factor, ctx.moving = factor, moving
         ctx.mark_non_differentiable(squared, degenerate)
         return kernel, squared, degenerate
 
@@ -119,7 +125,7 @@ class _Kernel(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, grad: Tensor, _squared: Tensor, _degenerate: Tensor
-    ) -> tuple[Tensor, None, None, None]:
+    ) -> tuple[Tensor, None, None, None, None]:
         x, squared, kernel, scale, lower, upper, degenerate = ctx.saved_tensors
         weighted = grad * kernel / -scale[:, None, None]
         weighted = weighted.masked_fill_(degenerate[:, None, None], 0.0)
@@ -128,8 +134,21 @@ class _Kernel(torch.autograd.Function):
         frames = torch.arange(len(x), device=x.device)
         for place in (lower, upper):
             flat[frames, place] += bandwidth * (ctx.factor / 2.0)
-        pair = weighted + weighted.mT
-        return 2.0 * (pair.sum(-1, keepdim=True) * x - pair @ x), None, None, None
+        laplacian = _laplacian(weighted, ctx.moving)
+        if ctx.moving is None:
+            return laplacian @ x, None, None, None, None
+        gradient = torch.zeros_like(x)
+        gradient[:, : ctx.moving] = laplacian @ x
+        return gradient, None, None, None, None
+
+
+def _laplacian(weighted: Tensor, moving: int | None) -> Tensor:
+    """2 (diag(W1) - W), W = E + Eᵀ, its first ``moving`` rows."""
+    rows = weighted[:, :moving] + weighted[:, :, :moving].mT
+    degree = rows.sum(-1)
+    rows = rows.mul_(-2.0)
+    rows.diagonal(dim1=-2, dim2=-1).add_(2.0 * degree)
+    return rows
 
 
 def _pairs(valid: Tensor) -> Tensor:
@@ -237,8 +256,8 @@ def _operator(kernel: Tensor, valid: Tensor | None, alpha: float) -> tuple[Tenso
         present = torch.where(total > 0.0, total, 1.0)
         c = torch.where(valid, w * safe.rsqrt(), 0.0)
         root = torch.where(valid, (safe / present).sqrt(), 0.0)
-    s = c.unsqueeze(-1) * kernel * c.unsqueeze(-2)
-    s = s - 2.0 * root.unsqueeze(-1) * root.unsqueeze(-2)
+    s = kernel * (c.unsqueeze(-1) * c.unsqueeze(-2))
+    s = torch.baddbmm(s, root.unsqueeze(-1), root.unsqueeze(-2), alpha=-2.0)
     if valid is not None:
         s = s - torch.diag_embed(2.0 * (~valid).to(s.dtype))
     return s, root
@@ -409,7 +428,12 @@ def working_copy(points: Tensor) -> Tensor:
 
 
 def embed(
-    points: Tensor, valid: Tensor | None, settings: Settings, *, rest: bool = False
+    points: Tensor,
+    valid: Tensor | None,
+    settings: Settings,
+    *,
+    rest: bool = False,
+    moving: int | None = None,
 ) -> Embedding:
     """Retained diffusion coordinates of a chunk of frames; see :func:`diffusion_map`.
 
@@ -418,8 +442,9 @@ def embed(
         valid: (F, N) bool or None.
         settings: of the map.
         rest: also return the coordinates from d on (detached), which error bounds read.
+        moving: only the first so many points want a gradient; None: all. Fewer are cheaper.
     """
-    kernel, squared, degenerate = _kernel(points, valid, settings)
+    kernel, squared, degenerate = _kernel(points, valid, settings, moving)
     s, root = _operator(kernel, valid, settings.alpha)
     count = _count(points, valid)
     phi, dimension, eigenvalues, vectors = _RetainedEigenvectors.apply(
@@ -438,12 +463,12 @@ def embed(
 
 
 def _kernel(
-    points: Tensor, valid: Tensor | None, settings: Settings
+    points: Tensor, valid: Tensor | None, settings: Settings, moving: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     centred = _centred(points, valid)
     if settings.convention == "reference":  # exp(-D²/(2 σ²)), lower middle value
-        return _Kernel.apply(centred, valid, 2.0, False)
-    return _Kernel.apply(centred, valid, 1.0, True)
+        return _Kernel.apply(centred, valid, 2.0, False, moving)
+    return _Kernel.apply(centred, valid, 1.0, True, moving)
 
 
 def _count(points: Tensor, valid: Tensor | None) -> Tensor:
@@ -546,7 +571,7 @@ def check_finite(x: Tensor, valid: Tensor | None, lead: torch.Size) -> None:
 
     One non-finite matrix makes a whole batched ``eigh`` fail, so this comes before it.
     """
-    norms = x.detach().square().sum(-1)
+    norms = torch.linalg.vector_norm(x.detach(), dim=-1).square()
     bad = ~torch.isfinite(norms)
     if valid is not None:
         bad = bad & valid

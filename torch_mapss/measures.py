@@ -411,14 +411,17 @@ def _chunk(
         )
         valid = point_validity(layout, len(points), points.device)
         _check_embeddings(points, valid, layout, part.start, clouds.lead)
-        return kernel(embed(points, valid, settings, rest=rest), layout, settings)
+        fixed = not (references.requires_grad or distortions.requires_grad)
+        moving = layout.outputs if fixed else None
+        found = embed(points, valid, settings, rest=rest, moving=moving)
+        return kernel(found, layout, settings)
 
 
 def _check_embeddings(
     points: Tensor, valid: Tensor | None, layout: Layout, start: int, lead: torch.Size
 ) -> None:
     """Raise ValueError naming the first frame and source with non-finite embeddings."""
-    norms = points.detach().square().sum(-1)
+    norms = torch.linalg.vector_norm(points.detach(), dim=-1).square()
     bad = ~torch.isfinite(norms)
     if valid is not None:
         bad = bad & valid
