@@ -45,6 +45,33 @@ def check_floating(tensor: object, name: str) -> Tensor:
     return tensor
 
 
+class _Lift(torch.autograd.Function):
+    """A cast to a wider type whose gradient, cast back, ends at the largest number there is.
+
+    A slope of log PM is easily 1e8, and beyond 1e38 next to a cluster that is a point but for
+    rounding: half and single precision would turn these into infinity, and an optimiser that into
+    NaN weights.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = x.dtype
+        return x.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        most = torch.finfo(ctx.dtype).max
+        return gradient.clamp(-most, most).to(ctx.dtype), None
+
+
+def lifted(x: Tensor) -> Tensor:
+    """Floating ``x`` in float32 at least; the gradient comes back in its own type, and finite."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Lift.apply(x, dtype)  # type: ignore[no-untyped-call]
+    return x.to(dtype)
+
+
 def check_plain(tensor: Tensor, name: str) -> None:
     """Raise TypeError for a sparse or nested tensor, which has no plain array of values."""
     if tensor.is_nested or tensor.layout != torch.strided:
@@ -288,9 +315,9 @@ def check_clouds(
         mask = check_bool(mask, "mask", (*lead, sources, count)).reshape(frames, sources, count)
         check_distortions_left(mask, active, minimum_distortions, lead)
     return Clouds(
-        outputs=outputs.reshape(frames, *outputs.shape[-2:]),
-        references=references.reshape(frames, *references.shape[-2:]),
-        distortions=distortions.reshape(frames, *distortions.shape[-3:]),
+        outputs=lifted(outputs).reshape(frames, *outputs.shape[-2:]),
+        references=lifted(references).reshape(frames, *references.shape[-2:]),
+        distortions=lifted(distortions).reshape(frames, *distortions.shape[-3:]),
         attributed=sources_of,
         active=active,
         mask=mask,

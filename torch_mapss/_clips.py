@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss import _files, audio
+from torch_mapss import _checks, _files, audio
 
 
 class Clip(NamedTuple):
@@ -114,6 +114,7 @@ def _read_arrays(
                 "torch_mapss.audio.load_audio(path)."
             )
         wave = audio.as_waveform(item, f"{kind}[{place}]").detach()
+        _checks.check_devices(**{f"{kind}[{place}]": wave})
         if wave.ndim != 1 or len(wave) == 0:
             raise ValueError(
                 f"{kind}[{place}] must be one mono signal of shape (T,), got {tuple(wave.shape)}. "

@@ -17,7 +17,7 @@ def _frames_first(frames: Tensor, active: Tensor | None) -> tuple[Tensor, Tensor
     _checks.check_floating(frames, "frames")
     if frames.ndim < 1:
         raise ValueError("frames must have shape (..., F), got a scalar.")
-    frames = frames.to(torch.promote_types(frames.dtype, torch.float32))
+    frames = _checks.lifted(frames)
     if active is None:
         return frames, torch.ones_like(frames, dtype=torch.bool)
     return frames, _checks.check_bool(active, "active", tuple(frames.shape))

@@ -128,7 +128,7 @@ def _floating(wave: Tensor, name: str) -> Tensor:
     if wave.dtype in (torch.float32, torch.float64):
         return wave
     if wave.dtype in (torch.float16, torch.bfloat16):
-        return wave.to(torch.float32)
+        return _checks.lifted(wave)
     raise TypeError(
         f"{name} must hold floating-point samples, got {wave.dtype}, which has no agreed full "
         "scale as audio. Convert to float32 in [-1, 1] first: 16-bit PCM is x / 32768."

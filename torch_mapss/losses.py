@@ -12,9 +12,9 @@ All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estim
     defined: frames of a source, sources of a mixture, mixtures of the batch. If nothing is
     defined the loss is a zero that can be back-propagated, and a warning says so once.
 *Full precision.* Half-precision estimates are lifted to float32, autocast is switched off inside,
-    and the manifold runs in float64; the gradient comes back in the dtype of the estimates. Call
-    ``backward()`` outside the autocast block, as PyTorch advises: inside, it would run the
-    encoder's backward pass in half precision.
+    and the manifold runs in float64; the gradient comes back in the dtype of the estimates, held
+    at its largest finite number. Call ``backward()`` outside the autocast block, as PyTorch
+    advises: inside, it would run the encoder's backward pass in half precision.
 *No parameters.* The encoder is frozen and no part of the module tree: ``parameters()`` and
     ``state_dict()`` of a model that holds a loss are those of the model alone, as data-parallel
     and sharded training want it. ``copy.deepcopy`` shares the encoder, ``pickle`` carries it.

@@ -261,6 +261,18 @@ def test_losses_under_autocast(mapss, loss, dtype):
     assert leaf.grad.abs().sum() > 0.0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_steep_gradients_stay_finite_in_half_precision(mapss, dtype):
+    references = voices()
+    estimates = (leaky(references) * 1e-3).to(dtype)
+    _, full = gradient(MatchLoss(mapss), estimates.float(), references)
+    assert full.abs().max() > torch.finfo(torch.float16).max
+    _, slope = gradient(MatchLoss(mapss), estimates, references)
+    assert slope.dtype == dtype
+    points = [x.to(dtype) for x in clouds(2, distortions=2, seed=4)]
+    finite_gradients("log_pm", *points)
+
+
 # --------------------------------------------------------------------------------- nothing defined
 
 
