@@ -1,0 +1,289 @@
+"""What the documentation says: its code runs, and every shape it states comes out."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from clouds import clouds
+from torch import Tensor
+
+import torch_mapss
+from torch_mapss import MAPSS, DistortionBank, MAPSSLoss, MatchLoss, SeparationLoss, audio
+from torch_mapss import functional as F
+from torch_mapss.encoders import load_encoder
+from torch_mapss.metrics import (
+    PerceptualMatch,
+    PerceptualSeparation,
+    perceptual_match,
+    perceptual_separation,
+)
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(torch_mapss.__path__, "torch_mapss.")
+    if not module.name.endswith("__main__")
+)
+
+# --------------------------------------------------------------------------------- code
+
+
+def python_blocks(text: str) -> list[str]:
+    """The fenced Python blocks of a page that are meant to run."""
+    fences = re.findall(r"^```(python[^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [code for info, code in fences if "no-run" not in info]
+
+
+@pytest.fixture(scope="module")
+def readme() -> dict[str, Any]:
+    """The namespace after all blocks of the README have run, in order."""
+    blocks = python_blocks(README.read_text(encoding="utf-8"))
+    assert len(blocks) >= 2
+    namespace: dict[str, Any] = {}
+    torch.manual_seed(0)
+    for number, code in enumerate(blocks):
+        exec(compile(code, f"README.md, block {number}", "exec"), namespace)
+    return namespace
+
+
+def test_shapes_that_the_readme_states(readme: dict[str, Any]) -> None:
+    stated = re.search(r"print\(scores\.ps\.shape.*# \((\d+), (\d+), (\d+)\)", README.read_text())
+    assert stated is not None
+    assert readme["scores"].ps.shape == tuple(int(n) for n in stated.groups())
+    assert readme["references"].ndim == 3  # (batch, sources, samples)
+    times = readme["scores"].times
+    torch.testing.assert_close(times.diff(), torch.full((48,), 0.02).double())  # 50 a second
+    assert readme["target_only"].ps.shape == (1, 1, 49)
+    assert readme["bounds"].pm.total.shape == (1, 2, 49)
+    assert readme["bank"].batch == 1
+
+
+def test_calls_that_the_readme_lists_exist() -> None:
+    table = README.read_text(encoding="utf-8").split("## Measure, call, equation")[1]
+    cells = [row.split("|")[2] for row in table.split("##")[0].splitlines() if row.count("|") >= 4]
+    calls = [name for cell in cells for name in re.findall(r"`([A-Za-z_.]+)[(`]", cell)]
+    assert len(calls) > 12
+    room = ""
+    for call in calls:
+        room = call.rpartition(".")[0] or room
+        names = [f"{room}.{call.rpartition('.')[2]}", call]
+        assert any(exists(name) for name in names), call
+
+
+def exists(dotted: str) -> bool:
+    head, _, name = dotted.rpartition(".")
+    home = importlib.import_module(f"torch_mapss.{head}") if head else torch_mapss
+    return hasattr(home, name)
+
+
+def test_options_that_the_readme_names_exist() -> None:
+    from torch_mapss.cli import build_parser
+
+    for block in re.findall(r"```bash\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL):
+        for line in block.splitlines():
+            words = line.split("#")[0].split()
+            if words[:1] == ["torch-mapss"]:
+                build_parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name: str) -> None:
+    if name == "torch_mapss.lightning":
+        pytest.importorskip("lightning")
+    found = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert found.failed == 0
+
+
+def test_public_things_are_documented() -> None:
+    for name in torch_mapss.__all__:
+        thing = getattr(torch_mapss, name)
+        assert (thing.__doc__ or "").strip(), name
+    for name in F.__all__:
+        assert (getattr(F, name).__doc__ or "").strip(), name
+
+
+# --------------------------------------------------------------------------------- shapes
+
+# What the letters of the documentation stand for in the calls below.
+SIZES = {"B": 2, "S'": 2, "S": 2, "T": 4000, "F": 12, "P": 6, "M": 8, "n": 2, "N": 14}
+SHAPE = re.compile(r"\((?:\.\.\.|[A-Z]'?)(?:, ?(?:\.\.\.|[A-Z]'?(?:-1)?))*,?\)|\(\)")
+
+
+def documented(text: str, lead: tuple[int, ...] = (), **sizes: int) -> tuple[int, ...]:
+    """The first shape stated in ``text``, in numbers."""
+    stated = SHAPE.search(text)
+    assert stated is not None, text
+    known, found = {**SIZES, **sizes}, []
+    for letter in filter(None, (part.strip() for part in stated[0][1:-1].split(","))):
+        name, _, less = letter.partition("-")
+        found += lead if name == "..." else [known[name] - int(less or 0)]
+    return tuple(found)
+
+
+def section(thing: Any, title: str) -> str:
+    """The text of a section of a docstring."""
+    lines = (thing.__doc__ or "").split(f"{title}:\n")
+    assert len(lines) > 1, (thing, title)
+    return re.split(r"\n\s*\n", lines[1])[0]
+
+
+def argument(thing: Any, name: str) -> str:
+    """What the docstring says of one argument."""
+    return section(thing, "Args").split(f"{name}: ")[1]
+
+
+def comments(cls: type) -> dict[str, str]:
+    """Field -> the comment beside it, of a record."""
+    source = Path(importlib.import_module(cls.__module__).__file__ or "").read_text()
+    tree = ast.parse(source)
+    (body,) = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == cls.__name__]
+    fields = [n for n in body.body if isinstance(n, ast.AnnAssign)]
+    lines = source.splitlines()
+    return {n.target.id: lines[n.lineno - 1].partition("#")[2] for n in fields}  # type: ignore
+
+
+def check_record(record: Any, lead: tuple[int, ...] = (), **sizes: int) -> int:
+    """Compare every tensor of a record with the comment beside its field; how many there were."""
+    checked = 0
+    for name, text in comments(type(record)).items():
+        value = getattr(record, name)
+        if isinstance(value, Tensor):
+            assert value.shape == documented(text, lead, **sizes), name
+            checked += 1
+    return checked
+
+
+LEADS: tuple[tuple[int, ...], ...] = ((), (3,), (2, 3))
+
+
+@pytest.mark.parametrize("lead", LEADS)
+def test_shapes_of_functions_of_embeddings(lead: tuple[int, ...]) -> None:
+    embeddings = clouds(*lead, distortions=SIZES["P"])
+    for name, given in zip(("outputs", "references", "distortions"), embeddings):
+        assert given.shape == documented(argument(F.perceptual_separation, name), lead)
+    for score in (F.perceptual_separation, F.perceptual_match):
+        assert score(*embeddings).shape == documented(section(score, "Returns"), lead)
+        active = torch.ones(documented(argument(F.perceptual_separation, "active"), lead)).bool()
+        mask = torch.ones(documented(argument(F.perceptual_separation, "mask"), lead)).bool()
+        score(*embeddings, active=active, mask=mask, attributed=(1, 0))
+    assert check_record(F.separation_distances(*embeddings), lead) == 2
+    for bounds in (F.separation_bounds, F.match_bounds):
+        assert check_record(bounds(*embeddings), lead) >= 3
+    points = torch.cat([embeddings[0], embeddings[1], embeddings[2].flatten(-3, -2)], -2)
+    points = points[..., : SIZES["N"], :]
+    assert check_record(F.diffusion_map(points), lead) == 5
+
+
+@pytest.mark.parametrize("lead", LEADS)
+def test_shapes_of_pooling_and_gamma(lead: tuple[int, ...]) -> None:
+    frames = torch.rand(*lead, SIZES["F"])
+    for pool in (F.pool_match, F.pool_separation):
+        assert frames.shape == documented(argument(pool, "frames"), lead)
+        assert pool(frames).shape == documented(section(pool, "Returns"), lead)
+    assert F.gammaincc(frames + 1, frames).shape == frames.shape
+
+
+@pytest.fixture(scope="module")
+def mapss() -> MAPSS:
+    return MAPSS(
+        "mel",
+        separation_bank=DistortionBank("separation", size=SIZES["P"]),
+        match_bank=DistortionBank("match", size=SIZES["P"]),
+    )
+
+
+@pytest.fixture(scope="module")
+def waves() -> tuple[Tensor, Tensor]:
+    references = torch.randn(2, 2, SIZES["T"], generator=torch.Generator().manual_seed(0))
+    return references + 0.3 * references.flip(1), references
+
+
+def test_shapes_of_the_pipeline(mapss: MAPSS, waves: tuple[Tensor, Tensor]) -> None:
+    estimates, references = waves
+    for thing in (MAPSS.forward, SeparationLoss.forward):
+        for name, given in zip(("estimates", "references"), waves):
+            assert given.shape == documented(argument(thing, name))
+    scores = mapss(estimates, references)
+    assert check_record(scores) == 7
+    assert check_record(scores.utterance()) == 5
+    bounds = mapss.bounds(estimates, references)
+    for part in (bounds.ps, bounds.pm):
+        assert check_record(part) == 3
+    assert bounds.active.shape == documented(comments(type(bounds))["active"])
+    (group,) = mapss.prepare(references).groups
+    for encoded in (group.separation, group.match):
+        text = comments(type(encoded))
+        for name in ("references", "distortions"):
+            shape = documented(text[name].replace("(b", "(B"), M=encoded.references.shape[-1])
+            assert getattr(encoded, name).shape == shape
+    assert mapss(estimates[0], references[0]).ps.shape == (1, 2, SIZES["F"])
+    assert mapss(estimates[:, :1], references, (1,)).ps.shape == (2, 1, SIZES["F"])
+
+
+def returned(thing: Any) -> Iterator[tuple[str, str]]:
+    """(reduction, the shape stated beside it) of a docstring."""
+    text = argument(thing, "reduction")
+    for part in re.split(r"``\"", text)[1:]:
+        name, _, rest = part.partition('"``')
+        if SHAPE.search(rest):
+            yield name, rest
+
+
+def test_shapes_of_losses(mapss: MAPSS, waves: tuple[Tensor, Tensor]) -> None:
+    stated = section(SeparationLoss.forward, "Returns")
+    # () with reduction "mean" or "sum", (B,) with "item", ...
+    clauses = re.findall(r"(\([^)]*\)) with ([^(;]*)", stated)
+    shapes = {name: shape for shape, names in clauses for name in re.findall(r'"(\w+)"', names)}
+    assert sorted(shapes) == ["item", "mean", "none", "sum"]
+    for reduction, shape in shapes.items():
+        for loss in (SeparationLoss, MatchLoss, MAPSSLoss):
+            assert loss(mapss, reduction=reduction)(*waves).shape == documented(shape)
+
+
+def test_shapes_of_metrics(mapss: MAPSS, waves: tuple[Tensor, Tensor]) -> None:
+    for function in (perceptual_separation, perceptual_match):
+        shapes = {"mean": (2,), "source": (2, 2), "none": (2, 2, 12)}
+        assert "(B,)" in argument(function, "reduction")
+        for reduction, shape in shapes.items():
+            assert function(*waves, mapss, reduction=reduction).shape == shape
+        for reduction, text in returned(function):
+            if reduction in ("source", "none"):
+                assert shapes[reduction] == documented(text)
+    for metric in (PerceptualSeparation, PerceptualMatch):
+        for reduction, shape in {"mean": (), "source": (2,), "none": (2, 2, 12)}.items():
+            made = metric(mapss, reduction=reduction)
+            made.update(*waves)
+            assert made.compute().shape == shape
+    for reduction, text in returned(PerceptualSeparation):
+        if reduction == "source":
+            assert documented(text) == (2,)
+
+
+def test_shapes_of_audio_and_encoders(waves: tuple[Tensor, Tensor]) -> None:
+    estimates, references = waves
+    assert audio.to_mono(references).shape == (2, SIZES["T"])
+    assert audio.integrated_loudness(references, 16000).shape == (2, 2)
+    assert audio.normalize_loudness(references, 16000).shape == references.shape
+    assert audio.source_activity(references, 400, 320).shape == (2, 2, SIZES["F"])
+    assert audio.frame_rms(references, 400, 320).shape == (2, 2, SIZES["F"])
+    assert audio.frame_times(12, 400, 320, 16000).shape == (SIZES["F"],)
+    assert audio.si_sdr(estimates, references).shape == (2, 2)
+    assert audio.match_sources(estimates, references).shape == (2, 2)
+    for name in ("mel", "waveform"):
+        encoder = load_encoder(name)
+        features = encoder(references)
+        assert features.shape == (2, 2, encoder.frame_count(SIZES["T"]), encoder.feature_size)
+    bank = DistortionBank("separation", size=SIZES["P"])
+    made = bank(references, 16000)
+    assert made.waveforms.shape == (2, 2, SIZES["P"], SIZES["T"])
+    assert made.mask.shape == (2, 2, SIZES["P"])
