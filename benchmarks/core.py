@@ -140,7 +140,8 @@ def memory(count: int, features: int) -> None:
 
 
 def child(mode: str, count: int, features: int) -> None:
-    embeddings = frames(count, features)
+    few = frames(100, features)  # repeated: making so many at once would need more than scoring
+    embeddings = tuple(x.repeat(-(-count // 100), *[1] * (x.ndim - 1))[:count] for x in few)
     if mode == "score":
         forward(F.perceptual_separation, *embeddings)
     if mode == "train":
@@ -161,7 +162,7 @@ def main() -> None:
         return
     compare(arguments.frames, arguments.repeats)
     shares(arguments.frames)
-    memory(10_000, 80)
+    memory(10_000, 64)
 
 
 if __name__ == "__main__":
