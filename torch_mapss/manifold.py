@@ -130,16 +130,28 @@ class _Kernel(torch.autograd.Function):
         weighted = grad * kernel / -scale[:, None, None]
         weighted = weighted.masked_fill_(degenerate[:, None, None], 0.0)
         bandwidth = (weighted * squared).flatten(1).sum(-1) / -scale
-        flat = weighted.flatten(1)
-        frames = torch.arange(len(x), device=x.device)
         for place in (lower, upper):
-            flat[frames, place] += bandwidth * (ctx.factor / 2.0)
+            tied = _tied(squared, kernel, place)
+            share = bandwidth * (ctx.factor / 2.0) / tied.flatten(1).sum(-1)
+            weighted.addcmul_(tied.to(weighted.dtype), share[:, None, None])
         laplacian = _laplacian(weighted, ctx.moving)
         if ctx.moving is None:
             return laplacian @ x, None, None, None, None
         gradient = torch.zeros_like(x)
         gradient[:, : ctx.moving] = laplacian @ x
         return gradient, None, None, None, None
+
+
+def _tied(squared: Tensor, kernel: Tensor, place: Tensor) -> Tensor:
+    """(F, N, N) the pairs whose D² equals, but for rounding, that of the flat index ``place``.
+
+    An output equal to its reference makes every distance come twice, two such outputs four times.
+    The median of a group of ties moves with the mean of the group where it moves smoothly, so its
+    slope falls on all of them alike. Absent pairs have kernel 0, those at the median never do.
+    """
+    value = squared.flatten(1).gather(1, place.unsqueeze(1)).unsqueeze(-1)
+    rounding = 64.0 * torch.finfo(squared.dtype).eps * squared.amax((-2, -1))[:, None, None]
+    return ((squared - value).abs_() <= rounding).logical_and_(kernel > 0.0)
 
 
 def _laplacian(weighted: Tensor, moving: int | None) -> Tensor:
