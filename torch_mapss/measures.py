@@ -340,7 +340,8 @@ def frames_per_chunk(points: int, features: int, budget: int = CHUNK_BYTES) -> i
 
 
 def _slices(frames: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, frames)) for start in range(0, frames, size))
+    """At least one, empty where there are no frames."""
+    return (slice(start, min(start + size, frames)) for start in range(0, max(frames, 1), size))
 
 
 def score_frames(
@@ -368,13 +369,15 @@ def score_frames(
     tracked = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     heavy = tracked and frames * 8 * (points * features + 10 * points**2) > GRAPH_BYTES
     results = []
-    for part in _slices(frames, size) if frames else iter([slice(0, 0)]):
+    # Split, not sliced: the gradient of a slice is as large as the whole, once a chunk.
+    chunks = zip(*(x.split(size) for x in inputs))
+    for part, chunk in zip(_slices(frames, size), chunks):
         run: Callable[..., tuple[Tensor, ...]] = functools.partial(
             _chunk, clouds, part, settings, kernel, rest
         )
         if heavy:
             run = functools.partial(_Recomputed.apply, run)
-        results.append(run(*(x[part] for x in inputs)))
+        results.append(run(*chunk))
     dtype = torch.promote_types(
         torch.promote_types(clouds.outputs.dtype, clouds.references.dtype),
         torch.promote_types(clouds.distortions.dtype, torch.float32),
