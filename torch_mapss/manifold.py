@@ -116,7 +116,7 @@ class _Kernel(torch.autograd.Function):
         kernel = torch.exp(squared / -scale[:, None, None])
         if valid is not None:
             kernel = kernel.masked_fill_(~_pairs(valid), 0.0)
-        ctx.save_for_backward(x, squared, kernel, scale, lower, upper, degenerate)
+        ctx.save_for_backward(x, squared, kernel, scale, lower, upper, degenerate, valid)
         ctx.factor, ctx.moving = factor, moving
         ctx.mark_non_differentiable(squared, degenerate)
         return kernel, squared, degenerate
@@ -126,14 +126,14 @@ class _Kernel(torch.autograd.Function):
     def backward(
         ctx: Any, grad: Tensor, _squared: Tensor, _degenerate: Tensor
     ) -> tuple[Tensor, None, None, None, None]:
-        x, squared, kernel, scale, lower, upper, degenerate = ctx.saved_tensors
+        x, squared, kernel, scale, lower, upper, degenerate, valid = ctx.saved_tensors
         weighted = grad * kernel / -scale[:, None, None]
         weighted = weighted.masked_fill_(degenerate[:, None, None], 0.0)
         bandwidth = (weighted * squared).flatten(1).sum(-1) / -scale
+        rounding = 64.0 * torch.finfo(x.dtype).eps * squared.flatten(1).amax(-1)
         for place in (lower, upper):
-            tied = _tied(squared, kernel, place)
-            share = bandwidth * (ctx.factor / 2.0) / tied.flatten(1).sum(-1)
-            weighted.addcmul_(tied.to(weighted.dtype), share[:, None, None])
+            frame, row, column, group = _tied(squared, valid, place, rounding)
+            weighted[frame, row, column] += (bandwidth * (ctx.factor / 2.0) / group)[frame]
         laplacian = _laplacian(weighted, ctx.moving)
         if ctx.moving is None:
             return laplacian @ x, None, None, None, None
@@ -142,16 +142,25 @@ class _Kernel(torch.autograd.Function):
         return gradient, None, None, None, None
 
 
-def _tied(squared: Tensor, kernel: Tensor, place: Tensor) -> Tensor:
-    """(F, N, N) the pairs whose D² equals, but for rounding, that of the flat index ``place``.
+def _tied(
+    squared: Tensor, valid: Tensor | None, place: Tensor, rounding: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The pairs whose D² equals, but for rounding, that of the flat index ``place`` of their frame.
 
     An output equal to its reference makes every distance come twice, two such outputs four times.
     The median of a group of ties moves with the mean of the group where it moves smoothly, so its
-    slope falls on all of them alike. Absent pairs have kernel 0, those at the median never do.
+    slope falls on all of them alike.
+
+    Returns:
+        Frame, row and column of every such pair, (i, j) and (j, i), and the number in each frame.
     """
-    value = squared.flatten(1).gather(1, place.unsqueeze(1)).unsqueeze(-1)
-    rounding = 64.0 * torch.finfo(squared.dtype).eps * squared.amax((-2, -1))[:, None, None]
-    return ((squared - value).abs_() <= rounding).logical_and_(kernel > 0.0)
+    value = squared.flatten(1).gather(1, place.unsqueeze(1)).squeeze(1)
+    low, high = (value - rounding)[:, None, None], (value + rounding)[:, None, None]
+    tied = (squared >= low).logical_and_(squared <= high)
+    if valid is not None:
+        tied.logical_and_(_pairs(valid))
+    frame, row, column = tied.nonzero(as_tuple=True)
+    return frame, row, column, torch.bincount(frame, minlength=len(squared)).clamp(min=1)
 
 
 def _laplacian(weighted: Tensor, moving: int | None) -> Tensor:
