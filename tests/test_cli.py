@@ -132,7 +132,7 @@ def test_stages_show_on_a_terminal(
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert score(files, "--bounds") == 0
-    assert "error bounds [4/4" in capsys.readouterr().err
+    assert "scoring frames and their bounds [3/3" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------

@@ -490,3 +490,52 @@ def test_unchecked_non_finite_items_are_left_out():
         scores = mapss(estimates, references)
     assert not scores.active[1].any()
     assert torch.isfinite(scores.ps).all()
+
+
+@pytest.mark.parametrize("convention", ["paper", "reference"])
+def test_bounds_bring_the_scores_of_the_same_maps(convention):
+    references = voices(2)
+    estimates = leaky(references, 0.3)
+    mapss = small(convention=convention)
+    bank = mapss.prepare(references)
+    found = mapss.bounds(estimates, bank)
+    equal(found.scores, mapss(estimates, bank), rtol=1e-6, atol=1e-6)
+    for bounds in (found.ps, found.pm):
+        torch.testing.assert_close(bounds.total, bounds.radius + bounds.tail)
+        assert (bounds.radius[~found.active] == 0.0).all()
+        assert (bounds.tail >= 0.0).all()
+        assert (bounds.tail[~found.active] == 0.0).all()
+        assert bounds.tail.max() > 0.0
+    few = mapss.bounds(estimates, bank, frames=5)
+    assert int(few.active.any(1).sum()) == 5
+    other = mapss.bounds(estimates, bank, convention="derived")
+    assert (other.scores is None) == (convention == "reference")
+
+
+def test_bounds_are_those_of_the_functional_stage(mapss):
+    references, estimates = voices(seed=1), leaky(voices(seed=1), 0.4)
+    bank = mapss.prepare(references)
+    found = mapss.bounds(estimates, bank, confidence=0.8)
+    group = bank.groups[0]
+    frame = int(group.scored[3, 1])
+    from torch_mapss.audio import normalize_loudness
+
+    outputs = mapss.encoder(normalize_loudness(estimates, RATE))[0, :, frame]
+    for kind, function, bounds in (
+        ("separation", F.separation_bounds, found.ps),
+        ("match", F.match_bounds, found.pm),
+    ):
+        encoded = getattr(group, kind)
+        expected = function(
+            outputs,
+            encoded.references[0, :, frame],
+            encoded.distortions[0, :, :, frame],
+            mask=None if encoded.mask is None else encoded.mask[0],
+            confidence=0.8,
+        )
+        torch.testing.assert_close(bounds.radius[0, :, frame], expected.radius)
+        torch.testing.assert_close(bounds.tail[0, :, frame], expected.tail)
+    with pytest.raises(TypeError, match="bounds takes no draw;"):
+        mapss.bounds(estimates, bank, draw=3)
+    with pytest.raises(ValueError, match="confidence"):
+        mapss.bounds(estimates, bank, confidence=95)

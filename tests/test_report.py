@@ -208,8 +208,7 @@ def test_stages_are_told_as_they_begin(mapss: MAPSS, truth: Tensor) -> None:
     assert told == [
         "reading files",
         "encoding references and distortions",
-        "scoring frames",
-        "error bounds",
+        "scoring frames and their bounds",
     ]
 
 

@@ -224,6 +224,28 @@ def truncation_bounds(
 
 
 # --------------------------------------------------------------------------------------------
+# Together with the scores
+# --------------------------------------------------------------------------------------------
+
+
+def kernels_with_scores(options: Options) -> tuple[measures.Kernel, measures.Kernel]:
+    """What the pipeline runs on the maps of PS and of PM: radius, tail, then the scores' parts.
+
+    Making a map is most of the work, and the bounds read the scores' own.
+
+    Raises:
+        ValueError: an option out of its range.
+    """
+    _check_options(options)
+    separation = partial(separation_kernel, options=options)
+    match = partial(match_kernel, options=options)
+    return (
+        lambda *frame: (*separation(*frame), *measures.separation_parts(*frame)),
+        lambda *frame: (*match(*frame), *measures.match_parts(*frame)),
+    )
+
+
+# --------------------------------------------------------------------------------------------
 # Checks
 # --------------------------------------------------------------------------------------------
 

@@ -281,7 +281,7 @@ def run_score(args: argparse.Namespace) -> int:
     _check_outputs(args)
     from torch_mapss.report import evaluate
 
-    with threads(args.threads), _stages(3 + args.bounds, args.quiet) as stage:
+    with threads(args.threads), _stages(3, args.quiet) as stage:
         report = evaluate(
             estimates=args.estimates,
             references=args.references,

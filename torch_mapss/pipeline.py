@@ -28,6 +28,11 @@ from torch_mapss.records import Encoded, FrameBounds, Group, ReferenceBank, Scor
 
 Recall = Callable[[Encoder, Tensor], Tensor]
 MEASURES = ("both", "separation", "match")
+# What the kernels of the bounds return, see :func:`torch_mapss.bounds.kernels_with_scores`.
+_BOUND_NAMES = (
+    ("ps_radius", "ps_tail", "ps", "attributed_distance", "foreign_distance"),
+    ("pm_radius", "pm_tail", "pm", "log_pm"),
+)
 
 
 class MAPSS(nn.Module):
@@ -354,53 +359,59 @@ class MAPSS(nn.Module):
         attributed: Sequence[int] | Tensor | None = None,
         lengths: Tensor | Sequence[int] | None = None,
         convention: str | None = None,
+        *,
+        frames: int | None = None,
+        generator: torch.Generator | None = None,
         **options: Any,
     ) -> ScoreBounds:
         """Error of every frame score: a truncation radius and a confidence half-width.
 
+        The scores are read off the same maps and returned along: cheaper than scoring apart.
+
         Args:
-            estimates, references, attributed, lengths: as for scoring.
+            estimates, references, attributed, lengths, frames, generator: as for scoring.
             confidence: of the half-width of each measure, in (0, 1).
             convention: ``"paper"``, ``"reference"`` or ``"derived"``; that of the scores by
                 default. See :mod:`torch_mapss.bounds` for what each guarantees.
-            options: further keywords of :func:`torch_mapss.functional.separation_bounds` and
-                ``match_bounds`` that both take, e.g. ``tail="bootstrap"``.
+            options: further settings of :func:`torch_mapss.functional.separation_bounds` and
+                ``match_bounds``, e.g. ``tail="bootstrap"``.
 
         Returns:
             :class:`ScoreBounds`, without gradients.
 
         Raises:
-            TypeError, ValueError: as for scoring, and for options out of range.
+            TypeError, ValueError: as for scoring, and for options that are unknown or out of range.
         """
         from torch_mapss import bounds as stage
 
+        convention = convention or self.settings.convention
+        unknown = set(options) - set(stage.Options._fields)
+        if unknown:
+            raise TypeError(
+                f"bounds takes no {', '.join(sorted(unknown))}; it takes "
+                f"{', '.join(stage.Options._fields)}."
+            )
+        kernels = stage.kernels_with_scores(stage.Options(confidence, convention, **options))
+        graph = "reference" if convention == "reference" else "paper"
+        settings = self.settings._replace(convention=graph)
         estimates, bank, index = self._matched(estimates, references, attributed, lengths, "both")
-        found = self._outputs(estimates, bank, index, (True, True))
-        settings = self.settings._asdict()
-        settings["convention"] = convention or self.settings.convention
-        computations: tuple[Callable[..., Any], ...] = stage.separation_bounds, stage.match_bounds
+        found = choose(self._outputs(estimates, bank, index, (True, True)), frames, generator)
         canvas = Canvas((bank.batch, len(index), bank.frames), estimates)
         for part in chunks(found, graph=False):
             active, ok = activity(part, index)
             canvas.put("active", part.group, part.where, ok)
-            for place, compute in enumerate(computations):
+            for place, (kernel, names) in enumerate(zip(kernels, _BOUND_NAMES)):
                 clouds = gather(part, place, index, active)
-                result = compute(
-                    clouds.outputs,
-                    clouds.references,
-                    clouds.distortions,
-                    attributed=index,
-                    active=clouds.active,
-                    mask=clouds.mask,
-                    confidence=confidence,
-                    **settings,
-                    **options,
-                )
-                for name in FrameBounds._fields:
-                    values = torch.where(ok, getattr(result, name), 0.0)
-                    canvas.put(f"{place}{name}", part.group, part.where, values)
-        ps, pm = (FrameBounds(*(canvas[f"{i}{n}"] for n in FrameBounds._fields)) for i in (0, 1))
-        return ScoreBounds(ps, pm, canvas["active"], confidence)
+                results = score_frames(clouds, settings, kernel, rest=True)
+                for name, values in zip(names, results):
+                    canvas.put(name, part.group, part.where, torch.where(ok, values, 0.0))
+        scores = canvas.scores(self.times(bank.frames).to(estimates.device))
+        ps, pm = (
+            FrameBounds(canvas[radius], canvas[tail], canvas[radius] + canvas[tail])
+            for radius, tail, *_ in _BOUND_NAMES
+        )
+        same = settings == self.settings
+        return ScoreBounds(ps, pm, canvas["active"], confidence, scores if same else None)
 
     # ------------------------------------------------------------------------- input
 

@@ -349,3 +349,4 @@ class ScoreBounds(NamedTuple):
     pm: FrameBounds
     active: Tensor  # (B, S', F) bool, as in :class:`Scores`
     confidence: float
+    scores: Scores | None = None  # read off the same maps; None where the bounds need others

@@ -426,14 +426,16 @@ def score_clips(
         index = _matched(outputs, truth, attributed)
     on_stage("encoding references and distortions")
     bank = (prepared or scorer.prepare)(truth)
-    options: dict[str, Any] = {"attributed": index}
-    on_stage("scoring frames")
-    with torch.no_grad():
-        scores = scorer(outputs, bank, frames=request.sample_frames, **options)
+    on_stage("scoring frames and their bounds" if request.bounds else "scoring frames")
+    options: dict[str, Any] = {"attributed": index, "frames": request.sample_frames}
     bounds = None
-    if request.bounds:
-        on_stage("error bounds")
+    if request.bounds:  # which reads the scores off the same maps
         bounds = scorer.bounds(outputs, bank, confidence=request.confidence, **options)
+        assert bounds.scores is not None
+        scores = bounds.scores
+    else:
+        with torch.no_grad():
+            scores = scorer(outputs, bank, **options)
     return _assembled(scorer, given, references, index, samples, scores, bounds, request)
 
 
@@ -508,7 +510,7 @@ def _assembled(
 
 def _on_cpu(bounds: ScoreBounds) -> ScoreBounds:
     ps, pm = (type(part)(*(tensor.cpu() for tensor in part)) for part in (bounds.ps, bounds.pm))
-    return bounds._replace(ps=ps, pm=pm, active=bounds.active.cpu())
+    return bounds._replace(ps=ps, pm=pm, active=bounds.active.cpu(), scores=None)
 
 
 def _source_rows(
