@@ -177,7 +177,7 @@ def test_chunks_change_nothing(monkeypatch):
     embeddings = clouds(9, distortions=10, seed=6)
     whole = both(*embeddings)
     monkeypatch.setattr(measures, "CHUNK_BYTES", 40_000)
-    torch.testing.assert_close(both(*embeddings), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(both(*embeddings), whole, rtol=1e-10, atol=1e-12)
 
 
 def test_scores_lie_in_the_unit_interval_and_log_agrees():

@@ -25,7 +25,7 @@ from torch_mapss.special import gammaincc, log_gammaincc
 
 RIDGE = 1e-6  # ε of [eq:ps_distance]
 # Working memory of one chunk of frames, and how much a graph may hold before it is recomputed.
-CHUNK_BYTES = 192 * 2**20
+CHUNK_BYTES = 96 * 2**20
 GRAPH_BYTES = 3 * 2**29
 LOG_ZERO = math.log(torch.finfo(torch.float64).tiny)  # stands for log 0, which is not finite
 
@@ -333,10 +333,10 @@ def _without_fit(fit: GammaFit, embedding: Embedding, layout: Layout, log: bool)
 Kernel = Callable[[Embedding, Layout, Settings], tuple[Tensor, ...]]
 
 
-def frames_per_chunk(points: int, features: int, budget: int = CHUNK_BYTES) -> int:
-    """How many frames of N points and M features fit a budget of working memory in bytes."""
+def frames_per_chunk(points: int, features: int) -> int:
+    """How many frames of N points and M features fit the working memory of a chunk."""
     each = 8 * (2 * points * features + 8 * points * points)
-    return max(1, budget // each)
+    return max(1, CHUNK_BYTES // each)
 
 
 def _slices(frames: int, size: int) -> Iterator[slice]:
