@@ -186,3 +186,12 @@ def test_non_finite_points_are_named():
     points[1, 4, 0] = torch.inf
     with pytest.raises(ValueError, match="frame 1, point 4"):
         F.diffusion_map(points)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gradients_beyond_the_type_of_the_points_stay_finite(dtype):
+    points = cloud(12, 3, seed=17).to(dtype).requires_grad_()
+    inner = F.diffusion_map(points).retained
+    inner.square().sum().mul(1e45).backward()
+    assert torch.isfinite(points.grad).all()
+    assert points.grad.abs().max() == torch.finfo(dtype).max

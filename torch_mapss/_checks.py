@@ -60,13 +60,13 @@ class _Lift(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        most = torch.finfo(ctx.dtype).max
-        return gradient.clamp(-most, most).to(ctx.dtype), None
+        most = torch.finfo(ctx.dtype).max  # the cast makes infinity of what is beyond
+        return gradient.to(ctx.dtype).clamp(-most, most), None
 
 
-def lifted(x: Tensor) -> Tensor:
-    """Floating ``x`` in float32 at least; the gradient comes back in its own type, and finite."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
+def lifted(x: Tensor, least: torch.dtype = torch.float32) -> Tensor:
+    """Floating ``x`` in ``least`` at least; the gradient comes back in its own type, and finite."""
+    dtype = torch.promote_types(x.dtype, least)
     if x.requires_grad and torch.is_grad_enabled():
         return _Lift.apply(x, dtype)  # type: ignore[no-untyped-call]
     return x.to(dtype)

@@ -445,7 +445,7 @@ def working_copy(points: Tensor) -> Tensor:
     """``points`` in float64, on a device that has it (MPS has not: the map runs on the CPU)."""
     if points.device.type == "mps":
         points = points.cpu()
-    return points.to(torch.float64)
+    return _checks.lifted(points, torch.float64)
 
 
 def embed(
