@@ -115,6 +115,17 @@ def test_reference_convention_equals_the_reference_implementation(precision, tol
     assert np.abs(pm.numpy() - numbers[f"{name}/pm"]).max() <= tolerance
 
 
+def test_reference_convention_rounds_a_tail_below_its_precision_to_zero():
+    embeddings = clouds(200, distortions=20, features=6, seed=23, away=1.0)
+    found = F.perceptual_match(*embeddings, convention="reference")
+    log_pm = F.perceptual_match(*embeddings, convention="reference", log=True)
+    small = log_pm < math.log(1e-16)
+    assert (small & (log_pm > -700.0)).any()  # Q itself is far from 0 in float64
+    assert not small.all()
+    assert (found[small] == 0.0).all()
+    torch.testing.assert_close(found[~small].log(), log_pm[~small])
+
+
 # ------------------------------------------------------------------------------------- laws
 
 

@@ -56,6 +56,19 @@ def test_every_argument_alone(name):
         assert_derivative(loss, embeddings, alone)
 
 
+@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_outputs_alone_as_in_training(name, masked):
+    """Where nothing else wants a gradient a shorter backward runs: it must give the same."""
+    embeddings = clouds(2, distortions=8, features=4, seed=5)
+    mask = torch.rand(2, 2, 8, generator=torch.Generator().manual_seed(2)) > 0.2
+    loss = weighted(MEASURES[name], mask=mask if masked else None)
+    (expected, _, _) = pulled(loss, embeddings)
+    leaf = embeddings[0].clone().requires_grad_()
+    (found,) = torch.autograd.grad(loss(leaf, *embeddings[1:]), leaf)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
 def test_gradcheck_of_ps_with_masked_points():
     embeddings = [x.requires_grad_() for x in clouds(distortions=5, features=3, seed=2)]
     mask = torch.ones(2, 5, dtype=torch.bool)
@@ -275,6 +288,18 @@ def test_collapsed_cluster_gives_the_defined_value_without_gradient(name):
         assert all(torch.isfinite(g).all() for g in first)
     else:
         assert all(g.abs().max() == 0.0 for g in first)
+
+
+def test_collapse_is_not_a_question_of_rounding():
+    """In larger frames coincident points get coordinates that differ in the last digit."""
+    outputs, references, distortions = clouds(40, distortions=60, features=12, seed=31)
+    distortions, outputs = distortions.clone(), outputs.clone()
+    distortions[:, 0] = references[:, 0].unsqueeze(-2)
+    outputs[::2, 0] = references[::2, 0]
+    for convention in ("paper", "reference"):
+        pm = F.perceptual_match(outputs, references, distortions, convention=convention)[:, 0]
+        assert (pm[::2] == (1.0 if convention == "paper" else 0.0)).all()
+        assert (pm[1::2] == 0.0).all()
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])

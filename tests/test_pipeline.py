@@ -168,6 +168,9 @@ def test_a_random_subset_of_frames(mapss):
     some = mapss(estimates, references, frames=9, generator=torch.Generator().manual_seed(1))
     assert int(some.active.any(1).sum()) == 9
     torch.testing.assert_close(some.ps[some.active], whole.ps[some.active])
+    other = mapss(estimates, references, frames=9, generator=torch.Generator().manual_seed(2))
+    assert not torch.equal(other.active, some.active)
+    assert some.active.any(-1).any(-1).all()  # of both mixtures, not the first frames there are
 
 
 # --------------------------------------------------------------------- batches and lengths
