@@ -1,6 +1,6 @@
 """References on their way into a bank: the frame grid, distorting, encoding.
 
-Used by :mod:`torch_mapss.pipeline` only.
+Used by :mod:`torch_mapss.pipeline`; losses know its :class:`Grid`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,6 @@ class Grid(NamedTuple):
     receptive_field: int  # of the wider one
     skip: tuple[int, int]  # frames the PS and the PM encoder have before the first shared one
 
-    def frame_count(self, samples: int) -> int:
-        return audio.frame_count(samples, self.receptive_field, self.hop)
-
 
 def shared_grid(first: Encoder, second: Encoder) -> Grid:
     """The frames of both encoders whose centres coincide."""
@@ -50,6 +47,7 @@ def shared_grid(first: Encoder, second: Encoder) -> Grid:
 
 
 def by_length(lengths: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:
+    """The items of every length, and the length: each is scored as if it were alone."""
     found: dict[int, list[int]] = {}
     for item, length in enumerate(lengths):
         found.setdefault(length, []).append(item)
@@ -66,7 +64,7 @@ class Store:
     def __init__(self, encoder: Encoder, waves: Tensor, count: int) -> None:
         self.encoder = encoder
         self.views = isinstance(encoder, WaveformEncoder)
-        self.like, self.shape = waves, (*waves.shape[:2], count)
+        self.shape = (*waves.shape[:2], count)
         self.kept: Tensor | None = None
         self.filled = torch.zeros(self.shape, dtype=torch.bool, device=waves.device)
 
@@ -125,6 +123,7 @@ def usable(encoded: Encoded) -> Tensor:
 
 
 def warn_unscored(bank: ReferenceBank) -> None:
+    """Warn, naming them, of mixtures in which no frame has two active sources."""
     empty = []
     for group in bank.groups:
         counts = torch.bincount(group.scored[:, 0].cpu(), minlength=len(group.items))

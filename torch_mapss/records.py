@@ -60,7 +60,9 @@ class ReferenceBank:
     """References, distorted and encoded once, to be compared with any number of estimates.
 
     Made by :meth:`torch_mapss.MAPSS.prepare`; valid only for a MAPSS of equal settings (``key``).
-    Holds no graph. Its size is about S · (P_PS + P_PM) · F · M numbers, see ``nbytes``.
+    The key knows an encoder and a distortion of your own by name and settings, not by weights or
+    code: give each version another name. Holds no graph. Its size is about
+    S · (P_PS + P_PM) · F · M numbers, see ``nbytes``.
     """
 
     groups: tuple[Group, ...]
