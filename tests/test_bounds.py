@@ -26,7 +26,7 @@ from torch_mapss import (
     measures,
 )
 from torch_mapss import functional as F
-from torch_mapss.manifold import Settings, embed
+from torch_mapss.manifold import Settings, embed, gather
 from torch_mapss.special import gammaincc
 
 HERE = Path(__file__).parent
@@ -66,7 +66,7 @@ def _layout(points: tuple[Tensor, Tensor, Tensor]) -> measures.Layout:
 def _embedding(points: tuple[Tensor, Tensor, Tensor], energy: float = 0.99):
     outputs, references, distortions = points
     stacked = torch.cat([outputs, references, distortions.flatten(-3, -2)], -2)
-    return embed(stacked, None, Settings(energy=energy), rest=True)
+    return embed(gather(stacked), None, Settings(energy=energy), rest=True)
 
 
 # ---------------------------------------------------------------------------------- two roads

@@ -60,13 +60,20 @@ class _Lift(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        most = torch.finfo(ctx.dtype).max  # the cast makes infinity of what is beyond
-        return gradient.to(ctx.dtype).clamp(-most, most), None
+        return narrowed(gradient, ctx.dtype), None
 
 
-def lifted(x: Tensor, least: torch.dtype = torch.float32) -> Tensor:
-    """Floating ``x`` in ``least`` at least; the gradient comes back in its own type, and finite."""
-    dtype = torch.promote_types(x.dtype, least)
+def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """``gradient`` in a narrower type, what is beyond its largest number ending there."""
+    if gradient.dtype == dtype:
+        return gradient
+    most = torch.finfo(dtype).max  # the cast makes infinity of what is beyond
+    return gradient.to(dtype).clamp_(-most, most)
+
+
+def lifted(x: Tensor) -> Tensor:
+    """Floating ``x`` in float32 at least; the gradient comes back in its own type, and finite."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
     if x.requires_grad and torch.is_grad_enabled():
         return _Lift.apply(x, dtype)  # type: ignore[no-untyped-call]
     return x.to(dtype)

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss import measures
+from torch_mapss import _linalg, measures
 from torch_mapss._effective import effective_size
 from torch_mapss._schur import (
     Options,
@@ -158,7 +158,8 @@ def _extreme_eigenvalues(covariance: Tensor, dimension: Tensor) -> tuple[Tensor,
     index = torch.arange(covariance.shape[-1], device=covariance.device)
     beyond = index >= dimension.unsqueeze(-1)
     filler = torch.where(beyond, (trace / dimension).unsqueeze(-1), 0.0)
-    values = torch.linalg.eigvalsh(covariance + torch.diag_embed(filler)).clamp(min=0.0)
+    filled = covariance + torch.diag_embed(filler)
+    values = _linalg.eigvalsh(filled.flatten(0, 1)).unflatten(0, filled.shape[:2]).clamp(min=0.0)
     return values[..., 0], values[..., -1], trace
 
 

@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torch_mapss import _checks
+from torch_mapss import _checks, _linalg
 
 # Eigenvalues closer than this are one group at the cut: the smallest gap that still leaves the
 # eigenspaces of a float64 decomposition (error about 1e-15) separable to five digits.
@@ -98,7 +98,8 @@ class _Kernel(torch.autograd.Function):
 
     With G = dL/dK, E = -G ∘ K / s is dL/dD² at fixed s, and dL/ds = Σ G ∘ K ∘ D² / s² falls on
     the one or two pairs the median is made of. dL/dx_i = 2 Σ_j (E_ij + E_ji)(x_i - x_j), which is
-    one product with a graph Laplacian. Only the first ``moving`` points (None: all) get theirs.
+    one product with a graph Laplacian. ``x`` holds the rows of all ``parts``; each part that
+    wants a gradient gets its rows of that product.
     """
 
     @staticmethod
@@ -108,7 +109,7 @@ class _Kernel(torch.autograd.Function):
         valid: Tensor | None,
         factor: float,
         middle: bool,
-        moving: int | None,
+        *parts: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         squared, (lower, upper, median) = _distances_and_median(x, valid, middle)
         degenerate = median <= 0.0
@@ -117,7 +118,8 @@ class _Kernel(torch.autograd.Function):
         if valid is not None:
             kernel = kernel.masked_fill_(~_pairs(valid), 0.0)
         ctx.save_for_backward(x, squared, kernel, scale, lower, upper, degenerate, valid)
-        ctx.factor, ctx.moving = factor, moving
+        ctx.factor = factor
+        ctx.parts = [(part.shape[-2], part.dtype, part.device) for part in parts]
         ctx.mark_non_differentiable(squared, degenerate)
         return kernel, squared, degenerate
 
@@ -125,7 +127,7 @@ class _Kernel(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, grad: Tensor, _squared: Tensor, _degenerate: Tensor
-    ) -> tuple[Tensor, None, None, None, None]:
+    ) -> tuple[Tensor | None, ...]:
         x, squared, kernel, scale, lower, upper, degenerate, valid = ctx.saved_tensors
         weighted = grad * kernel / -scale[:, None, None]
         weighted = weighted.masked_fill_(degenerate[:, None, None], 0.0)
@@ -134,12 +136,16 @@ class _Kernel(torch.autograd.Function):
         for place in (lower, upper):
             frame, row, column, group = _tied(squared, valid, place, rounding)
             weighted[frame, row, column] += (bandwidth * (ctx.factor / 2.0) / group)[frame]
-        laplacian = _laplacian(weighted, ctx.moving)
-        if ctx.moving is None:
-            return laplacian @ x, None, None, None, None
-        gradient = torch.zeros_like(x)
-        gradient[:, : ctx.moving] = laplacian @ x
-        return gradient, None, None, None, None
+        found: list[Tensor | None] = [None] * 4
+        first = 0
+        for (count, dtype, device), wanted in zip(ctx.parts, ctx.needs_input_grad[4:]):
+            gradient = None
+            if wanted:
+                gradient = _laplacian(weighted, first, count) @ x
+                gradient = _checks.narrowed(gradient, dtype).to(device)
+            found.append(gradient)
+            first += count
+        return tuple(found)
 
 
 def _tied(
@@ -163,13 +169,14 @@ def _tied(
     return frame, row, column, torch.bincount(frame, minlength=len(squared)).clamp(min=1)
 
 
-def _laplacian(weighted: Tensor, moving: int | None) -> Tensor:
-    """2 (diag(W1) - W), W = E + Eᵀ, its first ``moving`` rows."""
-    rows = weighted[:, :moving] + weighted[:, :, :moving].mT
-    degree = rows.sum(-1)
-    rows = rows.mul_(-2.0)
-    rows.diagonal(dim1=-2, dim2=-1).add_(2.0 * degree)
-    return rows
+def _laplacian(weighted: Tensor, first: int, count: int) -> Tensor:
+    """``count`` rows from ``first`` on of 2 (diag(W1) - W), W = E + Eᵀ."""
+    rows = slice(first, first + count)
+    laplacian = weighted[:, rows] + weighted[:, :, rows].mT
+    degree = laplacian.sum(-1)
+    laplacian = laplacian.mul_(-2.0)
+    laplacian.diagonal(offset=first, dim1=-2, dim2=-1).add_(2.0 * degree)
+    return laplacian
 
 
 def _pairs(valid: Tensor) -> Tensor:
@@ -246,14 +253,17 @@ def _median_of_pairs(
     return places[lower_place], places[upper_place], (lower + upper) / 2.0
 
 
-def _centred(points: Tensor, valid: Tensor | None) -> Tensor:
-    """Points less the mean of their frame, absent ones at zero: keeps inner products small."""
+def _centre(points: Tensor, valid: Tensor | None) -> Tensor:
+    """Points less the mean of their frame, absent ones at zero: keeps inner products small.
+
+    In place. The kernel does not change when a frame moves, so nothing here has a gradient.
+    """
     if valid is None:
-        return points - points.detach().mean(-2, keepdim=True)
-    points = torch.where(valid.unsqueeze(-1), points, 0.0)
+        return points.sub_(points.mean(-2, keepdim=True))
+    gone = ~valid.unsqueeze(-1)
+    points.masked_fill_(gone, 0.0)
     count = valid.sum(-1).clamp(min=1)[:, None, None]
-    mean = points.detach().sum(-2, keepdim=True) / count
-    return torch.where(valid.unsqueeze(-1), points - mean, 0.0)
+    return points.sub_(points.sum(-2, keepdim=True) / count).masked_fill_(gone, 0.0)
 
 
 # --------------------------------------------------------------------------------------------
@@ -302,7 +312,7 @@ class _RetainedEigenvectors(torch.autograd.Function):
         width: int | None,
         invariant: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(s)
+        values, vectors = _linalg.eigh(s)
         nontrivial = _nontrivial(values, count)
         dimension = retained_dimension(nontrivial, count, settings.energy, settings.convention)
         columns = width or (int(dimension.max()) if len(dimension) else 1)
@@ -441,33 +451,39 @@ def _rotation_terms(a: Tensor, norms: Tensor, lam: Tensor, safe: Tensor, time: f
 # --------------------------------------------------------------------------------------------
 
 
-def working_copy(points: Tensor) -> Tensor:
-    """``points`` in float64, on a device that has it (MPS has not: the map runs on the CPU)."""
-    if points.device.type == "mps":
-        points = points.cpu()
-    return _checks.lifted(points, torch.float64)
+class Cloud(NamedTuple):
+    """The points of a chunk of frames, and where their gradients go."""
+
+    points: Tensor  # (F, N, M) float64, a copy without graph
+    parts: tuple[Tensor, ...]  # (F, n, M) each, any floating type; their n add up to N
+
+
+def gather(*parts: Tensor) -> Cloud:
+    """Parts (F, n, M) as one cloud, on a device that has float64 (MPS has not: on the CPU)."""
+    frames, _, features = parts[0].shape
+    device = torch.device("cpu") if parts[0].device.type == "mps" else parts[0].device
+    count = sum(part.shape[1] for part in parts)
+    points = torch.empty(frames, count, features, dtype=torch.float64, device=device)
+    for rows, part in zip(points.split([part.shape[1] for part in parts], 1), parts):
+        rows.copy_(part.detach())
+    return Cloud(points, parts)
 
 
 def embed(
-    points: Tensor,
-    valid: Tensor | None,
-    settings: Settings,
-    *,
-    rest: bool = False,
-    moving: int | None = None,
+    cloud: Cloud, valid: Tensor | None, settings: Settings, *, rest: bool = False
 ) -> Embedding:
     """Retained diffusion coordinates of a chunk of frames; see :func:`diffusion_map`.
 
     Args:
-        points: (F, N, M) float64, finite where valid.
+        cloud: N points a frame, finite where valid; its copy is used up (centred in place).
+            Parts that want no gradient make the backward pass cheaper.
         valid: (F, N) bool or None.
         settings: of the map.
         rest: also return the coordinates from d on (detached), which error bounds read.
-        moving: only the first so many points want a gradient; None: all. Fewer are cheaper.
     """
-    kernel, squared, degenerate = _kernel(points, valid, settings, moving)
+    kernel, squared, degenerate = _kernel(cloud, valid, settings)
     s, root = _operator(kernel, valid, settings.alpha)
-    count = _count(points, valid)
+    count = _count(cloud.points, valid)
     phi, dimension, eigenvalues, vectors = _RetainedEigenvectors.apply(
         s, count, settings, None, True
     )
@@ -484,12 +500,12 @@ def embed(
 
 
 def _kernel(
-    points: Tensor, valid: Tensor | None, settings: Settings, moving: int | None = None
+    cloud: Cloud, valid: Tensor | None, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor]:
-    centred = _centred(points, valid)
+    points = _centre(cloud.points, valid)
     if settings.convention == "reference":  # exp(-D²/(2 σ²)), lower middle value
-        return _Kernel.apply(centred, valid, 2.0, False, moving)
-    return _Kernel.apply(centred, valid, 1.0, True, moving)
+        return _Kernel.apply(points, valid, 2.0, False, *cloud.parts)
+    return _Kernel.apply(points, valid, 1.0, True, *cloud.parts)
 
 
 def _count(points: Tensor, valid: Tensor | None) -> Tensor:
@@ -560,20 +576,21 @@ def diffusion_map(
     if mask is not None:
         valid = _checks.check_bool(mask, "mask", (*lead, n)).reshape(-1, n)
     with torch.autocast(points.device.type, enabled=False):
-        x = working_copy(points).reshape(-1, n, m)
-        check_finite(x, valid, lead)
-        settings = Settings(alpha, time, energy, convention)
-        return _assemble(x, None if valid is None else valid.to(x.device), settings, lead)
+        cloud = gather(points.reshape(-1, n, m))
+        if valid is not None:
+            valid = valid.to(cloud.points.device)
+        check_finite(cloud.points, valid, lead)
+        return _assemble(cloud, valid, Settings(alpha, time, energy, convention), lead)
 
 
 def _assemble(
-    x: Tensor, valid: Tensor | None, settings: Settings, lead: torch.Size
+    cloud: Cloud, valid: Tensor | None, settings: Settings, lead: torch.Size
 ) -> DiffusionMap:
-    kernel, _, degenerate = _kernel(x, valid, settings)
+    kernel, _, degenerate = _kernel(cloud, valid, settings)
     s, root = _operator(kernel, valid, settings.alpha)
-    n = x.shape[-2]
+    n = cloud.points.shape[-2]
     phi, dimension, eigenvalues, vectors = _RetainedEigenvectors.apply(
-        s, _count(x, valid), settings, n - 1, False
+        s, _count(cloud.points, valid), settings, n - 1, False
     )
     scale = _row_scale(root, settings.convention)
     gone = degenerate[:, None, None]
@@ -592,7 +609,7 @@ def check_finite(x: Tensor, valid: Tensor | None, lead: torch.Size) -> None:
 
     One non-finite matrix makes a whole batched ``eigh`` fail, so this comes before it.
     """
-    norms = torch.linalg.vector_norm(x.detach(), dim=-1).square()
+    norms = torch.linalg.vector_norm(x, dim=-1).square()
     bad = ~torch.isfinite(norms)
     if valid is not None:
         bad = bad & valid

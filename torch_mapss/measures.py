@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torch_mapss import _checks
-from torch_mapss.manifold import Embedding, Settings, embed, working_copy
+from torch_mapss.manifold import Embedding, Settings, embed, gather
 from torch_mapss.special import gammaincc, log_gammaincc
 
 RIDGE = 1e-6  # ε of [eq:ps_distance]
@@ -112,6 +112,43 @@ def ridge_factor(deviations: Tensor, count: Tensor) -> Tensor:
     return torch.linalg.cholesky_ex(covariance).L
 
 
+class _SquaredDistances(torch.autograd.Function):
+    """y_r = Δ_rᵀ A⁻¹ Δ_r, A = XᵀX/n + εI, of rows X and right sides Δ.
+
+    With z_r = A⁻¹Δ_r, dy_r = 2 z_rᵀ dΔ_r - z_rᵀ dA z_r and z_rᵀ dA z_r = (2/n) (X z_r)ᵀ dX z_r:
+    one more triangular solve gives both gradients, without the derivative of the factor.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, deviations: Tensor, count: Tensor, rights: Tensor) -> Tensor:
+        factor = ridge_factor(deviations, count)
+        whitened = torch.linalg.solve_triangular(factor, rights.mT, upper=False)
+        ctx.save_for_backward(deviations, count, factor, whitened)
+        return whitened.square().sum(-2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
+        deviations, count, factor, whitened = ctx.saved_tensors
+        z = torch.linalg.solve_triangular(factor.mT, whitened, upper=True)  # (..., D, R)
+        of_rights = (z * (2.0 * grad.unsqueeze(-2))).mT
+        of_deviations = (deviations @ z) @ of_rights / -count[..., None, None]
+        return of_deviations, None, of_rights
+
+
+def cluster_distances(deviations: Tensor, count: Tensor, rights: Tensor) -> Tensor:
+    """Squared distance of ``rights`` under the ridge covariance of a cluster [eq:ps_distance].
+
+    Args:
+        deviations: (..., n, D) and count (...): as for :func:`ridge_factor`.
+        rights: (..., R, D).
+
+    Returns:
+        (..., R), differentiable in deviations and rights.
+    """
+    return _SquaredDistances.apply(deviations, count, rights)
+
+
 def squared_mahalanobis(factor: Tensor, deviations: Tensor) -> Tensor:
     """|L⁻¹Δ|² of the rows of ``deviations`` (..., n, D) [eq:ps_distance], (..., n)."""
     whitened = torch.linalg.solve_triangular(factor, deviations.mT, upper=False)
@@ -154,9 +191,8 @@ def all_distances(embedding: Embedding, layout: Layout) -> tuple[Tensor, Tensor]
     outputs, clusters = split_points(embedding.coordinates, layout)
     active, present = presence(layout, len(outputs), outputs.device)
     mean, deviations, divisor = cluster_statistics(clusters, present)
-    factor = ridge_factor(deviations, divisor)
     delta = outputs.unsqueeze(-3) - mean.unsqueeze(-2)  # (F, S, S', D)
-    return squared_mahalanobis(factor, delta).mT, active
+    return cluster_distances(deviations, divisor, delta).mT, active
 
 
 def separation_distances(embedding: Embedding, layout: Layout, settings: Settings) -> Distances:
@@ -254,9 +290,8 @@ def gamma_fit(embedding: Embedding, layout: Layout, settings: Settings) -> Gamma
     zero.
     """
     deviations, output, there, count = attributed_deviations(embedding, layout)
-    factor = ridge_factor(deviations, (count - 1).clamp(min=1))
     both = torch.cat([deviations, output.unsqueeze(-2)], -2)
-    squared = squared_mahalanobis(factor, both)
+    squared = cluster_distances(deviations, (count - 1).clamp(min=1), both)
     floor = rounding_floor(embedding.coordinates).unsqueeze(-1)
     g, a = squared[..., :-1], squared[..., -1]
     a = torch.where(a <= floor, 0.0, a)
@@ -435,8 +470,8 @@ def _chunk(
     distortions: Tensor,
 ) -> tuple[Tensor, ...]:
     with torch.autocast(outputs.device.type, enabled=False):
-        points = torch.cat([outputs, references, distortions.flatten(1, 2)], -2)
-        points = working_copy(points)
+        cloud = gather(outputs, references, distortions.flatten(1, 2))
+        points = cloud.points
         active, mask = clouds.active, clouds.mask
         layout = Layout(
             clouds.attributed,
@@ -447,17 +482,14 @@ def _chunk(
         )
         valid = point_validity(layout, len(points), points.device)
         _check_embeddings(points, valid, layout, part.start, clouds.lead)
-        fixed = not (references.requires_grad or distortions.requires_grad)
-        moving = layout.outputs if fixed else None
-        found = embed(points, valid, settings, rest=rest, moving=moving)
-        return kernel(found, layout, settings)
+        return kernel(embed(cloud, valid, settings, rest=rest), layout, settings)
 
 
 def _check_embeddings(
     points: Tensor, valid: Tensor | None, layout: Layout, start: int, lead: torch.Size
 ) -> None:
     """Raise ValueError naming the first frame and source with non-finite embeddings."""
-    norms = torch.linalg.vector_norm(points.detach(), dim=-1).square()
+    norms = torch.linalg.vector_norm(points, dim=-1).square()
     bad = ~torch.isfinite(norms)
     if valid is not None:
         bad = bad & valid
