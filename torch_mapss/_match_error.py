@@ -129,7 +129,8 @@ def _block_parts(matrix: Tensor, rows: Tensor, kept: Tensor, width: int) -> tupl
     neither = ~kept.unsqueeze(-1) & ~kept.unsqueeze(-2)
     schur = torch.where(neither, matrix - cross.mT @ cross, _eye(matrix.shape[-1], matrix))
     residual = torch.where(kept.unsqueeze(-1), 0.0, rows.mT - cross.mT @ delta)
-    return delta.square().sum(-2), (residual * torch.linalg.solve(schur, residual)).sum(-2)
+    solved = torch.linalg.ldl_solve(*torch.linalg.ldl_factor(schur), residual)
+    return delta.square().sum(-2), (residual * solved).sum(-2)
 
 
 def _eye(size: int, like: Tensor) -> Tensor:
