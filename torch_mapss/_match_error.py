@@ -22,16 +22,16 @@ from torch import Tensor
 
 from torch_mapss import measures
 from torch_mapss._schur import (
+    REFERENCE_RIDGE,
     Options,
     is_retained,
     nothing_discarded,
-    reference_ridge,
     schur_parts,
     whole_space,
 )
 from torch_mapss.bootstrap import bootstrap_match, half_width
 from torch_mapss.manifold import Embedding, Settings
-from torch_mapss.measures import Layout
+from torch_mapss.measures import RIDGE, Layout
 from torch_mapss.special import gammaincc
 
 # Guards of the released implementation: on a variance, on divisors, on an upper limit.
@@ -84,15 +84,13 @@ def match_parts(embedding: Embedding, layout: Layout, settings: Settings) -> Mat
     """:class:`MatchParts` of every output of a chunk of frames."""
     full = whole_space(embedding)
     deviations, output, there, count = measures.attributed_deviations(full, layout)
-    retained = is_retained(embedding, output.shape[-1])
     rows = torch.cat([deviations, output.unsqueeze(-2)], -2)
     divisor = (count - 1).clamp(min=1)
     if settings.convention == "reference":
-        width = embedding.coordinates.shape[-1]
-        kept, discarded = _reference_parts(rows, there, divisor, retained, width)
+        kept, discarded = _reference_parts(rows, there, divisor, embedding)
     else:
         factor = measures.ridge_factor(deviations, divisor)
-        kept, discarded = schur_parts(factor, rows, retained)
+        kept, discarded = schur_parts(factor, rows, is_retained(embedding, rows.shape[-1]))
     floor = measures.rounding_floor(embedding.coordinates).unsqueeze(-1)
     a = torch.where(kept[..., -1] <= floor, 0.0, kept[..., -1])
     gaps = torch.where(there, discarded[..., :-1], 0.0)
@@ -100,41 +98,43 @@ def match_parts(embedding: Embedding, layout: Layout, settings: Settings) -> Mat
 
 
 def _reference_parts(
-    rows: Tensor, there: Tensor, divisor: Tensor, retained: Tensor, width: int
+    rows: Tensor, there: Tensor, divisor: Tensor, embedding: Embedding
 ) -> tuple[Tensor, Tensor]:
-    """a and b as the released implementation has them: Σ_d, Σ_m about the mean of the deviations,
-    C_dm about the reference. The matrix need not be positive, so b may have either sign."""
+    """a and b of [eq:sq_mahal_to_schur] as the released implementation has them, by blocks.
+
+    Σ_d and Σ_m are about the mean of the deviations, C_dm about the reference. The matrix need not
+    be positive, so b may have either sign. The retained block ends at the largest d of the chunk
+    and the discarded one begins at the least; what a frame has not of either is a row of the
+    identity.
+    """
     deviations = rows[..., :-1, :]
-    about_reference = deviations.mT @ deviations / divisor[..., None, None]
     mean = deviations.sum(-2, keepdim=True) / (divisor + 1)[..., None, None]
     centred = torch.where(there.unsqueeze(-1), deviations - mean, 0.0)
-    about_mean = centred.mT @ centred / divisor[..., None, None]
-    kept = retained[:, None, :]
-    same = kept.unsqueeze(-1) == kept.unsqueeze(-2)
-    matrix = torch.where(same, about_mean, about_reference)
-    matrix = matrix + torch.diag_embed(reference_ridge(retained, rows.dtype))
-    return _block_parts(matrix, rows, kept, width)
+    n = divisor[..., None, None]
+    kept = is_retained(embedding, rows.shape[-1]).unsqueeze(1)  # (F, 1, D)
+    head, tail = (
+        slice(0, embedding.coordinates.shape[-1]),
+        slice(int(embedding.dimension.min()), None),
+    )
+    of_d, of_m = kept[..., head], ~kept[..., tail]
 
+    def block(points: Tensor, present: Tensor, ridge: float) -> Tensor:
+        points = points * present.unsqueeze(-2)
+        matrix = points.mT @ points / n
+        diagonal = torch.full_like(points[..., 0, :], ridge).masked_fill_(~present, 1.0)
+        matrix.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        return matrix
 
-def _block_parts(matrix: Tensor, rows: Tensor, kept: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """a and b of [eq:sq_mahal_to_schur] by explicit blocks; ``kept`` (F, 1, D), below ``width``."""
-    head = kept[..., :width]
-    both = head.unsqueeze(-1) & head.unsqueeze(-2)
-    top = torch.where(both, matrix[..., :width, :width], _eye(width, matrix))
-    top = torch.linalg.cholesky_ex(top).L
-    cross = torch.where(head.unsqueeze(-1) & ~kept.unsqueeze(-2), matrix[..., :width, :], 0.0)
-    delta = torch.where(head.unsqueeze(-2), rows[..., :width], 0.0).mT  # (F, S', width, n)
-    left = torch.linalg.solve_triangular(top, torch.cat([cross, delta], -1), upper=False)
-    cross, delta = left.split([matrix.shape[-1], rows.shape[-2]], -1)
-    neither = ~kept.unsqueeze(-1) & ~kept.unsqueeze(-2)
-    schur = torch.where(neither, matrix - cross.mT @ cross, _eye(matrix.shape[-1], matrix))
-    residual = torch.where(kept.unsqueeze(-1), 0.0, rows.mT - cross.mT @ delta)
+    top = torch.linalg.cholesky_ex(block(centred[..., head], of_d, RIDGE)).L
+    retained, discarded = rows[..., head] * of_d.unsqueeze(-2), rows[..., tail] * of_m.unsqueeze(-2)
+    cross = retained[..., :-1, :].mT @ discarded[..., :-1, :] / n
+    right = torch.cat([cross, retained.mT], -1)
+    whitened = torch.linalg.solve_triangular(top, right, upper=False)
+    cross, delta = whitened.split([cross.shape[-1], rows.shape[-2]], -1)
+    schur = block(centred[..., tail], of_m, RIDGE + REFERENCE_RIDGE) - cross.mT @ cross
+    residual = discarded.mT - cross.mT @ delta
     solved = torch.linalg.ldl_solve(*torch.linalg.ldl_factor(schur), residual)
     return delta.square().sum(-2), (residual * solved).sum(-2)
-
-
-def _eye(size: int, like: Tensor) -> Tensor:
-    return torch.eye(size, dtype=like.dtype, device=like.device)
 
 
 def fit_gamma(parts: MatchParts, embedding: Embedding, settings: Settings) -> tuple[Gamma, Tensor]:

@@ -78,13 +78,9 @@ def full_factor(
     if settings.convention != "reference":
         return measures.ridge_factor(deviations, divisor)
     matrix = deviations.mT @ deviations / divisor[..., None, None]
-    matrix = matrix + torch.diag_embed(reference_ridge(retained, matrix.dtype))
+    ridge = RIDGE + REFERENCE_RIDGE * (~retained).to(matrix.dtype)
+    matrix.diagonal(dim1=-2, dim2=-1).add_(ridge.unsqueeze(-2))
     return torch.linalg.cholesky_ex(matrix).L
-
-
-def reference_ridge(retained: Tensor, dtype: torch.dtype) -> Tensor:
-    """(F, 1, D) diagonal: ε, and 1e-9 more where discarded."""
-    return (RIDGE + REFERENCE_RIDGE * (~retained).to(dtype)).unsqueeze(-2)
 
 
 def nothing_discarded(embedding: Embedding, layout: Layout) -> Tensor:
