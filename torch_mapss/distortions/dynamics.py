@@ -59,11 +59,13 @@ def centred_mean(flags: Tensor, window: int, like: Tensor) -> Tensor:
     By differences of whole-number running sums, hence exact: no rounding opens a closed gate.
     """
     count, half = flags.shape[-1], window // 2
-    running = pad(flags.cumsum(-1), (1, 0))
+    running = flags.cumsum(-1)
+    whole = running[..., -1:].expand(*running.shape[:-1], half)
+    running = torch.cat([pad(running, (half + 1, 0)), whole], -1)
+    inside = running[..., 2 * half + 1 :] - running[..., :count]
     place = torch.arange(count, device=flags.device)
-    first, last = (place - half).clamp(min=0), (place + half + 1).clamp(max=count)
-    inside = running.index_select(-1, last) - running.index_select(-1, first)
-    return inside.to(like) / (last - first).to(like)
+    size = (place + half + 1).clamp(max=count) - (place - half).clamp(min=0)
+    return inside.to(like) / size.to(like)
 
 
 def clip(waveform: Tensor, sample_rate: int, *, threshold: float | Tensor) -> Tensor:
