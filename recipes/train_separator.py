@@ -7,7 +7,7 @@
 
 FOLDER holds speech in any format soundfile reads. Files in one subfolder, or with one name up to
 the first "_", are one talker; ``--same en=es`` joins two names of one person. The last quarter of
-each talker's files is held out. Mixtures of two talkers are drawn on the fly; references that PS
+each talker's files is held out; choose steps and rates with ``--validate``, which tests on others. Mixtures of two talkers are drawn on the fly; references that PS
 and PM need distorted and encoded are kept in a pool that is renewed pair by pair. Each source is
 distorted on its own and normalised, so every first source of the pool can be mixed with every
 second one, at any level, without preparing anything again.
@@ -78,15 +78,24 @@ def load_voices(folder: str, same: dict[str, str]) -> dict[str, list[Tensor]]:
     return voices
 
 
-def split(voices: dict[str, list[Tensor]]) -> tuple[dict[str, list[Tensor]], ...]:
-    """The voices to train on, and the last quarter of each talker's utterances (at least one)."""
-    few = sorted(name for name, waves in voices.items() if len(waves) < 2)
-    if few:
-        raise SystemExit(f"at least two utterances of each talker are needed; {few} have one.")
+def split(
+    voices: dict[str, list[Tensor]], validate: bool = False
+) -> tuple[dict[str, list[Tensor]], ...]:
+    """The voices to train on, and the last quarter of each talker's utterances (at least one).
+
+    With ``validate`` those are put away unheard, and the same is done with what is left.
+    """
     train, held = {}, {}
     for name, waves in voices.items():
-        out = max(1, len(waves) // 4)
-        train[name], held[name] = waves[:-out], waves[-out:]
+        out, rest = max(1, len(waves) // 4), waves
+        for _ in range(1 + validate):
+            rest, held[name] = rest[:-out], rest[-out:]
+        train[name] = rest
+    few = sorted(name for name, waves in train.items() if not waves)
+    if few:
+        raise SystemExit(
+            f"at least {2 + validate} utterances of each talker are needed; {few} have fewer."
+        )
     return train, held
 
 
@@ -572,6 +581,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--bank-size", type=int, default=24, help="distortions per source in training")
     add("--pool", type=int, default=64, help="segments kept prepared in each of two slots")
     add("--refresh", type=int, default=50, help="renew a few every so many steps; 0: never")
+    add(
+        "--validate",
+        action="store_true",
+        help="test on a second quarter of the utterances instead of the last, which is left out "
+        "altogether: to choose a number of steps or a rate without a look at the test",
+    )
     add("--test-mixtures", type=int, default=12)
     add("--test-seconds", type=float, default=3.0)
     add("--test-frames", type=int, default=240, help="random frames of all held-out mixtures")
@@ -597,7 +612,7 @@ def prepare(options: argparse.Namespace) -> Stage:
     voices = load_voices(options.speech, same)
     if options.target not in (None, *voices):
         raise SystemExit(f"--target must be one of the talkers {sorted(voices)}.")
-    train_voices, held_voices = split(voices)
+    train_voices, held_voices = split(voices, options.validate)
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     whole = MAPSS(options.encoder, device=options.device)

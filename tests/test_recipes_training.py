@@ -175,3 +175,16 @@ def test_recombined_banks_score_as_banks_made_of_the_new_mixtures():
     longer = ReferenceBank.join([joined, mapss.prepare(pairs[:1, :, :6000])])
     with pytest.raises(ValueError, match="only mixtures of one length"):
         longer.recombined([[0, 1]])
+
+
+def test_validation_never_hears_the_test():
+    train = recipe("train_separator")
+    marks = {"a": list(range(8)), "b": list(range(4))}
+    learnt, held = train.split(marks)
+    assert learnt == {"a": [0, 1, 2, 3, 4, 5], "b": [0, 1, 2]}
+    assert held == {"a": [6, 7], "b": [3]}
+    learnt, checked = train.split(marks, validate=True)
+    assert learnt == {"a": [0, 1, 2, 3], "b": [0, 1]}
+    assert checked == {"a": [4, 5], "b": [2]}
+    with pytest.raises(SystemExit, match=r"at least 3 utterances .* \['b'\]"):
+        train.split({"a": [0, 1, 2], "b": [0, 1]}, validate=True)
