@@ -7,10 +7,11 @@
 
 FOLDER holds speech in any format soundfile reads. Files in one subfolder, or with one name up to
 the first "_", are one talker; ``--same en=es`` joins two names of one person. The last quarter of
-each talker's files is held out; choose steps and rates with ``--validate``, which tests on others. Mixtures of two talkers are drawn on the fly; references that PS
-and PM need distorted and encoded are kept in a pool that is renewed pair by pair. Each source is
-distorted on its own and normalised, so every first source of the pool can be mixed with every
-second one, at any level, without preparing anything again.
+each talker's files is held out; choose steps and rates with ``--validate``, which tests on others.
+Mixtures of two talkers are drawn on the fly; references that PS and PM need distorted and encoded
+are kept in a pool that is renewed pair by pair. Each source is distorted on its own and normalised,
+so every first source of the pool can be mixed with every second one, at any level, without
+preparing anything again.
 
 By default any two talkers are mixed and trained with permutation invariance, which wants many
 talkers and many steps. ``--target it`` mixes one known talker with the others instead, the target

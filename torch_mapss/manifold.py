@@ -114,7 +114,7 @@ class _Kernel(torch.autograd.Function):
         squared, (lower, upper, median) = _distances_and_median(x, valid, middle)
         degenerate = median <= 0.0
         scale = torch.where(degenerate, 1.0, factor * median)
-        kernel = torch.exp(squared / -scale[:, None, None])
+        kernel = (squared / -scale[:, None, None]).exp_()
         if valid is not None:
             kernel = kernel.masked_fill_(~_pairs(valid), 0.0)
         ctx.save_for_backward(x, squared, kernel, scale, lower, upper, degenerate, valid)
@@ -129,8 +129,8 @@ class _Kernel(torch.autograd.Function):
         ctx: Any, grad: Tensor, _squared: Tensor, _degenerate: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, squared, kernel, scale, lower, upper, degenerate, valid = ctx.saved_tensors
-        weighted = grad * kernel / -scale[:, None, None]
-        weighted = weighted.masked_fill_(degenerate[:, None, None], 0.0)
+        weighted = (grad * kernel).div_(-scale[:, None, None])
+        weighted.masked_fill_(degenerate[:, None, None], 0.0)
         bandwidth = (weighted * squared).flatten(1).sum(-1) / -scale
         rounding = 64.0 * torch.finfo(x.dtype).eps * squared.flatten(1).amax(-1)
         for place in (lower, upper):
@@ -271,27 +271,61 @@ def _centre(points: Tensor, valid: Tensor | None) -> Tensor:
 # --------------------------------------------------------------------------------------------
 
 
-def _operator(kernel: Tensor, valid: Tensor | None, alpha: float) -> tuple[Tensor, Tensor]:
-    """The deflated S [eq:P_short] of each frame and √π [eq:stat_dist]; steps 2 and 3 above."""
-    v = kernel.sum(-1)
-    if valid is not None:
-        v = torch.where(valid, v, 1.0)
-    w = v.pow(-alpha)
-    degree = w * (kernel @ w.unsqueeze(-1)).squeeze(-1)
-    if valid is None:
-        c = w * degree.rsqrt()
-        root = (degree / degree.sum(-1, keepdim=True)).sqrt()
-    else:
-        safe = torch.where(valid, degree, 1.0)
-        total = torch.where(valid, degree, 0.0).sum(-1, keepdim=True)
-        present = torch.where(total > 0.0, total, 1.0)
-        c = torch.where(valid, w * safe.rsqrt(), 0.0)
-        root = torch.where(valid, (safe / present).sqrt(), 0.0)
-    s = kernel * (c.unsqueeze(-1) * c.unsqueeze(-2))
-    s = torch.baddbmm(s, root.unsqueeze(-1), root.unsqueeze(-2), alpha=-2.0)
-    if valid is not None:
-        s = s - torch.diag_embed(2.0 * (~valid).to(s.dtype))
-    return s, root
+class _Operator(torch.autograd.Function):
+    """The deflated S [eq:P_short] of each kernel and √π [eq:stat_dist]; steps 2 and 3 above.
+
+    Backward, with G = dL/dS (symmetric: :class:`_RetainedEigenvectors` makes it so), h = dL/d√π,
+    q = Kw and r = h - 4G√π, which the deflation adds to:
+
+        γ = dL/dc = 2 (G∘K) c,   dL/ddeg = ½ (r∘√π - γ∘c)/deg - ½ (r·√π)/Σdeg,
+        dL/dq = w ∘ dL/ddeg,   dL/dw = γ∘c/w + q ∘ dL/ddeg + K dL/dq,   dL/dv = -α w/v ∘ dL/dw,
+        dL/dK_ij = c_i G_ij c_j + dL/dq_i w_j + dL/dv_i.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: Tensor, valid: Tensor | None, alpha: float
+    ) -> tuple[Tensor, Tensor]:
+        v = kernel.sum(-1)
+        if valid is not None:
+            v = torch.where(valid, v, 1.0)
+        w = v.pow(-alpha)
+        degree = w * (kernel @ w.unsqueeze(-1)).squeeze(-1)
+        total = degree.sum(-1, keepdim=True)  # absent points have rows of zeros
+        if valid is not None:
+            degree = torch.where(valid, degree, 1.0)
+            total = torch.where(total > 0.0, total, 1.0)
+        c, root = w * degree.rsqrt(), (degree / total).sqrt()
+        if valid is not None:
+            c, root = torch.where(valid, c, 0.0), torch.where(valid, root, 0.0)
+        s = (kernel * c.unsqueeze(-1)).mul_(c.unsqueeze(-2))
+        s.baddbmm_(root.unsqueeze(-1), root.unsqueeze(-2), alpha=-2.0)
+        if valid is not None:
+            s.diagonal(dim1=-2, dim2=-1).sub_(2.0 * (~valid).to(s.dtype))
+        ctx.save_for_backward(kernel, v, w, degree, total, c, root, valid)
+        ctx.alpha = alpha
+        return s, root
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor, h: Tensor) -> tuple[Tensor, None, None]:
+        kernel, v, w, degree, total, c, root, valid = ctx.saved_tensors
+        of_c = 2.0 * _times(g * kernel, c)
+        of_root = (h - 4.0 * _times(g, root)) * root
+        of_degree = 0.5 * ((of_root - of_c * c) / degree - of_root.sum(-1, keepdim=True) / total)
+        if valid is not None:
+            of_degree = torch.where(valid, of_degree, 0.0)
+        of_q = w * of_degree
+        of_w = of_c * c / w + of_degree * degree / w + _times(kernel, of_q)
+        of_v = -ctx.alpha * of_w * w / v
+        of_kernel = (g * c.unsqueeze(-1)).mul_(c.unsqueeze(-2))
+        of_kernel.baddbmm_(of_q.unsqueeze(-1), w.unsqueeze(-2)).add_(of_v.unsqueeze(-1))
+        return of_kernel, None, None
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """(F, N, N) and (F, N) -> (F, N)."""
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 class _RetainedEigenvectors(torch.autograd.Function):
@@ -482,7 +516,7 @@ def embed(
         rest: also return the coordinates from d on (detached), which error bounds read.
     """
     kernel, squared, degenerate = _kernel(cloud, valid, settings)
-    s, root = _operator(kernel, valid, settings.alpha)
+    s, root = _Operator.apply(kernel, valid, settings.alpha)
     count = _count(cloud.points, valid)
     phi, dimension, eigenvalues, vectors = _RetainedEigenvectors.apply(
         s, count, settings, None, True
@@ -587,7 +621,7 @@ def _assemble(
     cloud: Cloud, valid: Tensor | None, settings: Settings, lead: torch.Size
 ) -> DiffusionMap:
     kernel, _, degenerate = _kernel(cloud, valid, settings)
-    s, root = _operator(kernel, valid, settings.alpha)
+    s, root = _Operator.apply(kernel, valid, settings.alpha)
     n = cloud.points.shape[-2]
     phi, dimension, eigenvalues, vectors = _RetainedEigenvectors.apply(
         s, _count(cloud.points, valid), settings, n - 1, False
