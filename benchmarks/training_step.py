@@ -2,15 +2,16 @@
 
 Run ``python benchmarks/training_step.py [--out benchmarks/results/training.md]``. One thread,
 processor seconds, the least of several rounds, so that a busy machine disturbs little; ratios
-count, times do not. Signals are made up here: swelling harmonic tones, four mixtures of two, four
-seconds each, 16 kHz, encoder ``mel``, whole banks (N about 140 points a frame), 100 random frames
-a step.
+count, times do not. One column is wall time with all threads. Signals are made up here: swelling
+harmonic tones, four mixtures of two, four seconds each, 16 kHz, encoder ``mel``, whole banks
+(N about 140 points a frame), 100 random frames a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import math
 import platform
 import subprocess
@@ -29,14 +30,18 @@ ROUNDS = 4
 HERE = Path(__file__).resolve().parent
 
 
-def least_time(work: Callable[[], object], rounds: int = ROUNDS) -> float:
+def least_time(
+    work: Callable[[], object],
+    rounds: int = ROUNDS,
+    clock: Callable[[], float] = time.process_time,
+) -> float:
     """Least processor seconds of several rounds, after one to warm up."""
     work()
     times = []
     for _ in range(rounds):
-        start = time.process_time()
+        start = clock()
         work()
-        times.append(time.process_time() - start)
+        times.append(clock() - start)
     return min(times)
 
 
@@ -82,12 +87,12 @@ class Step:
         self.optimizer.zero_grad()
 
 
-def bare_eigh(frames: int, points: int, graphs: int) -> float:
-    """Seconds of ``torch.linalg.eigh`` of as many matrices as the loss decomposes."""
+def bare_eigh(frames: int, points: int) -> Callable[[], object]:
+    """``torch.linalg.eigh`` of as many matrices as the loss decomposes."""
     generator = torch.Generator("cpu").manual_seed(0)
     x = torch.randn(frames, points, 80, generator=generator, dtype=torch.float64)
     kernels = (-torch.cdist(x, x).square() / 160.0).exp()
-    return graphs * least_time(lambda: torch.linalg.eigh(kernels))
+    return lambda: torch.linalg.eigh(kernels)
 
 
 def points_of(mapss: MAPSS, bank: object) -> dict[str, int]:
@@ -96,42 +101,75 @@ def points_of(mapss: MAPSS, bank: object) -> dict[str, int]:
     return {k: 2 * (getattr(group, k).distortions.shape[2] + 2) for k in ("separation", "match")}
 
 
+LOSSES: dict[str, tuple[type[torch.nn.Module], tuple[str, ...]]] = {
+    "SeparationLoss": (SeparationLoss, ("separation",)),
+    "MatchLoss": (MatchLoss, ("match",)),
+    "MAPSSLoss": (MAPSSLoss, ("separation", "match")),
+}
+
+
+class Setup:
+    """Mixtures, their prepared bank, and leaky estimates that want a gradient."""
+
+    def __init__(self, frames: int) -> None:
+        self.references = voices(4, 4.0)
+        self.mapss = MAPSS("mel")
+        self.bank = self.mapss.prepare(self.references)
+        self.points = points_of(self.mapss, self.bank)
+        self.frames = frames
+        self.estimates = (self.references + 0.3 * self.references.flip(1)).requires_grad_()
+
+    def loss(self, name: str) -> Callable[[Tensor], Tensor]:
+        module = LOSSES[name][0](self.mapss, frames=self.frames)
+        return lambda estimates: module(estimates, self.bank)
+
+    def around(self, name: str) -> Callable[[], object]:
+        """Forward and backward of a loss alone."""
+        loss = self.loss(name)
+        return lambda: torch.autograd.grad(loss(self.estimates), self.estimates)
+
+    def bare(self, name: str, clock: Callable[[], float] = time.process_time) -> float:
+        """Seconds of the bare eigh of the frames of a loss."""
+        kinds = LOSSES[name][1]
+        works = [bare_eigh(self.frames, self.points[kind]) for kind in kinds]
+        return sum(least_time(work, clock=clock) for work in works)
+
+
+def wall_ratios(frames: int) -> list[float]:
+    """Forward and backward of each loss over the bare eigh: wall time, all threads."""
+    setup, ratios = Setup(frames), []
+    for name in LOSSES:
+        before = setup.bare(name, time.perf_counter)
+        mine = least_time(setup.around(name), 2 * ROUNDS, time.perf_counter)
+        ratios.append(mine / min(before, setup.bare(name, time.perf_counter)))
+    return ratios
+
+
 def costs(frames: int) -> list[str]:
     """Table of step costs."""
-    references = voices(4, 4.0)
-    mapss = MAPSS("mel")
-    bank = mapss.prepare(references)
-    points = points_of(mapss, bank)
+    setup = Setup(frames)
+    references, bank, points = setup.references, setup.bank, setup.points
     step = Step(references)
     without = least_time(lambda: step(lambda e: plain_loss(e, references)))
-    estimates = (references + 0.3 * references.flip(1)).requires_grad_()
     lines = [
         f"Four mixtures of 4 s, {frames} random frames a step, N = {points['separation']} (PS) and "
         f"{points['match']} (PM); bank in memory {bank.nbytes / 2**20:.0f} MiB.",
         "",
         "| loss | alone, forward [s] | forward + backward [s] | over the bare eigh of its frames | "
-        "step of the separator with it over without |",
-        "|---|---|---|---|---|",
+        "the same, wall time, all threads | step of the separator with it over without |",
+        "|---|---|---|---|---|---|",
     ]
-    for name, make, kinds in (
-        ("SeparationLoss", SeparationLoss, ("separation",)),
-        ("MatchLoss", MatchLoss, ("match",)),
-        ("MAPSSLoss", MAPSSLoss, ("separation", "match")),
-    ):
-        loss = make(mapss, frames=frames)
-        bare = sum(bare_eigh(frames, points[kind], 1) for kind in kinds)
-
-        def both(loss: Callable[[Tensor, object], Tensor] = loss) -> object:
-            return torch.autograd.grad(loss(estimates, bank), estimates)
-
-        forward = least_time(lambda loss=loss: loss(estimates, bank))
-        around = least_time(both)
-        whole = least_time(lambda loss=loss: step(lambda e: loss(e, bank)), 2)
+    walls = json.loads(in_own_process("--wall", "--frames", str(frames)))
+    for name, wall in zip(LOSSES, walls):
+        loss = setup.loss(name)
+        forward = least_time(lambda loss=loss: loss(setup.estimates))
+        around = least_time(setup.around(name))
+        whole = least_time(lambda loss=loss: step(loss), 2)
         lines.append(
-            f"| {name} | {forward:.2f} | {around:.2f} | {around / bare:.2f} | "
-            f"{whole / without:.1f} |"
+            f"| {name} | {forward:.2f} | {around:.2f} | {around / setup.bare(name):.2f} | "
+            f"{wall:.2f} | {whole / without:.1f} |"
         )
-    preparing = least_time(lambda: mapss.prepare(references), 1)
+    preparing = least_time(lambda: setup.mapss.prepare(references), 1)
     lines += [
         "",
         f"The separator's step without: {without:.2f} s. Preparing the bank, once per mixture: "
@@ -205,8 +243,13 @@ def spearman(x: Tensor, y: Tensor) -> float:
 
 def peak_memory(kind: str) -> float:
     """MiB at the peak of two steps in a process of its own, above those of its start."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--memory", kind]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return float(in_own_process("--memory", kind))
+
+
+def in_own_process(*options: str) -> str:
+    """What this script prints with other options."""
+    command = [sys.executable, str(Path(__file__).resolve()), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def resident(name: str) -> float:
@@ -252,7 +295,11 @@ def main() -> None:
     parser.add_argument("--out", help="Markdown file; the section between its marks is replaced")
     parser.add_argument("--frames", type=int, default=100)
     parser.add_argument("--memory", choices=["without", "cached", "uncached"])
+    parser.add_argument("--wall", action="store_true", help="only the column of wall times")
     options = parser.parse_args()
+    if options.wall:
+        print(json.dumps(wall_ratios(options.frames)))
+        return
     torch.set_num_threads(1)
     if options.memory:
         print(own_peak(options.memory))
