@@ -1,6 +1,6 @@
 """PCC and SRCC with listeners, with radius and half-width, as [tab:ci_merged_like_main].
 
-    OMP_NUM_THREADS=1 python benchmarks/ward_correlation.py --data DIR_OF_WARD2018
+    python benchmarks/ward_correlation.py --data DIR_OF_WARD2018 --step 1
 
 ``DIR_OF_WARD2018`` holds ``mapss.json`` (a manifest) and ``ratings.csv`` (track, system, question,
 role, mean_rating). PS is held against ratings of interference, PM and log PM against quality.
@@ -156,12 +156,15 @@ def main() -> None:
     header = ["measure", "interval", "mean radius", "mean half-width", "SRCC", "its radius"]
     header += ["95 % half-width", "PCC", "its radius", "95 % half-width"]
     count = sum(map(len, found["PS"].values()))
+    which = "every frame"
+    if arguments.step > 1:
+        which = f"one frame in {arguments.step} (each standing for those up to the next)"
     text = f"""## Correlation with listeners (`ward_correlation.py`)
 
-{len(found["PS"])} songs, {count} stimuli, the target voice alone, `mel` encoder, every
-{arguments.step}th frame (each standing for those up to the next). PS (PESQ-like pooling) against
-interference ratings, mean PM against quality; correlations over the systems of a song, averaged
-over songs as independent trials; `reference` with its own scores. Mean radius and half-width are
+{len(found["PS"])} songs, {count} stimuli, the target voice alone, `mel` encoder,
+{which}. PS (PESQ-like pooling) against interference
+ratings, mean PM against quality; correlations over the systems of a song, averaged over songs as
+independent trials; `reference` with its own scores. Mean radius and half-width are
 those of an utterance, on the scale of its score (pooled PS spans 0.23). The SRCC radius covers
 every order within the radii; no correlation is bounded by more than the way to -1 or 1.
 

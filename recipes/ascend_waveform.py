@@ -2,8 +2,9 @@
 
     python recipes/ascend_waveform.py --references a.wav b.wav --out runs/ascent
 
-Both estimates start as the mixture. Steps of the length ``--rate`` down the gradient of
-``MAPSSLoss`` (no SI-SDR in it), with momentum, 200 of them. If the measures and their gradients are
+Both estimates start as the mixture. Steps down the gradient of ``MAPSSLoss`` (no SI-SDR in it),
+with momentum, 200 of them, of the length ``--rate`` at first and shorter along a cosine: PM is the
+narrowest of the three and wants the last, small steps. If the measures and their gradients are
 sound, the estimates must turn into the sources: PS and PM must rise also where the loss did not
 look, and SI-SDR with them.
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -95,7 +97,8 @@ def ascend(
         (slope,) = torch.autograd.grad(loss(estimates[None, :, start:], bank), estimates)
         size = slope.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-12)
         velocity = 0.9 * velocity + 0.1 * slope / size
-        estimates = (estimates - options.rate * velocity).detach().requires_grad_()
+        length = options.rate * 0.5 * (1.0 + math.cos(math.pi * step / options.steps))
+        estimates = (estimates - length * velocity).detach().requires_grad_()
         if step % options.test_every == 0 or step == options.steps:
             rows.append({"step": step, **judge(estimates)})
             print(", ".join(f"{name} {value:.3f}" for name, value in rows[-1].items()), flush=True)
@@ -146,7 +149,12 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, float]]:
     add("--references", nargs="+", required=True, help="the sources, one file each")
     add("--out", required=True)
     add("--steps", type=int, default=200)
-    add("--rate", type=float, default=4e-3, help="RMS of a step, in sample values (sources: 0.05)")
+    add(
+        "--rate",
+        type=float,
+        default=4e-3,
+        help="RMS of a first step, in sample values (sources: 0.05)",
+    )
     add("--start", type=float, default=1.0, help="seconds into the files")
     add("--seconds", type=float, default=2.0)
     add("--frames", type=int, default=60, help="random frames per step")
