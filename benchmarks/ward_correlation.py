@@ -1,6 +1,6 @@
 """PCC and SRCC with listeners, with radius and half-width, as [tab:ci_merged_like_main].
 
-    python benchmarks/ward_correlation.py --data DIR_OF_WARD2018 --step 1
+    python benchmarks/ward_correlation.py --data DIR_OF_WARD2018
 
 ``DIR_OF_WARD2018`` holds ``mapss.json`` (a manifest) and ``ratings.csv`` (track, system, question,
 role, mean_rating). PS is held against ratings of interference, PM and log PM against quality.
