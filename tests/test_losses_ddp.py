@@ -1,0 +1,96 @@
+"""The losses over two processes, replicated and sharded: gloo on the CPU."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from test_losses import Trained, leaky, voices
+from test_metrics_ddp import free_port
+from torch import Tensor, distributed, nn
+
+pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="no torch.distributed")
+WRAPS = ["ddp", "fsdp"]
+# One batch of each process; in the second pair one of them has nothing to score.
+BATCHES = {"voices": (False, False), "one silent": (False, True)}
+
+
+def batch(rank: int, silent: bool) -> tuple[Tensor, Tensor]:
+    references = voices(1, 2, 8000, seed=rank)
+    return leaky(references), references * (not silent)
+
+
+def model() -> Trained:
+    torch.manual_seed(0)
+    return Trained()
+
+
+def gradients(trained: nn.Module, waves: Tensor, references: Tensor) -> list[Any]:
+    trained.zero_grad()
+    trained(waves, references).backward()
+    found = [parameter.grad for parameter in trained.parameters()]
+    return [g.full_tensor() if hasattr(g, "full_tensor") else g.clone() for g in found]
+
+
+def wrapped(kind: str) -> nn.Module:
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model())
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model(), mesh=init_device_mesh("cpu", (2,)))
+
+
+def worker(rank: int, port: int, results: Any) -> None:
+    warnings.simplefilter("ignore")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    found = {}
+    for kind in WRAPS:
+        trained = wrapped(kind)
+        for name, silent in BATCHES.items():
+            grads = gradients(trained, *batch(rank, silent[rank]))
+            found[kind, name] = [g.numpy() for g in grads]
+    results.put((rank, found))
+    results.close()
+    results.join_thread()
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[int, Any]:
+    """What two processes report."""
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("fully_shard came with torch 2.6")
+    results = mp.get_context("spawn").Queue()
+    context = mp.spawn(worker, (free_port(), results), nprocs=2, join=False)
+    reports = dict(results.get(timeout=180) for _ in range(2))
+    while not context.join(timeout=60):
+        pass
+    return reports
+
+
+@pytest.mark.parametrize("kind", WRAPS)
+@pytest.mark.parametrize("name", BATCHES)
+def test_two_processes_average_their_gradients(found, kind, name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = [gradients(model(), *batch(rank, BATCHES[name][rank])) for rank in (0, 1)]
+    assert any(g.abs().max() > 1e-3 for g in alone[0])
+    for place, (one, two) in enumerate(zip(*alone)):
+        for rank in (0, 1):
+            mine = torch.tensor(found[rank][kind, name][place])
+            torch.testing.assert_close(mine, (one + two) / 2.0, rtol=1e-4, atol=1e-6)
+
+
+def test_a_silent_batch_adds_nothing(found):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nothing = gradients(model(), *batch(1, silent=True))
+    assert all(g.abs().max() == 0.0 for g in nothing)
