@@ -69,6 +69,15 @@ def _embedding(points: tuple[Tensor, Tensor, Tensor], energy: float = 0.99):
     return embed(gather(stacked), None, Settings(energy=energy), rest=True)
 
 
+@pytest.mark.parametrize("convention", ["paper", "reference", "derived"])
+@pytest.mark.parametrize("tail", ["concentration", "bootstrap"])
+def test_no_frames_give_no_bounds(convention: str, tail: str) -> None:
+    none = [x[:0] for x in clouds(1, distortions=6, features=4)]
+    for measure in (F.separation_bounds, F.match_bounds):
+        found = measure(*none, convention=convention, tail=tail)
+        assert found.radius.shape == found.tail.shape == found.total.shape == (0, 2)
+
+
 # ---------------------------------------------------------------------------------- two roads
 
 

@@ -112,10 +112,8 @@ def _reference_parts(
     centred = torch.where(there.unsqueeze(-1), deviations - mean, 0.0)
     n = divisor[..., None, None]
     kept = is_retained(embedding, rows.shape[-1]).unsqueeze(1)  # (F, 1, D)
-    head, tail = (
-        slice(0, embedding.coordinates.shape[-1]),
-        slice(int(embedding.dimension.min()), None),
-    )
+    least = int(embedding.dimension.min()) if len(rows) else 0
+    head, tail = slice(0, embedding.coordinates.shape[-1]), slice(least, None)
     of_d, of_m = kept[..., head], ~kept[..., tail]
 
     def block(points: Tensor, present: Tensor, ridge: float) -> Tensor:
