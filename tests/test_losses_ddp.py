@@ -61,6 +61,7 @@ def worker(rank: int, port: int, results: Any) -> None:
     results.join_thread()
     distributed.barrier()
     distributed.destroy_process_group()
+    os._exit(0)  # threads of torch may outlive Python's end, and then abort the process
 
 
 @pytest.fixture(scope="module")
