@@ -35,7 +35,7 @@ def least_time(
     rounds: int = ROUNDS,
     clock: Callable[[], float] = time.process_time,
 ) -> float:
-    """Least processor seconds of several rounds, after one to warm up."""
+    """Least seconds by ``clock`` of several rounds, after one to warm up."""
     work()
     times = []
     for _ in range(rounds):
