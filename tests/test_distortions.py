@@ -325,8 +325,13 @@ def shapeless(waveform: Tensor, sample_rate: int) -> float:
     return float(waveform.sum())
 
 
+def in_place(waveform: Tensor, sample_rate: int) -> Tensor:
+    return waveform.mul_(0.5)
+
+
 @pytest.mark.parametrize(
-    ("function", "message"), [(too_short, "shape"), (infinite, "finite"), (shapeless, "float")]
+    ("function", "message"),
+    [(in_place, "in place"), (too_short, "shape"), (infinite, "finite"), (shapeless, "float")],
 )
 def test_own_distortions_are_checked(function: object, message: str) -> None:
     bank = DistortionBank(only=("echo",), extra=(Distortion("mine", "own", function),))  # type: ignore[arg-type]

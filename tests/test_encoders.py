@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from torch_mapss.encoders import (
     CustomEncoder,
+    Encoder,
     EncoderLike,
     MelEncoder,
     TransformerEncoder,
@@ -574,6 +575,25 @@ def test_a_renamed_weight_is_named(own_folder: Folder) -> None:
     with pytest.raises(ValueError, match=r"q_proj\.weight is missing \(renamed to .*q_prog"):
         load_encoder(path, layer=2)
     load_encoder(path, layer=1)
+    edit_weights(path, lambda t: t.update({f"hubert.{key}": t.pop(key) for key in list(t)}))
+    with pytest.raises(
+        ValueError, match=r"q_proj\.weight is missing \(renamed to hubert\..*q_prog"
+    ):
+        load_encoder(path, layer=2)
+
+
+def test_links_to_the_same_weights_are_read_by_their_own_settings(own_folder: Folder) -> None:
+    path = own_folder("hubert")
+    other = path.with_name("other")
+    other.mkdir()
+    for file in path.iterdir():
+        (other / file.name).symlink_to(file)
+    config = json.loads((path / "config.json").read_text())
+    (other / "config.json").unlink()
+    (other / "config.json").write_text(json.dumps({**config, "num_attention_heads": 1}))
+    one, two = load_encoder(path, layer=2), load_encoder(other, layer=2)
+    assert one.model is not two.model
+    assert not torch.equal(one(noise(1, SAMPLES)), two(noise(1, SAMPLES)))
 
 
 def test_a_weight_of_another_shape_is_named(own_folder: Folder) -> None:
@@ -888,6 +908,48 @@ def test_own_encoder() -> None:
     assert as_encoder(encoder) is encoder
 
 
+@pytest.mark.parametrize("cast", ["half", "bfloat16", "double"])
+def test_own_encoder_keeps_its_precision(cast: str) -> None:
+    stub = Stub()
+    encoder = as_encoder(stub)
+    expected = encoder(noise(2, 1000))
+    getattr(encoder, cast)()
+    assert stub.scale.dtype == torch.float32
+    assert torch.equal(encoder(noise(2, 1000).double()), expected)
+    assert encoder.to("meta").function.scale.device.type == "meta"
+
+
+def test_own_encoder_may_belong_to_a_model_that_is_trained() -> None:
+    stub = nn.Sequential(nn.Dropout(0.5), Stub())
+    for name in ("sample_rate", "hop", "receptive_field"):
+        setattr(stub, name, getattr(Stub, name))
+    encoder = as_encoder(stub)
+    parent = nn.ModuleDict({"shared": stub}).train().requires_grad_(True)
+    first = encoder(noise(2, 1000))
+    assert parent["shared"] is stub
+    assert torch.equal(first, encoder(noise(2, 1000)))
+    assert not first.requires_grad
+
+
+def test_own_features_are_lifted_from_half_precision() -> None:
+    stub = Stub()
+    stub.forward = lambda wave: wave.new_full((2, 9, 40), 2000.0).half()  # type: ignore[method-assign]
+    assert as_encoder(stub)(noise(2, 1000)).dtype == torch.float32
+
+
+class Late(Encoder):
+    """An encoder that gives a frame too few."""
+
+    def _encode(self, flat: Tensor) -> Tensor:
+        return flat.unfold(-1, 200, 100)[:, 1:]
+
+
+def test_a_subclass_off_its_grid_is_told() -> None:
+    late = Late(name="late", sample_rate=8_000, hop=100, receptive_field=200, feature_size=200)
+    with pytest.raises(ValueError, match=r"'late'.*\(2, 9, M\), but gave \(2, 8, 200\)"):
+        late(noise(2, 1000))
+
+
 def test_own_function_without_module() -> None:
     def halves(wave: Tensor) -> Tensor:
         return wave.unflatten(-1, (-1, 500))
@@ -902,6 +964,8 @@ def test_own_function_without_module() -> None:
         (lambda wave: wave, r"gave \(2, 1000\)"),
         (lambda wave: wave.new_zeros(2, 8, 3), r"\(2, 9, M\), but gave \(2, 8, 3\)"),
         (lambda wave: None, "gave NoneType"),
+        (lambda wave: wave.new_ones(2, 9, 3) > 0, "gave torch.bool"),
+        (lambda wave: wave.new_zeros(2, 9, 3).to(torch.complex64), "take the magnitude"),
     ],
 )
 def test_own_encoder_with_other_frames(output: Callable[..., Any], message: str) -> None:

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_mapss import MAPSS, DistortionBank, ReferenceBank
+from torch_mapss import MAPSS, DistortionBank, MatchLoss, ReferenceBank
 from torch_mapss import functional as F
+from torch_mapss.distortions import Distortion
+from torch_mapss.distortions.traits import Scaled
 from torch_mapss.encoders import MelEncoder
 
 RATE = 16000
@@ -156,6 +158,10 @@ def test_only_one_measure(mapss):
     torch.testing.assert_close(pm.log_pm, both.log_pm)
     assert (ps.pm == 0).all()
     assert (pm.ps == 0).all()
+    assert torch.equal(ps.utterance().ps, both.utterance().ps)
+    assert torch.equal(pm.detach().utterance().log_pm, both.utterance().log_pm)
+    for missing in (ps.utterance().pm, ps.utterance().log_pm, pm.utterance().ps):
+        assert missing.isnan().all()
     bank = mapss.prepare(references, measures="separation")
     with pytest.raises(ValueError, match="not prepared for 'match'"):
         mapss(estimates, bank, measures="match")
@@ -171,6 +177,33 @@ def test_a_random_subset_of_frames(mapss):
     other = mapss(estimates, references, frames=9, generator=torch.Generator().manual_seed(2))
     assert not torch.equal(other.active, some.active)
     assert some.active.any(-1).any(-1).all()  # of both mixtures, not the first frames there are
+
+
+def test_a_random_subset_of_frames_of_items_of_several_lengths(mapss):
+    references = voices(3)
+    estimates = leaky(references, 0.3)
+    some = mapss(estimates, references, lengths=[8000, 6000, 4000], frames=11)
+    assert int(some.active.any(1).sum()) == 11
+
+
+def test_activity_is_the_share_of_the_own_level():
+    level = torch.cat([torch.ones(8000), torch.full((8000,), 0.12)])
+    references = voices(seconds=1.0) * level
+    usual, strict = (small(activity=a)(references, references).active for a in (0.05, 0.3))
+    assert usual[..., 26:].float().mean() > 0.8  # the soft half
+    assert strict[..., :24].float().mean() > 0.8
+    assert not strict[..., 26:].any()
+
+
+def test_loudness_is_that_asked_for():
+    references, echoes = voices(), DistortionBank(only=("echo",))  # echoes have no absolute level
+    loud, soft = (
+        small("waveform", separation_bank=echoes, loudness=lufs).prepare(references).groups[0]
+        for lufs in (-23.0, -33.0)
+    )
+    for name in ("references", "distortions"):
+        here, there = getattr(soft.separation, name), getattr(loud.separation, name)
+        torch.testing.assert_close(here, there * 10**-0.5, rtol=1e-5, atol=1e-7)
 
 
 # --------------------------------------------------------------------- batches and lengths
@@ -223,6 +256,81 @@ def test_banks_are_joined_saved_and_loaded(mapss, tmp_path):
         small(seed=0, activity=0.2)(estimates[:1], again)
     with pytest.raises(ValueError, match="exactly the mixtures"):
         mapss(estimates, again)
+
+
+def test_joining_keeps_which_distortions_there_are():
+    time = torch.arange(8000) / RATE
+    tone = torch.sin(2 * torch.pi * 440 * time) * (1 + 0.5 * torch.sin(11 * time))
+    tonal = torch.stack([tone, tone.flip(0).roll(9)])  # fewer spectral peaks, so fewer notches
+    bank = DistortionBank("match", only=("notch", "echo", "clipping"))
+    mapss = small(match_bank=bank)
+    references = torch.stack([tonal, voices()[0]])
+    estimates = leaky(references, 0.3)
+    joined = ReferenceBank.join([mapss.prepare(one) for one in references])
+    assert joined.groups[0].match.mask is not None
+    whole = mapss(estimates, joined)
+    for b in range(2):
+        one = mapss(estimates[b], references[b])
+        torch.testing.assert_close(whole.log_pm[b : b + 1], one.log_pm, rtol=1e-5, atol=1e-5)
+
+
+def clip(waveform: Tensor, sample_rate: int, threshold: Tensor | float) -> Tensor:
+    return waveform.clamp(min=-threshold, max=threshold)
+
+
+def convolve(waveform: Tensor, sample_rate: int, response: Tensor) -> Tensor:
+    samples = waveform.shape[-1]
+    spectrum = torch.fft.rfft(waveform, 2 * samples) * torch.fft.rfft(response, 2 * samples)
+    return torch.fft.irfft(spectrum, 2 * samples)[..., :samples]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            Distortion("a", "a", clip, {"threshold": 0.1}),
+            Distortion("a", "a", clip, {"threshold": 0.2}),
+        ),
+        (
+            Distortion("a", "a", clip, measured={"threshold": Scaled("a95", 0.1)}),
+            Distortion("a", "a", clip, measured={"threshold": Scaled("a95", 0.9)}),
+        ),
+        (
+            Distortion("a", "a", convolve, {"response": torch.ones(4000)}),
+            Distortion(
+                "a",
+                "a",
+                convolve,
+                {"response": torch.ones(4000).index_fill(0, torch.tensor(2000), 0.0)},
+            ),
+        ),
+        (
+            Distortion("a", "a", clip, {"threshold": 0.1}),
+            Distortion("a", "a", clip, {"threshold": 0.1}, lowest_rate=8000),
+        ),
+    ],
+)
+def test_a_bank_of_other_distortions_is_refused(one, other):
+    def scorer(member):
+        return small(match_bank=DistortionBank("match", only=("echo",), extra=(member,)))
+
+    references = voices()
+    bank = scorer(one).prepare(references)
+    assert scorer(one).match_bank == scorer(copy.deepcopy(one)).match_bank
+    scorer(copy.deepcopy(one))(references, bank)
+    assert scorer(one).match_bank != scorer(other).match_bank
+    with pytest.raises(ValueError, match="other settings"):
+        scorer(other)(references, bank)
+
+
+def test_a_bank_made_in_inference_mode_serves_in_training():
+    references = voices()
+    mapss = small()
+    with torch.inference_mode():
+        bank = mapss.prepare(references.clone())
+    estimates = leaky(references, 0.3).requires_grad_()
+    MatchLoss(mapss)(estimates, bank).backward()
+    assert estimates.grad.abs().sum() > 0
 
 
 # ----------------------------------------------------------------------------- level, seed, rate
@@ -470,6 +578,24 @@ def test_bad_options_are_refused(mapss):
         mapss(references, references, frames=0)
     with pytest.raises(ValueError, match="alpha"):
         MAPSS("mel", alpha=2.0)
+
+
+def test_a_source_with_too_few_distortions_is_refused():
+    with pytest.raises(ValueError, match=r"1 distortions at 16000 Hz.*at least 2"):
+        small(match_bank=DistortionBank("match", size=1))
+    slow = Stub()
+    slow.sample_rate = 8000
+    with pytest.raises(ValueError, match="separation_bank has 0 distortions at 8000 Hz"):
+        small(slow, separation_bank=DistortionBank(only=("notch/8000Hz",)))
+    with pytest.raises(ValueError, match="made for the other measure"):
+        small(match_bank=DistortionBank(size=10))
+    notches = small(match_bank=DistortionBank("match", only=("notch",)))
+    references = voices()
+    references[:, 0] = 0.1  # a constant has no spectral peak
+    with pytest.raises(ValueError, match="source 0 of mixture 0 has 0 distortions in the match"):
+        notches(references, references)
+    silent = torch.cat([voices(sources=2), torch.zeros(1, 1, 8000)], 1)  # has none, needs none
+    assert notches(silent, silent).active[:, :2].any()
 
 
 def test_trim_equals_trimming_by_hand():

@@ -50,9 +50,9 @@ class Canvas:
             blank = blank.index_put((places,), values)
         return blank.reshape(batch, frames, outputs).transpose(1, 2)
 
-    def scores(self, times: Tensor) -> Scores:
+    def scores(self, times: Tensor, measures: str = "both") -> Scores:
         names = ("ps", "pm", "log_pm", "active", "attributed_distance", "foreign_distance")
-        return Scores(**{name: self[name] for name in names}, times=times)
+        return Scores(**{name: self[name] for name in names}, times=times, measures=measures)
 
 
 def chunks(parts: Sequence[Part], graph: bool) -> Iterator[Part]:

@@ -17,6 +17,7 @@ from torchmetrics.utilities import dim_zero_cat, rank_zero_warn
 from torchmetrics.utilities.plot import plot_single_or_multi_val
 
 from torch_mapss import _checks
+from torch_mapss._devices import back
 from torch_mapss._shared_batch import (
     Batch,
     Pooling,
@@ -387,8 +388,8 @@ class PerceptualMetric(Metric):
             return self
         for name, default in self._defaults.items():
             if isinstance(default, Tensor):
-                self._defaults[name] = _on(default, self._device)
-                setattr(self, name, _on(getattr(self, name), self._device))
+                self._defaults[name] = back(default, self._device)
+                setattr(self, name, back(getattr(self, name), self._device))
         self.mapss.to(self._device)
         return self
 
@@ -467,13 +468,6 @@ def _detached(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _detached(entry) for name, entry in value.items()}
     return value.detach() if isinstance(value, Tensor) else value
-
-
-def _on(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; sums in float32 where that has no float64."""
-    if device.type == "mps" and tensor.dtype == torch.float64:
-        return tensor.to(device, torch.float32)
-    return tensor.to(device)
 
 
 @contextmanager

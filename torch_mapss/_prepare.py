@@ -20,6 +20,8 @@ from torch_mapss.records import Encoded, ReferenceBank
 # Distortions made and encoded at a time, and the samples they may have together: making and
 # normalising them needs some thirty times their memory.
 MEMBERS, AT_ONCE = 8, 2**21
+# Distortions a cluster needs: PS takes a covariance of them and the reference, PM a variance.
+LEAST_MEMBERS = {"separation": 1, "match": 2}
 
 
 class Grid(NamedTuple):
@@ -113,6 +115,29 @@ def encode_distortions(
     most = int(taken.max())
     mask = torch.arange(most, device=waves.device) < taken.unsqueeze(-1)
     return store.embeddings(most), None if bool(mask.all()) else mask
+
+
+def check_members(mask: Tensor | None, active: Tensor, items: Sequence[int], kind: str) -> None:
+    """Raise ValueError naming a source that has frames to score but too few distortions.
+
+    Args:
+        mask: (b, S, P) which distortions there are; None: all, whose number is known beforehand.
+        active: (b, S, F).
+        items: mixtures of the batch the rows belong to.
+        kind: of the bank.
+    """
+    if mask is None:
+        return
+    count = mask.sum(-1)
+    bad = ((count < LEAST_MEMBERS[kind]) & active.any(-1)).nonzero()
+    if len(bad):
+        row, source = bad[0].tolist()
+        raise ValueError(
+            f"references: source {source} of mixture {items[row]} has {int(count[row, source])} "
+            f"distortions in the {kind} bank, but a cluster needs at least {LEAST_MEMBERS[kind]}: "
+            "the families kept take their parameters from spectral peaks or energies which this "
+            "signal has not. Keep more families."
+        )
 
 
 def usable(encoded: Encoded) -> Tensor:

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss import _checks
+from torch_mapss._devices import back, wide
 
 __all__ = [
     "SILENCE_PEAK",
@@ -740,10 +741,10 @@ def frame_rms(wave: Tensor, receptive_field: int, hop: int) -> Tensor:
     wave = _floating(wave, "wave")
     frames = frame_count(wave.shape[-1], receptive_field, hop)
     if frames == 0 or wave.numel() == 0:
-        return wave.new_zeros((*wave.shape[:-1], frames), dtype=torch.float64)
-    squares = wave.double().square().reshape(-1, 1, wave.shape[-1])
+        return back(torch.zeros(*wave.shape[:-1], frames, dtype=torch.float64), wave.device)
+    squares = wide(wave).square().reshape(-1, 1, wave.shape[-1])
     power = torch.nn.functional.avg_pool1d(squares, receptive_field, hop)
-    return _sqrt(power.reshape(*wave.shape[:-1], frames))
+    return back(_sqrt(power.reshape(*wave.shape[:-1], frames)), wave.device)
 
 
 def _sqrt(x: Tensor) -> Tensor:
@@ -777,7 +778,7 @@ def source_activity(
             "The method uses 0.1."
         )
     unit, _, silent = _unit_peak(_with_samples(references, "references"), "references")
-    total = unit.double().square().mean(-1, keepdim=True).sqrt()
+    total = back(wide(unit).square().mean(-1, keepdim=True).sqrt(), unit.device)
     return (frame_rms(unit, receptive_field, hop) > threshold * total) & ~silent
 
 
@@ -820,7 +821,7 @@ def si_sdr(estimates: Tensor, references: Tensor) -> Tensor:
     target = (e * s).sum(-1, keepdim=True) * s  # |s| = 1
     ratio = _energy_ratio(target.square().sum(-1), (e - target).square().sum(-1))
     ratio = torch.where(e_silent | s_silent, 10 * math.log10(_EPSILON), ratio)
-    return ratio.to(torch.promote_types(estimates.dtype, references.dtype))
+    return ratio.to(torch.promote_types(estimates.dtype, references.dtype)).to(estimates.device)
 
 
 def _energy_ratio(target: Tensor, rest: Tensor) -> Tensor:
@@ -829,7 +830,7 @@ def _energy_ratio(target: Tensor, rest: Tensor) -> Tensor:
 
 def _centred(wave: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """`wave` less its mean at energy 1, float64, and `(...)` bool where nothing is left (zeros)."""
-    unit, _, _ = _unit_peak(wave.double(), name)
+    unit, _, _ = _unit_peak(wide(wave), name)
     centred = unit - unit.mean(-1, keepdim=True)
     energy = centred.square().sum(-1, keepdim=True)
     # A constant may leave rounding noise of 1e-16 per sample instead of zero.

@@ -47,6 +47,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torch_mapss import _checks, _linalg
+from torch_mapss._devices import working_device
 
 # Eigenvalues closer than this are one group at the cut: the smallest gap that still leaves the
 # eigenspaces of a float64 decomposition (error about 1e-15) separable to five digits.
@@ -495,7 +496,7 @@ class Cloud(NamedTuple):
 def gather(*parts: Tensor) -> Cloud:
     """Parts (F, n, M) as one cloud, on a device that has float64 (MPS has not: on the CPU)."""
     frames, _, features = parts[0].shape
-    device = torch.device("cpu") if parts[0].device.type == "mps" else parts[0].device
+    device = working_device(parts[0].device)
     count = sum(part.shape[1] for part in parts)
     points = torch.empty(frames, count, features, dtype=torch.float64, device=device)
     for rows, part in zip(points.split([part.shape[1] for part in parts], 1), parts):

@@ -12,15 +12,25 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torch_mapss import _batches, _checks, audio
+from torch_mapss._devices import back
 from torch_mapss._frames import Canvas, Part, activity, choose, chunks, gather
-from torch_mapss._prepare import by_length, encode_distortions, shared_grid, usable, warn_unscored
-from torch_mapss.distortions import Distortion, DistortionBank
+from torch_mapss._prepare import (
+    LEAST_MEMBERS,
+    by_length,
+    check_members,
+    encode_distortions,
+    shared_grid,
+    usable,
+    warn_unscored,
+)
+from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, as_encoder, check_embeddings
 from torch_mapss.manifold import Settings
 from torch_mapss.measures import match_parts, score_frames, separation_parts
@@ -105,7 +115,7 @@ class MAPSS(nn.Module):
         first = as_encoder(encoder, **_given(options))
         second = first
         if match_encoder is not None:
-            named = isinstance(match_encoder, str)
+            named = isinstance(match_encoder, str | PathLike)
             second = as_encoder(
                 match_encoder, **(_given({**options, "layer": None}) if named else {})
             )
@@ -113,8 +123,9 @@ class MAPSS(nn.Module):
         self._encoders = (first, second)
         self._recall: Recall | None = None
         self.grid = shared_grid(first, second)
-        self.separation_bank = _checked_bank(separation_bank, "separation", seed)
-        self.match_bank = _checked_bank(match_bank, "match", seed)
+        rate = self.grid.sample_rate
+        self.separation_bank = _checked_bank(separation_bank, "separation", seed, rate)
+        self.match_bank = _checked_bank(match_bank, "match", seed, rate)
         self.settings = Settings(alpha, time, energy, convention)
         if sample_rate is not None:
             sample_rate = _checks.check_whole(sample_rate, "sample_rate", 1)
@@ -172,10 +183,9 @@ class MAPSS(nn.Module):
         """A short name of everything that a :class:`ReferenceBank` depends on."""
         unlike = ("alpha", "time", "energy", "convention", "align_polarity", "trim")
         settings = {k: v for k, v in self.describe().items() if k not in unlike}
-        extras = [
-            _member_key(m) for b in (self.separation_bank, self.match_bank) for m in b.members
-        ]
-        text = json.dumps([settings, extras], sort_keys=True, default=str)
+        banks = self.separation_bank, self.match_bank
+        members = [member.description for bank in banks for member in bank.members]
+        text = json.dumps([settings, members], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def times(self, frames: int) -> Tensor:
@@ -211,6 +221,7 @@ class MAPSS(nn.Module):
         warn_unscored(bank)
         return bank
 
+    @torch.inference_mode(False)  # a bank made in validation serves in training too
     @torch.no_grad()
     def _prepare(
         self, references: Tensor, lengths: Tensor | Sequence[int] | None, measures: str
@@ -221,6 +232,7 @@ class MAPSS(nn.Module):
         _batches.check_sources(waves, references.ndim)
         true = self._lengths(lengths, *waves.shape[::2])
         waves, sound = _batches.sound_waveforms(waves, "references", true, self.check_finite)
+        waves = waves.clone() if waves.is_inference() else waves
         groups = [
             self._prepare_group(waves[list(items), :, :samples], items, samples, measures)
             for items, samples in by_length(true)
@@ -256,6 +268,7 @@ class MAPSS(nn.Module):
             )
             found = (self._shared_frames(x, place) for x in (plain[id(encoder)], distortions))
             encoded.append(Encoded(next(found), next(found), mask))
+            check_members(mask, active, items, kind)
         for part in encoded:
             if part is not None:
                 active = active & usable(part).unsqueeze(1)
@@ -331,7 +344,7 @@ class MAPSS(nn.Module):
         canvas = Canvas(shape, estimates)
         for part in chunks(chosen, estimates.requires_grad and torch.is_grad_enabled()):
             self._score_part(part, index, kinds, canvas)
-        return canvas.scores(self.times(bank.frames).to(estimates.device))
+        return canvas.scores(back(self.times(bank.frames), estimates.device), measures)
 
     def _score_part(
         self, part: Part, index: tuple[int, ...], kinds: Sequence[bool], canvas: Canvas
@@ -405,7 +418,7 @@ class MAPSS(nn.Module):
                 results = score_frames(clouds, settings, kernel, rest=True)
                 for name, values in zip(names, results):
                     canvas.put(name, part.group, part.where, torch.where(ok, values, 0.0))
-        scores = canvas.scores(self.times(bank.frames).to(estimates.device))
+        scores = canvas.scores(back(self.times(bank.frames), estimates.device))
         ps, pm = (
             FrameBounds(canvas[radius], canvas[tail], canvas[radius] + canvas[tail])
             for radius, tail, *_ in _BOUND_NAMES
@@ -527,7 +540,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _checked_bank(bank: DistortionBank | None, kind: str, seed: int) -> DistortionBank:
+def _checked_bank(bank: DistortionBank | None, kind: str, seed: int, rate: int) -> DistortionBank:
     """The bank given, or the full one of its kind."""
     if bank is None:
         return DistortionBank(kind, seed=seed)  # type: ignore[arg-type]
@@ -535,6 +548,16 @@ def _checked_bank(bank: DistortionBank | None, kind: str, seed: int) -> Distorti
         raise TypeError(
             f"{kind}_bank must be a torch_mapss.DistortionBank, got {bank!r}. Make one, e.g. "
             f'DistortionBank("{kind}", size=20), or leave it out for the full one.'
+        )
+    if bank.kind != kind:
+        raise ValueError(
+            f"{kind}_bank is a DistortionBank({bank.kind!r}), made for the other measure: its "
+            f'members differ. Make a DistortionBank("{kind}", ...).'
+        )
+    if len(bank.names(rate)) < LEAST_MEMBERS[kind]:
+        raise ValueError(
+            f"{kind}_bank has {len(bank.names(rate))} distortions at {rate} Hz, but a cluster "
+            f"needs at least {LEAST_MEMBERS[kind]}. Take a larger size, or keep more families."
         )
     return bank
 
@@ -553,12 +576,6 @@ def _encoder_settings(encoder: Encoder) -> dict[str, Any]:
 
 def _bank_settings(bank: DistortionBank) -> dict[str, Any]:
     return {"kind": bank.kind, "size": len(bank), "seed": bank.seed, "families": bank.families}
-
-
-def _member_key(member: Distortion) -> str:
-    function = member.function
-    where = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
-    return f"{member.name}: {where} {sorted(map(str, member.parameters.items()))}"
 
 
 def _sound_groups(groups: Sequence[Group], sound: Tensor | None) -> list[Group]:

@@ -316,24 +316,29 @@ class Scores:
     attributed_distance: Tensor  # (B, S', F) A, to the source's own cluster (PS graph)
     foreign_distance: Tensor  # (B, S', F) B, to the closest other cluster (PS graph)
     times: Tensor  # (F,) seconds, centre of the encoder's receptive field
+    measures: str = "both"  # which were computed, see :meth:`torch_mapss.MAPSS.forward`
 
     def utterance(self) -> UtteranceScores:
         """Pool frames to one number per estimate: plain means, and the paper's pooling of PS.
 
         Returns:
             :class:`UtteranceScores`; PM's paper pooling is its plain mean [eq:avg_pooling_pm].
+            NaN for a measure that was not computed.
         """
+        of_ps = self.active & (self.measures != "match")
+        of_pm = self.active & (self.measures != "separation")
         return UtteranceScores(
-            ps=masked_mean(self.ps, self.active),
-            pm=pool_match(self.pm, self.active),
-            log_pm=pool_match(self.log_pm, self.active, log=True),
-            ps_pesq=pool_separation(self.ps, self.active),
+            ps=masked_mean(self.ps, of_ps),
+            pm=pool_match(self.pm, of_pm),
+            log_pm=pool_match(self.log_pm, of_pm, log=True),
+            ps_pesq=pool_separation(self.ps, of_ps),
             frames=self.active.sum(-1),
         )
 
     def detach(self) -> Scores:
         """The same numbers without a graph."""
-        return Scores(**{f.name: getattr(self, f.name).detach() for f in fields(self)})
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "measures"}
+        return replace(self, **{name: tensor.detach() for name, tensor in tensors.items()})
 
 
 class FrameBounds(NamedTuple):

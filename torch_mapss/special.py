@@ -46,6 +46,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torch_mapss._devices import working_device
+
 # Exponent at which the integrals are cut: exp(-40) = 4e-18 of the largest value.
 _CUT = 40.0
 # Points of the Gauss-Legendre rule: errors reach rounding level (1e-15) from 40 on.
@@ -386,8 +388,7 @@ def _common_device(k: Tensor, x: Tensor) -> torch.device:
 def _apply(k: Tensor | float, x: Tensor | float, log: bool) -> Tensor:
     shape, point = _as_real(k, x, "k"), _as_real(x, k, "x")
     dtype, device = _result_dtype(shape, point), _common_device(shape, point)
-    # Apple's MPS has no float64: compute beside it and move back.
-    working = torch.device("cpu") if device.type == "mps" else device
+    working = working_device(device)
     bounds = (_largest(shape), _largest(point))
     pair = [t.to(device=working).to(torch.float64) for t in (shape, point)]
     value: Tensor = _GammaTail.apply(*torch.broadcast_tensors(*pair), log, bounds)[0]

@@ -389,7 +389,13 @@ def _apply(
     arguments: dict[str, Any] = {**member.parameters, **measured}
     if member.random:
         arguments["noise"] = draw
+    before = None if references.is_inference() else references._version
     copy = member.function(references, sample_rate, **arguments)
+    if before is not None and references._version != before:
+        raise ValueError(
+            f"distortion {member.name!r} changed its input in place: the members after it would "
+            f"distort something else than the reference. Return a new tensor, e.g. of wave.clone()."
+        )
     if not isinstance(copy, Tensor) or copy.shape != references.shape:
         got = tuple(copy.shape) if isinstance(copy, Tensor) else type(copy).__name__
         raise ValueError(

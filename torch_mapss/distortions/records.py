@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from torch_mapss.distortions.traits import Traits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Distortion:
     """One member of a bank: a function of the waveform and the parameters it is called with.
 
@@ -20,7 +23,7 @@ class Distortion:
     axes by itself (normalise along the last axis only), or an item would score differently
     alone and in a batch. Keep it at module level if the bank is to be pickled.
 
-    Two members are equal if all their fields are.
+    Two members are equal if all their fields are, tensors and arrays by their values.
 
     Args:
         name: Unique in its bank, by custom ``"family/setting"``.
@@ -66,9 +69,37 @@ class Distortion:
         object.__setattr__(self, "parameters", dict(self.parameters))
         object.__setattr__(self, "measured", dict(self.measured))
 
+    @functools.cached_property
+    def description(self) -> str:
+        """All fields as text, the same in every process: functions by name, tensors by content."""
+        return str({each.name: _described(getattr(self, each.name)) for each in fields(self)})
+
+    def __eq__(self, other: object) -> bool:
+        """Members of equal fields are equal."""
+        if not isinstance(other, Distortion):
+            return NotImplemented
+        return self.function == other.function and self.description == other.description
+
     def __hash__(self) -> int:
-        """Hash of name, family and function (parameters may be unhashable; equality sees them)."""
-        return hash((self.name, self.family, self.function))
+        """Hash of all fields."""
+        return hash(self.description)
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().contiguous().numpy()
+    if isinstance(value, np.ndarray):
+        content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        return f"{value.dtype} {value.shape} {content}"
+    if isinstance(value, Mapping):
+        return sorted((str(key), _described(entry)) for key, entry in value.items())
+    if isinstance(value, list | tuple):
+        return [_described(entry) for entry in value]
+    if isinstance(value, functools.partial):
+        return [_described(part) for part in (value.func, value.args, value.keywords)]
+    if hasattr(value, "__qualname__"):  # the text of a function holds its place in memory
+        return f"{value.__module__}.{value.__qualname__}"
+    return repr(value)
 
 
 class Distorted(NamedTuple):

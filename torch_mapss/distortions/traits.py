@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from torch_mapss._devices import wide
 from torch_mapss.distortions.signal import fast_length, frequencies, root_mean_square
 
 NOTCHES = 20  # number of notches, "<= 20"
@@ -125,7 +126,7 @@ def cumulative_energy(waveform: Tensor) -> Tensor:
     Returns:
         (..., K) with K = fast_length(T) // 2 + 1, rising to 1.
     """
-    power = torch.fft.rfft(waveform, n=fast_length(waveform.shape[-1])).abs().square().double()
+    power = wide(torch.fft.rfft(waveform, n=fast_length(waveform.shape[-1])).abs().square())
     power[..., 1:-1] *= 2  # bins between 0 and f_s / 2 stand for their negative twins as well
     running = power.cumsum(-1)
     total = running[..., -1:]
@@ -185,7 +186,7 @@ class EnergyQuantile:
         index = (running < self.share).sum(-1, keepdim=True)  # the first bin that reaches it
         hertz = index * (0.5 * traits.sample_rate / (running.shape[-1] - 1))
         rounded = torch.floor(hertz / CUTOFF_STEP + 0.5) * CUTOFF_STEP
-        return kept_cutoff(rounded, traits.sample_rate).to(traits.waveform.dtype)
+        return kept_cutoff(rounded, traits.sample_rate).to(traits.waveform)
 
 
 @dataclass(frozen=True)

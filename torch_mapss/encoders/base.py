@@ -92,6 +92,7 @@ class Encoder(nn.Module):
         with torch.autocast(waveform.device.type, enabled=False):
             flat = self._cast(waveform).reshape(-1, waveform.shape[-1])
             embeddings = self._encode_in_chunks(flat)
+            embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         return embeddings.reshape(*waveform.shape[:-1], *embeddings.shape[-2:])
 
     def _cast(self, waveform: Tensor) -> Tensor:
@@ -104,16 +105,38 @@ class Encoder(nn.Module):
             return flat.new_zeros(0, self.frame_count(flat.shape[-1]), self.feature_size)
         wants_graph = torch.is_grad_enabled() and flat.requires_grad
         if wants_graph and not self.activation_checkpointing:
-            return self._encode(flat)  # the graph keeps every activation: chunks would save nothing
+            # The graph keeps every activation: chunks would save nothing.
+            return self._encode_checked(flat)
         size = max(1, int(self.memory_budget // max(1, self._item_bytes(flat.shape[-1]))))
         chunks = flat.split(size)
         if wants_graph:
-            return torch.cat([_recomputed(self._encode, chunk) for chunk in chunks])
-        return torch.cat([self._encode(chunk) for chunk in chunks])
+            return torch.cat([_recomputed(self._encode_checked, chunk) for chunk in chunks])
+        return torch.cat([self._encode_checked(chunk) for chunk in chunks])
 
     def _encode(self, flat: Tensor) -> Tensor:
         """(N, T) -> (N, F, M)."""
         raise NotImplementedError
+
+    def _encode_checked(self, flat: Tensor) -> Tensor:
+        """`_encode`, refusing what does not lie on the grid or is no floating-point number."""
+        embeddings: Any = self._encode(flat)
+        expected = (flat.shape[0], self.frame_count(flat.shape[-1]))
+        found = tuple(getattr(embeddings, "shape", ()))
+        if not isinstance(embeddings, Tensor) or len(found) != 3 or found[:2] != expected:
+            raise ValueError(
+                f"encoder {self.name!r} should turn a waveform of shape {tuple(flat.shape)} into "
+                f"features of shape ({expected[0]}, {expected[1]}, M), but gave "
+                f"{found or type(embeddings).__name__}. Frames would lie at other times than hop "
+                f"{self.hop} and receptive field {self.receptive_field} say: set these to what "
+                "the encoder does, or trim its output."
+            )
+        if not embeddings.is_floating_point():
+            raise ValueError(
+                f"encoder {self.name!r} should give floating-point features, but gave "
+                f"{embeddings.dtype}: distances between others are not defined. Convert them, "
+                "e.g. by .float(); take the magnitude of complex ones."
+            )
+        return embeddings
 
     def _item_bytes(self, samples: int) -> int:
         """Bytes of activations, at the peak, that one item of so many samples takes."""

@@ -39,10 +39,14 @@ class Checkpoint(NamedTuple):
     preprocessor: dict[str, Any] | None  # preprocessor_config.json; None if there is none
     weights: tuple[Path, ...]  # the files that hold its tensors
 
-    def fingerprint(self) -> tuple[tuple[str, int, int], ...]:
-        """Path, time and size of every weight file: what tells two checkpoints apart."""
+    def fingerprint(self) -> tuple[Any, ...]:
+        """Settings, and path, time and size of every weight file: what tells two checkpoints apart.
+
+        Two folders may link to the same weights and read them as other models.
+        """
         states = [(path.resolve(), path.stat()) for path in self.weights]
-        return tuple((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
+        files = ((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
+        return json.dumps(self.config, sort_keys=True), *files
 
 
 def find_checkpoint(
@@ -330,8 +334,9 @@ def _missing(name: str, found: dict[str, Tensor], strangers: Iterable[str]) -> s
     absent = [half for half in halves if half not in found]
     if len(absent) == 1:
         name = absent[0]
-    close = difflib.get_close_matches(name, strangers, n=1, cutoff=0.9)
-    return f"{name} is missing" + (f" (renamed to {close[0]}?)" if close else "")
+    originals = {_canonical(stranger): stranger for stranger in strangers}
+    close = difflib.get_close_matches(name, originals, n=1, cutoff=0.9)
+    return f"{name} is missing" + (f" (renamed to {originals[close[0]]}?)" if close else "")
 
 
 def _strangers(names: Iterable[str], known: Iterable[str]) -> list[str]:

@@ -31,7 +31,9 @@ class EncoderLike(Protocol):
 class CustomEncoder(Encoder):
     """Any callable with the attributes of `EncoderLike`, checked at every call.
 
-    A module is frozen and held in evaluation mode: a measure that learns measures nothing.
+    A module is frozen and held in evaluation mode, at every call anew, for it may also belong to a
+    model that is trained: a measure that learns measures nothing. It gets waveforms in the dtype
+    of its weights, which `half()` and its like on the encoder leave alone.
 
     Args:
         function: the callable or module; optional attributes are `name`, `layer`, `feature_size`.
@@ -52,28 +54,26 @@ class CustomEncoder(Encoder):
         )
         self.function = function
         if isinstance(function, nn.Module):
-            function.requires_grad_(False)
-            self.eval()
+            function.eval().requires_grad_(False)
+
+    def _cast(self, waveform: Tensor) -> Tensor:
+        # A module's layers take the dtype of their weights and no other.
+        for weight in (*self.parameters(), *self.buffers()):
+            if weight.is_floating_point():
+                return waveform.to(weight.dtype)
+        return super()._cast(waveform)
 
     def _encode_in_chunks(self, flat: Tensor) -> Tensor:
-        return self._encode(flat)  # what a user's model needs per item is not known
+        return self._encode_checked(flat)  # what a user's model needs per item is not known
 
     def _encode(self, flat: Tensor) -> Tensor:
-        embeddings = self.function(flat)
-        self._check_output(embeddings, flat)
-        return embeddings
+        if isinstance(self.function, nn.Module):  # it may belong to a model that is being trained
+            self.function.eval().requires_grad_(False)
+        return self.function(flat)
 
-    def _check_output(self, embeddings: Any, flat: Tensor) -> None:
-        expected = (flat.shape[0], self.frame_count(flat.shape[-1]))
-        found = tuple(getattr(embeddings, "shape", ()))
-        if not isinstance(embeddings, Tensor) or len(found) != 3 or found[:2] != expected:
-            raise ValueError(
-                f"encoder {self.name!r} should turn a waveform of shape {tuple(flat.shape)} into "
-                f"features of shape ({expected[0]}, {expected[1]}, M), but gave "
-                f"{found or type(embeddings).__name__}. Frames would lie at other times than hop "
-                f"{self.hop} and receptive field {self.receptive_field} say: set these to what "
-                "the encoder does, or trim its output."
-            )
+    def _apply(self, fn: Any, recurse: bool = True) -> CustomEncoder:
+        # Called by to(), half(), …: the device is taken over, the precision is the module's own.
+        return super()._apply(lambda x: x.to(fn(x.new_empty(0)).device), recurse)
 
 
 def _read_grid(function: Any) -> dict[str, int]:
