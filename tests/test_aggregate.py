@@ -96,3 +96,24 @@ def test_bad_frames_are_refused():
         F.pool_match(torch.ones(4, dtype=torch.int64))
     with pytest.raises(ValueError, match="active must have shape"):
         F.pool_match(torch.rand(4), torch.ones(5, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_frame_without_a_score_is_not_the_lowest_one(bad):
+    frames = torch.full((2, 60), 0.5)
+    frames[0, 7] = bad
+    pooled = F.pool_separation(frames)
+    assert pooled[0].isnan()
+    active = torch.ones(2, 60, dtype=torch.bool)
+    active[0, 7] = False
+    torch.testing.assert_close(F.pool_separation(frames, active), pooled[1].expand(2))
+
+
+@pytest.mark.parametrize("p", [60, 1000])
+def test_powers_do_not_underflow(p):
+    frames = torch.full((40,), 0.1)
+    expected = F.pool_separation(frames.double(), p=1)
+    torch.testing.assert_close(F.pool_separation(frames, p=p).double(), expected)
+    for bad in (float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="p must be finite"):
+            F.pool_separation(frames, p=bad)

@@ -505,3 +505,61 @@ def test_nan_frames_raise_and_inactive_ones_do_not() -> None:
         found = ours(outputs, references, distortions, active=active)
         assert bool(torch.isfinite(found.total).all())
         assert found.total[1, 2] == 0.0
+
+
+def test_a_tight_cluster_has_a_fit_in_the_reference_convention() -> None:
+    rng = np.random.default_rng(0)
+    references = np.zeros((2, 6))
+    references[1, 0] = 4.0
+    distortions = references[:, None] + rng.normal(size=(2, 20, 6))
+    distortions[0] = references[0] + 3e-5 * rng.normal(size=(20, 6))
+    outputs = references + 3e-5 * rng.normal(size=(2, 6))
+    outputs[1] += 0.5
+    points = [torch.from_numpy(x) for x in (outputs, references, distortions)]
+    found = bounds.match_bounds(*points, convention="reference")
+    # The released implementation (mapss-measures 1.1.2) on the same float64 coordinates.
+    assert found.radius[0].item() == pytest.approx(0.0018884, abs=1e-6)
+    assert found.tail[0].item() == pytest.approx(0.1154016, abs=1e-6)
+
+
+@pytest.mark.parametrize("tail", ["concentration", "bootstrap"])
+@pytest.mark.parametrize("convention", ["paper", "reference", "derived"])
+def test_no_map_has_a_vacuous_tail_in_every_convention(convention: str, tail: str) -> None:
+    points = torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 6, 4)
+    found = bounds.separation_bounds(*points, convention=convention, tail=tail, draws=10)
+    assert found.radius.tolist() == [0.0, 0.0]
+    assert found.tail.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("convention", ["paper", "derived"])
+def test_the_tail_of_a_cluster_of_one_point_is_not_rounding(convention: str) -> None:
+    outputs, references, distortions = clouds(seed=40)
+    distortions[0] = references[0]
+    points = outputs, references, distortions
+    turned = [x.flip(-1) for x in points]
+    one, other = (bounds.separation_bounds(*x, convention=convention) for x in (points, turned))
+    torch.testing.assert_close(one.tail, other.tail, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        ({"confidence": "0.9"}, TypeError),
+        ({"confidence": (0, 1)}, TypeError),
+        ({"tail": "bootstrap", "draws": 10.5}, TypeError),
+        ({"seed": 2**70}, ValueError),
+        ({"time": torch.ones(2)}, TypeError),
+        ({"alpha": None}, TypeError),
+    ],
+)
+def test_settings_of_another_type(setting: dict[str, object], error: type[Exception]) -> None:
+    for ours, _ in MEASURES.values():
+        with pytest.raises(error, match=list(setting)[-1]):
+            ours(*clouds(), **setting)
+
+
+def test_constants_of_the_truncation_bound_are_positive() -> None:
+    found = F.diffusion_map(clouds()[2][0])
+    for setting in ({"time": -1.0}, {"c": -1.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(setting))} must be positive"):
+            bounds.truncation_bounds(found, **setting)

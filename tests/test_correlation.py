@@ -326,3 +326,40 @@ def test_every_order_of_three_by_hand() -> None:
     assert found.value.item() == pytest.approx(0.5)
     assert found.radius.item() >= max(abs(x - 0.5) for x in values)
     assert found.radius.item() == pytest.approx(1.5)
+
+
+def test_half_precision_bounds_are_pooled_in_single() -> None:
+    tail = torch.full((3000,), 1e-4)
+    frames = torch.rand(3000, generator=torch.Generator().manual_seed(5))
+    for pool, extra in (
+        (utterance.pool_match_bounds, ()),
+        (utterance.pool_separation_bounds, (frames,)),
+    ):
+        wide = pool(*extra, tail, tail, convention="derived")
+        half = pool(*(x.half() for x in extra), tail.half(), tail.half(), convention="derived")
+        assert half.radius.dtype == torch.float32
+        for one, other in zip(wide, half):
+            torch.testing.assert_close(other, one, rtol=1e-2, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"gap": 1.5}, {"gap": math.nan}, {"window": 2.5}, {"hop": "a"}]
+)
+def test_frames_are_counted_in_whole_numbers(setting: dict[str, object]) -> None:
+    x = torch.full((40,), 0.1)
+    with pytest.raises(TypeError, match=f"{next(iter(setting))} must be a whole number"):
+        utterance.pool_separation_bounds(x, x, x, **setting)
+
+
+def test_scenario_input_out_of_range() -> None:
+    x = torch.full((2, 3), 0.1)
+    with pytest.raises(ValueError, match="at least 0"):
+        correlation.scenario_bounds(x, -x, x)
+    with pytest.raises(TypeError, match="values must be a torch"):
+        correlation.scenario_bounds([[0.1]], x, x)
+
+
+def test_warnings_point_at_the_line_that_asked() -> None:
+    with pytest.warns(UserWarning, match="undefined") as found:
+        correlation.pearson(torch.ones(3), torch.ones(3))
+    assert found[0].filename == __file__

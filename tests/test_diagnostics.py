@@ -128,3 +128,34 @@ def test_errors_of_ps_go_together_and_those_of_pm_do_not() -> None:
         diagnostics.source_correlation(points[0][:, :1], *points[1:], attributed=(0,))
     with pytest.raises(ValueError, match="'match'"):
         diagnostics.source_correlation(*points, measure="ps")
+
+
+def test_source_correlation_is_numpys_of_the_centred_errors() -> None:
+    from torch_mapss.bootstrap import bootstrap_separation
+    from torch_mapss.manifold import Settings, embed, gather
+    from torch_mapss.measures import Layout
+
+    points = clouds(3, sources=3, seed=6)
+    found = diagnostics.source_correlation(*points, draws=40)
+    cloud = gather(points[0], points[1], points[2].flatten(1, 2))
+    embedding = embed(cloud, None, Settings())
+    layout = Layout((0, 1, 2), 3, points[2].shape[2], None, None)
+    _, draws = bootstrap_separation(embedding, layout, Settings(), 40, 0)  # (draws, F, S')
+    errors = (draws - draws.mean(0)).permute(2, 1, 0).reshape(3, -1)
+    expected = torch.from_numpy(np.corrcoef(errors.numpy()))
+    torch.testing.assert_close(found.matrix, expected, rtol=1e-6, atol=1e-6)
+    off = ~torch.eye(3, dtype=torch.bool)
+    torch.testing.assert_close(found.mean, expected[off].mean(), rtol=1e-6, atol=1e-6)
+
+
+def test_source_correlation_input() -> None:
+    points = clouds(2, seed=7)
+    nobody = torch.zeros(2, 2, dtype=torch.bool)
+    found = diagnostics.source_correlation(*points, active=nobody, draws=4)
+    assert found.mean.isnan()
+    with pytest.raises(TypeError, match="draws must be a whole number"):
+        diagnostics.source_correlation(*points, draws=2.5)
+    with pytest.raises(ValueError, match="outputs"):
+        diagnostics.source_correlation(torch.zeros(4), *points[1:])
+    with pytest.raises(TypeError, match="lags must be a whole number"):
+        diagnostics.frame_correlation(torch.rand(40), lags=2.5)

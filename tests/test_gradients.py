@@ -343,3 +343,58 @@ def test_recomputed_chunks_give_the_same_gradient(monkeypatch):
     for a, b, c in zip(expected, chunked, recomputed):
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(c, a, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("time", [0.5, 1.0, 2.0])
+def test_all_energy_of_a_kernel_of_low_rank(name, time):
+    # Points on a line: most eigenvalues are zero, and with energy 1 they are retained as well.
+    embeddings = clouds(distortions=20, features=1, seed=31, spread=0.3)
+    points = torch.cat([embeddings[0], embeddings[1], embeddings[2].flatten(0, 1)])
+    found = F.diffusion_map(points, energy=1.0)
+    assert (found.eigenvalues[: int(found.dimension)] == 0.0).any()
+    loss = weighted(MEASURES[name], time=time, energy=1.0)
+    for seed in range(3):
+        assert_derivative(loss, embeddings, random_direction(embeddings, seed))
+
+
+def single(outputs, references, distortions):
+    """A score that gets its only gradient as a constant."""
+    return F.perceptual_separation(outputs, references, distortions)[..., 0].sum()
+
+
+def lone_map(outputs, references, distortions):
+    points = torch.cat([outputs, references, distortions.flatten(-3, -2)], -2)
+    return F.diffusion_map(points, convention="reference").retained.sum()
+
+
+@pytest.mark.parametrize("loss", [single, lone_map, *map(F_sum, MEASURES.values())])
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_second_derivatives_raise_instead_of_being_dropped(loss, place, recomputed, monkeypatch):
+    from torch_mapss import measures
+
+    if recomputed:
+        monkeypatch.setattr(measures, "GRAPH_BYTES", 1)
+    embeddings = [x.requires_grad_(i == place) for i, x in enumerate(clouds(2, seed=32))]
+    value = loss(*embeddings)
+    (g,) = torch.autograd.grad(value, embeddings[place], create_graph=True)
+    with pytest.raises(RuntimeError, match="have first derivatives only"):
+        torch.autograd.grad(value + g.square().sum(), embeddings[place])
+    leaf = embeddings[place]
+    loss(*embeddings).backward(create_graph=True)  # as some optimisers do; asked for once only
+    assert torch.allclose(leaf.grad, g)
+
+
+@pytest.mark.parametrize("exponent", [-165, -155, -140, 140])
+def test_embeddings_of_any_size(exponent):
+    embeddings = clouds(2, distortions=8, features=4, seed=33)
+    scaled = [x * 10.0**exponent for x in embeddings]
+    for name, measure in MEASURES.items():
+        value = measure(*scaled)
+        if exponent < -145:  # squares have no digits left: the bandwidth is zero
+            assert name != "ps" or (value == 0.5).all()
+        else:
+            torch.testing.assert_close(value, measure(*embeddings), rtol=1e-8, atol=1e-10)
+        for g in pulled(F_sum(measure), scaled):
+            assert torch.isfinite(g).all()

@@ -16,19 +16,67 @@ HEAVY = ("transformers", "matplotlib", "torchaudio", "soundfile", "lightning", "
 
 # What each room may import at its top; the arrows of the package's front page.
 ALLOWED = {
+    # tools of all
+    "_autograd": set(),
     "_checks": set(),
-    "aggregate": {"_checks"},
     "_devices": set(),
-    "special": {"_devices"},
-    "audio": {"_checks", "_devices"},
+    "_effective": set(),
+    "_files": set(),
     "_linalg": set(),
-    "manifold": {"_checks", "_devices", "_linalg"},
-    "measures": {"_checks", "manifold", "special"},
+    # embeddings -> scores
+    "special": {"_autograd", "_devices"},
+    "manifold": {"_autograd", "_checks", "_devices", "_linalg"},
+    "measures": {"_autograd", "_checks", "manifold", "special"},
+    "aggregate": {"_checks"},
     "functional": {"_checks", "aggregate", "bounds", "manifold", "measures", "special"},
+    # embeddings -> errors of the scores
+    "bootstrap": {"manifold", "measures", "special"},
+    "_schur": {"manifold", "measures"},
+    "_match_error": {"_schur", "bootstrap", "manifold", "measures", "special"},
+    "_separation_error": {
+        *("_effective", "_linalg", "_schur", "bootstrap", "manifold", "measures"),
+    },
+    "bounds": {
+        *("_checks", "_match_error", "_schur", "_separation_error", "manifold", "measures"),
+    },
+    "utterance": {"_checks", "aggregate", "bounds"},
+    "correlation": {"_checks", "_effective", "bootstrap", "bounds"},
+    "diagnostics": {
+        *("_checks", "_effective", "_match_error", "bootstrap", "manifold", "measures", "special"),
+    },
+    # waveforms -> embeddings -> scores
+    "audio": {"_checks", "_devices"},
+    "distortions": {"_devices"},
+    "encoders": {"_checks"},
     "records": {"aggregate"},
     "_batches": {"_checks", "audio"},
     "_frames": {"_checks", "records"},
-    "_prepare": {"audio", "distortions", "encoders", "records"},
+    "_prepare": {"_checks", "audio", "distortions", "encoders", "records"},
+    "pipeline": {
+        *("_batches", "_checks", "_devices", "_frames", "_prepare"),
+        *("audio", "distortions", "encoders", "manifold", "measures", "records"),
+    },
+    # training
+    "losses": {
+        *("_batches", "_checks", "_prepare", "audio", "encoders", "pipeline", "records"),
+    },
+    "_shared_batch": {"aggregate", "encoders", "pipeline", "records"},
+    "_metric_base": {
+        *("_checks", "_devices", "_shared_batch", "aggregate"),
+        *("bounds", "encoders", "pipeline", "records"),
+    },
+    "metrics": {"_checks", "_metric_base", "_shared_batch", "pipeline"},
+    "curriculum": {"_checks", "records"},
+    "lightning": {"_shared_batch", "curriculum", "pipeline"},
+    # files and the command line
+    "_clips": {"_checks", "_files", "audio"},
+    "report": {"_checks", "_clips", "_files", "aggregate", "audio", "records", "utterance"},
+    "plots": {"_clips", "_files"},
+    "manifest": {"_clips", "_files", "report"},
+    "demo": {"_files", "audio", "plots", "report"},
+    "cli": {"_files"},
+    "__main__": {"cli"},
+    "__init__": set(),
 }
 NEVER = {
     "losses": {"bounds", "functional", "report", "plots", "cli", "metrics"},
@@ -37,21 +85,36 @@ NEVER = {
 }
 
 
-def imported(path: Path) -> set[str]:
-    """First-level rooms of the package that a module imports outside of its functions."""
+def files(room: str) -> list[Path]:
+    """The modules of a room: one file, or all files of a folder."""
+    folder = PACKAGE / room
+    return sorted(folder.glob("*.py")) if folder.is_dir() else [PACKAGE / f"{room}.py"]
+
+
+def imported(room: str) -> set[str]:
+    """Other rooms that a room imports outside of its functions."""
     found: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module:
+    nodes = [node for path in files(room) for node in ast.parse(path.read_text("utf-8")).body]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
             if node.module == "torch_mapss":
                 found |= {alias.name for alias in node.names}
             elif node.module.startswith("torch_mapss."):
                 found.add(node.module.split(".")[1])
-    return found
+    return found - {room}
 
 
 @pytest.mark.parametrize("room", ALLOWED)
 def test_stages_import_only_what_is_below_them(room):
-    assert imported(PACKAGE / f"{room}.py") <= ALLOWED[room]
+    assert imported(room) <= ALLOWED[room]
+    for path in files(room):  # a folder's own files are the only ones imported relatively
+        if path.parent == PACKAGE:
+            assert "from ." not in path.read_text("utf-8")
+
+
+def test_every_room_has_its_arrows():
+    rooms = {path.stem for path in PACKAGE.glob("*.py")}
+    assert set(ALLOWED) == rooms | {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 
 
 @pytest.mark.parametrize("room", NEVER)
@@ -60,8 +123,7 @@ def test_losses_never_reach_bounds(room):
     while waiting:
         here = waiting.pop()
         seen.add(here)
-        path = PACKAGE / f"{here}.py"
-        waiting |= imported(path) - seen if path.exists() else set()
+        waiting |= imported(here) - seen
     assert not seen & NEVER[room]
 
 

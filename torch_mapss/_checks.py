@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
+import os
+import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -15,6 +18,18 @@ import torch
 from torch import Tensor
 
 CONVENTIONS = ("paper", "reference")
+
+
+# Where a warning is not to point: this package, and torch, whose decorators call it.
+_INSIDE = tuple(os.path.dirname(path) + os.sep for path in (__file__, torch.__file__))
+
+
+def warn_user(text: str) -> None:
+    """A UserWarning that points at the user's line which led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, UserWarning, stacklevel=level)
 
 
 class Clouds(NamedTuple):
@@ -90,14 +105,37 @@ def check_plain(tensor: Tensor, name: str) -> None:
 
 
 def check_real(value: Any, name: str) -> float:
-    """``value`` as a float; TypeError unless it is a finite real number."""
+    """``value`` as a float; TypeError unless it is a real number, ValueError unless finite."""
     try:
-        number = math.nan if isinstance(value, str | bool) else float(value)
+        number = None if isinstance(value, str | bool) else float(value)
     except (TypeError, ValueError, RuntimeError):
-        number = math.nan
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be a number, got {value!r}. Pass a float.")
     if not math.isfinite(number):
-        raise TypeError(f"{name} must be a finite number, got {value!r}. Pass a float.")
+        raise ValueError(f"{name} must be finite, got {value!r}.")
     return number
+
+
+def check_positive(value: Any, name: str) -> float:
+    """``value`` as a float; TypeError unless a number, ValueError unless positive and finite."""
+    number = check_real(value, name)
+    if number <= 0.0:
+        raise ValueError(f"{name} must be positive, got {value!r}.")
+    return number
+
+
+def check_seed(value: Any, name: str = "seed") -> int:
+    """``value`` as an int that a generator takes.
+
+    Raises:
+        TypeError: not a whole number.
+        ValueError: outside the 64 bits of a generator.
+    """
+    seed = check_whole(value, name)
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"{name} must fit in 64 bits, got {seed}.")
+    return seed
 
 
 def check_whole(value: Any, name: str, least: int | None = None) -> int:
@@ -150,20 +188,17 @@ def check_choice(value: str, name: str, choices: Sequence[str]) -> str:
 def check_map_settings(
     alpha: float, time: float, energy: float, convention: str, conventions: Sequence[str]
 ) -> None:
-    """Raise ValueError unless the settings of a diffusion map are in their ranges."""
+    """Raise unless the settings of a diffusion map are numbers (TypeError), and in their ranges."""
     check_choice(convention, "convention", conventions)
-    for name, value in (("alpha", alpha), ("time", time), ("energy", energy)):
-        if isinstance(value, str | bool) or not hasattr(value, "__float__"):
-            raise TypeError(f"{name} must be a number, got {value!r}.")
+    for name, value in (("alpha", alpha), ("energy", energy)):
+        check_real(value, name)
     if not 0.0 <= alpha <= 1.0:
         raise ValueError(
             f"alpha must lie in [0, 1], got {alpha}. It is the density exponent of the kernel: "
             "1 removes the sampling density, 0 keeps it."
         )
-    if not (time > 0.0 and math.isfinite(time)):
-        raise ValueError(
-            f"time must be a positive, finite number of diffusion steps, got {time}. Use 1."
-        )
+    if check_real(time, "time") <= 0.0:
+        raise ValueError(f"time must be a positive number of diffusion steps, got {time}. Use 1.")
     if not 0.0 < energy <= 1.0:
         raise ValueError(
             f"energy must lie in (0, 1], got {energy}. It is the share of the eigenvalue sum "

@@ -139,7 +139,8 @@ def fit_gamma(parts: MatchParts, embedding: Embedding, settings: Settings) -> tu
     """Gamma of the retained distances, and where there is none (1 and 1 stand in for it)."""
     mean, variance = measures.masked_moments(parts.g, parts.there, parts.members)
     floor = measures.rounding_floor(embedding.coordinates).unsqueeze(-1)
-    collapsed = measures.is_collapsed(mean, variance, floor, settings)
+    # These distances are plain in every convention: no 1e-6 on top of the floor.
+    collapsed = measures.is_collapsed(mean, variance, floor, settings._replace(convention="paper"))
     collapsed = collapsed | embedding.degenerate.unsqueeze(-1)
     mean, variance = torch.where(collapsed, 1.0, mean), torch.where(collapsed, 1.0, variance)
     if settings.convention == "reference":

@@ -5,14 +5,13 @@ Used by :mod:`torch_mapss.pipeline`; losses know its :class:`Grid`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_mapss import audio
+from torch_mapss import _checks, audio
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, WaveformEncoder, check_embeddings
 from torch_mapss.records import Encoded, ReferenceBank
@@ -154,8 +153,7 @@ def warn_unscored(bank: ReferenceBank) -> None:
         counts = torch.bincount(group.scored[:, 0].cpu(), minlength=len(group.items))
         empty += [item for item, count in zip(group.items, counts.tolist()) if count == 0]
     if empty:
-        warnings.warn(
+        _checks.warn_user(
             f"mixtures {sorted(empty)} have no frame in which two sources are active: their scores "
-            "are undefined (NaN in means, left out of losses).",
-            stacklevel=3,
+            "are undefined (NaN in means, left out of losses)."
         )

@@ -73,9 +73,11 @@ def separation_kernel(
             embedding, layout, settings, options.draws, options.seed
         )
         tail = half_width(draws, score, options.confidence)
-        tail = torch.where(_undecided(sides), 0.5, tail)
     else:
         tail = _separation_tail(sides, _spread(embedding, layout, options), options)
+    # Both distances 0, or no map: PS is ½ by rule, and nothing bounds it but its range.
+    undecided = (sides.distance.sum(-1) <= 0.0) | embedding.degenerate.unsqueeze(-1)
+    tail = torch.where(undecided, 0.5, tail)
     if options.convention == "reference":
         unbounded = ~nothing_discarded(embedding, layout)
         radius, tail = radius * unbounded, tail * unbounded
@@ -112,11 +114,6 @@ def _own_and_nearest(squared: Tensor, active: Tensor, layout: Layout) -> Tensor:
     return torch.cat([own, nearest], -1)
 
 
-def _undecided(sides: Sides) -> Tensor:
-    """(F, S') both distances are 0 and PS is ½ by rule: nothing bounds it but its range."""
-    return sides.distance.sum(-1) <= 0.0
-
-
 def _separation_radius(sides: Sides) -> Tensor:
     """[eq:truncation_error_ps]; 0 where PS is ½ by rule (its tail is vacuous there)."""
     total = sides.distance.sum(-1)
@@ -133,6 +130,9 @@ def _spread(embedding: Embedding, layout: Layout, options: Options) -> Spread:
     covariance = deviations.mT @ deviations / divisor[..., None, None]
     ridge = RIDGE if options.convention == "reference" else 0.0
     bottom, top, trace = _extreme_eigenvalues(covariance, embedding.dimension.unsqueeze(-1))
+    # A cluster that is one point but for rounding has no shape: its eigenvalues are none.
+    point = top <= measures.rounding_floor(embedding.coordinates).unsqueeze(-1) * RIDGE
+    bottom, top, trace = (torch.where(point, 0.0, x) for x in (bottom, top, trace))
     bottom, top = bottom + ridge, top + ridge
     trace = trace + ridge * embedding.dimension.unsqueeze(-1)
     some = top > 0.0
@@ -180,7 +180,7 @@ def _separation_tail(sides: Sides, spread: Spread, options: Options) -> Tensor:
     else:
         error = _printed_distance_error(sides.distance, picked, delta / 2.0, options)
         tail = slope * error.sum(-1).sqrt()
-    return torch.where(some, tail, 0.5)
+    return tail
 
 
 def _of_sides(values: Tensor, sides: Sides) -> Tensor:

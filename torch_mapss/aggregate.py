@@ -1,11 +1,9 @@
 """Frames -> utterance: the pooling of the paper [app:agg], over the frames that are scored.
 
-A leaf: torch only. Utterances without any scored frame give NaN, and take no part in gradients.
+Utterances without any scored frame give NaN, and take no part in gradients.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -74,27 +72,42 @@ def pool_separation(
         p: exponent of the mean. 6 favours the high scores of a window.
 
     Returns:
-        (...) in [1.085, 1.315]; NaN where no frame is active.
+        (...) in [1.085, 1.315]; NaN where no frame is active, or one that is has no finite score.
 
     Raises:
-        TypeError: frames not floating point or active not bool.
+        TypeError: frames not floating point or active not bool; window or hop not whole, p no
+            finite number.
         ValueError: shapes that do not fit, window, hop or p below 1.
     """
-    if window < 1 or hop < 1 or p < 1:
-        raise ValueError(
-            f"window and hop must be at least 1 frame and p at least 1, got window={window}, "
-            f"hop={hop}, p={p}."
-        )
+    window, hop, p = check_windows(window, hop, p)
     frames, active = _frames_first(frames, active)
     if frames.shape[-1] == 0:
         return torch.full(frames.shape[:-1], torch.nan, dtype=frames.dtype, device=frames.device)
-    level = _window_level(frames, active, window, hop, p)
-    score = 0.999 + 4.0 / (1.0 + torch.exp(-1.3669 * level + 3.8224))
+    frames = torch.where(frames.isfinite(), frames, torch.nan)
+    score = pesq_score(window_level(frames, active, window, hop, p))
     return torch.where(active.any(-1), score, torch.nan)
 
 
+def check_windows(window: int, hop: int, p: float) -> tuple[int, int, float]:
+    """The three settings of the pooling, in range.
+
+    Raises:
+        TypeError: window or hop not whole, p no finite number.
+        ValueError: one of them below 1.
+    """
+    p = _checks.check_real(p, "p")
+    if p < 1.0:
+        raise ValueError(f"p must be at least 1, got {p}. PESQ's is 6.")
+    return _checks.check_whole(window, "window", 1), _checks.check_whole(hop, "hop", 1), p
+
+
+def pesq_score(level: Tensor) -> Tensor:
+    """s(u) = 0.999 + 4/(1 + exp(-1.3669 u + 3.8224)) [eq:pesq_pooling_ps]."""
+    return 0.999 + 4.0 / (1.0 + torch.exp(-1.3669 * level + 3.8224))
+
+
 def pesq_slope(level: Tensor) -> Tensor:
-    """∂s/∂u of s(u) = 0.999 + 4/(1 + exp(-1.3669 u + 3.8224)) at ``level``."""
+    """∂s/∂u at ``level``, see :func:`pesq_score`."""
     e = torch.exp(-1.3669 * level + 3.8224)
     return 4.0 * 1.3669 * e / (1.0 + e).square()
 
@@ -123,17 +136,28 @@ def window_weights(active: Tensor, window: int, hop: int) -> tuple[Tensor, Tenso
     return inside & active.unsqueeze(-2) & live.unsqueeze(-1), windows
 
 
-def _window_level(frames: Tensor, active: Tensor, window: int, hop: int, p: float) -> Tensor:
-    """ℓ: root mean square over windows of the p-mean in each."""
+def window_means(values: Tensor, inside: Tensor, p: float) -> Tensor:
+    """p-mean (..., windows) of ``values`` (..., F), at least 0, in every window.
+
+    A p-mean scales with its values: as shares of the largest none of their powers underflows. Its
+    slope is infinite where all are 0, and 0 here.
+    """
+    members = torch.where(inside, values.unsqueeze(-2), 0.0)
+    largest = members.detach().amax(-1, keepdim=True)
+    some = largest != 0.0  # NaN is some
+    share = torch.where(some, members / torch.where(some, largest, 1.0), 1.0)
+    power = torch.where(inside, share, 0.0).pow(p).sum(-1) / inside.sum(-1).clamp(min=1)
+    some = some.squeeze(-1)
+    mean = largest.squeeze(-1) * torch.where(some, power, 1.0).pow(1.0 / p)
+    return torch.where(some, mean, 0.0)
+
+
+def window_level(frames: Tensor, active: Tensor, window: int, hop: int, p: float) -> Tensor:
+    """u: root mean square over windows of the p-mean in each."""
     inside, windows = window_weights(active, window, hop)
-    size = inside.sum(-1).clamp(min=1)
-    # The p-mean has an infinite slope where all its frames are 0: mask the input of the power.
-    power = torch.where(inside, frames.unsqueeze(-2), 0.0).abs().pow(p).sum(-1) / size
-    positive = power > 0.0
-    mean = torch.where(positive, torch.where(positive, power, 1.0).pow(1.0 / p), 0.0)
-    square = mean.square().sum(-1) / windows
-    some = square > 0.0
+    square = window_means(frames.abs(), inside, p).square().sum(-1) / windows
+    some = square != 0.0
     return torch.where(some, torch.where(some, square, 1.0).sqrt(), 0.0)
 
 
-PESQ_RANGE = tuple(0.999 + 4.0 / (1.0 + math.exp(-1.3669 * u + 3.8224)) for u in (0.0, 1.0))
+PESQ_RANGE = tuple(pesq_score(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist())

@@ -200,9 +200,11 @@ def truncation_bounds(
         :class:`TruncationBounds` of (...) tensors; 0 where nothing is discarded.
 
     Raises:
-        ValueError: a setting out of its range.
+        TypeError, ValueError: a setting that is no number, or out of its range.
     """
     check_confidence(confidence)
+    _checks.check_positive(time, "time")
+    _checks.check_positive(c, "c")
     _checks.check_choice(convention, "convention", ("paper", "derived"))
     present = embedded.stationary > 0.0
     m = (present.sum(-1) - 1 - embedded.dimension).clamp(min=0)
@@ -251,8 +253,8 @@ def kernels_with_scores(options: Options) -> tuple[measures.Kernel, measures.Ker
 
 
 def check_confidence(confidence: float) -> None:
-    """Raise ValueError unless ``confidence`` lies in (0, 1)."""
-    if not 0.0 < confidence < 1.0:
+    """Raise TypeError unless ``confidence`` is a number, ValueError unless it lies in (0, 1)."""
+    if not 0.0 < _checks.check_real(confidence, "confidence") < 1.0:
         raise ValueError(
             f"confidence must lie strictly between 0 and 1, got {confidence}. It is the share of "
             "cases the interval is to hold, e.g. 0.95 (not 95)."
@@ -273,17 +275,18 @@ def _check_options(options: Options) -> None:
     share = options.n_eff
     if isinstance(share, str):
         _checks.check_choice(share, "n_eff", ("bartlett",))
-    elif not 0.0 < share <= 1.0:
+    elif not 0.0 < _checks.check_real(share, "n_eff") <= 1.0:
         raise ValueError(
             f"n_eff must be a share of the cluster's points in (0, 1] or 'bartlett', got {share}."
         )
-    for name in ("c", "c1", "c2", "cap"):
-        if not getattr(options, name) > 0.0:
-            raise ValueError(f"{name} must be positive, got {getattr(options, name)}.")
-    if not 0.0 < options.floor <= 1.0:
+    for name in ("c", "c1", "c2"):
+        _checks.check_positive(getattr(options, name), name)
+    if options.cap != math.inf:
+        _checks.check_positive(options.cap, "cap")
+    if not 0.0 < _checks.check_real(options.floor, "floor") <= 1.0:
         raise ValueError(
             f"floor must lie in (0, 1], got {options.floor}. It is the share of the largest "
             "eigenvalue that is added to the least one; the paper takes 0.05."
         )
-    if options.draws < 1:
-        raise ValueError(f"draws must be at least 1, got {options.draws}. Use 200 or more.")
+    _checks.check_whole(options.draws, "draws", 1)
+    _checks.check_seed(options.seed)

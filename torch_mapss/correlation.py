@@ -21,7 +21,6 @@ each [sec:propagate_ci_to_corr]. Printed formulas that cannot be right are put r
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
 import torch
@@ -130,7 +129,7 @@ def _paired(scores: Tensor, ratings: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Both in float64, and where both are there."""
     _checks.check_floating(scores, "scores")
     _checks.check_floating(ratings, "ratings")
-    if scores.shape != ratings.shape or scores.ndim < 1:
+    if scores.shape != ratings.shape or scores.ndim < 1 or scores.shape[-1] < 1:
         raise ValueError(
             f"scores and ratings must have one shape (..., Q), systems last, got "
             f"{tuple(scores.shape)} and {tuple(ratings.shape)}. Use NaN for a system without one."
@@ -163,7 +162,7 @@ def _defined(x: Tensor, m: Tensor, present: Tensor, undefined: str) -> Tensor:
         )
         if undefined == "raise":
             raise ValueError(text)
-        warnings.warn(text, UserWarning, stacklevel=4)
+        _checks.warn_user(text)
     return score & rating
 
 
@@ -217,8 +216,7 @@ def correlation_bounds(
     """
     check_confidence(confidence)
     _checks.check_choice(method, "method", METHODS)
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}. The paper takes 10000.")
+    draws, seed = _checks.check_whole(draws, "draws", 1), _checks.check_seed(seed)
     x, m, present = _paired(scores, ratings)
     b, h = (_bounds_of(v, n, present) for v, n in ((radii, "radii"), (half_widths, "half_widths")))
     defined = _defined(x, m, present, undefined)
@@ -349,13 +347,18 @@ def scenario_bounds(
         :class:`ScenarioBounds` of (...) tensors; NaN where nothing is defined.
 
     Raises:
-        ValueError: shapes that do not fit, or ρ_l outside [-1, 1].
+        TypeError: not floating point.
+        ValueError: shapes that do not fit, negative bounds, or ρ_l outside [-1, 1].
     """
+    for name, tensor in (("values", values), ("radii", radii), ("half_widths", half_widths)):
+        _checks.check_floating(tensor, name)
     if not values.shape == radii.shape == half_widths.shape or values.ndim < 2:
         raise ValueError(
             "values, radii and half_widths must have one shape (..., L, N), trials and sources "
             f"last, got {tuple(values.shape)}, {tuple(radii.shape)}, {tuple(half_widths.shape)}."
         )
+    if bool((radii < 0.0).any() | (half_widths < 0.0).any()):
+        raise ValueError("radii and half_widths must be at least 0. Mark what is missing with NaN.")
     rho = torch.as_tensor(correlation, dtype=torch.float64, device=values.device)
     if not bool((rho.abs() <= 1.0).all()):
         raise ValueError(f"correlation must lie in [-1, 1], got {correlation}.")

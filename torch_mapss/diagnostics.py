@@ -138,6 +138,7 @@ def frame_correlation(
         TypeError: not floating point, or active not bool.
         ValueError: shapes that do not fit, lags below 1 or not below F, NaN in active frames.
     """
+    lags = _checks.check_whole(lags, "lags", 1)
     frames, active = _check_frames(frames, active, lags)
     here = active.double()
     mean = (frames * here).sum(-1, keepdim=True) / here.sum(-1, keepdim=True).clamp(min=1.0)
@@ -185,20 +186,19 @@ def source_correlation(
         seed: of the draws.
 
     Returns:
-        :class:`SourceCorrelation`, over all frames where both sources are active.
+        :class:`SourceCorrelation`, over all frames where both sources are active; NaN for a source
+        that never is.
 
     Raises:
         TypeError, ValueError: as the scores; fewer than two outputs, or draws below 2.
     """
     _checks.check_choice(measure, "measure", ("separation", "match"))
-    if draws < 2 or outputs.shape[-2] < 2:
-        raise ValueError(
-            f"a correlation between sources needs at least 2 outputs and 2 draws, got "
-            f"{outputs.shape[-2]} and {draws}."
-        )
+    draws, seed = _checks.check_whole(draws, "draws", 2), _checks.check_seed(seed)
     settings = _settings(alpha, time, energy, convention)
     least = 1 if measure == "separation" else 2
     clouds = _checks.check_clouds(outputs, references, distortions, attributed, active, mask, least)
+    if outputs.shape[-2] < 2:
+        raise ValueError("a correlation between sources needs at least 2 outputs, got 1.")
     resample = bootstrap_separation if measure == "separation" else bootstrap_match
 
     def kernel(embedding: Embedding, layout: Layout, settings: Settings) -> tuple[Tensor, ...]:
@@ -209,10 +209,10 @@ def source_correlation(
     (errors,) = measures.score_frames(clouds, settings, kernel)
     errors = errors.double().reshape(-1, *errors.shape[-2:])  # (frames, S', draws)
     covariance = torch.einsum("fir,fjr->ij", errors, errors)
-    scale = covariance.diagonal().clamp(min=1e-300).sqrt()
-    matrix = covariance / (scale.unsqueeze(-1) * scale)
+    scale = covariance.diagonal().sqrt()
+    matrix = covariance / (scale.unsqueeze(-1) * scale)  # NaN for a source without any error
     off = ~torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
-    return SourceCorrelation(matrix[off].mean(), matrix)
+    return SourceCorrelation(matrix[off].nanmean(), matrix)
 
 
 # --------------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ import copy
 import hashlib
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -321,11 +320,10 @@ class _PerceptualLoss(nn.Module):
         empty = all(len(group.scored) == 0 for group in bank.groups)
         if empty or (self.mapss.check_finite and not bool(defined.any())):
             self._warned = True
-            warnings.warn(
+            _checks.warn_user(
                 f"no estimate of this batch of {bank.batch} can be scored: no drawn frame has its "
                 "own source and another one active. PS and PM add zero, without gradient. This is "
-                "said once.",
-                stacklevel=7,
+                "said once."
             )
 
     # --------------------------------------------------------------------------- module manners

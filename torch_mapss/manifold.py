@@ -47,6 +47,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torch_mapss import _checks, _linalg
+from torch_mapss._autograd import once
 from torch_mapss._devices import working_device
 
 # Eigenvalues closer than this are one group at the cut: the smallest gap that still leaves the
@@ -55,6 +56,8 @@ TIE = 1e-10
 # Where the median is a smaller part than this of the largest squared norm, inner products lose
 # too many digits of the distances (error about 1e-15 |x|^2): they are taken by differences.
 GRAM_RATIO = 1e-3
+# Squared distances below this have too few digits left to divide by: the bandwidth is zero.
+SMALLEST_BANDWIDTH = 1e-290
 # Relative size below which the departure of a gradient from rotation invariance is rounding.
 INVARIANCE_TOLERANCE = 1e-6
 
@@ -99,8 +102,10 @@ class _Kernel(torch.autograd.Function):
 
     With G = dL/dK, E = -G ∘ K / s is dL/dD² at fixed s, and dL/ds = Σ G ∘ K ∘ D² / s² falls on
     the one or two pairs the median is made of. dL/dx_i = 2 Σ_j (E_ij + E_ji)(x_i - x_j), which is
-    one product with a graph Laplacian. ``x`` holds the rows of all ``parts``; each part that
-    wants a gradient gets its rows of that product.
+    one product with a graph Laplacian. ``x`` holds the rows of all parts; each part that wants a
+    gradient gets its rows of that product. ``parts`` are these, then an empty clone of each: every
+    gradient of a score leaves through here, and through the clones it refuses to be differentiated
+    again (saving the parts themselves would take their memory).
     """
 
     @staticmethod
@@ -113,23 +118,33 @@ class _Kernel(torch.autograd.Function):
         *parts: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         squared, (lower, upper, median) = _distances_and_median(x, valid, middle)
-        degenerate = median <= 0.0
+        degenerate = median < SMALLEST_BANDWIDTH
         scale = torch.where(degenerate, 1.0, factor * median)
         kernel = (squared / -scale[:, None, None]).exp_()
         if valid is not None:
             kernel = kernel.masked_fill_(~_pairs(valid), 0.0)
-        ctx.save_for_backward(x, squared, kernel, scale, lower, upper, degenerate, valid)
-        ctx.factor = factor
-        ctx.parts = [(part.shape[-2], part.dtype, part.device) for part in parts]
+        count = len(parts) // 2
+        ctx.save_for_backward(
+            x, squared, kernel, scale, lower, upper, degenerate, valid, *parts[count:]
+        )
+        ctx.factor, ctx.counts = factor, [part.shape[-2] for part in parts[:count]]
         ctx.mark_non_differentiable(squared, degenerate)
         return kernel, squared, degenerate
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, grad: Tensor, _squared: Tensor, _degenerate: Tensor
     ) -> tuple[Tensor | None, ...]:
-        x, squared, kernel, scale, lower, upper, degenerate, valid = ctx.saved_tensors
+        anchors = ctx.saved_tensors[8:]
+        with torch.no_grad():
+            found = _Kernel._gradients(ctx, grad)
+        what = "diffusion maps and the scores read off them"
+        guarded = (g if g is None else once(g, what, anchor) for g, anchor in zip(found, anchors))
+        return *[None] * 4, *guarded, *[None] * len(anchors)
+
+    @staticmethod
+    def _gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+        x, squared, kernel, scale, lower, upper, degenerate, valid, *anchors = ctx.saved_tensors
         weighted = (grad * kernel).div_(-scale[:, None, None])
         weighted.masked_fill_(degenerate[:, None, None], 0.0)
         bandwidth = (weighted * squared).flatten(1).sum(-1) / -scale
@@ -137,16 +152,16 @@ class _Kernel(torch.autograd.Function):
         for place in (lower, upper):
             frame, row, column, group = _tied(squared, valid, place, rounding)
             weighted[frame, row, column] += (bandwidth * (ctx.factor / 2.0) / group)[frame]
-        found: list[Tensor | None] = [None] * 4
+        found: list[Tensor | None] = []
         first = 0
-        for (count, dtype, device), wanted in zip(ctx.parts, ctx.needs_input_grad[4:]):
+        for count, anchor, wanted in zip(ctx.counts, anchors, ctx.needs_input_grad[4:]):
             gradient = None
             if wanted:
                 gradient = _laplacian(weighted, first, count) @ x
-                gradient = _checks.narrowed(gradient, dtype).to(device)
+                gradient = _checks.narrowed(gradient, anchor.dtype).to(anchor.device)
             found.append(gradient)
             first += count
-        return tuple(found)
+        return found
 
 
 def _tied(
@@ -352,6 +367,9 @@ class _RetainedEigenvectors(torch.autograd.Function):
         dimension = retained_dimension(nontrivial, count, settings.energy, settings.convention)
         columns = width or (int(dimension.max()) if len(dimension) else 1)
         kept = torch.arange(columns, device=s.device) < dimension.unsqueeze(-1)
+        # An eigenvalue 0 within d (energy 1, a kernel of low rank) gives a column of zeros. It
+        # shares its gap with the others as a discarded one does.
+        kept = kept & (nontrivial[:, :columns] > 0.0)
         power = torch.where(kept, nontrivial[:, :columns].pow(settings.time), 0.0)
         phi = vectors[..., -columns:].flip(-1) * power.unsqueeze(-2)
         ctx.save_for_backward(values, vectors, kept)
@@ -538,9 +556,10 @@ def _kernel(
     cloud: Cloud, valid: Tensor | None, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor]:
     points = _centre(cloud.points, valid)
+    parts = *cloud.parts, *(part[:0].clone() for part in cloud.parts)
     if settings.convention == "reference":  # exp(-D²/(2 σ²)), lower middle value
-        return _Kernel.apply(points, valid, 2.0, False, *cloud.parts)
-    return _Kernel.apply(points, valid, 1.0, True, *cloud.parts)
+        return _Kernel.apply(points, valid, 2.0, False, *parts)
+    return _Kernel.apply(points, valid, 1.0, True, *parts)
 
 
 def _count(points: Tensor, valid: Tensor | None) -> Tensor:

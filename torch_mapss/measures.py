@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torch_mapss import _checks
+from torch_mapss._autograd import once
 from torch_mapss.manifold import Embedding, Settings, embed, gather
 from torch_mapss.special import gammaincc, log_gammaincc
 
@@ -438,7 +439,6 @@ class _Recomputed(torch.autograd.Function):
         return results
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[1:]
         leaves = [x.detach().requires_grad_(w) for x, w in zip(ctx.saved_tensors, wanted)]
@@ -449,8 +449,13 @@ class _Recomputed(torch.autograd.Function):
             return (None,) * (len(leaves) + 1)
         outputs, weights = zip(*live)
         chosen = [leaf for leaf, w in zip(leaves, wanted) if w]
-        found = iter(torch.autograd.grad(outputs, chosen, weights, allow_unused=True))
-        return None, *(next(found) if w else None for w in wanted)
+        weights = [weight.detach() for weight in weights]
+        found = torch.autograd.grad(outputs, chosen, weights, allow_unused=True)
+        inputs = [x for x, w in zip(ctx.saved_tensors, wanted) if w]
+        guarded = iter(
+            g if g is None else once(g, "scores of frames", x) for g, x in zip(found, inputs)
+        )
+        return None, *(next(guarded) if w else None for w in wanted)
 
 
 def _finish(parts: tuple[Tensor, ...], clouds: _checks.Clouds, dtype: torch.dtype) -> Tensor:

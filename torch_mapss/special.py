@@ -46,8 +46,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torch_mapss._autograd import once
 from torch_mapss._devices import working_device
 
+_WHAT = "gammaincc and log_gammaincc"  # said of second derivatives
 # Exponent at which the integrals are cut: exp(-40) = 4e-18 of the largest value.
 _CUT = 40.0
 # Points of the Gauss-Legendre rule: errors reach rounding level (1e-15) from 40 on.
@@ -299,32 +301,6 @@ def _tail(k: Tensor, x: Tensor) -> _Tail:
     return _select(good, tail, _Tail(nan, edge, edge, nan, edge, edge))
 
 
-class _FirstDerivative(torch.autograd.Function):
-    """Passes a derivative through and refuses to be differentiated again.
-
-    ``once_differentiable`` would not do: it watches the incoming gradient only, so a gradient
-    penalty on Q would silently treat dQ/dk as a constant.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(derivative: Tensor, k: Tensor, x: Tensor) -> Tensor:
-        return derivative.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        return None
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError(
-            "gammaincc and log_gammaincc have first derivatives only, but a second one was asked "
-            "for (as a gradient penalty or a Hessian does): its value is not known here. Detach "
-            "k and x, or differentiate once."
-        )
-
-
 class _GammaTail(torch.autograd.Function):
     """Value (Q or log Q) with the derivatives of `_tail`; inputs are float64 and of one shape."""
 
@@ -345,7 +321,7 @@ class _GammaTail(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         k, x, *slopes = ctx.saved_tensors
         grads = (
-            grad * _FirstDerivative.apply(slope, k, x) if needed else None
+            grad * once(slope, _WHAT, k, x) if needed else None
             for slope, needed in zip(slopes, ctx.needs_input_grad, strict=False)
         )
         return *grads, None, None

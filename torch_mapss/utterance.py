@@ -58,10 +58,10 @@ def pool_match_bounds(
         :class:`~torch_mapss.bounds.Bounds` of (...) tensors; NaN where no frame is active.
 
     Raises:
-        TypeError: not floating point, or active not bool.
+        TypeError: not floating point, active not bool, or gap not whole.
         ValueError: shapes that do not fit, negative or NaN bounds in active frames, gap below 0.
     """
-    _check_settings(convention, gap)
+    gap = _check_settings(convention, gap)
     radius, tail, active = _frames(radius, tail, active)
     count = active.sum(-1).clamp(min=1).to(tail.dtype)
     mean = aggregate.masked_mean(radius, active)
@@ -102,15 +102,15 @@ def pool_separation_bounds(
     Raises:
         TypeError, ValueError: as :func:`pool_match_bounds`, or window, hop or p below 1.
     """
-    _check_settings(convention, gap)
-    _check_windows(window, hop, p)
+    gap = _check_settings(convention, gap)
+    window, hop, p = aggregate.check_windows(window, hop, p)
     _checks.check_floating(frames, "frames")
     radius, tail, active = _frames(radius, tail, active, frames)
-    frames = torch.where(active, frames, 0.0)
-    level = aggregate._window_level(frames, active, window, hop, p)
+    frames = torch.where(active, _checks.lifted(frames), 0.0)
+    level = aggregate.window_level(frames, active, window, hop, p)
     if convention == "derived":
-        shift = aggregate._window_level(radius, active, window, hop, p)
-        bias = _logistic(level + shift) - _logistic(level)
+        shift = aggregate.window_level(radius, active, window, hop, p)
+        bias = aggregate.pesq_score(level + shift) - aggregate.pesq_score(level)
         weights = _pooling_gradient(frames, active, level, window, hop, p)
         width = (math.sqrt(gap + 1) * (weights * tail).square().sum(-1).sqrt()).minimum(
             (weights * tail).sum(-1)
@@ -127,11 +127,6 @@ def pool_separation_bounds(
     return Bounds(bias, width, bias + width)
 
 
-def _logistic(level: Tensor) -> Tensor:
-    """s(u) [eq:pesq_pooling_ps]."""
-    return 0.999 + 4.0 / (1.0 + torch.exp(-1.3669 * level + 3.8224))
-
-
 def _pooling_gradient(
     frames: Tensor, active: Tensor, level: Tensor, window: int, hop: int, p: float
 ) -> Tensor:
@@ -139,7 +134,7 @@ def _pooling_gradient(
     inside, windows = aggregate.window_weights(active, window, hop)
     size = inside.sum(-1).clamp(min=1).to(frames.dtype).unsqueeze(-1)  # (..., windows, 1)
     values = torch.where(inside, frames.abs().unsqueeze(-2), 0.0)
-    mean = (values.pow(p).sum(-1, keepdim=True) / size).pow(1.0 / p)
+    mean = aggregate.window_means(frames.abs(), inside, p).unsqueeze(-1)
     some = mean > 0.0
     inner = (values / torch.where(some, mean, 1.0)).pow(p - 1.0) / size
     inner = torch.where(some, inner, size.pow(-1.0 / p)) * inside
@@ -150,21 +145,10 @@ def _pooling_gradient(
     return (outer * inner).sum(-2)
 
 
-def _check_settings(convention: str, gap: int) -> None:
+def _check_settings(convention: str, gap: int) -> int:
+    """The gap; frames further apart than it count as independent."""
     _checks.check_choice(convention, "convention", CONVENTIONS)
-    if gap < 0:
-        raise ValueError(
-            f"gap must be at least 0 frames, got {gap}. Frames further apart than that count as "
-            "independent; the paper found 4."
-        )
-
-
-def _check_windows(window: int, hop: int, p: float) -> None:
-    if window < 1 or hop < 1 or p < 1:
-        raise ValueError(
-            f"window and hop must be at least 1 frame and p at least 1, got window={window}, "
-            f"hop={hop}, p={p}. Use the values the score was pooled with."
-        )
+    return _checks.check_whole(gap, "gap", 0)
 
 
 def _frames(
@@ -188,7 +172,8 @@ def _frames(
     for name, values in (("radius", radius), ("tail", tail), ("frames", frames)):
         if values is not None:
             _check_active_values(values, name, active)
-    return torch.where(active, radius, 0.0), torch.where(active, tail, 0.0), active
+    radius, tail = (torch.where(active, _checks.lifted(x), 0.0) for x in (radius, tail))
+    return radius, tail, active
 
 
 def _check_active_values(values: Tensor, name: str, active: Tensor) -> None:

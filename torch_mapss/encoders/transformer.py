@@ -16,12 +16,13 @@ import dataclasses
 import math
 import os
 import threading
-import warnings
 import weakref
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from torch_mapss._checks import warn_user
 
 from .base import MEMORY_BUDGET, Encoder
 from .checkpoint import PREPROCESSOR, Checkpoint, find_checkpoint, read_tensors
@@ -356,11 +357,10 @@ def _default_rate(config: dict[str, Any]) -> int:
 
 def _assumed_preprocessor(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
     normalize = config.feat_extract_norm == "layer"
-    warnings.warn(
+    warn_user(
         f"checkpoint {checkpoint.name!r} has no {PREPROCESSOR}: its input is assumed to be "
         f"{_default_rate(checkpoint.config)} Hz and {'' if normalize else 'not '}normalised, as is "
-        f"usual with {config.feat_extract_norm} norm. Add the file to be sure.",
-        stacklevel=2,
+        f"usual with {config.feat_extract_norm} norm. Add the file to be sure."
     )
     return {"do_normalize": normalize}
 

@@ -1,0 +1,39 @@
+"""Derivatives that must not be differentiated again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Once(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(derivative: Tensor, what: str, *sources: Tensor) -> Tensor:
+        return derivative.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.what = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            f"{ctx.what} have first derivatives only, but a second one was asked for (as a "
+            "gradient penalty or a Hessian does): its value is not known here. Detach the inputs, "
+            "or differentiate once."
+        )
+
+
+def once(derivative: Tensor, what: str, *sources: Tensor) -> Tensor:
+    """``derivative``, which depends on ``sources``; differentiating it again is an error.
+
+    ``once_differentiable`` alone would not do: it watches the incoming gradient only, so a
+    gradient penalty would silently take the derivative for a constant.
+    """
+    if not torch.is_grad_enabled():  # nobody records it
+        return derivative
+    return _Once.apply(derivative, what, *sources)
