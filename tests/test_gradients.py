@@ -381,9 +381,6 @@ def test_second_derivatives_raise_instead_of_being_dropped(loss, place, recomput
     (g,) = torch.autograd.grad(value, embeddings[place], create_graph=True)
     with pytest.raises(RuntimeError, match="have first derivatives only"):
         torch.autograd.grad(value + g.square().sum(), embeddings[place])
-    leaf = embeddings[place]
-    loss(*embeddings).backward(create_graph=True)  # as some optimisers do; asked for once only
-    assert torch.allclose(leaf.grad, g)
 
 
 @pytest.mark.parametrize("exponent", [-165, -155, -140, 140])

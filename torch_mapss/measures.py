@@ -449,8 +449,8 @@ class _Recomputed(torch.autograd.Function):
             return (None,) * (len(leaves) + 1)
         outputs, weights = zip(*live)
         chosen = [leaf for leaf, w in zip(leaves, wanted) if w]
-        weights = [weight.detach() for weight in weights]
-        found = torch.autograd.grad(outputs, chosen, weights, allow_unused=True)
+        plain = [weight.detach() for weight in weights]
+        found = torch.autograd.grad(outputs, chosen, plain, allow_unused=True)
         inputs = [x for x, w in zip(ctx.saved_tensors, wanted) if w]
         guarded = iter(
             g if g is None else once(g, "scores of frames", x) for g, x in zip(found, inputs)
