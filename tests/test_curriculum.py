@@ -249,9 +249,9 @@ def test_states_of_other_settings_are_refused():
         (lambda: Quantile("ps", 1.5, above=1.0), r"q must lie in \[0, 1\]"),
         (lambda: Quantile("ps", 0.5), "exactly one of above and below"),
         (lambda: Quantile("ps", 0.5, above=0.1, below=0.2), "exactly one of above and below"),
-        (lambda: Quantile("ps", 0.5, above=NAN), "level must be a finite number"),
+        (lambda: Quantile("ps", 0.5, above=NAN), "level must be finite"),
         (lambda: Fraction("ps", 0.5, above=50), "level of a share must lie"),
-        (lambda: Trend("ps", span=1, above=0.0), "span must be a whole number of at least 2"),
+        (lambda: Trend("ps", span=1, above=0.0), "span must be at least 2"),
         (lambda: median(patience=0), "patience must be"),
         (lambda: median(hysteresis=-0.1), "hysteresis must be at least 0"),
         (lambda: median(smoothing=1.0), r"smoothing must lie in \[0, 1\)"),
@@ -267,3 +267,31 @@ def test_bad_settings(make, message):
 def test_conditions_have_a_type():
     with pytest.raises(TypeError, match="must be Quantile, Fraction or Trend, got str"):
         FrameTrigger("ps > 0.7")
+
+
+@pytest.mark.parametrize("make", [lambda: median(patience=1.5), lambda: median(hysteresis="a")])
+def test_settings_are_numbers(make):
+    with pytest.raises(TypeError, match="must be a"):
+        make()
+    assert median(patience=np.int64(2)).patience == 2
+
+
+def test_a_refused_batch_leaves_nothing_behind():
+    trigger = FrameTrigger(Quantile("ps", 0.5, above=0.5), Quantile("pm", 0.5, above=0.5))
+    with pytest.raises(KeyError, match="pm"):
+        trigger.observe({"ps": [0.9] * 10})
+    trigger.observe({"ps": [0.1], "pm": [0.9]})
+    assert trigger.step() is None
+
+
+def test_epochs_of_the_cooldown_are_forgotten():
+    trigger = FrameTrigger(Trend("ps", span=2, above=0.05), cooldown=2)
+    assert [trigger.update({"ps": [v]}) is not None for v in (0.1, 0.2)] == [False, True]
+    fired = [trigger.update({"ps": [v]}) is not None for v in (0.3, 0.5, 0.6, 0.7)]
+    assert fired == [False, False, False, True]  # two epochs after the cooldown make a slope
+
+
+def test_infinite_frames_are_undefined():
+    trigger = median(min_frames=2)
+    trigger.update({"ps": [math.inf, 0.2]})
+    assert all(math.isnan(value) for value in trigger.statistics.values())

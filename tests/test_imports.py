@@ -67,7 +67,7 @@ ALLOWED = {
     },
     "metrics": {"_checks", "_metric_base", "_shared_batch", "pipeline"},
     "curriculum": {"_checks", "records"},
-    "lightning": {"_shared_batch", "curriculum", "pipeline"},
+    "lightning": {"_checks", "_shared_batch", "bounds", "curriculum", "pipeline"},
     # files and the command line
     "_clips": {"_checks", "_files", "audio"},
     "report": {"_checks", "_clips", "_files", "aggregate", "audio", "records", "utterance"},

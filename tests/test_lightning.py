@@ -267,3 +267,69 @@ def test_recipe_in_two_processes(tmp_path):
         one, two = (column(log, name) for log in logs)
         assert len(one) == 2
         assert two == pytest.approx(one, abs=1e-6)
+
+
+def test_half_widths_of_pm_and_attribution_reach_the_trigger():
+    mapss = small()
+    preds, target = pair(2)
+    bounds = mapss.bounds(preds[:, 1:], target, 0.8, attributed=(1,))
+    limit = float(bounds.pm.tail[bounds.active].median())
+    rule = FrameTrigger(Quantile("pm", 0.5, above=0.0), half_width=limit)
+    callback = CurriculumCallback(rule, mapss, attributed=(1,), confidence=0.8)
+    model = Model(mapss)
+    model.validation_step = lambda batch, batch_idx: {"preds": batch[0], "target": batch[1]}
+    fit(model, callback, 1, loader(preds[:, 1:], target))
+    counted = int((bounds.pm.tail[bounds.active] <= limit).sum())
+    assert callback.events[0].frames == {"pm": counted}
+
+
+def test_bad_settings_are_refused_at_once():
+    for options, error, message in (
+        ({"confidence": 95}, ValueError, "not 95"),
+        ({"mapss": "mel"}, TypeError, "mapss must be"),
+        ({"attributed": "ab"}, TypeError, "attributed must be"),
+    ):
+        with pytest.raises(error, match=message):
+            CurriculumCallback(trigger(), **options)
+
+
+@pytest.mark.parametrize("missing", ["outputs", "mapss"])
+def test_the_sanity_check_says_what_is_missing(missing):
+    model = Model(small())
+    if missing == "outputs":
+        model.validation_step = lambda batch, batch_idx: None
+    else:
+        model.mapss = None
+    with pytest.raises(TypeError, match=r"preds|mapss"):
+        fit(model, CurriculumCallback(trigger()), 1, loader(*pair(2)), num_sanity_val_steps=1)
+    assert model.stages == [0]  # not an epoch has been trained
+
+
+class ByHand(Model):
+    """Logs what is no single number at the end of the epoch, as the metrics' notes say."""
+
+    def __init__(self, mapss):
+        super().__init__(mapss)
+        self.sources = PerceptualSeparation(mapss, reduction="source")
+        self.wide = PerceptualMatch(mapss, half_width=0.9)
+
+    def validation_step(self, batch, index):
+        for metric in (self.sources, self.wide):
+            metric.update(*batch)
+        return super().validation_step(batch, index)
+
+    def on_validation_epoch_end(self):
+        self.log_dict({f"ps_{i}": x for i, x in enumerate(self.sources.compute().flatten())})
+        self.log_dict(self.wide.compute())
+        for metric in (self.sources, self.wide):
+            metric.reset()
+
+
+def test_values_that_are_no_single_number_are_logged_by_hand():
+    mapss = small()
+    trainer = fit(ByHand(mapss), CurriculumCallback(trigger()), 1, loader(*pair(2)))
+    scores = mapss(*pair(2)).utterance()
+    logged = trainer.callback_metrics
+    for source in range(2):
+        assert float(logged[f"ps_{source}"]) == pytest.approx(float(scores.ps[:, source].mean()))
+    assert {"pm", "pm_half_width"} <= set(logged)

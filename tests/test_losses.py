@@ -7,7 +7,9 @@ import functools
 import math
 import pickle
 import warnings
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from clouds import numerical_derivative
@@ -41,7 +43,7 @@ def leaky(references: Tensor, share: float = 0.3, seed: int = 9) -> Tensor:
 
 
 @functools.cache
-def scorer(encoder: str = "mel", **options) -> MAPSS:
+def scorer(encoder: Any = "mel", **options) -> MAPSS:
     """With eight distortions a source, so that a call takes milliseconds."""
     banks = {f"{k}_bank": DistortionBank(k, size=8) for k in ("separation", "match")}
     return MAPSS(encoder, **banks, **options)
@@ -638,14 +640,15 @@ def test_with_a_gradient_scaler(references):
 @pytest.mark.parametrize(
     ("estimates", "given", "error", "message"),
     [
-        ((2, 100), (2, 100), ValueError, r"100 samples.*needs at least"),
+        ((1, 2, 100), (1, 2, 100), ValueError, r"100 samples.*needs at least"),
         ((1, 2, 4799), (1, 2, 4800), ValueError, "4799 samples and references 4800.*trim=True"),
         ((1, 1, 4800), (1, 1, 4800), ValueError, "at least two references"),
         ((1, 1, 4800), (1, 2, 4800), ValueError, "attributed"),
         ((4800,), (4800,), ValueError, r"shape \(B, S, T\) or \(S, T\)"),
         ((1, 2, 2, 4800), (1, 2, 2, 4800), ValueError, "Channels are not sources"),
         ((2, 2, 4800), (1, 2, 4800), ValueError, "same B mixtures"),
-        ((2, 4800), (1, 2, 4800), ValueError, "same B mixtures"),
+        ((2, 4800), (1, 2, 4800), ValueError, r"speaker by speaker.*estimates\.unsqueeze"),
+        ((2, 4800), (2, 4800), ValueError, r"mode='permutation-wise'"),
     ],
 )
 def test_shapes_that_do_not_fit(estimates, given, error, message):
@@ -773,8 +776,10 @@ def test_one_scorer_serves_all():
     mapss = scorer()
     losses = [make(mapss) for make in LOSSES.values()]
     assert all(loss.mapss is mapss for loss in losses)
-    with pytest.raises(TypeError, match="layer cannot be set beside mapss="):
+    with pytest.raises(ValueError, match="layer cannot be applied to the MAPSS"):
         SeparationLoss(mapss, layer=2)
+    with pytest.raises(ValueError, match="encoder cannot be applied to the MAPSS"):
+        SeparationLoss(mapss, encoder="waveform")
     with pytest.raises(TypeError, match=r"mapss must be a torch_mapss\.MAPSS, got str"):
         SeparationLoss("mel")
 
@@ -792,13 +797,36 @@ def test_copies_and_pickles_right_after_a_step(references):
     estimates = leaky(references).requires_grad_()
     loss(estimates, references).backward()
     twin, revived = copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))
-    assert twin.mapss is loss.mapss
     assert twin.draws == revived.draws == loss.draws
     expected = loss(estimates, references)
     torch.testing.assert_close(twin(estimates, references), expected)
     torch.testing.assert_close(revived(estimates, references), expected)
-    model = copy.deepcopy(nn.ModuleDict({"net": nn.Linear(2, 2), "loss": loss}))
-    assert model["loss"].mapss is loss.mapss
+
+
+class Projection(nn.Module):
+    """An encoder with weights."""
+
+    sample_rate, hop, receptive_field = 16_000, 320, 400
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(400, 8))
+
+    def forward(self, wave: Tensor) -> Tensor:
+        return wave.unfold(-1, 400, 320) @ self.weight
+
+
+def test_a_copy_shares_the_weights_until_it_moves(references):
+    mapss = scorer(encoder=Projection())
+    model = nn.ModuleDict({"net": nn.Linear(2, 2), "loss": MAPSSLoss(mapss), "ps": mapss})
+    twin = copy.deepcopy(model)
+    assert twin["loss"].mapss is twin["ps"]
+    here, there = (m["ps"].encoder.function.weight for m in (model, twin))
+    assert here is there
+    twin.to("meta")  # stands for another device
+    assert twin["ps"].encoder.function.weight.device.type == "meta"
+    assert model["ps"].encoder.function.weight is here
+    assert torch.isfinite(model["loss"](leaky(references), references))
 
 
 @pytest.mark.slow
@@ -867,8 +895,8 @@ def test_wrapped_for_several_processes(single_process, references, wrap):
         ({"reduction": "median"}, "reduction must be one of"),
         ({"weighting": "loud"}, "weighting must be None, 'energy' or a function"),
         ({"pit": "sdr"}, "pit must be one of"),
-        ({"frames": 0}, "frames must be a whole number of at least 1"),
-        ({"frames": 2.5}, "frames must be a whole number"),
+        ({"frames": 0}, "frames must be at least 1"),
+        ({"seed": 2**70}, "seed must fit in 64 bits"),
         ({"separation": -1.0}, "separation must be a finite weight"),
         ({"match": math.nan}, "match must be a finite weight"),
         ({"separation": 0, "match": 0}, "both 0"),
@@ -879,6 +907,39 @@ def test_wrapped_for_several_processes(single_process, references, wrap):
 def test_bad_settings(options, message):
     with pytest.raises(ValueError, match=message):
         MAPSSLoss(scorer(), **options)
+
+
+@pytest.mark.parametrize("name", ["frames", "seed"])
+def test_counts_are_whole(name):
+    with pytest.raises(TypeError, match=f"{name} must be a whole number, got 2.5"):
+        MAPSSLoss(scorer(), **{name: 2.5})
+    assert getattr(MAPSSLoss(scorer(), **{name: np.int64(5)}), name) == 5
+
+
+def test_weights_may_change_between_calls(references):
+    loss = MAPSSLoss(scorer(), match=0.0, match_mode="log1p")
+    estimates = leaky(references)
+    loss(estimates, references)
+    loss.weights["match"] = 0.1
+    expected = MAPSSLoss(loss.mapss, match=0.1, match_mode="log1p")
+    torch.testing.assert_close(loss(estimates, references), expected(estimates, references))
+    loss.weights.update(separation=0.0, match=0.0)
+    with pytest.raises(ValueError, match="both 0"):
+        loss(estimates, references)
+
+
+def test_waveforms_beside_a_bank_are_its_references(references):
+    loss = MAPSSLoss(scorer(trim=True), extra=lambda e, r: (e - r).square().mean(-1))
+    estimates, bank = leaky(references), loss.mapss.prepare(references)
+    expected = loss(estimates, references)
+    torch.testing.assert_close(loss(estimates, bank, waveforms=references), expected)
+    longer = torch.nn.functional.pad(references, (0, 40), value=1.0)
+    torch.testing.assert_close(loss(estimates, longer), expected)  # trimmed alike
+    for wrong in (references[:1], references[:, :1], longer):
+        with pytest.raises(ValueError, match=r"waveforms must be the references \(B, S, T\)"):
+            loss(estimates, bank, waveforms=wrong)
+    with pytest.raises(ValueError, match="waveforms must be finite"):
+        loss(estimates, bank, waveforms=torch.full_like(references, math.nan))
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,12 @@ def test_half_width_bounds_the_mean():
         assert float(found[f"{name}_half_width"]) == pytest.approx(expected, rel=1e-5)
         plain = metric_class(mapss)
         torch.testing.assert_close(found[name], plain(preds, target))
+        few = metric_class(mapss, half_width=0.9, frames=5)
+        some = getattr(mapss.bounds(*pair(2), 0.9, frames=5), name)
+        drawn = mapss(*pair(2), frames=5).active
+        widths = [float(w[a].mean()) for w, a in zip(some.total, drawn) if a.any()]
+        value = few(*pair(2))[f"{name}_half_width"]
+        assert float(value) == pytest.approx(sum(widths) / len(widths), rel=1e-5)
     with pytest.raises(ValueError, match="half_width"):
         PerceptualMatch(mapss, half_width=0.9, log=True)
     with pytest.raises(ValueError, match="confidence"):
@@ -868,3 +874,13 @@ def test_plot_of_other_ranges_and_of_frames():
     legend = each.plot()[1].get_legend()
     assert [t.get_text() for t in legend.get_texts()] == ["Source 0", "Source 1"]
     pyplot.close("all")
+
+
+def test_sources_before_any_update_are_nan():
+    for attributed, sources in ((None, 1), ((2, 0), 2)):
+        metric = PerceptualSeparation(
+            small(), reduction="source", attributed=attributed, keep_items=True
+        )
+        with pytest.warns(UserWarning, match="before the ``update``"):
+            assert metric.compute().flatten().isnan().tolist() == [True] * sources
+        assert metric.item_scores().shape == (0, 0)

@@ -31,14 +31,12 @@ from torch_mapss._shared_batch import (
 )
 from torch_mapss.aggregate import PESQ_RANGE, masked_mean
 from torch_mapss.bounds import check_confidence
-from torch_mapss.encoders import CustomEncoder, Encoder
-from torch_mapss.pipeline import MAPSS
+from torch_mapss.encoders import CustomEncoder
+from torch_mapss.pipeline import MAPSS, EncoderChoice, resolve
 from torch_mapss.records import ReferenceBank, ScoreBounds, Scores
 
-EncoderChoice = str | Encoder | Callable[[Tensor], Tensor]
 # State of fixed size, so that processes that saw nothing can be reduced with the others.
 MAX_SOURCES = 64
-DEFAULT_ENCODER = "wav2vec2-large"
 # What the constructors below hand on to a MAPSS of their own.
 _MAPSS_OPTIONS = frozenset(inspect.signature(MAPSS).parameters) - {"encoder"}
 
@@ -271,7 +269,8 @@ class PerceptualMetric(Metric):
 
     def _value(self) -> Tensor:
         if self.reduction == "source":
-            sources = int(self.sources)
+            known = self._request.attributed  # before any update a source is NaN all the same
+            sources = int(self.sources) or len(known or (0,))
             return _ratio(self.source_sum, self.source_count)[:sources]
         return _ratio(self.item_sum, self.items)
 
@@ -309,7 +308,7 @@ class PerceptualMetric(Metric):
         items = [
             masked_mean(i.nan_to_num(0.0), ~i.isnan()).unsqueeze(-1) for i in self._each_item()
         ]
-        return _padded(items).squeeze(-1)
+        return _padded(items).squeeze(-1) if items else torch.zeros(0, 0)
 
     def plot(self, val: Any = None, ax: Any = None) -> tuple[Any, Any]:
         """Plot one or several values.
@@ -407,31 +406,10 @@ class PerceptualMetric(Metric):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PerceptualMetric:
         """A copy with states of its own; the weights of the encoder are shared."""
-        for encoder in self.mapss._encoders:
-            if isinstance(encoder, CustomEncoder):  # pretrained ones share by themselves
-                memo[id(encoder)] = encoder
         clone = type(self).__new__(type(self))
         memo[id(self)] = clone
         clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return clone
-
-
-def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]) -> MAPSS:
-    """The MAPSS given, or one made of the other arguments."""
-    if mapss is None:
-        return MAPSS(encoder, **options)
-    if not isinstance(mapss, MAPSS):
-        raise TypeError(
-            f"mapss must be a torch_mapss.MAPSS, got {type(mapss).__name__}. An encoder is passed "
-            "by keyword: encoder='mel'."
-        )
-    extra = sorted(options) + ([] if encoder == DEFAULT_ENCODER else ["encoder"])
-    if extra:
-        raise ValueError(
-            f"{', '.join(extra)} cannot be applied to the MAPSS that was given. Set them when "
-            "making it: MAPSS(encoder, ...)."
-        )
-    return mapss
 
 
 def _check_tensor(x: object, name: str) -> None:

@@ -169,8 +169,14 @@ def _score_with_bounds(
     if isinstance(target, Tensor):
         target = mapss.prepare(target, batch.lengths)
     scores = mapss(preds, target, wanted.attributed, frames=wanted.frames)
-    confidence = wanted.confidence
-    found = mapss.bounds(preds.detach(), target, confidence, wanted.attributed)  # type: ignore[arg-type]
+    assert wanted.confidence is not None
+    found = mapss.bounds(
+        preds.detach(),
+        target,
+        wanted.confidence,
+        wanted.attributed,
+        frames=wanted.frames,  # the same ones: both draw with the generator they have by default
+    )
     for measure in ("separation", "match"):
         here = wanted._replace(measure=measure)
         batch.results[here] = found

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,7 @@ class Trend:
 
     def __post_init__(self) -> None:
         _check_measure(self.measure)
-        _check_whole(self.span, "span", 2)
+        _checks.check_whole(self.span, "span", 2)
         _check_level(self.above, self.below)
 
     def statistic(self, frames: Tensor) -> float:
@@ -176,7 +176,7 @@ class FrameTrigger:
         hysteresis: how far, in units of its level, a statistic may fall back behind the level
             before the condition stops holding: so a run of good epochs survives small dips.
         cooldown: defined epochs after a firing that do not count, for the model to settle on the
-            harder task.
+            harder task: neither as held nor in running means, slopes and best values.
         smoothing: weight of the past in the running mean of each statistic, in [0, 1): 0 takes
             the epoch as it is, 0.8 averages about five epochs.
         half_width: count only frames whose confidence half-width is at most this; the bounds
@@ -209,16 +209,16 @@ class FrameTrigger:
     ) -> None:
         self.conditions = _checked_conditions(conditions)
         self.require = _checks.check_choice(require, "require", ("all", "any"))
-        self.patience = _check_whole(patience, "patience", 1)
+        self.patience = _checks.check_whole(patience, "patience", 1)
         self.hysteresis = _check_number(hysteresis, "hysteresis", least=0.0)
-        self.cooldown = _check_whole(cooldown, "cooldown", 0)
+        self.cooldown = _checks.check_whole(cooldown, "cooldown", 0)
         self.smoothing = _check_number(smoothing, "smoothing", least=0.0)
         if self.smoothing >= 1.0:
             raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}. 1 would never move.")
         self.half_width = (
             None if half_width is None else _check_number(half_width, "half_width", least=0.0)
         )
-        self.min_frames = _check_whole(min_frames, "min_frames", 1)
+        self.min_frames = _checks.check_whole(min_frames, "min_frames", 1)
         self.events: list[TriggerEvent] = []
         self.epoch = 0
         self.statistics: dict[str, float] = {}
@@ -261,13 +261,16 @@ class FrameTrigger:
             KeyError: a measure that a condition needs is missing.
             ValueError: shapes differ, or ``half_width`` is set and bounds are missing.
         """
+        found = {}  # all or nothing: a batch that is refused leaves no measure behind
         for measure in self.measures:
             values = _values(scores, measure)
             counted = values.isfinite()
             if self.half_width is not None:
                 widths = _half_widths(bounds, measure, values)
                 counted &= widths <= self.half_width  # False for NaN
-            self._frames.setdefault(measure, []).append(values[counted])
+            found[measure] = values[counted]
+        for measure, values in found.items():
+            self._frames.setdefault(measure, []).append(values)
 
     def step(self) -> TriggerEvent | None:
         """Close the epoch.
@@ -281,9 +284,11 @@ class FrameTrigger:
         if any(len(values) < self.min_frames for values in frames.values()):
             self.statistics = {str(condition): math.nan for condition in self.conditions}
             return None
+        cooling = self._waiting > 0
+        memories = [replace(m) for m in self._memories] if cooling else self._memories
         values = [
             self._remember(condition, memory, frames[condition.measure])
-            for condition, memory in zip(self.conditions, self._memories)
+            for condition, memory in zip(self.conditions, memories)
         ]
         self.statistics = {str(c): value for c, value in zip(self.conditions, values)}
         return self._judge(values, {measure: len(v) for measure, v in frames.items()})
@@ -495,19 +500,12 @@ def _check_level(above: float | None, below: float | None) -> None:
 
 
 def _check_number(value: Any, name: str, least: float = -math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value!r}.")
-    if value < least:
+    number = _checks.check_real(value, name)
+    if number < least:
         raise ValueError(f"{name} must be at least {least:g}, got {value!r}.")
-    return float(value)
+    return number
 
 
 def _check_unit(value: Any, name: str) -> None:
     if _check_number(value, name) < 0.0 or value > 1.0:
         raise ValueError(f"{name} must lie in [0, 1], got {value!r}.")
-
-
-def _check_whole(value: Any, name: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
-    return value

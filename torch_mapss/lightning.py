@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from torch_mapss import _checks
 from torch_mapss._shared_batch import Pooling, Request, batch_of, frame_scores
+from torch_mapss.bounds import check_confidence
 from torch_mapss.curriculum import FrameTrigger, TriggerEvent
 from torch_mapss.pipeline import MAPSS
 
@@ -64,8 +66,10 @@ class CurriculumCallback(Callback):
         prefix: of the logged names; give two curricula different ones.
 
     Raises:
-        TypeError: no FrameTrigger; at the first use, also a module without ``mapss`` or
-            ``on_curriculum_stage``, or a ``validation_step`` that returns something else.
+        TypeError: no FrameTrigger; when training starts (or its sanity check), also a module
+            without ``mapss`` or ``on_curriculum_stage``, or a ``validation_step`` that returns
+            something else.
+        ValueError: a confidence out of its range.
 
     Example::
 
@@ -88,8 +92,13 @@ class CurriculumCallback(Callback):
                 f"trigger must be a torch_mapss.FrameTrigger, got {type(trigger).__name__}. Make "
                 "one of conditions, e.g. FrameTrigger(Quantile('ps', 0.25, above=0.7))."
             )
+        if mapss is not None and not isinstance(mapss, MAPSS):
+            raise TypeError(f"mapss must be a torch_mapss.MAPSS, got {type(mapss).__name__}.")
+        check_confidence(confidence)
         self.trigger, self.prefix, self.on_stage = trigger, prefix, on_stage
-        self.attributed = None if attributed is None else tuple(attributed)
+        self.attributed = None
+        if attributed is not None:
+            self.attributed = _checks.whole_numbers(attributed, "attributed")
         self.confidence = confidence
         self._mapss = mapss
         self._frames: dict[str, list[Tensor]] = {}
@@ -144,6 +153,9 @@ class CurriculumCallback(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Collect the frames of a batch."""
+        if trainer.sanity_checking:  # what is missing is said before an epoch is spent
+            _signals(outputs)
+            self._find_mapss(pl_module)
         if not _listens(trainer):
             return
         preds, target, lengths = _signals(outputs)

@@ -17,19 +17,20 @@ All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estim
     advises: inside, it would run the encoder's backward pass in half precision.
 *No parameters.* The encoder is frozen and no part of the module tree: ``parameters()`` and
     ``state_dict()`` of a model that holds a loss are those of the model alone, as data-parallel
-    and sharded training want it. ``copy.deepcopy`` shares the encoder, ``pickle`` carries it.
+    and sharded training want it (an ``extra`` that is a module is a submodule like any other).
+    Copies share the encoder's weights until one moves to another device; ``pickle`` carries them.
 *Eager under compilation.* A compiled step leaves its graph at the loss and goes on behind it.
 
 Fewer frames (``frames=100``) and smaller banks (``DistortionBank(..., size=24)``) make a step
 cheaper. Frames are drawn at random, so each source's mean is unbiased over the draws that reach
-it; a source that a draw misses is left out of that step. A smaller bank is another, coarser
+it; a source that a draw misses is left out of that step. As each call draws anew, leave such a
+loss out of activation checkpointing, which would call it again. A smaller bank is another, coarser
 measure: its loss ranks outputs much as the full one does but lies elsewhere, so compare losses of
 one bank only (``benchmarks/training_step.py`` measures both).
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import math
@@ -43,8 +44,7 @@ from torch import Tensor, nn
 
 from torch_mapss import _batches, _checks, audio
 from torch_mapss._prepare import Grid
-from torch_mapss.encoders import Encoder
-from torch_mapss.pipeline import MAPSS
+from torch_mapss.pipeline import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
 from torch_mapss.records import ReferenceBank, Scores
 
 __all__ = ["LossRecord", "MAPSSLoss", "MatchLoss", "SeparationLoss"]
@@ -99,12 +99,15 @@ class LossRecord:
 class _PerceptualLoss(nn.Module):
     """What the three losses share: the scorer, frames, permutations, reductions."""
 
-    measures = "both"
+    @property
+    def measures(self) -> str:
+        """What of a :class:`~torch_mapss.MAPSS` is computed: "both", "separation" or "match"."""
+        raise NotImplementedError
 
     def __init__(
         self,
         mapss: MAPSS | None,
-        encoder: str | Encoder | Callable[[Tensor], Tensor],
+        encoder: EncoderChoice,
         reduction: str,
         weighting: str | Weighting | None,
         pit: str | None,
@@ -113,12 +116,12 @@ class _PerceptualLoss(nn.Module):
         options: dict[str, Any],
     ) -> None:
         super().__init__()
-        self.mapss = _scorer(mapss, encoder, options)
+        self.mapss = resolve(mapss, encoder, options)
         self.reduction = _checks.check_choice(reduction, "reduction", REDUCTIONS)
         self.weighting = _checked_weighting(weighting)
         self.pit = pit if pit is None else _checks.check_choice(pit, "pit", PIT)
-        self.frames = _checked_frames(frames)
-        self.seed = int(seed)
+        self.frames = None if frames is None else _checks.check_whole(frames, "frames", 1)
+        self.seed = _checks.check_seed(seed)
         #: Calls made in training mode, which choose the random frames: set it to resume exactly.
         self.draws = 0
         #: :class:`LossRecord` of the last call.
@@ -137,8 +140,9 @@ class _PerceptualLoss(nn.Module):
         """The loss of a batch.
 
         Args:
-            estimates: (B, S', T) or (S', T) waveforms; the gradient runs through them.
-            references: (B, S, T) or (S, T) waveforms, or a bank of them
+            estimates: (B, S', T) waveforms; the gradient runs through them. (S', T) is refused:
+                a wrapper that goes speaker by speaker hands in (B, T), which looks the same.
+            references: (B, S, T) waveforms, or a bank of them
                 (``loss.mapss.prepare(references)``), which saves most of the cost.
             attributed: (S',) which reference each estimate belongs to; all in order by default.
                 Train on the target alone with one estimate and ``attributed=(0,)``.
@@ -186,12 +190,13 @@ class _PerceptualLoss(nn.Module):
 
     # --------------------------------------------------------------------------- one call
 
-    def _check_rank(self, estimates: object) -> None:
-        if getattr(estimates, "ndim", 3) == 2 and self.reduction in ("item", "none"):
+    @staticmethod
+    def _check_rank(estimates: object) -> None:
+        if getattr(estimates, "ndim", 3) == 2:
             shape = tuple(estimates.shape)  # type: ignore[attr-defined]
             raise ValueError(
-                f"reduction={self.reduction!r} needs estimates (B, S', T), got {shape}: the first "
-                "axis could be mixtures or sources. PS and PM compare an estimate with all sources "
+                f"a loss takes estimates (B, S', T), got {shape}: the first axis could be mixtures "
+                "or sources. PS and PM compare an estimate with all sources "
                 "of its mixture, so they cannot be computed speaker by speaker; a permutation "
                 "wrapper must hand in whole mixtures (mode='permutation-wise'). For one mixture "
                 "pass estimates.unsqueeze(0)."
@@ -209,10 +214,9 @@ class _PerceptualLoss(nn.Module):
             estimates, references, attributed, lengths, self.measures, warn=False
         )
         if waveforms is None and isinstance(references, Tensor):
-            waveforms = references
+            waveforms = references[..., : bank.samples]
         if waveforms is not None:
-            waveforms = audio.as_waveform(waveforms, "references")
-            waveforms = waveforms if waveforms.ndim == 3 else waveforms.unsqueeze(0)
+            waveforms = _of_bank(audio.as_waveform(waveforms, "waveforms"), bank)
         return _Call(waves, bank, index, waveforms, self._generator())
 
     def _generator(self) -> torch.Generator | None:
@@ -328,15 +332,6 @@ class _PerceptualLoss(nn.Module):
 
     # --------------------------------------------------------------------------- module manners
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _PerceptualLoss:
-        """A copy that shares the frozen scorer, as copies of a model (averages, say) should."""
-        memo[id(self.mapss)] = self.mapss
-        twin = self.__class__.__new__(self.__class__)
-        memo[id(self)] = twin
-        for name, value in self.__dict__.items():
-            twin.__dict__[name] = copy.deepcopy(value, memo)
-        return twin
-
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
         names = ("reduction", "weighting", "pit", "frames", "seed")
@@ -389,7 +384,7 @@ class SeparationLoss(_PerceptualLoss):
         pit: str | None = None,
         frames: int | None = None,
         seed: int = 0,
-        encoder: str | Encoder | Callable[[Tensor], Tensor] = "wav2vec2-large",
+        encoder: EncoderChoice = DEFAULT_ENCODER,
         **options: Any,
     ) -> None:
         super().__init__(mapss, encoder, reduction, weighting, pit, frames, seed, options)
@@ -426,7 +421,7 @@ class MatchLoss(_PerceptualLoss):
         pit: str | None = None,
         frames: int | None = None,
         seed: int = 0,
-        encoder: str | Encoder | Callable[[Tensor], Tensor] = "wav2vec2-large",
+        encoder: EncoderChoice = DEFAULT_ENCODER,
         **options: Any,
     ) -> None:
         super().__init__(mapss, encoder, reduction, weighting, pit, frames, seed, options)
@@ -477,7 +472,7 @@ class MAPSSLoss(_PerceptualLoss):
         pit: str | None = None,
         frames: int | None = None,
         seed: int = 0,
-        encoder: str | Encoder | Callable[[Tensor], Tensor] = "wav2vec2-large",
+        encoder: EncoderChoice = DEFAULT_ENCODER,
         **options: Any,
     ) -> None:
         super().__init__(mapss, encoder, reduction, weighting, pit, frames, seed, options)
@@ -491,7 +486,12 @@ class MAPSSLoss(_PerceptualLoss):
                 f"{type(extra).__name__}. Pass e.g. lambda e, r: 0.1 * (e - r).abs().mean(-1)."
             )
         self.extra = extra
-        self.measures = _needed(self.weights)
+        _needed(self.weights)
+
+    @property
+    def measures(self) -> str:
+        """As the weights need it; they may be changed between calls."""
+        return _needed(self.weights)
 
     def _frame_terms(self, scores: Scores) -> list[tuple[str, float, Tensor]]:
         terms = []
@@ -517,7 +517,9 @@ class MAPSSLoss(_PerceptualLoss):
                 "extra needs the references as waveforms, and a bank was handed in. Pass them "
                 "along: loss(estimates, bank, waveforms=references)."
             )
-        references = call.waveforms[:, list(call.attributed)]
+        lengths, check = call.bank.lengths, self.mapss.check_finite
+        references, _ = _batches.sound_waveforms(call.waveforms, "waveforms", lengths, check)
+        references = references[:, list(call.attributed)]
         value = self.extra(call.estimates, references.to(call.estimates.dtype))
         return _reduced_extra(value, self.reduction, call.estimates.shape[:2])
 
@@ -699,6 +701,17 @@ def _without_autocast(estimates: object) -> AbstractContextManager[Any]:
 # ------------------------------------------------------------------------------------------------
 
 
+def _of_bank(waveforms: Tensor, bank: ReferenceBank) -> Tensor:
+    """References as waveforms, of the shape the bank was made from."""
+    expected = bank.batch, bank.sources, bank.samples
+    if tuple(waveforms.shape) != expected:
+        raise ValueError(
+            f"waveforms must be the references (B, S, T) = {expected} the bank was made of, got "
+            f"{tuple(waveforms.shape)}. Nothing is broadcast or cut."
+        )
+    return waveforms
+
+
 def _placed(call: _Call, order: Tensor | None) -> _Call:
     """The call with estimates brought into the order of the references."""
     if order is None:
@@ -724,26 +737,6 @@ def _stable_seed(seed: int, draw: int) -> int:
     return int.from_bytes(digest[:4], "big")
 
 
-def _scorer(
-    mapss: MAPSS | None,
-    encoder: str | Encoder | Callable[[Tensor], Tensor],
-    options: dict[str, Any],
-) -> MAPSS:
-    if mapss is None:
-        return MAPSS(encoder, **options)
-    if not isinstance(mapss, MAPSS):
-        raise TypeError(
-            f"mapss must be a torch_mapss.MAPSS, got {type(mapss).__name__}. Name an encoder with "
-            "encoder='mel'."
-        )
-    if options:
-        raise TypeError(
-            f"{', '.join(sorted(options))} cannot be set beside mapss=, which has settings of its "
-            "own. Set them on the MAPSS."
-        )
-    return mapss
-
-
 def _checked_weighting(weighting: str | Weighting | None) -> str | Weighting | None:
     if weighting is None or weighting == "energy" or callable(weighting):
         return weighting
@@ -751,16 +744,6 @@ def _checked_weighting(weighting: str | Weighting | None) -> str | Weighting | N
         "weighting must be None, 'energy' or a function from scores and bank to weights "
         f"(B, S', F), got {weighting!r}."
     )
-
-
-def _checked_frames(frames: int | None) -> int | None:
-    if frames is None:
-        return None
-    if isinstance(frames, bool) or not isinstance(frames, int) or frames < 1:
-        raise ValueError(
-            f"frames must be a whole number of at least 1, or None for all, got {frames!r}."
-        )
-    return frames
 
 
 def _checked_weights(weights: object, scores: Scores) -> Tensor:

@@ -18,9 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from torch_mapss import _checks
-from torch_mapss._metric_base import DEFAULT_ENCODER, EncoderChoice, PerceptualMetric, resolve
+from torch_mapss._metric_base import PerceptualMetric
 from torch_mapss._shared_batch import Pooling, Target, item_means
-from torch_mapss.pipeline import MAPSS
+from torch_mapss.pipeline import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
 
 __all__ = [
     "PerceptualMatch",
@@ -157,17 +157,22 @@ class PerceptualSeparation(PerceptualMetric):
             none still share the weights of a named encoder, but each encodes for itself.
         encoder: makes a MAPSS if ``mapss`` is None.
         reduction: what ``compute`` returns. ``"mean"``: a 0-dim tensor, the mean over items.
-            ``"source"``: (S',), the mean of each source by its place (log it with ``log_dict``).
+            ``"source"``: (S',), the mean of each source by its place.
             ``"pesq"``: 0-dim, with the paper's pooling over frames, in [1.085, 1.315]. ``"none"``:
             frame scores (n, S', F) on the CPU, NaN where undefined; these grow with every update.
+            Lightning's ``self.log`` takes metrics of a single number. Log others by name at the end
+            of the epoch, ``self.log_dict({f"ps_{i}": x for i, x in enumerate(values)})`` of
+            ``values = metric.compute().flatten()``, and call ``metric.reset()``.
         attributed: (S',) the reference each estimate belongs to; all in order if None.
             ``attributed=(0,)`` scores one estimate against the first of the references.
         keep_items: also keep every item's scores, on the CPU, for :meth:`item_scores`.
-        half_width: a confidence in (0, 1), e.g. 0.95: ``compute`` then returns a dictionary (for
-            ``log_dict``) of the mean ``"ps"`` and its ``"ps_half_width"``, the mean of the frames'
+        half_width: a confidence in (0, 1), e.g. 0.95: ``compute`` then returns a dictionary (log it
+            at the end of the epoch: ``self.log_dict(metric.compute())``, then ``reset()``) of the
+            mean ``"ps"`` and its ``"ps_half_width"``, the mean of the frames'
             error bounds (truncation plus tail): where every frame's bound holds, the mean is off
             by no more. Costs about as much again.
-        frames: score at most so many frames of a batch, drawn at random: cheaper and coarser.
+        frames: score at most so many frames of a batch, drawn at random: cheaper and coarser. An
+            item that the draw misses counts among ``skipped``.
         kwargs: keywords of :class:`torch_mapss.MAPSS` (``layer``, ``sample_rate``, ``trim``,
             ``seed``, ...) and of :class:`torchmetrics.Metric` (``sync_on_compute``, ...).
 

@@ -37,6 +37,8 @@ from torch_mapss.measures import match_parts, score_frames, separation_parts
 from torch_mapss.records import Encoded, FrameBounds, Group, ReferenceBank, ScoreBounds, Scores
 
 Recall = Callable[[Encoder, Tensor], Tensor]
+EncoderChoice = str | Encoder | Callable[[Tensor], Tensor]
+DEFAULT_ENCODER = "wav2vec2-large"
 MEASURES = ("both", "separation", "match")
 # What the kernels of the bounds return, see :func:`torch_mapss.bounds.kernels_with_scores`.
 _BOUND_NAMES = (
@@ -86,10 +88,10 @@ class MAPSS(nn.Module):
 
     def __init__(
         self,
-        encoder: str | Encoder | Callable[[Tensor], Tensor] = "wav2vec2-large",
+        encoder: EncoderChoice = DEFAULT_ENCODER,
         layer: int | None = None,
         *,
-        match_encoder: str | Encoder | Callable[[Tensor], Tensor] | None = None,
+        match_encoder: EncoderChoice | None = None,
         separation_bank: DistortionBank | None = None,
         match_bank: DistortionBank | None = None,
         seed: int = 0,
@@ -529,6 +531,29 @@ class MAPSS(nn.Module):
             (group,) = _sound_groups([group], sound)
             parts.append(Part(group, group.scored, (outputs[0], outputs[1])))
         return parts
+
+
+def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]) -> MAPSS:
+    """The MAPSS given, or one made of the other arguments.
+
+    Raises:
+        TypeError: ``mapss`` is something else.
+        ValueError: both are given.
+    """
+    if mapss is None:
+        return MAPSS(encoder, **options)
+    if not isinstance(mapss, MAPSS):
+        raise TypeError(
+            f"mapss must be a torch_mapss.MAPSS, got {type(mapss).__name__}. An encoder is passed "
+            "by keyword: encoder='mel'."
+        )
+    extra = sorted(options) + ([] if encoder == DEFAULT_ENCODER else ["encoder"])
+    if extra:
+        raise ValueError(
+            f"{', '.join(extra)} cannot be applied to the MAPSS that was given. Set them when "
+            "making it: MAPSS(encoder, ...)."
+        )
+    return mapss
 
 
 def encode_checked(encoder: Encoder, waves: Tensor) -> Tensor:

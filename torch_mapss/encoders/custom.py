@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,7 +34,8 @@ class CustomEncoder(Encoder):
 
     A module is frozen and held in evaluation mode, at every call anew, for it may also belong to a
     model that is trained: a measure that learns measures nothing. It gets waveforms in the dtype
-    of its weights, which `half()` and its like on the encoder leave alone.
+    of its weights, which `half()` and its like on the encoder leave alone. Copies share it until
+    one of them moves to another device.
 
     Args:
         function: the callable or module; optional attributes are `name`, `layer`, `feature_size`.
@@ -53,6 +55,7 @@ class CustomEncoder(Encoder):
             receptive_field=grid["receptive_field"],
         )
         self.function = function
+        self._shared = False  # with the encoder of a copy
         if isinstance(function, nn.Module):
             function.eval().requires_grad_(False)
 
@@ -73,7 +76,16 @@ class CustomEncoder(Encoder):
 
     def _apply(self, fn: Any, recurse: bool = True) -> CustomEncoder:
         # Called by to(), half(), …: the device is taken over, the precision is the module's own.
+        weights = [*self.parameters(), *self.buffers()]
+        if self._shared and any(fn(x.new_empty(0)).device != x.device for x in weights):
+            self.function = copy.deepcopy(self.function)  # the other one stays where it is
+            self._shared = False
         return super()._apply(lambda x: x.to(fn(x.new_empty(0)).device), recurse)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CustomEncoder:
+        memo[id(self)] = twin = type(self)(self.function)
+        twin._shared = self._shared = isinstance(self.function, nn.Module)
+        return twin
 
 
 def _read_grid(function: Any) -> dict[str, int]:
