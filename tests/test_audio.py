@@ -886,3 +886,43 @@ def test_the_device_gives_the_same_numbers() -> None:
     )
     assert torch.equal(audio.source_activity(y, 400, 320).cpu(), audio.source_activity(x, 400, 320))
     assert audio.match_sources(y[[1, 0]], y).device == y.device
+
+
+@pytest.mark.parametrize(
+    ("suffix", "format", "subtype"),
+    [
+        ("wav", "RF64", "PCM_16"),
+        ("w64", "W64", "PCM_24"),
+        ("aiff", "AIFF", "PCM_16"),
+        ("au", "AU", "PCM_16"),
+        ("wav", "WAV", "FLOAT"),
+        ("wav", "WAVEX", "PCM_16"),
+    ],
+)
+@pytest.mark.parametrize("share", [0.5, 0.99])
+def test_a_truncated_file_of_any_kin_of_wav_is_refused(
+    tmp_path: Path, suffix: str, format: str, subtype: str, share: float
+) -> None:
+    path = tmp_path / f"x.{suffix}"
+    wave = np.random.default_rng(0).uniform(-0.5, 0.5, (48_000, 2)).astype(np.float32)
+    soundfile.write(path, wave, 16_000, format=format, subtype=subtype)
+    whole, rate = audio.load_audio(path)
+    assert (whole.shape, rate) == ((2, 48_000), 16_000)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ValueError, match="truncated"):
+        audio.load_audio(path)
+
+
+def test_a_file_that_may_not_be_read_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.wav"
+    path.write_bytes(b"RIFF")
+
+    def refused(*arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refused)  # root may read anything
+    with pytest.raises(ValueError, match="permission denied"):
+        audio.load_audio(path)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -336,7 +338,7 @@ def test_names_survive_where_file_names_are_bytes(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "größer", 1, ("système",))
     runs = [
         ["score", "--references", *references, "--estimates", *estimates, *QUICK, "--plot"],
-        ["evaluate", str(manifest), *QUICK, "--frames"],
+        ["evaluate", str(manifest), *QUICK, "--save-frames"],
     ]
     outs = [tmp_path / "ergebnis_ü", tmp_path / "résultats"]
     code = (
@@ -390,3 +392,98 @@ def test_a_missing_progress_bar_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert cli.progress([1, 2], quiet=True) == [1, 2]
     with pytest.raises(ImportError, match="pip install tqdm"):
         cli.progress([1, 2])
+
+
+# ------------------------------------------------------------------------------------------------
+# Streams, folders and processes
+# ------------------------------------------------------------------------------------------------
+
+
+def test_closed_streams_are_no_failure(files: tuple[list[str], list[str]]) -> None:
+    references, estimates = files
+    arguments = ["score", "--references", *references, "--estimates", *estimates, *QUICK]
+    code = (
+        "import sys\nsys.stderr = None\nfrom torch_mapss.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    assert "PS" in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--out", "--plot"])
+def test_a_folder_that_cannot_be_written_to_is_told_before_scoring(
+    option: str,
+    tmp_path: Path,
+    files: tuple[list[str], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def never(**options: Any) -> None:
+        raise AssertionError("scored before the folder was looked at")
+
+    monkeypatch.setattr("torch_mapss.report.evaluate", never)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    target = tmp_path / "x.png" if option == "--plot" else tmp_path
+    assert score(files, option, str(target)) == 2
+    assert "cannot be written to" in error_of(capsys)
+
+
+def test_where_the_plot_went_is_told(
+    tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given, written in (("plain", "plain.png"), ("", "scores.png")):
+        assert score(files, "--plot", str(tmp_path / given)) == 0
+        assert (tmp_path / written).is_file()
+        assert f"Written to {tmp_path / written}\n" in capsys.readouterr().out
+    assert score(files, "--plot", str(tmp_path / "x.xyz")) == 2
+    assert "not 'xyz'" in error_of(capsys)
+
+
+def test_only_the_first_process_speaks(
+    files: tuple[list[str], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert score((files[0], ["nothing.wav", "nothing.wav"])) == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_options_of_the_encoder_reach_it(
+    tmp_path: Path, files: tuple[list[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch_mapss import pipeline
+
+    seen: dict[str, Any] = {}
+
+    def noted(*arguments: Any, **options: Any) -> None:
+        seen.update(options, encoder=arguments[0], layer=arguments[1])
+        raise ValueError("enough")
+
+    monkeypatch.setattr(pipeline, "MAPSS", noted)
+    given = {
+        **{"encoder": "some/where", "layer": "4", "dtype": "bfloat16", "device": "cpu"},
+        "cache_dir": str(tmp_path),
+    }
+    options = [
+        word for key, value in given.items() for word in ("--" + key.replace("_", "-"), value)
+    ]
+    assert score(files, *options, "--local-files-only") == 2
+    assert seen["layer"] == 4
+    assert seen["local_files_only"] is True
+    assert {key: seen[key] for key in given if key != "layer"} == {
+        key: value for key, value in given.items() if key != "layer"
+    }
+
+
+@pytest.mark.parametrize("names", [("", " "), ("a", "")])
+def test_blank_names_are_refused(
+    names: tuple[str, str],
+    files: tuple[list[str], list[str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert score(files, "--names", *names) == 2
+    assert "one name for each" in error_of(capsys)

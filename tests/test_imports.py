@@ -70,7 +70,9 @@ ALLOWED = {
     "lightning": {"_checks", "_shared_batch", "bounds", "curriculum", "pipeline"},
     # files and the command line
     "_clips": {"_checks", "_files", "audio"},
-    "report": {"_checks", "_clips", "_files", "aggregate", "audio", "records", "utterance"},
+    "report": {
+        *("_checks", "_clips", "_files", "aggregate", "audio", "bounds", "records", "utterance"),
+    },
     "plots": {"_clips", "_files"},
     "manifest": {"_clips", "_files", "report"},
     "demo": {"_files", "audio", "plots", "report"},

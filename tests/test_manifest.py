@@ -25,7 +25,8 @@ from separations import (
     write_manifest,
 )
 
-from torch_mapss import MAPSS, cli, evaluate, manifest
+from torch_mapss import MAPSS, DistortionBank, cli, evaluate, manifest
+from torch_mapss.distortions import Distortion
 from torch_mapss.report import MEANS, Request
 
 QUICK = ("--encoder", "mel", "--bank-size", "5")
@@ -163,7 +164,7 @@ def test_bounds_permutation_and_frames(corpus: Path, tmp_path: Path) -> None:
     entries = entries_of(corpus)[:1]
     entries[0]["systems"] = {"x/y": entries[0]["systems"]["good"][::-1]}
     path = save_manifest(corpus.parent, entries, "swapped.json")
-    run(path, tmp_path, request=Request(permute=True, bounds=True), frames=True)
+    run(path, tmp_path, request=Request(permute=True, bounds=True), save_frames=True)
     rows = rows_of(tmp_path / "scores.csv")
     assert [row["source"] for row in rows] == ["b", "a"]
     assert [row["estimate"] for row in rows] == ["m0/good/b.wav", "m0/good/a.wav"]
@@ -529,3 +530,85 @@ def test_the_gpu_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert manifest.local_device("cuda") == "cuda:3"
     assert manifest.local_device("cpu") == "cpu"
     assert manifest.local_device(None) is None
+
+
+# ------------------------------------------------------------------------------------------------
+# Nothing of the manifest is left out
+# ------------------------------------------------------------------------------------------------
+
+
+def test_names_that_are_no_utf8_are_scored(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path, 1, ("good",))
+    (entry,) = entries_of(path)
+    file = path.parent / entry["systems"]["good"][0]
+    odd = file.with_name("caf\udce9.wav")  # the byte E9, as Python has it
+    try:
+        file.rename(odd)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
+    entry["systems"]["good"][0] = str(odd.relative_to(path.parent))
+    entry["mixture_id"] = "\ud800"
+    path.write_text(json.dumps([entry]), encoding="utf-8")
+    out = tmp_path / "out"
+    for _ in range(2):  # scored, then found to be scored
+        outcome = run(path, out)
+        assert (outcome.sets[0]["scored"], outcome.failures) == (1, ())
+        assert len(rows_of(out / "scores.csv")) == 2
+
+
+def test_a_file_that_changes_meanwhile_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_manifest(tmp_path, 2, ("good",))
+    file = path.parent / entries_of(path)[0]["systems"]["good"][0]
+    join = manifest._join
+
+    def touched(*arguments: Any) -> Any:
+        file.touch()
+        return join(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "_join", touched)
+        assert evaluate_command(path, tmp_path / "out") == cli.SOME_FAILED
+    rows = rows_of(tmp_path / "out" / "scores.csv")
+    assert [row["status"] for row in rows] == ["failed", "failed", "ok", "ok"]
+    assert "changed while the run went on" in rows[0]["reason"]
+    assert evaluate_command(path, tmp_path / "out") == cli.OK
+
+
+def test_a_manifest_without_systems_is_refused(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path, 2, ("good",))
+    entries = entries_of(path)
+    entries[0]["systems"] = {}
+    path.write_text(json.dumps(entries), encoding="utf-8")
+    assert len(manifest.load_manifest(path)) == 2
+    entries[1]["systems"] = {}
+    path.write_text(json.dumps(entries), encoding="utf-8")
+    with pytest.raises(manifest.ManifestError, match="no system in any"):
+        manifest.load_manifest(path)
+
+
+def test_distortions_of_your_own_are_part_of_the_settings(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path, 1, ("good",))
+
+    def scorer(amount: float) -> MAPSS:
+        member = Distortion("own", "own", louder, {"amount": amount})
+        return MAPSS("mel", match_bank=DistortionBank("match", only=("echo",), extra=(member,)))
+
+    mixtures = manifest.load_manifest(path)
+    manifest.run(mixtures, tmp_path / "out", lambda: scorer(2.0))
+    with pytest.raises(ValueError, match="other settings"):
+        manifest.run(mixtures, tmp_path / "out", lambda: scorer(3.0))
+
+
+def louder(waveform: torch.Tensor, sample_rate: int, amount: float) -> torch.Tensor:
+    return torch.tanh(amount * waveform)
+
+
+def test_a_confidence_that_nothing_uses_is_no_setting(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path, 1, ("good",))
+    out = tmp_path / "out"
+    assert evaluate_command(path, out) == cli.OK
+    assert evaluate_command(path, out, "--confidence", "0.8") == cli.OK
+    assert evaluate_command(path, out, "--confidence", "7") == cli.BAD_INPUT
+    assert evaluate_command(path, out, "--bounds") == cli.BAD_INPUT

@@ -192,3 +192,16 @@ def test_without_matplotlib_the_plot_names_the_extra(
         report.plot()
     with pytest.raises(ImportError, match=r"pip install torch_mapss\[plot\]"):
         plots.plot_values([0.5])
+
+
+def test_no_report_is_told() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        plots.plot_reports([])
+
+
+def test_a_long_name_leaves_room_for_the_means() -> None:
+    ax = plots.new_figure(4.0, 2.0).add_subplot()
+    plots._name(ax, "folder/" * 20 + "the end")
+    title = ax.get_title(loc="left")
+    assert len(title) == 40
+    assert title.endswith("the end")

@@ -449,3 +449,18 @@ def test_sample_rate_of_files_is_refused(tmp_path: Path, mapss: MAPSS, truth: Te
     mixed = evaluate(estimates=leaky(truth), references=paths, mapss=mapss, sample_rate=RATE)
     plain = evaluate(estimates=leaky(truth), references=truth, mapss=mapss)
     assert [row.ps for row in mixed.rows] == [row.ps for row in plain.rows]
+
+
+def test_input_of_another_kind_is_told() -> None:
+    waves = torch.randn(2, 4000)
+    for rate, error in ((0, ValueError), ("16000", TypeError)):
+        with pytest.raises(error, match="sample_rate must be"):
+            evaluate(estimates=waves, references=waves, sample_rate=rate, encoder="mel")
+    with pytest.raises(ValueError, match="confidence"):
+        evaluate(estimates=waves, references=waves, confidence=95, encoder="mel")
+    options = {"estimates": waves, "references": waves, "mapss": small_mapss()}
+    report = evaluate(**options, names=(name for name in ("one", "two")))
+    assert report.sources == ("one", "two")
+    assert report == report
+    assert report != evaluate(**options)
+    assert hash(report) == hash(report)

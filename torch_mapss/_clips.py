@@ -127,7 +127,7 @@ def _read_arrays(
 
 def renamed(clips: Sequence[Clip | None], names: Sequence[str]) -> tuple[Clip | None, ...]:
     """Clips with names of the caller's own."""
-    unique = _files.numbered([str(name) for name in names])
+    unique = _files.numbered([_files.shown(str(name)) for name in names])
     return tuple(
         None if clip is None else clip._replace(name=name) for clip, name in zip(clips, unique)
     )

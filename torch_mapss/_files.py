@@ -66,7 +66,7 @@ def make_folder(path: str | os.PathLike[str]) -> str:
     """Create a folder with its parents.
 
     Raises:
-        ValueError: it, or one of its parents, is a file, or it cannot be made.
+        ValueError: it, or one of its parents, is a file, or it cannot be made or written to.
     """
     path = os.fspath(path)
     try:
@@ -81,6 +81,10 @@ def make_folder(path: str | os.PathLike[str]) -> str:
             f"the folder {shown(path)!r} cannot be made: {error.strerror}. Name one that can be "
             "written to."
         ) from None
+    if not os.access(path or ".", os.W_OK | os.X_OK):
+        raise ValueError(
+            f"the folder {shown(path)!r} cannot be written to: permission denied. Name another one."
+        )
     return path
 
 
@@ -165,7 +169,7 @@ def plain(value: Any) -> Any:
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Aligned columns for a terminal; the first ``left`` ones are words, the rest numbers."""
-    lines = [list(columns), *map(list, rows)]
+    lines = [[_one_line(item) for item in line] for line in (columns, *rows)]
     widths = [max(_width(line[k]) for line in lines) for k in range(len(columns))]
     text = []
     for line in lines:
@@ -176,6 +180,11 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int 
         text.append("  ".join(cells).rstrip())
     text.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(text)
+
+
+def _one_line(text: str) -> str:
+    """``text`` without line ends and other signs that would break a column."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _width(text: str) -> int:

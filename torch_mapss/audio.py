@@ -180,8 +180,9 @@ def load_audio(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file cannot be decoded, is a folder, is cut short (noticed for WAV, FLAC,
-            OGG, and MP3 that states its length), has no samples, or has NaN or infinite ones.
+        ValueError: the file cannot be read or decoded, is a folder, is cut short (noticed for WAV
+            and its kin, AIFF, AU, FLAC, OGG, and MP3 that states its length), has no samples, or
+            has NaN or infinite ones.
         ImportError: the `soundfile` package is missing.
     """
     path = os.fspath(path)
@@ -195,6 +196,10 @@ def load_audio(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
                 samples = file.read(dtype="float32", always_2d=True)
                 expected, rate = file.frames, int(file.samplerate)
                 exact = file.format != "MP3" or _has_mp3_length(stream)
+    except PermissionError as error:
+        raise ValueError(
+            f"{path!r} cannot be read: permission denied. Change its mode, or run as its owner."
+        ) from error
     except (soundfile.SoundFileError, OSError, TypeError, RuntimeError) as error:
         # TypeError is how soundfile refuses headerless files.
         reason = getattr(error, "error_string", f"{error}.")
@@ -234,8 +239,8 @@ def _check_file(path: str) -> None:
 
 
 def _check_complete(stream: IO[bytes], path: str) -> None:
-    """Refuse WAV and OGG files that were cut short, which libsndfile would read in silence."""
-    missing = _missing_wav_bytes(stream)
+    """Refuse files that were cut short where libsndfile would read what is left in silence."""
+    missing = _missing_bytes(stream)
     if missing > 1:  # 1: some writers count the pad byte of an odd chunk and do not write it
         raise ValueError(
             f"{path!r} is truncated: its header announces {missing} more bytes of samples than the "
@@ -249,20 +254,43 @@ def _check_complete(stream: IO[bytes], path: str) -> None:
     stream.seek(0)
 
 
-def _missing_wav_bytes(stream: IO[bytes]) -> int:
-    """Bytes the `data` chunk of a RIFF file announces beyond the end of the file; 0 elsewhere."""
+# What a writer to a pipe announces, which cannot know the length: (nearly) the largest one.
+_UNKNOWN_LENGTH = 0x7FFF0000
+
+
+def _missing_bytes(stream: IO[bytes]) -> int:
+    """Bytes that a header of WAV, RF64, W64, AIFF or AU announces beyond the end of the file."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
-    header = stream.read(12)
-    if header[:4] != b"RIFF" or header[8:] != b"WAVE":
-        return 0
+    header = stream.read(24)
+    if header[:4] in (b"RIFF", b"RF64") and header[8:12] == b"WAVE":
+        end = _end_of_wav_data(stream)
+    elif header[:16] == b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\x00\x00":  # W64
+        end = int.from_bytes(header[16:24], "little")
+    elif header[:4] == b"FORM":
+        end = 8 + int.from_bytes(header[4:8], "big")
+    elif header[:4] == b".snd":
+        start, length = struct.unpack(">II", header[4:12])
+        end = start + length if length < _UNKNOWN_LENGTH else 0
+    else:
+        end = 0
+    return max(end - size, 0)
+
+
+def _end_of_wav_data(stream: IO[bytes]) -> int:
+    """Where the `data` chunk should end; 0 if that is not told. RF64 tells it in another chunk."""
+    stream.seek(12)
+    long = 0
     while len(chunk := stream.read(8)) == 8:
         name, length = struct.unpack("<4sI", chunk)
-        end = stream.tell() + length
+        start = stream.tell()
+        if name == b"ds64":
+            long = int.from_bytes(stream.read(16)[8:], "little")
         if name == b"data":
-            # Writers to a pipe cannot know the length and announce (nearly) the largest one.
-            return max(end - size, 0) if length < 0x7FFF0000 else 0
-        stream.seek(end + length % 2)
+            if length == 0xFFFFFFFF and long:
+                return start + long
+            return start + length if length < _UNKNOWN_LENGTH else 0
+        stream.seek(start + length + length % 2)
     return 0
 
 

@@ -150,7 +150,7 @@ Under torchrun the mixtures are shared out over the processes.
     evaluate.add_argument("manifest", metavar="MANIFEST", help="JSON file, see above")
     evaluate.add_argument("--out", required=True, metavar="DIR", help="folder of the results")
     evaluate.add_argument(
-        "--frames",
+        "--save-frames",
         action="store_true",
         help="write the frame scores of every mixture and system as well, to DIR/frames",
     )
@@ -189,7 +189,7 @@ def _add_encoders(commands: Any) -> None:
         "list the encoders",
     )
     encoders.set_defaults(run=run_encoders)
-    _add_manners(encoders)
+    _add_manners(encoders, quiet=False)
 
 
 def _add_scoring_options(parser: Any) -> None:
@@ -265,9 +265,10 @@ def _add_scoring_options(parser: Any) -> None:
     group.add_argument("--cache-dir", metavar="DIR", help="where fetched checkpoints are kept")
 
 
-def _add_manners(parser: Any) -> None:
+def _add_manners(parser: Any, quiet: bool = True) -> None:
     group = parser.add_argument_group("output")
-    group.add_argument("--quiet", action="store_true", help="no progress bar, no table")
+    if quiet:
+        group.add_argument("--quiet", action="store_true", help="no progress bar, no table")
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
@@ -299,9 +300,9 @@ def run_score(args: argparse.Namespace) -> int:
     if args.out is not None:
         written.append(report.save(args.out))
     if args.plot is not None:
-        target = args.plot or os.path.join(args.out or ".", "scores.png")
-        report.plot(target)
-        written.append(target)
+        from torch_mapss import plots
+
+        written.append(plots.save_figure(report.plot(), _plot_target(args)))
     _say_written(written, args.quiet)
     return OK
 
@@ -311,9 +312,13 @@ def _check_outputs(args: argparse.Namespace) -> None:
     if args.plot is not None:
         from torch_mapss import plots
 
-        plots.check_available()
+        plots.check_available(_plot_target(args))
     if args.out is not None:
         _files.make_folder(args.out)
+
+
+def _plot_target(args: argparse.Namespace) -> str:
+    return args.plot or os.path.join(args.out or ".", "scores.png")
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
@@ -329,7 +334,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
             lambda: scorer_of(args),
             request_of(args),
             device=args.device,
-            frames=args.frames,
+            save_frames=args.save_frames,
             progress=_bar(args),
         )
     if outcome.rank == 0:
@@ -338,7 +343,8 @@ def run_evaluate(args: argparse.Namespace) -> int:
         for line in outcome.failures:
             print(f"torch-mapss: failed: {line}", file=sys.stderr)
         _say_written([args.out], args.quiet)
-    return SOME_FAILED if outcome.failures else OK
+    # One process is enough to say so: others would be reported as crashed.
+    return SOME_FAILED if outcome.failures and outcome.rank == 0 else OK
 
 
 def run_demo(args: argparse.Namespace) -> int:
@@ -411,7 +417,7 @@ def progress(items: Any, *, quiet: bool = False, **options: Any) -> Any:
     Raises:
         ImportError: tqdm is missing and a bar is wanted.
     """
-    if quiet or not sys.stderr.isatty():
+    if quiet or sys.stderr is None or not sys.stderr.isatty():  # None: closed
         return items
     try:
         from tqdm import tqdm
@@ -448,8 +454,10 @@ def scorer_of(args: argparse.Namespace) -> MAPSS:
 
 def request_of(args: argparse.Namespace) -> Request:
     """What the options want computed."""
+    from torch_mapss.bounds import check_confidence
     from torch_mapss.report import Request
 
+    check_confidence(args.confidence)
     return Request(
         permute=args.permute,
         trim=args.trim,
@@ -516,7 +524,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _make_output_safe()
     args = build_parser().parse_args(arguments)
-    with _short_warnings(args.quiet):
+    with _short_warnings(getattr(args, "quiet", False)):
         try:
             return int(args.run(args))
         except KeyboardInterrupt:
@@ -541,6 +549,8 @@ def _make_output_safe() -> None:
 def _print_error(error: Exception, debug: bool) -> None:
     if debug:
         traceback.print_exception(error)
+    elif os.environ.get("RANK", "0") != "0":  # under torchrun all processes find the same
+        return
     text = str(error) or type(error).__name__
     expected = (ValueError, TypeError, OSError, ImportError, RuntimeError)
     if not isinstance(error, expected):
@@ -564,7 +574,3 @@ def _short_warnings(quiet: bool) -> Iterator[None]:
 
         warnings.showwarning = show
         yield
-
-
-if __name__ == "__main__":
-    sys.exit(main())

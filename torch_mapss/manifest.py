@@ -114,6 +114,8 @@ def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
     problems += _duplicates([mixture.name for mixture in mixtures])
     for mixture in mixtures:
         problems += _missing_files(mixture)
+    if not problems and not any(mixture.systems for mixture in mixtures):
+        problems.append("lists no system in any of its mixtures, so there is nothing to score")
     if problems:
         raise ManifestError(name, problems)
     return tuple(mixtures)
@@ -379,8 +381,8 @@ class Progress:
             _drop_torn_line(file)
 
             def write(record: Record) -> None:
-                text = json.dumps({**record, "written": time.time()}, ensure_ascii=False)
-                file.write(text.encode("utf-8", errors="replace") + b"\n")
+                # ASCII: names that are no UTF-8 come back from its escapes as they were.
+                file.write(json.dumps({**record, "written": time.time()}).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -593,7 +595,7 @@ def run(
     request: Request | None = None,
     *,
     device: str | None = None,
-    frames: bool = False,
+    save_frames: bool = False,
     progress: Callable[..., Iterable[Any]] | None = None,
 ) -> Outcome:
     """Score the mixtures of a manifest, going on from what ``out`` holds already.
@@ -604,7 +606,7 @@ def run(
         make_mapss: makes the scorer.
         request: what to compute.
         device: to compute on.
-        frames: write the frame scores of every pair to ``out/frames/MIXTURE/SYSTEM`` as well.
+        save_frames: write the frame scores of every pair to ``out/frames/MIXTURE/SYSTEM`` as well.
         progress: wraps the mixtures in a progress bar.
 
     Returns:
@@ -619,9 +621,13 @@ def run(
         processes.together(lambda: _files.make_folder(folder) and None)
         mapss = _loaded(make_mapss)
         # The key knows of distortions of the user's own, which the description does not tell.
-        settings = {**mapss.describe(), "key": mapss.key, **request._asdict(), "frames": frames}
+        settings = {**mapss.describe(), "key": mapss.key, **request._asdict()}
+        settings["save_frames"] = save_frames
+        if not request.bounds:  # nothing depends on it
+            del settings["confidence"]
         processes.together(lambda: claim(folder, settings))
-        scorer = _Scorer(mapss, request, device, os.path.join(folder, "frames") if frames else None)
+        frames = os.path.join(folder, "frames") if save_frames else None
+        scorer = _Scorer(mapss, request, device, frames)
         _score_share(mixtures, folder, scorer, processes, progress)
         processes.wait()
         scores, items, sets, failures = processes.together(lambda: _join(mixtures, folder))
@@ -671,10 +677,15 @@ def _pending(mixtures: Sequence[Mixture], store: Progress) -> list[tuple[int, li
 
 
 def _join(mixtures: Sequence[Mixture], folder: str) -> tuple[Any, Any, Any, Any]:
-    """Write the tables, in the order of the manifest."""
-    records = finished(mixtures, Progress(folder, 0).records())
-    scores = [row for record in records.values() for row in record["rows"]]
-    items = [_item(record) for record in records.values()]
+    """Write the tables, in the order of the manifest, every pair of which has its rows."""
+    found = finished(mixtures, Progress(folder, 0).records())
+    records = [
+        found.get((mixture.name, system)) or _lost(mixture, system)
+        for mixture in mixtures
+        for system in mixture.systems
+    ]
+    scores = [row for record in records for row in record["rows"]]
+    items = [_item(record) for record in records]
     sets = _sets(items, scores)
     for name, columns, rows in (
         ("scores.csv", SCORE_COLUMNS, scores),
@@ -684,16 +695,23 @@ def _join(mixtures: Sequence[Mixture], folder: str) -> tuple[Any, Any, Any, Any]
         _files.write_csv(os.path.join(folder, name), columns, rows)
     failures = [
         f"mixture {record['mixture_id']!r}, system {record['system']!r}: {record['reason']}"
-        for record in records.values()
+        for record in records
         if record["reason"] is not None
     ]
     return tuple(scores), tuple(items), tuple(sets), tuple(failures)
 
 
+def _lost(mixture: Mixture, system: str) -> Record:
+    """The record of a pair without one: its score is of files that are no longer there."""
+    reason = "its files were changed while the run went on; start it again"
+    rows = _failed_rows(mixture, system, reason)
+    return {"mixture_id": mixture.name, "system": system, "reason": reason, "rows": rows}
+
+
 def _item(record: Record) -> Record:
     """One mixture and system: means over its estimates."""
     rows = record["rows"]
-    means = {name: mean([row[name] for row in rows])[0] for name in MEANS}
+    means = {name: mean([row[name] for row in rows]) for name in MEANS}
     undefined = sum(row["status"] == "undefined" for row in rows)
     status = "undefined" if undefined == len(rows) else "ok"
     return {
@@ -716,7 +734,7 @@ def _sets(items: Sequence[Record], scores: Sequence[Record]) -> list[Record]:
         states = [item["status"] for item in own]
         found.append(
             {"system": system}
-            | {name: mean([item[name] for item in own])[0] for name in MEANS}
+            | {name: mean([item[name] for item in own]) for name in MEANS}
             | {"scored": states.count("ok"), "undefined": states.count("undefined")}
             | {"failed": states.count("failed")}
             | {"estimates": sum(row["status"] == "ok" for row in rows)}

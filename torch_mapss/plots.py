@@ -28,6 +28,8 @@ PS_STYLE: dict[str, Any] = {"color": "#0b4f79", "linewidth": 1.7}
 PM_STYLE: dict[str, Any] = {"color": "#e8871e", "linewidth": 1.2}
 _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
 INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
+# Characters of a source's name that fit beside its mean scores.
+_LONGEST_NAME = 40
 
 
 def _import_figure() -> Any:
@@ -38,9 +40,16 @@ def _import_figure() -> Any:
     return Figure
 
 
-def check_available() -> None:
-    """Raise ImportError, with the install command, unless figures can be made."""
-    _import_figure()
+def check_available(path: str | os.PathLike[str] | None = None) -> None:
+    """Raise unless figures can be made, and written to ``path``.
+
+    Raises:
+        ImportError: matplotlib is missing; says how to install it.
+        ValueError: the suffix names no format, or the folder cannot be written to.
+    """
+    figure = _import_figure()()
+    if path is not None:
+        _target(figure, path)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -52,13 +61,25 @@ def new_figure(width: float, height: float) -> Figure:
     return _import_figure()(figsize=(width, height), layout="constrained")
 
 
-def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 150) -> None:
+def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 150) -> str:
     """Write a figure in one step; the suffix of ``path`` says the format, PNG without one.
+
+    Returns:
+        The path it was written to: with its suffix, and in a folder ``scores.png``.
 
     Raises:
         ValueError: the folder is missing and cannot be made, or the format is unknown.
     """
+    path, suffix = _target(figure, path)
+    top = getattr(figure, "figure", None) or figure  # a subfigure is saved with its figure
+    _files.write_with(path, lambda name: top.savefig(name, dpi=dpi, format=suffix))
+    return path
+
+
+def _target(figure: Figure, path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Where a figure goes, and its format; makes the folder."""
     path = os.fspath(path)
+    path = os.path.join(path, "scores.png") if os.path.isdir(path) else path
     path = path if os.path.splitext(path)[1] else f"{path}.png"
     known = figure.canvas.get_supported_filetypes()
     suffix = os.path.splitext(path)[1][1:].lower()
@@ -67,10 +88,8 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 150) ->
             f"figures are written as {', '.join(sorted(known))}, not {suffix!r} (from "
             f"{_files.shown(path)!r}). Change the suffix."
         )
-    if os.path.dirname(path):
-        _files.make_folder(os.path.dirname(path))
-    top = getattr(figure, "figure", None) or figure  # a subfigure is saved with its figure
-    _files.write_with(path, lambda name: top.savefig(name, dpi=dpi, format=suffix))
+    _files.make_folder(os.path.dirname(path) or ".")
+    return path, suffix
 
 
 def plot_scores(
@@ -276,6 +295,8 @@ def plot_reports(
         ImportError: matplotlib is missing.
         ValueError: reports of different sources.
     """
+    if not reports:
+        raise ValueError("reports must be at least one, got none.")
     first = reports[0]
     if any(report.sources != first.sources for report in reports):
         raise ValueError(
@@ -338,6 +359,8 @@ def _seconds(report: Report) -> float:
 
 
 def _name(ax: Axes, name: str) -> None:
+    if len(name) > _LONGEST_NAME:  # its end tells files apart
+        name = "…" + name[1 - _LONGEST_NAME :]
     # A dollar sign would start a formula.
     ax.set_title(name.replace("$", r"\$"), loc="left", fontsize="medium", fontweight="bold")
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch_mapss import _checks, _clips, _files, audio
 from torch_mapss._clips import Clip
 from torch_mapss.aggregate import masked_mean
+from torch_mapss.bounds import check_confidence
 from torch_mapss.records import ReferenceBank, ScoreBounds, Scores
 from torch_mapss.utterance import pool_match_bounds, pool_separation_bounds
 
@@ -68,7 +69,7 @@ class SourceRow(NamedTuple):
     ps_pesq_tail: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # two reports hold tensors, which have no one truth
 class Report:
     """Scores of one mixture and everything needed to read, redo and plot them.
 
@@ -105,7 +106,7 @@ class Report:
 
     def means(self) -> dict[str, float]:
         """The item's scores: means over the estimates whose score is defined, else NaN."""
-        return {name: mean([getattr(row, name) for row in self.rows])[0] for name in MEANS}
+        return {name: mean([getattr(row, name) for row in self.rows]) for name in MEANS}
 
     def summary(self) -> str:
         """A table to print, with counts, what the numbers mean, and what was done to the input."""
@@ -213,10 +214,10 @@ class Report:
 MEANS = ("ps", "pm", "log_pm", "ps_pesq")
 
 
-def mean(values: Sequence[float]) -> tuple[float, int]:
-    """Mean of the defined ones of ``values`` (NaN if there is none), and their number."""
+def mean(values: Sequence[float]) -> float:
+    """Mean of the defined ones of ``values``, NaN if there is none."""
     found = [value for value in values if value == value]
-    return (sum(found) / len(found) if found else float("nan")), len(found)
+    return sum(found) / len(found) if found else float("nan")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -282,6 +283,9 @@ def evaluate(
         FileNotFoundError: no such file.
         ImportError: a package needed for it is missing; the message names it.
     """
+    if sample_rate is not None:
+        sample_rate = _checks.check_whole(sample_rate, "sample_rate", 1)
+    check_confidence(confidence)
     scorer = make_scorer(mapss, device, options)
     place = device_of(scorer, device)
     stage = on_stage or _silent
@@ -379,7 +383,9 @@ def _complete(clips: Sequence[Clip | None], names: Sequence[str] | None) -> tupl
         )
     if names is None:
         return tuple(found)
-    if isinstance(names, str) or len(names) != len(found):
+    names = names if isinstance(names, str) else list(names)
+    blank = any(not str(name).strip() for name in names)
+    if isinstance(names, str) or len(names) != len(found) or blank:
         raise ValueError(
             f"names must be one name for each of the {len(found)} references, got {names!r}."
         )

@@ -13,7 +13,7 @@ import torch
 from .base import MEMORY_BUDGET, Encoder
 from .custom import CustomEncoder
 from .mel import MelEncoder
-from .transformer import load_transformer, settings_for
+from .transformer import checked_device, load_transformer, settings_for
 from .waveform import WaveformEncoder
 
 
@@ -44,10 +44,7 @@ _TABLE = (
     EncoderRow("waveform", None, 16_000, None, 50.0, False),
     EncoderRow("mel", None, 16_000, None, 50.0, False),
 )
-_EMBEDDED: dict[str, type[MelEncoder] | type[WaveformEncoder]] = {
-    "mel": MelEncoder,
-    "waveform": WaveformEncoder,
-}
+_EMBEDDED = ("mel", "waveform")
 
 
 def encoder_table() -> tuple[EncoderRow, ...]:
@@ -101,7 +98,8 @@ def load_encoder(
     name = os.fspath(name_or_path)
     precision = _as_dtype(dtype)
     if name in _EMBEDDED:
-        _check_embedded(name, layer, precision)
+        _check_embedded(name, layer, precision, attention)
+        checked_device("cpu" if device is None else device)
         return _embedded(name, precision, memory_budget)
     settings = settings_for(
         name,
@@ -195,7 +193,13 @@ def _embedded(name: str, dtype: torch.dtype | None, memory_budget: int) -> Encod
     return WaveformEncoder(dtype=dtype)
 
 
-def _check_embedded(name: str, layer: int | None, dtype: torch.dtype | None) -> None:
+def _check_embedded(
+    name: str, layer: int | None, dtype: torch.dtype | None, attention: str | None
+) -> None:
+    if attention is not None:
+        raise ValueError(
+            f"attention={attention!r} was passed, but encoder {name!r} has none. Leave it out."
+        )
     if layer is not None:
         raise ValueError(
             f"layer={layer} was passed, but encoder {name!r} has no layers: nothing could be read "

@@ -259,7 +259,7 @@ def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
     )
     architecture = read_architecture(checkpoint)
     layer = _checked_layer(settings, architecture)
-    device = _checked_device(settings.device)
+    device = checked_device(settings.device)
     settings = dataclasses.replace(settings, layer=layer, device=str(device))
     key = (checkpoint.fingerprint(), layer, settings.dtype, settings.attention, str(device))
     with _LOCK:
@@ -289,7 +289,7 @@ def _moved(model: nn.Module, device: torch.device) -> nn.Module:
 def _restore(settings: TransformerSettings) -> TransformerEncoder:
     """Unpickle: on the same device, or on the CPU where there is no such device."""
     try:
-        _checked_device(settings.device)
+        checked_device(settings.device)
     except ValueError:
         settings = dataclasses.replace(settings, device="cpu")
     return load_transformer(settings)
@@ -412,7 +412,7 @@ def _checked_layer(settings: TransformerSettings, architecture: Architecture) ->
     return layer
 
 
-def _checked_device(device: str) -> torch.device:
+def checked_device(device: torch.device | str) -> torch.device:
     """With its index, so that "cuda" and "cuda:0" are one."""
     try:
         return torch.empty(0, device=device).device
