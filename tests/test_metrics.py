@@ -858,7 +858,7 @@ def test_plot_of_other_ranges_and_of_frames():
     frames = PerceptualSeparation(mapss, reduction="none")
     frames.update(preds, target)
     _, axes = frames.plot()
-    assert axes.get_xlabel() == "Time (s)"
+    assert axes.get_xlabel() == "time (s)"
     assert axes.get_ylim() == (0.0, 1.0)
     times, values = axes.lines[0].get_data()
     assert times[0] == pytest.approx(0.05)  # the middle of the first 100 ms

@@ -12,7 +12,9 @@ What lives where
     ``evaluate``                 files or arrays -> a report to print, save and plot
     ``match_sources``            which estimate belongs to which reference, by SI-SDR
     ``torch_mapss.audio``, ``.distortions``, ``.encoders``, ``.manifold``, ``.measures``,
-    ``.aggregate``, ``.bounds``  the stages, one room each
+    ``.aggregate``               the stages, one room each
+    ``torch_mapss.bounds``, ``.utterance``, ``.correlation``, ``.diagnostics``   error bounds
+    ``torch_mapss.lightning``    the curriculum as a callback
 
 Names load on first use: importing the package costs little more than importing torch.
 """

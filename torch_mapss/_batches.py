@@ -1,7 +1,6 @@
 """Waveforms at the border of the pipeline: shapes, lengths, finite samples.
 
-Each refusal says what was expected, what came and what to do. A leaf beside
-:mod:`torch_mapss._checks`; used by :mod:`torch_mapss.pipeline` only.
+Each refusal says what was expected, what came and what to do.
 """
 
 from __future__ import annotations

@@ -17,9 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-CONVENTIONS = ("paper", "reference")
-
-
 # Where a warning is not to point: this package, and torch, whose decorators call it.
 _INSIDE = tuple(os.path.dirname(path) + os.sep for path in (__file__, torch.__file__))
 
@@ -185,27 +182,6 @@ def check_choice(value: str, name: str, choices: Sequence[str]) -> str:
     return value
 
 
-def check_map_settings(
-    alpha: float, time: float, energy: float, convention: str, conventions: Sequence[str]
-) -> None:
-    """Raise unless the settings of a diffusion map are numbers (TypeError), and in their ranges."""
-    check_choice(convention, "convention", conventions)
-    for name, value in (("alpha", alpha), ("energy", energy)):
-        check_real(value, name)
-    if not 0.0 <= alpha <= 1.0:
-        raise ValueError(
-            f"alpha must lie in [0, 1], got {alpha}. It is the density exponent of the kernel: "
-            "1 removes the sampling density, 0 keeps it."
-        )
-    if check_real(time, "time") <= 0.0:
-        raise ValueError(f"time must be a positive number of diffusion steps, got {time}. Use 1.")
-    if not 0.0 < energy <= 1.0:
-        raise ValueError(
-            f"energy must lie in (0, 1], got {energy}. It is the share of the eigenvalue sum "
-            "that the kept coordinates reach; 0.99 is the paper's value."
-        )
-
-
 def check_attributed(attributed: object, outputs: int, sources: int) -> tuple[int, ...]:
     """The source index of every output, validated.
 
@@ -215,6 +191,7 @@ def check_attributed(attributed: object, outputs: int, sources: int) -> tuple[in
         sources: number of sources S.
 
     Raises:
+        TypeError: not whole numbers.
         ValueError: wrong length, an index outside [0, S), or a source named twice.
     """
     if attributed is None:

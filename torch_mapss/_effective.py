@@ -48,7 +48,7 @@ def _ends(x: Tensor, count: Tensor, lag: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of the first and of the last count - ℓ rows of x (F, S, n, D), each (F, S, n-1, D)."""
     total = x.sum(-2, keepdim=True)
     head = x.cumsum(-2)
-    place = (count - lag - 1).clamp(min=0).expand(*lag.shape[:-2], *head.shape[:-2], len(lag), 1)
+    place = (count - lag - 1).clamp(min=0)  # (F, S, n-1, 1)
     early = head.gather(-2, place.expand(*place.shape[:-1], x.shape[-1]))
     return early, total - head[..., : len(lag), :]
 

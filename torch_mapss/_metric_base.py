@@ -448,23 +448,18 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-@contextmanager
-def _axes(ax: Any) -> Iterator[Any]:
-    from matplotlib import pyplot
-
-    yield pyplot.subplots()[1] if ax is None else ax
-
-
 def _plot_frames(
     values: Tensor, times: Tensor, label: str, limits: tuple[float | None, float | None], ax: Any
 ) -> tuple[Any, Any]:
     """One line per item and source; NaN are gaps."""
-    with _axes(ax) as axes:
-        for item, rows in enumerate(values.detach().cpu()):
-            for source, row in enumerate(rows):
-                axes.plot(times.numpy(), row.numpy(), label=f"item {item}, source {source}")
-        axes.set_xlabel("Time (s)")
-        axes.set_ylabel(label)
-        axes.set_ylim(*limits)
-        axes.grid(True)
+    from matplotlib import pyplot
+
+    axes = pyplot.subplots()[1] if ax is None else ax
+    for item, rows in enumerate(values.detach().cpu()):
+        for source, row in enumerate(rows):
+            axes.plot(times.numpy(), row.numpy(), label=f"item {item}, source {source}")
+    axes.set_xlabel("time (s)")
+    axes.set_ylabel(label)
+    axes.set_ylim(*limits)
+    axes.grid(True)
     return axes.figure, axes

@@ -34,7 +34,7 @@ from torch_mapss import _checks, measures
 from torch_mapss._match_error import match_kernel
 from torch_mapss._schur import Options
 from torch_mapss._separation_error import separation_kernel
-from torch_mapss.manifold import DiffusionMap, Settings
+from torch_mapss.manifold import DiffusionMap, Settings, map_settings
 
 CONVENTIONS = ("paper", "reference", "derived")
 TAILS = ("concentration", "bootstrap")
@@ -264,8 +264,7 @@ def check_confidence(confidence: float) -> None:
 def _settings(alpha: float, time: float, energy: float, options: Options) -> Settings:
     _check_options(options)
     graph = "reference" if options.convention == "reference" else "paper"
-    _checks.check_map_settings(alpha, time, energy, graph, _checks.CONVENTIONS)
-    return Settings(alpha, time, energy, graph)
+    return map_settings(alpha, time, energy, graph)
 
 
 def _check_options(options: Options) -> None:

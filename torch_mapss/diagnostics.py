@@ -18,7 +18,7 @@ from torch_mapss import _checks, measures
 from torch_mapss._effective import bartlett_sum, normal_quantile
 from torch_mapss._match_error import MatchParts, fit_gamma, match_parts
 from torch_mapss.bootstrap import bootstrap_match, bootstrap_separation
-from torch_mapss.manifold import Embedding, Settings
+from torch_mapss.manifold import Embedding, Settings, map_settings
 from torch_mapss.measures import Layout
 from torch_mapss.special import gammaincc
 
@@ -83,7 +83,7 @@ def gamma_fit_test(
     Raises:
         TypeError, ValueError: as the score.
     """
-    settings = _settings(alpha, time, energy, convention)
+    settings = map_settings(alpha, time, energy, convention)
     clouds = _checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
     return GammaTest(*measures.score_frames(clouds, settings, _gamma_kernel, rest=True))
 
@@ -110,7 +110,7 @@ def bank_correlation(
         :class:`BankCorrelation` of (..., S) tensors, one for every cluster; 0 and 1 where the
         source is inactive.
     """
-    settings = _settings(alpha, time, energy, convention)
+    settings = map_settings(alpha, time, energy, convention)
     clouds = _checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
     (total,) = measures.score_frames(clouds, settings, _bank_kernel)
     return BankCorrelation(total, 1.0 / (1.0 + 2.0 * total).clamp(min=1.0))
@@ -194,7 +194,7 @@ def source_correlation(
     """
     _checks.check_choice(measure, "measure", ("separation", "match"))
     draws, seed = _checks.check_whole(draws, "draws", 2), _checks.check_seed(seed)
-    settings = _settings(alpha, time, energy, convention)
+    settings = map_settings(alpha, time, energy, convention)
     least = 1 if measure == "separation" else 2
     clouds = _checks.check_clouds(outputs, references, distortions, attributed, active, mask, least)
     if outputs.shape[-2] < 2:
@@ -218,11 +218,6 @@ def source_correlation(
 # --------------------------------------------------------------------------------------------
 # Kernels
 # --------------------------------------------------------------------------------------------
-
-
-def _settings(alpha: float, time: float, energy: float, convention: str) -> Settings:
-    _checks.check_map_settings(alpha, time, energy, convention, _checks.CONVENTIONS)
-    return Settings(alpha, time, energy, convention)
 
 
 def _gamma_kernel(

@@ -23,7 +23,7 @@ from torch_mapss.bounds import (
     separation_bounds,
     truncation_bounds,
 )
-from torch_mapss.manifold import DiffusionMap, Settings, diffusion_map
+from torch_mapss.manifold import DiffusionMap, diffusion_map, map_settings
 from torch_mapss.special import gammaincc, log_gammaincc
 
 __all__ = [
@@ -95,7 +95,7 @@ def perceptual_separation(
         ValueError: shapes, devices or settings that do not fit; non-finite embeddings (names the
             first frame and source); an active source without any distortion.
     """
-    settings = _settings(alpha, time, energy, convention)
+    settings = map_settings(alpha, time, energy, convention)
     clouds = _checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
     (score,) = measures.score_frames(clouds, settings, _separation)
     return score
@@ -122,7 +122,7 @@ def separation_distances(
     Returns:
         A :class:`SeparationDistances` of two (..., S') tensors, at least 0; 0 where undefined.
     """
-    settings = _settings(alpha, time, energy, convention)
+    settings = map_settings(alpha, time, energy, convention)
     clouds = _checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
     return SeparationDistances(*measures.score_frames(clouds, settings, _distances))
 
@@ -161,15 +161,10 @@ def perceptual_match(
     Raises:
         TypeError, ValueError: as :func:`perceptual_separation`.
     """
-    settings = _settings(alpha, time, energy, convention)
+    settings = map_settings(alpha, time, energy, convention)
     clouds = _checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
     (score,) = measures.score_frames(clouds, settings, _log_match if log else _match)
     return score
-
-
-def _settings(alpha: float, time: float, energy: float, convention: str) -> Settings:
-    _checks.check_map_settings(alpha, time, energy, convention, _checks.CONVENTIONS)
-    return Settings(alpha, time, energy, convention)
 
 
 def _separation(*frame: object) -> tuple[Tensor, ...]:

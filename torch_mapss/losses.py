@@ -79,7 +79,7 @@ class _Call(NamedTuple):
     bank: ReferenceBank
     attributed: tuple[int, ...]  # source of each estimate
     waveforms: Tensor | None  # (B, S, T) references as handed in, if they were
-    generator: torch.Generator | None
+    draw: int | None  # seed of the random frames: all permutations of a call see the same
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,9 @@ class _PerceptualLoss(nn.Module):
             shape = tuple(estimates.shape)  # type: ignore[attr-defined]
             raise ValueError(
                 f"a loss takes estimates (B, S', T), got {shape}: the first axis could be mixtures "
-                "or sources. PS and PM compare an estimate with all sources "
-                "of its mixture, so they cannot be computed speaker by speaker; a permutation "
-                "wrapper must hand in whole mixtures (mode='permutation-wise'). For one mixture "
-                "pass estimates.unsqueeze(0)."
+                "or sources. PS and PM compare an estimate with all sources of its mixture and "
+                "have no value speaker by speaker; a permutation wrapper must hand in whole "
+                "mixtures (mode='permutation-wise'). For one mixture pass estimates.unsqueeze(0)."
             )
 
     def _call(
@@ -217,15 +216,15 @@ class _PerceptualLoss(nn.Module):
             waveforms = references[..., : bank.samples]
         if waveforms is not None:
             waveforms = _of_bank(audio.as_waveform(waveforms, "waveforms"), bank)
-        return _Call(waves, bank, index, waveforms, self._generator())
+        return _Call(waves, bank, index, waveforms, self._draw())
 
-    def _generator(self) -> torch.Generator | None:
+    def _draw(self) -> int | None:
         """New random frames for every call in training mode, the same ones in evaluation mode."""
         if self.frames is None:
             return None
         draw = self.draws if self.training else -1
         self.draws += self.training
-        return torch.Generator("cpu").manual_seed(_stable_seed(self.seed, draw))
+        return _stable_seed(self.seed, draw)
 
     def _frame_terms(self, scores: Scores) -> list[tuple[str, float, Tensor]]:
         """Name, weight and (B, S', F) values of the terms that frames have."""
@@ -238,7 +237,7 @@ class _PerceptualLoss(nn.Module):
             call.attributed,
             measures=self.measures,
             frames=self.frames,
-            generator=None if call.generator is None else _again(call.generator),
+            generator=None if call.draw is None else torch.Generator("cpu").manual_seed(call.draw),
         )
         weights = self._weights(scores, call)
         return [
@@ -724,11 +723,6 @@ def _returned(term: _Term, order: Tensor) -> _Term:
     """The term with its values back in the places of the estimates."""
     back = order.argsort(-1)
     return term._replace(values=term.values.gather(1, back), defined=term.defined.gather(1, back))
-
-
-def _again(generator: torch.Generator) -> torch.Generator:
-    """A generator of the same draws: the permutations of one call see the same frames."""
-    return torch.Generator("cpu").manual_seed(generator.initial_seed())
 
 
 def _stable_seed(seed: int, draw: int) -> int:

@@ -50,6 +50,7 @@ from torch_mapss import _checks, _linalg
 from torch_mapss._autograd import once
 from torch_mapss._devices import working_device
 
+CONVENTIONS = ("paper", "reference")
 # Eigenvalues closer than this are one group at the cut: the smallest gap that still leaves the
 # eigenspaces of a float64 decomposition (error about 1e-15) separable to five digits.
 TIE = 1e-10
@@ -80,6 +81,31 @@ class Settings(NamedTuple):
     time: float = 1.0
     energy: float = 0.99
     convention: str = "paper"
+
+
+def map_settings(alpha: float, time: float, energy: float, convention: str) -> Settings:
+    """The settings of a diffusion map.
+
+    Raises:
+        TypeError: one is no number.
+        ValueError: one is out of its range.
+    """
+    _checks.check_choice(convention, "convention", CONVENTIONS)
+    for name, value in (("alpha", alpha), ("energy", energy)):
+        _checks.check_real(value, name)
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(
+            f"alpha must lie in [0, 1], got {alpha}. It is the density exponent of the kernel: "
+            "1 removes the sampling density, 0 keeps it."
+        )
+    if _checks.check_real(time, "time") <= 0.0:
+        raise ValueError(f"time must be a positive number of diffusion steps, got {time}. Use 1.")
+    if not 0.0 < energy <= 1.0:
+        raise ValueError(
+            f"energy must lie in (0, 1], got {energy}. It is the share of the eigenvalue sum "
+            "that the kept coordinates reach; 0.99 is the paper's value."
+        )
+    return Settings(alpha, time, energy, convention)
 
 
 class Embedding(NamedTuple):
@@ -618,7 +644,7 @@ def diffusion_map(
         ValueError: shapes that do not fit, N < 2, non-finite present points, settings out of
             range.
     """
-    _checks.check_map_settings(alpha, time, energy, convention, _checks.CONVENTIONS)
+    settings = map_settings(alpha, time, energy, convention)
     _checks.check_floating(points, "points")
     if points.ndim < 2 or points.shape[-2] < 2 or points.shape[-1] < 1:
         raise ValueError(
@@ -634,7 +660,7 @@ def diffusion_map(
         if valid is not None:
             valid = valid.to(cloud.points.device)
         check_finite(cloud.points, valid, lead)
-        return _assemble(cloud, valid, Settings(alpha, time, energy, convention), lead)
+        return _assemble(cloud, valid, settings, lead)
 
 
 def _assemble(

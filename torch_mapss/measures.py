@@ -46,11 +46,10 @@ class Layout(NamedTuple):
 
 
 class Distances(NamedTuple):
-    """The two halves of PS and the cluster the second belongs to."""
+    """The two halves of PS."""
 
     own: Tensor  # (F, S') A, to the attributed cluster
     foreign: Tensor  # (F, S') B, to the closest other active cluster
-    nearest: Tensor  # (F, S') int64, j*
     defined: Tensor  # (F, S') bool: attributed source active, and another one
 
 
@@ -212,7 +211,7 @@ def separation_distances(embedding: Embedding, layout: Layout, settings: Setting
         a, b = both.unbind(-1)
     else:
         a, b = _safe_sqrt(both).unbind(-1)
-    return Distances(a, b, nearest.squeeze(-1), defined & ~embedding.degenerate.unsqueeze(-1))
+    return Distances(a, b, defined & ~embedding.degenerate.unsqueeze(-1))
 
 
 def _pick(values: Tensor, index: Tensor) -> Tensor:

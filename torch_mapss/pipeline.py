@@ -32,7 +32,7 @@ from torch_mapss._prepare import (
 )
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, as_encoder, check_embeddings
-from torch_mapss.manifold import Settings
+from torch_mapss.manifold import map_settings
 from torch_mapss.measures import match_parts, score_frames, separation_parts
 from torch_mapss.records import Encoded, FrameBounds, Group, ReferenceBank, ScoreBounds, Scores
 
@@ -111,7 +111,7 @@ class MAPSS(nn.Module):
         cache_dir: str | None = None,
     ) -> None:
         super().__init__()
-        _checks.check_map_settings(alpha, time, energy, convention, _checks.CONVENTIONS)
+        self.settings = map_settings(alpha, time, energy, convention)
         options: dict[str, Any] = {"layer": layer, "dtype": dtype, "device": device}
         options |= {"local_files_only": local_files_only or None, "cache_dir": cache_dir}
         first = as_encoder(encoder, **_given(options))
@@ -128,7 +128,6 @@ class MAPSS(nn.Module):
         rate = self.grid.sample_rate
         self.separation_bank = _checked_bank(separation_bank, "separation", seed, rate)
         self.match_bank = _checked_bank(match_bank, "match", seed, rate)
-        self.settings = Settings(alpha, time, energy, convention)
         if sample_rate is not None:
             sample_rate = _checks.check_whole(sample_rate, "sample_rate", 1)
         self.sample_rate = sample_rate or self.grid.sample_rate

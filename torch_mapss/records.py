@@ -197,12 +197,10 @@ class ReferenceBank:
 
 def _recombined(group: Group, index: Tensor) -> Group:
     """Source s of new mixture b is source s of mixture ``index[b, s]``, a place in the batch."""
-    place = torch.empty(len(group.items), dtype=torch.long, device=index.device)
-    place[list(group.items)] = torch.arange(len(group.items), device=index.device)
-    mixture, source = place[index], torch.arange(index.shape[1], device=index.device)
+    source = torch.arange(index.shape[1], device=index.device)
 
     def pick(tensor: Tensor) -> Tensor:
-        return tensor[mixture, source]
+        return tensor[index, source]  # a group that is alone holds the mixtures in order
 
     def encoded(part: Encoded | None) -> Encoded | None:
         return None if part is None else _mapped(part, pick)
