@@ -56,7 +56,7 @@ def timed(function: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
 def row(name: str, seconds: float, full: float, error: float | None = None) -> str:
     """One line of the table."""
     shown = "" if error is None else f"{error:.1e}"
-    return f"| {name} | {seconds:.3f} | {seconds / full:.3f} | {shown} |"
+    return f"| {name} | {seconds:.2g} | {seconds / full:.2g} | {shown} |"
 
 
 def compare(size: str, wave: Tensor, layer: int, dtype: str) -> list[str]:

@@ -21,6 +21,7 @@ Level rules, in one place:
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import os
@@ -483,6 +484,15 @@ def _k_response(sample_rate: int, length: int) -> Tensor:
     return shelf * _section_response(_HIGH_PASS_48K, sample_rate, half)
 
 
+@functools.lru_cache(maxsize=4)
+def _kept_k_response(
+    sample_rate: int, length: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    # Kept across calls, so never as an inference tensor: those cannot be used in a graph later on.
+    with torch.inference_mode(False), torch.no_grad():
+        return _k_response(sample_rate, length).to(dtype).to(device)
+
+
 def _k_weight(wave: Tensor, sample_rate: int) -> Tensor:
     """`wave (..., T)` after both sections, started at rest.
 
@@ -497,7 +507,7 @@ def _k_weight(wave: Tensor, sample_rate: int) -> Tensor:
     samples = wave.shape[-1]
     length = int(next_fast_len(samples + math.ceil(_DECAY * sample_rate), real=True))
     spectrum = torch.fft.rfft(wave, n=length)
-    response = _k_response(sample_rate, length).to(spectrum.device, spectrum.dtype)
+    response = _kept_k_response(sample_rate, length, spectrum.dtype, spectrum.device)
     return torch.fft.irfft(spectrum * response, n=length)[..., :samples]
 
 
