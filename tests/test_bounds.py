@@ -563,3 +563,10 @@ def test_constants_of_the_truncation_bound_are_positive() -> None:
     for setting in ({"time": -1.0}, {"c": -1.0}):
         with pytest.raises(ValueError, match=f"{next(iter(setting))} must be positive"):
             bounds.truncation_bounds(found, **setting)
+
+
+def test_the_reference_convention_counts_three_points_at_least() -> None:
+    points = clouds(distortions=2, seed=41)
+    little = bounds.separation_bounds(*points, convention="reference", n_eff=0.1)
+    three = bounds.separation_bounds(*points, convention="reference", n_eff=1.0)
+    torch.testing.assert_close(little.tail, three.tail, rtol=0.0, atol=0.0)

@@ -464,3 +464,18 @@ def test_input_of_another_kind_is_told() -> None:
     assert report == report
     assert report != evaluate(**options)
     assert hash(report) == hash(report)
+
+
+def test_files_have_the_rights_of_any_new_file(tmp_path: Path, report: Report) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("x")
+    report.save(tmp_path)
+    assert (tmp_path / "scores.csv").stat().st_mode == plain.stat().st_mode
+
+
+def test_lengths_are_told_in_seconds_of_the_file(tmp_path: Path, mapss: MAPSS) -> None:
+    truth = sources(seconds=0.5)
+    references = write_all(tmp_path / "r", truth)
+    estimates = write_all(tmp_path / "e", truth[:, :6000])
+    with pytest.raises(ValueError, match=r"6000 samples \(0\.375 s\).*8000 samples \(0\.500 s\)"):
+        evaluate(estimates=estimates, references=references, mapss=mapss)
