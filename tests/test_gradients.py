@@ -395,3 +395,24 @@ def test_embeddings_of_any_size(exponent):
             torch.testing.assert_close(value, measure(*embeddings), rtol=1e-8, atol=1e-10)
         for g in pulled(F_sum(measure), scaled):
             assert torch.isfinite(g).all()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_inside_activation_checkpointing(reentrant, recomputed, monkeypatch):
+    from torch.utils.checkpoint import checkpoint
+
+    from torch_mapss import measures
+
+    if recomputed:
+        monkeypatch.setattr(measures, "GRAPH_BYTES", 1)
+    outputs, references, distortions = clouds(2, seed=34)
+
+    def loss(x):
+        ps = F.perceptual_separation(x, references, distortions)
+        return (ps - F.perceptual_match(x, references, distortions, log=True)).sum()
+
+    (expected,) = pulled(loss, (outputs,))
+    leaf = outputs.clone().requires_grad_()
+    checkpoint(loss, leaf, use_reentrant=reentrant).backward()
+    torch.testing.assert_close(leaf.grad, expected)

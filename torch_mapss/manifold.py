@@ -39,6 +39,7 @@ or :math:`\tfrac12 A_{ij}\lambda_j^t/(\lambda_j - \lambda_i)` for discarded i, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -161,16 +162,17 @@ class _Kernel(torch.autograd.Function):
     def backward(
         ctx: Any, grad: Tensor, _squared: Tensor, _degenerate: Tensor
     ) -> tuple[Tensor | None, ...]:
-        anchors = ctx.saved_tensors[8:]
+        saved = ctx.saved_tensors  # once: activation checkpointing hands them out once
+        anchors = saved[8:]
         with torch.no_grad():
-            found = _Kernel._gradients(ctx, grad)
+            found = _Kernel._gradients(ctx, saved, grad)
         what = "diffusion maps and the scores read off them"
         guarded = (g if g is None else once(g, what, anchor) for g, anchor in zip(found, anchors))
         return *[None] * 4, *guarded, *[None] * len(anchors)
 
     @staticmethod
-    def _gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-        x, squared, kernel, scale, lower, upper, degenerate, valid, *anchors = ctx.saved_tensors
+    def _gradients(ctx: Any, saved: Sequence[Any], grad: Tensor) -> list[Tensor | None]:
+        x, squared, kernel, scale, lower, upper, degenerate, valid, *anchors = saved
         weighted = (grad * kernel).div_(-scale[:, None, None])
         weighted.masked_fill_(degenerate[:, None, None], 0.0)
         bandwidth = (weighted * squared).flatten(1).sum(-1) / -scale

@@ -440,7 +440,8 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         wanted = ctx.needs_input_grad[1:]
-        leaves = [x.detach().requires_grad_(w) for x, w in zip(ctx.saved_tensors, wanted)]
+        saved = ctx.saved_tensors  # once: activation checkpointing hands them out once
+        leaves = [x.detach().requires_grad_(w) for x, w in zip(saved, wanted)]
         with torch.enable_grad():
             results = ctx.run(*leaves)
         live = [(r, g) for r, g in zip(results, gradients) if r.requires_grad]
@@ -450,7 +451,7 @@ class _Recomputed(torch.autograd.Function):
         chosen = [leaf for leaf, w in zip(leaves, wanted) if w]
         plain = [weight.detach() for weight in weights]
         found = torch.autograd.grad(outputs, chosen, plain, allow_unused=True)
-        inputs = [x for x, w in zip(ctx.saved_tensors, wanted) if w]
+        inputs = [x for x, w in zip(saved, wanted) if w]
         guarded = iter(
             g if g is None else once(g, "scores of frames", x) for g, x in zip(found, inputs)
         )
