@@ -201,7 +201,7 @@ def test_no_report_is_told() -> None:
 
 def test_a_long_name_leaves_room_for_the_means() -> None:
     ax = plots.new_figure(4.0, 2.0).add_subplot()
-    plots._name(ax, "folder/" * 20 + "the end")
+    plots._name(ax, "folder/" * 20 + "the end", 40)
     title = ax.get_title(loc="left")
     assert len(title) == 40
     assert title.endswith("the end")

@@ -28,8 +28,8 @@ PS_STYLE: dict[str, Any] = {"color": "#0b4f79", "linewidth": 1.7}
 PM_STYLE: dict[str, Any] = {"color": "#e8871e", "linewidth": 1.2}
 _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
 INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
-# Characters of a source's name that fit beside its mean scores.
-_LONGEST_NAME = 40
+# Characters of a source's name that fit beside its mean scores: in one column, in each of several.
+_LONGEST_NAMES = 40, 16
 
 
 def _import_figure() -> Any:
@@ -312,7 +312,7 @@ def plot_reports(
         len(ratios), len(reports), sharex=True, sharey="row", squeeze=False, height_ratios=ratios
     )
     for column, report in enumerate(reports):
-        _draw_column(axes[:, column], report, mixed)
+        _draw_column(axes[:, column], report, mixed, _LONGEST_NAMES[len(reports) > 1])
     for row in axes[:, 1:]:
         for ax in row:
             ax.set_ylabel("")
@@ -320,19 +320,19 @@ def plot_reports(
     return figure
 
 
-def _draw_column(axes: Any, report: Report, mixed: bool) -> None:
+def _draw_column(axes: Any, report: Report, mixed: bool, longest: int) -> None:
     rate, used = report.sample_rate, 0
     if mixed:
         if report.mixture is not None:
             draw_spectrogram(axes[0], report.mixture.wave, rate)
-        _name(axes[0], "mixture")
+        _name(axes[0], "mixture", longest)
         used = 1
     samples = round(_seconds(report) * rate)
     for place, name in enumerate(report.sources):
         above, below = axes[used + 2 * place], axes[used + 2 * place + 1]
         _draw_source(above, report, place)
         draw_spectrogram(below, report.estimates[place].wave[:samples], rate)
-        _name(above, name)
+        _name(above, name, longest)
     axes[-1].set_xlim(0.0, _seconds(report))
 
 
@@ -358,9 +358,9 @@ def _seconds(report: Report) -> float:
     return min(len(clip.wave) for clip in clips) / report.sample_rate
 
 
-def _name(ax: Axes, name: str) -> None:
-    if len(name) > _LONGEST_NAME:  # its end tells files apart
-        name = "…" + name[1 - _LONGEST_NAME :]
+def _name(ax: Axes, name: str, longest: int) -> None:
+    if len(name) > longest:  # its end tells files apart
+        name = "…" + name[1 - longest :]
     # A dollar sign would start a formula.
     ax.set_title(name.replace("$", r"\$"), loc="left", fontsize="medium", fontweight="bold")
 
