@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import pickle
 import subprocess
@@ -804,3 +805,16 @@ def test_fast_lengths_are_even_smooth_and_smallest() -> None:
     )
     for minimum in (*range(1, 200), 12345):
         assert fast_length(minimum) == next(n for n in smooth if n >= minimum)
+
+
+def test_members_are_described_by_content() -> None:
+    def member(**parameters: object) -> Distortion:
+        return Distortion("a", "a", halve, parameters)
+
+    ones = torch.ones(5)
+    assert member(x=ones) == member(x=torch.ones(5))
+    assert hash(member(x=ones)) == hash(member(x=torch.ones(5)))
+    others = [ones.bfloat16(), ones.double(), 2 * ones, ones.numpy(), torch.ones(1, 5), [1.0], 1.0]
+    texts = {member(x=x).description for x in [*others, {"y": ones}, functools.partial(halve, 1)]}
+    assert len(texts) == len(others) + 2
+    assert all(member(x=ones) != member(x=x) for x in others)

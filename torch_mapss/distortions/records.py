@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from torch_mapss.distortions.traits import Traits
@@ -86,8 +87,9 @@ class Distortion:
 
 
 def _described(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().contiguous().numpy()
+    if isinstance(value, Tensor):  # NumPy has no bfloat16
+        plain = value.float() if value.dtype == torch.bfloat16 else value
+        return f"{value.dtype} {_described(plain.detach().cpu().numpy())}"
     if isinstance(value, np.ndarray):
         content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
         return f"{value.dtype} {value.shape} {content}"
