@@ -76,14 +76,13 @@ def pool_separation(
 
     Raises:
         TypeError: frames not floating point or active not bool; window or hop not whole, p no
-            finite number.
-        ValueError: shapes that do not fit, window, hop or p below 1.
+            number.
+        ValueError: shapes that do not fit; window, hop or p below 1, p not finite.
     """
     window, hop, p = check_windows(window, hop, p)
     frames, active = _frames_first(frames, active)
     if frames.shape[-1] == 0:
         return torch.full(frames.shape[:-1], torch.nan, dtype=frames.dtype, device=frames.device)
-    frames = torch.where(frames.isfinite(), frames, torch.nan)
     score = pesq_score(window_level(frames, active, window, hop, p))
     return torch.where(active.any(-1), score, torch.nan)
 
@@ -92,8 +91,8 @@ def check_windows(window: int, hop: int, p: float) -> tuple[int, int, float]:
     """The three settings of the pooling, in range.
 
     Raises:
-        TypeError: window or hop not whole, p no finite number.
-        ValueError: one of them below 1.
+        TypeError: window or hop not whole, p no number.
+        ValueError: one of them below 1, p not finite.
     """
     p = _checks.check_real(p, "p")
     if p < 1.0:
