@@ -567,6 +567,7 @@ def test_constants_of_the_truncation_bound_are_positive() -> None:
 
 def test_the_reference_convention_counts_three_points_at_least() -> None:
     points = clouds(distortions=2, seed=41)
-    little = bounds.separation_bounds(*points, convention="reference", n_eff=0.1)
-    three = bounds.separation_bounds(*points, convention="reference", n_eff=1.0)
+    options = {"convention": "reference", "c": 0.01, "floor": 1.0, "confidence": 0.01}  # below 1
+    little, three = (bounds.separation_bounds(*points, n_eff=n, **options) for n in (0.1, 1.0))
     torch.testing.assert_close(little.tail, three.tail, rtol=0.0, atol=0.0)
+    assert (three.tail < 1.0).all()
