@@ -442,14 +442,15 @@ def test_where_the_plot_went_is_told(
     assert "not 'xyz'" in error_of(capsys)
 
 
-def test_only_the_first_process_speaks(
+def test_every_process_says_which_one_it_is(
     files: tuple[list[str], list[str]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     assert score((files[0], ["nothing.wav", "nothing.wav"])) == 2
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err.startswith("torch-mapss: error in process 1: ")
 
 
 def test_options_of_the_encoder_reach_it(

@@ -549,8 +549,6 @@ def _make_output_safe() -> None:
 def _print_error(error: Exception, debug: bool) -> None:
     if debug:
         traceback.print_exception(error)
-    elif os.environ.get("RANK", "0") != "0":  # under torchrun all processes find the same
-        return
     text = str(error) or type(error).__name__
     expected = (ValueError, TypeError, OSError, ImportError, RuntimeError)
     if not isinstance(error, expected):
@@ -558,7 +556,9 @@ def _print_error(error: Exception, debug: bool) -> None:
     lines = [line for line in text.splitlines() if line.strip()]
     if getattr(error, "problems", None) is None:  # a list of problems keeps its lines
         lines = [" ".join(line.strip() for line in lines)]
-    print("torch-mapss: error: " + "\n".join(lines), file=sys.stderr)
+    # Under torchrun what all processes find is said by each, and what one alone finds is not lost.
+    rank = f" in process {os.environ['RANK']}" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    print(f"torch-mapss: error{rank}: " + "\n".join(lines), file=sys.stderr)
 
 
 @contextmanager
