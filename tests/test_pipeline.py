@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_mapss import MAPSS, DistortionBank, MatchLoss, ReferenceBank
+from torch_mapss import MAPSS, DistortionBank, MatchLoss, ReferenceBank, _devices, audio
 from torch_mapss import functional as F
 from torch_mapss.distortions import Distortion
 from torch_mapss.distortions.traits import Scaled
@@ -668,3 +668,21 @@ def test_bounds_are_those_of_the_functional_stage(mapss):
         mapss.bounds(estimates, bank, draw=3)
     with pytest.raises(ValueError, match="confidence"):
         mapss.bounds(estimates, bank, confidence=95)
+
+
+def test_a_device_without_float64_gets_none(monkeypatch):
+    """The CPU made to pass for one: what comes back onto it is float32, and close."""
+    references = voices(2)
+    estimates = leaky(references, 0.3)
+    expected = small(activity=0.3)(estimates, references)
+    reference = audio.frame_rms(references, 400, 320)
+    monkeypatch.setattr(_devices, "_WITHOUT_FLOAT64", ("cpu",))
+    found = small(activity=0.3)(estimates, references)
+    assert found.times.dtype == torch.float32
+    assert audio.frame_rms(references, 400, 320).dtype == torch.float32
+    assert reference.dtype == torch.float64
+    equal(found, expected, rtol=1e-4, atol=1e-5)
+    assert _devices.working_device(torch.device("mps")).type == "mps"
+    monkeypatch.undo()
+    assert _devices.working_device(torch.device("mps")).type == "cpu"
+    assert _devices.working_device(torch.device("cuda")).type == "cuda"
