@@ -31,6 +31,11 @@ class _Once(torch.autograd.Function):
 def once(derivative: Tensor, what: str, *sources: Tensor) -> Tensor:
     """``derivative``, which depends on ``sources``; differentiating it again is an error.
 
+    Args:
+        derivative: any shape.
+        what: has only first derivatives, in the plural: the subject of the error.
+        sources: tensors that hang on the graph of what it depends on; empty ones will do.
+
     ``once_differentiable`` alone would not do: it watches the incoming gradient only, so a
     gradient penalty would silently take the derivative for a constant.
     """

@@ -452,6 +452,9 @@ class MAPSSLoss(_PerceptualLoss):
         reduction, weighting, pit, frames, seed, encoder, options: as for
             :class:`SeparationLoss`.
 
+    Attributes:
+        weights: the three weights by name, a dictionary that may be changed between calls.
+
     Raises:
         ValueError: a weight that is negative or not finite, or both PS and PM left out.
     """

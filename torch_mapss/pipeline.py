@@ -74,8 +74,16 @@ class MAPSS(nn.Module):
         dtype, device, local_files_only, cache_dir: of the encoder, if it is given by name.
 
     The encoder is frozen and shared, and is neither part of ``state_dict()`` nor of
-    ``parameters()``; ``to(device)`` moves it along. The manifold runs in float64 inside whatever
-    the dtype of the waveforms and under autocast.
+    ``parameters()``; ``to(device)`` moves it along, while ``half()`` and its like change nothing:
+    its precision is ``dtype``, or a module's own. The manifold runs in float64 inside whatever the
+    dtype of the waveforms and under autocast.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: a setting out of its range, encoders on different frames, or a bank of the
+            other measure or with too few members.
+        ValueError, OSError, ImportError: an encoder that cannot be loaded, see
+            :func:`torch_mapss.load_encoder`.
 
     Example:
         >>> import torch
@@ -216,7 +224,8 @@ class MAPSS(nn.Module):
 
         Raises:
             TypeError: not a tensor of a type that holds audio.
-            ValueError: shapes, lengths or samples that cannot be scored, see the message.
+            ValueError: shapes, lengths or samples that cannot be scored, see the message; or a
+                source that has too few distortions, as its bank holds few families.
         """
         bank = self._prepare(references, lengths, measures)
         warn_unscored(bank)
