@@ -1023,3 +1023,12 @@ def test_printing_tells_the_grid(folder: Folder) -> None:
     encoder = load_encoder(folder(), layer=1)
     assert isinstance(encoder, TransformerEncoder)
     assert "layer=1, sample_rate=16000, receptive_field=400, hop=320" in repr(encoder)
+
+
+@pytest.mark.parametrize("name", ["mel", "waveform"])
+def test_embedded_encoders_refuse_what_they_do_not_have(name: str) -> None:
+    with pytest.raises(ValueError, match="attention='eager' was passed"):
+        load_encoder(name, attention="eager")
+    with pytest.raises(ValueError, match="device 'nonsense' cannot be used"):
+        load_encoder(name, device="nonsense")
+    assert load_encoder(name, device="cpu").name == name
