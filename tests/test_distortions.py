@@ -361,6 +361,90 @@ def test_subset_takes_the_middle_and_the_strongest_peaks() -> None:
     assert {"notch/peak01", "notch/peak02"} <= set(DistortionBank("match", size=26).names())
 
 
+def neighbours(waveform: Tensor, sample_rate: int, *, others: Tensor, factor: float) -> Tensor:
+    """Adds the others, each with a weight of its own, so that their order shows."""
+    weights = torch.arange(1, others.shape[-2] + 1).to(others).unsqueeze(-1)
+    return waveform + factor * (weights * others).sum(-2)
+
+
+def test_leakage_adds_the_other_sources_at_even_levels() -> None:
+    bank = DistortionBank("match", only=("leakage",), leakage=7)
+    levels = np.linspace(-35, 5, 7)
+    assert bank.names() == tuple(f"leakage/{level:+.1f}dB" for level in levels)
+    assert bank.families == {"leakage": 7}
+    assert bank.mixes
+    waves = speechlike(3, 400)
+    made = bank(waves, RATE)
+    x = waves.numpy()
+    for source in range(3):
+        rest = sum(x[other] for other in range(3) if other != source)
+        for member, level in enumerate(levels):
+            expected = x[source] + 10 ** (level / 20) * rest
+            np.testing.assert_allclose(made.waveforms[source, member], expected, rtol=1e-12)
+    assert made.mask.all()
+    assert DistortionBank("match", only=("leakage",), leakage=1).names() == ("leakage/-15.0dB",)
+
+
+def test_leakage_is_off_unless_asked_for_and_leaves_the_other_members_alone() -> None:
+    plain, leaking = DistortionBank("match"), DistortionBank("match", leakage=2)
+    assert not plain.mixes
+    assert leaking.members[: len(plain)] == plain.members
+    assert len(leaking) == len(plain) + 2
+    assert plain != leaking
+    assert leaking != DistortionBank("match", leakage=3)
+    assert DistortionBank("match", leakage=2, without=("leakage",)) == plain
+    assert pickle.loads(pickle.dumps(leaking)) == leaking
+    for wrong, error in ((-1, ValueError), (2.0, TypeError), (True, TypeError)):
+        with pytest.raises(error, match="leakage must be"):
+            DistortionBank("match", leakage=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'match' bank"):
+        DistortionBank("separation", leakage=7)
+
+
+@pytest.mark.parametrize("function", ["leakage", "neighbours"])
+def test_mixing_members_treat_every_mixture_by_itself(function: str) -> None:
+    own = Distortion("own", "own", neighbours, {"factor": 0.5}, mixes=True)
+    kept = {"only": ("leakage",), "leakage": 2} if function == "leakage" else {"only": ("echo",)}
+    bank = DistortionBank("match", extra=() if function == "leakage" else (own,), **kept)
+    waves = torch.stack([speechlike(3, 500, seed) for seed in range(2)])
+    whole = bank(waves, RATE)
+    for item in range(2):
+        torch.testing.assert_close(bank(waves[item], RATE).waveforms, whole.waveforms[item])
+    # A selection of the sources finds the others in the mixture that it is told.
+    some = bank(waves[:, [2, 0]], RATE, sources=(2, 0), mixture=waves)
+    torch.testing.assert_close(some.waveforms, whole.waveforms[:, [2, 0]])
+    chunked = torch.cat([c for _, c, _ in bank.iterate(waves[:, 1:2], RATE, (1,), 2, waves)], -2)
+    torch.testing.assert_close(chunked, whole.waveforms[:, 1:2])
+
+
+def test_mixing_members_are_masked_where_all_other_sources_are_silent() -> None:
+    bank = DistortionBank("match", only=("leakage", "echo"), leakage=2)
+    waves = torch.stack([speechlike(3, 500), speechlike(3, 500)])
+    waves[0, 1:] = 0.0  # the first source is alone; the two others have it
+    waves[1, 2] = 0.0
+    made = bank(waves, RATE)
+    leaking = [name.startswith("leakage") for name in made.names]
+    assert made.mask[0, :, leaking].tolist() == [[False] * 2, [True] * 2, [True] * 2]
+    assert made.mask[1].all()
+    torch.testing.assert_close(made.waveforms[0, 0, leaking], waves[0, :1].expand(2, -1))
+    alone = bank(waves[0, :1], RATE)
+    assert alone.mask[0].tolist() == [not x for x in leaking]
+
+
+def test_mixing_members_are_checked() -> None:
+    def spoils(waveform: Tensor, sample_rate: int, *, others: Tensor) -> Tensor:
+        return waveform + others.mul_(0.5).sum(-2)
+
+    bank = DistortionBank(extra=(Distortion("own", "own", spoils, mixes=True),))
+    with pytest.raises(ValueError, match="changed its input in place"):
+        bank(speechlike(2, 300), RATE)
+    leaking = DistortionBank("match", leakage=1)
+    waves = speechlike(3, 300)
+    for sources, mixture in (((3,), waves), ((0,), waves[:, :200]), ((0,), waves[None])):
+        with pytest.raises(ValueError, match="mixture must hold all references"):
+            leaking(waves[:1], RATE, sources, mixture)
+
+
 def test_banks_compare_hash_print_and_pickle_by_their_settings() -> None:
     bank = DistortionBank("match", without=("noise",), seed=3)
     assert bank == DistortionBank("match", without=("noise",), seed=3)

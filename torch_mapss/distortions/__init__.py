@@ -8,6 +8,7 @@ package makes those copies, thirteen families of them, from the loudness-normali
     DistortionBank("match", without=("noise",))        # leave a family (or one member) out
     DistortionBank(extra=(Distortion("gain/-6dB", "gain", halve),))   # add one of your own
     DistortionBank().subset(13)                        # a small bank for training
+    DistortionBank("match", leakage=7)                 # PM that distortion lowers, not leakage
 
 What lives where:
 
@@ -18,6 +19,7 @@ What lives where:
   tone), ``dynamics`` (tremolo, gate, clipping), ``pitch`` (pitch, vibrato): the families. Each
   file holds plain functions ``(waveform (..., T), sample_rate, *, parameters) -> (..., T)`` in
   physical units, and below them the two columns of the paper's table, `SEPARATION` and `MATCH`.
+- ``leakage``: the other sources of the mixture, a fourteenth family that is off by default.
 - ``signal``: Fourier helpers shared by the families.
 """
 
@@ -28,6 +30,7 @@ from torch_mapss.distortions.bank import FAMILIES, DistortionBank
 from torch_mapss.distortions.dynamics import clip, gate, tremolo
 from torch_mapss.distortions.echoes import comb, echo, reverberate
 from torch_mapss.distortions.filters import highpass, lowpass, notch
+from torch_mapss.distortions.leakage import add_leakage
 from torch_mapss.distortions.pitch import shift_pitch, vibrato
 from torch_mapss.distortions.records import Distorted, Distortion
 
@@ -36,6 +39,7 @@ __all__ = [
     "Distorted",
     "Distortion",
     "DistortionBank",
+    "add_leakage",
     "add_noise",
     "add_tone",
     "clip",

@@ -39,6 +39,10 @@ class Distortion:
         random: The function also gets ``noise``, a callable from a length to standard normal
             numbers (S, length), drawn from the bank's seed, the source index and the member's name.
         lowest_rate: In Hz; at lower sample rates the member does not exist.
+        mixes: The function also gets ``others`` (..., S, S-1, T), for each of the S sources of
+            `waveform` the other references of its mixture, in their order. It must treat every
+            mixture by itself. Where all the others are silent the slot is masked. Such a member
+            belongs to its mixture: a bank that has one cannot be recombined into new ones.
 
     Raises:
         TypeError: If `name` or `family` is not a non-empty string or `function` not callable.
@@ -52,6 +56,7 @@ class Distortion:
     distinct: str | None = None
     random: bool = False
     lowest_rate: float = 0.0
+    mixes: bool = False
 
     def __post_init__(self) -> None:
         for label in ("name", "family"):

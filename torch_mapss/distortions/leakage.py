@@ -1,0 +1,50 @@
+"""Leakage of the other sources of the mixture: the family that the paper's table does not have.
+
+PS is steady under distortion because its clusters hold distortions. No member of the paper's banks
+holds any of another source, so a trace of one takes an output out of its cluster in a direction the
+cluster does not span, and PM falls with leakage as it falls with distortion. These members span it.
+
+**Which levels.** Separators leave between nearly all of the other sources (an output above the
+mixture's own 0 dB) and next to nothing of them (35 dB below). -35 to +5 dB is covered evenly in dB,
+as is every range of the paper's table. Seven levels are as many as the noise family has of each of
+its colours, with which leakage shares its make: something added at a ratio in dB.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torch_mapss.distortions.records import Distortion
+
+FAMILY = "leakage"
+LOWEST, HIGHEST = -35.0, 5.0
+"""dB: gain of the other references, each as loud as the reference itself."""
+
+
+def add_leakage(waveform: Tensor, sample_rate: int, *, others: Tensor, level: float) -> Tensor:
+    """Add all other sources of the mixture at one gain.
+
+    Args:
+        waveform: (..., S, T), loudness-normalised references.
+        sample_rate: In Hz; changes nothing.
+        others: (..., S, S-1, T), for each of them the other references.
+        level: Gain of the others in dB. With two equally loud sources, the ratio of the two.
+
+    Returns:
+        (..., S, T).
+    """
+    return waveform + 10 ** (level / 20) * others.sum(-2)
+
+
+def leakage_at(level: float) -> Distortion:
+    """Leakage at a level in dB."""
+    name = f"{FAMILY}/{level:+.1f}dB"
+    return Distortion(name, FAMILY, add_leakage, {"level": level}, mixes=True)
+
+
+def leakage_members(count: int) -> tuple[Distortion, ...]:
+    """`count` levels in even steps of dB over the whole range; a single one in its middle."""
+    if count == 1:
+        return (leakage_at((LOWEST + HIGHEST) / 2),)
+    step = (HIGHEST - LOWEST) / max(count - 1, 1)
+    return tuple(leakage_at(LOWEST + place * step) for place in range(count))
