@@ -50,7 +50,11 @@ def random_model(
     import transformers
 
     config = small_config(family, large, **changes)
-    model = getattr(transformers, _CLASSES[family] + head)(config).eval()
+    return randomize(getattr(transformers, _CLASSES[family] + head)(config).eval(), seed)
+
+
+def randomize(model: Any, seed: int) -> Any:
+    """Every parameter random, at a size that keeps the features of one order of magnitude."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -108,6 +112,49 @@ def write_checkpoint(
             "return_attention_mask": large,
         }
         (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return model
+
+
+WHISPER_POSITIONS = 40  # 0.8 s
+
+
+def random_whisper(seed: int = 0, head: str = "Model", **changes: Any) -> Any:
+    """A whole Whisper, decoder included, random in every weight, positions included."""
+    import transformers
+
+    settings: dict[str, Any] = {
+        "d_model": WIDTH,
+        "encoder_layers": LAYERS,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 37,
+        "encoder_layerdrop": 0.5,
+        "decoder_layers": 1,
+        "decoder_attention_heads": 2,
+        "decoder_ffn_dim": 16,
+        "max_source_positions": WHISPER_POSITIONS,
+        "max_target_positions": 8,
+        "vocab_size": 50,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+        "dropout": 0.3,
+        **changes,
+    }
+    config = transformers.WhisperConfig(**settings)
+    model = getattr(transformers, "Whisper" + head)(config).eval()
+    return randomize(model, seed)
+
+
+def write_whisper(folder: Path, *, preprocessor: bool = True, **options: Any) -> Any:
+    """Save a random Whisper as the published ones are, and return it."""
+    import transformers
+
+    model = random_whisper(**options)
+    model.save_pretrained(folder)
+    if preprocessor:
+        bands = model.config.num_mel_bins
+        transformers.WhisperFeatureExtractor(feature_size=bands).save_pretrained(folder)
     return model
 
 

@@ -100,6 +100,30 @@ def test_every_layer_equals_the_full_model(folder: Folder, family: str, large: b
     assert min(relative_error(a, b) for a, b in pairwise(states)) > 0.1
 
 
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_layers_in_one_pass(folder: Folder, family: str, large: bool) -> None:
+    path, waves = folder(family, large), noise(2, 2, SAMPLES)
+    for top in (2, LAYERS):
+        states = load_encoder(path, layer=top).hidden_states(waves)
+        assert len(states) == top + 1
+        for layer, state in enumerate(states[:-1]):
+            assert relative_error(state, load_encoder(path, layer=layer)(waves)) < 1e-5
+        assert relative_error(states[top], load_encoder(path, layer=top)(waves)) < 1e-5
+
+
+def test_all_layers_have_a_gradient_and_their_checks(folder: Folder) -> None:
+    encoder, wave = load_encoder(folder(), layer=2), noise(1, SAMPLES).requires_grad_()
+    encoder.hidden_states(wave)[0].sum().backward()
+    assert wave.grad is not None
+    assert wave.grad.abs().max() > 0
+    with pytest.raises(ValueError, match="80 samples"):
+        encoder.hidden_states(noise(1, 80))
+    with pytest.raises(ValueError, match="waveform is on meta"):
+        encoder.hidden_states(torch.empty(1, SAMPLES, device="meta"))
+    assert [len(state) for state in encoder.hidden_states(noise(0, SAMPLES))] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("head", ["ForCTC", "ForPreTraining"])
 @pytest.mark.parametrize("safe", [True, False])
 def test_checkpoints_with_a_head_and_old_names(folder: Folder, head: str, safe: bool) -> None:
@@ -1014,7 +1038,7 @@ def test_every_named_transformer_reaches_the_loader(monkeypatch: pytest.MonkeyPa
         if row.needs_download:
             load_encoder(row.name)
             assert (seen[row.name].checkpoint, seen[row.name].layer) == (row.checkpoint, row.layer)
-    assert len(seen) == 8
+    assert len(seen) == 12
     load_encoder("m-a-p/MERT-v1-95M")
     assert seen["m-a-p/MERT-v1-95M"].layer == 3
 

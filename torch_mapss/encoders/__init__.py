@@ -6,8 +6,10 @@ All share one small interface (`Encoder`): `sample_rate`, `hop`, `receptive_fiel
 * `base`         the interface, its checks, chunking over the batch
 * `mel`          log-mel frames with context: no weights, the embedded default
 * `waveform`     the raw frames themselves
-* `transformer`  wav2vec 2.0, HuBERT, WavLM and MERT, cut off above the layer asked for
-* `checkpoint`   finds and reads what `transformer` needs, on disk or from the hub
+* `transformer`  what all pretrained transformers share: layers, frozen weights, loading
+* `wav2vec`      wav2vec 2.0, HuBERT, WavLM and MERT, cut off above the layer asked for
+* `whisper`      Whisper's encoder, cut off likewise, and its log-mel spectrum
+* `checkpoint`   finds and reads what these need, on disk or from the hub
 * `custom`       your own callable behind the same interface
 * `registry`     the table of names, `load_encoder`, `as_encoder`
 
@@ -27,7 +29,9 @@ from .registry import (
     rank_zero_first,
 )
 from .transformer import TransformerEncoder, clear_encoder_cache
+from .wav2vec import Wav2VecEncoder
 from .waveform import WaveformEncoder
+from .whisper import WhisperEncoder, log_mel
 
 __all__ = [
     "CustomEncoder",
@@ -36,12 +40,15 @@ __all__ = [
     "EncoderRow",
     "MelEncoder",
     "TransformerEncoder",
+    "Wav2VecEncoder",
     "WaveformEncoder",
+    "WhisperEncoder",
     "as_encoder",
     "check_embeddings",
     "clear_encoder_cache",
     "encoder_table",
     "load_encoder",
+    "log_mel",
     "mel_filterbank",
     "rank_zero_first",
 ]

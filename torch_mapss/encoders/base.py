@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 MEMORY_BUDGET = 2**30  # bytes of activations a chunk may take: 1 GiB
 ABSURD = 1e30  # an embedding this large overflows float32 as soon as it is squared
+Encode = Callable[[Tensor], Tensor]  # (N, T) -> (N, F, M)
 
 
 class Encoder(nn.Module):
@@ -67,6 +69,11 @@ class Encoder(nn.Module):
         return self.receptive_field
 
     @property
+    def maximum_samples(self) -> int | None:
+        """The longest waveform there is a position for, in samples; None: there is no limit."""
+        return None
+
+    @property
     def frames_per_second(self) -> float:
         """Frames a second of audio gives."""
         return self.sample_rate / self.hop
@@ -79,19 +86,25 @@ class Encoder(nn.Module):
         """Encode waveforms.
 
         Args:
-            waveform: (..., T) floating point, at `sample_rate`, T of at least `minimum_samples`.
+            waveform: (..., T) floating point, at `sample_rate`, T of at least `minimum_samples`
+                and at most `maximum_samples`.
 
         Returns:
             (..., F, M) features, F = `frame_count(T)`, in float32 or better.
 
         Raises:
             TypeError: the waveform is no floating-point tensor.
-            ValueError: it is shorter than one frame, or on another device than the weights.
+            ValueError: it is shorter than one frame or longer than the encoder can take, or on
+                another device than the weights.
         """
+        return self._encoded(waveform, self._encode, self.feature_size)
+
+    def _encoded(self, waveform: Tensor, encode: Encode, features: int | None) -> Tensor:
+        """(..., T) -> (..., F, M) by `encode`, which turns (N, T) into (N, F, M)."""
         check_waveform(waveform, self)
         with torch.autocast(waveform.device.type, enabled=False):
             flat = self._cast(waveform).reshape(-1, waveform.shape[-1])
-            embeddings = self._encode_in_chunks(flat)
+            embeddings = self._encode_in_chunks(flat, encode, features)
             embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         return embeddings.reshape(*waveform.shape[:-1], *embeddings.shape[-2:])
 
@@ -99,27 +112,27 @@ class Encoder(nn.Module):
         """To the dtype the encoder computes in; half precision is lifted to float32."""
         return waveform.to(self.dtype or torch.promote_types(waveform.dtype, torch.float32))
 
-    def _encode_in_chunks(self, flat: Tensor) -> Tensor:
+    def _encode_in_chunks(self, flat: Tensor, encode: Encode, features: int | None) -> Tensor:
         """(N, T) -> (N, F, M), a few items at a time when no graph is built or it is recomputed."""
-        if not len(flat) and self.feature_size is not None:
-            return flat.new_zeros(0, self.frame_count(flat.shape[-1]), self.feature_size)
+        if not len(flat) and features is not None:
+            return flat.new_zeros(0, self.frame_count(flat.shape[-1]), features)
         wants_graph = torch.is_grad_enabled() and flat.requires_grad
         if wants_graph and not self.activation_checkpointing:
             # The graph keeps every activation: chunks would save nothing.
-            return self._encode_checked(flat)
+            return self._encode_checked(flat, encode)
         size = max(1, int(self.memory_budget // max(1, self._item_bytes(flat.shape[-1]))))
         chunks = flat.split(size)
         if wants_graph:
-            return torch.cat([_recomputed(self._encode_checked, chunk) for chunk in chunks])
-        return torch.cat([self._encode_checked(chunk) for chunk in chunks])
+            return torch.cat([_recomputed(self._encode_checked, x, encode) for x in chunks])
+        return torch.cat([self._encode_checked(chunk, encode) for chunk in chunks])
 
     def _encode(self, flat: Tensor) -> Tensor:
         """(N, T) -> (N, F, M)."""
         raise NotImplementedError
 
-    def _encode_checked(self, flat: Tensor) -> Tensor:
-        """`_encode`, refusing what does not lie on the grid or is no floating-point number."""
-        embeddings: Any = self._encode(flat)
+    def _encode_checked(self, flat: Tensor, encode: Encode) -> Tensor:
+        """`encode`, refusing what does not lie on the grid or is no floating-point number."""
+        embeddings: Any = encode(flat)
         expected = (flat.shape[0], self.frame_count(flat.shape[-1]))
         found = tuple(getattr(embeddings, "shape", ()))
         if not isinstance(embeddings, Tensor) or len(found) != 3 or found[:2] != expected:
@@ -154,9 +167,11 @@ class Encoder(nn.Module):
         return f"{self.name!r}{layer}, sample_rate={self.sample_rate}, {grid}"
 
 
-def _recomputed(encode: Any, chunk: Tensor) -> Tensor:
+def _recomputed(checked: Any, chunk: Tensor, encode: Encode) -> Tensor:
     # Nothing random runs in evaluation mode, so the state of the generators need not be kept.
-    return recompute_in_backward(encode, chunk, use_reentrant=False, preserve_rng_state=False)
+    return recompute_in_backward(
+        checked, chunk, encode, use_reentrant=False, preserve_rng_state=False
+    )
 
 
 def check_waveform(waveform: Tensor, encoder: Encoder) -> None:
@@ -164,7 +179,8 @@ def check_waveform(waveform: Tensor, encoder: Encoder) -> None:
 
     Raises:
         TypeError: `waveform` is no tensor, or not floating point.
-        ValueError: it has no time axis or is shorter than the receptive field.
+        ValueError: it has no time axis, is shorter than the receptive field, or longer than the
+            encoder can take.
     """
     if not isinstance(waveform, Tensor):
         raise TypeError(
@@ -179,6 +195,14 @@ def check_waveform(waveform: Tensor, encoder: Encoder) -> None:
     found = waveform.shape[-1] if waveform.dim() else 0
     if found < encoder.minimum_samples:
         raise ValueError(_too_short(found, encoder))
+    most = encoder.maximum_samples
+    if most is not None and found > most:
+        rate = encoder.sample_rate
+        raise ValueError(
+            f"waveform has {found} samples ({found / rate:.2f} s), but encoder {encoder.name!r} "
+            f"has positions for at most {most} ({most / rate:g} s at {rate} Hz). Score it in "
+            "segments: MAPSS(..., segment=20), or --segment 20 on the command line."
+        )
 
 
 def _too_short(found: int, encoder: Encoder) -> str:

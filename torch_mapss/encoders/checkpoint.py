@@ -255,7 +255,9 @@ def _fetch_weights(name: str, cache_dir: str | None) -> None:
 # --- Tensors ------------------------------------------------------------------------------------
 
 # A head (pre-training, CTC) keeps its encoder under the name of the family.
-_PREFIX = re.compile(r"^(wav2vec2|hubert|wavlm)\.")
+# (Whisper's whole model: "model"); its decoder is never a weight of ours under another name.
+_PREFIX = re.compile(r"^(wav2vec2|hubert|wavlm|model)\.")
+_DECODER = "decoder."
 # Weight norm, w = g · v / ‖v‖: old names on the right, PyTorch's parametrization on the left.
 _RENAMED = {
     ".parametrizations.weight.original0": ".weight_g",
@@ -346,7 +348,8 @@ def _strangers(names: Iterable[str], known: Iterable[str]) -> list[str]:
         return re.sub(r"\d+", "#", _canonical(name))
 
     kinds = {kind(name) for name in known}
-    return [name for name in names if kind(name) not in kinds]
+    strangers = (name for name in names if kind(name) not in kinds)
+    return [name for name in strangers if not _canonical(name).startswith(_DECODER)]
 
 
 def _all_tensors(files: Iterable[Path]) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from .base import Encoder
+from .base import Encode, Encoder
 
 _REQUIRED = ("sample_rate", "hop", "receptive_field")
 
@@ -66,8 +66,8 @@ class CustomEncoder(Encoder):
                 return waveform.to(weight.dtype)
         return super()._cast(waveform)
 
-    def _encode_in_chunks(self, flat: Tensor) -> Tensor:
-        return self._encode_checked(flat)  # what a user's model needs per item is not known
+    def _encode_in_chunks(self, flat: Tensor, encode: Encode, features: int | None) -> Tensor:
+        return self._encode_checked(flat, encode)  # what a user's model needs per item is not known
 
     def _encode(self, flat: Tensor) -> Tensor:
         if isinstance(self.function, nn.Module):  # it may belong to a model that is being trained

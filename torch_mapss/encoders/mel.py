@@ -60,11 +60,8 @@ class MelEncoder(Encoder):
         self.context = context
 
     def _encode(self, flat: Tensor) -> Tensor:
-        window, filters = _window_and_filters(self.bands, flat.dtype, flat.device)
-        spectrum = torch.fft.rfft(flat.unfold(-1, WINDOW, HOP) * window, n=FFT)
-        # Squares of both parts, not abs(): the gradient of |0| is not defined, that of 0² is 0.
-        power = spectrum.real.square() + spectrum.imag.square()
-        return _with_context((power @ filters + self.floor).log(), self.context)
+        energies = hann_energies(flat.unfold(-1, WINDOW, HOP), self.bands, SAMPLE_RATE, FFT)
+        return _with_context((energies + self.floor).log(), self.context)
 
     def _item_bytes(self, samples: int) -> int:
         # Windowed frames, complex spectrum, squares, bands: counted in numbers of 8 bytes.
@@ -79,14 +76,34 @@ def _with_context(frames: Tensor, context: int) -> Tensor:
     return frames.unfold(-2, 2 * context + 1, 1).transpose(-1, -2).flatten(-2)
 
 
+def hann_energies(frames: Tensor, bands: int, sample_rate: int, fft_size: int) -> Tensor:
+    """Mel energies of pieces of a waveform under a Hann window.
+
+    Args:
+        frames: (..., F, W) pieces, W at most `fft_size`.
+        bands: M, mel bands from 0 Hz to half the rate, see `mel_filterbank`.
+        sample_rate: in Hz.
+        fft_size: length of the transform.
+
+    Returns:
+        (..., F, M): |rfft|², neither window nor transform normalised, through the filters.
+    """
+    size, place = frames.shape[-1], (frames.dtype, frames.device)
+    window, filters = _window_and_filters(size, bands, sample_rate, fft_size, *place)
+    spectrum = torch.fft.rfft(frames * window, n=fft_size)
+    # Squares of both parts, not abs(): the gradient of |0| is not defined, that of 0² is 0.
+    power = spectrum.real.square() + spectrum.imag.square()
+    return power @ filters
+
+
 @lru_cache(maxsize=16)
 def _window_and_filters(
-    bands: int, dtype: torch.dtype, device: torch.device
+    size: int, bands: int, rate: int, fft_size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     # Kept across calls, so never as inference tensors: those cannot be used in a graph later on.
     with torch.inference_mode(False), torch.no_grad():
-        window = torch.hann_window(WINDOW, dtype=torch.float64, device="cpu")
-        filters = mel_filterbank(bands, SAMPLE_RATE, FFT)
+        window = torch.hann_window(size, dtype=torch.float64, device="cpu")
+        filters = mel_filterbank(bands, rate, fft_size)
         return window.to(dtype).to(device), filters.to(dtype).to(device)
 
 

@@ -41,6 +41,10 @@ _TABLE = (
     _pretrained("hubert-large", "facebook/hubert-large-ll60k", 3),
     _pretrained("hubert-base", "facebook/hubert-base-ls960", 2),
     _pretrained("mert", "m-a-p/MERT-v1-95M", 3, 24_000),
+    _pretrained("whisper-tiny", "openai/whisper-tiny", 1),
+    _pretrained("whisper-tiny.en", "openai/whisper-tiny.en", 1),
+    _pretrained("whisper-base", "openai/whisper-base", 1),
+    _pretrained("whisper-base.en", "openai/whisper-base.en", 1),
     EncoderRow("waveform", None, 16_000, None, 50.0, False),
     EncoderRow("mel", None, 16_000, None, 50.0, False),
 )

@@ -1,40 +1,32 @@
-"""wav2vec 2.0, HuBERT, WavLM and MERT, cut off above the layer asked for.
+"""What all pretrained transformers share: layers, frozen weights held once, loading.
 
 Layers are numbered as in the `hidden_states` of transformers: 0 is what enters the first
-transformer block (convolutions, projection, positions), k what leaves the k-th. The model is built
-with that many blocks and no more, and equals the full model there.
+transformer block (convolutions and positions), k what leaves the k-th. The model is built with that
+many blocks and no more, and equals the full model there.
 
-"Large" models (with `do_stable_layer_norm`) normalise once more after their last block. Whether
-`hidden_states[last]` has that norm depends on the version of transformers (4.x: yes, 5.x: no), and
-so does it here, for this layer alone. The layers below it never have the norm.
+An architecture is a subclass of `TransformerEncoder`: `wav2vec` (wav2vec 2.0, HuBERT, WavLM, MERT)
+and `whisper`. It names the `model_type` of the checkpoints it reads, and is found by it.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import os
 import threading
 import weakref
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from torch_mapss._checks import warn_user
+from .base import MEMORY_BUDGET, Encode, Encoder
+from .checkpoint import Checkpoint, find_checkpoint, read_tensors
 
-from .base import MEMORY_BUDGET, Encoder
-from .checkpoint import PREPROCESSOR, Checkpoint, find_checkpoint, read_tensors
-
-# Name in config.json -> the architecture of transformers it is built as. MERT is a HuBERT base.
-ARCHITECTURES = {
-    "wav2vec2": "wav2vec2",
-    "hubert": "hubert",
-    "wavlm": "wavlm",
-    "mert_model": "hubert",
-}
 ATTENTION = ("eager", "sdpa")
+_CLASSES: dict[str, type[TransformerEncoder]] = {}  # by model_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,31 +49,20 @@ class TransformerSettings:
 class Architecture:
     """What the checkpoint says about itself."""
 
-    family: str  # key of ARCHITECTURES
+    family: str  # its model_type
     sample_rate: int  # Hz
-    normalize: bool  # zero mean, unit variance per item
-    kernels: tuple[int, ...]  # of the convolutions, in samples of their input
-    strides: tuple[int, ...]
-    channels: tuple[int, ...]
+    hop: int  # samples between frames
+    receptive_field: int  # samples a frame sees
     heads: int
     features: int  # M
     layers: int  # of the full model
-    last_norm: bool  # whether a norm follows the last block ("large" models)
-
-    @property
-    def hop(self) -> int:
-        """Samples between frames: the product of the strides."""
-        return math.prod(self.strides)
-
-    @property
-    def receptive_field(self) -> int:
-        """Samples a frame sees. A kernel k widens it by k - 1 steps of the strides below."""
-        steps = [math.prod(self.strides[:i]) for i in range(len(self.strides))]
-        return 1 + sum((kernel - 1) * step for kernel, step in zip(self.kernels, steps))
 
 
 class TransformerEncoder(Encoder):
     """Hidden states of one layer of a speech or music transformer. Use `load_encoder` to make one.
+
+    A subclass names its `families` and writes `read_architecture`, `empty_model`, `default_layer`
+    and `_states`.
 
     The weights are frozen and shared by all encoders with equal checkpoint, layer, dtype and
     device. They are freed when the last of these encoders is gone. Moving an encoder to another
@@ -95,15 +76,36 @@ class TransformerEncoder(Encoder):
         model: the frozen model.
     """
 
-    def __init__(
-        self, settings: TransformerSettings, architecture: Architecture, model: nn.Module
-    ) -> None:
+    families: ClassVar[tuple[str, ...]] = ()  # values of model_type in config.json
+    settings: TransformerSettings
+    model: Any
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _CLASSES.update(dict.fromkeys(cls.families, cls))
+
+    @classmethod
+    def read_architecture(cls, checkpoint: Checkpoint) -> Architecture:
+        """What the checkpoint's JSON files say; ValueError if it cannot be built here."""
+        raise NotImplementedError
+
+    @classmethod
+    def empty_model(
+        cls, checkpoint: Checkpoint, architecture: Architecture, settings: TransformerSettings
+    ) -> Any:
+        """The model up to the layer, without storage (on the device "meta")."""
+        raise NotImplementedError
+
+    @classmethod
+    def default_layer(cls, architecture: Architecture) -> int:
+        """The layer to read when none is asked for."""
+        raise NotImplementedError
+
+    def __init__(self, settings: TransformerSettings, architecture: Any, model: nn.Module) -> None:
         super().__init__(
             name=settings.name,
             sample_rate=architecture.sample_rate,
             hop=architecture.hop,
-            # Nested floors (T - k) // s + 1 of the convolutions fold into a single one, so the
-            # frame count of the base class is exact.
             receptive_field=architecture.receptive_field,
             feature_size=architecture.features,
             layer=settings.layer,
@@ -125,35 +127,64 @@ class TransformerEncoder(Encoder):
         """Where the weights are."""
         return torch.device(self.settings.device)
 
+    @property
+    def depth(self) -> int:
+        """Transformer blocks that are built: `layer`, as a number."""
+        return self.settings.layer or 0
+
     def forward(self, waveform: Tensor) -> Tensor:
         """See `Encoder.forward`. Computes in `dtype` and returns float32 or better."""
+        self._check_device(waveform)
+        return super().forward(waveform)
+
+    def _check_device(self, waveform: Tensor) -> None:
         if isinstance(waveform, Tensor) and waveform.device != self.device:
             raise ValueError(
                 f"waveform is on {waveform.device}, but encoder {self.name!r} is on {self.device}: "
                 f"they cannot meet. Move one: encoder.to({str(waveform.device)!r})."
             )
-        return super().forward(waveform)
 
     def _cast(self, waveform: Tensor) -> Tensor:
-        # To the weights' dtype only after normalisation, which would lose digits in half precision.
+        # To the weights' dtype only after what comes before them, which would lose digits in half
+        # precision: normalisation, or the log-mel spectrum.
         return waveform.to(torch.promote_types(waveform.dtype, torch.float32))
 
     def _encode(self, flat: Tensor) -> Tensor:
+        return self._lifted(self._hidden, flat)
+
+    def _encode_states(self, flat: Tensor) -> Tensor:
+        return self._lifted(lambda waves: torch.cat([*self._states(waves)], -1), flat)
+
+    def _lifted(self, encode: Encode, flat: Tensor) -> Tensor:
         self.model.requires_grad_(False)  # a parent's requires_grad_() may have thawed them
-        if self.architecture.normalize:
-            flat = normalize_input(flat)
-        with torch.random.fork_rng(devices=[]):  # transformers 4.x draws for layer drop even here
-            hidden = self._hidden(flat.to(self.settings.dtype))
-        return hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        found = encode(flat)
+        return found.to(torch.promote_types(found.dtype, torch.float32))
 
     def _hidden(self, flat: Tensor) -> Tensor:
-        if self.architecture.last_norm and self.layer == self.architecture.layers:
-            # The only layer of which versions of transformers disagree, so ask the one at hand.
-            return self.model(flat, output_hidden_states=True, return_dict=True).hidden_states[-1]
-        return self.model(flat)[0]
+        """(N, T) -> (N, F, M), the layer asked for."""
+        return self._states(flat)[-1]
 
-    def _item_bytes(self, samples: int) -> int:
-        return activation_bytes(self.architecture, self.settings, samples)
+    def _states(self, flat: Tensor) -> Sequence[Tensor]:
+        """(N, T) -> layers 0 to the one asked for, each (N, F, M)."""
+        raise NotImplementedError
+
+    def hidden_states(self, waveform: Tensor) -> tuple[Tensor, ...]:
+        """Every layer from 0 to `layer` in one pass, at the cost of the last alone.
+
+        Args:
+            waveform: (..., T), as for a call.
+
+        Returns:
+            `layer + 1` tensors (..., F, M); the k-th equals what the same checkpoint gives when
+            loaded with `layer=k`.
+
+        Raises:
+            TypeError, ValueError: as a call does.
+        """
+        self._check_device(waveform)
+        size = self.architecture.features
+        joined = self._encoded(waveform, self._encode_states, (self.depth + 1) * size)
+        return joined.split(size, -1)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TransformerEncoder:
         # Called by to(), cuda(), half(), …: only the device is taken over, see the class.
@@ -194,38 +225,6 @@ class TransformerEncoder(Encoder):
         )
 
 
-def normalize_input(waveform: Tensor) -> Tensor:
-    """Zero mean and unit variance along time, as the checkpoints' own preprocessor does it.
-
-    Args:
-        waveform: (..., T).
-
-    Returns:
-        (..., T); silence stays silence, with a finite gradient.
-    """
-    centred = waveform - waveform.mean(-1, keepdim=True)
-    variance = centred.square().mean(-1, keepdim=True)
-    return centred / (variance + 1e-7).sqrt()
-
-
-def activation_bytes(
-    architecture: Architecture, settings: TransformerSettings, samples: int
-) -> int:
-    """Rough peak of the activations of one item without a graph, in bytes.
-
-    The first convolution is the widest point (100 floats per sample); without `sdpa` the attention
-    matrices overtake it after about half a minute.
-    """
-    length, widest = samples, samples
-    for kernel, stride, channels in zip(
-        architecture.kernels, architecture.strides, architecture.channels
-    ):
-        length = max((length - kernel) // stride + 1, 1)
-        widest = max(widest, 4 * length * channels)  # output, norm, its transpose, activation
-    attention = 3 * architecture.heads * length**2
-    return settings.dtype.itemsize * max(widest, attention)
-
-
 # --- Loading ------------------------------------------------------------------------------------
 
 _WEIGHTS: weakref.WeakValueDictionary[tuple[Any, ...], nn.Module] = weakref.WeakValueDictionary()
@@ -251,23 +250,43 @@ def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
             not exist; the device or attention is not available.
         OSError: the checkpoint is on the hub and cannot be fetched.
     """
-    _import_transformers()
+    import_transformers()
     checkpoint = find_checkpoint(
         settings.checkpoint,
         local_files_only=settings.local_files_only,
         cache_dir=settings.cache_dir,
     )
-    architecture = read_architecture(checkpoint)
-    layer = _checked_layer(settings, architecture)
+    kind = _class_for(checkpoint)
+    architecture = kind.read_architecture(checkpoint)
+    layer = _checked_layer(settings, architecture, kind.default_layer(architecture))
     device = checked_device(settings.device)
     settings = dataclasses.replace(settings, layer=layer, device=str(device))
     key = (checkpoint.fingerprint(), layer, settings.dtype, settings.attention, str(device))
     with _LOCK:
         model = _WEIGHTS.get(key)
         if model is None:
-            model = build_model(checkpoint, architecture, settings)
+            empty = kind.empty_model(checkpoint, architecture, settings)
+            model = _filled(empty, checkpoint, settings)
             _WEIGHTS[key] = _tagged(model, key)
-    return TransformerEncoder(settings, architecture, model)
+    return kind(settings, architecture, model)
+
+
+def _class_for(checkpoint: Checkpoint) -> type[TransformerEncoder]:
+    """The subclass that reads such checkpoints."""
+    family = checkpoint.config.get("model_type")
+    if family not in _CLASSES:
+        raise ValueError(unknown_family(checkpoint))
+    return _CLASSES[family]
+
+
+def unknown_family(checkpoint: Checkpoint, reason: str = "") -> str:
+    """The message for a checkpoint that is of none of the architectures."""
+    family = checkpoint.config.get("model_type")
+    return (
+        f"an encoder should be one of {', '.join(_CLASSES)}, but checkpoint {checkpoint.name!r} is "
+        f"{family!r}{reason}: it cannot be built here. Wrap it in a module of your own, see "
+        "as_encoder."
+    )
 
 
 def _tagged(model: nn.Module, key: tuple[Any, ...]) -> nn.Module:
@@ -295,7 +314,12 @@ def _restore(settings: TransformerSettings) -> TransformerEncoder:
     return load_transformer(settings)
 
 
-def _import_transformers() -> Any:
+def import_transformers() -> Any:
+    """The package, imported only here.
+
+    Raises:
+        ImportError: it is not installed, or fails to import.
+    """
     try:
         import transformers
     except Exception as error:  # missing, or broken by another package
@@ -306,98 +330,10 @@ def _import_transformers() -> Any:
     return transformers
 
 
-def read_architecture(checkpoint: Checkpoint) -> Architecture:
-    """What the checkpoint's two JSON files say.
-
-    A checkpoint without preprocessor settings gets the rule of its kind: layer-norm convolutions
-    ("large") take zero-mean, unit-variance input, group-norm ones take it as it is; with a warning,
-    for some published group-norm checkpoints do ask for normalisation.
-
-    Raises:
-        ValueError: the architecture is none of those supported.
-    """
-    family = _family(checkpoint)
-    config = _full_config(checkpoint)
-    preprocessor = checkpoint.preprocessor
-    if preprocessor is None:
-        preprocessor = _assumed_preprocessor(checkpoint, config)
-    return Architecture(
-        family=family,
-        sample_rate=int(preprocessor.get("sampling_rate", _default_rate(checkpoint.config))),
-        normalize=bool(preprocessor.get("do_normalize", True)),
-        kernels=tuple(config.conv_kernel),
-        strides=tuple(config.conv_stride),
-        channels=tuple(config.conv_dim),
-        heads=config.num_attention_heads,
-        features=config.hidden_size,
-        layers=config.num_hidden_layers,
-        last_norm=bool(config.do_stable_layer_norm),
-    )
-
-
-def _family(checkpoint: Checkpoint) -> str:
-    family = checkpoint.config.get("model_type")
-    unlike_hubert = [
-        key for key in ("deepnorm", "feature_extractor_cqt") if checkpoint.config.get(key)
-    ]
-    if family not in ARCHITECTURES or (family == "mert_model" and unlike_hubert):
-        raise ValueError(
-            f"an encoder should be one of {', '.join(ARCHITECTURES)}, but checkpoint "
-            f"{checkpoint.name!r} is {family!r} {' with '.join(['', *unlike_hubert])}".rstrip()
-            + ": it cannot be built here. Wrap it in a module of your own, see as_encoder."
-        )
-    return str(family)
-
-
-def _default_rate(config: dict[str, Any]) -> int:
-    return int(
-        config.get("sample_rate", 24_000 if config["model_type"] == "mert_model" else 16_000)
-    )
-
-
-def _assumed_preprocessor(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
-    normalize = config.feat_extract_norm == "layer"
-    warn_user(
-        f"checkpoint {checkpoint.name!r} has no {PREPROCESSOR}: its input is assumed to be "
-        f"{_default_rate(checkpoint.config)} Hz and {'' if normalize else 'not '}normalised, as is "
-        f"usual with {config.feat_extract_norm} norm. Add the file to be sure."
-    )
-    return {"do_normalize": normalize}
-
-
-# Keys of config.json that speak about loading, training or heads, none of which happens here.
-_DROPPED = ("auto_map", "architectures", "gradient_checkpointing", "torch_dtype", "dtype")
-_INFERENCE = {
-    "layerdrop": 0.0,
-    "apply_spec_augment": False,
-    "mask_time_prob": 0.0,  # with both at 0 the embedding of masked frames is not built
-    "mask_feature_prob": 0.0,
-    "add_adapter": False,  # comes after the last layer
-    "output_hidden_states": False,
-    "output_attentions": False,
-}
-
-
-def _full_config(checkpoint: Checkpoint) -> Any:
-    transformers = _import_transformers()
-    values = {key: value for key, value in checkpoint.config.items() if key not in _DROPPED}
-    values.pop("model_type")
-    values.update(_INFERENCE)
-    kind = ARCHITECTURES[checkpoint.config["model_type"]]
-    config_class = type(transformers.AutoConfig.for_model(kind))
-    return config_class.from_dict(values)
-
-
-def default_layer(family: str, layers: int) -> int:
-    """2 for wav2vec 2.0 and base models, 3 for large HuBERT and WavLM and for MERT."""
-    late = family == "mert_model" or (family in ("hubert", "wavlm") and layers >= 24)
-    return min(3 if late else 2, layers)
-
-
-def _checked_layer(settings: TransformerSettings, architecture: Architecture) -> int:
+def _checked_layer(settings: TransformerSettings, architecture: Architecture, default: int) -> int:
     layer = settings.layer
     if layer is None:
-        return default_layer(architecture.family, architecture.layers)
+        return default
     if isinstance(layer, bool) or not isinstance(layer, int):
         raise TypeError(
             f"layer should be an integer, not {layer!r}: it counts transformer blocks. Pass 0 to "
@@ -424,17 +360,12 @@ def checked_device(device: torch.device | str) -> torch.device:
         ) from error
 
 
-def build_model(
-    checkpoint: Checkpoint, architecture: Architecture, settings: TransformerSettings
-) -> Any:
-    """Build the model up to the layer, with the checkpoint's weights, frozen.
+def _filled(model: Any, checkpoint: Checkpoint, settings: TransformerSettings) -> Any:
+    """The empty model with the checkpoint's weights, frozen.
 
     Raises:
         ValueError: a weight is missing or has the wrong shape; see `read_tensors`.
     """
-    model = _empty_model(checkpoint, settings)
-    if architecture.last_norm and settings.layer != architecture.layers:
-        model.encoder.layer_norm = nn.Identity()  # follows the last block only, which is not built
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
     tensors = read_tensors(checkpoint, wanted)
     model.load_state_dict(
@@ -443,36 +374,41 @@ def build_model(
     return model.to(settings.device).eval().requires_grad_(False)
 
 
-def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    # Cloned: a tensor read from a file may map it, and files change.
-    return tensor.to(dtype, copy=True) if tensor.is_floating_point() else tensor.clone()
+@contextmanager
+def built_empty(settings: TransformerSettings) -> Iterator[dict[str, Any]]:
+    """Within, a model has no storage: its weights cost no time, memory or random number.
 
-
-def _empty_model(checkpoint: Checkpoint, settings: TransformerSettings) -> Any:
-    """The architecture without storage: its weights cost no time, memory or random number."""
-    transformers = _import_transformers()
-    config = _full_config(checkpoint)
-    config.num_hidden_layers = settings.layer
+    Yields the options that choose the attention; a model that has none such is an error.
+    """
     options = {} if settings.attention is None else {"attn_implementation": settings.attention}
     try:
         with torch.device("meta"):
-            model = transformers.AutoModel.from_config(config, **options)
+            yield options
     except (ValueError, ImportError) as error:
         raise ValueError(
             f"encoder {settings.name!r} cannot be built with attention={settings.attention!r} "
             f"({str(error).splitlines()[0]}). Leave attention out to get one that works."
         ) from error
-    _fold_weight_norm(model)
-    return model
 
 
-def _fold_weight_norm(model: Any) -> None:
-    """The positional convolution with one plain weight: frozen, it need not be split."""
-    convolution = model.encoder.pos_conv_embed.conv
-    if nn.utils.parametrize.is_parametrized(convolution, "weight"):
-        nn.utils.parametrize.remove_parametrizations(convolution, "weight")
-    elif hasattr(convolution, "weight_g"):
-        nn.utils.remove_weight_norm(convolution)
+# Keys of config.json that speak about loading, training or heads, none of which happens here.
+_DROPPED = ("architectures", "auto_map", "gradient_checkpointing", "torch_dtype", "dtype")
+
+
+def full_config(checkpoint: Checkpoint, kind: str, changes: dict[str, Any]) -> Any:
+    """The checkpoint's settings as transformers holds them for its architecture `kind`."""
+    values = {key: value for key, value in checkpoint.config.items() if key not in _DROPPED}
+    values.pop("model_type")
+    config_class = type(import_transformers().AutoConfig.for_model(kind))
+    return config_class.from_dict({**values, **changes, **_QUIET})
+
+
+_QUIET = {"output_hidden_states": False, "output_attentions": False}
+
+
+def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    # Cloned: a tensor read from a file may map it, and files change.
+    return tensor.to(dtype, copy=True) if tensor.is_floating_point() else tensor.clone()
 
 
 def settings_for(
