@@ -1,0 +1,257 @@
+"""The experiments of the paper, run small on voices made up here."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from torch_mapss.functional import gammaincc
+
+FOLDER = Path(__file__).parent.parent.parent / "recipes" / "experiments"
+RATE = 16000
+SMALL = ("--seconds", "0.6", "--bank-size", "6", "--every", "6")
+
+
+def recipe(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A script of the folder, which finds its neighbours as when it is run."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def voice(pitch: float, seed: int, seconds: float = 0.6) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    clock = torch.arange(int(RATE * seconds)) / RATE
+    tone = sum((math.tau * k * pitch * clock).sin() / k for k in range(1, 6))
+    swell = 0.2 + (math.tau * 3 * clock + seed).sin().square()
+    return 0.1 * swell * tone + 0.002 * torch.randn(len(clock), generator=generator)
+
+
+def write(path: Path, wave: Tensor) -> None:
+    import soundfile
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, wave.numpy(), RATE)
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Utterances of two speakers in two languages."""
+    folder = tmp_path_factory.mktemp("speech")
+    items = []
+    for place, (speaker, language) in enumerate((("ann", "en"), ("bob", "it"))):
+        name = f"{speaker}_1"
+        write(folder / f"{name}.wav", voice(110.0 + 70 * place, place))
+        items.append({"id": name, "path": f"{name}.wav", "speaker": speaker, "language": language})
+    (folder / "manifest.json").write_text(json.dumps({"items": items}))
+    return folder / "manifest.json"
+
+
+# ------------------------------------------------------------------------------------------------
+# Toolkit
+# ------------------------------------------------------------------------------------------------
+
+
+def test_rows_survive_a_kill_and_refuse_other_settings(tmp_path, monkeypatch):
+    toolkit = recipe("toolkit", monkeypatch)
+    rows = toolkit.Rows(tmp_path, ("a", "b"), ("x",), {"every": 1})
+    rows.add(a="one", b=0.1, x=1.5)
+    rows.add(a="two, really", b=1 / 3, x=math.nan)
+    with open(tmp_path / "rows.csv", "a") as file:
+        file.write("three,0.5,2.")  # cut off by a kill
+    again = toolkit.Rows(tmp_path, ("a", "b"), ("x",), {"every": 1})
+    assert len(again) == 2
+    assert again.has("one", 0.1)
+    assert again.has("two, really", 1 / 3)
+    assert not again.has("three", 0.5)
+    again.add(a="three", b=0.5, x=2.5)
+    assert again.mean("x") == 2.0  # NaN is left out
+    with open(tmp_path / "rows.csv", newline="") as file:
+        assert [row["a"] for row in csv.DictReader(file)] == ["one", "two, really", "three"]
+    with pytest.raises(SystemExit, match="every: 1 there, 2 now"):
+        toolkit.Rows(tmp_path, ("a", "b"), ("x",), {"every": 2})
+
+
+def test_manifests_of_every_layout_are_read(speech, tmp_path, monkeypatch):
+    toolkit = recipe("toolkit", monkeypatch)
+    pairs = list(toolkit.load_mixtures(speech, RATE))
+    assert [(m.name, m.scenario) for m in pairs] == [("ann_1+bob_1", "en"), ("bob_1+ann_1", "it")]
+    power = pairs[0].references.square().mean(-1).sqrt()
+    torch.testing.assert_close(power, torch.full((2,), toolkit.LEVEL), rtol=1e-3, atol=0)
+    root = speech.parent
+    files = [str(root / "ann_1.wav"), str(root / "bob_1.wav")]
+    entry = {"mixture_id": "m", "references": files, "systems": {"A": [files[0], None]}}
+    (tmp_path / "a.json").write_text(json.dumps([entry]))
+    (mixture,) = toolkit.load_mixtures(tmp_path / "a.json", RATE, seconds=0.25, systems=True)
+    assert mixture.references.shape == (2, RATE // 4)
+    assert mixture.sources == ("ann_1", "bob_1")
+    assert mixture.systems["A"][1] is None
+    torch.testing.assert_close(mixture.systems["A"][0], mixture.references[0])
+    (tmp_path / "b.json").write_text('{"items": [{"path": "x"}]}')
+    with pytest.raises(SystemExit, match="no manifest"):
+        next(toolkit.load_mixtures(tmp_path / "b.json", RATE))
+
+
+def test_progress_tells_what_is_left(capsys, monkeypatch):
+    toolkit = recipe("toolkit", monkeypatch)
+    times = iter([0.0, 10.0, 25.0, 30.0, 60.0])
+    assert list(toolkit.progress(range(4), "steps", clock=lambda: next(times))) == [0, 1, 2, 3]
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["steps: 2 of 4, 25 s left", "steps: 4 of 4, 0 s left"]
+
+
+def test_tables_escape_what_latex_would_read(monkeypatch):
+    toolkit = recipe("toolkit", monkeypatch)
+    assert r"a\_b & 5\,\% \\".replace(r"\,", "") in toolkit.latex(["x", "y"], [["a_b", "5%"]])
+    assert toolkit.number(math.nan) == toolkit.percent(math.nan) == "–"
+
+
+# ------------------------------------------------------------------------------------------------
+# Experiments
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_leakage_and_distortion(speech, tmp_path, monkeypatch):
+    script = recipe("leakage_distortion", monkeypatch)
+    arguments = ["--manifest", str(speech), "--out", str(tmp_path), "--steps", "3", *SMALL]
+    rows = script.main(arguments)
+    assert len(rows) == 2 * 2 * 3
+    for sweep in ("leakage", "distortion"):
+        clean, worst = (rows.mean("pm", sweep=sweep, amount=a) for a in (0.0, 1.0))
+        assert clean > 0.99
+        assert worst < clean
+    ps = [rows.mean("ps", sweep="leakage", amount=a) for a in (0.0, 0.5, 1.0)]
+    assert ps[0] > ps[1] > ps[2]
+    page = (tmp_path / "leakage_distortion.md").read_text(encoding="utf-8")
+    assert "| α | en: PS/PM | it: PS/PM | together: PS/PM | log PM | log B |" in page
+    assert (tmp_path / "leakage_distortion.png").stat().st_size > 5000
+    before = (tmp_path / "rows.csv").read_bytes()
+    monkeypatch.setattr(script.toolkit, "target_scores", None)  # nothing is scored again
+    script.main(arguments)
+    assert (tmp_path / "rows.csv").read_bytes() == before
+
+
+def test_random_phase_keeps_magnitudes_and_leaking_adds(monkeypatch):
+    script = recipe("leakage_distortion", monkeypatch)
+    references = torch.stack([voice(110.0, 0), voice(190.0, 1)])
+    torch.testing.assert_close(script.leaking(references, 0.5), references[0] + references[1] / 2)
+    torch.testing.assert_close(
+        script.random_phase(references, 0.0), references[0], atol=1e-5, rtol=0
+    )
+    turned = script.random_phase(references, 0.3)
+    assert not torch.allclose(turned, references[0], atol=1e-3)
+    levels = [float(w.square().mean().sqrt()) for w in (turned, references[0])]
+    assert levels[0] == pytest.approx(levels[1], rel=0.15)
+
+
+def test_surfaces(tmp_path, monkeypatch):
+    script = recipe("surfaces", monkeypatch)
+    ps, *pm = script.main(["--points", "12", "--out", str(tmp_path)])
+    assert float(ps.values[3, 3]) == 0.5
+    assert bool((ps.values.diff(dim=0) > 0).all())  # rises with B
+    assert bool((ps.values.diff(dim=1) < 0).all())  # falls with A
+    assert [surface.title for surface in pm] == ["PM, θ = 1", "PM, a = 1", "PM, k = 1"]
+    exponential = pm[2]  # Q(1, x) is exp(-x)
+    ratio = exponential.horizontal[None] / exponential.vertical[:, None]
+    torch.testing.assert_close(exponential.values, (-ratio).exp())
+    shape, scale = pm[1].horizontal[4], pm[1].vertical[7]
+    torch.testing.assert_close(pm[1].values[7, 4], gammaincc(shape, 1.0 / scale))
+    assert (tmp_path / "surfaces.png").stat().st_size > 5000
+
+
+def test_lost_packets_are_nested_and_length_stays(monkeypatch):
+    script = recipe("packet_loss", monkeypatch)
+    wave = torch.arange(16000.0)
+    few, many = (script.drop(wave, RATE, share) for share in (0.1, 0.2))
+    assert len(few) == 14400
+    assert set(many.tolist()) < set(few.tolist())
+    assert bool((few.diff() > 0).all())
+    speech = voice(120.0, 3)
+    for codec in ("none", "opus", "mp3"):
+        made = script.damaged(speech, RATE, 0.1, codec)
+        assert made.shape == speech.shape
+        assert float(made.abs().max()) > 0.01
+    assert script.damaged(speech, RATE, 0.0, "opus") is speech
+    coded = script.coded(speech, RATE, "opus")
+    kept = float(np.corrcoef(coded.numpy(), speech.numpy())[0, 1])
+    assert 0.7 < kept < 1.0  # a codec changes a voice, and keeps it
+
+
+@pytest.mark.slow
+def test_packet_loss_against_pesq(speech, tmp_path, monkeypatch):
+    pytest.importorskip("pesq")
+    script = recipe("packet_loss", monkeypatch)
+    rows = script.main(["--manifest", str(speech), "--out", str(tmp_path), "--steps", "2", *SMALL])
+    clean, lossy = (rows.mean("pesq", loss=share) for share in (0.0, 0.2))
+    assert clean > 4.6
+    assert lossy < clean
+    assert rows.mean("pm", loss=0.2) < rows.mean("pm", loss=0.0)
+    assert (tmp_path / "packet_loss.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_rivals_know_a_good_output_from_a_bad_one(speech, tmp_path, monkeypatch):
+    script = recipe("rivals", monkeypatch)
+    ann, bob = voice(110.0, 0, 4.0), voice(180.0, 1, 4.0)
+    noise = 0.03 * torch.randn(len(ann), generator=torch.Generator().manual_seed(5))
+    for name, wave in (("ann", ann), ("bob", bob), ("good", ann + 0.05 * bob), ("bad", ann + bob)):
+        write(tmp_path / f"{name}.wav", wave + (noise if name == "bad" else 0.0))
+    entry = {
+        "mixture_id": "m",
+        "references": ["ann.wav", "bob.wav"],
+        "systems": {"good": ["good.wav", None], "bad": ["bad.wav", None]},
+    }
+    (tmp_path / "manifest.json").write_text(json.dumps([entry]))
+    names = [
+        n for n in ("stoi", "si_sdr", "sdr", "sir", "sar", "ci_sdr") if n in script.available()
+    ]
+    rows = script.main(
+        ["--manifest", str(tmp_path / "manifest.json"), "--out", str(tmp_path / "out")]
+        + ["--measures", *names]
+    )
+    (good,), (bad,) = (rows.where(system=name) for name in ("good", "bad"))
+    for name in names:
+        assert float(good[name]) > float(bad[name]), name
+    a, b, e = (wave.double().numpy() for wave in (ann, bob, ann + 0.05 * bob))
+    scale = e @ a / (a @ a)
+    expected = 10 * math.log10((scale * a) @ (scale * a) / ((e - scale * a) @ (e - scale * a)))
+    assert float(good["si_sdr"]) == pytest.approx(expected, abs=0.02)  # the files have 16 bits
+    del b
+
+
+def test_a_rival_that_fails_leaves_a_nan_and_says_so(capsys, monkeypatch):
+    script = recipe("rivals", monkeypatch)
+
+    def broken(estimate: Tensor, references: Tensor, rate: int) -> float:
+        raise RuntimeError("no utterance found")
+
+    found = script.scored(
+        {"broken": script.Rival("Broken", broken, "x")}, torch.ones(8), torch.ones(2, 8), 0, RATE
+    )
+    assert math.isnan(found["broken"])
+    assert "broken: RuntimeError: no utterance found" in capsys.readouterr().err
+
+
+def test_the_list_of_rivals_says_what_is_missing_and_why(capsys, monkeypatch, tmp_path):
+    script = recipe("rivals", monkeypatch)
+    assert script.main(["--manifest", "x", "--out", str(tmp_path), "--list"]) is None
+    listed = capsys.readouterr().out
+    for label in ("PESQ", "SIR", "NISQA", "MCD", "UTMOS", "SCOREQ", "ViSQOL"):
+        assert f"| {label} |" in listed
+    assert len({*(r.label for r in script.RIVALS.values()), *script.MISSING}) == 18
