@@ -19,7 +19,7 @@ import torch
 from bounds_page import table, write_section
 from torch import Tensor
 
-from torch_mapss.bounds import match_bounds, separation_bounds
+from torch_mapss.bounds.frames import match_bounds, separation_bounds
 from torch_mapss.functional import perceptual_match, perceptual_separation
 
 ROWS: dict[str, dict[str, Any]] = {

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from torch_mapss import MAPSS
-from torch_mapss._checks import Clouds
-from torch_mapss._frames import activity, chunks, gather
-from torch_mapss.audio import load_audio, resample, to_mono
-from torch_mapss.records import ReferenceBank
+from torch_mapss.audio.files import load_audio
+from torch_mapss.audio.waveforms import resample, to_mono
+from torch_mapss.core.checks import Clouds
+from torch_mapss.pipeline.frames import activity, chunks, gather
+from torch_mapss.pipeline.records import ReferenceBank
 
 
 class Frames(NamedTuple):

@@ -17,27 +17,35 @@ from bounds_data import Frames, random_frames, speech_mixtures
 from bounds_page import table, write_section
 from torch import Tensor
 
-from torch_mapss import MAPSS, _checks, diagnostics, measures
-from torch_mapss._match_error import gamma, match_kernel, match_parts
-from torch_mapss._schur import Options, full_factor, is_retained, schur_parts, whole_space
-from torch_mapss._separation_error import separation_kernel, separation_sides
+from torch_mapss import MAPSS
+from torch_mapss.bounds import diagnostics
+from torch_mapss.bounds.match import gamma, match_kernel, match_parts
+from torch_mapss.bounds.schur import Options, full_factor, is_retained, schur_parts, whole_space
+from torch_mapss.bounds.separation import separation_kernel, separation_sides
+from torch_mapss.core import checks
+from torch_mapss.core import match as core_match
+from torch_mapss.core.chunks import Kernel, score_frames
+from torch_mapss.core.gamma import gammaincc
+from torch_mapss.core.layout import Layout, presence, split_points
+from torch_mapss.core.mahalanobis import RIDGE
+from torch_mapss.core.manifold import Embedding
+from torch_mapss.core.match import gamma_fit, masked_moments
+from torch_mapss.core.separation import cluster_statistics
+from torch_mapss.core.settings import Settings
 from torch_mapss.functional import perceptual_match, perceptual_separation
-from torch_mapss.manifold import Embedding, Settings
-from torch_mapss.measures import Layout
-from torch_mapss.special import gammaincc
 
 CONVENTIONS = ("paper", "derived")
 
 
-def run(frames: Frames, kernel: measures.Kernel) -> tuple[Tensor, ...]:
+def run(frames: Frames, kernel: Kernel) -> tuple[Tensor, ...]:
     options = {"attributed": None, "active": None, "mask": None} | frames.options
-    clouds = _checks.check_clouds(*frames[:3], **options, minimum_distortions=2)
+    clouds = checks.check_clouds(*frames[:3], **options, minimum_distortions=2)
     clouds = clouds._replace(
         outputs=clouds.outputs.double(),
         references=clouds.references.double(),
         distortions=clouds.distortions.double(),
     )
-    return measures.score_frames(clouds, Settings(), kernel, rest=True)
+    return score_frames(clouds, Settings(), kernel, rest=True)
 
 
 def separation_check(
@@ -55,15 +63,15 @@ def separation_check(
 def schur_error(embedding: Embedding, layout: Layout, settings: Settings) -> Tensor:
     """(F,) largest relative error of retained + discarded, over all points and clusters."""
     full = whole_space(embedding)
-    _, clusters = measures.split_points(full.coordinates, layout)
-    _, present = measures.presence(layout, len(clusters), clusters.device)
-    mean, deviations, divisor = measures.cluster_statistics(clusters, present)
+    _, clusters = split_points(full.coordinates, layout)
+    _, present = presence(layout, len(clusters), clusters.device)
+    mean, deviations, divisor = cluster_statistics(clusters, present)
     retained = is_retained(embedding, mean.shape[-1])
     delta = full.coordinates.unsqueeze(1) - mean.unsqueeze(2)
     factor = full_factor(deviations, divisor, retained, settings)
     kept, discarded = schur_parts(factor, delta, retained)
     covariance = deviations.mT @ deviations / divisor[..., None, None]
-    covariance.diagonal(dim1=-2, dim2=-1).add_(measures.RIDGE)
+    covariance.diagonal(dim1=-2, dim2=-1).add_(RIDGE)
     direct = (delta * torch.linalg.solve(covariance, delta.mT).mT).sum(-1)
     return ((kept + discarded) / direct.clamp(min=1e-12) - 1.0).abs().flatten(1).amax(-1)
 
@@ -71,14 +79,14 @@ def schur_error(embedding: Embedding, layout: Layout, settings: Settings) -> Ten
 def match_check(embedding: Embedding, layout: Layout, settings: Settings) -> tuple[Tensor, ...]:
     """|full - retained| of PM, and its radius in both conventions."""
     parts = match_parts(embedding, layout, settings)
-    mean, variance = measures.masked_moments(parts.g + parts.gaps, parts.there, parts.members)
+    mean, variance = masked_moments(parts.g + parts.gaps, parts.there, parts.members)
     fit = gamma(mean, variance)
     full = gammaincc(fit.k, (parts.a + parts.gap_a) / fit.theta)
-    retained = measures.match(embedding, layout, settings, log=False)
+    retained = core_match.match(embedding, layout, settings, log=False)
     radii = [
         match_kernel(embedding, layout, settings, Options(convention=c))[0] for c in CONVENTIONS
     ]
-    fitted = measures.gamma_fit(embedding, layout, settings)
+    fitted = gamma_fit(embedding, layout, settings)
     return (full - retained).abs(), *radii, fitted.defined & ~fitted.collapsed
 
 

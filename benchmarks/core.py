@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torch_mapss import _linalg
 from torch_mapss import functional as F
+from torch_mapss.core import linalg
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -92,7 +92,7 @@ def compare(count: int, repeats: int) -> None:
     ps, log_pm = F.perceptual_separation, log_match
     runs: dict[str, Callable[[], None]] = {
         "bare eigh + products": lambda: bare(points),
-        "the same, eigh in threads": lambda: bare(points, _linalg.eigh),
+        "the same, eigh in threads": lambda: bare(points, linalg.eigh),
         "PS, forward": lambda: forward(ps, *embeddings),
         "log PM, forward": lambda: forward(log_pm, *embeddings),
         "PS, forward + backward to outputs": lambda: backward(ps, False, *embeddings),

@@ -28,13 +28,15 @@ import torch
 from bounds_page import table, write_section
 from torch import Tensor
 
-from torch_mapss._match_error import match_kernel
-from torch_mapss._schur import Options
-from torch_mapss._separation_error import separation_kernel
-from torch_mapss.bootstrap import bootstrap_match, bootstrap_separation, half_width
-from torch_mapss.manifold import Embedding, Settings
-from torch_mapss.measures import RIDGE, Layout
-from torch_mapss.special import gammaincc
+from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation, half_width
+from torch_mapss.bounds.match import match_kernel
+from torch_mapss.bounds.schur import Options
+from torch_mapss.bounds.separation import separation_kernel
+from torch_mapss.core.gamma import gammaincc
+from torch_mapss.core.layout import Layout
+from torch_mapss.core.mahalanobis import RIDGE
+from torch_mapss.core.manifold import Embedding
+from torch_mapss.core.settings import Settings
 
 DISTORTIONS = 70
 CONFIDENCES = (0.80, 0.90, 0.95)

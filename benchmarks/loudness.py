@@ -31,6 +31,7 @@ from scipy import signal
 from torch import Tensor
 
 from torch_mapss import audio
+from torch_mapss.audio import loudness
 
 Filter = Callable[[Tensor, int], Tensor]
 
@@ -38,8 +39,8 @@ Filter = Callable[[Tensor, int], Tensor]
 def coefficients(rate: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """The digital sections (b, a) at `rate`, by SciPy's bilinear transform of the prototypes."""
     sections = []
-    for section in (audio._SHELF_48K, audio._HIGH_PASS_48K):
-        numerator, denominator = audio._prototype(section)
+    for section in (loudness._SHELF_48K, loudness._HIGH_PASS_48K):
+        numerator, denominator = loudness._prototype(section)
         k48 = math.sqrt(denominator[0] / denominator[2])
         ratio = k48 / math.tan(math.atan(k48) * 48000 / rate)
         powers = ratio ** np.arange(2, -1, -1)
@@ -67,12 +68,12 @@ def recursion(wave: Tensor, rate: int) -> Tensor:
 
 def overlap_save(block: int) -> Filter:
     def run(wave: Tensor, rate: int) -> Tensor:
-        lead = math.ceil(audio._DECAY * rate)
+        lead = math.ceil(loudness._DECAY * rate)
         step, samples = block - lead, wave.shape[-1]
         blocks = -(-samples // step)
         padded = torch.nn.functional.pad(wave, (lead, blocks * step - samples))
         spectrum = torch.fft.rfft(padded.unfold(-1, block, step))
-        spectrum = spectrum * audio._k_response(rate, block).to(spectrum.dtype)
+        spectrum = spectrum * loudness._k_response(rate, block).to(spectrum.dtype)
         y = torch.fft.irfft(spectrum, n=block)[..., lead:]
         return y.flatten(-2)[..., :samples]
 
@@ -91,12 +92,12 @@ def signals(count: int, seconds: float, rate: int) -> Tensor:
 
 def loudness_of(filtered: Tensor, rate: int) -> Tensor:
     """BS.1770-4 after the filter, in the library's own gating: isolates the filter's error."""
-    original = audio._k_weight
-    audio._k_weight = lambda wave, _: wave
+    original = loudness._k_weight
+    loudness._k_weight = lambda wave, _: wave
     try:
         return audio.integrated_loudness(filtered, rate)
     finally:
-        audio._k_weight = original
+        loudness._k_weight = original
 
 
 def best_of(run: Callable[[], object], repeats: int = 3) -> float:
@@ -113,7 +114,7 @@ def filter_rows(wave: Tensor, rate: int) -> Iterator[tuple[str, float, float, fl
     exact = oracle(wave, rate)
     exact_loudness = loudness_of(exact, rate)
     ways: dict[str, Filter] = {
-        "product of spectra (used)": audio._k_weight,
+        "product of spectra (used)": loudness._k_weight,
         "overlap-save, 8192": overlap_save(8192),
         "overlap-save, 32768": overlap_save(32768),
         "recursion": recursion,
@@ -166,8 +167,10 @@ def growth_rows(rate: int) -> Iterator[tuple[float, float, float]]:
 def decay_line(rate: int) -> str:
     impulse = torch.zeros(1, rate)
     impulse[0, 0] = 1
-    tail = oracle(impulse, rate)[0, math.ceil(audio._DECAY * rate) :].abs().sum()
-    return f"Impulse response beyond {audio._DECAY} s at {rate} Hz: sum of magnitudes {tail:.1e}."
+    tail = oracle(impulse, rate)[0, math.ceil(loudness._DECAY * rate) :].abs().sum()
+    return (
+        f"Impulse response beyond {loudness._DECAY} s at {rate} Hz: sum of magnitudes {tail:.1e}."
+    )
 
 
 def report(count: int, seconds: float, rate: int) -> tuple[str, list[str]]:

@@ -97,7 +97,8 @@ def score_ours(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     import torch_mapss
-    from torch_mapss.audio import load_audio, resample
+    from torch_mapss.audio.files import load_audio
+    from torch_mapss.audio.waveforms import resample
 
     loaded = time.perf_counter()
     mapss = torch_mapss.MAPSS(encoder=job["encoder"], convention="reference")

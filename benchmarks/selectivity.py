@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from torch_mapss import MAPSS, ReferenceBank
-from torch_mapss.audio import load_audio, to_mono
+from torch_mapss.audio.files import load_audio
+from torch_mapss.audio.waveforms import to_mono
 from torch_mapss.encoders import MelEncoder
 from torch_mapss.functional import diffusion_map
 

@@ -20,7 +20,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from torch_mapss.special import gammaincc, log_gammaincc
+from torch_mapss.core.gamma import gammaincc, log_gammaincc
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from test_special import oracle, with_gradients

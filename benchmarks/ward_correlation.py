@@ -24,10 +24,10 @@ from bounds_page import table, write_section
 from torch import Tensor
 
 from torch_mapss import MAPSS
-from torch_mapss.bounds import Bounds, match_bounds, separation_bounds
-from torch_mapss.correlation import METHODS, correlation_bounds, scenario_bounds
+from torch_mapss.bounds.correlation import METHODS, correlation_bounds, scenario_bounds
+from torch_mapss.bounds.frames import Bounds, match_bounds, separation_bounds
+from torch_mapss.bounds.utterance import pool_match_bounds, pool_separation_bounds
 from torch_mapss.functional import perceptual_match, perceptual_separation, pool_separation
-from torch_mapss.utterance import pool_match_bounds, pool_separation_bounds
 
 QUESTIONS = {"PS": "interference", "PM": "quality"}
 INTERVALS: dict[str, dict[str, Any]] = {

@@ -35,8 +35,8 @@ from torch_mapss import (
     PerceptualMatch,
     PerceptualSeparation,
 )
-from torch_mapss.curriculum import Quantile
-from torch_mapss.lightning import CurriculumCallback
+from torch_mapss.training.curriculum import Quantile
+from torch_mapss.training.lightning import CurriculumCallback
 
 RATE = 16000
 

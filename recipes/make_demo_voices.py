@@ -18,7 +18,9 @@ import soundfile
 import torch
 from torch import Tensor
 
-from torch_mapss.audio import load_audio, normalize_loudness, resample, to_mono
+from torch_mapss.audio.files import load_audio
+from torch_mapss.audio.loudness import normalize_loudness
+from torch_mapss.audio.waveforms import resample, to_mono
 
 RATE, SECONDS = 16_000, 3.0
 VOICES = {

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_mapss import MAPSS, DistortionBank, MAPSSLoss, ReferenceBank, audio
-from torch_mapss.curriculum import FrameTrigger, Quantile, Trend
+from torch_mapss.training.curriculum import FrameTrigger, Quantile, Trend
 
 RATE = 16000
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff")

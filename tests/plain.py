@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_mapss.special import log_gammaincc
+from torch_mapss.core.gamma import log_gammaincc
 
 
 def coordinates(points: Tensor, energy: float = 0.99, time: float = 1.0) -> Tensor:

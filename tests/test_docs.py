@@ -20,7 +20,7 @@ import torch_mapss
 from torch_mapss import MAPSS, DistortionBank, MAPSSLoss, MatchLoss, SeparationLoss, audio
 from torch_mapss import functional as F
 from torch_mapss.encoders import load_encoder
-from torch_mapss.metrics import (
+from torch_mapss.metrics.perceptual import (
     PerceptualMatch,
     PerceptualSeparation,
     perceptual_match,
@@ -87,7 +87,7 @@ def exists(dotted: str) -> bool:
 
 
 def test_options_that_the_readme_names_exist() -> None:
-    from torch_mapss.cli import build_parser
+    from torch_mapss.evaluation.cli import build_parser
 
     for block in re.findall(r"```bash\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL):
         for line in block.splitlines():

@@ -4,95 +4,74 @@ Two measures of a separated source per frame, in [0, 1], higher is better: PS, h
 the other sources, and PM, how undistorted it is (MAPSS, ICLR 2026). Batched, differentiable, with
 error bounds.
 
-What lives where
-    ``torch_mapss.functional``   embeddings -> scores, stateless
-    ``MAPSS``                    waveforms -> frame scores; ``prepare`` references once
-    ``SeparationLoss``, ``MatchLoss``, ``MAPSSLoss``, ``FrameTrigger``   training
-    ``PerceptualSeparation``, ``PerceptualMatch``   torchmetrics metrics
-    ``evaluate``                 files or arrays -> a report to print, save and plot
-    ``match_sources``            which estimate belongs to which reference, by SI-SDR
-    ``torch_mapss.audio``, ``.distortions``, ``.encoders``, ``.manifold``, ``.measures``,
-    ``.aggregate``               the stages, one room each
-    ``torch_mapss.bounds``, ``.utterance``, ``.correlation``, ``.diagnostics``   error bounds
-    ``torch_mapss.lightning``    the curriculum as a callback
+The wings, each with a page of its own; imports go down only
+    ``torch_mapss.core``          points -> scores
+    ``torch_mapss.audio``         files, waveforms, loudness, frames, matching
+    ``torch_mapss.distortions``   the banks
+    ``torch_mapss.encoders``      waveform in, frames of features out
+    ``torch_mapss.bounds``        error bounds, without gradients
+    ``torch_mapss.functional``    embeddings -> scores, stateless
+    ``torch_mapss.pipeline``      ``MAPSS``: waveforms -> frame scores
+    ``torch_mapss.metrics``       torchmetrics classes
+    ``torch_mapss.evaluation``    files -> report, the command line
+    ``torch_mapss.training``      losses, curriculum, Lightning
 
 Names load on first use: importing the package costs little more than importing torch.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torch_mapss._lazy import lazy_names
 
 __version__ = "0.1.0"
 
-# Where each public name lives; read by ``__getattr__`` below.
+# Where each public name lives; it loads on first use.
 _HOMES = {
-    "MAPSS": "pipeline",
-    "ReferenceBank": "records",
-    "Scores": "records",
-    "ScoreBounds": "records",
-    "DistortionBank": "distortions",
-    "Distortion": "distortions",
-    "load_encoder": "encoders",
-    "SeparationLoss": "losses",
-    "MatchLoss": "losses",
-    "MAPSSLoss": "losses",
-    "FrameTrigger": "curriculum",
-    "PerceptualSeparation": "metrics",
-    "PerceptualMatch": "metrics",
-    "evaluate": "report",
-    "Report": "report",
-    "match_sources": "audio",
+    "MAPSS": "torch_mapss.pipeline.mapss",
+    "ReferenceBank": "torch_mapss.pipeline.records",
+    "Scores": "torch_mapss.pipeline.records",
+    "ScoreBounds": "torch_mapss.pipeline.records",
+    "DistortionBank": "torch_mapss.distortions",
+    "Distortion": "torch_mapss.distortions",
+    "load_encoder": "torch_mapss.encoders",
+    "SeparationLoss": "torch_mapss.training.losses",
+    "MatchLoss": "torch_mapss.training.losses",
+    "MAPSSLoss": "torch_mapss.training.losses",
+    "FrameTrigger": "torch_mapss.training.curriculum",
+    "PerceptualSeparation": "torch_mapss.metrics",
+    "PerceptualMatch": "torch_mapss.metrics",
+    "evaluate": "torch_mapss.evaluation.scorer",
+    "Report": "torch_mapss.evaluation.report",
+    "match_sources": "torch_mapss.audio",
 }
+_WINGS = (
+    *("core", "audio", "distortions", "encoders", "bounds", "functional"),
+    *("pipeline", "metrics", "evaluation", "training"),
+)
 
 __all__ = [*_HOMES, "functional"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__, _HOMES | {wing: f"{__name__}.{wing}" for wing in _WINGS}
+)
 
 if TYPE_CHECKING:  # the same, for type checkers
     from torch_mapss import functional as functional
     from torch_mapss.audio import match_sources as match_sources
-    from torch_mapss.curriculum import FrameTrigger as FrameTrigger
     from torch_mapss.distortions import Distortion as Distortion
     from torch_mapss.distortions import DistortionBank as DistortionBank
     from torch_mapss.encoders import load_encoder as load_encoder
-    from torch_mapss.losses import (
-        MAPSSLoss as MAPSSLoss,
-    )
-    from torch_mapss.losses import (
-        MatchLoss as MatchLoss,
-    )
-    from torch_mapss.losses import (
-        SeparationLoss as SeparationLoss,
-    )
-    from torch_mapss.metrics import (
-        PerceptualMatch as PerceptualMatch,
-    )
-    from torch_mapss.metrics import (
-        PerceptualSeparation as PerceptualSeparation,
-    )
-    from torch_mapss.pipeline import MAPSS as MAPSS
-    from torch_mapss.records import (
-        ReferenceBank as ReferenceBank,
-    )
-    from torch_mapss.records import (
-        ScoreBounds as ScoreBounds,
-    )
-    from torch_mapss.records import (
-        Scores as Scores,
-    )
-    from torch_mapss.report import Report as Report
-    from torch_mapss.report import evaluate as evaluate
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(importlib.import_module(f"torch_mapss.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-    if name == "functional":
-        return importlib.import_module("torch_mapss.functional")
-    raise AttributeError(f"module 'torch_mapss' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    from torch_mapss.evaluation.report import Report as Report
+    from torch_mapss.evaluation.scorer import evaluate as evaluate
+    from torch_mapss.metrics import PerceptualMatch as PerceptualMatch
+    from torch_mapss.metrics import PerceptualSeparation as PerceptualSeparation
+    from torch_mapss.pipeline.mapss import MAPSS as MAPSS
+    from torch_mapss.pipeline.records import ReferenceBank as ReferenceBank
+    from torch_mapss.pipeline.records import ScoreBounds as ScoreBounds
+    from torch_mapss.pipeline.records import Scores as Scores
+    from torch_mapss.training.curriculum import FrameTrigger as FrameTrigger
+    from torch_mapss.training.losses import MAPSSLoss as MAPSSLoss
+    from torch_mapss.training.losses import MatchLoss as MatchLoss
+    from torch_mapss.training.losses import SeparationLoss as SeparationLoss

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from torch_mapss.cli import main
+from torch_mapss.evaluation.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,8 +2,8 @@
 
 Shapes: S' outputs, S sources, P distortions, M features, N points of a frame; ``...`` any
 leading dimensions (batch, frames). Order is always outputs (estimates), references, distortions.
-Stages: :mod:`torch_mapss.manifold` (diffusion maps), :mod:`torch_mapss.measures` (PS, PM),
-:mod:`torch_mapss.aggregate` (pooling), :mod:`torch_mapss.special` (incomplete gamma),
+Stages: :mod:`torch_mapss.core.manifold` (diffusion maps), :mod:`torch_mapss.core.layout` (PS, PM),
+:mod:`torch_mapss.core.aggregate` (pooling), :mod:`torch_mapss.core.gamma` (incomplete gamma),
 :mod:`torch_mapss.bounds` (error radius and half-width, without gradients).
 """
 
@@ -14,17 +14,21 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torch_mapss import _checks, measures
-from torch_mapss.aggregate import pool_match, pool_separation
-from torch_mapss.bounds import (
+from torch_mapss.bounds.frames import (
     Bounds,
     TruncationBounds,
     match_bounds,
     separation_bounds,
     truncation_bounds,
 )
-from torch_mapss.manifold import DiffusionMap, diffusion_map, map_settings
-from torch_mapss.special import gammaincc, log_gammaincc
+from torch_mapss.core import checks
+from torch_mapss.core import separation as of_separation
+from torch_mapss.core.aggregate import pool_match, pool_separation
+from torch_mapss.core.chunks import score_frames
+from torch_mapss.core.gamma import gammaincc, log_gammaincc
+from torch_mapss.core.manifold import DiffusionMap, diffusion_map
+from torch_mapss.core.match import match
+from torch_mapss.core.settings import map_settings
 
 __all__ = [
     "Bounds",
@@ -96,8 +100,8 @@ def perceptual_separation(
             first frame and source); an active source without any distortion.
     """
     settings = map_settings(alpha, time, energy, convention)
-    clouds = _checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
-    (score,) = measures.score_frames(clouds, settings, _separation)
+    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
+    (score,) = score_frames(clouds, settings, _separation)
     return score
 
 
@@ -123,8 +127,8 @@ def separation_distances(
         A :class:`SeparationDistances` of two (..., S') tensors, at least 0; 0 where undefined.
     """
     settings = map_settings(alpha, time, energy, convention)
-    clouds = _checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
-    return SeparationDistances(*measures.score_frames(clouds, settings, _distances))
+    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
+    return SeparationDistances(*score_frames(clouds, settings, _distances))
 
 
 def perceptual_match(
@@ -162,23 +166,23 @@ def perceptual_match(
         TypeError, ValueError: as :func:`perceptual_separation`.
     """
     settings = map_settings(alpha, time, energy, convention)
-    clouds = _checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
-    (score,) = measures.score_frames(clouds, settings, _log_match if log else _match)
+    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
+    (score,) = score_frames(clouds, settings, _log_match if log else _match)
     return score
 
 
 def _separation(*frame: object) -> tuple[Tensor, ...]:
-    return (measures.separation(*frame),)  # type: ignore[arg-type]
+    return (of_separation.separation(*frame),)  # type: ignore[arg-type]
 
 
 def _distances(*frame: object) -> tuple[Tensor, ...]:
-    distances = measures.separation_distances(*frame)  # type: ignore[arg-type]
+    distances = of_separation.separation_distances(*frame)  # type: ignore[arg-type]
     return distances.own, distances.foreign
 
 
 def _match(*frame: object) -> tuple[Tensor, ...]:
-    return (measures.match(*frame, log=False),)  # type: ignore[arg-type]
+    return (match(*frame, log=False),)  # type: ignore[arg-type]
 
 
 def _log_match(*frame: object) -> tuple[Tensor, ...]:
-    return (measures.match(*frame, log=True),)  # type: ignore[arg-type]
+    return (match(*frame, log=True),)  # type: ignore[arg-type]

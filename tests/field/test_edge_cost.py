@@ -12,15 +12,9 @@ import torch
 from edge import MEMBERS, Stub, leaky, scores_of, small, voices
 from torchmetrics import MetricCollection
 
-from torch_mapss import (
-    PerceptualMatch,
-    PerceptualSeparation,
-    SeparationLoss,
-    _frames,
-    _prepare,
-    audio,
-    measures,
-)
+from torch_mapss import PerceptualMatch, PerceptualSeparation, SeparationLoss, audio
+from torch_mapss.core import chunks
+from torch_mapss.pipeline import frames, prepare
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 near = torch.testing.assert_close
@@ -55,9 +49,9 @@ def test_chunks_do_not_change_scores(monkeypatch):
     estimates = leaky(references)
     mapss = small()
     whole = mapss(estimates, references)
-    monkeypatch.setattr(_prepare, "AT_ONCE", 20_000)
-    monkeypatch.setattr(_frames, "GATHER_BYTES", 100_000)
-    monkeypatch.setattr(measures, "CHUNK_BYTES", 2**16)
+    monkeypatch.setattr(prepare, "AT_ONCE", 20_000)
+    monkeypatch.setattr(frames, "GATHER_BYTES", 100_000)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**16)
     parts = small()
     parts.encoder.memory_budget = 2**16
     cut = parts(estimates, references)

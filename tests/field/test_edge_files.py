@@ -18,7 +18,8 @@ import torch
 from edge import leaky, voices
 from separations import environment, save_manifest, write, write_manifest
 
-from torch_mapss import cli, evaluate
+from torch_mapss import evaluate
+from torch_mapss.evaluation import cli
 
 QUICK = ("--encoder", "mel", "--bank-size", "6")
 
@@ -66,7 +67,7 @@ def test_formats_need_libsndfile_alone(tmp_path, monkeypatch, pair, mapss, suffi
 
 
 def test_stereo_at_another_rate_scores_as_mono_by_hand(tmp_path, pair, mapss):
-    from torch_mapss.audio import resample
+    from torch_mapss.audio.waveforms import resample
 
     mono, stereo = {}, {}
     for kind, waves in zip(("estimates", "references"), pair):
@@ -84,7 +85,7 @@ def test_stereo_at_another_rate_scores_as_mono_by_hand(tmp_path, pair, mapss):
 
 
 def test_reference_and_estimate_of_different_rates(tmp_path, pair, mapss):
-    from torch_mapss.audio import resample
+    from torch_mapss.audio.waveforms import resample
 
     estimates = [
         write(tmp_path / f"e{k}.wav", resample(wave, 16000, 48000), 48000)

@@ -17,7 +17,7 @@ from edge import Stub, gradient, in_range, leaky, scores_of, small, voices
 
 from torch_mapss import MAPSSLoss, MatchLoss, PerceptualMatch, PerceptualSeparation, SeparationLoss
 from torch_mapss import functional as F
-from torch_mapss.curriculum import FrameTrigger, Quantile
+from torch_mapss.training.curriculum import FrameTrigger, Quantile
 
 SCORES = {
     "ps": F.perceptual_separation,

@@ -14,7 +14,8 @@ from edge import leaky, voices
 from separations import environment
 
 import torch_mapss
-from torch_mapss import PerceptualMatch, PerceptualSeparation, evaluate, plots
+from torch_mapss import PerceptualMatch, PerceptualSeparation, evaluate
+from torch_mapss.evaluation import plots
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure

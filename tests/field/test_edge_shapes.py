@@ -24,7 +24,7 @@ from torch_mapss import (
     evaluate,
 )
 from torch_mapss import functional as F
-from torch_mapss.metrics import perceptual_match, perceptual_separation
+from torch_mapss.metrics.perceptual import perceptual_match, perceptual_separation
 
 METRICS = (PerceptualSeparation, PerceptualMatch)
 near = torch.testing.assert_close
@@ -380,7 +380,7 @@ def test_names_and_order_of_arguments():
 
 
 def test_the_command_names_its_files():
-    from torch_mapss.cli import build_parser
+    from torch_mapss.evaluation.cli import build_parser
 
     with pytest.raises(SystemExit):  # no positional files
         build_parser().parse_args(["score", "a.wav", "b.wav"])

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torch_mapss._devices import wide
+from torch_mapss.core.devices import wide
 from torch_mapss.distortions.signal import fast_length, frequencies, root_mean_square
 
 NOTCHES = 20  # number of notches, "<= 20"

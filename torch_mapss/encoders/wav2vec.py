@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_mapss._checks import warn_user
+from torch_mapss.core.checks import warn_user
 
 from .checkpoint import PREPROCESSOR, Checkpoint
 from .transformer import (

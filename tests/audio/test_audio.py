@@ -1,0 +1,929 @@
+"""Files, channels, loudness, frames and matching against independent computations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import signal
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from torch_mapss import audio
+from torch_mapss.audio import loudness, matching
+
+RATES = (8000, 16000, 24000, 44100, 48000)
+SPEECH = Path(__file__).parents[3] / "shared" / "data" / "speech"
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64).to(dtype)
+
+
+def speech_like(seconds: float, rate: int, seed: int = 0) -> Tensor:
+    """Syllables of low-passed noise at 4 a second, with pauses and a slow drift of level."""
+    rng = np.random.default_rng(seed)
+    t = np.arange(int(seconds * rate)) / rate
+    b, a = signal.butter(1, [150 / (rate / 2), 1000 / (rate / 2)], "bandpass")
+    carrier = signal.lfilter(b, a, rng.standard_normal(len(t)))
+    syllables = np.clip(np.sin(2 * np.pi * 4 * t), 0, None) ** 2
+    phrase = (np.sin(2 * np.pi * 0.35 * t + rng.uniform(0, 6)) > -0.5) * 1.0
+    drift = 10 ** (0.4 * np.sin(2 * np.pi * 0.11 * t))
+    room = 1e-3 * rng.standard_normal(len(t))
+    return torch.from_numpy(0.3 * carrier * syllables * phrase * drift + room)
+
+
+# ---------------------------------------------------------------------------------------------
+# Loudness oracles. Written from the standard without the code under test: the published 48 kHz
+# table run by scipy's recursion, and at other rates scipy's own bilinear transform.
+# ---------------------------------------------------------------------------------------------
+
+TABLE_48K = (
+    (
+        (1.53512485958697, -2.69169618940638, 1.19839281085285),
+        (1.0, -1.69065929318241, 0.73248077421585),
+    ),
+    ((1.0, -2.0, 1.0), (1.0, -1.99004745483398, 0.99007225036621)),
+)
+
+
+def sections_at(rate: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Analogue zeros and poles read off the 48 kHz table, moved to `rate` by scipy.
+
+    z = (1 + s) / (1 - s) inverts to s = (z - 1) / (z + 1); a section with natural frequency |p| at
+    48 kHz belongs at tan(pi f0 / rate), f0 = atan(|p|) 48000 / pi. `bilinear_zpk` with fs = 1/2
+    uses s = (z - 1) / (z + 1).
+    """
+    out = []
+    for b, a in TABLE_48K:
+        zeros, poles = ((np.roots(c) - 1) / (np.roots(c) + 1) for c in (b, a))
+        gain = np.polyval(b, -1) / np.polyval(a, -1)  # response at s = infinity, as z -> -1
+        corner = np.sqrt(np.prod(poles).real)
+        scale = np.tan(np.arctan(corner) * 48000 / rate) / corner
+        z, p, k = signal.bilinear_zpk(zeros * scale, poles * scale, gain, fs=0.5)
+        out.append(signal.zpk2tf(z, p, k))
+    return out
+
+
+def k_weighted(x: np.ndarray, rate: int) -> np.ndarray:
+    for b, a in TABLE_48K if rate == 48000 else sections_at(rate):
+        x = signal.lfilter(b, a, x)
+    return x
+
+
+def loudness_oracle(x: Tensor, rate: int) -> float:
+    """BS.1770-4, one channel, block by block."""
+    y = k_weighted(x.double().numpy(), rate)
+    step = rate // 10
+    z = [np.mean(y[i : i + 4 * step] ** 2) for i in range(0, len(y) - 4 * step + 1, step)]
+    level = [-0.691 + 10 * np.log10(p) if p > 0 else -np.inf for p in z]
+    z1 = [p for p, ll in zip(z, level) if ll > -70]
+    gate = -0.691 + 10 * np.log10(np.mean(z1)) - 10
+    return float(
+        -0.691 + 10 * np.log10(np.mean([p for p, ll in zip(z, level) if ll > max(-70, gate)]))
+    )
+
+
+def sine(sections: list[tuple[float, float]], rate: int, hertz: float = 1000.0) -> Tensor:
+    """A tone through (dBFS, seconds) sections; 0 dBFS is amplitude 1."""
+    parts = [np.full(round(seconds * rate), 10 ** (level / 20)) for level, seconds in sections]
+    amplitude = torch.from_numpy(np.concatenate(parts))
+    t = torch.arange(len(amplitude), dtype=torch.float64) / rate
+    return amplitude * torch.sin(2 * math.pi * hertz * t)
+
+
+# ---------------------------------------------------------------------------------------------
+# K-weighting and integrated loudness
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_k_weighting_equals_the_recursion(rate: int, dtype: torch.dtype, tolerance: float) -> None:
+    x = noise(rate // 2 + 17, seed=rate)
+    x[:100] += 3  # a step: the high-pass must be at rest before the first sample
+    expected = k_weighted(x.numpy(), rate)
+    got = loudness._k_weight(x.to(dtype), rate).double().numpy()
+    assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max()
+
+
+def test_the_impulse_response_kept_is_long_enough() -> None:
+    for rate in RATES:
+        impulse = np.zeros(rate)
+        impulse[0] = 1
+        tail = np.abs(k_weighted(impulse, rate))[math.ceil(loudness._DECAY * rate) :]
+        assert tail.sum() < 1e-13
+
+
+def test_full_scale_sine_reads_minus_3_01() -> None:
+    # BS.1770-4, annex 1: 0 dBFS at 997 Hz in one channel reads -3.01.
+    x = sine([(0, 5)], 48000, hertz=997)
+    assert float(audio.integrated_loudness(x, 48000)) == pytest.approx(-3.01, abs=0.01)
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_low_sine_reads_the_same_at_every_rate(rate: int) -> None:
+    # Far below half the rate no warping is left: what the standard's filter gives at 48 kHz.
+    w, tone = 2 * np.pi * 200 / 48000, sine([(0, 5)], rate, hertz=200)
+    gain = np.prod([abs(signal.freqz(b, a, [w])[1][0]) for b, a in TABLE_48K])
+    expected = -0.691 + 10 * math.log10(gain**2 / 2)
+    assert float(audio.integrated_loudness(tone, rate)) == pytest.approx(expected, abs=0.01)
+
+
+# EBU Tech 3341, table 1, cases 1 to 5. They are stereo with the same tone in both channels, whose
+# powers add; one channel alone reads 10 log10(2) = 3.01 LU less, so the levels are raised by that.
+EBU_CASES = {
+    "1": ([(-23, 20)], -23),
+    "2": ([(-33, 20)], -33),
+    "3": ([(-36, 10), (-23, 60), (-36, 10)], -23),
+    "4": ([(-72, 10), (-36, 10), (-23, 60), (-36, 10), (-72, 10)], -23),
+    "5": ([(-26, 20), (-20, 20.1), (-26, 20)], -23),
+}
+
+
+@pytest.mark.parametrize("case", EBU_CASES)
+@pytest.mark.parametrize("rate", RATES)
+def test_ebu_tech_3341(case: str, rate: int) -> None:
+    sections, expected = EBU_CASES[case]
+    mono = [(level + 10 * math.log10(2), seconds) for level, seconds in sections]
+    # At 8 kHz the bilinear transform itself reads 1 kHz 0.2 LU low, so the tone is placed where it
+    # is exact, at the shelf's corner, and its level corrected by the standard's own response there.
+    hertz, correction = 1000.0, 0.0
+    if rate == 8000:
+        hertz = 1681.97
+        w = 2 * np.pi * np.array([1000.0, hertz]) / 48000
+        gains = np.prod([np.abs(signal.freqz(b, a, w)[1]) for b, a in TABLE_48K], axis=0)
+        correction = float(20 * np.log10(gains[1] / gains[0]))
+    x = sine(mono, rate, hertz).float()
+    reading = float(audio.integrated_loudness(x, rate)) - correction
+    assert reading == pytest.approx(expected, abs=0.1)
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("level", [1.0, 1e-2])
+def test_loudness_of_speech_like_noise(rate: int, level: float) -> None:
+    pyloudnorm = pytest.importorskip("pyloudnorm")
+    x = level * speech_like(6.05, rate)
+    got = float(audio.integrated_loudness(x, rate))
+    assert got == pytest.approx(loudness_oracle(x, rate), abs=1e-9)
+    assert float(audio.integrated_loudness(x.float(), rate)) == pytest.approx(got, abs=1e-4)
+    meter = pyloudnorm.Meter(rate)
+    assert got == pytest.approx(meter.integrated_loudness(x.numpy()), abs=0.1)
+    # The relative gate matters here, so the agreement above is one of gating too.
+    assert got > float(loudness._lufs(loudness._powers(x, rate)[1])) + 0.5
+
+
+@pytest.mark.skipif(not SPEECH.is_dir(), reason="no recorded speech beside the checkout")
+def test_loudness_of_recorded_speech() -> None:
+    pyloudnorm = pytest.importorskip("pyloudnorm")
+    files = sorted(p for p in SPEECH.rglob("*") if p.suffix in (".wav", ".flac"))[:6]
+    assert files
+    for path in files:
+        wave, rate = audio.load_audio(path)
+        mono = audio.to_mono(wave)
+        got = float(audio.integrated_loudness(mono, rate))
+        expected = pyloudnorm.Meter(rate).integrated_loudness(mono.double().numpy())
+        assert got == pytest.approx(expected, abs=0.1), path.name
+
+
+def test_rates_without_whole_blocks() -> None:
+    # 100 ms are 1102.5 samples: rounding the block must not show.
+    pyloudnorm = pytest.importorskip("pyloudnorm")
+    x = speech_like(6, 11025)
+    expected = pyloudnorm.Meter(11025).integrated_loudness(x.numpy())
+    assert float(audio.integrated_loudness(x, 11025)) == pytest.approx(expected, abs=0.1)
+
+
+def test_shorter_than_one_block_is_ungated() -> None:
+    x = noise(3200, seed=3) * 0.1
+    expected = -0.691 + 10 * np.log10(np.mean(k_weighted(x.numpy(), 16000) ** 2))
+    assert float(audio.integrated_loudness(x, 16000)) == pytest.approx(expected, abs=1e-9)
+    assert audio.integrated_loudness(x[:1], 16000).isfinite()
+
+
+def test_one_hundred_decibels_down_is_ungated() -> None:
+    x = speech_like(3, 16000)
+    quiet = x * 1e-5
+    whole = -0.691 + 10 * np.log10(np.mean(k_weighted(quiet.numpy(), 16000) ** 2))
+    assert whole < -100
+    assert float(audio.integrated_loudness(quiet, 16000)) == pytest.approx(whole, abs=1e-9)
+
+
+def test_the_absolute_gate_is_absolute() -> None:
+    # Half the signal lies 20 dB below the gate: it must not pull the mean down by 3 dB.
+    tone = sine([(-60, 4), (-90, 4)], 16000)
+    loud = sine([(-60, 4)], 16000)
+    gap = audio.integrated_loudness(tone, 16000) - audio.integrated_loudness(loud, 16000)
+    assert abs(float(gap)) < 0.3
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_silence_is_minus_infinity_and_stays(dtype: torch.dtype) -> None:
+    x = torch.zeros(2, 16000, dtype=dtype)
+    x[1] = (0.1 * noise(16000)).to(dtype)
+    x.requires_grad_()
+    loudness = audio.integrated_loudness(x, 16000)
+    assert loudness[0] == -torch.inf
+    assert loudness[1].isfinite()
+    assert loudness.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    y = audio.normalize_loudness(x, 16000)
+    assert torch.equal(y[0], torch.zeros_like(y[0]))
+    with torch.autograd.detect_anomaly(check_nan=True):  # no NaN on the way either
+        (gradient,) = torch.autograd.grad((y * noise(2, 16000).to(y)).sum() + loudness[1], x)
+    assert gradient.isfinite().all()
+    assert (gradient[0] == 0).all()
+    assert (gradient[1] != 0).any()
+
+
+def test_silence_threshold() -> None:
+    x = torch.tensor([[0.0, 2e-31], [0.0, 2e-30], [0.0, 0.0]])
+    assert audio.is_silent(x).tolist() == [True, False, True]
+    assert torch.equal(audio.normalize_loudness(x, 16000)[0], x[0])
+    expected = audio.normalize_loudness(torch.tensor([0.0, 1.0]), 16000)
+    assert torch.allclose(audio.normalize_loudness(x, 16000)[1], expected)
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("target", [-23.0, -30.0])
+def test_normalised_output_reads_the_target(rate: int, target: float) -> None:
+    x = torch.stack([speech_like(4, rate, seed=k) * 10.0 ** (k - 2) for k in range(4)])
+    y = audio.normalize_loudness(x, rate, target=target, peak=math.inf)
+    for row in y:
+        assert loudness_oracle(row, rate) == pytest.approx(target, abs=1e-6)
+    shape = y / x
+    assert torch.allclose(shape, shape[:, :1].expand_as(shape), rtol=1e-9)  # a gain, no filter
+
+
+@pytest.mark.parametrize("seconds", [0.2, 3.0])
+@pytest.mark.parametrize("gain", [25.0, 1e-2, 1e-5, 1e-12, 1e10, -1.0])
+def test_gain_changes_nothing(gain: float, seconds: float) -> None:
+    x = speech_like(seconds, 16000).float()
+    expected = audio.normalize_loudness(x, 16000) * math.copysign(1, gain)
+    got = audio.normalize_loudness(gain * x, 16000)
+    assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_peak_is_limited_by_scaling() -> None:
+    x = 1e-3 * noise(16000, seed=1)
+    x[8000] = 25.0
+    free = audio.normalize_loudness(x, 16000, peak=math.inf)
+    assert free.abs().max() > 1
+    for peak in (1.0, 0.5):
+        limited = audio.normalize_loudness(x, 16000, peak=peak)
+        assert float(limited.abs().max()) == pytest.approx(peak, abs=1e-12)
+        assert torch.allclose(limited / limited[8000], free / free[8000], rtol=1e-12)
+    # Below the limit the two agree to the bit.
+    calm = noise(16000)
+    assert torch.equal(
+        audio.normalize_loudness(calm, 16000), audio.normalize_loudness(calm, 16000, peak=math.inf)
+    )
+
+
+def test_target_below_the_gate_uses_the_whole_signal() -> None:
+    x = speech_like(3, 16000)
+    y = audio.normalize_loudness(x, 16000, target=-80)
+    assert float(audio.integrated_loudness(y, 16000)) == pytest.approx(-80, abs=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (2, 1, 4)])
+def test_batching_equals_looping(shape: tuple[int, ...]) -> None:
+    rows = math.prod(shape)
+    x = torch.stack([speech_like(1.3, 8000, seed=k) * 10.0**-k for k in range(rows)])
+    x[-1] = 0 if rows > 2 else x[-1]
+    batch = x.reshape(*shape, -1)
+    loudness = audio.integrated_loudness(batch, 8000)
+    normal = audio.normalize_loudness(batch, 8000)
+    assert loudness.shape == shape
+    assert normal.shape == batch.shape
+    each = torch.stack([audio.integrated_loudness(row, 8000) for row in x])
+    assert torch.allclose(loudness.reshape(-1), each, rtol=1e-12)
+    each = torch.stack([audio.normalize_loudness(row, 8000) for row in x])
+    assert torch.allclose(normal.reshape(rows, -1), each, rtol=1e-10)
+
+
+def test_an_empty_batch_stays_empty() -> None:
+    assert audio.integrated_loudness(torch.zeros(0, 800), 8000).shape == (0,)
+    assert audio.normalize_loudness(torch.zeros(0, 800), 8000).shape == (0, 800)
+
+
+# Gradients --------------------------------------------------------------------------------------
+
+
+def short_signal(kind: str) -> Tensor:
+    """0.6 s at 8 kHz is 3 blocks: too many inputs for gradcheck, so `drive` shrinks them."""
+    x = 0.1 * noise(4800, seed=5)
+    if kind == "silent span":
+        x[1000:4000] = 0
+    if kind == "loud":
+        x = 30 * x
+    if kind == "peak":
+        x[2000] = 9.0
+    if kind == "short":
+        x = x[:700]
+    return x
+
+
+@pytest.mark.parametrize("kind", ["plain", "silent span", "loud", "peak", "short"])
+def test_gradients_against_differences(kind: str) -> None:
+    x = short_signal(kind)
+    window = slice(1995, 2005) if kind != "short" else slice(300, 310)
+    weight = noise(len(x), seed=6)
+
+    def insert(part: Tensor) -> Tensor:
+        return torch.cat([x[: window.start], part, x[window.stop :]])
+
+    part = x[window].clone().requires_grad_()
+    assert gradcheck(lambda p: audio.integrated_loudness(insert(p), 8000), part, eps=1e-6)
+    assert gradcheck(
+        lambda p: (audio.normalize_loudness(insert(p), 8000) * weight).sum(), part, eps=1e-6
+    )
+    # The whole signal at once, along its own direction: a gain must not change the output.
+    y = x.clone().requires_grad_()
+    (g,) = torch.autograd.grad((audio.normalize_loudness(y, 8000) * weight).sum(), y)
+    assert abs(float((g * x).sum())) < 1e-9 * float(g.norm() * x.norm())
+
+
+def test_peak_branch_is_reached_by_the_gradient_check() -> None:
+    assert float(audio.normalize_loudness(short_signal("peak"), 8000, peak=math.inf).max()) > 1
+    assert float(audio.normalize_loudness(short_signal("plain"), 8000).abs().max()) < 1
+
+
+def test_quiet_and_loud_inputs_keep_a_gradient() -> None:
+    base = speech_like(1, 16000).float()
+    for gain in (25.0, 1e-5, 1e-20):
+        x = (gain * base).requires_grad_()
+        y = audio.normalize_loudness(x, 16000)
+        (g,) = torch.autograd.grad((y * noise(16000).float()).sum(), x)
+        assert g.isfinite().all()
+        assert g.abs().max() * gain > 1e-3
+
+
+# Errors -----------------------------------------------------------------------------------------
+
+
+def test_loudness_refuses_what_it_cannot_measure() -> None:
+    x = torch.randn(2, 800, generator=generator())
+    x[1, 7] = torch.nan
+    for function in (audio.integrated_loudness, audio.normalize_loudness):
+        with pytest.raises(ValueError, match=r"\(1, 7\)"):
+            function(x, 16000)
+        with pytest.raises(ValueError, match="8000 Hz, got 4000"):
+            function(x[0], 4000)
+        with pytest.raises(TypeError, match="sample_rate must be a whole number"):
+            function(x[0], 16000.0)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="must have samples"):
+            function(x[:, :0], 16000)
+        with pytest.raises(TypeError, match="32768"):
+            function(torch.ones(800, dtype=torch.int16), 16000)
+    with pytest.raises(ValueError, match="peak must be a positive"):
+        audio.normalize_loudness(x[0], 16000, peak=0)
+    with pytest.raises(ValueError, match="target must be a finite"):
+        audio.normalize_loudness(x[0], 16000, target=math.nan)
+
+
+# ---------------------------------------------------------------------------------------------
+# Waveforms, channels, rates
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "full"), [("int8", 2**7), ("int16", 2**15), ("int32", 2**31), (">i2", 2**15)]
+)
+def test_integers_are_scaled(dtype: str, full: int) -> None:
+    x = np.array([[-full, 0, full // 2]], dtype=dtype)
+    expected = torch.tensor([[-1.0, 0.0, 0.5]])
+    assert torch.equal(audio.as_waveform(x), expected)
+    if not dtype.startswith(">"):
+        assert torch.equal(audio.as_waveform(torch.from_numpy(x)), expected)
+
+
+def test_unsigned_bytes_rest_at_128() -> None:
+    x = torch.tensor([0, 128, 192], dtype=torch.uint8)
+    assert audio.as_waveform(x).tolist() == [-1.0, 0.0, 0.5]
+
+
+def test_floats_keep_or_gain_precision() -> None:
+    for given_dtype, expected in [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ]:
+        assert audio.as_waveform(torch.ones(3, dtype=given_dtype)).dtype == expected
+    assert audio.as_waveform(np.ones(3, dtype=np.longdouble)).dtype == torch.float64
+    x = torch.ones(3, requires_grad=True)
+    assert audio.as_waveform(x) is x
+
+
+def test_numpy_views_are_taken() -> None:
+    x = np.arange(6, dtype=np.float32)[::-2]
+    x.flags.writeable = False
+    assert audio.as_waveform(x).tolist() == [5.0, 3.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [0.0, 1.0],
+        np.ones(3, dtype=bool),
+        np.ones(3, dtype=complex),
+        np.array(["a"]),
+        torch.ones(3, dtype=torch.int64),
+        torch.ones(3, dtype=torch.complex64),
+        torch.ones(3, dtype=torch.bool),
+    ],
+)
+def test_other_types_are_refused_by_name(bad: object) -> None:
+    with pytest.raises(TypeError, match="estimates must"):
+        audio.as_waveform(bad, "estimates")  # type: ignore[arg-type]
+
+
+def test_a_number_is_no_waveform() -> None:
+    with pytest.raises(ValueError, match="time axis"):
+        audio.as_waveform(torch.tensor(1.0))
+
+
+def test_mono_is_the_mean() -> None:
+    x = noise(2, 3, 10)
+    assert torch.allclose(audio.to_mono(x), (x[:, 0] + x[:, 1] + x[:, 2]) / 3)
+    with pytest.raises(ValueError, match="channel axis"):
+        audio.to_mono(torch.ones(5))
+    with pytest.raises(ValueError, match="channel axis"):
+        audio.to_mono(torch.ones(0, 5))
+
+
+def test_equal_rates_return_the_same_object() -> None:
+    x = torch.ones(5)
+    assert audio.resample(x, 16000, 16000) is x
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_resampling_moves_a_tone(dtype: torch.dtype) -> None:
+    x = torch.stack([sine([(-6, 1)], 44100), sine([(-6, 1)], 44100, hertz=440)]).to(dtype)
+    y = audio.resample(x, 44100, 16000)
+    assert y.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    expected = torch.stack([sine([(-6, 1)], 16000), sine([(-6, 1)], 16000, hertz=440)])
+    inner = slice(200, -200)
+    assert y.shape == expected.shape
+    assert (y.double() - expected)[:, inner].abs().max() < 2e-3
+
+
+def test_resampling_ignores_autocast_and_keeps_gradients() -> None:
+    x = noise(1, 4410, dtype=torch.float32).requires_grad_()
+    expected = audio.resample(x, 44100, 16000)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = audio.resample(x, 44100, 16000)
+    assert torch.equal(y, expected)
+    (g,) = torch.autograd.grad(y.square().sum(), x)
+    assert g.isfinite().all()
+    assert (g != 0).any()
+
+
+def test_rates_must_be_whole_and_workable() -> None:
+    x = torch.ones(100)
+    for bad in (16000.5, 16000.0, "16000", True, None):
+        with pytest.raises(TypeError, match="must be a whole number"):
+            audio.resample(x, 8000, bad)  # type: ignore[arg-type]
+    for bad in (0, -16000):
+        with pytest.raises(ValueError, match="at least 1"):
+            audio.resample(x, bad, 16000)
+    with pytest.raises(ValueError, match="no common divisor"):
+        audio.resample(x, 44100, 44101)
+    assert audio.resample(x, np.int64(8000), np.int32(16000)).shape == (200,)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------
+# Files
+# ---------------------------------------------------------------------------------------------
+
+
+def write(path: Path, seconds: float = 0.5, channels: int = 2, **kwargs: str) -> np.ndarray:
+    samples = 0.3 * noise(int(seconds * 16000), channels).clamp(-3, 3).numpy() / 3
+    soundfile.write(path, samples, 16000, **kwargs)
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("name", "subtype", "tolerance"),
+    [
+        ("a.wav", "PCM_16", 2**-15),
+        ("a.wav", "PCM_24", 2**-23),
+        ("a.wav", "PCM_U8", 2**-6),
+        ("a.wav", "FLOAT", 1e-7),
+        ("a.wav", "DOUBLE", 1e-7),
+        ("a.flac", "PCM_16", 2**-15),
+        ("a.aiff", "PCM_16", 2**-15),
+    ],
+)
+def test_lossless_files(tmp_path: Path, name: str, subtype: str, tolerance: float) -> None:
+    samples = write(tmp_path / name, subtype=subtype)
+    for path in (tmp_path / name, str(tmp_path / name)):
+        wave, rate = audio.load_audio(path)
+        assert rate == 16000
+        assert wave.dtype == torch.float32
+        assert wave.is_contiguous()
+        assert np.abs(wave.numpy() - samples.T).max() <= tolerance
+
+
+@pytest.mark.parametrize("name", ["a.ogg", "a.mp3"])
+def test_lossy_files(tmp_path: Path, name: str) -> None:
+    if name.endswith("mp3") and "MP3" not in soundfile.available_formats():
+        pytest.skip("this libsndfile has no MP3")
+    tone = sine([(-6, 1)], 16000, hertz=500).numpy()
+    soundfile.write(tmp_path / name, tone, 16000)
+    wave, rate = audio.load_audio(tmp_path / name)
+    assert (rate, wave.shape[0]) == (16000, 1)
+    got = wave[0, 4000:12000].double().numpy()
+    assert np.corrcoef(got, tone[4000:12000])[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3"])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.97])
+def test_cut_files_are_refused(tmp_path: Path, name: str, share: float) -> None:
+    if name.endswith("mp3") and "MP3" not in soundfile.available_formats():
+        pytest.skip("this libsndfile has no MP3")
+    write(tmp_path / name, seconds=2)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ValueError, match=name):
+        audio.load_audio(tmp_path / name)
+
+
+def test_an_mp3_that_states_no_length_is_read(tmp_path: Path) -> None:
+    # libsndfile guesses the length from the first, smallest frame: not a reason to call it cut.
+    if "MP3" not in soundfile.available_formats():
+        pytest.skip("this libsndfile has no MP3")
+    path = tmp_path / "a.mp3"
+    x = np.concatenate([np.zeros(48000), 0.3 * noise(48000).clamp(-3, 3).numpy()])
+    try:
+        soundfile.write(path, x, 16000, bitrate_mode="VARIABLE", compression_level=0.5)
+    except TypeError:
+        pytest.skip("this soundfile cannot choose a bit rate mode")
+    content = path.read_bytes()
+    assert b"Xing" in content[:200]
+    path.write_bytes(content[content.index(content[:2], 2) :])  # drop the frame that holds it
+    with soundfile.SoundFile(path) as file:
+        assert file.frames > 2 * len(x)
+    wave, _ = audio.load_audio(path)
+    assert abs(wave.shape[1] - len(x)) < 4000
+
+
+def test_wav_written_to_a_pipe_is_read(tmp_path: Path) -> None:
+    # Such files announce the largest length there is.
+    path = tmp_path / "a.wav"
+    samples = write(path)
+    content = bytearray(path.read_bytes())
+    at = content.index(b"data") + 4
+    content[at : at + 4] = content[4:8] = struct.pack("<I", 0xFFFFFFFF)
+    path.write_bytes(content)
+    assert audio.load_audio(path)[0].shape == samples.T.shape
+
+
+def test_wav_with_other_chunks_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    samples = write(path)
+    content = path.read_bytes()
+    extra = b"note" + struct.pack("<I", 3) + b"abc\0"
+    content = content[:12] + extra + content[12:]
+    content = content[:4] + struct.pack("<I", len(content) - 8) + content[8:] + b"LIST"
+    path.write_bytes(content)
+    assert audio.load_audio(path)[0].shape == samples.T.shape
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("empty.wav", b"", "empty"),
+        ("text.wav", b"this is no audio " * 50, "cannot decode"),
+        ("text.raw", b"abcd" * 50, "cannot decode"),
+        ("short.flac", b"fLaC", "cannot decode"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=words) as caught:
+        audio.load_audio(tmp_path / name)
+    assert name in str(caught.value)
+
+
+def test_no_file_folder_or_samples(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        audio.load_audio(tmp_path / "nowhere.wav")
+    with pytest.raises(ValueError, match="folder"):
+        audio.load_audio(tmp_path)
+    write(tmp_path / "none.wav", seconds=0)
+    with pytest.raises(ValueError, match=r"none\.wav.*holds none"):
+        audio.load_audio(tmp_path / "none.wav")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_samples_that_are_not_finite(tmp_path: Path, bad: float) -> None:
+    x = np.zeros((100, 2), dtype=np.float32)
+    x[60:, 1] = bad
+    x[90, 0] = bad
+    soundfile.write(tmp_path / "bad.wav", x, 16000, subtype="FLOAT")
+    with pytest.raises(ValueError, match=r"bad\.wav.* 41 samples .*sample 60 of channel 1"):
+        audio.load_audio(tmp_path / "bad.wav")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="locales of POSIX")
+def test_names_outside_ascii_in_the_c_locale_and_a_light_import(tmp_path: Path) -> None:
+    path = tmp_path / "Größe 音.wav"
+    write(path)
+    code = (
+        "import os, sys; from torch_mapss.audio import load_audio;"
+        "print([m for m in ('scipy', 'soundfile', 'torchaudio') if m in sys.modules]);"
+        "names = [n for n in os.listdir('.') if n.endswith('.wav')];"
+        "print(load_audio(names[0])[1])"
+    )
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["[]", "16000"], done.stderr
+
+
+def test_a_missing_soundfile_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.wav")
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(ImportError, match="pip install soundfile"):
+        audio.load_audio(tmp_path / "a.wav")
+
+
+# ---------------------------------------------------------------------------------------------
+# Frames
+# ---------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 3000), st.integers(1, 500), st.integers(1, 500))
+@settings(max_examples=100, deadline=None)
+def test_frames_are_those_that_fit(samples: int, receptive_field: int, hop: int) -> None:
+    fits = [s for s in range(0, samples, hop) if s + receptive_field <= samples]
+    assert audio.frame_count(samples, receptive_field, hop) == len(fits)
+    x = torch.arange(2 * samples, dtype=torch.float64).reshape(2, samples)
+    frames = audio.frame_signal(x, receptive_field, hop)
+    assert frames.shape == (2, len(fits), receptive_field)
+    assert frames[0, :, 0].tolist() == fits
+    assert audio.frame_rms(x, receptive_field, hop).shape == (2, len(fits))
+    times = audio.frame_times(len(fits), receptive_field, hop, 100)
+    assert times.tolist() == [(s + receptive_field / 2) / 100 for s in fits]
+
+
+def test_frames_are_a_view() -> None:
+    x = torch.zeros(1000)
+    assert audio.frame_signal(x, 400, 320).data_ptr() == x.data_ptr()
+    assert audio.frame_signal(x, 400, 320).untyped_storage().nbytes() == 4000
+
+
+@pytest.mark.parametrize(("receptive_field", "hop"), [(400, 320), (97, 31), (5, 9), (1, 1)])
+def test_frame_rms_equals_a_loop(receptive_field: int, hop: int) -> None:
+    x = noise(2, 2, 2000, dtype=torch.float32)
+    got = audio.frame_rms(x, receptive_field, hop)
+    frames = audio.frame_signal(x.double(), receptive_field, hop)
+    assert got.dtype == torch.float64
+    assert torch.allclose(got, frames.square().mean(-1).sqrt(), rtol=1e-14)
+
+
+def test_a_quiet_frame_after_a_loud_one_keeps_its_digits() -> None:
+    x = torch.cat([torch.full((4000,), 1e4), torch.full((4000,), 1e-6)])
+    got = audio.frame_rms(x, 400, 320)
+    assert got[-1].item() == pytest.approx(float(torch.tensor(1e-6)), rel=1e-12)
+
+
+def test_frame_rms_gradient() -> None:
+    x = 0.1 * noise(60)
+    x[20:40] = 0
+    x.requires_grad_()
+    (g,) = torch.autograd.grad(audio.frame_rms(x, 10, 10).sum(), x)
+    assert (g[20:40] == 0).all()
+    loud = x.detach()[:20].clone().requires_grad_()
+    assert gradcheck(lambda y: audio.frame_rms(y, 10, 7), loud)
+
+
+def test_activity_is_relative_to_the_source_itself() -> None:
+    # RMS of the whole is 1 / sqrt(2); the threshold is 0.0707.
+    x = torch.zeros(3, 8000)
+    x[:, :4000] = 1.0
+    x[0, 4000:] = 0.06
+    x[1, 4000:] = 0.08
+    x[2] *= 1e-20
+    active = audio.source_activity(x, 400, 400)
+    expected = torch.ones(3, 20, dtype=torch.bool)
+    expected[0, 10:] = expected[2, 10:] = False
+    assert torch.equal(active, expected)
+    assert audio.source_activity(x, 400, 400, threshold=0.05).tolist()[0] == [True] * 20
+
+
+def test_a_silent_reference_is_never_active() -> None:
+    x = torch.zeros(2, 2, 1000)
+    x[1, 1] = 1.0
+    active = audio.source_activity(x, 400, 320, threshold=0.0)
+    assert active.dtype == torch.bool
+    assert active.shape == (2, 2, 2)
+    assert active.sum() == 2
+    assert active[1, 1].all()
+    assert not audio.source_activity(1e-31 * x[1], 400, 320, threshold=0.0).any()
+
+
+def test_frame_arguments() -> None:
+    with pytest.raises(TypeError, match="hop must be a whole number"):
+        audio.frame_count(100, 10, 2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="hop must be at least 1"):
+        audio.frame_count(100, 10, 0)
+    with pytest.raises(ValueError, match="receptive_field must be at least 1"):
+        audio.frame_signal(torch.ones(5), 0, 1)
+    with pytest.raises(ValueError, match="threshold"):
+        audio.source_activity(torch.ones(1, 5), 2, 2, threshold=-1)
+    with pytest.raises(ValueError, match="finite"):
+        audio.source_activity(torch.full((1, 5), torch.nan), 2, 2)
+
+
+# ---------------------------------------------------------------------------------------------
+# SI-SDR and matching
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decibels", [-40.0, 0.0, 20.0, 100.0])
+def test_si_sdr_of_a_known_ratio(decibels: float) -> None:
+    # An error orthogonal to reference and to constants, of energy set from the ratio.
+    t = torch.arange(1000, dtype=torch.float64) / 1000
+    s, error = torch.sin(2 * math.pi * 5 * t), torch.sin(2 * math.pi * 9 * t)
+    estimate = 0.3 * (s + 10 ** (-decibels / 20) * error) + 2.0
+    assert float(audio.si_sdr(estimate, s - 1)) == pytest.approx(decibels, abs=2e-5)
+
+
+def test_si_sdr_equals_its_definition() -> None:
+    e, s = noise(2, 3, 500, seed=1) + 0.2, noise(2, 3, 500, seed=2)
+    got = audio.si_sdr(s + 0.3 * e, s).numpy()
+    for index in np.ndindex(2, 3):
+        y, x = (s + 0.3 * e)[index].numpy(), s[index].numpy()
+        y, x = y - y.mean(), x - x.mean()
+        target = (y @ x) / (x @ x) * x
+        expected = 10 * np.log10(np.sum(target**2) / np.sum((target - y) ** 2))
+        assert got[index] == pytest.approx(expected, abs=1e-9)
+
+
+def test_si_sdr_ends() -> None:
+    x = noise(400, seed=3)
+    end = 10 * math.log10(torch.finfo(torch.float64).eps)
+    zero = torch.zeros(400, dtype=torch.float64)
+    constant = 0.3 * (1 + 1e-15 * noise(400, seed=4).clamp(-2, 2))  # up to rounding
+    for e, s in [(zero, x), (x, zero), (zero, zero), (constant, x), (x, constant)]:
+        e = e.clone().requires_grad_()
+        value = audio.si_sdr(e, s)
+        (g,) = torch.autograd.grad(value, e)
+        assert value.item() == pytest.approx(end, abs=1e-6)
+        assert (g == 0).all()
+    assert float(audio.si_sdr(-2 * x, x)) == pytest.approx(-end, abs=0.1)
+    assert audio.si_sdr(x.half(), x.half()).dtype == torch.float32
+
+
+def test_si_sdr_gradient_and_scale() -> None:
+    e, s = noise(2, 20, seed=1), noise(2, 20, seed=2)
+    assert gradcheck(audio.si_sdr, (e.clone().requires_grad_(), s.clone().requires_grad_()))
+    for gain in (1e-25, 1e200, -3.0):
+        assert torch.allclose(audio.si_sdr(gain * e, s), audio.si_sdr(e, s), rtol=1e-9)
+
+
+def test_pairs_equal_single_scores() -> None:
+    s = noise(2, 3, 300, seed=1)
+    e = noise(2, 2, 300, seed=2) * 0.5 + s[:, :2]
+    e[1, 1] = 0
+    s[0, 2] = 0
+    pairs = matching._pairwise_si_sdr(e, s)
+    for b, i, j in itertools.product(range(2), range(2), range(3)):
+        assert float(pairs[b, i, j]) == pytest.approx(
+            float(audio.si_sdr(e[b, i], s[b, j])), abs=1e-9
+        )
+
+
+@pytest.mark.parametrize(("estimates", "sources"), [(1, 1), (1, 3), (2, 2), (2, 4), (4, 4)])
+def test_matching_equals_trying_all(estimates: int, sources: int) -> None:
+    # Weak mixtures, so that the best total is not the best for each.
+    s = noise(2, 3, sources, 40, seed=sources)
+    weights = torch.rand(2, 3, estimates, sources, generator=generator(7), dtype=torch.float64)
+    e = weights @ s
+    got = audio.match_sources(e, s)
+    assert got.shape == (2, 3, estimates)
+    assert got.dtype == torch.int64
+    for index in itertools.product(range(2), range(3)):
+
+        def total(choice: tuple[int, ...], index: tuple[int, int] = index) -> float:
+            return float(audio.si_sdr(e[index], s[index][list(choice)]).sum())
+
+        best = max(itertools.permutations(range(sources), estimates), key=total)
+        assert tuple(got[index].tolist()) == best
+
+
+def test_matching_is_not_greedy() -> None:
+    # Both estimates are closest to the first reference; the second loses less by moving.
+    s = noise(2, 1000, seed=1, dtype=torch.float32)
+    e = torch.stack([s[0] + 0.1 * s[1], 0.9 * s[0] + 0.8 * s[1]])
+    scores = matching._pairwise_si_sdr(e, s)
+    assert scores.argmax(-1).tolist() == [0, 0]
+    assert audio.match_sources(e, s).tolist() == [0, 1]
+
+
+def test_matching_with_silence() -> None:
+    s = noise(3, 500, seed=1)
+    e = s[[2, 0, 1]] + 0.1 * noise(3, 500, seed=2)
+    e[1] = 0
+    assert audio.match_sources(e, s).tolist() == [2, 0, 1]
+    s[0] = 0
+    assert audio.match_sources(e, s).tolist() == [2, 0, 1]
+    silent = audio.match_sources(torch.zeros(3, 500), torch.zeros(3, 500))
+    assert sorted(silent.tolist()) == [0, 1, 2]
+
+
+def test_matching_ignores_sign_level_and_offset() -> None:
+    s = noise(3, 500, seed=1)
+    e = torch.stack([-s[1], 1e-6 * s[2], 40 * s[0] + 7])
+    assert audio.match_sources(e, s).tolist() == [1, 2, 0]
+
+
+def test_matching_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="3 estimates for 2 references"):
+        audio.match_sources(torch.ones(3, 9), torch.ones(2, 9))
+    with pytest.raises(ValueError, match="number of sources only"):
+        audio.match_sources(torch.ones(2, 9), torch.ones(2, 8))
+    with pytest.raises(ValueError, match="number of sources only"):
+        audio.match_sources(torch.ones(2, 2, 9), torch.ones(3, 2, 9))
+    with pytest.raises(ValueError, match=r"\(\.\.\., S', T\)"):
+        audio.match_sources(torch.ones(9), torch.ones(9))
+    with pytest.raises(ValueError, match="references must hold finite"):
+        audio.match_sources(torch.ones(1, 2), torch.full((1, 2), torch.inf))
+    with pytest.raises(ValueError, match="one shape"):
+        audio.si_sdr(torch.ones(2, 9), torch.ones(9))
+
+
+# ---------------------------------------------------------------------------------------------
+# Devices
+# ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_device_gives_the_same_numbers() -> None:
+    x = torch.stack([speech_like(2, 16000, seed=k) for k in range(3)]).float()
+    x[2] = 0
+    y = x.cuda()
+    assert torch.allclose(
+        audio.normalize_loudness(y, 16000).cpu(), audio.normalize_loudness(x, 16000), atol=1e-5
+    )
+    assert torch.equal(audio.source_activity(y, 400, 320).cpu(), audio.source_activity(x, 400, 320))
+    assert audio.match_sources(y[[1, 0]], y).device == y.device
+
+
+@pytest.mark.parametrize(
+    ("suffix", "format", "subtype"),
+    [
+        ("wav", "RF64", "PCM_16"),
+        ("w64", "W64", "PCM_24"),
+        ("aiff", "AIFF", "PCM_16"),
+        ("au", "AU", "PCM_16"),
+        ("wav", "WAV", "FLOAT"),
+        ("wav", "WAVEX", "PCM_16"),
+    ],
+)
+@pytest.mark.parametrize("share", [0.5, 0.99])
+def test_a_truncated_file_of_any_kin_of_wav_is_refused(
+    tmp_path: Path, suffix: str, format: str, subtype: str, share: float
+) -> None:
+    path = tmp_path / f"x.{suffix}"
+    wave = np.random.default_rng(0).uniform(-0.5, 0.5, (48_000, 2)).astype(np.float32)
+    soundfile.write(path, wave, 16_000, format=format, subtype=subtype)
+    whole, rate = audio.load_audio(path)
+    assert (whole.shape, rate) == ((2, 48_000), 16_000)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ValueError, match="truncated"):
+        audio.load_audio(path)
+
+
+def test_a_file_that_may_not_be_read_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.wav"
+    path.write_bytes(b"RIFF")
+
+    def refused(*arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refused)  # root may read anything
+    with pytest.raises(ValueError, match="permission denied"):
+        audio.load_audio(path)

@@ -1,0 +1,568 @@
+"""Bounds of PS and PM, against the oracle, the reference implementation and what they promise."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import oracle
+import oracle_bounds
+import pytest
+import torch
+from clouds import clouds
+from torch import Tensor
+
+from torch_mapss import functional as F
+from torch_mapss.bounds import bootstrap, effective, frames, match, schur, separation
+from torch_mapss.core.gamma import gammaincc
+from torch_mapss.core.layout import Layout, presence, split_points
+from torch_mapss.core.mahalanobis import ridge_factor
+from torch_mapss.core.manifold import embed, gather
+from torch_mapss.core.match import attributed_deviations, masked_moments
+from torch_mapss.core.separation import cluster_statistics
+from torch_mapss.core.settings import Settings
+
+HERE = Path(__file__).parents[1]
+CONVENTIONS = ("paper", "reference", "derived")
+
+
+def _golden_reference() -> ModuleType:
+    path = HERE.parent / "benchmarks" / "golden_reference.py"
+    spec = importlib.util.spec_from_file_location("golden_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+golden = _golden_reference()
+GOLDEN = np.load(HERE / "golden" / "golden_float64.npz")
+MEASURES = {
+    "ps": (frames.separation_bounds, oracle_bounds.separation_bounds),
+    "pm": (frames.match_bounds, oracle_bounds.match_bounds),
+}
+
+
+def _frame(case: str) -> tuple[Tensor, Tensor, Tensor]:
+    points = golden.embeddings(golden.CASES[case])
+    return tuple(torch.from_numpy(x).double() for x in points)  # type: ignore[return-value]
+
+
+def _layout(points: tuple[Tensor, Tensor, Tensor]) -> Layout:
+    outputs, _, distortions = points
+    return Layout(
+        tuple(range(outputs.shape[-2])), distortions.shape[-3], distortions.shape[-2], None, None
+    )
+
+
+def _embedding(points: tuple[Tensor, Tensor, Tensor], energy: float = 0.99):
+    outputs, references, distortions = points
+    stacked = torch.cat([outputs, references, distortions.flatten(-3, -2)], -2)
+    return embed(gather(stacked), None, Settings(energy=energy), rest=True)
+
+
+@pytest.mark.parametrize("convention", ["paper", "reference", "derived"])
+@pytest.mark.parametrize("tail", ["concentration", "bootstrap"])
+def test_no_frames_give_no_bounds(convention: str, tail: str) -> None:
+    none = [x[:0] for x in clouds(1, distortions=6, features=4)]
+    for measure in (F.separation_bounds, F.match_bounds):
+        found = measure(*none, convention=convention, tail=tail)
+        assert found.radius.shape == found.tail.shape == found.total.shape == (0, 2)
+
+
+# ---------------------------------------------------------------------------------- two roads
+
+
+@pytest.mark.parametrize("case", golden.CASES)
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("measure", MEASURES)
+def test_agrees_with_the_oracle(case: str, convention: str, measure: str) -> None:
+    ours, theirs = MEASURES[measure]
+    points = golden.embeddings(golden.CASES[case])
+    expected = theirs(*points, confidence=0.9, convention=convention)
+    found = ours(*_frame(case), confidence=0.9, convention=convention)
+    for name in ("radius", "tail", "total"):
+        np.testing.assert_allclose(
+            getattr(found, name).numpy(), getattr(expected, name), rtol=1e-8, atol=1e-14
+        )
+
+
+@pytest.mark.parametrize("case", golden.CASES)
+def test_agrees_with_the_reference_implementation(case: str) -> None:
+    for measure, (ours, _) in MEASURES.items():
+        found = ours(*_frame(case), convention="reference")
+        for name in ("radius", "tail"):
+            stored = GOLDEN[f"{case}/{measure}_{name}"]
+            np.testing.assert_allclose(
+                getattr(found, name).numpy(), stored, rtol=1e-6, atol=1e-14, err_msg=name
+            )
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("measure", MEASURES)
+def test_batch_with_absent_points_agrees_with_the_oracle(convention: str, measure: str) -> None:
+    ours, theirs = MEASURES[measure]
+    outputs, references, distortions = clouds(2, 3, sources=3, distortions=14, seed=1)
+    active = torch.ones(2, 3, 3, dtype=torch.bool)
+    active[0, 1, 2] = active[1, 0, 0] = False
+    active[1, 2, :2] = False  # one source alone: undefined
+    mask = torch.ones(2, 3, 3, 14, dtype=torch.bool)
+    mask[0, 0, 1, 3:6] = mask[1, 1, :, 10:] = False
+    attributed = (2, 0)
+    found = ours(
+        outputs[..., attributed, :], references, distortions, attributed=attributed,
+        active=active, mask=mask, energy=0.9, convention=convention,
+    )  # fmt: skip
+    for frame in itertools.product(range(2), range(3)):
+        expected = theirs(
+            *(x[frame].numpy() for x in (outputs[..., attributed, :], references, distortions)),
+            attributed=attributed, active=active[frame].numpy(), mask=mask[frame].numpy(),
+            energy=0.9, convention=convention,
+        )  # fmt: skip
+        for name in ("radius", "tail"):
+            np.testing.assert_allclose(
+                getattr(found, name)[frame].numpy(),
+                np.nan_to_num(getattr(expected, name)),  # undefined is 0 here
+                rtol=1e-7, atol=1e-13,
+            )  # fmt: skip
+
+
+def test_constants_enter_as_in_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = golden.embeddings(golden.CASES["trio"])
+    monkeypatch.setattr(oracle_bounds, "FLOOR", 0.2)
+    monkeypatch.setattr(oracle_bounds, "EFFECTIVE", 0.5)
+    for convention in CONVENTIONS:
+        expected = oracle_bounds.separation_bounds(*points, convention=convention)
+        found = frames.separation_bounds(
+            *_frame("trio"), convention=convention, floor=0.2, n_eff=0.5
+        )
+        np.testing.assert_allclose(found.tail.numpy(), expected.tail, rtol=1e-8)
+    frame = oracle.embed_frame(*points)
+    assert frame is not None
+    own, foreign = oracle_bounds._separation_sides(frame, 0, "paper")
+    for convention, error in (
+        ("paper", oracle_bounds._paper_error),
+        ("derived", oracle_bounds._derived_error),
+    ):
+        delta = 0.05 / (2 if convention == "paper" else 4)
+        errors = error(own, delta, constant=3.0), error(foreign, delta, constant=3.0)
+        joined = math.sqrt(sum(errors)) if convention == "paper" else math.hypot(*errors)
+        a, b = own.distance, foreign.distance
+        found = frames.separation_bounds(
+            *_frame("trio"), convention=convention, c=3.0, floor=0.2, n_eff=0.5
+        )
+        assert found.tail[0].item() == pytest.approx(math.hypot(a, b) / (a + b) ** 2 * joined)
+
+
+@pytest.mark.parametrize("case", ["pair", "trio_wide", "pair_repeats"])
+def test_bartlett_agrees_with_the_oracle(case: str) -> None:
+    frame = oracle.embed_frame(*golden.embeddings(golden.CASES[case]))
+    assert frame is not None
+    embedding, layout = _embedding(tuple(x[None] for x in _frame(case))), _layout(_frame(case))
+    _, clusters = split_points(embedding.coordinates, layout)
+    _, present = presence(layout, 1, clusters.device)
+    lags = effective.lag_correlations(clusters, present, embedding.dimension)[0]
+    total = effective.bartlett_sum(clusters, present, embedding.dimension)[0]
+    for j in frame.sources:
+        cluster = frame.map.retained[frame.cluster_rows(j)]
+        n = len(cluster)
+        for lag in (1, 2, 5, n - 3):
+            expected = oracle_bounds.autocorrelation(cluster, lag)
+            assert lags[j, lag - 1].item() == pytest.approx(expected, abs=1e-9)
+        size = n / (1.0 + 2.0 * total[j].item())
+        assert size == pytest.approx(oracle_bounds.bartlett_sample_size(cluster), rel=1e-9)
+
+
+def test_bartlett_leaves_absent_points_out_of_the_order() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(1, 2, 20, 4, generator=generator, dtype=torch.float64).cumsum(-2)
+    present = torch.rand(1, 2, 20, generator=generator) > 0.3
+    dimension = torch.tensor([4])
+    found = effective.bartlett_sum(x, present, dimension)
+    for source in range(2):
+        points = x[:, source : source + 1][:, :, present[0, source]]
+        everything = torch.ones(points.shape[:-1], dtype=torch.bool)
+        alone = effective.bartlett_sum(points, everything, dimension)
+        assert found[0, source] == pytest.approx(alone.item(), rel=1e-12)
+
+
+def test_bartlett_widens_the_tail_of_an_ordered_bank() -> None:
+    """Distortions that follow each other slowly are worth fewer samples; never more than all."""
+    outputs, references, distortions = clouds(distortions=30, seed=4)
+    slow = distortions.cumsum(-2) / torch.arange(1, 31)[:, None].sqrt()
+    for points, wider in ((slow, True), (distortions, False)):
+        fixed = frames.separation_bounds(outputs, references, points, n_eff=1.0).tail
+        estimated = frames.separation_bounds(outputs, references, points, n_eff="bartlett").tail
+        assert bool((estimated >= fixed * (1 - 1e-12)).all())
+        assert bool((estimated > 1.3 * fixed).all()) == wider
+
+
+# ------------------------------------------------------------------------------------ truncation
+
+
+@pytest.mark.parametrize("energy", [0.7, 0.9, 0.99])
+def test_schur_identity(energy: float) -> None:
+    """Retained + discarded = the ridge distance over all coordinates, every point and cluster."""
+    points = clouds(6, sources=3, distortions=20, features=16, seed=5)
+    layout, embedding = _layout(points), _embedding(points, energy)
+    full = schur.whole_space(embedding)
+    _, clusters = split_points(full.coordinates, layout)
+    _, present = presence(layout, 6, clusters.device)
+    mean, deviations, divisor = cluster_statistics(clusters, present)
+    delta = full.coordinates.unsqueeze(1) - mean.unsqueeze(2)  # every point to every cluster
+    retained = schur.is_retained(embedding, delta.shape[-1])
+    kept, discarded = schur.schur_parts(ridge_factor(deviations, divisor), delta, retained)
+    covariance = deviations.mT @ deviations / divisor[..., None, None]
+    ridged = covariance + 1e-6 * torch.eye(delta.shape[-1], dtype=torch.float64)
+    direct = (delta * torch.linalg.solve(ridged, delta.mT).mT).sum(-1)
+    torch.testing.assert_close(kept + discarded, direct, rtol=1e-9, atol=0.0)
+    assert float(discarded.amin()) >= 0.0
+    d = int(embedding.dimension[0])
+    head = delta[0, ..., :d]
+    alone = torch.linalg.solve(ridged[0, :, :d, :d], head.mT).mT
+    torch.testing.assert_close(kept[0], (head * alone).sum(-1), rtol=1e-9, atol=0.0)
+
+
+def _full_scores(points: tuple[Tensor, Tensor, Tensor], energy: float) -> tuple[Tensor, ...]:
+    """PS and PM over all coordinates (j* kept), and over the retained ones."""
+    layout, embedding = _layout(points), _embedding(points, energy)
+    sides = separation.separation_sides(embedding, layout, Settings())
+    a, b = (sides.distance.square() + sides.discarded).sqrt().unbind(-1)
+    parts = match.match_parts(embedding, layout, Settings())
+    mean, variance = masked_moments(parts.g + parts.gaps, parts.there, parts.members)
+    fit = match.gamma(mean, variance)
+    return b / (a + b), gammaincc(fit.k, (parts.a + parts.gap_a) / fit.theta)
+
+
+@pytest.mark.parametrize("energy", [0.8, 0.95, 0.99])
+def test_full_space_scores_lie_within_the_guaranteed_radii(energy: float) -> None:
+    points = clouds(150, sources=2, distortions=24, features=16, seed=6)
+    ps, pm = _full_scores(points, energy)
+    truncated = F.perceptual_separation(*points, energy=energy)
+    radius = frames.separation_bounds(*points, energy=energy).radius
+    assert bool(((ps - truncated).abs() <= radius + 1e-12).all())
+    assert float((ps - truncated).abs().max()) > 1e-4  # truncation does something here
+    truncated = F.perceptual_match(*points, energy=energy)
+    radius = frames.match_bounds(*points, energy=energy, convention="derived").radius
+    assert bool(((pm - truncated).abs() <= radius + 1e-12).all())
+    assert float((pm - truncated).abs().max()) > 1e-3
+
+
+def test_squared_distances_of_a_cluster_have_a_fixed_sum() -> None:
+    """Σ g = (N_p - 1) tr Σ(Σ + εI)⁻¹ whatever the data: PM's own yardstick is biased in samples."""
+    points = clouds(3, sources=2, distortions=40, features=24, seed=18)
+    layout, embedding = _layout(points), _embedding(points, 0.9)
+    parts = match.match_parts(embedding, layout, Settings())
+    deviations = attributed_deviations(embedding, layout)[0]
+    values = torch.linalg.eigvalsh(deviations.mT @ deviations / 39).clamp(min=0.0)
+    trace = (values / (values + 1e-6)).sum(-1)
+    torch.testing.assert_close(parts.g.sum(-1), 39 * trace, rtol=1e-9, atol=0.0)
+    assert bool((parts.g.mean(-1) <= embedding.dimension[:, None] * 39 / 40).all())
+
+
+def test_nothing_discarded_has_no_radius() -> None:
+    points = clouds(3, distortions=10, seed=7)
+    for ours, _ in MEASURES.values():
+        for convention in CONVENTIONS:
+            found = ours(*points, energy=1.0, convention=convention)
+            assert float(found.radius.abs().max()) < 1e-12
+            assert bool((found.tail > 0.0).any()) == (convention != "reference")
+
+
+def test_two_corners_are_the_maximum_of_all_eight() -> None:
+    generator = torch.Generator().manual_seed(8)
+    uniform = torch.rand(7, 4000, generator=generator, dtype=torch.float64)
+    k, theta, a = 10.0 ** (4.0 * uniform[0] - 1.0), 10.0 ** (uniform[1] - 0.5), 0.0
+    a = k * theta * (0.3 + 1.5 * uniform[2])
+    half = tuple(u * 1.2 * x for u, x in zip(uniform[3:6], (k, theta, a)))
+    floors = (1e-6, 1e-6, 1e-8)
+    found = match.corner_maximum((k, theta, a), half, floors)
+    centre = gammaincc(k, a / theta)
+    worst = torch.zeros_like(k)
+    for signs in itertools.product((-1.0, 1.0), repeat=3):
+        corner = [
+            (x + s * h).clamp(min=f) for x, s, h, f in zip((k, theta, a), signs, half, floors)
+        ]
+        worst = torch.maximum(worst, (gammaincc(corner[0], corner[2] / corner[1]) - centre).abs())
+    torch.testing.assert_close(found, worst, rtol=0.0, atol=0.0)
+    inside = [x + (2.0 * u - 1.0) * h for x, u, h in zip((k, theta, a), uniform[4:7], half)]
+    inside = [x.clamp(min=f) for x, f in zip(inside, floors)]
+    assert bool(((gammaincc(inside[0], inside[2] / inside[1]) - centre).abs() <= found).all())
+
+
+@pytest.mark.parametrize("time", [1.0, 2.0])
+def test_truncation_of_the_embedding(time: float) -> None:
+    points = torch.cat([x.flatten(1, -2) for x in clouds(4, seed=9)], 1)
+    mask = torch.ones(4, points.shape[1], dtype=torch.bool)
+    mask[2, 5:9] = False
+    m = F.diffusion_map(points, energy=0.8, time=time, mask=mask)
+    found = frames.truncation_bounds(m, 0.9, time=time, c=1.5)
+    sure = frames.truncation_bounds(m, 0.9, time=time, convention="derived")
+    for frame in range(4):
+        single = oracle.diffusion_map(points[frame][mask[frame]].numpy(), energy=0.8, time=time)
+        expected = oracle_bounds.truncation_expectation(single, time)
+        assert found.expectation[frame].item() == pytest.approx(expected, rel=1e-9)
+        expected = oracle_bounds.truncation_bound(single, 0.9, time, 1.5)
+        assert found.bound[frame].item() == pytest.approx(expected, rel=1e-9)
+        errors = oracle_bounds.truncation_errors(single)
+        held = float(single.stationary @ (errors <= sure.bound[frame].item()))
+        assert held >= 0.9
+        assert sure.bound[frame] < found.bound[frame]
+    whole = F.diffusion_map(points, energy=1.0)
+    assert frames.truncation_bounds(whole).bound.abs().max() == 0.0
+
+
+# ----------------------------------------------------------------------------------------- tails
+
+
+@pytest.mark.parametrize("tail", ["concentration", "bootstrap"])
+@pytest.mark.parametrize("measure", MEASURES)
+def test_tails_widen_with_the_confidence(measure: str, tail: str) -> None:
+    ours, _ = MEASURES[measure]
+    points = clouds(5, distortions=16, spread=0.8, seed=10)
+    for convention in CONVENTIONS:
+        narrow, wide = (
+            ours(*points, confidence=c, convention=convention, tail=tail, draws=50)
+            for c in (0.5, 0.99)
+        )
+        torch.testing.assert_close(wide.radius, narrow.radius, rtol=0, atol=0)
+        assert bool((wide.tail >= narrow.tail).all())
+        if measure == "ps":
+            assert bool((wide.tail > 1.05 * narrow.tail).all())
+        elif tail == "bootstrap":  # half-widths of PM's box are capped as a rule
+            assert bool((wide.tail > 1.5 * narrow.tail).any())
+        torch.testing.assert_close(wide.total, wide.radius + wide.tail)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_bootstrap_against_copies_of_the_points(measure: str) -> None:
+    """Counts as weights give the score of an actually resampled cluster on the same map."""
+    ours, _ = MEASURES[measure]
+    points = clouds(2, sources=3, distortions=9, seed=11)
+    embedding, layout = _embedding(points), _layout(points)
+    present = torch.ones(2, 3, 9, dtype=torch.bool)
+    counts = bootstrap.resampled_counts(present, 6, seed=5)
+    boot = {"ps": bootstrap.bootstrap_separation, "pm": bootstrap.bootstrap_match}
+    score, draws = boot[measure](embedding, layout, Settings(), 6, 5)
+    direct = {"ps": F.perceptual_separation, "pm": F.perceptual_match}[measure](*points)
+    torch.testing.assert_close(score, direct, rtol=1e-9, atol=1e-12)
+    psi = embedding.coordinates.numpy()
+    for r, f in itertools.product(range(6), range(2)):
+        expected = _resampled_score(psi[f], counts[r, 0].numpy(), measure)
+        np.testing.assert_allclose(draws[r, f].numpy(), expected, rtol=1e-7, atol=1e-10)
+    found = ours(*points, tail="bootstrap", draws=6, seed=5, confidence=0.8).tail
+    changes = np.abs(draws.numpy() - score.numpy())
+    np.testing.assert_allclose(found.numpy(), np.quantile(changes, 0.8, axis=0), rtol=1e-9)
+
+
+def _resampled_score(psi: np.ndarray, counts: np.ndarray, measure: str) -> list[float]:
+    """PS or PM of three outputs with every distortion copied as often as it was drawn."""
+    outputs, references, distortions = psi[:3], psi[3:6], psi[6:].reshape(3, 9, -1)
+    copies = [np.repeat(x, c.astype(int), axis=0) for x, c in zip(distortions, counts)]
+    result = []
+    for i in range(3):
+        if measure == "pm":
+            g, a = oracle.match_distances(copies[i] - references[i], outputs[i] - references[i])
+            result.append(oracle.match_score(a, *oracle.gamma_moments(g))[0])
+            continue
+        to = []
+        for j in range(3):
+            mean, covariance = oracle.cluster_statistics(np.vstack([references[j], copies[j]]))
+            to.append(math.sqrt(oracle.squared_mahalanobis(outputs[i] - mean, covariance)))
+        foreign = min(to[j] for j in range(3) if j != i)
+        result.append(foreign / (to[i] + foreign))
+    return result
+
+
+def test_bootstrap_draws_only_what_is_present() -> None:
+    present = torch.rand(4, 2, 12, generator=torch.Generator().manual_seed(0)) > 0.4
+    counts = bootstrap.resampled_counts(present, 300, seed=1)
+    assert bool((counts[:, ~present] == 0).all())
+    torch.testing.assert_close(counts.sum(-1), present.sum(-1).expand(300, 4, 2).double())
+    assert counts[:, present].mean().item() == pytest.approx(1.0, abs=1e-12)
+    variance = counts[:, present].var().item()  # binomial: 1 - 1/n
+    assert variance == pytest.approx(0.87, abs=0.05)
+    everything = torch.ones(4, 2, 12, dtype=torch.bool)
+    again = bootstrap.resampled_counts(everything[:1], 300, seed=1)
+    torch.testing.assert_close(bootstrap.resampled_counts(everything, 300, 1), again)
+
+
+def test_same_seed_same_numbers_whatever_the_global_state_and_the_batch() -> None:
+    points = clouds(4, distortions=10, seed=12)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    whole = frames.separation_bounds(*points, tail="bootstrap", draws=20, seed=3).tail
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    single = frames.separation_bounds(*(x[2] for x in points), tail="bootstrap", draws=20, seed=3)
+    torch.testing.assert_close(single.tail, whole[2], rtol=1e-9, atol=1e-12)
+    other = frames.separation_bounds(*points, tail="bootstrap", draws=20, seed=4).tail
+    assert not torch.equal(other, whole)
+
+
+def test_removing_the_cap_widens_the_box_of_pm() -> None:
+    points = clouds(8, distortions=20, away=1.5, seed=13)
+    capped = frames.match_bounds(*points).tail
+    free = frames.match_bounds(*points, cap=math.inf).tail
+    assert bool((free >= capped).all())
+    assert bool((free > capped + 0.05).any())
+
+
+def test_larger_constants_widen_the_radius_of_pm() -> None:
+    points = clouds(20, distortions=30, away=0.6, seed=14)
+    base = frames.match_bounds(*points, energy=0.9999).radius
+    for constants in ({"c1": 3.0}, {"c2": 3.0}):
+        wide = frames.match_bounds(*points, energy=0.9999, **constants).radius
+        assert bool((wide >= base).all())
+        assert bool((wide > base + 1e-3).any())
+
+
+# ----------------------------------------------------------------------------------- rules, input
+
+
+def test_scores_by_rule_have_vacuous_tails() -> None:
+    references = torch.zeros(2, 4, dtype=torch.float64)
+    distortions = torch.zeros(2, 6, 4, dtype=torch.float64)
+    outputs = torch.eye(2, 4, dtype=torch.float64)
+    found = frames.separation_bounds(outputs, references, distortions)
+    assert found.radius.tolist() == [0.0, 0.0]
+    assert found.tail.tolist() == [0.5, 0.5]
+    found = frames.match_bounds(outputs, references, distortions)
+    assert found.radius.tolist() == [0.0, 0.0]
+    assert found.tail.tolist() == [1.0, 1.0]
+    outputs, references, distortions = clouds(seed=15)
+    distortions[0] = references[0]  # the cluster has collapsed onto its reference
+    for tail in ("concentration", "bootstrap"):
+        found = frames.match_bounds(outputs, references, distortions, tail=tail, draws=20)
+        assert found.tail[0] == 1.0
+        assert found.tail[1] <= 1.0
+        found = frames.separation_bounds(outputs, references, distortions, tail=tail, draws=20)
+        assert bool(torch.isfinite(found.total).all())
+
+
+def test_no_gradient_and_the_dtype_of_the_scores() -> None:
+    points = [x.float().requires_grad_() for x in clouds(2, seed=16)]
+    for ours, _ in MEASURES.values():
+        found = ours(*points)
+        assert found.total.dtype == torch.float32
+        assert not found.total.requires_grad
+        assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("setting", "match"),
+    [
+        ({"confidence": 0.0}, "confidence"),
+        ({"confidence": 1.0}, "confidence"),
+        ({"confidence": 95}, "not 95"),
+        ({"confidence": math.nan}, "confidence"),
+        ({"convention": "printed"}, "'derived'"),
+        ({"tail": "jackknife"}, "'bootstrap'"),
+        ({"draws": 0}, "draws"),
+        ({"energy": 0.0}, "energy"),
+    ],
+)
+def test_settings_out_of_range(setting: dict[str, object], match: str) -> None:
+    for ours, _ in MEASURES.values():
+        with pytest.raises(ValueError, match=match):
+            ours(*clouds(), **setting)
+
+
+@pytest.mark.parametrize(
+    ("setting", "match"),
+    [
+        ({"n_eff": 0.0}, "n_eff"),
+        ({"n_eff": "ljung"}, "'bartlett'"),
+        ({"c": 0.0}, "c must be positive"),
+        ({"floor": 0.0}, "floor"),
+    ],
+)
+def test_settings_of_separation_out_of_range(setting: dict[str, object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        frames.separation_bounds(*clouds(), **setting)
+    with pytest.raises(ValueError, match="c1 must be positive"):
+        frames.match_bounds(*clouds(), c1=-1.0)
+
+
+def test_nan_frames_raise_and_inactive_ones_do_not() -> None:
+    outputs, references, distortions = clouds(3, sources=3, seed=17)
+    distortions[1, 2, 4] = math.nan
+    for ours, _ in MEASURES.values():
+        with pytest.raises(ValueError, match=r"distortion 4 of source 2 .* frame 1"):
+            ours(outputs, references, distortions)
+        active = torch.ones(3, 3, dtype=torch.bool)
+        active[1, 2] = False
+        found = ours(outputs, references, distortions, active=active)
+        assert bool(torch.isfinite(found.total).all())
+        assert found.total[1, 2] == 0.0
+
+
+def test_a_tight_cluster_has_a_fit_in_the_reference_convention() -> None:
+    rng = np.random.default_rng(0)
+    references = np.zeros((2, 6))
+    references[1, 0] = 4.0
+    distortions = references[:, None] + rng.normal(size=(2, 20, 6))
+    distortions[0] = references[0] + 3e-5 * rng.normal(size=(20, 6))
+    outputs = references + 3e-5 * rng.normal(size=(2, 6))
+    outputs[1] += 0.5
+    points = [torch.from_numpy(x) for x in (outputs, references, distortions)]
+    found = frames.match_bounds(*points, convention="reference")
+    # The released implementation (mapss-measures 1.1.2) on the same float64 coordinates.
+    assert found.radius[0].item() == pytest.approx(0.0018884, abs=1e-6)
+    assert found.tail[0].item() == pytest.approx(0.1154016, abs=1e-6)
+
+
+@pytest.mark.parametrize("tail", ["concentration", "bootstrap"])
+@pytest.mark.parametrize("convention", ["paper", "reference", "derived"])
+def test_no_map_has_a_vacuous_tail_in_every_convention(convention: str, tail: str) -> None:
+    points = torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 6, 4)
+    found = frames.separation_bounds(*points, convention=convention, tail=tail, draws=10)
+    assert found.radius.tolist() == [0.0, 0.0]
+    assert found.tail.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("convention", ["paper", "derived"])
+def test_the_tail_of_a_cluster_of_one_point_is_not_rounding(convention: str) -> None:
+    outputs, references, distortions = clouds(seed=40)
+    distortions[0] = references[0]
+    points = outputs, references, distortions
+    turned = [x.flip(-1) for x in points]
+    one, other = (frames.separation_bounds(*x, convention=convention) for x in (points, turned))
+    torch.testing.assert_close(one.tail, other.tail, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        ({"confidence": "0.9"}, TypeError),
+        ({"confidence": (0, 1)}, TypeError),
+        ({"tail": "bootstrap", "draws": 10.5}, TypeError),
+        ({"seed": 2**70}, ValueError),
+        ({"time": torch.ones(2)}, TypeError),
+        ({"alpha": None}, TypeError),
+    ],
+)
+def test_settings_of_another_type(setting: dict[str, object], error: type[Exception]) -> None:
+    for ours, _ in MEASURES.values():
+        with pytest.raises(error, match=list(setting)[-1]):
+            ours(*clouds(), **setting)
+
+
+def test_constants_of_the_truncation_bound_are_positive() -> None:
+    found = F.diffusion_map(clouds()[2][0])
+    for setting in ({"time": -1.0}, {"c": -1.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(setting))} must be positive"):
+            frames.truncation_bounds(found, **setting)
+
+
+def test_the_reference_convention_counts_three_points_at_least() -> None:
+    points = clouds(distortions=2, seed=41)
+    options = {"convention": "reference", "c": 0.01, "floor": 1.0, "confidence": 0.01}  # below 1
+    little, three = (frames.separation_bounds(*points, n_eff=n, **options) for n in (0.1, 1.0))
+    torch.testing.assert_close(little.tail, three.tail, rtol=0.0, atol=0.0)
+    assert (three.tail < 1.0).all()

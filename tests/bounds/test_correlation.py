@@ -1,0 +1,365 @@
+"""From frame bounds to utterances, and from utterances to correlations with listeners."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import oracle_bounds
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torch_mapss import functional as F
+from torch_mapss.bounds import correlation, utterance
+from torch_mapss.bounds.effective import normal_quantile
+
+
+def _uniform(*shape: int, seed: int = 0, top: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return top * torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+
+# --------------------------------------------------------------------------- frames -> utterance
+
+
+@pytest.mark.parametrize("frames", [1, 3, 19, 20, 45, 57])
+def test_mean_pooling_agrees_with_the_oracle(frames: int) -> None:
+    b, p = _uniform(frames, seed=1), _uniform(frames, seed=2)
+    found = utterance.pool_match_bounds(b, p)
+    assert found.radius.item() == pytest.approx(oracle_bounds.average_radius(b.numpy()), rel=1e-12)
+    expected = oracle_bounds.average_halfwidth(p.numpy())
+    assert found.tail.item() == pytest.approx(expected, rel=1e-12)
+    assert found.total.item() == pytest.approx(found.radius.item() + found.tail.item())
+    derived = utterance.pool_match_bounds(b, p, convention="derived", gap=2)
+    expected = min(oracle_bounds.average_halfwidth(p.numpy(), gap=2), p.mean().item())
+    assert derived.tail.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("frames", "window", "hop", "p"),
+    [(7, 20, 10, 6), (20, 20, 10, 6), (57, 20, 10, 6), (31, 8, 3, 2)],
+)
+def test_pesq_pooling_agrees_with_the_oracle(frames: int, window: int, hop: int, p: float) -> None:
+    ps, b, half = _uniform(frames, seed=3), _uniform(frames, seed=4, top=0.1), _uniform(frames)
+    plain = ps.numpy(), b.numpy(), half.numpy()
+    found = utterance.pool_separation_bounds(ps, b, half, None, window, hop, p)
+    expected = oracle_bounds.pesq_radius(plain[0], plain[1], window, hop, p, printed=True)
+    assert found.radius.item() == pytest.approx(expected, rel=1e-12)
+    expected = oracle_bounds.pesq_halfwidth(plain[0], plain[2], window, hop, p)
+    assert found.tail.item() == pytest.approx(expected, rel=1e-12)
+    found = utterance.pool_separation_bounds(
+        ps, b, half, None, window, hop, p, convention="derived"
+    )
+    expected = oracle_bounds.pesq_radius_secant(plain[0], plain[1], window, hop, p)
+    assert found.radius.item() == pytest.approx(expected, rel=1e-12)
+    expected = oracle_bounds.pesq_halfwidth_gradient(plain[0], plain[2], window, hop, p)
+    assert found.tail.item() == pytest.approx(expected, rel=1e-7)
+
+
+def test_inactive_frames_were_never_there() -> None:
+    ps, b, half = (_uniform(3, 50, seed=s) for s in range(3))
+    active = _uniform(3, 50, seed=9) > 0.4
+    active[2] = False
+    ps[~active] = b[~active] = half[~active] = math.nan
+    for convention in ("paper", "derived"):
+        mean = utterance.pool_match_bounds(b, half, active, convention=convention)
+        pesq = utterance.pool_separation_bounds(ps, b, half, active, convention=convention)
+        for row in range(2):
+            kept = active[row]
+            alone = utterance.pool_match_bounds(
+                b[row, kept], half[row, kept], convention=convention
+            )
+            torch.testing.assert_close(mean.total[row], alone.total)
+            alone = utterance.pool_separation_bounds(
+                ps[row, kept], b[row, kept], half[row, kept], convention=convention
+            )
+            torch.testing.assert_close(pesq.radius[row], alone.radius)
+            torch.testing.assert_close(pesq.tail[row], alone.tail)
+        assert bool(torch.isnan(torch.stack([*mean, *pesq])[:, 2]).all())
+
+
+def test_the_derived_radius_covers_every_bias_and_the_printed_one_does_not() -> None:
+    ps, b = 0.4 + _uniform(80, seed=5, top=0.3), torch.full((80,), 0.1, dtype=torch.float64)
+    base = F.pool_separation(ps)
+    moved = F.pool_separation(ps + b) - base
+    zero = torch.zeros_like(b)
+    derived = utterance.pool_separation_bounds(ps, b, zero, convention="derived").radius
+    printed = utterance.pool_separation_bounds(ps, b, zero).radius
+    assert printed < moved <= derived
+    assert derived < 1.05 * moved
+    for seed in range(50):
+        bias = (2.0 * _uniform(80, seed=100 + seed) - 1.0) * b
+        assert abs(F.pool_separation(ps + bias) - base) <= derived
+
+
+def test_block_inflation_covers_what_depends_over_four_frames() -> None:
+    """Errors shared by five frames each, the worst case of independence beyond g = 4."""
+    generator = torch.Generator().manual_seed(6)
+    blocks = torch.randn(20_000, 12, generator=generator, dtype=torch.float64)
+    frames = blocks.repeat_interleave(5, -1)
+    p = torch.full((60,), normal_quantile(0.95), dtype=torch.float64)  # σ = 1
+    width = utterance.pool_match_bounds(torch.zeros_like(p), p).tail
+    covered = (frames.mean(-1).abs() <= width).double().mean()
+    assert 0.94 < covered < 0.96
+    single = utterance.pool_match_bounds(torch.zeros_like(p), p, gap=0).tail
+    assert (frames.mean(-1).abs() <= single).double().mean() < 0.7
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda b: utterance.pool_match_bounds(b, -b), "tail must be at least 0"),
+        (lambda b: utterance.pool_match_bounds(b, b * math.nan), "index \\(0,\\)"),
+        (lambda b: utterance.pool_match_bounds(b, b[:5]), r"radius \(30,\), tail \(5,\)"),
+        (lambda b: utterance.pool_match_bounds(b, b, gap=-1), "gap"),
+        (lambda b: utterance.pool_match_bounds(b, b, convention="reference"), "'derived'"),
+        (lambda b: utterance.pool_separation_bounds(b, b, b, None, 0), "window"),
+        (lambda b: utterance.pool_separation_bounds(b[:0], b[:0], b[:0]), "at least 1"),
+        (lambda b: utterance.pool_separation_bounds(b * math.nan, b, b), "frames must be"),
+    ],
+)
+def test_utterance_input_out_of_range(call, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        call(_uniform(30) + 0.1)
+
+
+# ----------------------------------------------------------------------- utterance -> correlation
+
+
+def test_ranks_average_ties() -> None:
+    values = torch.tensor([[3.0, 1.0, 3.0, math.nan, 2.0], [5.0, 5.0, 5.0, 5.0, 5.0]])
+    expected = torch.tensor([[3.5, 1.0, 3.5, math.nan, 2.0], [3.0] * 5], dtype=torch.float64)
+    torch.testing.assert_close(correlation.ranks(values), expected, equal_nan=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 4), st.floats(0.0, 1.5)), min_size=2, max_size=6
+    ),
+    st.floats(0.0, 1.0),
+)
+def test_correlations_and_bounds_agree_with_the_oracle(rows, extra: float) -> None:
+    v, ratings, b = (np.array(column, dtype=float) for column in zip(*rows))
+    v = v + extra * np.linspace(0.0, 1.0, len(v)) ** 2
+    if np.ptp(v) == 0.0 or np.ptp(ratings) == 0.0:
+        return
+    given_ = tuple(torch.from_numpy(x) for x in (v, b, b, ratings))
+    found = correlation.correlation_bounds(*given_)
+    assert found.value.item() == pytest.approx(oracle_bounds.pcc(v, ratings), abs=1e-12)
+    farthest = 1.0 + abs(found.value.item())
+    expected = min(oracle_bounds.pcc_radius(v, ratings, b), farthest)
+    assert found.radius.item() == pytest.approx(expected, rel=1e-8)
+    expected = min(oracle_bounds.pcc_halfwidth(v, ratings, b), farthest)
+    assert found.half_width.item() == pytest.approx(expected, rel=1e-8)
+    found = correlation.correlation_bounds(*given_, method="spearman", draws=10)
+    assert found.value.item() == pytest.approx(oracle_bounds.srcc(v, ratings), abs=1e-12)
+    worst = oracle_bounds.srcc_radius_orders(v, ratings, b)
+    if len(set(v)) == len(v):  # that oracle breaks ties of v even where nothing can move
+        assert found.radius.item() >= worst - 1e-12
+    assert found.radius.item() <= 1.0 + abs(found.value.item()) + 1e-12
+
+
+def test_spearman_radius_covers_every_bias_also_where_it_makes_ties() -> None:
+    generator = torch.Generator().manual_seed(7)
+    loose = []
+    for seed in range(60):
+        v, m = _uniform(5, seed=seed), _uniform(5, seed=seed + 1000).mul(4.0).round()
+        b = _uniform(5, seed=seed + 2000, top=0.15)
+        if float(m.max()) == float(m.min()):
+            continue
+        found = correlation.correlation_bounds(v, b, 0.0 * b, m, method="spearman", draws=1)
+        signs = 2.0 * torch.rand(400, 5, generator=generator, dtype=torch.float64) - 1.0
+        moved = v + signs * b
+        tied = torch.round(moved * 8.0) / 8.0  # ties, where they are within reach
+        moved = torch.cat([moved, torch.where((tied - v).abs() <= b, tied, moved)])
+        values = correlation.spearman(moved, m.expand_as(moved))
+        assert float((values - found.value).abs().max()) <= found.radius + 1e-12
+        orders = oracle_bounds.srcc_radius_orders(v.numpy(), m.numpy(), b.numpy())
+        loose.append(found.radius.item() - orders)
+    assert min(loose) >= -1e-12
+    assert np.median(loose) < 0.1  # and it is not much more than the largest over all orders
+
+
+def test_signs_alone_miss_swaps() -> None:
+    """[eq:srcc_bias] as printed tries +b and -b: equal radii then never change an order."""
+    v, m = torch.tensor([0.1, 0.2, 0.3, 0.9]).double(), torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
+    b = torch.full((4,), 0.06, dtype=torch.float64)
+    for sign in (-1.0, 1.0):
+        assert correlation.spearman(v + sign * b, m).item() == pytest.approx(1.0)
+    found = correlation.correlation_bounds(v, b, b, m, method="spearman", draws=1)
+    # 0.1|0.2 and 0.2|0.3 may swap: ranks 2 1 3 or 1 3 2 give 0.8; both at once bound it by 0.6.
+    assert found.radius.item() == pytest.approx(0.4, rel=1e-12)
+    still = correlation.correlation_bounds(v, 0.8 * b, b, m, method="spearman", draws=1)
+    assert still.radius.item() == 0.0
+
+
+def test_jitter_agrees_with_the_oracle_on_the_same_draws() -> None:
+    v, m, h = _uniform(6, seed=10), _uniform(6, seed=11), _uniform(6, seed=12, top=0.4)
+    h[2] = 0.0
+    found = correlation.correlation_bounds(
+        v, 0.0 * h, h, m, confidence=0.9, method="spearman", draws=2000, seed=4
+    )
+    normal = torch.randn(
+        2000, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64
+    ).numpy()
+    jitters = normal * h.numpy() / oracle_bounds.normal_quantile(0.9)
+    expected = oracle_bounds.srcc_halfwidth(v.numpy(), m.numpy(), jitters, 0.9)
+    assert found.half_width.item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_jitter_is_seeded_and_the_same_in_a_batch() -> None:
+    v, m, h = (_uniform(4, 5, seed=s) for s in (13, 14, 15))
+    v[1, 3] = math.nan
+    before = torch.get_rng_state()
+    whole = correlation.correlation_bounds(v, h, h, m, method="spearman", draws=3000, seed=2)
+    assert torch.equal(torch.get_rng_state(), before)
+    for row in range(4):
+        single = correlation.correlation_bounds(
+            v[row], h[row], h[row], m[row], method="spearman", draws=3000, seed=2
+        )
+        for name in ("value", "radius", "half_width"):
+            torch.testing.assert_close(getattr(single, name), getattr(whole, name)[row])
+    other = correlation.correlation_bounds(v, h, h, m, method="spearman", draws=3000, seed=3)
+    torch.testing.assert_close(other.half_width, whole.half_width, atol=0.06, rtol=0)
+    assert whole.systems.tolist() == [5, 4, 5, 5]
+
+
+@pytest.mark.parametrize("method", correlation.METHODS)
+def test_absent_systems_were_never_there(method: str) -> None:
+    v, b, h, m = (_uniform(7, seed=s) for s in range(20, 24))
+    v[1] = b[1] = m[4] = math.nan
+    kept = [0, 2, 3, 5, 6]
+    found = correlation.correlation_bounds(v, b, h, m, method=method, draws=1)
+    alone = correlation.correlation_bounds(*(x[kept] for x in (v, b, h, m)), method=method, draws=1)
+    assert found.systems == 5
+    for name in ("value", "radius"):
+        torch.testing.assert_close(getattr(found, name), getattr(alone, name))
+    function = {"pearson": correlation.pearson, "spearman": correlation.spearman}[method]
+    torch.testing.assert_close(function(v, m), found.value)
+
+
+@pytest.mark.parametrize("method", correlation.METHODS)
+def test_constant_ratings_are_said_to_be_undefined(method: str) -> None:
+    v, h = _uniform(2, 5), _uniform(2, 5, seed=1)
+    m = torch.stack([torch.full((5,), 0.1, dtype=torch.float64), _uniform(5, seed=2)])
+    with pytest.warns(UserWarning, match="1 of 2 .* 1 have ratings that are all the same"):
+        found = correlation.correlation_bounds(v, h, h, m, method=method, draws=5)
+    for part in found[:4]:
+        assert math.isnan(part[0])
+        assert math.isfinite(part[1])
+    with pytest.raises(ValueError, match="leave these trials out"):
+        correlation.correlation_bounds(v, h, h, m, method=method, undefined="raise")
+    with pytest.raises(ValueError, match="undefined"):
+        correlation.pearson(m[0], v[0], undefined="raise")
+    one = torch.tensor([1.0, math.nan, math.nan])
+    with pytest.warns(UserWarning, match="fewer than two systems"):
+        assert math.isnan(correlation.spearman(one, one))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"confidence": 1.0}, "confidence"),
+        ({"method": "kendall"}, "'spearman'"),
+        ({"draws": 0}, "draws"),
+        ({"radii": -_uniform(5) - 0.1}, "radii must be finite"),
+        ({"half_widths": _uniform(4)}, "half_widths must have the shape"),
+        ({"ratings": _uniform(4)}, r"\(5,\) and \(4,\)"),
+        ({"scores": _uniform(5) / 0.0}, "infinite"),
+    ],
+)
+def test_correlation_input_out_of_range(change: dict[str, object], match: str) -> None:
+    arguments = {name: _uniform(5) for name in ("scores", "radii", "half_widths", "ratings")}
+    with pytest.raises(ValueError, match=match):
+        correlation.correlation_bounds(**(arguments | change))
+
+
+# ------------------------------------------------------------------------- scenario
+
+
+def test_scenario_agrees_with_the_oracle() -> None:
+    values, b, h = (_uniform(4, 3, seed=s) for s in range(30, 33))
+    rho = _uniform(4, seed=33)
+    values[1, 2] = h[3, 1] = math.nan
+    found = correlation.scenario_bounds(values, b, h, rho)
+    there = ~(values.isnan() | h.isnan())
+    trials = [[float(x) for x in row[keep]] for row, keep in zip(h, there)]
+    expected = oracle_bounds.scenario_halfwidth(trials, rho.tolist())
+    assert found.half_width.item() == pytest.approx(expected, rel=1e-12)
+    trials = [[float(x) for x in row[keep]] for row, keep in zip(b, there)]
+    assert found.radius.item() == pytest.approx(oracle_bounds.scenario_radius(trials), rel=1e-12)
+    assert found.value.item() == pytest.approx(values[there].mean().item(), rel=1e-12)
+    assert found.counted == 10
+    gone = correlation.scenario_bounds(values * math.nan, b, h)
+    assert math.isnan(gone.total)
+    with pytest.raises(ValueError, match=r"\[-1, 1\]"):
+        correlation.scenario_bounds(values, b, h, 1.5)
+    with pytest.raises(ValueError, match="trials and sources"):
+        correlation.scenario_bounds(values, b[:2], h)
+
+
+def test_scenario_half_width_covers_correlated_sources() -> None:
+    generator = torch.Generator().manual_seed(34)
+    shared = torch.randn(40_000, 3, 1, generator=generator, dtype=torch.float64)
+    own = torch.randn(40_000, 3, 2, generator=generator, dtype=torch.float64)
+    errors = math.sqrt(0.6) * shared + math.sqrt(0.4) * own  # ρ_l = 0.6 within a trial
+    h = torch.full((3, 2), normal_quantile(0.9), dtype=torch.float64)
+    for rho, expected in ((0.6, 0.9), (0.0, 0.81)):
+        width = correlation.scenario_bounds(0.0 * h, 0.0 * h, h, rho).half_width
+        covered = (errors.mean((-2, -1)).abs() <= width).double().mean().item()
+        assert covered == pytest.approx(expected, abs=0.015)
+
+
+def test_every_order_of_three_by_hand() -> None:
+    """All pairs free: the radius reaches from the value to both ends."""
+    v, m = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([1.0, 3.0, 2.0]).double()
+    found = correlation.correlation_bounds(v, v, v, m, method="spearman", draws=1)
+    values = [
+        correlation.spearman(torch.tensor(order).double(), m).item()
+        for order in itertools.permutations([1.0, 2.0, 3.0])
+    ]
+    assert found.value.item() == pytest.approx(0.5)
+    assert found.radius.item() >= max(abs(x - 0.5) for x in values)
+    assert found.radius.item() == pytest.approx(1.5)
+
+
+def test_half_precision_bounds_are_pooled_in_single() -> None:
+    tail = torch.full((3000,), 1e-4)
+    frames = torch.rand(3000, generator=torch.Generator().manual_seed(5))
+    for pool, extra in (
+        (utterance.pool_match_bounds, ()),
+        (utterance.pool_separation_bounds, (frames,)),
+    ):
+        wide = pool(*extra, tail, tail, convention="derived")
+        half = pool(*(x.half() for x in extra), tail.half(), tail.half(), convention="derived")
+        assert half.radius.dtype == torch.float32
+        for one, other in zip(wide, half):
+            torch.testing.assert_close(other, one, rtol=1e-2, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"gap": 1.5}, {"gap": math.nan}, {"window": 2.5}, {"hop": "a"}]
+)
+def test_frames_are_counted_in_whole_numbers(setting: dict[str, object]) -> None:
+    x = torch.full((40,), 0.1)
+    with pytest.raises(TypeError, match=f"{next(iter(setting))} must be a whole number"):
+        utterance.pool_separation_bounds(x, x, x, **setting)
+
+
+def test_scenario_input_out_of_range() -> None:
+    x = torch.full((2, 3), 0.1)
+    with pytest.raises(ValueError, match="at least 0"):
+        correlation.scenario_bounds(x, -x, x)
+    with pytest.raises(TypeError, match="values must be a torch"):
+        correlation.scenario_bounds([[0.1]], x, x)
+
+
+def test_warnings_point_at_the_line_that_asked() -> None:
+    with pytest.warns(UserWarning, match="undefined") as found:
+        correlation.pearson(torch.ones(3), torch.ones(3))
+    assert found[0].filename == __file__

@@ -1,0 +1,162 @@
+"""Diagnostics of the assumptions behind the bounds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import oracle
+import oracle_bounds
+import pytest
+import scipy.stats
+import torch
+from clouds import clouds
+
+from torch_mapss.bounds import diagnostics
+
+
+def test_gamma_test_is_scipys_kolmogorov_smirnov() -> None:
+    outputs, references, distortions = clouds(3, sources=2, distortions=17, seed=1)
+    mask = torch.ones(3, 2, 17, dtype=torch.bool)
+    mask[1, 0, 4:7] = False
+    found = diagnostics.gamma_fit_test(outputs, references, distortions, mask=mask)
+    for f in range(3):
+        points = (x[f].numpy() for x in (outputs, references, distortions))
+        frame = oracle.embed_frame(*points, mask=mask[f].numpy())
+        assert frame is not None
+        for o in range(2):
+            fit = oracle_bounds._gamma_fit(frame, o, "paper")
+            k, theta = oracle.gamma_moments(fit.g)
+            expected = scipy.stats.kstest(fit.g, scipy.stats.gamma(k, scale=theta).cdf)
+            assert found.statistic[f, o].item() == pytest.approx(expected.statistic, rel=1e-8)
+            assert found.p_value[f, o].item() == pytest.approx(expected.pvalue, abs=0.03)
+            assert found.shape[f, o].item() == pytest.approx(k, rel=1e-8)
+            assert found.scale[f, o].item() == pytest.approx(theta, rel=1e-8)
+
+
+def test_kolmogorov_tail_is_scipys() -> None:
+    statistic = torch.linspace(0.0, 0.5, 101, dtype=torch.float64)
+    for n in (10, 70, 1000):
+        found = diagnostics.kolmogorov_tail(statistic, torch.tensor(n))
+        limit = scipy.stats.kstwobign.sf((math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * statistic)
+        np.testing.assert_allclose(found.numpy(), limit, atol=1e-5)
+        exact = scipy.stats.kstwo.sf(statistic.numpy(), n)
+        np.testing.assert_allclose(found.numpy(), exact, atol=0.03)
+
+
+def test_a_bad_fit_is_found() -> None:
+    """Distortions of two strengths, far apart: their squared distances are no Gamma."""
+    outputs, references, distortions = clouds(sources=2, distortions=60, features=6, seed=2)
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.randn(2, 60, 6, generator=generator, dtype=torch.float64)
+    noise = noise / noise.norm(dim=-1, keepdim=True)
+    strength = torch.where(torch.arange(60) % 2 == 0, 0.01, 0.6)[:, None]
+    distortions[0] = references[0] + (strength * noise)[0]
+    found = diagnostics.gamma_fit_test(outputs, references, distortions, energy=0.9)
+    assert found.p_value[0] < 1e-3
+    assert found.p_value[1] > 0.05
+    collapsed = distortions.clone()
+    collapsed[1] = references[1]
+    found = diagnostics.gamma_fit_test(outputs, references, collapsed)
+    assert (found.statistic[1], found.p_value[1]) == (0.0, 1.0)
+
+
+def test_bank_correlation_agrees_with_the_oracle() -> None:
+    outputs, references, distortions = clouds(2, sources=3, distortions=20, seed=4)
+    distortions = distortions.cumsum(-2) / torch.arange(1, 21)[:, None].sqrt()
+    active = torch.ones(2, 3, dtype=torch.bool)
+    active[1, 2] = False
+    found = diagnostics.bank_correlation(outputs, references, distortions, active=active)
+    for f in range(2):
+        points = (x[f].numpy() for x in (outputs, references, distortions))
+        frame = oracle.embed_frame(*points, active=active[f].numpy())
+        assert frame is not None
+        for j in frame.sources:
+            cluster = frame.map.retained[frame.cluster_rows(j)]
+            share = oracle_bounds.bartlett_sample_size(cluster) / len(cluster)
+            assert found.share[f, j].item() == pytest.approx(min(share, 1.0), rel=1e-8)
+            total = (1.0 / share - 1.0) / 2.0
+            assert found.total[f, j].item() == pytest.approx(total, abs=1e-8)
+    assert (found.total[1, 2], found.share[1, 2]) == (0.0, 1.0)
+
+
+def test_frame_correlation_of_a_known_process() -> None:
+    generator = torch.Generator().manual_seed(5)
+    noise = torch.randn(3, 4005, generator=generator, dtype=torch.float64)
+    moving = sum(noise[:, i : i + 4000] for i in range(5))  # ρ_l = 1 - l/5, independent beyond 4
+    found = diagnostics.frame_correlation(moving, lags=8)
+    expected = torch.tensor([0.8, 0.6, 0.4, 0.2, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(found.correlation, expected.expand(3, 8), atol=0.08, rtol=0)
+    assert found.gap.tolist() == [4, 4, 4]
+    assert diagnostics.frame_correlation(noise[0], lags=5).gap <= 1
+    assert diagnostics.frame_correlation(moving[0], lags=3).gap == 3
+
+
+def test_frame_correlation_counts_pairs_of_active_frames() -> None:
+    generator = torch.Generator().manual_seed(6)
+    x = torch.randn(60, generator=generator, dtype=torch.float64).cumsum(0)
+    active = torch.rand(60, generator=generator) > 0.3
+    found = diagnostics.frame_correlation(x.where(active, torch.nan), active, lags=4).correlation
+    centred, on = (x - x[active].mean()).numpy(), active.numpy()
+    for lag in range(1, 5):
+        pairs = [centred[f] * centred[f + lag] for f in range(60 - lag) if on[f] and on[f + lag]]
+        expected = np.mean(pairs) / np.mean(centred[on] ** 2)
+        assert found[lag - 1].item() == pytest.approx(expected, rel=1e-10)
+    constant = diagnostics.frame_correlation(torch.ones(30), lags=3)
+    assert bool(constant.correlation.isnan().all())
+    assert constant.gap == 0
+
+
+@pytest.mark.parametrize("lags", [0, 30])
+def test_frame_correlation_refuses_lags_out_of_range(lags: int) -> None:
+    with pytest.raises(ValueError, match="lags"):
+        diagnostics.frame_correlation(torch.rand(30), lags=lags)
+    with pytest.raises(ValueError, match="finite where active"):
+        diagnostics.frame_correlation(torch.rand(30) * math.nan)
+
+
+def test_errors_of_ps_go_together_and_those_of_pm_do_not() -> None:
+    points = clouds(20, sources=2, distortions=20, spread=0.8, seed=7)
+    ps = diagnostics.source_correlation(*points, draws=300)
+    pm = diagnostics.source_correlation(*points, measure="match", draws=300)
+    for found in (ps, pm):
+        torch.testing.assert_close(found.matrix.diagonal(), torch.ones(2, dtype=torch.float64))
+        torch.testing.assert_close(found.mean, found.matrix[0, 1])
+    assert abs(ps.mean) > 0.2
+    assert abs(pm.mean) < 0.1
+    with pytest.raises(ValueError, match="at least 2 outputs"):
+        diagnostics.source_correlation(points[0][:, :1], *points[1:], attributed=(0,))
+    with pytest.raises(ValueError, match="'match'"):
+        diagnostics.source_correlation(*points, measure="ps")
+
+
+def test_source_correlation_is_numpys_of_the_centred_errors() -> None:
+    from torch_mapss.bounds.bootstrap import bootstrap_separation
+    from torch_mapss.core.layout import Layout
+    from torch_mapss.core.manifold import embed, gather
+    from torch_mapss.core.settings import Settings
+
+    points = clouds(3, sources=3, seed=6)
+    found = diagnostics.source_correlation(*points, draws=40)
+    cloud = gather(points[0], points[1], points[2].flatten(1, 2))
+    embedding = embed(cloud, None, Settings())
+    layout = Layout((0, 1, 2), 3, points[2].shape[2], None, None)
+    _, draws = bootstrap_separation(embedding, layout, Settings(), 40, 0)  # (draws, F, S')
+    errors = (draws - draws.mean(0)).permute(2, 1, 0).reshape(3, -1)
+    expected = torch.from_numpy(np.corrcoef(errors.numpy()))
+    torch.testing.assert_close(found.matrix, expected, rtol=1e-6, atol=1e-6)
+    off = ~torch.eye(3, dtype=torch.bool)
+    torch.testing.assert_close(found.mean, expected[off].mean(), rtol=1e-6, atol=1e-6)
+
+
+def test_source_correlation_input() -> None:
+    points = clouds(2, seed=7)
+    nobody = torch.zeros(2, 2, dtype=torch.bool)
+    found = diagnostics.source_correlation(*points, active=nobody, draws=4)
+    assert found.mean.isnan()
+    with pytest.raises(TypeError, match="draws must be a whole number"):
+        diagnostics.source_correlation(*points, draws=2.5)
+    with pytest.raises(ValueError, match="outputs"):
+        diagnostics.source_correlation(torch.zeros(4), *points[1:])
+    with pytest.raises(TypeError, match="lags must be a whole number"):
+        diagnostics.frame_correlation(torch.rand(40), lags=2.5)

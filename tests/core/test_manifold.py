@@ -1,0 +1,198 @@
+"""Diffusion maps against the independent oracle, closed forms and their laws."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracle
+import pytest
+import torch
+
+from torch_mapss import functional as F
+from torch_mapss.core.kernel import _median_of_pairs
+from torch_mapss.core.spectrum import retained_dimension
+
+
+def cloud(n, m, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    near = torch.randn(n, m, generator=generator, dtype=torch.float64)
+    centre = torch.randn(2, m, generator=generator, dtype=torch.float64)
+    return (0.5 * near + centre[torch.arange(n) % 2]).to(dtype)
+
+
+def up_to_sign(a, b):
+    """Columns of ``a`` with the signs of those of ``b``."""
+    return a * np.sign((a * b).sum(0))
+
+
+@pytest.mark.parametrize("convention", ["paper", "reference"])
+@pytest.mark.parametrize(("n", "m"), [(8, 3), (28, 8), (60, 1024), (140, 64)])
+@pytest.mark.parametrize(("alpha", "time"), [(1.0, 1), (0.5, 2), (0.0, 0.5)])
+def test_equals_the_oracle(convention, n, m, alpha, time):
+    points = cloud(n, m, seed=n)
+    found = F.diffusion_map(points, alpha=alpha, time=time, convention=convention)
+    expected = oracle.diffusion_map(points.numpy(), alpha=alpha, time=time, convention=convention)
+    assert int(found.dimension) == expected.d
+    assert np.allclose(found.eigenvalues.numpy(), expected.eigenvalues, rtol=0, atol=1e-12)
+    assert np.allclose(found.stationary.numpy(), expected.stationary, rtol=1e-10, atol=0)
+    d = expected.d
+    retained = found.retained.numpy()
+    assert (retained[:, d:] == 0.0).all()
+    signed = up_to_sign(retained[:, :d], expected.retained)
+    assert np.allclose(signed, expected.retained, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("time", [1, 2, 3])
+def test_euclidean_distances_are_diffusion_distances(time):
+    """[eq:diff_euclid_dist_equal_short], in the full space."""
+    points = cloud(24, 5, seed=3)
+    found = F.diffusion_map(points, time=time)
+    squared = (found.coordinates.unsqueeze(0) - found.coordinates.unsqueeze(1)).square().sum(-1)
+    known = oracle.diffusion_map(points.numpy(), time=time)
+    expected = oracle.diffusion_distances(known.transition, known.stationary, time)
+    assert np.allclose(squared.numpy(), expected, rtol=0, atol=1e-10)
+
+
+def test_eigenvectors_are_orthonormal_under_the_stationary_measure():
+    points = cloud(30, 4, seed=5)
+    found = F.diffusion_map(points)
+    lam = found.eigenvalues
+    kept = lam > 1e-6
+    u = found.coordinates[:, kept] / lam[kept]
+    gram = u.mT @ (found.stationary.unsqueeze(-1) * u)
+    torch.testing.assert_close(gram, torch.eye(len(gram), dtype=gram.dtype), rtol=0, atol=1e-8)
+    mean = (found.stationary.unsqueeze(-1) * u).sum(0)
+    assert mean.abs().max() < 1e-8
+
+
+@pytest.mark.parametrize("convention", ["paper", "reference"])
+def test_mask_equals_leaving_points_out(convention):
+    points = cloud(20, 6, seed=7)
+    mask = torch.ones(20, dtype=torch.bool)
+    mask[[2, 3, 11, 19]] = False
+    spoiled = points.clone()
+    spoiled[~mask] = torch.nan  # what is absent may hold anything
+    found = F.diffusion_map(spoiled, mask=mask, convention=convention)
+    expected = F.diffusion_map(points[mask], convention=convention)
+    assert int(found.dimension) == int(expected.dimension)
+    torch.testing.assert_close(found.eigenvalues[:15], expected.eigenvalues)
+    assert (found.eigenvalues[15:] == 0.0).all()
+    assert (found.retained[~mask] == 0.0).all()
+    inner = found.retained[mask] @ found.retained[mask].mT
+    torch.testing.assert_close(inner, expected.retained @ expected.retained.mT)
+    assert (found.stationary[~mask] == 0.0).all()
+
+
+def test_leading_dimensions_and_ragged_masks_equal_a_loop():
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(2, 3, 15, 4, generator=generator, dtype=torch.float64)
+    mask = torch.rand(2, 3, 15, generator=generator) > 0.3
+    whole = F.diffusion_map(points, mask=mask)
+    for b in range(2):
+        for f in range(3):
+            one = F.diffusion_map(points[b, f], mask=mask[b, f])
+            assert int(whole.dimension[b, f]) == int(one.dimension)
+            torch.testing.assert_close(
+                whole.retained[b, f] @ whole.retained[b, f].mT, one.retained @ one.retained.mT
+            )
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_scale_rotation_and_translation_change_nothing(scale):
+    points = cloud(20, 5, seed=9)
+    q, _ = torch.linalg.qr(cloud(5, 5, seed=10))
+    moved = scale * (points @ q + 3.0)
+    a, b = F.diffusion_map(points), F.diffusion_map(moved)
+    torch.testing.assert_close(a.eigenvalues, b.eigenvalues, rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        a.retained @ a.retained.mT, b.retained @ b.retained.mT, rtol=0, atol=1e-8
+    )
+
+
+def test_a_disconnected_graph_keeps_one_non_trivial_coordinate_at_one():
+    points = cloud(20, 5, seed=11)
+    points[:5] += 1e4  # the second eigenvalue is 1 to rounding: tied with the trivial one
+    found = F.diffusion_map(points, energy=0.5)
+    assert abs(float(found.eigenvalues[0]) - 1.0) < 1e-12
+    first = found.retained[:, 0]
+    assert first[:5].std() < 1e-9
+    assert first[5:].std() < 1e-9
+    assert (first[0] - first[-1]).abs() > 1.0
+
+
+def test_a_group_tied_at_the_cut_is_kept_whole():
+    eigenvalues = torch.tensor([0.5, 0.3, 0.3 - 1e-12, 0.3 - 2e-12, 0.1], dtype=torch.float64)
+    count = torch.tensor(5)
+    assert int(retained_dimension(eigenvalues, count, 0.5, "paper")) == 4
+    assert int(retained_dimension(eigenvalues, count, 0.5, "reference")) == 2
+    assert int(retained_dimension(eigenvalues, count, 0.3, "paper")) == 1
+    assert int(retained_dimension(eigenvalues, count, 1.0, "paper")) == 5
+
+
+def test_median_takes_both_middle_values_of_an_even_number_of_pairs():
+    points = torch.tensor([[0.0], [1.0], [3.0], [7.0]], dtype=torch.float64)
+    squared = (points - points.mT).square()
+    # pairs: 1, 4, 9, 16, 36, 49
+    _, _, median = _median_of_pairs(squared[None], None, True)
+    assert float(median) == 12.5
+    _, _, lower = _median_of_pairs(squared[None], None, False)
+    assert float(lower) == 9.0
+    valid = torch.tensor([[True, True, True, False]])
+    _, _, masked = _median_of_pairs(squared[None], valid, True)
+    assert float(masked) == 4.0
+
+
+def test_close_clumps_far_apart_keep_their_digits():
+    """Inner products alone would lose the distances inside a clump that holds most points."""
+    generator = torch.Generator().manual_seed(0)
+    points = 1e-6 * torch.randn(20, 3, generator=generator, dtype=torch.float64)
+    points[:3] += 1.0
+    found = F.diffusion_map(points)
+    expected = oracle.diffusion_map(points.numpy())
+    assert np.allclose(found.eigenvalues.numpy(), expected.eigenvalues, rtol=0, atol=1e-9)
+
+
+def test_float32_and_half_inputs_are_computed_in_float64():
+    points = cloud(20, 6, seed=13)
+    expected = F.diffusion_map(points.half().double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = F.diffusion_map(points.half())
+    assert found.eigenvalues.dtype == torch.float64
+    torch.testing.assert_close(found.eigenvalues, expected.eigenvalues)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        ((torch.zeros(5),), {}, ValueError, r"\(\.\.\., N, M\)"),
+        ((torch.zeros(1, 4),), {}, ValueError, "N >= 2"),
+        ((torch.zeros(4, 3, dtype=torch.int64),), {}, TypeError, "floating-point"),
+        ((np.zeros((4, 3)),), {}, TypeError, "torch.Tensor"),
+        ((torch.rand(4, 3),), {"alpha": 1.5}, ValueError, r"alpha must lie in \[0, 1\]"),
+        ((torch.rand(4, 3),), {"alpha": float("nan")}, ValueError, "alpha"),
+        ((torch.rand(4, 3),), {"energy": 0.0}, ValueError, r"\(0, 1\]"),
+        ((torch.rand(4, 3),), {"energy": 1.1}, ValueError, r"\(0, 1\]"),
+        ((torch.rand(4, 3),), {"time": 0}, ValueError, "positive"),
+        ((torch.rand(4, 3),), {"convention": "papers"}, ValueError, "convention"),
+        ((torch.rand(4, 3),), {"mask": torch.ones(4)}, TypeError, "bool"),
+        ((torch.rand(4, 3),), {"mask": torch.ones(5, dtype=torch.bool)}, ValueError, "mask"),
+    ],
+)
+def test_bad_input_is_refused(arguments, options, error, words):
+    with pytest.raises(error, match=words):
+        F.diffusion_map(*arguments, **options)
+
+
+def test_non_finite_points_are_named():
+    points = torch.rand(3, 5, 2)
+    points[1, 4, 0] = torch.inf
+    with pytest.raises(ValueError, match="frame 1, point 4"):
+        F.diffusion_map(points)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gradients_beyond_the_type_of_the_points_stay_finite(dtype):
+    points = cloud(12, 3, seed=17).to(dtype).requires_grad_()
+    inner = F.diffusion_map(points).retained
+    inner.square().sum().mul(1e45).backward()
+    assert torch.isfinite(points.grad).all()
+    assert points.grad.abs().max() == torch.finfo(dtype).max

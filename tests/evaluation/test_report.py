@@ -1,0 +1,483 @@
+"""`evaluate` and its report: files and arrays in, tables out."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from separations import RATE, leaky, small_mapss, sources, write, write_all
+from torch import Tensor
+
+from torch_mapss import MAPSS, Report, evaluate
+from torch_mapss.audio.waveforms import resample
+from torch_mapss.evaluation import files
+from torch_mapss.evaluation.report import MEANS
+from torch_mapss.evaluation.scorer import PreparedOnce
+
+
+@pytest.fixture(scope="module")
+def mapss() -> MAPSS:
+    return small_mapss()
+
+
+@pytest.fixture(scope="module")
+def truth() -> Tensor:
+    return sources()
+
+
+@pytest.fixture(scope="module")
+def report(mapss: MAPSS, truth: Tensor) -> Report:
+    return evaluate(estimates=leaky(truth), references=truth, mapss=mapss, bounds=True)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ------------------------------------------------------------------------------------------------
+# What is scored
+# ------------------------------------------------------------------------------------------------
+
+
+def test_files_score_as_the_pipeline_does(tmp_path: Path, mapss: MAPSS, truth: Tensor) -> None:
+    references = write_all(tmp_path / "truth", truth)
+    estimates = write_all(tmp_path / "made", leaky(truth))
+    found = evaluate(estimates=estimates, references=references, mapss=mapss)
+    scores = mapss(leaky(truth), truth)
+    for name in ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance"):
+        values = getattr(found, name)
+        assert torch.equal(values[found.active], getattr(scores, name)[0][scores.active[0]])
+        assert values[~found.active].isnan().all()
+    assert torch.equal(found.active, scores.active[0])
+    assert torch.equal(found.times, scores.times)
+    pooled = scores.utterance()
+    for row, place in zip(found.rows, (0, 1)):
+        for name in MEANS:
+            assert getattr(row, name) == getattr(pooled, name)[0, place].item()
+        assert row.frames == int(pooled.frames[0, place]) > 0
+    assert found.notes == ()
+
+
+def test_order_is_by_keyword_only(truth: Tensor) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        evaluate(truth, truth)  # type: ignore[misc]
+
+
+def test_estimates_and_references_are_not_interchangeable(mapss: MAPSS, truth: Tensor) -> None:
+    one = evaluate(estimates=leaky(truth, 0.5), references=truth, mapss=mapss)
+    other = evaluate(estimates=truth, references=leaky(truth, 0.5), mapss=mapss)
+    assert abs(one.rows[0].ps - other.rows[0].ps) > 0.01
+
+
+def test_stereo_at_another_rate_scores_as_a_hand_made_mono_file(
+    tmp_path: Path, mapss: MAPSS
+) -> None:
+    truth = sources(rate=44_100)
+    side = sources(1, seed=9, rate=44_100)[0].flip(0)
+    made = leaky(truth, 0.3)
+    mono = [
+        write(tmp_path / "mono" / f"{k}.wav", resample(wave, 44_100, RATE))
+        for k, wave in enumerate(torch.cat([truth, made]))
+    ]
+    stereo = [
+        # Channels that differ by more than their level, with the signal as their mean.
+        write(tmp_path / "stereo" / f"{k}.wav", torch.stack([wave + side, wave - side]), 44_100)
+        for k, wave in enumerate(torch.cat([truth, made]))
+    ]
+    plain = evaluate(references=mono[:2], estimates=mono[2:], mapss=mapss)
+    found = evaluate(references=stereo[:2], estimates=stereo[2:], mapss=mapss)
+    for name in ("ps", "pm"):
+        for one, other in zip(found.rows, plain.rows):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), abs=2e-2)
+    assert found.rows[0].estimate_rate == found.rows[0].reference_rate == 44_100
+    said = "\n".join(found.notes)
+    assert said.count("2 channels mixed down to their mean") == 4
+    assert said.count("resampled from 44100 to 16000 Hz") == 4
+    assert "resampled from 44100" in found.summary()
+
+
+def test_rates_may_differ_and_are_told(tmp_path: Path, mapss: MAPSS, truth: Tensor) -> None:
+    references = write_all(tmp_path / "truth", truth)
+    high = resample(leaky(truth), RATE, 48_000)
+    estimates = [write(tmp_path / f"{k}.wav", wave, 48_000) for k, wave in enumerate(high)]
+    found = evaluate(estimates=estimates, references=references, mapss=mapss)
+    same = evaluate(estimates=leaky(truth), references=truth, mapss=mapss)
+    for row, other in zip(found.rows, same.rows):
+        assert (row.estimate_rate, row.reference_rate) == (48_000, RATE)
+        assert row.ps == pytest.approx(other.ps, abs=0.05)
+
+
+def test_one_sample_of_rounding_between_rates_is_cut_and_told(
+    tmp_path: Path, mapss: MAPSS, truth: Tensor
+) -> None:
+    references = write_all(tmp_path / "truth", truth)
+    high = resample(leaky(truth), RATE, 44_100)[:, :-3]  # one sample less at 16 kHz
+    estimates = [write(tmp_path / f"{k}.wav", wave, 44_100) for k, wave in enumerate(high)]
+    found = evaluate(estimates=estimates, references=references, mapss=mapss)
+    assert any("cut from 8000 to 7999 samples" in note for note in found.notes)
+    shorter = [write(tmp_path / f"{k}.wav", wave[:-6], 44_100) for k, wave in enumerate(high)]
+    with pytest.raises(ValueError, match=r"7997 samples .* after resampling its .* from 44100 Hz"):
+        evaluate(estimates=shorter, references=references, mapss=mapss)
+
+
+def test_different_lengths_are_refused_by_name_and_trimmed_on_request(
+    tmp_path: Path, mapss: MAPSS, truth: Tensor
+) -> None:
+    references = write_all(tmp_path / "truth", truth)
+    estimates = write_all(tmp_path / "made", leaky(truth))
+    write(tmp_path / "made" / "b.wav", leaky(truth)[1, :7000])
+    with pytest.raises(ValueError, match=r"made/b\.wav' has 7000 .*has 8000 samples.*--trim"):
+        evaluate(estimates=estimates, references=references, mapss=mapss)
+    found = evaluate(estimates=estimates, references=references, mapss=mapss, trim=True)
+    manual = evaluate(estimates=leaky(truth)[:, :7000], references=truth[:, :7000], mapss=mapss)
+    assert [row.ps for row in found.rows] == [row.ps for row in manual.rows]
+    assert any("cut from 8000 to 7000" in note for note in found.notes)
+
+
+def test_arrays_have_the_rate_that_is_said(mapss: MAPSS) -> None:
+    truth = sources(rate=48_000)
+    found = evaluate(
+        estimates=leaky(truth).numpy(), references=truth.numpy(), sample_rate=48_000, mapss=mapss
+    )
+    low = resample(truth, 48_000, RATE)
+    plain = evaluate(estimates=leaky(low), references=low, mapss=mapss)
+    assert found.rows[0].ps == pytest.approx(plain.rows[0].ps, abs=1e-4)
+    assert found.rows[0].estimate_rate == 48_000
+
+
+def test_integer_samples_are_pcm(mapss: MAPSS, truth: Tensor) -> None:
+    scale = 2.0**15
+    pcm = (leaky(truth) * scale / 2).round().to(torch.int16)
+    found = evaluate(estimates=pcm, references=truth, mapss=mapss)
+    plain = evaluate(estimates=pcm / scale, references=truth, mapss=mapss)
+    assert found.rows[0].ps == plain.rows[0].ps
+
+
+def test_target_alone(mapss: MAPSS, truth: Tensor) -> None:
+    made = leaky(truth)
+    expected = mapss(made[1:], truth, attributed=(1,)).utterance().ps[0, 0].item()
+    stated = evaluate(estimates=made[1:], references=truth, attributed=(1,), mapss=mapss)
+    listed = evaluate(estimates=[None, made[1]], references=truth, mapss=mapss)
+    for found in (stated, listed):
+        assert [row.source_index for row in found.rows] == [1]
+        assert found.sources == ("reference 2",)
+        assert found.rows[0].ps == expected
+
+
+def test_permute_finds_the_references(mapss: MAPSS, truth: Tensor) -> None:
+    made = leaky(truth)
+    found = evaluate(estimates=made.flip(0), references=truth, permute=True, mapss=mapss)
+    straight = evaluate(estimates=made, references=truth, mapss=mapss)
+    assert found.attributed == (1, 0)
+    assert found.rows[0].ps == pytest.approx(straight.rows[1].ps, abs=1e-6)
+    assert "estimate 1 -> reference 2" in found.notes[-1]
+
+
+def test_sample_frames_scores_so_many(mapss: MAPSS, truth: Tensor) -> None:
+    found = evaluate(estimates=leaky(truth), references=truth, sample_frames=4, mapss=mapss)
+    assert found.active.any(0).sum() == 4
+    whole = evaluate(estimates=leaky(truth), references=truth, mapss=mapss)
+    assert torch.equal(found.ps[found.active], whole.ps[found.active])
+    assert "at most 4 frames" in found.summary()
+
+
+def test_references_are_prepared_once_for_many_systems(
+    mapss: MAPSS, truth: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    prepare = MAPSS.prepare
+    monkeypatch.setattr(MAPSS, "prepare", lambda *a, **k: calls.append(1) or prepare(*a, **k))
+    prepared = PreparedOnce(mapss)
+    options: dict[str, Any] = {"mapss": mapss, "prepared": prepared}
+    first = evaluate(estimates=leaky(truth, 0.1), references=truth, **options)
+    evaluate(estimates=leaky(truth, 0.4), references=truth, **options)
+    assert len(calls) == 1
+    evaluate(estimates=leaky(truth, 0.1), references=truth * 0.5, **options)
+    assert len(calls) == 2
+    again = evaluate(estimates=leaky(truth, 0.1), references=truth, **options)
+    assert [row.ps for row in again.rows] == [row.ps for row in first.rows]
+
+
+def test_stages_are_told_as_they_begin(mapss: MAPSS, truth: Tensor) -> None:
+    told: list[str] = []
+    evaluate(estimates=truth, references=truth, mapss=mapss, bounds=True, on_stage=told.append)
+    assert told == [
+        "reading files",
+        "encoding references and distortions",
+        "scoring frames and their bounds",
+    ]
+
+
+def test_global_random_state_is_left_alone(mapss: MAPSS, truth: Tensor) -> None:
+    state = torch.get_rng_state()
+    evaluate(estimates=leaky(truth), references=truth, sample_frames=3, mapss=mapss)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_utterance_bounds_are_those_of_the_pooling(
+    report: Report, mapss: MAPSS, truth: Tensor
+) -> None:
+    frames = mapss.bounds(leaky(truth), truth)
+    active = frames.active[0]
+    for place, row in enumerate(report.rows):
+        for name in ("ps", "pm"):
+            radius, tail, _ = (values[0, place][active[place]] for values in getattr(frames, name))
+            assert getattr(row, f"{name}_radius") == pytest.approx(radius.mean().item(), rel=1e-5)
+            # Errors of frames up to four apart may be shared [eq:avg_pool_h].
+            width = (5 * tail.square().sum()).sqrt() / len(tail)
+            assert getattr(row, f"{name}_tail") == pytest.approx(width.item(), rel=1e-5)
+        assert row.ps_pesq_tail is not None
+        assert row.ps_pesq_tail > 0
+        assert f"{row.ps_radius + row.ps_tail:.3f}" in report.summary()  # type: ignore[operator]
+    plain = evaluate(estimates=leaky(truth), references=truth, mapss=mapss)
+    assert plain.rows[0].ps_tail is None
+    assert "±" not in plain.summary()
+
+
+# ------------------------------------------------------------------------------------------------
+# Undefined scores
+# ------------------------------------------------------------------------------------------------
+
+
+def test_silent_reference_is_undefined_counted_and_left_out(mapss: MAPSS) -> None:
+    truth = sources(3)
+    truth[2] = 0.0
+    made = leaky(sources(3))
+    found = evaluate(estimates=made, references=truth, mapss=mapss)
+    assert math.isnan(found.rows[2].ps)
+    assert math.isnan(found.rows[2].pm)
+    assert found.rows[2].frames == 0
+    assert found.means()["ps"] == pytest.approx((found.rows[0].ps + found.rows[1].ps) / 2)
+    assert "2 of 3 estimates have scored frames" in found.summary()
+
+
+# ------------------------------------------------------------------------------------------------
+# Names
+# ------------------------------------------------------------------------------------------------
+
+
+def test_equal_stems_are_told_apart(tmp_path: Path, mapss: MAPSS, truth: Tensor) -> None:
+    references = [write(tmp_path / f"s{k}" / "x.wav", wave) for k, wave in enumerate(truth)]
+    estimates = [write(tmp_path / f"e{k}" / "x.wav", wave) for k, wave in enumerate(truth)]
+    found = evaluate(estimates=estimates, references=references, mapss=mapss)
+    assert found.sources == ("s0/x", "s1/x")
+    assert [clip.name for clip in found.estimates] == ["e0/x", "e1/x"]
+    found.save(tmp_path / "out")
+    frames = rows_of(tmp_path / "out" / "ps.csv")
+    assert {row["source"] for row in frames} == {"s0/x", "s1/x"}
+    titles = {ax.get_title("left") for ax in found.plot().axes}
+    assert {"s0/x", "s1/x"} <= titles
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["a/x.wav", "b/x.wav", "c/y.wav"], ("a/x", "b/x", "y")),
+        (["p/a/x.wav", "q/a/x.wav"], ("p/a/x", "q/a/x")),
+        (["x.wav", "x.wav"], ("x", "x (2)")),
+        (["x.wav", "x.flac"], ("x", "x (2)")),
+        (["x.wav", "a/x.wav"], ("x", "a/x")),
+        (["v1.2.wav", "v1.3.wav"], ("v1.2", "v1.3")),
+        (["x (2).wav", "x.wav", "x.flac"], ("x (2)", "x", "x (3)")),
+        ([], ()),
+    ],
+)
+def test_display_names(paths: list[str], names: tuple[str, ...]) -> None:
+    found = files.display_names(paths)
+    assert found == names
+    assert len(set(found)) == len(found)
+
+
+def test_names_of_the_users_own(mapss: MAPSS, truth: Tensor) -> None:
+    found = evaluate(estimates=truth, references=truth, names=["Sängerin", "鼓"], mapss=mapss)
+    assert found.sources == ("Sängerin", "鼓")
+    with pytest.raises(ValueError, match="one name for each of the 2 references"):
+        evaluate(estimates=truth, references=truth, names=["one"], mapss=mapss)
+
+
+# ------------------------------------------------------------------------------------------------
+# Saving
+# ------------------------------------------------------------------------------------------------
+
+
+def test_saved_tables_hold_every_frame_exactly(tmp_path: Path, report: Report) -> None:
+    report.save(tmp_path / "a" / "b")
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == [
+        "pm.csv",
+        "ps.csv",
+        "report.json",
+        "scores.csv",
+    ]
+    for measure in ("ps", "pm"):
+        rows = rows_of(tmp_path / "a" / "b" / f"{measure}.csv")
+        sources, frames = report.active.shape
+        assert len(rows) == sources * frames
+        stored = torch.tensor([float(row[measure]) for row in rows]).reshape(sources, frames)
+        assert torch.equal(stored.isnan(), ~report.active)
+        values = getattr(report, measure)
+        assert torch.equal(stored[report.active], values[report.active])
+        assert [float(r["time_s"]) for r in rows[:frames]] == pytest.approx(report.times.tolist())
+        assert [r["active"] for r in rows] == [str(int(a)) for a in report.active.flatten()]
+        total = torch.tensor([float(row[f"{measure}_total"]) for row in rows])
+        parts = [
+            torch.tensor([float(row[f"{measure}_{n}"]) for row in rows]) for n in ("radius", "tail")
+        ]
+        torch.testing.assert_close(total, parts[0] + parts[1], equal_nan=True)
+        assert bool((total[report.active.flatten()] > 0).any())
+
+
+def test_means_can_be_redone_from_the_frames(tmp_path: Path, report: Report) -> None:
+    report.save(tmp_path)
+    for measure in ("ps", "pm"):
+        frames = rows_of(tmp_path / f"{measure}.csv")
+        for row in rows_of(tmp_path / "scores.csv"):
+            own = [float(f[measure]) for f in frames if f["source"] == row["source"]]
+            kept = [value for value in own if value == value]
+            assert len(kept) == int(row["frames"])
+            assert sum(kept) / len(kept) == pytest.approx(float(row[measure]), rel=1e-6)
+
+
+def test_json_is_strict_and_tells_settings_and_versions(tmp_path: Path, mapss: MAPSS) -> None:
+    truth = sources()
+    silent = truth.clone()
+    silent[1] = 0.0
+    with pytest.warns(UserWarning, match="no frame in which two sources"):
+        found = evaluate(estimates=truth, references=silent, mapss=mapss)
+    found.save(tmp_path)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    text = (tmp_path / "report.json").read_text(encoding="utf-8")
+    content = json.loads(text, parse_constant=refuse)
+    assert content["scores"][0]["ps"] is None
+    assert content["settings"]["encoder"]["name"] == "mel"
+    assert content["settings"]["separation_bank"]["seed"] == 0
+    assert content["settings"]["permute"] is False
+    assert content["versions"]["torch"] == torch.__version__
+    assert "nan" in (tmp_path / "scores.csv").read_text(encoding="utf-8")
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path, report: Report) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(ValueError, match="taken' is a file"):
+        report.save(tmp_path / "taken")
+    with pytest.raises(ValueError, match="is a file"):
+        report.save(tmp_path / "taken" / "below")
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    files.write_csv(path, ["a"], [{"a": 1}])
+
+    def broken(name: str) -> None:
+        Path(name).write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        files.write_with(path, broken)
+    assert path.read_text() == "a\n1\n"
+    assert list(tmp_path.iterdir()) == [path]
+    with open(path) as reader:  # who reads while it is replaced reads the old one to its end
+        files.write_csv(path, ["b"], [])
+        assert reader.read() == "a\n1\n"
+    assert path.read_text() == "b\n"
+
+
+# ------------------------------------------------------------------------------------------------
+# Words
+# ------------------------------------------------------------------------------------------------
+
+
+def test_summary_says_what_the_numbers_mean(report: Report) -> None:
+    text = report.summary()
+    for word in ("PS, Perceptual Separation", "0..1", "higher is better", "95 % confidence"):
+        assert word in text
+    assert f"{report.rows[0].ps:.3f}" in text
+    assert f"{report.rows[0].frames}/{report.rows[0].total_frames}" in text
+    assert str(report) == text
+
+
+def test_tables_line_up_for_wide_and_combining_characters() -> None:
+    lines = files.text_table(["n", "x"], [["鼓", "1"], ["e\u0301", "2"], ["ab", "3"]]).split("\n")
+    assert lines == ["n   x", "--  -", "鼓  1", "e\u0301   2", "ab  3"]
+
+
+# ------------------------------------------------------------------------------------------------
+# Refusals
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("estimates", "references", "message"),
+    [
+        ("x.wav", sources(), "single path 'x.wav'"),
+        (sources()[None], sources(), r"must have shape \(S, T\).*\(1, 2, 8000\)"),
+        (list(sources()[:, None]), sources(), r"estimates\[0\] must be one mono signal"),
+        (sources(), ["a.wav", sources()[0]], "mix files and arrays"),
+        (sources()[:1], sources()[:1], "at least two references are needed, got 1"),
+        (sources()[:1], sources(), "1 estimates for 2 references"),
+        ([None, None], sources(), "estimates must hold at least one source"),
+        (sources(), [sources()[0], None], "references must all be there"),
+        (5, sources(), "must be a list of paths or arrays"),
+        (["/nowhere/a.wav", "/nowhere/b.wav"], sources(), "/nowhere/a.wav"),
+    ],
+)
+def test_refusals(mapss: MAPSS, estimates: Any, references: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
+        evaluate(estimates=estimates, references=references, mapss=mapss)
+
+
+def test_options_that_exclude_each_other(mapss: MAPSS, truth: Tensor) -> None:
+    with pytest.raises(ValueError, match="encoder cannot be applied to a MAPSS"):
+        evaluate(estimates=truth, references=truth, mapss=mapss, encoder="mel")
+    with pytest.raises(ValueError, match="permute and attributed exclude"):
+        evaluate(estimates=truth, references=truth, mapss=mapss, permute=True, attributed=(0, 1))
+    with pytest.raises(ValueError, match="one of the two ways"):
+        evaluate(estimates=[truth[0], None], references=truth, mapss=mapss, attributed=(0,))
+
+
+def test_sample_rate_of_files_is_refused(tmp_path: Path, mapss: MAPSS, truth: Tensor) -> None:
+    paths = write_all(tmp_path, truth)
+    with pytest.raises(ValueError, match="Leave sample_rate out"):
+        evaluate(estimates=paths, references=paths, mapss=mapss, sample_rate=16_000)
+    mixed = evaluate(estimates=leaky(truth), references=paths, mapss=mapss, sample_rate=RATE)
+    plain = evaluate(estimates=leaky(truth), references=truth, mapss=mapss)
+    assert [row.ps for row in mixed.rows] == [row.ps for row in plain.rows]
+
+
+def test_input_of_another_kind_is_told() -> None:
+    waves = torch.randn(2, 4000)
+    for rate, error in ((0, ValueError), ("16000", TypeError)):
+        with pytest.raises(error, match="sample_rate must be"):
+            evaluate(estimates=waves, references=waves, sample_rate=rate, encoder="mel")
+    with pytest.raises(ValueError, match="confidence"):
+        evaluate(estimates=waves, references=waves, confidence=95, encoder="mel")
+    options = {"estimates": waves, "references": waves, "mapss": small_mapss()}
+    report = evaluate(**options, names=(name for name in ("one", "two")))
+    assert report.sources == ("one", "two")
+    assert report == report
+    assert report != evaluate(**options)
+    assert hash(report) == hash(report)
+
+
+def test_files_have_the_rights_of_any_new_file(tmp_path: Path, report: Report) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("x")
+    report.save(tmp_path)
+    assert (tmp_path / "scores.csv").stat().st_mode == plain.stat().st_mode
+
+
+def test_lengths_are_told_in_seconds_of_the_file(tmp_path: Path, mapss: MAPSS) -> None:
+    truth = sources(seconds=0.5)
+    references = write_all(tmp_path / "r", truth)
+    estimates = write_all(tmp_path / "e", truth[:, :6000])
+    with pytest.raises(ValueError, match=r"6000 samples \(0\.375 s\).*8000 samples \(0\.500 s\)"):
+        evaluate(estimates=estimates, references=references, mapss=mapss)

@@ -1,0 +1,689 @@
+"""MAPSS from waveforms to frame scores: what it promises about batches, lengths, silence, input."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_mapss import MAPSS, DistortionBank, MatchLoss, ReferenceBank, audio
+from torch_mapss import functional as F
+from torch_mapss.core import devices
+from torch_mapss.distortions import Distortion
+from torch_mapss.distortions.traits import Scaled
+from torch_mapss.encoders import MelEncoder
+
+RATE = 16000
+
+
+class Stub:
+    """Frames of 400 samples, hop 320, as a few fixed random features; counts its calls."""
+
+    name, sample_rate, hop, receptive_field, feature_size = "stub", RATE, 320, 400, 6
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.weight = torch.randn(400, 6, generator=generator)
+        self.waveforms = 0
+
+    def __call__(self, waveform: Tensor) -> Tensor:
+        self.waveforms += len(waveform)
+        frames = waveform.unfold(-1, 400, 320)
+        return (frames @ self.weight.to(frames.dtype)).tanh()
+
+
+def small(encoder="mel", **options) -> MAPSS:
+    """A quick MAPSS: small banks."""
+    options.setdefault("separation_bank", DistortionBank("separation", size=10))
+    options.setdefault("match_bank", DistortionBank("match", size=10))
+    return MAPSS(encoder, **options)
+
+
+def voices(batch=1, sources=2, seconds=0.5, seed=0) -> Tensor:
+    """Noise with a moving spectrum and level, one character per source."""
+    generator = torch.Generator().manual_seed(seed)
+    samples = int(seconds * RATE)
+    time = torch.arange(samples) / RATE
+    waves = []
+    for b in range(batch):
+        for s in range(sources):
+            noise = torch.randn(samples, generator=generator)
+            tone = torch.sin(2 * torch.pi * (180 + 130 * s) * time + 3 * torch.sin(9 * time + b))
+            level = 0.6 + 0.4 * torch.sin(2 * torch.pi * (2 + s) * time + s)
+            waves.append(level * (0.15 * noise + 0.3 * tone))
+    return torch.stack(waves).reshape(batch, sources, samples)
+
+
+def leaky(references: Tensor, amount: float) -> Tensor:
+    return references + amount * references.flip(-2)
+
+
+@pytest.fixture(scope="module")
+def mapss() -> MAPSS:
+    return small()
+
+
+def equal(a, b, **tolerance):
+    tolerance = tolerance or {"rtol": 1e-6, "atol": 1e-6}
+    for name in ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance"):
+        torch.testing.assert_close(getattr(a, name), getattr(b, name), **tolerance)
+    assert torch.equal(a.active, b.active)
+
+
+# --------------------------------------------------------------------------------- the scores
+
+
+def test_identical_estimates_score_best(mapss):
+    references = voices()
+    perfect = mapss(references, references)
+    assert perfect.ps.shape == perfect.pm.shape == perfect.active.shape == (1, 2, 24)
+    assert perfect.active.any()
+    utterance = perfect.utterance()
+    torch.testing.assert_close(utterance.pm, torch.ones(1, 2))
+    assert (utterance.ps > 0.9).all()
+    assert (utterance.log_pm == 0.0).all()
+    assert ((utterance.ps_pesq > 1.085) & (utterance.ps_pesq < 1.315)).all()
+    previous = utterance.ps
+    for amount in (0.1, 0.5, 1.0):
+        now = mapss(leaky(references, amount), references).utterance().ps
+        assert (now < previous).all()
+        previous = now
+
+
+def test_the_scores_are_those_of_the_functional_stage(mapss):
+    references, estimates = voices(seed=1), leaky(voices(seed=1), 0.4)
+    bank = mapss.prepare(references)
+    scores = mapss(estimates, bank)
+    group = bank.groups[0]
+    frame = int(group.scored[3, 1])
+    from torch_mapss.audio.loudness import normalize_loudness
+
+    outputs = mapss.encoder(normalize_loudness(estimates, RATE))[0, :, frame]
+    for kind, function, score in (
+        ("separation", F.perceptual_separation, scores.ps),
+        ("match", F.perceptual_match, scores.pm),
+    ):
+        encoded = getattr(group, kind)
+        found = function(
+            outputs,
+            encoded.references[0, :, frame],
+            encoded.distortions[0, :, :, frame],
+            mask=None if encoded.mask is None else encoded.mask[0],
+            active=group.active[0, :, frame],
+        )
+        torch.testing.assert_close(score[0, :, frame], found)
+
+
+def test_a_bank_is_reused(mapss):
+    references = voices(2)
+    bank = mapss.prepare(references)
+    estimates = leaky(references, 0.3)
+    equal(mapss(estimates, bank), mapss(estimates, references), rtol=0, atol=0)
+
+
+def test_every_waveform_is_encoded_once():
+    stub = Stub()
+    mapss = small(stub)
+    references = voices(2)
+    bank = mapss.prepare(references)
+    distorted = sum(int(e.distortions.shape[2]) * 4 for e in (bank.groups[0].separation,))
+    mask = bank.groups[0].match.mask
+    distorted += int(mask.sum()) if mask is not None else 40
+    assert stub.waveforms == 4 + distorted
+    stub.waveforms = 0
+    mapss(references, bank)
+    assert stub.waveforms == 4
+
+
+def test_target_alone(mapss):
+    references = voices(sources=3)
+    estimates = leaky(references, 0.3)
+    alone = mapss(estimates[:, 1:2], references, attributed=(1,))
+    assert alone.ps.shape == (1, 1, 24)
+    assert torch.isfinite(alone.ps).all()
+    with pytest.raises(ValueError, match="attributed"):
+        mapss(estimates[:, :1], references)
+
+
+def test_only_one_measure(mapss):
+    references = voices()
+    estimates = leaky(references, 0.3)
+    both = mapss(estimates, references)
+    ps = mapss(estimates, references, measures="separation")
+    pm = mapss(estimates, references, measures="match")
+    torch.testing.assert_close(ps.ps, both.ps)
+    torch.testing.assert_close(pm.log_pm, both.log_pm)
+    assert (ps.pm == 0).all()
+    assert (pm.ps == 0).all()
+    assert torch.equal(ps.utterance().ps, both.utterance().ps)
+    assert torch.equal(pm.detach().utterance().log_pm, both.utterance().log_pm)
+    for missing in (ps.utterance().pm, ps.utterance().log_pm, pm.utterance().ps):
+        assert missing.isnan().all()
+    bank = mapss.prepare(references, measures="separation")
+    with pytest.raises(ValueError, match="not prepared for 'match'"):
+        mapss(estimates, bank, measures="match")
+
+
+def test_a_random_subset_of_frames(mapss):
+    references = voices(2)
+    estimates = leaky(references, 0.3)
+    whole = mapss(estimates, references)
+    some = mapss(estimates, references, frames=9, generator=torch.Generator().manual_seed(1))
+    assert int(some.active.any(1).sum()) == 9
+    torch.testing.assert_close(some.ps[some.active], whole.ps[some.active])
+    other = mapss(estimates, references, frames=9, generator=torch.Generator().manual_seed(2))
+    assert not torch.equal(other.active, some.active)
+    assert some.active.any(-1).any(-1).all()  # of both mixtures, not the first frames there are
+
+
+def test_a_random_subset_of_frames_of_items_of_several_lengths(mapss):
+    references = voices(3)
+    estimates = leaky(references, 0.3)
+    some = mapss(estimates, references, lengths=[8000, 6000, 4000], frames=11)
+    assert int(some.active.any(1).sum()) == 11
+
+
+def test_activity_is_the_share_of_the_own_level():
+    level = torch.cat([torch.ones(8000), torch.full((8000,), 0.12)])
+    references = voices(seconds=1.0) * level
+    usual, strict = (small(activity=a)(references, references).active for a in (0.05, 0.3))
+    assert usual[..., 26:].float().mean() > 0.8  # the soft half
+    assert strict[..., :24].float().mean() > 0.8
+    assert not strict[..., 26:].any()
+
+
+def test_loudness_is_that_asked_for():
+    references, echoes = voices(), DistortionBank(only=("echo",))  # echoes have no absolute level
+    loud, soft = (
+        small("waveform", separation_bank=echoes, loudness=lufs).prepare(references).groups[0]
+        for lufs in (-23.0, -33.0)
+    )
+    for name in ("references", "distortions"):
+        here, there = getattr(soft.separation, name), getattr(loud.separation, name)
+        torch.testing.assert_close(here, there * 10**-0.5, rtol=1e-5, atol=1e-7)
+
+
+# --------------------------------------------------------------------- batches and lengths
+
+
+def test_a_batch_equals_one_by_one(mapss):
+    references = voices(3)
+    estimates = leaky(references, 0.3) * torch.tensor([1.0, 100.0, 1e-3])[:, None, None]
+    whole = mapss(estimates, references)
+    for b in (2, 0, 1):
+        one = mapss(estimates[b : b + 1], references[b : b + 1])
+        torch.testing.assert_close(whole.ps[b : b + 1], one.ps, rtol=0, atol=1e-6)
+        torch.testing.assert_close(whole.pm[b : b + 1], one.pm, rtol=0, atol=1e-6)
+
+
+def test_padded_items_score_as_if_alone(mapss):
+    references = voices(3)
+    estimates = leaky(references, 0.3)
+    lengths = [8000, 5003, 8000]
+    estimates[1, :, 5003:] = torch.nan  # padding may hold anything
+    whole = mapss(estimates, references, lengths=torch.tensor(lengths))
+    short = mapss(estimates[1:2, :, :5003], references[1:2, :, :5003])
+    frames = short.ps.shape[-1]
+    torch.testing.assert_close(whole.ps[1:2, :, :frames], short.ps, rtol=0, atol=1e-6)
+    torch.testing.assert_close(whole.log_pm[1:2, :, :frames], short.log_pm, rtol=1e-5, atol=1e-5)
+    assert not whole.active[1, :, frames:].any()
+    long = mapss(estimates[::2], references[::2])
+    torch.testing.assert_close(whole.ps[::2], long.ps, rtol=0, atol=1e-6)
+
+
+def test_banks_are_joined_saved_and_loaded(mapss, tmp_path):
+    references = voices(3)
+    estimates = leaky(references, 0.3)
+    banks = [mapss.prepare(references[b]) for b in range(2)]
+    banks.append(mapss.prepare(references[2, :, :6000]))
+    joined = ReferenceBank.join(banks)
+    assert joined.batch == 3
+    assert len(joined.groups) == 2
+    whole = mapss(estimates, joined)
+    lone = mapss(estimates, references, lengths=(8000, 8000, 6000))
+    equal(whole, lone)
+    banks[0].save(tmp_path / "bank.pt")
+    again = ReferenceBank.load(tmp_path / "bank.pt")
+    equal(mapss(estimates[:1], again), mapss(estimates[:1], banks[0]), rtol=0, atol=0)
+    assert again.nbytes > 0
+    (tmp_path / "other.pt").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="no saved ReferenceBank"):
+        ReferenceBank.load(tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="other settings"):
+        small(seed=0, activity=0.2)(estimates[:1], again)
+    with pytest.raises(ValueError, match="exactly the mixtures"):
+        mapss(estimates, again)
+
+
+def test_joining_keeps_which_distortions_there_are():
+    time = torch.arange(8000) / RATE
+    tone = torch.sin(2 * torch.pi * 440 * time) * (1 + 0.5 * torch.sin(11 * time))
+    tonal = torch.stack([tone, tone.flip(0).roll(9)])  # fewer spectral peaks, so fewer notches
+    bank = DistortionBank("match", only=("notch", "echo", "clipping"))
+    mapss = small(match_bank=bank)
+    references = torch.stack([tonal, voices()[0]])
+    estimates = leaky(references, 0.3)
+    joined = ReferenceBank.join([mapss.prepare(one) for one in references])
+    assert joined.groups[0].match.mask is not None
+    whole = mapss(estimates, joined)
+    for b in range(2):
+        one = mapss(estimates[b], references[b])
+        torch.testing.assert_close(whole.log_pm[b : b + 1], one.log_pm, rtol=1e-5, atol=1e-5)
+
+
+def clip(waveform: Tensor, sample_rate: int, threshold: Tensor | float) -> Tensor:
+    return waveform.clamp(min=-threshold, max=threshold)
+
+
+def convolve(waveform: Tensor, sample_rate: int, response: Tensor) -> Tensor:
+    samples = waveform.shape[-1]
+    spectrum = torch.fft.rfft(waveform, 2 * samples) * torch.fft.rfft(response, 2 * samples)
+    return torch.fft.irfft(spectrum, 2 * samples)[..., :samples]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            Distortion("a", "a", clip, {"threshold": 0.1}),
+            Distortion("a", "a", clip, {"threshold": 0.2}),
+        ),
+        (
+            Distortion("a", "a", clip, measured={"threshold": Scaled("a95", 0.1)}),
+            Distortion("a", "a", clip, measured={"threshold": Scaled("a95", 0.9)}),
+        ),
+        (
+            Distortion("a", "a", convolve, {"response": torch.ones(4000)}),
+            Distortion(
+                "a",
+                "a",
+                convolve,
+                {"response": torch.ones(4000).index_fill(0, torch.tensor(2000), 0.0)},
+            ),
+        ),
+        (
+            Distortion("a", "a", clip, {"threshold": 0.1}),
+            Distortion("a", "a", clip, {"threshold": 0.1}, lowest_rate=8000),
+        ),
+    ],
+)
+def test_a_bank_of_other_distortions_is_refused(one, other):
+    def scorer(member):
+        return small(match_bank=DistortionBank("match", only=("echo",), extra=(member,)))
+
+    references = voices()
+    bank = scorer(one).prepare(references)
+    assert scorer(one).match_bank == scorer(copy.deepcopy(one)).match_bank
+    scorer(copy.deepcopy(one))(references, bank)
+    assert scorer(one).match_bank != scorer(other).match_bank
+    with pytest.raises(ValueError, match="other settings"):
+        scorer(other)(references, bank)
+
+
+def test_a_bank_made_in_inference_mode_serves_in_training():
+    references = voices()
+    mapss = small()
+    with torch.inference_mode():
+        bank = mapss.prepare(references.clone())
+    estimates = leaky(references, 0.3).requires_grad_()
+    MatchLoss(mapss)(estimates, bank).backward()
+    assert estimates.grad.abs().sum() > 0
+
+
+# ----------------------------------------------------------------------------- level, seed, rate
+
+
+@pytest.mark.parametrize("gain", [25.0, 1e-4])
+def test_gain_changes_nothing(mapss, gain):
+    references = voices()
+    estimates = leaky(references, 0.3)
+    equal(
+        mapss(gain * estimates, references),
+        mapss(estimates, references),
+        rtol=1e-3,
+        atol=1e-3,
+    )
+
+
+def test_same_seed_same_bits_and_the_global_generator_is_left_alone():
+    references = voices()
+    estimates = leaky(references, 0.3)
+    before = torch.random.get_rng_state()
+    first = small(seed=3)(estimates, references)
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.manual_seed(99)
+    again = small(seed=3)(estimates, references)
+    equal(first, again, rtol=0, atol=0)
+
+
+def test_another_seed_is_another_noise():
+    references = voices()
+    noisy = {"separation_bank": None, "match_bank": None}
+    one, two = (
+        MAPSS("mel", separation_bank=DistortionBank("separation", only=("noise",), seed=s))
+        .prepare(references, measures="separation")
+        .groups[0]
+        .separation.distortions
+        for s in (0, 1)
+    )
+    del noisy
+    assert not torch.equal(one, two)
+
+
+def test_another_sample_rate_is_resampled():
+    references = voices(seconds=0.6)
+    estimates = leaky(references, 0.3)
+    from torch_mapss.audio.waveforms import resample
+
+    up = [resample(x, RATE, 48000) for x in (estimates, references)]
+    found = small(sample_rate=48000)(*up).utterance()
+    expected = small()(estimates, references).utterance()
+    torch.testing.assert_close(found.ps, expected.ps, rtol=0, atol=0.02)
+
+
+def test_integer_half_and_mixed_types(mapss):
+    references = voices()
+    estimates = leaky(references, 0.3)
+    expected = mapss(estimates, references)
+    pcm = [(x / 4 * 32768).round().to(torch.int16) for x in (estimates, references)]
+    torch.testing.assert_close(mapss(*pcm).ps, expected.ps, rtol=0, atol=2e-2)
+    half = mapss(estimates.half(), references)
+    assert half.ps.dtype == torch.float32
+    torch.testing.assert_close(half.ps, expected.ps, rtol=0, atol=2e-2)
+    double = mapss(estimates.double(), references.double())
+    assert double.ps.dtype == torch.float64
+
+
+def test_align_polarity():
+    references = voices()
+    estimates = leaky(references, 0.2)
+    waveform = small("waveform", align_polarity=True)
+    flipped = estimates * torch.tensor([1.0, -1.0])[:, None]
+    equal(waveform(flipped, references), waveform(estimates, references))
+    plain = small("waveform")(flipped, references).utterance()
+    assert plain.pm[0, 1] < 0.5
+
+
+# --------------------------------------------------------------------------- silence, bad frames
+
+
+def test_a_silent_reference_leaves_the_graph(mapss):
+    references = voices(sources=3)
+    estimates = leaky(references, 0.3)
+    silent = references.clone()
+    silent[:, 2] = 0.0
+    three = mapss(estimates, silent)
+    two = mapss(estimates[:, :2], references[:, :2])
+    assert not three.active[:, 2].any()
+    assert torch.isnan(three.utterance().ps[0, 2])
+    torch.testing.assert_close(three.ps[:, :2], two.ps, rtol=0, atol=1e-3)
+
+
+def test_nothing_to_score_warns_and_is_nan(mapss):
+    references = voices()
+    references[:, 0, 3500:] = 0.0
+    references[:, 1, :4500] = 0.0
+    with pytest.warns(UserWarning, match=r"mixtures \[0\] have no frame"):
+        scores = mapss(references, references)
+    assert not scores.active.any()
+    assert torch.isnan(scores.utterance().ps).all()
+    assert (scores.utterance().frames == 0).all()
+
+
+def test_a_silent_estimate_is_scored_low(mapss):
+    references = voices()
+    estimates = references.clone()
+    estimates[:, 0] = 0.0
+    leaf = estimates.requires_grad_()
+    scores = mapss(leaf, references)
+    utterance = scores.utterance()
+    assert utterance.ps[0, 0] < 0.6
+    assert utterance.pm[0, 0] < 0.05
+    (g,) = torch.autograd.grad(scores.ps.sum() + scores.log_pm.sum(), leaf)
+    assert torch.isfinite(g).all()
+
+
+class Holey(Stub):
+    """A stub whose frame 5 is bad for loud waveforms."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def __call__(self, waveform):
+        features = super().__call__(waveform).clone()
+        features[:, 5] = self.value
+        return features
+
+
+def test_a_frame_with_non_finite_embeddings_is_left_out():
+    references = voices()
+    estimates = leaky(references, 0.3)
+    clean = small(Stub())(estimates, references)
+    holed = small(Holey(torch.nan))(estimates, references)
+    assert clean.active[0, :, 5].all()
+    assert not holed.active[0, :, 5].any()
+    keep = torch.arange(24) != 5
+    torch.testing.assert_close(holed.ps[..., keep], clean.ps[..., keep])
+
+
+def test_a_frame_with_constant_embeddings_gets_the_defined_values():
+    references = voices()
+    scores = small(Holey(0.5))(leaky(references, 0.3), references)
+    assert (scores.ps[0, :, 5] == 0.5).all()
+    assert (scores.pm[0, :, 5] == 1.0).all()
+
+
+def test_a_broken_encoder_is_an_error():
+    class Broken(Stub):
+        def __call__(self, waveform):
+            return super().__call__(waveform) * torch.nan
+
+    with pytest.raises(RuntimeError, match="stub"):
+        small(Broken())(voices(), voices())
+
+
+# --------------------------------------------------------------------------- gradients, modules
+
+
+def test_gradient_reaches_the_estimates_only(mapss):
+    references = voices().requires_grad_()
+    estimates = leaky(voices(), 0.3).requires_grad_()
+    scores = mapss(estimates, references)
+    (scores.ps.sum() - scores.log_pm.sum()).backward()
+    assert references.grad is None
+    assert torch.isfinite(estimates.grad).all()
+    assert estimates.grad.abs().max() > 0
+    assert not any(p.requires_grad for p in mapss.encoder.parameters())
+
+
+def test_no_encoder_in_the_state_and_copies_work():
+    mapss = small()
+    assert mapss.state_dict() == {}
+    assert list(mapss.parameters()) == []
+    references = voices()
+    estimates = leaky(references, 0.3)
+    expected = mapss(estimates, references)
+    for other in (copy.deepcopy(mapss), pickle.loads(pickle.dumps(mapss))):
+        assert other.key == mapss.key
+        equal(other(estimates, references), expected, rtol=0, atol=0)
+    assert "mel" in repr(mapss)
+
+
+def test_two_encoders_share_their_frames():
+    references = voices()
+    estimates = leaky(references, 0.3)
+    mixed = small(MelEncoder(context=1, floor=1e-3), match_encoder=MelEncoder())
+    scores = mixed(estimates, references)
+    alone = small(MelEncoder())(estimates, references)
+    assert scores.pm.shape[-1] == alone.pm.shape[-1] - 2
+    torch.testing.assert_close(scores.times, alone.times[1:-1])
+    both = scores.active & alone.active[..., 1:-1]
+    torch.testing.assert_close(scores.pm[both], alone.pm[..., 1:-1][both])
+
+    class Faster(Stub):
+        hop = 160
+
+    with pytest.raises(ValueError, match="share rate, hop"):
+        small(MelEncoder(), match_encoder=Faster())
+
+
+# ------------------------------------------------------------------------------------ bad input
+
+
+def with_nan(place):
+    waves = [voices(2), voices(2)]
+    waves[place][1, 0, 77] = torch.nan
+    return waves
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: (voices()[0, 0], voices()[0, 0]), ValueError, r"\(B, S, T\) or \(S, T\)"),
+        (lambda: (voices()[None], voices()[None]), ValueError, "Channels are not sources"),
+        (lambda: (voices().numpy(), voices()), TypeError, "torch.as_tensor"),
+        (lambda: (voices()[..., 1:], voices()), ValueError, "7999 samples .* 8000.*trim=True"),
+        (lambda: (voices(2), voices(1)), ValueError, "same B mixtures"),
+        (lambda: (voices(2)[0], voices(2)), ValueError, "same B mixtures"),
+        (lambda: (voices(sources=1), voices(sources=1)), ValueError, "two references.*axis 1"),
+        (lambda: (voices(sources=3), voices()), ValueError, "3 estimates for 2 references"),
+        (lambda: (voices(seconds=0.005),) * 2, ValueError, r"80 samples \(5.0 ms\).*400 samples"),
+        (lambda: (voices()[..., :399],) * 2, ValueError, "399 samples"),
+        (lambda: with_nan(0), ValueError, "estimates must be finite.*item 1, source 0.*sample 77"),
+        (lambda: with_nan(1), ValueError, "references must be finite.*item 1, source 0"),
+        (lambda: (voices().bool(), voices()), TypeError, "bool"),
+        (lambda: (voices()[:, :, :0], voices()), ValueError, "empty"),
+    ],
+)
+def test_bad_input_is_refused(mapss, make, error, words):
+    with pytest.raises(error, match=words):
+        mapss(*make())
+
+
+def test_bad_options_are_refused(mapss):
+    references = voices(2)
+    with pytest.raises(ValueError, match="one length for each"):
+        mapss(references, references, lengths=[8000])
+    with pytest.raises(ValueError, match="8000 samples"):
+        mapss(references, references, lengths=[9000, 8000])
+    with pytest.raises(TypeError, match="whole numbers"):
+        mapss(references, references, lengths=[8000, 7000.5])
+    with pytest.raises(ValueError, match="measures"):
+        mapss(references, references, measures="ps")
+    with pytest.raises(ValueError, match="at least 1"):
+        mapss(references, references, frames=0)
+    with pytest.raises(ValueError, match="alpha"):
+        MAPSS("mel", alpha=2.0)
+
+
+def test_a_source_with_too_few_distortions_is_refused():
+    with pytest.raises(ValueError, match=r"1 distortions at 16000 Hz.*at least 2"):
+        small(match_bank=DistortionBank("match", size=1))
+    slow = Stub()
+    slow.sample_rate = 8000
+    with pytest.raises(ValueError, match="separation_bank has 0 distortions at 8000 Hz"):
+        small(slow, separation_bank=DistortionBank(only=("notch/8000Hz",)))
+    with pytest.raises(ValueError, match="made for the other measure"):
+        small(match_bank=DistortionBank(size=10))
+    notches = small(match_bank=DistortionBank("match", only=("notch",)))
+    references = voices()
+    references[:, 0] = 0.1  # a constant has no spectral peak
+    with pytest.raises(ValueError, match="source 0 of mixture 0 has 0 distortions in the match"):
+        notches(references, references)
+    silent = torch.cat([voices(sources=2), torch.zeros(1, 1, 8000)], 1)  # has none, needs none
+    assert notches(silent, silent).active[:, :2].any()
+
+
+def test_trim_equals_trimming_by_hand():
+    references = voices()
+    estimates = leaky(references, 0.3)[..., :-1]
+    found = small(trim=True)(estimates, references)
+    equal(found, small()(estimates, references[..., :-1]), rtol=0, atol=0)
+
+
+def test_unchecked_non_finite_items_are_left_out():
+    mapss = small(check_finite=False)
+    estimates, references = with_nan(0)
+    scores = mapss(estimates, references)
+    assert not scores.active[1].any()
+    assert scores.active[0].any()
+    clean = small()(estimates[:1], references[:1])
+    torch.testing.assert_close(scores.ps[:1], clean.ps)
+    estimates, references = with_nan(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scores = mapss(estimates, references)
+    assert not scores.active[1].any()
+    assert torch.isfinite(scores.ps).all()
+
+
+@pytest.mark.parametrize("convention", ["paper", "reference"])
+def test_bounds_bring_the_scores_of_the_same_maps(convention):
+    references = voices(2)
+    estimates = leaky(references, 0.3)
+    mapss = small(convention=convention)
+    bank = mapss.prepare(references)
+    found = mapss.bounds(estimates, bank)
+    equal(found.scores, mapss(estimates, bank), rtol=1e-6, atol=1e-6)
+    for bounds in (found.ps, found.pm):
+        torch.testing.assert_close(bounds.total, bounds.radius + bounds.tail)
+        assert (bounds.radius[~found.active] == 0.0).all()
+        assert (bounds.tail >= 0.0).all()
+        assert (bounds.tail[~found.active] == 0.0).all()
+        assert bounds.tail.max() > 0.0
+    few = mapss.bounds(estimates, bank, frames=5)
+    assert int(few.active.any(1).sum()) == 5
+    other = mapss.bounds(estimates, bank, convention="derived")
+    assert (other.scores is None) == (convention == "reference")
+
+
+def test_bounds_are_those_of_the_functional_stage(mapss):
+    references, estimates = voices(seed=1), leaky(voices(seed=1), 0.4)
+    bank = mapss.prepare(references)
+    found = mapss.bounds(estimates, bank, confidence=0.8)
+    group = bank.groups[0]
+    frame = int(group.scored[3, 1])
+    from torch_mapss.audio.loudness import normalize_loudness
+
+    outputs = mapss.encoder(normalize_loudness(estimates, RATE))[0, :, frame]
+    for kind, function, bounds in (
+        ("separation", F.separation_bounds, found.ps),
+        ("match", F.match_bounds, found.pm),
+    ):
+        encoded = getattr(group, kind)
+        expected = function(
+            outputs,
+            encoded.references[0, :, frame],
+            encoded.distortions[0, :, :, frame],
+            mask=None if encoded.mask is None else encoded.mask[0],
+            confidence=0.8,
+        )
+        torch.testing.assert_close(bounds.radius[0, :, frame], expected.radius)
+        torch.testing.assert_close(bounds.tail[0, :, frame], expected.tail)
+    with pytest.raises(TypeError, match="bounds takes no draw;"):
+        mapss.bounds(estimates, bank, draw=3)
+    with pytest.raises(ValueError, match="confidence"):
+        mapss.bounds(estimates, bank, confidence=95)
+
+
+def test_a_device_without_float64_gets_none(monkeypatch):
+    """The CPU made to pass for one: what comes back onto it is float32, and close."""
+    references = voices(2)
+    estimates = leaky(references, 0.3)
+    expected = small(activity=0.3)(estimates, references)
+    reference = audio.frame_rms(references, 400, 320)
+    monkeypatch.setattr(devices, "_WITHOUT_FLOAT64", ("cpu",))
+    found = small(activity=0.3)(estimates, references)
+    assert found.times.dtype == torch.float32
+    assert audio.frame_rms(references, 400, 320).dtype == torch.float32
+    assert reference.dtype == torch.float64
+    equal(found, expected, rtol=1e-4, atol=1e-5)
+    assert devices.working_device(torch.device("mps")).type == "mps"
+    monkeypatch.undo()
+    assert devices.working_device(torch.device("mps")).type == "cpu"
+    assert devices.working_device(torch.device("cuda")).type == "cuda"

@@ -1,0 +1,297 @@
+"""The trigger: when it fires, when it must not, what it remembers and what it says."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_mapss.pipeline.records import FrameBounds, ScoreBounds, Scores
+from torch_mapss.training.curriculum import Fraction, FrameTrigger, Quantile, Trend
+
+NAN = math.nan
+
+
+def run(trigger: FrameTrigger, levels, measure: str = "ps") -> list[int]:
+    """Epochs (from 1) at which a trigger fires when all frames of an epoch score one level."""
+    return [
+        epoch
+        for epoch, level in enumerate(levels, 1)
+        if trigger.update({measure: [level] * 3}) is not None
+    ]
+
+
+def median(**options) -> FrameTrigger:
+    return FrameTrigger(Quantile("ps", 0.5, above=0.7), **options)
+
+
+def test_fires_when_the_level_is_reached():
+    assert run(median(), [0.5, 0.69, 0.7, 0.71]) == [3, 4]
+
+
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_patience_counts_epochs_in_a_row(patience):
+    levels = [0.8, 0.8, 0.6, 0.8, 0.8, 0.8, 0.8, 0.8]
+    expected = {1: [1, 2, 4, 5, 6, 7, 8], 2: [2, 5, 7], 3: [6]}[patience]
+    assert run(median(patience=patience), levels) == expected
+
+
+def test_hysteresis_lets_a_run_survive_small_dips_only():
+    levels = [0.72, 0.66, 0.68]
+    assert run(median(patience=3), levels) == []
+    assert run(median(patience=3, hysteresis=0.05), levels) == [3]
+    assert run(median(patience=3, hysteresis=0.05), [0.72, 0.64, 0.72]) == []
+    # Below the level but within the hysteresis is not enough to start with, nor after a firing.
+    assert run(median(hysteresis=0.05), [0.66, 0.66, 0.71, 0.66]) == [3]
+
+
+def test_the_event_says_when_a_dip_was_forgiven():
+    trigger = median(patience=2, hysteresis=0.05)
+    run(trigger, [0.72, 0.66])
+    assert "0.66 >= 0.7 within the hysteresis of 0.05" in str(trigger.events[0])
+
+
+def test_cooldown_keeps_quiet_after_a_firing():
+    assert run(median(cooldown=2), [0.8] * 7) == [1, 4, 7]
+
+
+def test_smoothing_is_a_running_mean():
+    trigger = median(smoothing=0.5)
+    run(trigger, [0.4])
+    assert trigger.statistics[str(trigger.conditions[0])] == pytest.approx(0.4)
+    run(trigger, [0.8])
+    assert trigger.statistics[str(trigger.conditions[0])] == pytest.approx(0.6)
+    assert trigger.events == []
+
+
+def test_after_a_firing_the_mean_starts_over():
+    trigger = median(smoothing=0.9)
+    assert run(trigger, [0.9, 0.1, 0.9]) == [1]
+    assert trigger.statistics[str(trigger.conditions[0])] == pytest.approx(0.1 * 0.9 + 0.9 * 0.1)
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0, 1), st.integers(0, 2**32 - 1)
+)
+@settings(max_examples=50, deadline=None)
+def test_statistics_are_those_of_numpy_in_any_shape_and_order(values, q, seed):
+    trigger = FrameTrigger(Quantile("ps", q, above=2.0), Fraction("ps", q, above=1.0))
+    order = np.random.default_rng(seed).permutation(len(values))
+    trigger.observe({"ps": torch.tensor(values, dtype=torch.float64)[order].reshape(1, -1)})
+    trigger.observe({"ps": np.array([[NAN]])})
+    trigger.step()
+    quantile, share = trigger.statistics.values()
+    assert quantile == pytest.approx(np.quantile(values, q), abs=1e-12)
+    assert share == pytest.approx(np.mean(np.array(values) > q), abs=1e-12)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=8))
+@settings(max_examples=50, deadline=None)
+def test_trend_is_the_slope_of_the_fitted_line(values):
+    trigger = FrameTrigger(Trend("ps", span=len(values), above=100.0))
+    run(trigger, values)
+    expected = np.polyfit(np.arange(len(values)), values, 1)[0]
+    assert next(iter(trigger.statistics.values())) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_plateau_fires_once_there_are_enough_epochs():
+    trigger = FrameTrigger(Trend("ps", span=3, below=0.01))
+    assert run(trigger, [0.1, 0.3, 0.5, 0.505, 0.507]) == [5]
+    assert str(trigger.events[0]).startswith("epoch 5, firing 1: slope of mean PS over 3 epochs is")
+
+
+def test_all_and_any():
+    conditions = Quantile("ps", 0.5, above=0.7), Fraction("pm", 0.5, above=0.5)
+    good, bad = [0.9, 0.9], [0.1, 0.1]
+    both, either = FrameTrigger(*conditions), FrameTrigger(*conditions, require="any")
+    assert both.update({"ps": good, "pm": bad}) is None
+    assert both.update({"ps": bad, "pm": good}) is None
+    event = either.update({"ps": good, "pm": bad})
+    assert event is not None
+    assert event.reasons == ("50 % quantile of PS is 0.9 >= 0.7",)
+    event = both.update({"ps": good, "pm": good})
+    assert event is not None
+    assert len(event.reasons) == 2
+    assert event.frames == {"ps": 2, "pm": 2}
+
+
+# ------------------------------------------------------------------------- undefined epochs
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_undefined_epochs_change_nothing_but_the_count(at):
+    levels = [0.8, 0.72, 0.9, 0.75]
+    plain, holed = median(patience=3, smoothing=0.3), median(patience=3, smoothing=0.3)
+    fired = run(plain, levels)
+    assert run(holed, [*levels[:at], NAN, *levels[at:]]) == [e + (e > at) for e in fired]
+    assert holed.best == plain.best
+    assert holed.held == plain.held
+    assert holed.epoch == plain.epoch + 1
+
+
+def test_an_undefined_epoch_is_never_the_best_and_shows_as_nan():
+    trigger = median()
+    run(trigger, [NAN])
+    assert trigger.best == {str(trigger.conditions[0]): None}
+    assert math.isnan(trigger.statistics[str(trigger.conditions[0])])
+    assert trigger.step() is None  # an epoch without any batch
+    run(trigger, [0.3, NAN, 0.2])
+    assert trigger.best == {str(trigger.conditions[0]): pytest.approx(0.3)}
+
+
+def test_one_undefined_measure_makes_the_epoch_undefined():
+    trigger = FrameTrigger(
+        Quantile("ps", 0.5, above=0.7), Quantile("pm", 0.5, above=0.7), require="any"
+    )
+    assert trigger.update({"ps": [0.9], "pm": [NAN]}) is None
+    assert trigger.held == 0
+
+
+def test_too_few_frames():
+    trigger = median(min_frames=4)
+    assert run(trigger, [0.9, 0.9]) == []
+    trigger.observe({"ps": [0.9, 0.9]})
+    assert trigger.update({"ps": [0.9, NAN, 0.9]}) is not None
+
+
+# ------------------------------------------------------------------------- records and bounds
+
+
+def scores(ps: torch.Tensor, active: torch.Tensor) -> Scores:
+    zero = torch.zeros_like(ps)
+    return Scores(ps, zero, zero, active, zero, zero, torch.arange(ps.shape[-1]))
+
+
+def bounds(tail: torch.Tensor) -> ScoreBounds:
+    frame = FrameBounds(torch.zeros_like(tail), tail, tail)
+    return ScoreBounds(frame, frame, torch.ones_like(tail, dtype=torch.bool), 0.95)
+
+
+def test_reads_the_active_frames_of_a_record_and_leaves_its_graph_alone():
+    ps = torch.tensor([[[0.9, 0.0, 0.5]]], requires_grad=True)
+    trigger = FrameTrigger(Fraction("ps", 0.7, above=0.5))
+    event = trigger.update(scores(ps * 1.0, torch.tensor([[[True, False, True]]])))
+    assert event is not None
+    assert event.frames == {"ps": 2}
+    assert list(event.statistics.values()) == [0.5]
+
+
+def test_only_frames_known_well_enough_count():
+    ps = torch.tensor([[[0.9, 0.1, 0.8, 0.2]]])
+    active = torch.ones_like(ps, dtype=torch.bool)
+    widths = torch.tensor([[[0.05, 0.5, 0.09, NAN]]])
+    trigger = FrameTrigger(Quantile("ps", 0.0, above=0.7), half_width=0.1)
+    event = trigger.update(scores(ps, active), bounds(widths))
+    assert event is not None
+    assert event.frames == {"ps": 2}
+    assert trigger.update(scores(ps, active), bounds(widths + 1.0)) is None  # no frame left
+    plain = FrameTrigger(Quantile("pm", 0.0, above=0.7), half_width=0.1)
+    assert plain.update({"pm": [0.9, 0.1]}, {"pm": [0.0, 0.2]}) is not None
+
+
+def test_the_half_widths_must_be_there_and_fit():
+    trigger = FrameTrigger(Quantile("ps", 0.5, above=0.7), half_width=0.1)
+    with pytest.raises(ValueError, match="half-widths of 'ps' must come with the scores"):
+        trigger.update({"ps": [0.9]})
+    with pytest.raises(ValueError, match=r"shape of its scores \(1,\), got \(2,\)"):
+        trigger.update({"ps": [0.9]}, {"ps": [0.1, 0.1]})
+    with pytest.raises(KeyError, match="lack 'ps'"):
+        trigger.update({"pm": [0.9]}, {"pm": [0.1]})
+
+
+# ------------------------------------------------------------------------- state
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_a_saved_trigger_goes_on_as_if_never_stopped(at):
+    def make() -> FrameTrigger:
+        return FrameTrigger(
+            Quantile("ps", 0.25, above=0.6),
+            Trend("ps", span=2, above=-0.2),
+            patience=2,
+            hysteresis=0.05,
+            cooldown=1,
+            smoothing=0.2,
+        )
+
+    levels = [0.5, 0.65, 0.58, 0.7, NAN, 0.9, 0.92, 0.93, 0.95, 0.94]
+    whole = make()
+    fired = run(whole, levels)
+    assert len(fired) >= 2  # else the test says little
+    first, second = make(), make()
+    before = run(first, levels[:at])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert before + [at + epoch for epoch in run(second, levels[at:])] == fired
+    assert second.events == whole.events
+    assert second.state_dict() == whole.state_dict()
+
+
+def test_states_of_other_settings_are_refused():
+    with pytest.raises(ValueError, match="other settings"):
+        median(patience=2).load_state_dict(median().state_dict())
+    with pytest.raises(ValueError, match="must be what"):
+        median().load_state_dict({})
+
+
+# ------------------------------------------------------------------------- bad settings
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FrameTrigger(), "at least one condition"),
+        (lambda: Quantile("sdr", 0.5, above=1.0), "measure must be one of"),
+        (lambda: Quantile("ps", 1.5, above=1.0), r"q must lie in \[0, 1\]"),
+        (lambda: Quantile("ps", 0.5), "exactly one of above and below"),
+        (lambda: Quantile("ps", 0.5, above=0.1, below=0.2), "exactly one of above and below"),
+        (lambda: Quantile("ps", 0.5, above=NAN), "level must be finite"),
+        (lambda: Fraction("ps", 0.5, above=50), "level of a share must lie"),
+        (lambda: Trend("ps", span=1, above=0.0), "span must be at least 2"),
+        (lambda: median(patience=0), "patience must be"),
+        (lambda: median(hysteresis=-0.1), "hysteresis must be at least 0"),
+        (lambda: median(smoothing=1.0), r"smoothing must lie in \[0, 1\)"),
+        (lambda: median(require="most"), "require must be one of"),
+        (lambda: FrameTrigger(*[Quantile("ps", 0.5, above=a) for a in (0.1, 0.2)]), "same statist"),
+    ],
+)
+def test_bad_settings(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_conditions_have_a_type():
+    with pytest.raises(TypeError, match="must be Quantile, Fraction or Trend, got str"):
+        FrameTrigger("ps > 0.7")
+
+
+@pytest.mark.parametrize("make", [lambda: median(patience=1.5), lambda: median(hysteresis="a")])
+def test_settings_are_numbers(make):
+    with pytest.raises(TypeError, match="must be a"):
+        make()
+    assert median(patience=np.int64(2)).patience == 2
+
+
+def test_a_refused_batch_leaves_nothing_behind():
+    trigger = FrameTrigger(Quantile("ps", 0.5, above=0.5), Quantile("pm", 0.5, above=0.5))
+    with pytest.raises(KeyError, match="pm"):
+        trigger.observe({"ps": [0.9] * 10})
+    trigger.observe({"ps": [0.1], "pm": [0.9]})
+    assert trigger.step() is None
+
+
+def test_epochs_of_the_cooldown_are_forgotten():
+    trigger = FrameTrigger(Trend("ps", span=2, above=0.05), cooldown=2)
+    assert [trigger.update({"ps": [v]}) is not None for v in (0.1, 0.2)] == [False, True]
+    fired = [trigger.update({"ps": [v]}) is not None for v in (0.3, 0.5, 0.6, 0.7)]
+    assert fired == [False, False, False, True]  # two epochs after the cooldown make a slope
+
+
+def test_infinite_frames_are_undefined():
+    trigger = median(min_frames=2)
+    trigger.update({"ps": [math.inf, 0.2]})
+    assert all(math.isnan(value) for value in trigger.statistics.values())

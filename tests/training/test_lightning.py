@@ -1,0 +1,338 @@
+"""Metrics and curriculum inside Lightning."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import importlib.util
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_metrics import SAMPLES, Stub, pair, small, waveforms
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MetricCollection
+
+pl = pytest.importorskip("lightning.pytorch")
+
+from torch_mapss import FrameTrigger, PerceptualMatch, PerceptualSeparation  # noqa: E402
+from torch_mapss.metrics.perceptual import (  # noqa: E402
+    perceptual_match,
+    perceptual_separation,
+)
+from torch_mapss.training.curriculum import Fraction, Quantile  # noqa: E402
+from torch_mapss.training.lightning import CurriculumCallback  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+QUIET = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "log_every_n_steps": 1,
+}
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def recipe() -> Any:
+    spec = importlib.util.spec_from_file_location(
+        "recipe", ROOT / "recipes/lightning_separation.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["recipe"] = module  # spawned processes and pickles look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+def column(path: Path, name: str) -> list[float]:
+    """The values logged under a name, in order."""
+    with path.open(newline="") as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
+class Model(pl.LightningModule):
+    """One gain, so that a fit is quick; keeps what it is told."""
+
+    def __init__(self, mapss: Any, **returned: Any) -> None:
+        super().__init__()
+        self.mapss, self.returned = mapss, returned
+        self.gain = torch.nn.Parameter(torch.ones(()))
+        self.metrics = MetricCollection(
+            {"ps": PerceptualSeparation(mapss), "pm": PerceptualMatch(mapss)}, prefix="val/"
+        )
+        self.single = torch.nn.ModuleDict({"ps": PerceptualSeparation(mapss)})
+        self.stages: list[int] = []
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        return (self.gain * batch[0] - batch[1]).square().mean()
+
+    def validation_step(self, batch: Any, index: int) -> Any:
+        preds, target = batch
+        self.metrics.update(preds, target)
+        self.single["ps"].update(preds, target)
+        self.log_dict(self.metrics)
+        self.log("single", self.single["ps"])
+        return {"preds": preds, "target": target, **self.returned}
+
+    def on_curriculum_stage(self, stage: int) -> None:
+        self.stages.append(stage)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def loader(preds: Tensor, target: Tensor, batch: int = 2) -> DataLoader:
+    return DataLoader(TensorDataset(preds, target), batch_size=batch)
+
+
+def fit(model: Any, callback: Any, epochs: int = 2, data: Any = None, **options: Any) -> Any:
+    data = data or loader(*pair(3))
+    options = {"logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 1} | options
+    trainer = pl.Trainer(max_epochs=epochs, callbacks=[callback], **QUIET, **options)
+    trainer.fit(model, data, data)
+    return trainer
+
+
+def trigger(level: float = 0.0, **options: Any) -> FrameTrigger:
+    return FrameTrigger(Quantile("ps", 0.5, above=level), **options)
+
+
+# ------------------------------------------------------------------------------------------------
+# A fit
+# ------------------------------------------------------------------------------------------------
+
+
+def test_logged_metric_objects_are_the_mean_over_all_items(tmp_path):
+    stub = Stub()
+    mapss = small(stub)
+    preds, target = pair(3)
+    logger = pl.loggers.CSVLogger(tmp_path)
+    stub.waveforms = 0
+    callback = CurriculumCallback(
+        FrameTrigger(Quantile("ps", 0.5, above=2.0), Fraction("pm", 0.5, above=1.0))
+    )
+    fit(Model(mapss), callback, data=loader(preds, target), logger=logger)
+    # Two epochs and a sanity check of two items; the callback's scoring costs nothing.
+    assert stub.waveforms == 2 * waveforms(3) + waveforms(2)
+    log = Path(logger.log_dir) / "metrics.csv"
+    for name, function in (("ps", perceptual_separation), ("pm", perceptual_match)):
+        expected = float(function(preds, target, mapss).mean())
+        assert column(log, f"val/{name}") == pytest.approx([expected] * 2, abs=1e-6)
+    assert column(log, "single") == column(log, "val/ps")
+    frames = mapss(preds, target)
+    median = torch.quantile(frames.ps[frames.active], 0.5).item()
+    assert column(log, "curriculum/50_quantile_of_PS") == pytest.approx([median] * 2)
+    share = (frames.pm[frames.active] > 0.5).float().mean().item()
+    assert column(log, "curriculum/share_of_frames_with_PM_0.5") == pytest.approx([share] * 2)
+    assert column(log, "curriculum/stage") == [0.0, 0.0]
+
+
+def test_the_curriculum_fires_and_sets_the_stage():
+    model = Model(small())
+    callback = CurriculumCallback(trigger(patience=2))
+    fit(model, callback, epochs=4)
+    assert [event.epoch for event in callback.events] == [2, 4]
+    assert callback.stage == 2
+    assert [s for i, s in enumerate(model.stages) if i == 0 or s != model.stages[i - 1]] == [
+        0,
+        1,
+        2,
+    ]
+
+
+def test_a_separate_validation_is_no_epoch():
+    model = Model(small())
+    callback = CurriculumCallback(trigger())
+    trainer = fit(model, callback, epochs=1)
+    trainer.validate(model, loader(*pair(2)), verbose=False)
+    assert callback.trigger.epoch == 1
+
+
+def test_an_undefined_epoch_is_logged_and_ignored(tmp_path):
+    preds, target = pair(2)
+    logger = pl.loggers.CSVLogger(tmp_path)
+    callback = CurriculumCallback(trigger())
+    fit(Model(small()), callback, 1, loader(preds, 0.0 * target), logger=logger)
+    log = Path(logger.log_dir) / "metrics.csv"
+    for name in ("val/ps", "val/pm", "curriculum/50_quantile_of_PS"):
+        (value,) = column(log, name)
+        assert math.isnan(value)
+    assert callback.stage == 0
+
+
+def test_half_widths_reach_the_trigger():
+    mapss = small()
+    preds, target = pair(2)
+    bounds = mapss.bounds(preds, target, 0.8)
+    limit = float(bounds.ps.tail[bounds.active].median())
+    callback = CurriculumCallback(trigger(half_width=limit), confidence=0.8)
+    fit(Model(mapss), callback, 1, loader(preds, target))
+    counted = int((bounds.ps.tail[bounds.active] <= limit).sum())
+    assert callback.events[0].frames == {"ps": counted}
+    assert 0 < counted < int(bounds.active.sum())
+
+
+def test_lengths_and_a_hook_of_your_own():
+    seen = []
+    mapss = small()
+    callback = CurriculumCallback(
+        trigger(), mapss, on_stage=lambda module, stage: seen.append(stage)
+    )
+    model = Model(mapss, lengths=torch.tensor([SAMPLES, 2400]))
+    model.mapss = None
+    fit(model, callback, 1, loader(*pair(2)))
+    assert seen[0] == 0
+    assert seen[-1] == 1
+    scores = mapss(*pair(2), lengths=[SAMPLES, 2400])
+    assert callback.events[0].frames == {"ps": int(scores.active.sum())}
+
+
+@pytest.mark.parametrize("missing", ["outputs", "mapss", "hook", "trigger"])
+def test_what_is_missing_is_named(missing):
+    model, callback = Model(small()), CurriculumCallback(trigger())
+    if missing == "trigger":
+        with pytest.raises(TypeError, match="FrameTrigger, got str"):
+            CurriculumCallback("ps")
+        return
+    if missing == "outputs":
+        model.validation_step = lambda batch, batch_idx: batch[0].mean()
+    if missing == "mapss":
+        model.mapss = None
+    if missing == "hook":
+        model.on_curriculum_stage = None
+    expected = {
+        "outputs": r"dictionary with 'preds' and 'target'.*got Tensor",
+        "mapss": r"Model\.mapss should be a torch_mapss\.MAPSS, got NoneType",
+        "hook": r"Model has no method on_curriculum_stage\(stage\)",
+    }[missing]
+    with pytest.raises(TypeError, match=expected):
+        fit(model, callback, 1)
+
+
+def test_lightning_missing_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
+    monkeypatch.delitem(sys.modules, "torch_mapss.lightning")
+    with pytest.raises(ImportError, match="pip install lightning"):
+        importlib.import_module("torch_mapss.lightning")
+
+
+# ------------------------------------------------------------------------------------------------
+# The recipe
+# ------------------------------------------------------------------------------------------------
+
+SIZES = {"members": 6, "items": 4, "batch": 2, "seconds": 0.4, "level": 0, "patience": 2}
+SMALL = [text for name, value in SIZES.items() for text in (f"--{name}", str(value))]
+
+
+def test_recipe_logs_fires_and_resumes(tmp_path):
+    module = recipe()
+    trainer = module.main([*SMALL, "--epochs", "2", "--out", str(tmp_path / "a")])
+    log = tmp_path / "a/log/version_0/metrics.csv"
+    for name, low, high in (("val/ps", 0, 1), ("val/pm", 0, 1), ("val/log_pm", -math.inf, 0)):
+        values = column(log, name)
+        assert len(values) == 2
+        assert all(low <= value <= high for value in values)
+    assert column(log, "curriculum/stage") == [0.0, 1.0]
+    assert column(log, "curriculum/held") == [1.0, 0.0]
+    assert trainer.model.train_set.stage == 1
+
+    # In the middle: one epoch has held, one more is needed. A fresh trigger would need two.
+    options = [*SMALL, "--out", str(tmp_path / "b"), "--resume"]
+    resumed = module.main([*options, str(tmp_path / "a/epoch=0.ckpt"), "--epochs", "2"])
+    log = tmp_path / "b/log/version_0/metrics.csv"
+    assert column(log, "curriculum/stage") == [1.0]
+    assert [event.epoch for event in resumed.callbacks[0].events] == [2]
+
+    # After a firing: the stage is set before the first step.
+    later = module.main([*options, str(tmp_path / "a/epoch=1.ckpt"), "--epochs", "2"])
+    assert later.model.train_set.stage == 1
+    assert [event.epoch for event in later.callbacks[0].events] == [2]
+
+    weights = torch.load(tmp_path / "a/last.ckpt", weights_only=True)["state_dict"]
+    assert all(name.startswith("network.") for name in weights)
+
+
+@pytest.mark.slow
+def test_recipe_in_two_processes(tmp_path):
+    module = recipe()
+    module.main([*SMALL, "--epochs", "2", "--rate", "0", "--out", str(tmp_path / "one")])
+    command = [sys.executable, str(ROOT / "recipes/lightning_separation.py"), *SMALL]
+    command += ["--epochs", "2", "--rate", "0", "--out", str(tmp_path / "two")]
+    command += ["--devices", "2", "--strategy", "ddp_spawn", "--batch", "1"]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    logs = [tmp_path / name / "log/version_0/metrics.csv" for name in ("one", "two")]
+    for name in ("val/ps", "val/pm", "curriculum/25_quantile_of_PS", "curriculum/stage"):
+        one, two = (column(log, name) for log in logs)
+        assert len(one) == 2
+        assert two == pytest.approx(one, abs=1e-6)
+
+
+def test_half_widths_of_pm_and_attribution_reach_the_trigger():
+    mapss = small()
+    preds, target = pair(2)
+    bounds = mapss.bounds(preds[:, 1:], target, 0.8, attributed=(1,))
+    limit = float(bounds.pm.tail[bounds.active].median())
+    rule = FrameTrigger(Quantile("pm", 0.5, above=0.0), half_width=limit)
+    callback = CurriculumCallback(rule, mapss, attributed=(1,), confidence=0.8)
+    model = Model(mapss)
+    model.validation_step = lambda batch, batch_idx: {"preds": batch[0], "target": batch[1]}
+    fit(model, callback, 1, loader(preds[:, 1:], target))
+    counted = int((bounds.pm.tail[bounds.active] <= limit).sum())
+    assert callback.events[0].frames == {"pm": counted}
+
+
+def test_bad_settings_are_refused_at_once():
+    for options, error, message in (
+        ({"confidence": 95}, ValueError, "not 95"),
+        ({"mapss": "mel"}, TypeError, "mapss must be"),
+        ({"attributed": "ab"}, TypeError, "attributed must be"),
+    ):
+        with pytest.raises(error, match=message):
+            CurriculumCallback(trigger(), **options)
+
+
+@pytest.mark.parametrize("missing", ["outputs", "mapss"])
+def test_the_sanity_check_says_what_is_missing(missing):
+    model = Model(small())
+    if missing == "outputs":
+        model.validation_step = lambda batch, batch_idx: None
+    else:
+        model.mapss = None
+    with pytest.raises(TypeError, match=r"preds|mapss"):
+        fit(model, CurriculumCallback(trigger()), 1, loader(*pair(2)), num_sanity_val_steps=1)
+    assert model.stages == [0]  # not an epoch has been trained
+
+
+class ByHand(Model):
+    """Logs what is no single number at the end of the epoch, as the metrics' notes say."""
+
+    def __init__(self, mapss):
+        super().__init__(mapss)
+        self.sources = PerceptualSeparation(mapss, reduction="source")
+        self.wide = PerceptualMatch(mapss, half_width=0.9)
+
+    def validation_step(self, batch, index):
+        for metric in (self.sources, self.wide):
+            metric.update(*batch)
+        return super().validation_step(batch, index)
+
+    def on_validation_epoch_end(self):
+        self.log_dict({f"ps_{i}": x for i, x in enumerate(self.sources.compute().flatten())})
+        self.log_dict(self.wide.compute())
+        for metric in (self.sources, self.wide):
+            metric.reset()
+
+
+def test_values_that_are_no_single_number_are_logged_by_hand():
+    mapss = small()
+    trainer = fit(ByHand(mapss), CurriculumCallback(trigger()), 1, loader(*pair(2)))
+    scores = mapss(*pair(2)).utterance()
+    logged = trainer.callback_metrics
+    for source in range(2):
+        assert float(logged[f"ps_{source}"]) == pytest.approx(float(scores.ps[:, source].mean()))
+    assert {"pm", "pm_half_width"} <= set(logged)

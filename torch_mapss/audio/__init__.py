@@ -1,0 +1,52 @@
+"""From files to level-matched mono waveforms on an encoder's frame grid.
+
+Reading and channels
+    `load_audio`, `as_waveform`, `to_mono`, `resample`.
+Loudness, ITU-R BS.1770-4 with gating, batched and differentiable
+    `integrated_loudness`, `normalize_loudness`, `is_silent`.
+Frames of an encoder: receptive field and hop in samples, nothing padded
+    `frame_count`, `frame_times`, `frame_signal`, `frame_rms`, `source_activity`.
+Which estimate belongs to which reference
+    `si_sdr`, `match_sources`.
+
+Level rules, in one place:
+
+* A signal whose peak is below `SILENCE_PEAK` is *silent*: its loudness is -inf, normalising returns
+  it as it came, with zero gradient, and it is active in no frame.
+* Where no gating block is left (shorter than one block of 400 ms, or everything below -70 LUFS) the
+  loudness is that of the whole signal, ungated.
+* `normalize_loudness` puts the gates where the *output* will be, so that scaling the input by any
+  factor changes nothing, a signal 100 dB down included.
+"""
+
+from __future__ import annotations
+
+from torch_mapss.audio.files import load_audio
+from torch_mapss.audio.frames import (
+    frame_count,
+    frame_rms,
+    frame_signal,
+    frame_times,
+    source_activity,
+)
+from torch_mapss.audio.loudness import integrated_loudness, normalize_loudness
+from torch_mapss.audio.matching import match_sources, si_sdr
+from torch_mapss.audio.waveforms import SILENCE_PEAK, as_waveform, is_silent, resample, to_mono
+
+__all__ = [
+    "SILENCE_PEAK",
+    "as_waveform",
+    "frame_count",
+    "frame_rms",
+    "frame_signal",
+    "frame_times",
+    "integrated_loudness",
+    "is_silent",
+    "load_audio",
+    "match_sources",
+    "normalize_loudness",
+    "resample",
+    "si_sdr",
+    "source_activity",
+    "to_mono",
+]

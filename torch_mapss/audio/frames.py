@@ -1,0 +1,140 @@
+"""Frames on an encoder's grid: their times, their level, which sources are active in them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_mapss.audio.loudness import unit_peak
+from torch_mapss.audio.waveforms import as_floating, from_integers, with_samples
+from torch_mapss.core.devices import back, wide
+
+# ---------------------------------------------------------------------------------------------
+# Frames
+# ---------------------------------------------------------------------------------------------
+
+
+def frame_count(samples: int, receptive_field: int, hop: int) -> int:
+    """Frames an encoder makes of `samples`: (samples - receptive_field) // hop + 1, at least 0.
+
+    Args:
+        samples: length of the waveform.
+        receptive_field: samples one frame sees.
+        hop: samples from one frame to the next.
+
+    Returns:
+        The number of frames; 0 if the waveform is shorter than one receptive field.
+
+    Raises:
+        TypeError, ValueError: an argument is no whole number, negative, or zero for the last two.
+    """
+    samples = from_integers(samples, "samples", 0)
+    receptive_field, hop = (
+        from_integers(receptive_field, "receptive_field", 1),
+        from_integers(hop, "hop", 1),
+    )
+    return max((samples - receptive_field) // hop + 1, 0)
+
+
+def frame_times(frames: int, receptive_field: int, hop: int, sample_rate: int) -> Tensor:
+    """Centres of the frames: (f * hop + receptive_field / 2) / sample_rate.
+
+    Args:
+        frames: how many.
+        receptive_field: samples one frame sees.
+        hop: samples from one frame to the next.
+        sample_rate: Hz.
+
+    Returns:
+        `(frames,)` float64, seconds from the start of the waveform.
+
+    Raises:
+        TypeError, ValueError: an argument is no whole number, or too small.
+    """
+    frames = from_integers(frames, "frames", 0)
+    receptive_field, hop = (
+        from_integers(receptive_field, "receptive_field", 1),
+        from_integers(hop, "hop", 1),
+    )
+    rate = from_integers(sample_rate, "sample_rate", 1)
+    return (torch.arange(frames, dtype=torch.float64) * hop + receptive_field / 2) / rate
+
+
+def frame_signal(wave: Tensor, receptive_field: int, hop: int) -> Tensor:
+    """Cut a waveform into the pieces an encoder's frames see.
+
+    Args:
+        wave: `(..., T)`.
+        receptive_field: samples per frame.
+        hop: samples from one frame to the next.
+
+    Returns:
+        `(..., F, receptive_field)`, F from `frame_count`: a strided view of `wave`, nothing copied.
+
+    Raises:
+        TypeError, ValueError: as `frame_count`.
+    """
+    if frame_count(wave.shape[-1], receptive_field, hop) == 0:
+        return wave.new_zeros((*wave.shape[:-1], 0, receptive_field))
+    return wave.unfold(-1, receptive_field, hop)
+
+
+def frame_rms(wave: Tensor, receptive_field: int, hop: int) -> Tensor:
+    """Root mean square of each frame.
+
+    Every frame is summed on its own in float64. A running sum over the signal would be faster, but
+    its differences lose a quiet frame after a loud passage.
+
+    Args:
+        wave: `(..., T)`.
+        receptive_field: samples per frame.
+        hop: samples from one frame to the next.
+
+    Returns:
+        `(..., F)` float64; a frame of zeros has RMS 0 and zero gradient.
+
+    Raises:
+        TypeError, ValueError: as `frame_count`; TypeError if `wave` is no floating-point tensor.
+    """
+    wave = as_floating(wave, "wave")
+    frames = frame_count(wave.shape[-1], receptive_field, hop)
+    if frames == 0 or wave.numel() == 0:
+        return back(torch.zeros(*wave.shape[:-1], frames, dtype=torch.float64), wave.device)
+    squares = wide(wave).square().reshape(-1, 1, wave.shape[-1])
+    power = torch.nn.functional.avg_pool1d(squares, receptive_field, hop)
+    return back(_sqrt(power.reshape(*wave.shape[:-1], frames)), wave.device)
+
+
+def _sqrt(x: Tensor) -> Tensor:
+    """Square root with derivative 0, not infinity, at 0."""
+    positive = x > 0
+    return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
+
+
+@torch.no_grad()
+def source_activity(
+    references: Tensor, receptive_field: int, hop: int, threshold: float = 0.1
+) -> Tensor:
+    """In which frames each source is active: RMS above `threshold` times the source's own RMS.
+
+    Args:
+        references: `(..., S, T)`; each row is judged on its own.
+        receptive_field: samples per frame of the encoder.
+        hop: samples from one frame to the next.
+        threshold: fraction of the RMS over all T samples. Higher leaves more soft frames out.
+
+    Returns:
+        `(..., S, F)` bool. A digitally silent reference is active nowhere.
+
+    Raises:
+        TypeError, ValueError: as `frame_count`; ValueError for samples that are not finite, no
+            samples, or a negative threshold.
+    """
+    if not threshold >= 0:
+        raise ValueError(
+            f"threshold must be a fraction of the source's RMS, at least 0, got {threshold}. "
+            "The method uses 0.1."
+        )
+    unit, _, silent = unit_peak(with_samples(references, "references"), "references")
+    total = back(wide(unit).square().mean(-1, keepdim=True).sqrt(), unit.device)
+    return (frame_rms(unit, receptive_field, hop) > threshold * total) & ~silent

@@ -1,0 +1,251 @@
+"""Loudness of BS.1770-4, batched and differentiable, and the level every waveform is brought to."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from torch_mapss.audio.waveforms import SILENCE_PEAK, check_levels, check_rate, with_samples
+
+# ---------------------------------------------------------------------------------------------
+# Loudness: ITU-R BS.1770-4, one channel
+#
+# K-weighting is two second-order sections, given by the standard as coefficients at 48 kHz. Other
+# rates need the analogue filters behind them. With w = (1 - 1/z) / (1 + 1/z), so that
+# 1/z = (1 - w) / (1 + w) and w = j tan(omega / 2) on the unit circle,
+#
+#     (1 + w)^2 (c0 + c1 / z + c2 / z^2)  =  (c0 + c1 + c2) + 2 (c0 - c2) w + (c0 - c1 + c2) w^2
+#
+# which is the section's analogue prototype in the warped frequency w of 48 kHz. Its natural
+# frequency is K48 = sqrt(constant / quadratic term of the denominator) = tan(pi f0 / 48000). At
+# another rate the same f0 sits at K = tan(pi f0 / rate), hence w is replaced by w K48 / K. At
+# 48 kHz this is the identity, and the passband gain (the standard's high-pass has 1.005, which the
+# offset of -0.691 dB counts on) is the same at every rate. Both filters fit exactly at their own
+# f0; elsewhere the warp shows at low rates: a 997 Hz sine reads 0.05 LU less at 16 kHz and 0.2 LU
+# less at 8 kHz than at 48 kHz, as in other meters, which use the same transform.
+# ---------------------------------------------------------------------------------------------
+
+_Section = tuple[tuple[float, float, float], tuple[float, float, float]]
+
+# BS.1770-4, tables 1 and 2: (b0, b1, b2), (a0, a1, a2).
+_SHELF_48K: _Section = (
+    (1.53512485958697, -2.69169618940638, 1.19839281085285),
+    (1.0, -1.69065929318241, 0.73248077421585),
+)
+_HIGH_PASS_48K: _Section = ((1.0, -2.0, 1.0), (1.0, -1.99004745483398, 0.99007225036621))
+
+_LOUDNESS_OFFSET = -0.691  # dB, equation 2: a 997 Hz sine of amplitude 1 reads -3.01 LUFS
+_ABSOLUTE_GATE = -70.0  # LUFS
+_RELATIVE_GATE = -10.0  # LU
+_HOPS_PER_BLOCK = 4  # blocks of 400 ms every 100 ms
+
+# Length of the K-weighting's impulse response that is kept, in seconds. The high-pass decays as
+# exp(-240 t): what lies beyond 0.15 s sums to less than 1e-14 (benchmarks/loudness.py).
+_DECAY = 0.15
+
+
+def _prototype(section: _Section) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Numerator and denominator in powers 0, 1, 2 of w at 48 kHz."""
+    numerator, denominator = ((c0 + c1 + c2, 2 * (c0 - c2), c0 - c1 + c2) for c0, c1, c2 in section)
+    return numerator, denominator
+
+
+def _section_response(section: _Section, sample_rate: int, half: Tensor) -> Tensor:
+    """Complex response of one section at `half` = omega / 2, `(n,)` float64."""
+    numerator, denominator = _prototype(section)
+    k48 = math.sqrt(denominator[0] / denominator[2])
+    frequency = 48000 / math.pi * math.atan(k48)
+    ratio = k48 / math.tan(math.pi * frequency / sample_rate)
+    # w = j tan(half) is infinite at half the sample rate; times cos^2, both polynomials are finite.
+    cos, sin = half.cos(), half.sin() * ratio
+
+    def polynomial(p: tuple[float, ...]) -> Tensor:
+        return torch.complex(p[0] * cos.square() - p[2] * sin.square(), p[1] * sin * cos)
+
+    return polynomial(numerator) / polynomial(denominator)
+
+
+def _k_response(sample_rate: int, length: int) -> Tensor:
+    """K-weighting on the grid of a real FFT of `length` points, `(length // 2 + 1,)` complex128."""
+    half = torch.arange(length // 2 + 1, dtype=torch.float64) * (math.pi / length)
+    shelf = _section_response(_SHELF_48K, sample_rate, half)
+    return shelf * _section_response(_HIGH_PASS_48K, sample_rate, half)
+
+
+@functools.lru_cache(maxsize=4)
+def _kept_k_response(
+    sample_rate: int, length: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    # Kept across calls, so never as an inference tensor: those cannot be used in a graph later on.
+    with torch.inference_mode(False), torch.no_grad():
+        return _k_response(sample_rate, length).to(dtype).to(device)
+
+
+def _k_weight(wave: Tensor, sample_rate: int) -> Tensor:
+    """`wave (..., T)` after both sections, started at rest.
+
+    The recursion is run as a product of spectra: a loop over samples would be slow on a GPU and in
+    autograd. Sampling the response on a grid of n points folds the impulse response at n; with
+    n >= T + decay the fold reaches the T samples kept only with what is left after the decay.
+    """
+    from scipy.fft import next_fast_len
+
+    if wave.numel() == 0:
+        return wave  # an empty batch, which not every FFT takes
+    samples = wave.shape[-1]
+    length = int(next_fast_len(samples + math.ceil(_DECAY * sample_rate), real=True))
+    spectrum = torch.fft.rfft(wave, n=length)
+    response = _kept_k_response(sample_rate, length, spectrum.dtype, spectrum.device)
+    return torch.fft.irfft(spectrum * response, n=length)[..., :samples]
+
+
+def _powers(wave: Tensor, sample_rate: int) -> tuple[Tensor, Tensor]:
+    """Mean squares after K-weighting: of the gating blocks `(..., K)`, of the whole `(...)`.
+
+    Blocks are four hops of 100 ms (rounded to samples); a block that the end cuts short is left
+    out, as the standard says. K is 0 for a signal shorter than one block.
+    """
+    squares = _k_weight(wave, sample_rate).square()
+    hop = round(sample_rate / 10)
+    hops = squares.shape[-1] // hop
+    if hops < _HOPS_PER_BLOCK:
+        return squares[..., :0], squares.mean(-1)
+    per_hop = squares[..., : hops * hop].unflatten(-1, (hops, hop)).mean(-1)
+    return per_hop.unfold(-1, _HOPS_PER_BLOCK, 1).mean(-1), squares.mean(-1)
+
+
+def _lufs(power: Tensor) -> Tensor:
+    return _LOUDNESS_OFFSET + 10 * power.log10()
+
+
+def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    return (values * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+def _gated(blocks: Tensor, shift: Tensor) -> Tensor:
+    """Blocks that both gates let through, if the signal were `shift (...)` dB louder; no gradient.
+
+    Returns:
+        `(..., K)` bool. Both comparisons are strict (equations 4 and 6): with nothing above the
+        absolute gate the relative one is -inf and still lets nothing through.
+    """
+    loudness = _lufs(blocks) + shift.unsqueeze(-1)
+    above = loudness > _ABSOLUTE_GATE
+    relative = _lufs(_masked_mean(blocks, above)) + shift + _RELATIVE_GATE
+    return above & (loudness > relative.unsqueeze(-1))
+
+
+def _gated_power(blocks: Tensor, whole: Tensor, gate: Tensor) -> Tensor:
+    """Mean power of the gated blocks, of the whole signal where no block is left; `(...)`."""
+    return torch.where(gate.any(-1), _masked_mean(blocks, gate), whole)
+
+
+def unit_peak(wave: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The wave at peak 1; its former peak, without gradient, and who is silent, both `(..., 1)`.
+
+    Levels are taken of the scaled wave, so that squares neither underflow nor overflow. The peak is
+    a constant to autograd: every use adds its logarithm back or does not depend on scale, so the
+    gradient is exact whatever constant is divided out. Silent signals get peak 1 and no gradient.
+    """
+    peak = wave.detach().abs().amax(-1, keepdim=True)
+    if not bool(peak.isfinite().all()):
+        _raise_not_finite(wave, name)
+    silent = peak < SILENCE_PEAK
+    peak = torch.where(silent, 1.0, peak)
+    return torch.where(silent, wave.detach(), wave) / peak, peak, silent
+
+
+def _raise_not_finite(wave: Tensor, name: str) -> None:
+    where = (~wave.detach().isfinite()).nonzero()[0].tolist()
+    raise ValueError(
+        f"{name} must hold finite samples, got NaN or infinity at index {tuple(where)} of shape "
+        f"{tuple(wave.shape)}. No level can be measured; find the step that produced it."
+    )
+
+
+def integrated_loudness(wave: Tensor, sample_rate: int) -> Tensor:
+    """Integrated loudness of mono signals, ITU-R BS.1770-4: K-weighted and gated.
+
+    Blocks of 400 ms every 100 ms; those at or below -70 LUFS are left out, then those at or below
+    10 LU under the mean of the rest. Where no block is left, it is the ungated loudness of the
+    whole signal.
+
+    Args:
+        wave: `(..., T)`, each row a signal of its own. Half precision is computed in float32.
+        sample_rate: Hz, at least 8000.
+
+    Returns:
+        `(...)` in LUFS (a 997 Hz sine of amplitude 1 reads -3.01); -inf, with zero gradient, for
+        digital silence. Differentiable through the power of the blocks; which blocks are gated is
+        taken as given.
+
+    Raises:
+        TypeError: `wave` is no floating-point tensor or `sample_rate` no whole number.
+        ValueError: no samples, samples that are not finite, or a rate below 8000 Hz.
+    """
+    rate = check_rate(sample_rate)
+    unit, peak, silent = unit_peak(with_samples(wave, "wave"), "wave")
+    peak, silent = peak.squeeze(-1), silent.squeeze(-1)
+    level = 20 * peak.log10()
+    blocks, whole = _powers(unit, rate)
+    power = _gated_power(blocks, whole, _gated(blocks.detach(), level))
+    loudness = _lufs(torch.where(silent, 1.0, power)) + level
+    return torch.where(silent, -torch.inf, loudness)
+
+
+def normalize_loudness(
+    wave: Tensor, sample_rate: int, target: float = -23.0, peak: float = 1.0
+) -> Tensor:
+    """Bring each signal to `target` LUFS on its own, then below `peak` where it exceeds that.
+
+    The gates are applied at the level of the output, before the peak rule: the result reads
+    `target` on a BS.1770-4 meter and does not depend on the scale of the input. Measuring the
+    input where it stands would not do, since the gate at -70 LUFS is absolute: a signal 60 dB down
+    loses its pauses, then its quiet words, then everything to it.
+
+    Args:
+        wave: `(..., T)`, any scale (peaks of 25 or of 1e-6 alike); nothing is clipped.
+        sample_rate: Hz, at least 8000.
+        target: loudness of the output, LUFS. At or below -70 no block passes and the ungated
+            loudness of the whole signal is brought to it.
+        peak: largest absolute sample of the output; `math.inf` lifts the limit. The whole signal is
+            scaled down, so shape is kept and loudness falls below `target`.
+
+    Returns:
+        `(..., T)` float32, or float64 for float64 input. Digital silence comes back as it is, with
+        zero gradient. Differentiable, including through the peak where it limits.
+
+    Raises:
+        TypeError: `wave` is no floating-point tensor or `sample_rate` no whole number.
+        ValueError: as `integrated_loudness`; `target` not finite; `peak` not positive.
+    """
+    rate = check_rate(sample_rate)
+    check_levels(target, peak)
+    unit, _, silent = unit_peak(with_samples(wave, "wave"), "wave")
+    blocks, whole = _powers(unit, rate)
+    gate = _gates_at(target, blocks.detach(), whole.detach())
+    power = torch.where(silent, 1.0, _gated_power(blocks, whole, gate).unsqueeze(-1))
+    gain = torch.where(silent, 1.0, 10 ** ((target - _lufs(power)) / 20))
+    loud = unit * gain
+    if peak == math.inf:
+        return loud
+    highest = loud.abs().amax(-1, keepdim=True)
+    # Dividing by the larger of both keeps the factor at 1, with zero gradient, under the limit.
+    return loud * torch.where(silent, 1.0, peak / highest.clamp(min=peak))
+
+
+def _gates_at(target: float, blocks: Tensor, whole: Tensor) -> Tensor:
+    """Gated blocks of the signal once it reads `target`; `(..., K)` bool.
+
+    The gain depends on the gates and they on the gain: a fixed point, started from the ungated
+    loudness, which is as free of the input's scale as the result. Only blocks within a few dB of
+    the absolute gate can move, so two rounds settle it; four cost nothing beside the filter.
+    """
+    shift = target - _lufs(whole)
+    for _ in range(4):
+        gate = _gated(blocks, shift)
+        shift = target - _lufs(_gated_power(blocks, whole, gate))
+    return gate

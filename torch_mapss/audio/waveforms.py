@@ -1,0 +1,239 @@
+"""Waveforms as tensors: what is accepted, channels mixed down, rates brought to one."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torch_mapss.core import checks
+
+#: Peaks below this (-600 dBFS) count as digital silence. Nothing recorded comes near it; it keeps
+#: 1 / peak, and with it every gradient, finite in float32.
+SILENCE_PEAK = 1e-30
+
+# ---------------------------------------------------------------------------------------------
+# Input: dtypes, arguments
+# ---------------------------------------------------------------------------------------------
+
+# Zero point and full scale of the integer sample formats audio files use.
+_INTEGER_FORMATS = {
+    torch.uint8: (128, 2.0**7),
+    torch.int8: (0, 2.0**7),
+    torch.int16: (0, 2.0**15),
+    torch.int32: (0, 2.0**31),
+}
+
+
+def as_waveform(x: Tensor | np.ndarray, name: str = "waveform") -> Tensor:
+    """A floating-point waveform tensor, whatever array it came as.
+
+    Args:
+        x: `(..., T)` tensor or NumPy array. float32 and float64 are kept; float16 and bfloat16
+            become float32; uint8, int8, int16 and int32 are read as PCM samples and scaled to
+            [-1, 1).
+        name: what the array is, for the error text.
+
+    Returns:
+        `(..., T)` float32 or float64, on the device of `x`; a tensor keeps its graph.
+
+    Raises:
+        TypeError: `x` is no array, or its dtype is no sample format (complex, bool, int64, ...).
+        ValueError: `x` has no time axis.
+    """
+    if isinstance(x, np.ndarray):
+        x = _from_numpy(x, name)
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"{name} must be a torch tensor or a NumPy array of samples, got {type(x).__name__}. "
+            "Read files with torch_mapss.audio.load_audio(path); wrap lists in torch.tensor(...)."
+        )
+    checks.check_plain(x, name)
+    if x.ndim == 0:
+        raise ValueError(
+            f"{name} must have a time axis (..., T), got a single number. "
+            "Pass the samples, for instance of shape (sources, T)."
+        )
+    if x.dtype in _INTEGER_FORMATS:
+        zero, scale = _INTEGER_FORMATS[x.dtype]
+        return (x.to(torch.float32) - zero) / scale
+    return as_floating(x, name)
+
+
+def _from_numpy(x: np.ndarray, name: str) -> Tensor:
+    """A tensor of a NumPy array: any byte order, stride or write protection."""
+    if x.dtype.kind not in "fiubc":
+        raise TypeError(
+            f"{name} must hold numbers, got a NumPy array of dtype {x.dtype}. "
+            "Pass float32 samples in [-1, 1] or 16-bit integers."
+        )
+    if x.dtype.kind == "f" and x.dtype.itemsize > 8:
+        x = x.astype(np.float64)
+    x = np.array(
+        x, dtype=x.dtype.newbyteorder("=")
+    )  # copies: torch wants writable, forward strides
+    return torch.from_numpy(x)
+
+
+def as_floating(wave: Tensor, name: str) -> Tensor:
+    """float32 and float64 as they are, half precision as float32, anything else refused."""
+    if not isinstance(wave, Tensor):
+        raise TypeError(
+            f"{name} must be a torch tensor, got {type(wave).__name__}. "
+            "Convert it with torch_mapss.audio.as_waveform(x)."
+        )
+    if wave.dtype in (torch.float32, torch.float64):
+        return wave
+    if wave.dtype in (torch.float16, torch.bfloat16):
+        return checks.lifted(wave)
+    raise TypeError(
+        f"{name} must hold floating-point samples, got {wave.dtype}, which has no agreed full "
+        "scale as audio. Convert to float32 in [-1, 1] first: 16-bit PCM is x / 32768."
+    )
+
+
+def with_samples(wave: Tensor, name: str) -> Tensor:
+    """The checked floating waveform; refuses one without samples."""
+    wave = as_floating(wave, name)
+    if wave.ndim == 0 or wave.shape[-1] == 0:
+        raise ValueError(
+            f"{name} must have samples along its last axis (..., T), got shape "
+            f"{tuple(wave.shape)}. An empty signal has no level; drop it from the list."
+        )
+    return wave
+
+
+def from_integers(value: Any, name: str, least: int) -> int:
+    """`value` as an int of at least `least`; a float is refused even where it is whole."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(
+            f"{name} must be a whole number, got {value!r} of type {type(value).__name__}. "
+            f"Pass an int, such as int(round({name}))."
+        )
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}. Pass a larger value.")
+    return number
+
+
+# ---------------------------------------------------------------------------------------------
+# Channels and rate
+# ---------------------------------------------------------------------------------------------
+
+
+def to_mono(wave: Tensor) -> Tensor:
+    """Mix channels down to one by their mean.
+
+    Args:
+        wave: `(..., C, T)`.
+
+    Returns:
+        `(..., T)`, the mean over channels: what all channels share keeps its level.
+
+    Raises:
+        TypeError: `wave` is no floating-point tensor.
+        ValueError: there is no channel axis, or no channel on it.
+    """
+    wave = as_floating(wave, "wave")
+    if wave.ndim < 2 or wave.shape[-2] == 0:
+        raise ValueError(
+            f"wave must have a channel axis before time (..., C, T), got shape "
+            f"{tuple(wave.shape)}. A mono signal needs no downmix; else add the axis with "
+            "wave[..., None, :]."
+        )
+    return wave.mean(-2)
+
+
+# Entries of torchaudio's polyphase kernel; 1e8 are 400 MB in float32.
+_LARGEST_RESAMPLER = 10**8
+
+
+def resample(wave: Tensor, orig: int, new: int) -> Tensor:
+    """Bring a waveform from one sample rate to another (`torchaudio`, windowed sinc).
+
+    Args:
+        wave: `(..., T)`. float64 stays float64, half precision is computed in float32.
+        orig: rate of `wave`, Hz, a whole number.
+        new: rate wanted, Hz, a whole number. Equal rates return `wave` itself.
+
+    Returns:
+        `(..., ceil(T * new / orig))`, differentiable.
+
+    Raises:
+        TypeError: a rate is no whole number, or `wave` no floating-point tensor.
+        ValueError: a rate is not positive, `wave` is empty, or the ratio needs a filter too large
+            to hold.
+        ImportError: the `torchaudio` package is missing.
+    """
+    orig, new = from_integers(orig, "orig", 1), from_integers(new, "new", 1)
+    if orig == new:
+        return wave
+    wave = with_samples(wave, "wave")
+    _check_ratio(orig, new)
+    try:
+        from torchaudio.functional import resample as sinc_resample
+    except Exception as error:  # OSError: it is there, but was built for another torch
+        raise ImportError(
+            f"resampling needs torchaudio, which does not load ({error}): pip install torchaudio, "
+            "in the version that belongs to this torch"
+        ) from error
+    # The filter is a convolution, which autocast would run in half precision.
+    with torch.autocast(wave.device.type, enabled=False):
+        return sinc_resample(wave, orig, new)
+
+
+def _check_ratio(orig: int, new: int) -> None:
+    """The polyphase kernel has `new` filters of about `orig` taps (rates reduced by their gcd)."""
+    common = math.gcd(orig, new)
+    up, down = new // common, orig // common
+    if up * (down + 12 * max(1, down // up)) > _LARGEST_RESAMPLER:
+        raise ValueError(
+            f"resampling from {orig} to {new} Hz needs a ratio of {up}/{down}, whose filter would "
+            "take gigabytes: the rates have almost no common divisor. Check the rates; if they are "
+            "right, resample the files beforehand with another tool."
+        )
+
+
+_LOWEST_RATE = 8000  # Hz; the shelf's corner (1.7 kHz) must stay well below half the rate
+
+
+def check_rate(sample_rate: int) -> int:
+    rate = from_integers(sample_rate, "sample_rate", 1)
+    if rate < _LOWEST_RATE:
+        raise ValueError(
+            f"loudness needs a sample_rate of at least {_LOWEST_RATE} Hz, got {rate}: below it the "
+            "K-weighting filter does not fit under half the rate. Resample the signal up first."
+        )
+    return rate
+
+
+def is_silent(wave: Tensor) -> Tensor:
+    """Which signals are digitally silent: peak below `SILENCE_PEAK`.
+
+    Args:
+        wave: `(..., T)`.
+
+    Returns:
+        `(...)` bool.
+    """
+    wave = with_samples(wave, "wave").detach()
+    return wave.abs().amax(-1) < SILENCE_PEAK
+
+
+def check_levels(target: float, peak: float) -> None:
+    if not math.isfinite(target):
+        raise ValueError(
+            f"target must be a finite loudness in LUFS, got {target}. Typical is -23 (EBU R 128)."
+        )
+    if not peak > 0:
+        raise ValueError(
+            f"peak must be a positive sample value, got {peak}. Full scale is 1; pass math.inf "
+            "for no limit."
+        )

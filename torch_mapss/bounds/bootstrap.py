@@ -1,0 +1,183 @@
+r"""A plain bootstrap over the distortions: scores of resampled clusters, on the map as it is.
+
+The sampled unit is the distortion, and it is common to all frames: one draw resamples the same
+members of the bank, with replacement, in every frame (where members are masked, the same share of
+those present). A draw is a vector of counts w, and every statistic a weighted sum, so no point is
+ever copied:
+
+.. math:: \mu^* = \tfrac1n \sum_p w_p x_p, \qquad
+   (n-1)\Sigma^* = \sum_p w_p (x_p - c)(x_p - c)^T - n (\mu^* - c)(\mu^* - c)^T,
+
+c any fixed centre. The reference of a cluster always stays. No gradients.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torch_mapss.core.gamma import gammaincc
+from torch_mapss.core.layout import Layout, presence, split_points
+from torch_mapss.core.mahalanobis import RIDGE, rounding_floor, squared_mahalanobis
+from torch_mapss.core.manifold import Embedding
+from torch_mapss.core.match import attributed_deviations
+from torch_mapss.core.separation import cluster_statistics
+from torch_mapss.core.settings import Settings
+
+# Working memory of one block of draws.
+DRAW_BYTES = 96 * 2**20
+
+
+def half_width(draws: Tensor, score: Tensor, confidence: float) -> Tensor:
+    """The ``confidence`` quantile of |draw - score| over draws (R, ...), shape (...)."""
+    return quantile((draws - score).abs(), confidence)
+
+
+def quantile(values: Tensor, level: float) -> Tensor:
+    """Quantile along the first axis, linear between order statistics (torch's limits the size)."""
+    ordered = values.sort(0).values
+    place = level * (len(ordered) - 1)
+    below = min(int(place), len(ordered) - 1)
+    above = min(below + 1, len(ordered) - 1)
+    return torch.lerp(ordered[below], ordered[above], place - below)
+
+
+def resampled_counts(present: Tensor, draws: int, seed: int) -> Tensor:
+    """How often every distortion is drawn.
+
+    Args:
+        present: (F, S, P) bool.
+        draws: R.
+        seed: equal seeds draw equal members on every device, whatever the batch.
+
+    Returns:
+        (R, F, S, P) counts; each (R, F, S) sums to the number present. The F axis is 1 where all
+        distortions are present everywhere.
+    """
+    sources, members = present.shape[1:]
+    generator = torch.Generator("cpu").manual_seed(seed)
+    uniform = torch.rand(draws, sources, members, generator=generator, dtype=torch.float64)
+    uniform = uniform.to(present.device).unsqueeze(1)
+    if bool(present.all()):
+        present = present[:1]
+    count = present.sum(-1, keepdim=True)  # (F, S, 1)
+    place = torch.minimum((uniform * count).long(), (count - 1).clamp(min=0))
+    counted = (torch.arange(members, device=present.device) < count).expand_as(place)
+    tally = torch.zeros(place.shape, dtype=torch.float64, device=present.device)
+    tally.scatter_add_(-1, place, counted.to(tally.dtype))
+    position = (present.cumsum(-1) - 1).clamp(min=0).expand_as(place)
+    return torch.where(present, tally.gather(-1, position), 0.0)
+
+
+def _blocks(weights: Tensor, frames: int, width: int) -> tuple[Tensor, ...]:
+    """``weights`` (R, ...) in blocks of draws whose statistics fit the working memory."""
+    points = weights.shape[-1] + width
+    each = 8 * frames * weights.shape[-2] * width * 2 * points
+    return weights.split(max(1, DRAW_BYTES // max(each, 1)))
+
+
+def _weighted_scatter(weights: Tensor, deviations: Tensor) -> Tensor:
+    """Σ_p w_p x_p x_pᵀ: (R, F, S, n), (F, S, n, D) -> (R, F, S, D, D)."""
+    return (deviations.mT * weights.unsqueeze(-2)) @ deviations
+
+
+def _factor(scatter: Tensor, divisor: Tensor) -> Tensor:
+    covariance = scatter / divisor[..., None, None]
+    covariance.diagonal(dim1=-2, dim2=-1).add_(RIDGE)
+    return torch.linalg.cholesky_ex(covariance).L
+
+
+# --------------------------------------------------------------------------------------------
+# PS
+# --------------------------------------------------------------------------------------------
+
+
+def bootstrap_separation(
+    embedding: Embedding, layout: Layout, settings: Settings, draws: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """PS (F, S') of the clusters as they are, and of every draw (R, F, S')."""
+    outputs, clusters = split_points(embedding.coordinates, layout)
+    active, present = presence(layout, len(outputs), outputs.device)
+    centre, deviations, divisor = cluster_statistics(clusters, present)
+    counts = pad(resampled_counts(present[..., 1:], draws, seed), (1, 0), value=1.0)
+    delta = outputs.unsqueeze(-3) - centre.unsqueeze(-2)  # (F, S, S', D)
+    own = torch.arange(layout.sources, device=active.device) == torch.tensor(
+        layout.attributed, device=active.device
+    ).unsqueeze(-1)
+    foreign = ~own & active.unsqueeze(-2)
+    once = pad(present[None, ..., 1:].to(clusters.dtype), (1, 0), value=1.0)
+
+    def scores(weights: Tensor) -> Tensor:
+        squared = _resampled_distances(weights, deviations, delta, divisor)
+        return _separation(squared.mT, own, foreign, settings.convention)
+
+    blocks = _blocks(counts, len(outputs), clusters.shape[-1])
+    return scores(once)[0], torch.cat([scores(block) for block in blocks])
+
+
+def _resampled_distances(
+    weights: Tensor, deviations: Tensor, delta: Tensor, divisor: Tensor
+) -> Tensor:
+    """Squared distances of the outputs to the clusters of every draw, (R, F, S, S')."""
+    n = (divisor + 1)[..., None]
+    shift = (weights.unsqueeze(-2) @ deviations).squeeze(-2) / n  # (R, F, S, D) μ* - c
+    scatter = _weighted_scatter(weights, deviations)
+    scatter = scatter - n.unsqueeze(-1) * shift.unsqueeze(-1) * shift.unsqueeze(-2)
+    moved = delta - shift.unsqueeze(-2)
+    return squared_mahalanobis(_factor(scatter, divisor), moved)
+
+
+def _separation(squared: Tensor, own: Tensor, foreign: Tensor, convention: str) -> Tensor:
+    """PS [eq:PS_final] of squared distances (..., S', S); ½ where both are 0."""
+    ridge = RIDGE if convention == "reference" else 0.0
+    a = (torch.where(own, squared, 0.0).sum(-1) + ridge).sqrt()
+    nearest = torch.where(foreign, squared, torch.inf).amin(-1)
+    b = (torch.where(torch.isfinite(nearest), nearest, 0.0) + ridge).sqrt()
+    if convention == "reference":
+        return 1.0 - a / (a + b + RIDGE)
+    some = a + b > 0.0
+    return torch.where(some, b / torch.where(some, a + b, 1.0), 0.5)
+
+
+# --------------------------------------------------------------------------------------------
+# PM
+# --------------------------------------------------------------------------------------------
+
+
+def bootstrap_match(
+    embedding: Embedding, layout: Layout, settings: Settings, draws: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """PM (F, S') of the clusters as they are, and of every draw (R, F, S').
+
+    Draws whose resampled cluster is collapsed (all squared distances equal) keep no fit: 1 if the
+    output coincides with its reference, else 0, as the score.
+    """
+    deviations, output, there, count = attributed_deviations(embedding, layout)
+    _, present = presence(layout, len(output), output.device)
+    counts = resampled_counts(present[..., 1:], draws, seed)[:, :, list(layout.attributed)]
+    rows = torch.cat([deviations, output.unsqueeze(-2)], -2)
+    ridge = RIDGE if settings.convention == "reference" else 0.0
+    floor = rounding_floor(embedding.coordinates).unsqueeze(-1)
+
+    def scores(weights: Tensor) -> Tensor:
+        factor = _factor(_weighted_scatter(weights, deviations), (count - 1).clamp(min=1))
+        squared = squared_mahalanobis(factor, rows)
+        a = squared[..., -1]
+        a = torch.where(a <= floor, 0.0, a) + ridge
+        return _match(squared[..., :-1] + ridge, a, weights, count)
+
+    blocks = _blocks(counts, len(output), rows.shape[-1])
+    return scores(there.unsqueeze(0).to(rows.dtype))[0], torch.cat([scores(w) for w in blocks])
+
+
+def _match(g: Tensor, a: Tensor, weights: Tensor, count: Tensor) -> Tensor:
+    """PM [eq:pm_gamma_mm_short] of squared distances g (..., P) with counts ``weights``."""
+    mean = (weights * g).sum(-1) / count.clamp(min=1)
+    centred = weights * (g - mean.unsqueeze(-1)).square()
+    variance = centred.sum(-1) / (count - 1).clamp(min=1)
+    spread = (16.0 * torch.finfo(mean.dtype).eps * mean).square()
+    fitted = (mean > 0.0) & (variance > spread)
+    mean, safe = torch.where(fitted, mean, 1.0), torch.where(fitted, variance, 1.0)
+    score = gammaincc(mean.square() / safe, a * mean / safe)
+    return torch.where(fitted, score, (a <= 0.0).to(score.dtype))

@@ -1,0 +1,375 @@
+r"""Utterances -> correlation with listeners: PCC and SRCC with their own error.
+
+One trial and source gives Q systems a score each, with a radius b and a half-width h, and a rating
+each [sec:propagate_ci_to_corr]. Printed formulas that cannot be right are put right here:
+
+* PCC. With both vectors centred (x, m), :math:`\nabla r = m/(|x||m|) - r\,x/|x|^2` [eq:pcc_grad].
+  The radius is :math:`|\nabla r||b|` [eq:pcc_bias]; biases may have any signs, so b itself is not
+  centred. Half-width: the delta method [eq:pcc_hw]. Both are first-order.
+* SRCC. Ranks are steps, so there is no gradient. Write sgn for the order of a pair; centred average
+  ranks are :math:`R_i = \tfrac12\sum_j sgn(v_i - v_j)`, so for any scores v
+
+  .. math:: \rho = \frac{N}{D\,|m|}, \quad N = \tfrac12\sum_{i<j} sgn(v_i-v_j)(m_i-m_j), \quad
+            D^2 = \sum_i R_i^2 = \tfrac1{12}\Big(Q^3 - Q - \sum_i (t_i^2 - 1)\Big),
+
+  m the centred ranks of the ratings, t_i how many systems share the rank of i. A pair farther apart
+  than :math:`b_i + b_j` keeps its order. Every other takes, independently, the order that makes N
+  largest (or least), and t_i is at most 1 + the number of such pairs of i. That is the radius: no
+  bias within b can move ρ farther, ties included. Trying only ±b, as printed, misses most swaps.
+  Half-width: the c quantile of the change under Gaussian jitter [eq:srcc_hw].
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.bounds.bootstrap import quantile
+from torch_mapss.bounds.effective import normal_quantile
+from torch_mapss.bounds.frames import check_confidence
+from torch_mapss.core import checks
+
+METHODS = ("pearson", "spearman")
+# Jittered ranks of this many numbers are held at once.
+_BLOCK = 2**22
+
+
+class CorrelationBounds(NamedTuple):
+    """A correlation of scores with ratings and how far it may be off."""
+
+    value: Tensor  # (...) the correlation
+    radius: Tensor  # (...) from the radii of the scores
+    half_width: Tensor  # (...) from their half-widths, at the same confidence
+    total: Tensor  # (...) radius + half-width
+    systems: Tensor  # (...) int64, how many systems had both a score and a rating
+
+
+class ScenarioBounds(NamedTuple):
+    """Mean correlation over the trials and sources of a scenario."""
+
+    value: Tensor  # (...)
+    radius: Tensor  # (...) [eq:scenario_bias]
+    half_width: Tensor  # (...) [eq:scenario_halfwidth_pcc]
+    total: Tensor  # (...)
+    counted: Tensor  # (...) int64, how many trials and sources were defined
+
+
+# --------------------------------------------------------------------------------------------
+# Correlations
+# --------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def pearson(scores: Tensor, ratings: Tensor, *, undefined: str = "warn") -> Tensor:
+    """PCC of scores and ratings over systems [eq:ps_pcc_i].
+
+    Args:
+        scores: (..., Q), one per system; NaN where there is none.
+        ratings: (..., Q), likewise.
+        undefined: what happens where it does not exist, because scores or ratings are all the
+            same or fewer than two systems have both: ``"warn"`` gives NaN and a UserWarning,
+            ``"raise"`` a ValueError.
+
+    Returns:
+        (...) in [-1, 1], over the systems that have both.
+
+    Raises:
+        TypeError: not floating point.
+        ValueError: shapes that do not fit, infinite values, or an undefined value if asked for.
+    """
+    x, m, present = _paired(scores, ratings)
+    return _where_defined(_pearson(x, m, present), x, m, present, undefined)
+
+
+@torch.no_grad()
+def spearman(scores: Tensor, ratings: Tensor, *, undefined: str = "warn") -> Tensor:
+    """SRCC of scores and ratings [eq:srcc_ps]: the PCC of their ranks, ties at average ranks.
+
+    Arguments, result and errors as :func:`pearson`.
+    """
+    x, m, present = _paired(scores, ratings)
+    value = _pearson(_ranks(x, present), _ranks(m, present), present)
+    return _where_defined(value, x, m, present, undefined)
+
+
+@torch.no_grad()
+def ranks(values: Tensor) -> Tensor:
+    """Ranks from 1 along the last axis, tied values at their average rank; NaN stays NaN."""
+    checks.check_floating(values, "values")
+    present = ~torch.isnan(values)
+    return torch.where(present, _ranks(values.double(), present), torch.nan)
+
+
+def _ranks(values: Tensor, present: Tensor) -> Tensor:
+    """Average ranks among the present: (how many are below + how many not above + 1)/2."""
+    values = torch.where(present, values, torch.inf).contiguous()
+    ordered = values.sort(-1).values
+    below = torch.searchsorted(ordered, values, right=False)
+    reached = torch.searchsorted(ordered, values, right=True)
+    return (below + reached + 1).to(values.dtype) / 2.0
+
+
+def _centred(values: Tensor, present: Tensor) -> Tensor:
+    mean = torch.where(present, values, 0.0).sum(-1, keepdim=True)
+    mean = mean / present.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(present, values - mean, 0.0)
+
+
+def _pearson(x: Tensor, m: Tensor, present: Tensor) -> Tensor:
+    """PCC over the last axis; 0 where a vector does not vary."""
+    x, m = _centred(x, present), _centred(m, present)
+    scale = torch.linalg.vector_norm(x, dim=-1) * torch.linalg.vector_norm(m, dim=-1)
+    some = scale > 0.0
+    return torch.where(some, (x * m).sum(-1) / torch.where(some, scale, 1.0), 0.0).clamp(-1.0, 1.0)
+
+
+def _paired(scores: Tensor, ratings: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Both in float64, and where both are there."""
+    checks.check_floating(scores, "scores")
+    checks.check_floating(ratings, "ratings")
+    if scores.shape != ratings.shape or scores.ndim < 1 or scores.shape[-1] < 1:
+        raise ValueError(
+            f"scores and ratings must have one shape (..., Q), systems last, got "
+            f"{tuple(scores.shape)} and {tuple(ratings.shape)}. Use NaN for a system without one."
+        )
+    if bool(torch.isinf(scores).any() | torch.isinf(ratings).any()):
+        raise ValueError(
+            "scores and ratings must not be infinite. Correlate log scores with a floor, or mark "
+            "the system absent with NaN."
+        )
+    present = ~(torch.isnan(scores) | torch.isnan(ratings))
+    return scores.double(), ratings.double(), present
+
+
+def _varies(values: Tensor, present: Tensor) -> Tensor:
+    largest = torch.where(present, values, -torch.inf).amax(-1)
+    return largest > torch.where(present, values, torch.inf).amin(-1)
+
+
+def _defined(x: Tensor, m: Tensor, present: Tensor, undefined: str) -> Tensor:
+    """(...) whether a correlation exists; warns or raises about the rest."""
+    checks.check_choice(undefined, "undefined", ("warn", "raise"))
+    score, rating = _varies(x, present), _varies(m, present)
+    missing = int((~(score & rating)).sum())
+    if missing:
+        text = (
+            f"{missing} of {score.numel()} correlations are undefined and NaN: "
+            f"{int((~rating).sum())} have ratings that are all the same, "
+            f"{int((~score).sum())} scores that are all the same (or fewer than two systems with "
+            "both). A correlation needs both to vary; leave these trials out."
+        )
+        if undefined == "raise":
+            raise ValueError(text)
+        checks.warn_user(text)
+    return score & rating
+
+
+def _where_defined(value: Tensor, x: Tensor, m: Tensor, present: Tensor, undefined: str) -> Tensor:
+    return torch.where(_defined(x, m, present, undefined), value, torch.nan)
+
+
+# --------------------------------------------------------------------------------------------
+# Their error
+# --------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def correlation_bounds(
+    scores: Tensor,
+    radii: Tensor,
+    half_widths: Tensor,
+    ratings: Tensor,
+    confidence: float = 0.95,
+    method: str = "pearson",
+    *,
+    draws: int = 10_000,
+    seed: int = 0,
+    undefined: str = "warn",
+) -> CorrelationBounds:
+    """PCC or SRCC of one trial and source with ratings, its radius and half-width.
+
+    The SRCC radius holds for every bias within the radii. The PCC radius and half-width are
+    first-order in them; the SRCC half-width takes the errors of systems as independent Gaussians.
+    Neither exceeds 1 + |r|, the way to the far end of [-1, 1]: scores that hardly differ between
+    systems (a saturated PM) have a PCC that says nothing, and a bound that says so.
+
+    Args:
+        scores: (..., Q) utterance scores of Q systems; NaN where there is none.
+        radii: (..., Q) their radii.
+        half_widths: (..., Q) their half-widths at ``confidence``.
+        ratings: (..., Q) listener ratings; NaN where there is none.
+        confidence: of the half-widths that come in and go out, in (0, 1).
+        method: ``"pearson"`` or ``"spearman"``.
+        draws: of the jitter (SRCC). More is steadier and slower; the paper takes 10⁴.
+        seed: of the jitter; the same draws serve every trial.
+        undefined: as for :func:`pearson`.
+
+    Returns:
+        :class:`CorrelationBounds` of (...) float64 tensors; NaN where undefined.
+
+    Raises:
+        TypeError: not floating point.
+        ValueError: shapes that do not fit, negative or missing bounds of a system that has a score
+            and a rating, settings out of range, or undefined values if asked for.
+    """
+    check_confidence(confidence)
+    checks.check_choice(method, "method", METHODS)
+    draws, seed = checks.check_whole(draws, "draws", 1), checks.check_seed(seed)
+    x, m, present = _paired(scores, ratings)
+    b, h = (_bounds_of(v, n, present) for v, n in ((radii, "radii"), (half_widths, "half_widths")))
+    defined = _defined(x, m, present, undefined)
+    if method == "pearson":
+        value = _pearson(x, m, present)
+        gradient = pearson_gradient(x, m, present)
+        radius = torch.linalg.vector_norm(gradient, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
+        width = torch.linalg.vector_norm(gradient * h, dim=-1)
+    else:
+        value = _pearson(_ranks(x, present), _ranks(m, present), present)
+        radius = spearman_radius(x, m, b, present)
+        scale = h / normal_quantile(confidence)
+        width = _jittered_width(x, m, scale, present, value, confidence, draws, seed)
+    farthest = 1.0 + value.abs()  # to -1 or 1, whatever the first order says
+    parts = value, torch.minimum(radius, farthest), torch.minimum(width, farthest)
+    value, radius, width = (torch.where(defined, part, torch.nan) for part in parts)
+    return CorrelationBounds(value, radius, width, radius + width, present.sum(-1))
+
+
+def _bounds_of(values: Tensor, name: str, present: Tensor) -> Tensor:
+    """``values`` in float64, 0 at absent systems."""
+    checks.check_floating(values, name)
+    if values.shape != present.shape:
+        raise ValueError(
+            f"{name} must have the shape of scores, {tuple(present.shape)}, got "
+            f"{tuple(values.shape)}. There is one for each system."
+        )
+    if bool((present & ~((values >= 0.0) & torch.isfinite(values))).any()):
+        raise ValueError(
+            f"{name} must be finite and at least 0 for every system with a score and a rating. "
+            "Set its score to NaN to leave a system out."
+        )
+    return torch.where(present, values.double(), 0.0)
+
+
+def pearson_gradient(x: Tensor, m: Tensor, present: Tensor) -> Tensor:
+    """∂r/∂x [eq:pcc_grad] with both vectors centred; 0 at absent systems."""
+    r = _pearson(x, m, present).unsqueeze(-1)
+    x, m = _centred(x, present), _centred(m, present)
+    norm_x = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    norm_m = torch.linalg.vector_norm(m, dim=-1, keepdim=True)
+    safe_x, safe_m = (torch.where(n > 0.0, n, 1.0) for n in (norm_x, norm_m))
+    return m / (safe_x * safe_m) - r * x / safe_x.square()
+
+
+def spearman_radius(x: Tensor, m: Tensor, b: Tensor, present: Tensor) -> Tensor:
+    """The farthest SRCC can move for any change within b (..., Q); see the module."""
+    pair = present.unsqueeze(-1) & present.unsqueeze(-2)
+    pair = pair & ~torch.eye(x.shape[-1], dtype=torch.bool, device=x.device)
+    apart = x.unsqueeze(-1) - x.unsqueeze(-2)
+    reach = b.unsqueeze(-1) + b.unsqueeze(-2)
+    free = pair & (apart.abs() <= reach) & (reach > 0.0)
+    fixed = pair & ~free
+    rating = _centred(_ranks(m, present), present)
+    weight = rating.unsqueeze(-1) - rating.unsqueeze(-2)
+    # Every pair appears twice, with the same product: a quarter of the sum over both.
+    settled = torch.where(fixed, apart.sign() * weight, 0.0).sum((-2, -1)) / 4.0
+    swing = torch.where(free, weight.abs(), 0.0).sum((-2, -1)) / 4.0
+    tied = (fixed & (apart == 0.0)).sum(-1)
+    least, most = (_rank_norm(t, present) for t in (tied + free.sum(-1), tied))
+    scale = torch.linalg.vector_norm(rating, dim=-1)
+    highest = _largest_ratio(settled + swing, least * scale, most * scale)
+    lowest = -_largest_ratio(swing - settled, least * scale, most * scale)
+    value = _pearson(_ranks(x, present), _ranks(m, present), present)
+    return torch.maximum(highest - value, value - lowest).clamp(min=0.0)
+
+
+def _rank_norm(others: Tensor, present: Tensor) -> Tensor:
+    """D (...) for t_i - 1 = ``others`` (..., Q) systems at the rank of i."""
+    q = present.sum(-1).double()
+    ties = torch.where(present, ((others + 1) ** 2 - 1).double(), 0.0).sum(-1)
+    return ((q**3 - q - ties) / 12.0).clamp(min=0.0).sqrt()
+
+
+def _largest_ratio(numerator: Tensor, least: Tensor, most: Tensor) -> Tensor:
+    """The largest numerator/D over D in [least, most], within [-1, 1]."""
+    divisor = torch.where(numerator > 0.0, least, most)
+    ratio = numerator / torch.where(divisor > 0.0, divisor, 1.0)
+    unknown = numerator.sign()
+    return torch.where(divisor > 0.0, ratio, unknown).clamp(-1.0, 1.0)
+
+
+def _jittered_width(
+    x: Tensor,
+    m: Tensor,
+    scale: Tensor,
+    present: Tensor,
+    value: Tensor,
+    confidence: float,
+    draws: int,
+    seed: int,
+) -> Tensor:
+    """[eq:srcc_hw] with the c quantile of the absolute change."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    normal = torch.randn(draws, x.shape[-1], generator=generator, dtype=torch.float64)
+    normal = normal.to(x.device).reshape(draws, *[1] * (x.ndim - 1), x.shape[-1])
+    rating = _ranks(m, present)
+    changes = []
+    for jitter in normal.split(max(1, _BLOCK // max(x.numel(), 1))):
+        moved = _ranks(x + jitter * scale, present.expand(len(jitter), *present.shape))
+        changes.append((_pearson(moved, rating, present) - value).abs())
+    return quantile(torch.cat(changes), confidence)
+
+
+# --------------------------------------------------------------------------------------------
+# Trials and sources -> scenario
+# --------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def scenario_bounds(
+    values: Tensor, radii: Tensor, half_widths: Tensor, correlation: Tensor | float = 0.0
+) -> ScenarioBounds:
+    """Mean over trials and sources, and its bounds [eq:scenario_bias], [eq:scenario_halfwidth_pcc].
+
+    Radii average; half-widths add in squares between trials, and within a trial with the
+    correlation ρ_l of the errors of its sources.
+
+    Args:
+        values: (..., L, N) correlations of L trials with N sources; NaN where undefined or where a
+            trial has fewer sources: skipped and not counted.
+        radii, half_widths: (..., L, N), e.g. of :func:`correlation_bounds`.
+        correlation: ρ_l in [-1, 1], one for all or (L,);
+            :func:`torch_mapss.diagnostics.source_correlation` estimates it. 0 takes the sources as
+            independent, 1 is the widest.
+
+    Returns:
+        :class:`ScenarioBounds` of (...) tensors; NaN where nothing is defined.
+
+    Raises:
+        TypeError: not floating point.
+        ValueError: shapes that do not fit, negative bounds, or ρ_l outside [-1, 1].
+    """
+    for name, tensor in (("values", values), ("radii", radii), ("half_widths", half_widths)):
+        checks.check_floating(tensor, name)
+    if not values.shape == radii.shape == half_widths.shape or values.ndim < 2:
+        raise ValueError(
+            "values, radii and half_widths must have one shape (..., L, N), trials and sources "
+            f"last, got {tuple(values.shape)}, {tuple(radii.shape)}, {tuple(half_widths.shape)}."
+        )
+    if bool((radii < 0.0).any() | (half_widths < 0.0).any()):
+        raise ValueError("radii and half_widths must be at least 0. Mark what is missing with NaN.")
+    rho = torch.as_tensor(correlation, dtype=torch.float64, device=values.device)
+    if not bool((rho.abs() <= 1.0).all()):
+        raise ValueError(f"correlation must lie in [-1, 1], got {correlation}.")
+    there = ~(torch.isnan(values) | torch.isnan(radii) | torch.isnan(half_widths))
+    count = there.sum((-2, -1))
+    value, radius = (
+        torch.where(there, v.double(), 0.0).sum((-2, -1)) / count for v in (values, radii)
+    )
+    h = torch.where(there, half_widths.double(), 0.0)
+    squares = h.square().sum(-1)
+    pairs = h.sum(-1).square() - squares  # 2 Σ_{i<j} h_i h_j
+    variance = (squares + rho * pairs).clamp(min=0.0).sum(-1)
+    width = variance.sqrt() / count
+    return ScenarioBounds(value, radius, width, radius + width, count)

@@ -1,0 +1,295 @@
+r"""Error bounds of PS and PM: what truncation and finitely many distortions can do to a score.
+
+Everything here runs without gradients, on all clusters of all frames at once, and reads the same
+maps as the scores. Two errors are told apart and added [eq:ps_final_bound], [eq:pm_final_bound]:
+
+* **radius**, deterministic: the score keeps d of N-1 coordinates.
+* **tail**, probabilistic: mean and covariance of a cluster are estimates from its N_p distortions.
+
+**What is guaranteed.** The PS radius, and the derived PM radius: always (j* and the points given).
+Everything else is an approximation. The tails are first-order in the errors of mean, covariance, k
+and θ; their constants (C, C₁, C₂, 1 here) are nowhere specified; λ̃min is floored at 5 % of λmax and
+the box of PM is cut at half of each parameter, both to keep bounds from being extremely loose, and
+both can make them too short; Δ_a has no derivation in the paper; the map itself is taken as given;
+distortions are a designed bank, not a random sample. ε(A) of [eq:temp_A] adds sqrt(A) times a
+length to A: it is dimensionally odd, and kept so in the paper's convention.
+``benchmarks/coverage.py`` measures how often each interval holds.
+
+The derivations are in the rooms that do the work: ``_schur`` (what truncation discards),
+``_separation_error`` and ``_match_error``, ``_effective`` (sample sizes), ``bootstrap``. Bounds of
+utterances and correlations follow in ``utterance`` and ``correlation``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.bounds.match import match_kernel
+from torch_mapss.bounds.schur import Options
+from torch_mapss.bounds.separation import separation_kernel
+from torch_mapss.core import checks
+from torch_mapss.core.chunks import Kernel, score_frames
+from torch_mapss.core.manifold import DiffusionMap
+from torch_mapss.core.match import match_parts
+from torch_mapss.core.separation import separation_parts
+from torch_mapss.core.settings import Settings, map_settings
+
+CONVENTIONS = ("paper", "reference", "derived")
+TAILS = ("concentration", "bootstrap")
+
+
+class Bounds(NamedTuple):
+    """How far the scores of :mod:`torch_mapss.functional` may be off."""
+
+    radius: Tensor  # (..., S') truncation error, deterministic
+    tail: Tensor  # (..., S') finite-sample half-width at the confidence asked for
+    total: Tensor  # (..., S') radius + tail
+
+
+class TruncationBounds(NamedTuple):
+    """Length of what the truncated embedding of a point leaves out."""
+
+    expectation: Tensor  # (...) root mean square of E(x) under π, so at least its mean
+    bound: Tensor  # (...) E(x) stays below it with the confidence asked for
+
+
+# --------------------------------------------------------------------------------------------
+# Public functions
+# --------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def separation_bounds(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    *,
+    confidence: float = 0.95,
+    attributed: Sequence[int] | Tensor | None = None,
+    active: Tensor | None = None,
+    mask: Tensor | None = None,
+    alpha: float = 1.0,
+    time: float = 1.0,
+    energy: float = 0.99,
+    convention: str = "paper",
+    tail: str = "concentration",
+    n_eff: float | str = 0.7,
+    c: float = 1.0,
+    floor: float = 0.05,
+    draws: int = 200,
+    seed: int = 0,
+) -> Bounds:
+    """Error radius and half-width of PS [sec:bounds], for the scores of the same arguments.
+
+    |PS of the full space - PS| <= radius holds always (with the closest cluster j* kept). The tail
+    is an approximation: see the module's notes, and ``benchmarks/coverage.py`` for how often it
+    holds. Nothing is capped except where a convention says so: a bound above ½ says little.
+
+    Args:
+        outputs, references, distortions, attributed, active, mask, alpha, time, energy: as for
+            :func:`torch_mapss.functional.perceptual_separation`.
+        confidence: 1 - δ in (0, 1), for each measure on its own.
+        convention: ``"paper"`` as printed, ``"reference"`` as the released implementation,
+            ``"derived"`` with units, unions and constants put right (the scores are the paper's).
+        tail: ``"concentration"`` (the paper's inequalities) or ``"bootstrap"``: the ``confidence``
+            quantile of the change when the distortions are drawn again with replacement, on the
+            map as it is. Costs ``draws`` factorisations per cluster.
+        n_eff: effective sample size: a share of the cluster's points in (0, 1], or ``"bartlett"``
+            to estimate it for every cluster from the autocorrelation along the bank's order
+            (never more than the cluster has). Smaller is wider.
+        c: constant C of [eq:ps_cov], which the paper leaves open. Larger is safer and wider.
+        floor: ε_r in (0, 1], the share of λmax added to the least eigenvalue. Larger is tighter.
+        draws: number of bootstrap draws.
+        seed: of the bootstrap draws; every frame resamples the same distortions.
+
+    Returns:
+        :class:`Bounds` of (..., S') tensors. 0 where the score is undefined (own source inactive,
+        or alone): the caller masks. Where the score is ½ by rule (both distances 0) the tail is ½.
+
+    Raises:
+        TypeError, ValueError: as the score; and a setting out of its range.
+    """
+    options = Options(confidence, convention, tail, n_eff, c, floor=floor, draws=draws, seed=seed)
+    settings = _settings(alpha, time, energy, options)
+    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
+    kernel = partial(separation_kernel, options=options)
+    radius, width = score_frames(clouds, settings, kernel, rest=True)
+    return Bounds(radius, width, radius + width)
+
+
+@torch.no_grad()
+def match_bounds(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    *,
+    confidence: float = 0.95,
+    attributed: Sequence[int] | Tensor | None = None,
+    active: Tensor | None = None,
+    mask: Tensor | None = None,
+    alpha: float = 1.0,
+    time: float = 1.0,
+    energy: float = 0.99,
+    convention: str = "paper",
+    tail: str = "concentration",
+    c1: float = 1.0,
+    c2: float = 1.0,
+    cap: float = 0.5,
+    draws: int = 200,
+    seed: int = 0,
+) -> Bounds:
+    """Error radius and half-width of PM [app:pm_measure], for the scores of the same arguments.
+
+    The radius is guaranteed in the derived convention; in the others it depends on c1 and c2.
+
+    Args:
+        outputs, references, distortions, attributed, active, mask, alpha, time, energy: as for
+            :func:`torch_mapss.functional.perceptual_match`.
+        confidence, convention, tail, draws, seed: as for :func:`separation_bounds`.
+        c1: C₁ of [eq:pm_k_bias], which the paper leaves open; scales the half-width of k.
+        c2: C₂ of [eq:pm_theta_bias], the same for θ.
+        cap: largest half-width of k, θ and a as a share of each. The paper's ½ keeps the tail from
+            becoming extremely loose; ``math.inf`` removes it (and with 70 distortions then leaves
+            little but vacuous tails).
+
+    Returns:
+        :class:`Bounds` of (..., S') tensors. 0 where the score is undefined. Where PM is 0 or 1 by
+        the rule for collapsed clusters there is no fit, and the tail is 1.
+
+    Raises:
+        TypeError, ValueError: as the score; and a setting out of its range.
+    """
+    options = Options(confidence, convention, tail, c1=c1, c2=c2, cap=cap, draws=draws, seed=seed)
+    settings = _settings(alpha, time, energy, options)
+    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
+    kernel = partial(match_kernel, options=options)
+    radius, width = score_frames(clouds, settings, kernel, rest=True)
+    return Bounds(radius, width, radius + width)
+
+
+@torch.no_grad()
+def truncation_bounds(
+    embedded: DiffusionMap,
+    confidence: float = 0.95,
+    *,
+    time: float = 1.0,
+    c: float = 1.0,
+    convention: str = "paper",
+) -> TruncationBounds:
+    r"""Truncation error E(x) of the embedding itself [app:conf_bound_pi], x drawn from π.
+
+    E(x) is the length of the discarded coordinates of a point. Its mean square under π is
+    :math:`\sum_{\ell>d}\lambda_\ell^{2t}`; the paper prints the root as its mean, which it bounds
+    from above (Jensen).
+
+    The printed high-probability bound :math:`C\lambda_{d+1}^t K (m + \sqrt{m \ln(1/\delta)})` is
+    never below one that always holds: :math:`\sum_\ell u_\ell(i)^2 = 1/\pi_i - 1`, so
+    :math:`E(x_i) \le \lambda_{d+1}^t (1/\pi_{min} - 1)^{1/2} < \lambda_{d+1}^t K`. ``"derived"``
+    gives the smaller of this and Markov's :math:`(\sum\lambda^{2t}/\delta)^{1/2}`.
+
+    Args:
+        embedded: of :func:`torch_mapss.functional.diffusion_map`, paper convention.
+        confidence: 1 - δ in (0, 1).
+        time: the t the map was made with.
+        c: constant C, which the paper leaves open (printed bound only).
+        convention: ``"paper"`` or ``"derived"``.
+
+    Returns:
+        :class:`TruncationBounds` of (...) tensors; 0 where nothing is discarded.
+
+    Raises:
+        TypeError, ValueError: a setting that is no number, or out of its range.
+    """
+    check_confidence(confidence)
+    checks.check_positive(time, "time")
+    checks.check_positive(c, "c")
+    checks.check_choice(convention, "convention", ("paper", "derived"))
+    present = embedded.stationary > 0.0
+    m = (present.sum(-1) - 1 - embedded.dimension).clamp(min=0)
+    index = torch.arange(embedded.eigenvalues.shape[-1], device=m.device)
+    discarded = index >= embedded.dimension.unsqueeze(-1)
+    powers = torch.where(discarded, embedded.eigenvalues.pow(time), 0.0)
+    square = powers.square().sum(-1)
+    least = torch.where(present, embedded.stationary, 1.0).amin(-1)
+    following = powers.amax(-1)
+    if convention == "derived":
+        sure = following * (1.0 / least - 1.0).clamp(min=0.0).sqrt()
+        bound = torch.minimum(sure, (square / (1.0 - confidence)).sqrt())
+    else:
+        k = (least * math.log(2.0)).rsqrt()
+        log = -math.log1p(-confidence)
+        m = m.to(following.dtype)
+        bound = c * following * k * (m + (m * log).sqrt())
+    return TruncationBounds(square.sqrt(), bound)
+
+
+# --------------------------------------------------------------------------------------------
+# Together with the scores
+# --------------------------------------------------------------------------------------------
+
+
+def kernels_with_scores(options: Options) -> tuple[Kernel, Kernel]:
+    """What the pipeline runs on the maps of PS and of PM: radius, tail, then the scores' parts.
+
+    Making a map is most of the work, and the bounds read the scores' own.
+
+    Raises:
+        ValueError: an option out of its range.
+    """
+    _check_options(options)
+    separation = partial(separation_kernel, options=options)
+    match = partial(match_kernel, options=options)
+    return (
+        lambda *frame: (*separation(*frame), *separation_parts(*frame)),
+        lambda *frame: (*match(*frame), *match_parts(*frame)),
+    )
+
+
+# --------------------------------------------------------------------------------------------
+# Checks
+# --------------------------------------------------------------------------------------------
+
+
+def check_confidence(confidence: float) -> None:
+    """Raise TypeError unless ``confidence`` is a number, ValueError unless it lies in (0, 1)."""
+    if not 0.0 < checks.check_real(confidence, "confidence") < 1.0:
+        raise ValueError(
+            f"confidence must lie strictly between 0 and 1, got {confidence}. It is the share of "
+            "cases the interval is to hold, e.g. 0.95 (not 95)."
+        )
+
+
+def _settings(alpha: float, time: float, energy: float, options: Options) -> Settings:
+    _check_options(options)
+    graph = "reference" if options.convention == "reference" else "paper"
+    return map_settings(alpha, time, energy, graph)
+
+
+def _check_options(options: Options) -> None:
+    check_confidence(options.confidence)
+    checks.check_choice(options.convention, "convention", CONVENTIONS)
+    checks.check_choice(options.tail, "tail", TAILS)
+    share = options.n_eff
+    if isinstance(share, str):
+        checks.check_choice(share, "n_eff", ("bartlett",))
+    elif not 0.0 < checks.check_real(share, "n_eff") <= 1.0:
+        raise ValueError(
+            f"n_eff must be a share of the cluster's points in (0, 1] or 'bartlett', got {share}."
+        )
+    for name in ("c", "c1", "c2"):
+        checks.check_positive(getattr(options, name), name)
+    if options.cap != math.inf:
+        checks.check_positive(options.cap, "cap")
+    if not 0.0 < checks.check_real(options.floor, "floor") <= 1.0:
+        raise ValueError(
+            f"floor must lie in (0, 1], got {options.floor}. It is the share of the largest "
+            "eigenvalue that is added to the least one; the paper takes 0.05."
+        )
+    checks.check_whole(options.draws, "draws", 1)
+    checks.check_seed(options.seed)

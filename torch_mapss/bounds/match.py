@@ -1,0 +1,234 @@
+r"""Radius and tail of PM over a chunk of frames.
+
+**Two corners.** Q(k, a/θ) rises with k (a Gamma(k + h) variable is a Gamma(k) variable plus an
+independent non-negative one, so its tail is larger) and falls with x = a/θ (the tail of a
+distribution), hence rises with θ and falls with a. On a box its maximum is therefore at
+(k₊, θ₊, a₋), its minimum at (k₋, θ₋, a₊); both are corners, and the largest ``|Q - Q₀|`` over the
+eight corners, and over the whole box, is the larger of those two changes.
+
+**The derived tail of PM.** [eq:sig_b_pm] mixes R² with σ. For g in [0, R] the bound is one of σ²:
+``|σ²-σ̂²| <= v = R² sqrt(2 ln(2/δ)/N_p) + 3R² ln(2/δ)/N_p``, and as above
+``|σ-σ̂| <= min(√v, v/σ̂)``. The **derived radius** of PM needs no C₁, C₂: the full-space k and θ are
+computed, and the box takes their true distance from the retained ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.bounds.bootstrap import bootstrap_match, half_width
+from torch_mapss.bounds.schur import (
+    REFERENCE_RIDGE,
+    Options,
+    is_retained,
+    nothing_discarded,
+    schur_parts,
+    whole_space,
+)
+from torch_mapss.core.gamma import gammaincc
+from torch_mapss.core.layout import Layout, scored_outputs
+from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor
+from torch_mapss.core.manifold import Embedding
+from torch_mapss.core.match import attributed_deviations, is_collapsed, masked_moments
+from torch_mapss.core.settings import Settings
+
+# Guards of the released implementation: on a variance, on divisors, on an upper limit.
+_REFERENCE_VARIANCE, _REFERENCE_DIVISOR, _REFERENCE_LIMIT = 1e-12, 1e-9, 1e-12
+
+
+class MatchParts(NamedTuple):
+    """Squared distances from the reference, split at d."""
+
+    g: Tensor  # (F, S', P) of the distortions, retained
+    gaps: Tensor  # (F, S', P) what the discarded coordinates add [eq:diff_sq_mahal]
+    a: Tensor  # (F, S') of the output, retained
+    gap_a: Tensor  # (F, S') [eq:diff_sq_mahal_out]
+    there: Tensor  # (F, S', P) bool
+    members: Tensor  # (F, S') N_p
+
+
+class Gamma(NamedTuple):
+    """Moments of the squared distances of a cluster and their Gamma."""
+
+    mean: Tensor
+    variance: Tensor
+    k: Tensor
+    theta: Tensor
+
+
+Box = tuple[Tensor, Tensor, Tensor]  # k, θ, a: a point, or half-widths
+
+
+def match_kernel(
+    embedding: Embedding, layout: Layout, settings: Settings, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Radius and tail of PM (F, S') of a chunk of frames."""
+    parts = match_parts(embedding, layout, settings)
+    fit, collapsed = fit_gamma(parts, embedding, settings)
+    radius = _match_radius(parts, fit, options)
+    if options.tail == "bootstrap":
+        score, draws = bootstrap_match(embedding, layout, settings, options.draws, options.seed)
+        tail = half_width(draws, score, options.confidence)
+    else:
+        tail = _match_tail(parts, fit, options)
+    radius, tail = torch.where(collapsed, 0.0, radius), torch.where(collapsed, 1.0, tail)
+    scored = scored_outputs(layout, len(radius), radius.device)
+    if options.convention == "reference":
+        scored = scored & ~nothing_discarded(embedding, layout)
+    return torch.where(scored, radius, 0.0), torch.where(scored, tail, 0.0)
+
+
+def match_parts(embedding: Embedding, layout: Layout, settings: Settings) -> MatchParts:
+    """:class:`MatchParts` of every output of a chunk of frames."""
+    full = whole_space(embedding)
+    deviations, output, there, count = attributed_deviations(full, layout)
+    rows = torch.cat([deviations, output.unsqueeze(-2)], -2)
+    divisor = (count - 1).clamp(min=1)
+    if settings.convention == "reference":
+        kept, discarded = _reference_parts(rows, there, divisor, embedding)
+    else:
+        factor = ridge_factor(deviations, divisor)
+        kept, discarded = schur_parts(factor, rows, is_retained(embedding, rows.shape[-1]))
+    floor = rounding_floor(embedding.coordinates).unsqueeze(-1)
+    a = torch.where(kept[..., -1] <= floor, 0.0, kept[..., -1])
+    gaps = torch.where(there, discarded[..., :-1], 0.0)
+    return MatchParts(kept[..., :-1], gaps, a, discarded[..., -1], there, count)
+
+
+def _reference_parts(
+    rows: Tensor, there: Tensor, divisor: Tensor, embedding: Embedding
+) -> tuple[Tensor, Tensor]:
+    """a and b of [eq:sq_mahal_to_schur] as the released implementation has them, by blocks.
+
+    Σ_d and Σ_m are about the mean of the deviations, C_dm about the reference. The matrix need not
+    be positive, so b may have either sign. The retained block ends at the largest d of the chunk
+    and the discarded one begins at the least; what a frame has not of either is a row of the
+    identity.
+    """
+    deviations = rows[..., :-1, :]
+    mean = deviations.sum(-2, keepdim=True) / (divisor + 1)[..., None, None]
+    centred = torch.where(there.unsqueeze(-1), deviations - mean, 0.0)
+    n = divisor[..., None, None]
+    kept = is_retained(embedding, rows.shape[-1]).unsqueeze(1)  # (F, 1, D)
+    least = int(embedding.dimension.min()) if len(rows) else 0
+    head, tail = slice(0, embedding.coordinates.shape[-1]), slice(least, None)
+    of_d, of_m = kept[..., head], ~kept[..., tail]
+
+    def block(points: Tensor, present: Tensor, ridge: float) -> Tensor:
+        points = points * present.unsqueeze(-2)
+        matrix = points.mT @ points / n
+        diagonal = torch.full_like(points[..., 0, :], ridge).masked_fill_(~present, 1.0)
+        matrix.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        return matrix
+
+    top = torch.linalg.cholesky_ex(block(centred[..., head], of_d, RIDGE)).L
+    retained, discarded = rows[..., head] * of_d.unsqueeze(-2), rows[..., tail] * of_m.unsqueeze(-2)
+    cross = retained[..., :-1, :].mT @ discarded[..., :-1, :] / n
+    right = torch.cat([cross, retained.mT], -1)
+    whitened = torch.linalg.solve_triangular(top, right, upper=False)
+    cross, delta = whitened.split([cross.shape[-1], rows.shape[-2]], -1)
+    schur = block(centred[..., tail], of_m, RIDGE + REFERENCE_RIDGE) - cross.mT @ cross
+    residual = discarded.mT - cross.mT @ delta
+    solved = torch.linalg.ldl_solve(*torch.linalg.ldl_factor(schur), residual)
+    return delta.square().sum(-2), (residual * solved).sum(-2)
+
+
+def fit_gamma(parts: MatchParts, embedding: Embedding, settings: Settings) -> tuple[Gamma, Tensor]:
+    """Gamma of the retained distances, and where there is none (1 and 1 stand in for it)."""
+    mean, variance = masked_moments(parts.g, parts.there, parts.members)
+    floor = rounding_floor(embedding.coordinates).unsqueeze(-1)
+    # These distances are plain in every convention: no 1e-6 on top of the floor.
+    collapsed = is_collapsed(mean, variance, floor, settings._replace(convention="paper"))
+    collapsed = collapsed | embedding.degenerate.unsqueeze(-1)
+    mean, variance = torch.where(collapsed, 1.0, mean), torch.where(collapsed, 1.0, variance)
+    if settings.convention == "reference":
+        variance = variance + _REFERENCE_VARIANCE
+    return gamma(mean, variance), collapsed
+
+
+def gamma(mean: Tensor, variance: Tensor) -> Gamma:
+    """[eq:gamma_matching]."""
+    return Gamma(mean, variance, mean.square() / variance, variance / mean)
+
+
+def corner_maximum(centre: Box, half: Box, floors: tuple[float, float, float]) -> Tensor:
+    """Largest change of Q over a box [eq:pm_corner_radius]; two corners suffice, see the module."""
+    least, most = [], []
+    for middle, width, floor in zip(centre, half, floors):
+        least.append((middle - width.abs()).clamp(min=floor))
+        most.append((middle + width.abs()).clamp(min=floor))
+    at_centre = gammaincc(centre[0], centre[2] / centre[1])
+    highest = gammaincc(most[0], least[2] / most[1])
+    lowest = gammaincc(least[0], most[2] / least[1])
+    return torch.maximum(highest - at_centre, at_centre - lowest).clamp(min=0.0)
+
+
+def _match_radius(parts: MatchParts, fit: Gamma, options: Options) -> Tensor:
+    """[eq:ps_bias] over the box of [eq:pm_k_bias] and [eq:pm_theta_bias], or the exact one."""
+    mean, variance = masked_moments(parts.g + parts.gaps, parts.there, parts.members)
+    floors = (1e-12, 1e-12, 0.0)
+    if options.convention == "derived":
+        floored = torch.where(variance > 0.0, variance, fit.variance)
+        full = gamma(torch.where(mean > 0.0, mean, fit.mean), floored)
+        half = options.c1 * (full.k - fit.k), options.c2 * (full.theta - fit.theta), parts.gap_a
+        return corner_maximum((fit.k, fit.theta, parts.a), half, floors)
+    guard = 0.0
+    if options.convention == "reference":
+        variance, guard, floors = (
+            variance + _REFERENCE_VARIANCE,
+            _REFERENCE_DIVISOR,
+            (1e-6, 1e-6, 1e-8),
+        )
+    largest = torch.where(parts.there, parts.gaps, -torch.inf).amax(-1)
+    largest = torch.where(torch.isfinite(largest), largest, 0.0)  # no distortion: not scored
+    count = parts.members.to(parts.a.dtype)
+    factor = largest * count / (count - 1).clamp(min=1)
+    half = (
+        options.c1 * factor * (mean + fit.mean) / fit.variance,
+        options.c2 * factor * (variance + fit.variance) / (fit.mean.square() + guard),
+        parts.gap_a,
+    )
+    return corner_maximum((fit.k, fit.theta, parts.a), half, floors)
+
+
+def _match_tail(parts: MatchParts, fit: Gamma, options: Options) -> Tensor:
+    """[eq:pm_prob_tail]: moments by Bernstein, k and θ to first order, then the box."""
+    log = math.log(6.0 / (1.0 - options.confidence))  # ln(2/(δ/3))
+    over_n = log / parts.members.clamp(min=1).to(parts.a.dtype)  # an integer divides in float32
+    sigma = fit.variance.sqrt()
+    reference = options.convention == "reference"
+    largest, delta_a = _distance_range(parts, over_n, reference)
+    delta_mu = (2.0 * fit.variance * over_n).sqrt() + 3.0 * largest * over_n
+    delta_sigma = _deviation_error(sigma, largest, over_n, options.convention)
+    guard = _REFERENCE_DIVISOR if reference else 0.0
+    by_mu = 2.0 * fit.mean / (fit.variance + guard), fit.variance / (fit.mean.square() + guard)
+    by_sigma = 2.0 * fit.mean.square() / (sigma**3 + guard), 2.0 * sigma / (fit.mean + guard)
+    limit_a = options.cap * parts.a + (_REFERENCE_LIMIT if reference else 0.0)
+    half = (
+        torch.minimum(by_mu[0] * delta_mu + by_sigma[0] * delta_sigma, options.cap * fit.k),
+        torch.minimum(by_mu[1] * delta_mu + by_sigma[1] * delta_sigma, options.cap * fit.theta),
+        torch.minimum(delta_a, limit_a),
+    )
+    floors = (1e-12, 1e-12, 1e-8 if reference else 0.0)
+    return corner_maximum((fit.k, fit.theta, parts.a), half, floors)
+
+
+def _distance_range(parts: MatchParts, over_n: Tensor, reference: bool) -> tuple[Tensor, Tensor]:
+    """R, over the full space (the retained one in the reference convention), and Δ_a."""
+    if reference:
+        largest = torch.where(parts.there, parts.g, 0.0).amax(-1) + _REFERENCE_LIMIT
+        return largest, largest * (2.0 * over_n).sqrt()
+    largest = torch.where(parts.there, parts.g + parts.gaps, 0.0).amax(-1)
+    return largest, largest * over_n.sqrt()
+
+
+def _deviation_error(sigma: Tensor, largest: Tensor, over_n: Tensor, convention: str) -> Tensor:
+    """Δ_σ [eq:sig_b_pm]; "derived" bounds σ² and converts."""
+    if convention != "derived":
+        return largest * (2.0 * over_n).sqrt() + 3.0 * largest.square() * over_n
+    of_variance = largest.square() * ((2.0 * over_n).sqrt() + 3.0 * over_n)
+    return torch.minimum(of_variance.sqrt(), of_variance / sigma)

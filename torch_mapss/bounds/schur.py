@@ -1,0 +1,92 @@
+r"""Retained and discarded parts of a Mahalanobis distance, and what a bound depends on.
+
+**Truncation.** Order the coordinates retained first. Let :math:`LL^T = \Sigma + \epsilon I` be the
+Cholesky factor of the full space and :math:`w = L^{-1}\Delta`. The leading block of L is the factor
+of the retained block, its trailing block the factor of the Schur complement S, so
+:math:`a = \sum_{\ell \le d} w_\ell^2` and :math:`b = r^T S^{-1} r = \sum_{\ell > d} w_\ell^2` of
+[eq:sq_mahal_to_schur]: one factorisation gives both. (S must carry the ridge of the discarded
+block, else a + b is not the full distance; [eq:schur] drops it.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torch_mapss.core.layout import Layout, point_validity
+from torch_mapss.core.mahalanobis import RIDGE, ridge_factor
+from torch_mapss.core.manifold import Embedding
+from torch_mapss.core.settings import Settings
+
+# Extra ridge of the released implementation on the Schur complement.
+REFERENCE_RIDGE = 1e-9
+
+
+class Options(NamedTuple):
+    """What a bound depends on beside the points: :func:`torch_mapss.bounds.separation_bounds`."""
+
+    confidence: float = 0.95
+    convention: str = "paper"
+    tail: str = "concentration"
+    n_eff: float | str = 0.7
+    c: float = 1.0
+    c1: float = 1.0
+    c2: float = 1.0
+    floor: float = 0.05
+    cap: float = 0.5
+    draws: int = 200
+    seed: int = 0
+
+
+def whole_space(embedding: Embedding) -> Embedding:
+    """The embedding with all N-1 coordinates in place of the d retained ones."""
+    if embedding.rest is None:
+        return embedding
+    missing = embedding.rest.shape[-1] - embedding.coordinates.shape[-1]
+    return embedding._replace(coordinates=pad(embedding.coordinates, (0, missing)) + embedding.rest)
+
+
+def is_retained(embedding: Embedding, width: int) -> Tensor:
+    """(F, width) bool: columns below d."""
+    index = torch.arange(width, device=embedding.dimension.device)
+    return index < embedding.dimension.unsqueeze(-1)
+
+
+def schur_parts(factor: Tensor, deviations: Tensor, retained: Tensor) -> tuple[Tensor, Tensor]:
+    """a and b of [eq:sq_mahal_to_schur] for the rows of ``deviations``.
+
+    Args:
+        factor: (F, S, D, D) Cholesky factor of the ridge covariance, retained coordinates first.
+        deviations: (F, S, n, D).
+        retained: (F, D) bool.
+
+    Returns:
+        The retained and the discarded part of the squared distance, each (F, S, n).
+    """
+    whitened = torch.linalg.solve_triangular(factor, deviations.mT, upper=False)
+    halves = torch.stack([retained, ~retained], -2).to(whitened.dtype).unsqueeze(1)
+    kept, discarded = (halves @ whitened.square_()).unbind(-2)  # (F, S, 2, n)
+    return kept, discarded
+
+
+def full_factor(
+    deviations: Tensor, divisor: Tensor, retained: Tensor, settings: Settings
+) -> Tensor:
+    """Cholesky factor of Σ + εI; the released implementation adds 1e-9 on the discarded block."""
+    if settings.convention != "reference":
+        return ridge_factor(deviations, divisor)
+    matrix = deviations.mT @ deviations / divisor[..., None, None]
+    ridge = RIDGE + REFERENCE_RIDGE * (~retained).to(matrix.dtype)
+    matrix.diagonal(dim1=-2, dim2=-1).add_(ridge.unsqueeze(-2))
+    return torch.linalg.cholesky_ex(matrix).L
+
+
+def nothing_discarded(embedding: Embedding, layout: Layout) -> Tensor:
+    """(F, 1) bool: d = N-1."""
+    points = embedding.coordinates
+    valid = point_validity(layout, len(points), points.device)
+    count = points.shape[-2] if valid is None else valid.sum(-1)
+    return (embedding.dimension == count - 1).unsqueeze(-1)

@@ -1,0 +1,219 @@
+r"""Radius and tail of PS over a chunk of frames.
+
+**The PS radius is no approximation.** As b >= 0, distances only grow: :math:`A' = A + \delta_A`,
+:math:`B' = B + \delta_B`, :math:`0 \le \delta \le \sqrt b`. With j* kept,
+
+.. math:: |PS' - PS| = \frac{|A\delta_B - B\delta_A|}{(A+B)(A'+B')}
+          \le \frac{B\delta_A + A\delta_B}{(A+B)^2},
+
+which is [eq:truncation_error_ps], without the Taylor step it is printed with.
+
+**The derived tail of PS.** Â² = Δᵀ(Σ+εI)⁻¹Δ. Moving the mean by δ and the covariance by E changes
+it to first order by :math:`-2\Delta^T\Sigma^{-1}\delta - \Delta^T\Sigma^{-1}E\Sigma^{-1}\Delta`.
+With λ the least eigenvalue, :math:`|\Sigma^{-1}\Delta| \le A/\sqrt\lambda`, so this is at most
+
+.. math:: \varepsilon = 2 A \Delta_\mu/\sqrt{\lambda} + A^2 \Delta_\Sigma/\lambda .
+
+From squares to distances, ``|A-Â| (A+Â) <= ε`` and ``A+Â >= max(Â, |A-Â|)`` give
+``|A-Â| <= min(√ε, ε/Â)``. The mean of n points of covariance Σ is off by sqrt(tr Σ/n) on average
+and fluctuates about that by sqrt(2 λmax ln(2/δ)/n): both enter Δ_μ. Covariances concentrate like
+sqrt(r/n) + (r + ln(2/δ))/n. Two clusters, two events each: every event gets δ/4. PS then moves by
+at most its gradient norm times the hypotenuse of the two distance errors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.bounds.bootstrap import bootstrap_separation, half_width
+from torch_mapss.bounds.effective import effective_size
+from torch_mapss.bounds.schur import (
+    Options,
+    full_factor,
+    is_retained,
+    nothing_discarded,
+    schur_parts,
+    whole_space,
+)
+from torch_mapss.core import linalg
+from torch_mapss.core.layout import Layout, presence, scored_outputs, split_points
+from torch_mapss.core.mahalanobis import RIDGE, rounding_floor
+from torch_mapss.core.manifold import Embedding
+from torch_mapss.core.separation import cluster_statistics
+from torch_mapss.core.settings import Settings
+
+
+class Sides(NamedTuple):
+    """Every output against its own cluster and the closest foreign one, in this order."""
+
+    distance: Tensor  # (F, S', 2) A and B, retained
+    discarded: Tensor  # (F, S', 2) b = rᵀS⁻¹r of either
+    cluster: Tensor  # (F, S', 2) int64, index of the cluster
+    scored: Tensor  # (F, S') bool
+
+
+class Spread(NamedTuple):
+    """What the tail of PS reads of a cluster; eigenvalues of Σ^(d) as shares of the largest."""
+
+    top: Tensor  # λmax
+    floored: Tensor  # λ̃min / λmax
+    rank: Tensor  # r, trace / λmax
+    size: Tensor  # n_eff
+
+
+def separation_kernel(
+    embedding: Embedding, layout: Layout, settings: Settings, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Radius and tail of PS (F, S') of a chunk of frames."""
+    sides = separation_sides(embedding, layout, settings)
+    radius = _separation_radius(sides)
+    if options.tail == "bootstrap":
+        score, draws = bootstrap_separation(
+            embedding, layout, settings, options.draws, options.seed
+        )
+        tail = half_width(draws, score, options.confidence)
+    else:
+        tail = _separation_tail(sides, _spread(embedding, layout, options), options)
+    # Both distances 0, or no map: PS is ½ by rule, and nothing bounds it but its range.
+    undecided = (sides.distance.sum(-1) <= 0.0) | embedding.degenerate.unsqueeze(-1)
+    tail = torch.where(undecided, 0.5, tail)
+    if options.convention == "reference":
+        unbounded = ~nothing_discarded(embedding, layout)
+        radius, tail = radius * unbounded, tail * unbounded
+    return torch.where(sides.scored, radius, 0.0), torch.where(sides.scored, tail, 0.0)
+
+
+def separation_sides(embedding: Embedding, layout: Layout, settings: Settings) -> Sides:
+    """Retained and discarded parts of every output's two distances, j* that of the retained."""
+    full = whole_space(embedding)
+    outputs, clusters = split_points(full.coordinates, layout)
+    active, present = presence(layout, len(outputs), outputs.device)
+    mean, deviations, divisor = cluster_statistics(clusters, present)
+    retained = is_retained(embedding, outputs.shape[-1])
+    factor = full_factor(deviations, divisor, retained, settings)
+    delta = outputs.unsqueeze(-3) - mean.unsqueeze(-2)  # (F, S, S', D)
+    kept, discarded = (part.mT for part in schur_parts(factor, delta, retained))
+    cluster = _own_and_nearest(kept, active, layout)
+    ridge = RIDGE if settings.convention == "reference" else 0.0
+    return Sides(
+        (kept.gather(-1, cluster) + ridge).sqrt(),
+        discarded.gather(-1, cluster),
+        cluster,
+        scored_outputs(layout, len(outputs), outputs.device),
+    )
+
+
+def _own_and_nearest(squared: Tensor, active: Tensor, layout: Layout) -> Tensor:
+    """(F, S', 2) index of the attributed and of the closest other active cluster."""
+    own = torch.tensor(layout.attributed, device=squared.device)
+    own = own.expand(len(squared), -1).unsqueeze(-1)
+    everyone = torch.arange(layout.sources, device=squared.device)
+    foreign = (everyone != own) & active.unsqueeze(-2)
+    nearest = torch.where(foreign, squared, torch.inf).argmin(-1, keepdim=True)
+    return torch.cat([own, nearest], -1)
+
+
+def _separation_radius(sides: Sides) -> Tensor:
+    """[eq:truncation_error_ps]; 0 where PS is ½ by rule (its tail is vacuous there)."""
+    total = sides.distance.sum(-1)
+    weighted = (sides.distance.flip(-1) * sides.discarded.sqrt()).sum(-1)
+    safe = torch.where(total > 0.0, total, 1.0)
+    return torch.where(total > 0.0, weighted / safe.square(), 0.0)
+
+
+def _spread(embedding: Embedding, layout: Layout, options: Options) -> Spread:
+    """:class:`Spread` of every cluster, each field (F, S)."""
+    _, clusters = split_points(embedding.coordinates, layout)
+    _, present = presence(layout, len(clusters), clusters.device)
+    _, deviations, divisor = cluster_statistics(clusters, present)
+    covariance = deviations.mT @ deviations / divisor[..., None, None]
+    ridge = RIDGE if options.convention == "reference" else 0.0
+    bottom, top, trace = _extreme_eigenvalues(covariance, embedding.dimension.unsqueeze(-1))
+    # A cluster that is one point but for rounding has no shape: its eigenvalues are none.
+    point = top <= rounding_floor(embedding.coordinates).unsqueeze(-1) * RIDGE
+    bottom, top, trace = (torch.where(point, 0.0, x) for x in (bottom, top, trace))
+    bottom, top = bottom + ridge, top + ridge
+    trace = trace + ridge * embedding.dimension.unsqueeze(-1)
+    some = top > 0.0
+    share = torch.where(some, bottom / torch.where(some, top, 1.0), 0.0)
+    rank = torch.where(some, trace / torch.where(some, top, 1.0), 1.0)
+    if options.convention == "reference":
+        floored = share.clamp(min=options.floor)
+    else:
+        floored = share + options.floor  # λmin(Σ + ε_r λmax I)
+    size = effective_size(clusters, present, embedding.dimension, options.n_eff)
+    if options.convention == "reference":
+        size = size.floor().clamp(min=3.0)
+    return Spread(top, floored, rank, size.clamp(min=1.0))
+
+
+def _extreme_eigenvalues(covariance: Tensor, dimension: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Least and largest eigenvalue and trace of the leading d×d blocks of (F, S, D, D).
+
+    Rows beyond d are zero. Their diagonal is set to the mean eigenvalue, which lies between the
+    two extremes and so leaves both as they are.
+    """
+    trace = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
+    index = torch.arange(covariance.shape[-1], device=covariance.device)
+    beyond = index >= dimension.unsqueeze(-1)
+    filler = torch.where(beyond, (trace / dimension).unsqueeze(-1), 0.0)
+    filled = covariance + torch.diag_embed(filler)
+    values = linalg.eigvalsh(filled.flatten(0, 1)).unflatten(0, filled.shape[:2]).clamp(min=0.0)
+    return values[..., 0], values[..., -1], trace
+
+
+def _separation_tail(sides: Sides, spread: Spread, options: Options) -> Tensor:
+    """[eq:aftermizath] in the three conventions."""
+    delta = 1.0 - options.confidence
+    a, b = sides.distance.unbind(-1)
+    some = a + b > 0.0
+    slope = torch.hypot(a, b) / torch.where(some, a + b, 1.0).square()
+    picked = Spread(*(_of_sides(field, sides) for field in spread))
+    if options.convention == "derived":
+        error = derived_distance_error(sides.distance, picked, delta / 4.0, options.c)
+        tail = slope * torch.linalg.vector_norm(error, dim=-1)
+    elif options.convention == "reference":
+        own = picked._replace(size=picked.size[..., :1])  # the own cluster's size serves both
+        error = _printed_distance_error(sides.distance, own, delta / 2.0, options)
+        tail = (slope * torch.linalg.vector_norm(error, dim=-1)).clamp(max=1.0)
+    else:
+        error = _printed_distance_error(sides.distance, picked, delta / 2.0, options)
+        tail = slope * error.sum(-1).sqrt()
+    return tail
+
+
+def _of_sides(values: Tensor, sides: Sides) -> Tensor:
+    """values (F, S) of the clusters of every side, (F, S', 2)."""
+    wide = values.unsqueeze(-2).expand(*sides.cluster.shape[:-1], values.shape[-1])
+    return wide.gather(-1, sides.cluster)
+
+
+def _printed_distance_error(
+    distance: Tensor, spread: Spread, delta: float, options: Options
+) -> Tensor:
+    """ε(A) of [eq:temp_A] as printed, with Δ_μ of [eq:ps_mu] and Δ_Σ of [eq:ps_cov]."""
+    log = math.log(2.0 / delta)
+    mean = (2.0 * spread.top * log / spread.size).sqrt()
+    first = (spread.rank / spread.size).sqrt()
+    if options.convention != "reference":
+        first = spread.rank / spread.size
+    covariance = options.c * (first + (spread.rank + log) / spread.size)  # over λmax
+    return 2.0 * distance.sqrt() * mean * spread.floored.rsqrt() + distance * covariance
+
+
+def derived_distance_error(
+    distance: Tensor, spread: Spread, delta: float, c: float = 1.0
+) -> Tensor:
+    """|A - Â| from the error of A², each event with probability ``delta``; see the module."""
+    log = math.log(2.0 / delta)
+    n = spread.size
+    mean = (2.0 * log / n).sqrt() + (spread.rank / n).sqrt()  # over sqrt λmax
+    covariance = c * ((spread.rank / n).sqrt() + (spread.rank + log) / n)  # over λmax
+    squared = 2.0 * distance * mean * spread.floored.rsqrt()
+    squared = squared + distance.square() * covariance / spread.floored
+    safe = torch.where(distance > 0.0, distance, 1.0)
+    return torch.where(distance > 0.0, torch.minimum(squared.sqrt(), squared / safe), 0.0)

@@ -1,0 +1,186 @@
+r"""Frames -> utterance: bounds through the pooling of the scores [sec:propagate_ci_to_corr].
+
+A frame's error has two parts. The **radius** b is a bias of unknown sign: it does not average out,
+and the radius of a mean is the mean radius. The **tail** p is a random error, read as a Gaussian
+one of scale σ = p/z (z the normal quantile of its confidence, which cancels wherever the result is
+again a half-width). Frames more than g apart count as independent. Split them into g + 1 classes
+of every (g+1)-th frame: within a class variances add, across classes standard deviations do, so
+
+.. math:: Var \sum_f w_f\zeta_f \le (g+1) \sum_f w_f^2\sigma_f^2 ,
+
+and never more than :math:`(\sum_f |w_f|\sigma_f)^2`, whatever the dependence.
+
+**PESQ-like pooling** is :math:`s(u)`, u the root mean square over windows of p-means. By the
+inequality of Minkowski u changes by at most u(b). As s is convex up to u = 2.8, s(u + u(b)) - s(u)
+bounds the change of the score; the slope at u, as printed, is a little less. Its gradient in frame
+f is :math:`s'(u) w_f`,
+
+.. math:: w_f = \sum_m \frac{\ell_m}{M u} \frac{1}{W} \left(\frac{v_f}{\ell_m}\right)^{p-1} ,
+
+the sum over the windows f lies in. ``convention="derived"`` uses these; ``"paper"`` follows
+[eq:pesq_pool_b], [eq:pesq_pool_h], which divide both parts by sqrt(M): right for neither.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torch_mapss.bounds.frames import Bounds
+from torch_mapss.core import aggregate, checks
+
+CONVENTIONS = ("paper", "derived")
+GAP = 4  # g: frames further apart are independent, by the paper's experiments
+
+
+@torch.no_grad()
+def pool_match_bounds(
+    radius: Tensor,
+    tail: Tensor,
+    active: Tensor | None = None,
+    *,
+    gap: int = GAP,
+    convention: str = "paper",
+) -> Bounds:
+    """Bounds of the mean over active frames [eq:avg_pool_b], [eq:avg_pool_h].
+
+    Args:
+        radius: (..., F) of every frame.
+        tail: (..., F) half-widths; the result is a half-width of the same confidence.
+        active: (..., F) bool, frames that count; all by default.
+        gap: g, how many frames the errors stay dependent. Larger is safer and wider.
+        convention: ``"derived"`` never exceeds the mean of the tails, which the errors cannot
+            exceed however dependent (it matters for fewer than g + 1 frames).
+
+    Returns:
+        :class:`~torch_mapss.bounds.Bounds` of (...) tensors; NaN where no frame is active.
+
+    Raises:
+        TypeError: not floating point, active not bool, or gap not whole.
+        ValueError: shapes that do not fit, negative or NaN bounds in active frames, gap below 0.
+    """
+    gap = _check_settings(convention, gap)
+    radius, tail, active = _frames(radius, tail, active)
+    count = active.sum(-1).clamp(min=1).to(tail.dtype)
+    mean = aggregate.masked_mean(radius, active)
+    width = (aggregate.masked_mean(tail.square(), active) * (gap + 1) / count).sqrt()
+    if convention == "derived":
+        width = torch.minimum(width, aggregate.masked_mean(tail, active))
+    return Bounds(mean, width, mean + width)
+
+
+@torch.no_grad()
+def pool_separation_bounds(
+    frames: Tensor,
+    radius: Tensor,
+    tail: Tensor,
+    active: Tensor | None = None,
+    window: int = 20,
+    hop: int = 10,
+    p: float = 6,
+    *,
+    gap: int = GAP,
+    convention: str = "paper",
+) -> Bounds:
+    """Bounds of :func:`torch_mapss.functional.pool_separation` [eq:pesq_pool_b], [eq:pesq_pool_h].
+
+    Fewer than ``window`` active frames are one window of their own, as in the score.
+
+    Args:
+        frames: (..., F) PS of every frame.
+        radius, tail, active: as for :func:`pool_match_bounds`.
+        window, hop, p: as the score was pooled.
+        gap: g of the derived convention (the printed formula has none).
+        convention: ``"paper"`` as printed, or ``"derived"``: see the module's notes.
+
+    Returns:
+        :class:`~torch_mapss.bounds.Bounds` of (...) tensors on the scale of the score (its whole
+        range is 0.23 wide); NaN where no frame is active.
+
+    Raises:
+        TypeError, ValueError: as :func:`pool_match_bounds`, or window, hop or p below 1.
+    """
+    gap = _check_settings(convention, gap)
+    window, hop, p = aggregate.check_windows(window, hop, p)
+    checks.check_floating(frames, "frames")
+    radius, tail, active = _frames(radius, tail, active, frames)
+    frames = torch.where(active, checks.lifted(frames), 0.0)
+    level = aggregate.window_level(frames, active, window, hop, p)
+    if convention == "derived":
+        shift = aggregate.window_level(radius, active, window, hop, p)
+        bias = aggregate.pesq_score(level + shift) - aggregate.pesq_score(level)
+        weights = _pooling_gradient(frames, active, level, window, hop, p)
+        width = (math.sqrt(gap + 1) * (weights * tail).square().sum(-1).sqrt()).minimum(
+            (weights * tail).sum(-1)
+        )
+        width = aggregate.pesq_slope(level) * width
+    else:
+        windows = aggregate.window_weights(active, window, hop)[1]
+        scale = math.ceil(window / hop) * windows.to(tail.dtype).rsqrt()
+        scale = scale * aggregate.pesq_slope(level)
+        bias = scale * aggregate.masked_mean(radius.square(), active).sqrt()
+        width = scale * aggregate.masked_mean(tail.square(), active).sqrt()
+    some = active.any(-1)
+    bias, width = torch.where(some, bias, torch.nan), torch.where(some, width, torch.nan)
+    return Bounds(bias, width, bias + width)
+
+
+def _pooling_gradient(
+    frames: Tensor, active: Tensor, level: Tensor, window: int, hop: int, p: float
+) -> Tensor:
+    """w (..., F), the gradient of u; where a window is all 0, the steepest one-sided slope."""
+    inside, windows = aggregate.window_weights(active, window, hop)
+    size = inside.sum(-1).clamp(min=1).to(frames.dtype).unsqueeze(-1)  # (..., windows, 1)
+    values = torch.where(inside, frames.abs().unsqueeze(-2), 0.0)
+    mean = aggregate.window_means(frames.abs(), inside, p).unsqueeze(-1)
+    some = mean > 0.0
+    inner = (values / torch.where(some, mean, 1.0)).pow(p - 1.0) / size
+    inner = torch.where(some, inner, size.pow(-1.0 / p)) * inside
+    count = windows.to(frames.dtype)[..., None, None]
+    above = level > 0.0
+    outer = mean / (count * torch.where(above, level, 1.0)[..., None, None])
+    outer = torch.where(above[..., None, None], outer, count.rsqrt())
+    return (outer * inner).sum(-2)
+
+
+def _check_settings(convention: str, gap: int) -> int:
+    """The gap; frames further apart than it count as independent."""
+    checks.check_choice(convention, "convention", CONVENTIONS)
+    return checks.check_whole(gap, "gap", 0)
+
+
+def _frames(
+    radius: Tensor, tail: Tensor, active: Tensor | None, frames: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Radius, tail, active of one shape (..., F); the bounds 0 where inactive."""
+    checks.check_floating(radius, "radius")
+    checks.check_floating(tail, "tail")
+    shapes = {"radius": radius.shape, "tail": tail.shape}
+    if frames is not None:
+        shapes["frames"] = frames.shape
+    if len(set(shapes.values())) > 1 or radius.ndim < 1 or radius.shape[-1] == 0:
+        listed = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+        raise ValueError(
+            f"frame bounds must have one shape (..., F) with F of at least 1, got {listed}. Frames "
+            "are the last axis; pass active to leave some out."
+        )
+    if active is None:
+        active = torch.ones_like(radius, dtype=torch.bool)
+    active = checks.check_bool(active, "active", tuple(radius.shape))
+    for name, values in (("radius", radius), ("tail", tail), ("frames", frames)):
+        if values is not None:
+            _check_active_values(values, name, active)
+    radius, tail = (torch.where(active, checks.lifted(x), 0.0) for x in (radius, tail))
+    return radius, tail, active
+
+
+def _check_active_values(values: Tensor, name: str, active: Tensor) -> None:
+    bad = active & (torch.isnan(values) | (values < 0.0))
+    if bool(bad.any()):
+        place = tuple(int(index) for index in bad.nonzero()[0])
+        raise ValueError(
+            f"{name} must be at least 0 in active frames, got {float(values[place])} at index "
+            f"{place}. An undefined frame must be inactive: pass active=False there."
+        )

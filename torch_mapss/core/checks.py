@@ -1,0 +1,375 @@
+"""Argument checks shared by the stages: each message says what was expected, what came, what to do.
+
+A leaf: imports torch only. Checks that need the values of a tensor (and so wait for the device)
+are marked as such; everything else looks at shapes and types alone.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# Where a warning is not to point: this package, and torch, whose decorators call it.
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_INSIDE = tuple(path + os.sep for path in (_PACKAGE, os.path.dirname(torch.__file__)))
+
+
+def warn_user(text: str) -> None:
+    """A UserWarning that points at the user's line which led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, UserWarning, stacklevel=level)
+
+
+class Clouds(NamedTuple):
+    """Validated embeddings with all leading dimensions flattened to one of F frames."""
+
+    outputs: Tensor  # (F, S', M)
+    references: Tensor  # (F, S, M)
+    distortions: Tensor  # (F, S, P, M)
+    attributed: tuple[int, ...]  # source of each output
+    active: Tensor | None  # (F, S) bool, None: every source is active
+    mask: Tensor | None  # (F, S, P) bool, None: every distortion is there
+    lead: torch.Size  # the leading dimensions that were flattened
+
+
+def check_floating(tensor: object, name: str) -> Tensor:
+    """Raise TypeError unless ``tensor`` is a real floating-point tensor."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor of floating-point numbers, got "
+            f"{type(tensor).__name__}. Convert it first, e.g. torch.as_tensor({name})."
+        )
+    if not tensor.dtype.is_floating_point:
+        raise TypeError(
+            f"{name} must be a real floating-point tensor, got dtype {tensor.dtype}. "
+            f"Call {name}.to(torch.float32) (and scale integers yourself) before scoring."
+        )
+    check_plain(tensor, name)
+    return tensor
+
+
+class _Lift(torch.autograd.Function):
+    """A cast to a wider type whose gradient, cast back, ends at the largest number there is.
+
+    A slope of log PM is easily 1e8, and beyond 1e38 next to a cluster that is a point but for
+    rounding: half and single precision would turn these into infinity, and an optimiser that into
+    NaN weights.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = x.dtype
+        return x.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return narrowed(gradient, ctx.dtype), None
+
+
+def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """``gradient`` in a narrower type, what is beyond its largest number ending there."""
+    if gradient.dtype == dtype:
+        return gradient
+    most = torch.finfo(dtype).max  # the cast makes infinity of what is beyond
+    return gradient.to(dtype).clamp_(-most, most)
+
+
+def lifted(x: Tensor) -> Tensor:
+    """Floating ``x`` in float32 at least; the gradient comes back in its own type, and finite."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Lift.apply(x, dtype)  # type: ignore[no-untyped-call]
+    return x.to(dtype)
+
+
+def check_plain(tensor: Tensor, name: str) -> None:
+    """Raise TypeError for a sparse or nested tensor, which has no plain array of values."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout)
+        raise TypeError(
+            f"{name} must be a dense tensor, got a {kind} one. Pad it to one length "
+            "(torch.nested.to_padded_tensor) or call .to_dense()."
+        )
+
+
+def check_real(value: Any, name: str) -> float:
+    """``value`` as a float; TypeError unless it is a real number, ValueError unless finite."""
+    try:
+        number = None if isinstance(value, str | bool) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be a number, got {value!r}. Pass a float.")
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {value!r}.")
+    return number
+
+
+def check_positive(value: Any, name: str) -> float:
+    """``value`` as a float; TypeError unless a number, ValueError unless positive and finite."""
+    number = check_real(value, name)
+    if number <= 0.0:
+        raise ValueError(f"{name} must be positive, got {value!r}.")
+    return number
+
+
+def check_seed(value: Any, name: str = "seed") -> int:
+    """``value`` as an int that a generator takes.
+
+    Raises:
+        TypeError: not a whole number.
+        ValueError: outside the 64 bits of a generator.
+    """
+    seed = check_whole(value, name)
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"{name} must fit in 64 bits, got {seed}.")
+    return seed
+
+
+def check_whole(value: Any, name: str, least: int | None = None) -> int:
+    """``value`` as an int; a float will do where it is whole.
+
+    Raises:
+        TypeError: not a whole number.
+        ValueError: below ``least``.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be a whole number, got {value!r}. Pass an int.")
+    if least is not None and number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}.")
+    return number
+
+
+def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
+    """A sequence, array or 1-D tensor of whole numbers, or a single one, as ints.
+
+    Raises:
+        TypeError: no such sequence, or an entry that is no whole number.
+    """
+    found = values.tolist() if hasattr(values, "tolist") else values
+    found = (found,) if isinstance(found, int) else found
+    if isinstance(found, str | bytes | Mapping | Set) or not isinstance(found, Iterable):
+        raise TypeError(
+            f"{name} must be a sequence or 1-D tensor of whole numbers, got {values!r}."
+        )
+    try:
+        return tuple(check_whole(value, name) for value in found)
+    except TypeError:
+        raise TypeError(f"{name} must be whole numbers, got {found!r}. Pass ints.") from None
+
+
+def check_choice(value: str, name: str, choices: Sequence[str]) -> str:
+    """Raise ValueError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+    return value
+
+
+def check_attributed(attributed: object, outputs: int, sources: int) -> tuple[int, ...]:
+    """The source index of every output, validated.
+
+    Args:
+        attributed: None (all sources in order), or a sequence or 1-D integer tensor of length S'.
+        outputs: number of outputs S'.
+        sources: number of sources S.
+
+    Raises:
+        TypeError: not whole numbers.
+        ValueError: wrong length, an index outside [0, S), or a source named twice.
+    """
+    if attributed is None:
+        if outputs != sources:
+            raise ValueError(
+                f"there are {outputs} estimates for {sources} references. Pass one estimate per "
+                "reference in the same order, or attributed=(…) with the index of the reference "
+                "each estimate belongs to, e.g. attributed=(0,) for the first one alone."
+            )
+        return tuple(range(sources))
+    try:
+        given = whole_numbers(attributed, "attributed")
+    except TypeError:
+        raise TypeError(
+            "attributed must be a sequence of source indices, one for each estimate, shared by "
+            f"the batch, got {attributed!r}."
+        ) from None
+    if len(given) != outputs:
+        raise ValueError(
+            f"attributed must name one source for each of the {outputs} estimates, got "
+            f"{len(given)} indices: {given}."
+        )
+    if any(not 0 <= index < sources for index in given):
+        raise ValueError(
+            f"attributed must hold indices from 0 to {sources - 1} (there are {sources} "
+            f"references), got {given}."
+        )
+    if len(set(given)) != len(given):
+        raise ValueError(
+            f"attributed names a source twice: {given}. Score two estimates of one source in two "
+            "calls; together they would change each other's graph."
+        )
+    return given
+
+
+def _check_ranks(outputs: Tensor, references: Tensor, distortions: Tensor) -> None:
+    got = (
+        f"got outputs {tuple(outputs.shape)}, references {tuple(references.shape)}, "
+        f"distortions {tuple(distortions.shape)}"
+    )
+    expected = (
+        "expected outputs (..., S', M), references (..., S, M) and distortions (..., S, P, M) "
+        "with the same leading dimensions and features M"
+    )
+    ranks_fit = (
+        outputs.ndim >= 2
+        and references.ndim == outputs.ndim
+        and distortions.ndim == outputs.ndim + 1
+    )
+    if not ranks_fit:
+        raise ValueError(f"{expected}; {got}. Nothing is broadcast: expand to full shapes.")
+    shapes_fit = (
+        outputs.shape[:-2] == references.shape[:-2] == distortions.shape[:-3]
+        and outputs.shape[-1] == references.shape[-1] == distortions.shape[-1]
+        and references.shape[-2] == distortions.shape[-3]
+    )
+    if not shapes_fit:
+        raise ValueError(f"{expected}; {got}. Nothing is broadcast: expand to full shapes.")
+    if references.shape[-2] < 2:
+        raise ValueError(
+            f"at least two sources are needed (PS compares with the other sources), {got}: the "
+            "sources are axis -2 of references."
+        )
+    if distortions.shape[-2] < 2:
+        raise ValueError(
+            f"at least two distortions of every reference are needed for a covariance, {got}: the "
+            "distortions are axis -2 of distortions."
+        )
+    if outputs.shape[-1] < 1 or outputs.shape[-2] < 1:
+        raise ValueError(f"at least one output and one feature are needed, {got}.")
+
+
+def check_bool(mask: object, name: str, shape: tuple[int, ...]) -> Tensor:
+    """``mask`` expanded to ``shape``; TypeError unless bool, ValueError if it does not fit."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{name} must be a bool tensor, got {kind}. Compare or cast it first.")
+    try:
+        return mask.expand(shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{name} must have shape {shape} (leading dimensions may be left out), got "
+            f"{tuple(mask.shape)}."
+        ) from None
+
+
+def check_devices(**tensors: Tensor | None) -> torch.device:
+    """Raise ValueError unless all tensors share one device; names each party's device."""
+    devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
+    if len(set(devices.values())) > 1:
+        listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(
+            f"all inputs must be on one device, got {listed}. Move them with .to(device) first."
+        )
+    device = next(iter(devices.values()))
+    if device.type == "meta":
+        raise ValueError(
+            f"{', '.join(devices)} are on the meta device, which holds shapes but no values, so "
+            "there is nothing to score. Move the data to a real device."
+        )
+    return device
+
+
+def check_clouds(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    attributed: object,
+    active: Tensor | None,
+    mask: Tensor | None,
+    minimum_distortions: int,
+) -> Clouds:
+    """Validate the embeddings of a scoring call and flatten their leading dimensions.
+
+    Shapes and types are checked without looking at values; only ``mask`` is read, to find an
+    active source that has too few distortions left.
+
+    Raises:
+        TypeError: a dtype that is not floating point (or not bool for the masks).
+        ValueError: ranks or shapes that do not fit, S < 2, P < 2, different devices, a bad
+            ``attributed``, or an active source with fewer than ``minimum_distortions`` left.
+    """
+    for name, tensor in (
+        ("outputs", outputs),
+        ("references", references),
+        ("distortions", distortions),
+    ):
+        check_floating(tensor, name)
+    _check_ranks(outputs, references, distortions)
+    check_devices(
+        outputs=outputs, references=references, distortions=distortions, active=active, mask=mask
+    )
+    lead = outputs.shape[:-2]
+    sources, count = distortions.shape[-3], distortions.shape[-2]
+    sources_of = check_attributed(attributed, outputs.shape[-2], sources)
+    frames = math.prod(lead)
+    if active is not None:
+        active = check_bool(active, "active", (*lead, sources)).reshape(frames, sources)
+    if mask is not None:
+        mask = check_bool(mask, "mask", (*lead, sources, count)).reshape(frames, sources, count)
+        check_distortions_left(mask, active, minimum_distortions, lead)
+    return Clouds(
+        outputs=lifted(outputs).reshape(frames, *outputs.shape[-2:]),
+        references=lifted(references).reshape(frames, *references.shape[-2:]),
+        distortions=lifted(distortions).reshape(frames, *distortions.shape[-3:]),
+        attributed=sources_of,
+        active=active,
+        mask=mask,
+        lead=lead,
+    )
+
+
+def check_distortions_left(
+    mask: Tensor, active: Tensor | None, minimum: int, lead: torch.Size
+) -> None:
+    """Raise ValueError if an active source has under ``minimum`` distortions (reads values)."""
+    left = mask.sum(-1)
+    short = left < minimum
+    if active is not None:
+        short = short & active
+    if bool(short.any()):
+        frame, source = (int(index) for index in short.nonzero()[0])
+        raise ValueError(
+            f"mask leaves {int(left[frame, source])} distortions for active source {source} in "
+            f"{describe_frame(frame, lead)}; at least {minimum} are needed. Unmask some, or mark "
+            "the source inactive there."
+        )
+
+
+def describe_frame(frame: int, lead: torch.Size) -> str:
+    """``frame``, an index into the flattened leading dimensions, in the caller's terms."""
+    if len(lead) == 0:
+        return "the frame"
+    if len(lead) == 1:
+        return f"frame {frame}"
+    index = []
+    for size in reversed(lead):
+        index.append(frame % size)
+        frame //= size
+    return f"frame {tuple(reversed(index))}"

@@ -1,0 +1,175 @@
+"""Frames through a kernel in chunks of bounded memory, recomputed backward if needed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_mapss.core import checks
+from torch_mapss.core.autograd import once
+from torch_mapss.core.layout import Layout, point_validity
+from torch_mapss.core.manifold import Embedding, embed, gather
+from torch_mapss.core.settings import Settings
+
+# Working memory of one chunk of frames, and how much a graph may hold before it is recomputed.
+CHUNK_BYTES = 96 * 2**20
+GRAPH_BYTES = 3 * 2**29
+
+
+# --------------------------------------------------------------------------------------------
+# Chunks
+# --------------------------------------------------------------------------------------------
+
+Kernel = Callable[[Embedding, Layout, Settings], tuple[Tensor, ...]]
+
+
+def frames_per_chunk(points: int, features: int) -> int:
+    """How many frames of N points and M features fit the working memory of a chunk."""
+    each = 8 * (2 * points * features + 8 * points * points)
+    return max(1, CHUNK_BYTES // each)
+
+
+def _slices(frames: int, size: int) -> Iterator[slice]:
+    """At least one, empty where there are no frames."""
+    return (slice(start, min(start + size, frames)) for start in range(0, max(frames, 1), size))
+
+
+def score_frames(
+    clouds: checks.Clouds, settings: Settings, kernel: Kernel, *, rest: bool = False
+) -> tuple[Tensor, ...]:
+    """Run ``kernel`` on the maps of all frames, in chunks of bounded memory.
+
+    Without gradients a chunk's work is dropped at once. With them, a batch whose graph would
+    exceed ``GRAPH_BYTES`` is recomputed chunk by chunk in the backward pass.
+
+    Args:
+        clouds: validated embeddings, see :func:`torch_mapss.core.checks.check_clouds`.
+        settings: of the map.
+        kernel: (embedding, layout, settings) -> tensors with leading frames.
+        rest: whether the kernel reads the discarded coordinates.
+
+    Returns:
+        The kernel's tensors over all frames, leading dimensions restored, on the device of the
+        input; floating point ones in float64 if the input is, else in float32.
+    """
+    frames, sources, count, features = clouds.distortions.shape
+    points = clouds.outputs.shape[1] + sources * (count + 1)
+    size = frames_per_chunk(points, features)
+    inputs = clouds.outputs, clouds.references, clouds.distortions
+    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    heavy = tracked and frames * 8 * (points * features + 10 * points**2) > GRAPH_BYTES
+    results = []
+    # Split, not sliced: the gradient of a slice is as large as the whole, once a chunk.
+    chunks = zip(*(x.split(size) for x in inputs))
+    for part, chunk in zip(_slices(frames, size), chunks):
+        run: Callable[..., tuple[Tensor, ...]] = functools.partial(
+            _chunk, clouds, part, settings, kernel, rest
+        )
+        if heavy:
+            run = functools.partial(_Recomputed.apply, run)
+        results.append(run(*chunk))
+    dtype = torch.promote_types(
+        torch.promote_types(clouds.outputs.dtype, clouds.references.dtype),
+        torch.promote_types(clouds.distortions.dtype, torch.float32),
+    )
+    return tuple(_finish(parts, clouds, dtype) for parts in zip(*results))
+
+
+class _Recomputed(torch.autograd.Function):
+    """``run(*inputs)`` that keeps its inputs alone and runs again in the backward pass.
+
+    What ``torch.utils.checkpoint`` does, without a graph in the meantime: its many small nodes
+    between large blocks keep the heap from shrinking, by some 200 KiB a frame.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.run = run
+        ctx.save_for_backward(*inputs)
+        results = run(*inputs)
+        ctx.mark_non_differentiable(*(x for x in results if not x.is_floating_point()))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[1:]
+        saved = ctx.saved_tensors  # once: activation checkpointing hands them out once
+        leaves = [x.detach().requires_grad_(w) for x, w in zip(saved, wanted)]
+        with torch.enable_grad():
+            results = ctx.run(*leaves)
+        live = [(r, g) for r, g in zip(results, gradients) if r.requires_grad]
+        if not live:
+            return (None,) * (len(leaves) + 1)
+        outputs, weights = zip(*live)
+        chosen = [leaf for leaf, w in zip(leaves, wanted) if w]
+        plain = [weight.detach() for weight in weights]
+        found = torch.autograd.grad(outputs, chosen, plain, allow_unused=True)
+        inputs = [x for x, w in zip(saved, wanted) if w]
+        guarded = iter(
+            g if g is None else once(g, "scores of frames", x) for g, x in zip(found, inputs)
+        )
+        return None, *(next(guarded) if w else None for w in wanted)
+
+
+def _finish(parts: tuple[Tensor, ...], clouds: checks.Clouds, dtype: torch.dtype) -> Tensor:
+    whole = torch.cat(parts)
+    whole = whole.reshape(*clouds.lead, *whole.shape[1:]).to(clouds.outputs.device)
+    return whole.to(dtype) if whole.is_floating_point() else whole
+
+
+def _chunk(
+    clouds: checks.Clouds,
+    part: slice,
+    settings: Settings,
+    kernel: Kernel,
+    rest: bool,
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+) -> tuple[Tensor, ...]:
+    with torch.autocast(outputs.device.type, enabled=False):
+        cloud = gather(outputs, references, distortions.flatten(1, 2))
+        points = cloud.points
+        active, mask = clouds.active, clouds.mask
+        layout = Layout(
+            clouds.attributed,
+            references.shape[1],
+            distortions.shape[2],
+            None if active is None else active[part].to(points.device),
+            None if mask is None else mask[part].to(points.device),
+        )
+        valid = point_validity(layout, len(points), points.device)
+        _check_embeddings(points, valid, layout, part.start, clouds.lead)
+        return kernel(embed(cloud, valid, settings, rest=rest), layout, settings)
+
+
+def _check_embeddings(
+    points: Tensor, valid: Tensor | None, layout: Layout, start: int, lead: torch.Size
+) -> None:
+    """Raise ValueError naming the first frame and source with non-finite embeddings."""
+    norms = torch.linalg.vector_norm(points, dim=-1).square()
+    bad = ~torch.isfinite(norms)
+    if valid is not None:
+        bad = bad & valid
+    if not bool(bad.any()):
+        return
+    frame, point = (int(index) for index in bad.nonzero()[0])
+    s, first = layout.sources, layout.outputs
+    if point < first:
+        what = f"the output of source {layout.attributed[point]}"
+    elif point < first + s:
+        what = f"the reference of source {point - first}"
+    else:
+        source, member = divmod(point - first - s, layout.distortions)
+        what = f"distortion {member} of source {source}"
+    raise ValueError(
+        f"embeddings must be finite (and below 1e150): {what} holds NaN, infinite or huge values "
+        f"in {checks.describe_frame(start + frame, lead)}. Repair it, or take its source out of "
+        "that frame with active, or a distortion with mask."
+    )

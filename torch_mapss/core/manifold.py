@@ -1,0 +1,249 @@
+r"""Diffusion maps: from points to coordinates whose distances are diffusion distances.
+
+One frame holds N points :math:`x_i \in R^M`. With pairwise squared distances :math:`D^2`:
+
+1. kernel :math:`K_{ij} = \exp(-D_{ij}^2/\sigma^2)`, :math:`\sigma^2` the median of :math:`D^2`
+   over pairs [eq:K];
+2. :math:`v = K1`, :math:`w = v^{-\alpha}`, :math:`K^{(\alpha)}_{ij} = w_i K_{ij} w_j`
+   [eq:K_alpha_short], degrees :math:`\deg_i = w_i (Kw)_i`, :math:`\pi = \deg/\sum\deg`
+   [eq:stat_dist];
+3. :math:`P = \mathrm{diag}(\deg)^{-1} K^{(\alpha)}` [eq:P_short] is similar to the symmetric
+   :math:`S = \deg^{-1/2} K^{(\alpha)} \deg^{-1/2} = c_i K_{ij} c_j`, :math:`c = w\,\deg^{-1/2}`,
+   so :math:`Pu = \lambda u` with :math:`u = v/\sqrt\pi`, :math:`Sv = \lambda v`, and unit
+   :math:`v` make :math:`\sum_i \pi_i u(i)^2 = 1`;
+4. coordinates :math:`\lambda_\ell^t u_\ell` of the non-trivial pairs [eq:embedding_short], the
+   first d of them retained [eq:truncation_threshold_short].
+
+**The trivial pair** (:math:`\lambda_0 = 1`, :math:`v_0 = \sqrt\pi`) can be tied when the graph is
+numerically disconnected, and then "the first column" is arbitrary. Here
+:math:`S - 2\sqrt\pi\sqrt\pi^T` is decomposed instead: :math:`v_0` moves to eigenvalue -1 and
+nothing else changes, so it is known by its place below the spectrum (the kernel is positive
+semi-definite). Absent points get rows of zeros and the eigenvalue -2, so they end below it.
+
+**Gradient.** Distances and covariances of :math:`\Phi = V_d \Lambda^t` do not change under
+:math:`\Phi \to \Phi Q`, Q orthogonal. Write :math:`g = \partial L/\partial\Phi` and
+:math:`A_{ij} = v_i^T g_j` (j retained). First-order perturbation of an eigenvector gives
+
+.. math:: dL = \sum_j \sum_{i \ne j} A_{ij} \frac{\lambda_j^t}{\lambda_j - \lambda_i}
+               v_i^T dS\, v_j + \sum_j t \lambda_j^{t-1} A_{jj}\, v_j^T dS\, v_j .
+
+The invariance (differentiate :math:`L(\Phi e^{\epsilon B})`, B antisymmetric) reads
+:math:`\lambda_i^t A_{ij} = \lambda_j^t A_{ji}` for two retained columns. Put in, their terms
+combine to :math:`A_{ji} \lambda_i^{-t} (\lambda_i^{2t} - \lambda_j^{2t})/(\lambda_i - \lambda_j)`:
+the gap has cancelled, and a multiple eigenvalue is as good as any other. Only gaps between
+retained and discarded eigenvalues remain; the tie rule of :func:`retained_dimension` keeps them
+open. With :math:`C_{ij}` a quarter of the coefficient of a retained pair (half on the diagonal),
+or :math:`\tfrac12 A_{ij}\lambda_j^t/(\lambda_j - \lambda_i)` for discarded i, and
+:math:`Y = V C`, :math:`\partial L/\partial S = Y V_d^T + V_d Y^T`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.core import checks
+from torch_mapss.core.devices import working_device
+from torch_mapss.core.kernel import GaussianKernel, centre
+from torch_mapss.core.settings import Settings, map_settings
+from torch_mapss.core.spectrum import Operator, RetainedEigenvectors
+
+
+@dataclass(frozen=True)
+class DiffusionMap:
+    """What :func:`diffusion_map` returns: the whole spectrum, and how much of it is kept."""
+
+    eigenvalues: Tensor  # (..., N-1) non-trivial, descending, at least 0; 0 behind absent points
+    dimension: Tensor  # (...) int64, d: how many coordinates are retained
+    stationary: Tensor  # (..., N) π, sums to 1, 0 at absent points
+    retained: Tensor  # (..., N, N-1) λ^t u, columns from d on are zero; differentiable
+    coordinates: Tensor  # (..., N, N-1) λ^t u, all columns, detached
+
+
+class Embedding(NamedTuple):
+    """The map of a chunk of frames, as the measures read it."""
+
+    coordinates: Tensor  # (F, N, D) retained λ^t u, D = largest d; zero beyond d; differentiable
+    dimension: Tensor  # (F,) int64, d
+    squared_distances: Tensor  # (F, N, N) D² of the points, detached
+    degenerate: Tensor  # (F,) bool: the bandwidth is zero and there is no map
+    rest: Tensor | None = None  # (F, N, N-1) columns from d on, zero before; detached
+
+
+# --------------------------------------------------------------------------------------------
+# The whole stage
+# --------------------------------------------------------------------------------------------
+
+
+class Cloud(NamedTuple):
+    """The points of a chunk of frames, and where their gradients go."""
+
+    points: Tensor  # (F, N, M) float64, a copy without graph
+    parts: tuple[Tensor, ...]  # (F, n, M) each, any floating type; their n add up to N
+
+
+def gather(*parts: Tensor) -> Cloud:
+    """Parts (F, n, M) as one cloud, on a device that has float64 (MPS has not: on the CPU)."""
+    frames, _, features = parts[0].shape
+    device = working_device(parts[0].device)
+    count = sum(part.shape[1] for part in parts)
+    points = torch.empty(frames, count, features, dtype=torch.float64, device=device)
+    for rows, part in zip(points.split([part.shape[1] for part in parts], 1), parts):
+        rows.copy_(part.detach())
+    return Cloud(points, parts)
+
+
+def embed(
+    cloud: Cloud, valid: Tensor | None, settings: Settings, *, rest: bool = False
+) -> Embedding:
+    """Retained diffusion coordinates of a chunk of frames; see :func:`diffusion_map`.
+
+    Args:
+        cloud: N points a frame, finite where valid; its copy is used up (centred in place).
+            Parts that want no gradient make the backward pass cheaper.
+        valid: (F, N) bool or None.
+        settings: of the map.
+        rest: also return the coordinates from d on (detached), which error bounds read.
+    """
+    kernel, squared, degenerate = _kernel(cloud, valid, settings)
+    s, root = Operator.apply(kernel, valid, settings.alpha)
+    count = _count(cloud.points, valid)
+    phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
+        s, count, settings, None, True
+    )
+    inverse_root = _row_scale(root, settings.convention)
+    coordinates = torch.where(degenerate[:, None, None], 0.0, phi * inverse_root.unsqueeze(-1))
+    others = None
+    if rest:
+        with torch.no_grad():
+            whole = _all_coordinates(vectors, eigenvalues, inverse_root, settings.time)
+            index = torch.arange(whole.shape[-1], device=whole.device)
+            omitted = (index >= dimension.unsqueeze(-1)) & ~degenerate.unsqueeze(-1)
+            others = torch.where(omitted.unsqueeze(-2), whole, 0.0)
+    return Embedding(coordinates, dimension, squared, degenerate, others)
+
+
+def _kernel(
+    cloud: Cloud, valid: Tensor | None, settings: Settings
+) -> tuple[Tensor, Tensor, Tensor]:
+    points = centre(cloud.points, valid)
+    parts = *cloud.parts, *(part[:0].clone() for part in cloud.parts)
+    if settings.convention == "reference":  # exp(-D²/(2 σ²)), lower middle value
+        return GaussianKernel.apply(points, valid, 2.0, False, *parts)
+    return GaussianKernel.apply(points, valid, 1.0, True, *parts)
+
+
+def _count(points: Tensor, valid: Tensor | None) -> Tensor:
+    """Number of non-trivial eigenvalues of each frame, N_present - 1."""
+    if valid is None:
+        return torch.full(points.shape[:1], points.shape[-2] - 1, device=points.device)
+    return (valid.sum(-1) - 1).clamp(min=0)
+
+
+def _row_scale(root: Tensor, convention: str) -> Tensor:
+    """π^-½ (0 at absent points) in the paper convention; unit eigenvectors in the reference's."""
+    present = root > 0.0
+    if convention == "reference":
+        return present.to(root.dtype)
+    return torch.where(present, 1.0 / torch.where(present, root, 1.0), 0.0)
+
+
+def _all_coordinates(
+    vectors: Tensor, eigenvalues: Tensor, inverse_root: Tensor, time: float
+) -> Tensor:
+    power = torch.where(eigenvalues > 0.0, eigenvalues.pow(time), 0.0)
+    columns = vectors[..., 1:].flip(-1) * power.unsqueeze(-2)
+    return columns * inverse_root.unsqueeze(-1)
+
+
+def diffusion_map(
+    points: Tensor,
+    alpha: float = 1.0,
+    time: float = 1.0,
+    energy: float = 0.99,
+    mask: Tensor | None = None,
+    convention: str = "paper",
+) -> DiffusionMap:
+    """Diffusion map of every cloud of points in a batch [sec:dm_foundations_moved].
+
+    Euclidean distances between rows of ``coordinates`` equal the diffusion distances
+    [eq:diff_euclid_dist_equal_short]. Computed in float64 whatever the input, also under
+    autocast. Where more than half of the pairs coincide the bandwidth is zero and there is no
+    map: all coordinates of that frame are 0, d is 1 and no gradient flows.
+
+    Args:
+        points: (..., N, M) floating point, N at least 2.
+        alpha: density exponent in [0, 1]; 1 removes the sampling density, 0 keeps it.
+        time: diffusion time t, any positive number; larger values blur more.
+        energy: τ in (0, 1], the share of the eigenvalue sum the retained coordinates reach.
+        mask: (..., N) bool, False leaves a point out exactly as if it were never there.
+        convention: ``"paper"`` (bandwidth: mean of the two middle values, u orthonormal under
+            π) or ``"reference"`` (half-width kernel, lower middle value, unit eigenvectors).
+
+    Returns:
+        A :class:`DiffusionMap`. ``retained`` is differentiable: exactly, also at repeated
+        eigenvalues, for everything that does not depend on the choice of eigenbasis.
+
+    Raises:
+        TypeError: ``points`` not floating point or ``mask`` not bool.
+        ValueError: shapes that do not fit, N < 2, non-finite present points, settings out of
+            range.
+    """
+    settings = map_settings(alpha, time, energy, convention)
+    checks.check_floating(points, "points")
+    if points.ndim < 2 or points.shape[-2] < 2 or points.shape[-1] < 1:
+        raise ValueError(
+            f"points must have shape (..., N, M) with N >= 2 points of M >= 1 features, got "
+            f"{tuple(points.shape)}."
+        )
+    lead, (n, m) = points.shape[:-2], points.shape[-2:]
+    valid = None
+    if mask is not None:
+        valid = checks.check_bool(mask, "mask", (*lead, n)).reshape(-1, n)
+    with torch.autocast(points.device.type, enabled=False):
+        cloud = gather(points.reshape(-1, n, m))
+        if valid is not None:
+            valid = valid.to(cloud.points.device)
+        check_finite(cloud.points, valid, lead)
+        return _assemble(cloud, valid, settings, lead)
+
+
+def _assemble(
+    cloud: Cloud, valid: Tensor | None, settings: Settings, lead: torch.Size
+) -> DiffusionMap:
+    kernel, _, degenerate = _kernel(cloud, valid, settings)
+    s, root = Operator.apply(kernel, valid, settings.alpha)
+    n = cloud.points.shape[-2]
+    phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
+        s, _count(cloud.points, valid), settings, n - 1, False
+    )
+    scale = _row_scale(root, settings.convention)
+    gone = degenerate[:, None, None]
+    whole = _all_coordinates(vectors, eigenvalues, scale.detach(), settings.time)
+    return DiffusionMap(
+        eigenvalues=torch.where(degenerate.unsqueeze(-1), 0.0, eigenvalues).reshape(*lead, n - 1),
+        dimension=torch.where(degenerate, 1, dimension).reshape(lead),
+        stationary=root.square().reshape(*lead, n),
+        retained=torch.where(gone, 0.0, phi * scale.unsqueeze(-1)).reshape(*lead, n, n - 1),
+        coordinates=torch.where(gone, 0.0, whole).reshape(*lead, n, n - 1).detach(),
+    )
+
+
+def check_finite(x: Tensor, valid: Tensor | None, lead: torch.Size) -> None:
+    """Raise ValueError naming the first point whose squared norm is not finite (reads values).
+
+    One non-finite matrix makes a whole batched ``eigh`` fail, so this comes before it.
+    """
+    norms = torch.linalg.vector_norm(x, dim=-1).square()
+    bad = ~torch.isfinite(norms)
+    if valid is not None:
+        bad = bad & valid
+    if bool(bad.any()):
+        frame, point = (int(index) for index in bad.nonzero()[0])
+        raise ValueError(
+            f"points must be finite (and below 1e150), got NaN, infinite or huge values in "
+            f"{checks.describe_frame(frame, lead)}, point {point}. Leave it out with mask."
+        )

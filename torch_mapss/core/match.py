@@ -1,0 +1,137 @@
+"""PM: the Gamma tail of an output among its source's distortions."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.core.gamma import gammaincc, log_gammaincc
+from torch_mapss.core.layout import Layout, presence, scored_outputs, split_points
+from torch_mapss.core.mahalanobis import RIDGE, cluster_distances, rounding_floor
+from torch_mapss.core.manifold import Embedding
+from torch_mapss.core.settings import Settings
+
+LOG_ZERO = math.log(torch.finfo(torch.float64).tiny)  # stands for log 0, which is not finite
+
+
+class GammaFit(NamedTuple):
+    """Moment-matched Gamma of a cluster's squared distances, and the output's own."""
+
+    shape: Tensor  # (F, S') k
+    scale: Tensor  # (F, S') θ
+    distance: Tensor  # (F, S') a, squared
+    collapsed: Tensor  # (F, S') bool: no Gamma can be fitted
+    defined: Tensor  # (F, S') bool
+
+
+# --------------------------------------------------------------------------------------------
+# PM
+# --------------------------------------------------------------------------------------------
+
+
+def attributed_deviations(
+    embedding: Embedding, layout: Layout
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What PM reads, centred at the reference of each output's source.
+
+    Returns:
+        Distortions (F, S', P, D), rows of absent ones zero; outputs (F, S', D); which
+        distortions are present (F, S', P); and their number N_p (F, S').
+    """
+    outputs, clusters = split_points(embedding.coordinates, layout)
+    _, present = presence(layout, len(outputs), outputs.device)
+    index = list(layout.attributed)
+    clusters, present = clusters[:, index], present[:, index]
+    reference = clusters[..., :1, :]
+    there = present[..., 1:]
+    deviations = (clusters[..., 1:, :] - reference) * there.unsqueeze(-1)
+    return deviations, outputs - reference.squeeze(-2), there, there.sum(-1)
+
+
+def masked_moments(values: Tensor, there: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased variance along the last axis over the present values [eq:stats_pm]."""
+    mean = torch.where(there, values, 0.0).sum(-1) / count.clamp(min=1)
+    centred = torch.where(there, values - mean.unsqueeze(-1), 0.0)
+    return mean, centred.square().sum(-1) / (count - 1).clamp(min=1)
+
+
+def gamma_fit(embedding: Embedding, layout: Layout, settings: Settings) -> GammaFit:
+    """k, θ [eq:gamma_matching] and a of every output of a chunk of frames.
+
+    A cluster is collapsed where the mean or variance of its squared distances is not positive,
+    up to what rounding gives coincident points; so is the distance of an output to its reference
+    zero.
+    """
+    deviations, output, there, count = attributed_deviations(embedding, layout)
+    both = torch.cat([deviations, output.unsqueeze(-2)], -2)
+    squared = cluster_distances(deviations, (count - 1).clamp(min=1), both)
+    floor = rounding_floor(embedding.coordinates).unsqueeze(-1)
+    g, a = squared[..., :-1], squared[..., -1]
+    a = torch.where(a <= floor, 0.0, a)
+    if settings.convention == "reference":
+        g, a = g + RIDGE, a + RIDGE
+    mean, variance = masked_moments(g, there, count)
+    collapsed = is_collapsed(mean, variance, floor, settings)
+    scored = scored_outputs(layout, len(mean), mean.device)
+    safe = collapsed | ~scored | embedding.degenerate.unsqueeze(-1)
+    mean, variance = torch.where(safe, 1.0, mean), torch.where(safe, 1.0, variance)
+    return GammaFit(
+        shape=mean.square() / variance,
+        scale=variance / mean,
+        distance=torch.where(scored, a, 0.0),
+        collapsed=collapsed,
+        defined=scored & ~embedding.degenerate.unsqueeze(-1),
+    )
+
+
+def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settings) -> Tensor:
+    """Where a cluster's squared distances have no positive mean or variance beyond rounding."""
+    mean, variance = mean.detach(), variance.detach()
+    least = floor + RIDGE if settings.convention == "reference" else floor
+    spread = (16.0 * torch.finfo(mean.dtype).eps * mean).square()
+    return (mean <= least) | (variance <= spread)
+
+
+def match_parts(embedding: Embedding, layout: Layout, settings: Settings) -> tuple[Tensor, Tensor]:
+    """PM and log PM (F, S') of one map, see :func:`match`."""
+    fit = gamma_fit(embedding, layout, settings)
+    return tuple(  # type: ignore[return-value]
+        match(embedding, layout, settings, log=log, fit=fit) for log in (False, True)
+    )
+
+
+def match(
+    embedding: Embedding,
+    layout: Layout,
+    settings: Settings,
+    *,
+    log: bool,
+    fit: GammaFit | None = None,
+) -> Tensor:
+    """PM [eq:pm_gamma_mm_short] or log PM (F, S'); 0 where it is not defined."""
+    if fit is None:
+        fit = gamma_fit(embedding, layout, settings)
+    plain = fit.defined & ~fit.collapsed
+    x = torch.where(plain, fit.distance / fit.scale, 0.0)
+    score = (log_gammaincc if log else gammaincc)(fit.shape, x)
+    if settings.convention == "reference" and not log:
+        score = torch.where(score < 1e-16, 0.0, score)  # 1 - cdf, which rounds to 0 there
+    return torch.where(plain, score, _without_fit(fit, embedding, layout, log))
+
+
+def _without_fit(fit: GammaFit, embedding: Embedding, layout: Layout, log: bool) -> Tensor:
+    """The collapse rule: 1 if the output coincides with its reference, else 0; no gradient.
+
+    log PM of 0 is the log of the smallest normal number rather than -inf: it enters means.
+    """
+    rows = torch.arange(layout.outputs, device=fit.distance.device)
+    references = torch.tensor(layout.attributed, device=rows.device) + layout.outputs
+    apart = embedding.squared_distances[:, rows, references]
+    degenerate = embedding.degenerate.unsqueeze(-1)
+    same = torch.where(degenerate, apart <= 0.0, fit.distance.detach() <= 0.0)
+    one, zero = (0.0, LOG_ZERO) if log else (1.0, 0.0)
+    value = torch.where(same, one, zero).to(fit.distance.dtype)
+    return torch.where(scored_outputs(layout, len(value), value.device), value, 0.0)

@@ -1,0 +1,100 @@
+"""PS: distances of an output to its own and to the closest foreign cluster."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.core.layout import Layout, presence, scored_outputs, split_points
+from torch_mapss.core.mahalanobis import RIDGE, cluster_distances
+from torch_mapss.core.manifold import Embedding
+from torch_mapss.core.settings import Settings
+
+
+class Distances(NamedTuple):
+    """The two halves of PS."""
+
+    own: Tensor  # (F, S') A, to the attributed cluster
+    foreign: Tensor  # (F, S') B, to the closest other active cluster
+    defined: Tensor  # (F, S') bool: attributed source active, and another one
+
+
+def _safe_sqrt(squared: Tensor) -> Tensor:
+    """Square root with derivative 0 at 0."""
+    positive = squared > 0.0
+    return torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)
+
+
+# --------------------------------------------------------------------------------------------
+# PS
+# --------------------------------------------------------------------------------------------
+
+
+def cluster_statistics(clusters: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean (F, S, D), deviations (F, S, n, D) and divisor n - 1 (F, S) of [eq:mu]."""
+    weight = present.unsqueeze(-1).to(clusters.dtype)
+    count = present.sum(-1)
+    mean = (clusters * weight).sum(-2) / count.clamp(min=1).unsqueeze(-1)
+    deviations = (clusters - mean.unsqueeze(-2)) * weight
+    return mean, deviations, (count - 1).clamp(min=1)
+
+
+def all_distances(embedding: Embedding, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Squared distance of every output to every cluster (F, S', S), and active sources (F, S)."""
+    outputs, clusters = split_points(embedding.coordinates, layout)
+    active, present = presence(layout, len(outputs), outputs.device)
+    mean, deviations, divisor = cluster_statistics(clusters, present)
+    delta = outputs.unsqueeze(-3) - mean.unsqueeze(-2)  # (F, S, S', D)
+    return cluster_distances(deviations, divisor, delta).mT, active
+
+
+def separation_distances(embedding: Embedding, layout: Layout, settings: Settings) -> Distances:
+    """A, B and j* of [eq:B] for every output of a chunk of frames."""
+    squared, active = all_distances(embedding, layout)
+    own_index = torch.tensor(layout.attributed, device=squared.device)
+    own_index = own_index.expand(len(squared), -1).unsqueeze(-1)
+    everyone = torch.arange(layout.sources, device=squared.device)
+    foreign = (everyone != own_index) & active.unsqueeze(-2)
+    defined = active.gather(-1, own_index.squeeze(-1)) & foreign.any(-1)
+    nearest = torch.where(foreign, squared.detach(), torch.inf).argmin(-1, keepdim=True)
+    both = torch.cat([_pick(squared, own_index), _pick(squared, nearest)], -1)
+    both = torch.where(defined.unsqueeze(-1), both, 0.0)
+    if settings.convention == "reference":
+        both = torch.where(defined.unsqueeze(-1), (both + RIDGE).sqrt(), 0.0)
+        a, b = both.unbind(-1)
+    else:
+        a, b = _safe_sqrt(both).unbind(-1)
+    return Distances(a, b, defined & ~embedding.degenerate.unsqueeze(-1))
+
+
+def _pick(values: Tensor, index: Tensor) -> Tensor:
+    """values[..., index] by a one-hot sum: its backward is deterministic on every device."""
+    everyone = torch.arange(values.shape[-1], device=values.device)
+    return torch.where(everyone == index, values, 0.0).sum(-1, keepdim=True)
+
+
+def separation_parts(
+    embedding: Embedding, layout: Layout, settings: Settings
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PS, A and B (F, S') of one map, see :func:`separation`."""
+    distances = separation_distances(embedding, layout, settings)
+    ps = separation(embedding, layout, settings, distances)
+    return ps, distances.own, distances.foreign
+
+
+def separation(
+    embedding: Embedding, layout: Layout, settings: Settings, distances: Distances | None = None
+) -> Tensor:
+    """PS [eq:PS_final] (F, S'); 0 where it is not defined, ½ where there is no map."""
+    if distances is None:
+        distances = separation_distances(embedding, layout, settings)
+    a, b, defined = distances.own, distances.foreign, distances.defined
+    if settings.convention == "reference":
+        ps = 1.0 - a / (a + b + RIDGE)
+    else:
+        some = a + b > 0.0
+        ps = torch.where(some, b / torch.where(some, a + b, 1.0), 0.5)
+    ps = torch.where(embedding.degenerate.unsqueeze(-1), 0.5, torch.where(defined, ps, 0.0))
+    return torch.where(scored_outputs(layout, len(ps), ps.device), ps, 0.0)

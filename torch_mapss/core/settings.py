@@ -1,0 +1,43 @@
+"""Settings of a diffusion map, checked once and handed on as one record."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch_mapss.core import checks
+
+CONVENTIONS = ("paper", "reference")
+
+
+class Settings(NamedTuple):
+    """How points become a map; see :func:`diffusion_map` for the meaning of each."""
+
+    alpha: float = 1.0
+    time: float = 1.0
+    energy: float = 0.99
+    convention: str = "paper"
+
+
+def map_settings(alpha: float, time: float, energy: float, convention: str) -> Settings:
+    """The settings of a diffusion map.
+
+    Raises:
+        TypeError: one is no number.
+        ValueError: one is out of its range.
+    """
+    checks.check_choice(convention, "convention", CONVENTIONS)
+    for name, value in (("alpha", alpha), ("energy", energy)):
+        checks.check_real(value, name)
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(
+            f"alpha must lie in [0, 1], got {alpha}. It is the density exponent of the kernel: "
+            "1 removes the sampling density, 0 keeps it."
+        )
+    if checks.check_real(time, "time") <= 0.0:
+        raise ValueError(f"time must be a positive number of diffusion steps, got {time}. Use 1.")
+    if not 0.0 < energy <= 1.0:
+        raise ValueError(
+            f"energy must lie in (0, 1], got {energy}. It is the share of the eigenvalue sum "
+            "that the kept coordinates reach; 0.99 is the paper's value."
+        )
+    return Settings(alpha, time, energy, convention)

@@ -1,0 +1,235 @@
+"""Kernel -> operator -> retained eigenvectors, with gradients at repeated eigenvalues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from torch_mapss.core import linalg
+from torch_mapss.core.settings import Settings
+
+# Eigenvalues closer than this are one group at the cut: the smallest gap that still leaves the
+# eigenspaces of a float64 decomposition (error about 1e-15) separable to five digits.
+TIE = 1e-10
+# Relative size below which the departure of a gradient from rotation invariance is rounding.
+INVARIANCE_TOLERANCE = 1e-6
+
+
+# --------------------------------------------------------------------------------------------
+# Kernel -> operator -> retained eigenvectors
+# --------------------------------------------------------------------------------------------
+
+
+class Operator(torch.autograd.Function):
+    """The deflated S [eq:P_short] of each kernel and √π [eq:stat_dist]; steps 2 and 3 above.
+
+    Backward, with G = dL/dS (symmetric: :class:`RetainedEigenvectors` makes it so), h = dL/d√π,
+    q = Kw and r = h - 4G√π, which the deflation adds to:
+
+        γ = dL/dc = 2 (G∘K) c,   dL/ddeg = ½ (r∘√π - γ∘c)/deg - ½ (r·√π)/Σdeg,
+        dL/dq = w ∘ dL/ddeg,   dL/dw = γ∘c/w + q ∘ dL/ddeg + K dL/dq,   dL/dv = -α w/v ∘ dL/dw,
+        dL/dK_ij = c_i G_ij c_j + dL/dq_i w_j + dL/dv_i.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: Tensor, valid: Tensor | None, alpha: float
+    ) -> tuple[Tensor, Tensor]:
+        v = kernel.sum(-1)
+        if valid is not None:
+            v = torch.where(valid, v, 1.0)
+        w = v.pow(-alpha)
+        degree = w * (kernel @ w.unsqueeze(-1)).squeeze(-1)
+        total = degree.sum(-1, keepdim=True)  # absent points have rows of zeros
+        if valid is not None:
+            degree = torch.where(valid, degree, 1.0)
+            total = torch.where(total > 0.0, total, 1.0)
+        c, root = w * degree.rsqrt(), (degree / total).sqrt()
+        if valid is not None:
+            c, root = torch.where(valid, c, 0.0), torch.where(valid, root, 0.0)
+        s = (kernel * c.unsqueeze(-1)).mul_(c.unsqueeze(-2))
+        s.baddbmm_(root.unsqueeze(-1), root.unsqueeze(-2), alpha=-2.0)
+        if valid is not None:
+            s.diagonal(dim1=-2, dim2=-1).sub_(2.0 * (~valid).to(s.dtype))
+        ctx.save_for_backward(kernel, v, w, degree, total, c, root, valid)
+        ctx.alpha = alpha
+        return s, root
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor, h: Tensor) -> tuple[Tensor, None, None]:
+        kernel, v, w, degree, total, c, root, valid = ctx.saved_tensors
+        of_c = 2.0 * _times(g * kernel, c)
+        of_root = (h - 4.0 * _times(g, root)) * root
+        of_degree = 0.5 * ((of_root - of_c * c) / degree - of_root.sum(-1, keepdim=True) / total)
+        if valid is not None:
+            of_degree = torch.where(valid, of_degree, 0.0)
+        of_q = w * of_degree
+        of_w = of_c * c / w + of_degree * degree / w + _times(kernel, of_q)
+        of_v = -ctx.alpha * of_w * w / v
+        of_kernel = (g * c.unsqueeze(-1)).mul_(c.unsqueeze(-2))
+        of_kernel.baddbmm_(of_q.unsqueeze(-1), w.unsqueeze(-2)).add_(of_v.unsqueeze(-1))
+        return of_kernel, None, None
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """(F, N, N) and (F, N) -> (F, N)."""
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+
+
+class RetainedEigenvectors(torch.autograd.Function):
+    """Φ = V_d Λ^t of a batch of symmetric matrices, with the backward derived at the top.
+
+    ``count`` (F,) is the number of non-trivial eigenvalues of each frame, ``width`` bounds the
+    number of columns returned (None: the largest d). ``invariant`` promises a gradient that is
+    exactly rotation invariant up to rounding; without it the part that is not is added where the
+    eigenvalues are simple, so that losses on single coordinates also get their derivative.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        s: Tensor,
+        count: Tensor,
+        settings: Settings,
+        width: int | None,
+        invariant: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        values, vectors = linalg.eigh(s)
+        nontrivial = _nontrivial(values, count)
+        dimension = retained_dimension(nontrivial, count, settings.energy, settings.convention)
+        columns = width or (int(dimension.max()) if len(dimension) else 1)
+        kept = torch.arange(columns, device=s.device) < dimension.unsqueeze(-1)
+        # An eigenvalue 0 within d (energy 1, a kernel of low rank) gives a column of zeros. It
+        # shares its gap with the others as a discarded one does.
+        kept = kept & (nontrivial[:, :columns] > 0.0)
+        power = torch.where(kept, nontrivial[:, :columns].pow(settings.time), 0.0)
+        phi = vectors[..., -columns:].flip(-1) * power.unsqueeze(-2)
+        ctx.save_for_backward(values, vectors, kept)
+        ctx.time, ctx.invariant = settings.time, invariant
+        ctx.mark_non_differentiable(dimension, nontrivial, vectors)
+        return phi, dimension, nontrivial, vectors
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, g: Tensor, _dimension: Tensor, _nontrivial: Tensor, _vectors: Tensor
+    ) -> tuple[Tensor, None, None, None, None]:
+        values, vectors, kept = ctx.saved_tensors
+        columns = kept.shape[-1]
+        g = torch.where(kept.unsqueeze(-2), g, 0.0)
+        descending = values.flip(-1)
+        v_d = vectors[..., -columns:].flip(-1)
+        a = vectors.mT @ g
+        c = _discarded_coefficients(a, values, descending[:, :columns], ctx.time)
+        norms = None if ctx.invariant else g.square().sum(-2).sqrt()
+        top = a[:, -columns:].flip(-2)
+        inner = _retained_coefficients(top, norms, descending[:, :columns], kept, ctx.time)
+        # Rows of c that belong to retained eigenvectors are replaced, frame by frame of kept.
+        rows = c[:, -columns:].flip(-2)
+        both = kept.unsqueeze(-1) & kept.unsqueeze(-2)
+        rows = torch.where(both, inner, torch.where(kept.unsqueeze(-2), rows, 0.0))
+        c = torch.cat([c[:, :-columns], rows.flip(-2)], -2)
+        y = vectors @ c
+        half = y @ v_d.mT
+        return half + half.mT, None, None, None, None
+
+
+def _nontrivial(values: Tensor, count: Tensor) -> Tensor:
+    """The N-1 largest eigenvalues, descending; below 0 (rounding) and beyond ``count`` 0."""
+    descending = values.flip(-1)[..., :-1].clamp(min=0.0)
+    index = torch.arange(descending.shape[-1], device=values.device)
+    return torch.where(index < count.unsqueeze(-1), descending, 0.0)
+
+
+def retained_dimension(
+    eigenvalues: Tensor, count: Tensor, energy: float, convention: str
+) -> Tensor:
+    """d: the fewest eigenvalues that reach the share ``energy`` of their sum.
+
+    [eq:truncation_threshold_short] with the sum over the N-1 non-trivial ones. In the paper
+    convention a group tied at the cut is kept whole (gap at most 1e-10): half of it would be a
+    choice of eigenbasis, and the score would depend on it.
+
+    Args:
+        eigenvalues: (..., N-1), descending, at least 0.
+        count: (...), how many of them belong to present points.
+        energy: τ in (0, 1].
+        convention: ``"paper"`` or ``"reference"`` (no tie rule).
+
+    Returns:
+        (...) int64, between 1 and N-1.
+    """
+    cumulative = eigenvalues.cumsum(-1)
+    total = cumulative[..., -1:]
+    d = (cumulative < energy * total).sum(-1) + 1
+    index = torch.arange(1, eigenvalues.shape[-1] + 1, device=eigenvalues.device)
+    if convention != "reference":
+        following = torch.nn.functional.pad(eigenvalues[..., 1:], (0, 1), value=-1.0)
+        closed = (eigenvalues - following <= TIE) & (index < count.unsqueeze(-1))
+        candidates = torch.where(closed | (index < d.unsqueeze(-1)), index[-1], index)
+        d = candidates.amin(-1)
+    return torch.minimum(d, count.clamp(min=1))
+
+
+def _discarded_coefficients(a: Tensor, values: Tensor, kept_values: Tensor, time: float) -> Tensor:
+    """½ A_ij λ_j^t / (λ_j - λ_i), rows i over the ascending spectrum, columns j retained."""
+    lam = kept_values.clamp(min=0.0)
+    gap = kept_values.unsqueeze(-2) - values.unsqueeze(-1)
+    open_ = gap > 0.0
+    factor = torch.where(open_, lam.pow(time).unsqueeze(-2) / torch.where(open_, gap, 1.0), 0.0)
+    return 0.5 * a * factor
+
+
+def _retained_coefficients(
+    a: Tensor, norms: Tensor | None, values: Tensor, kept: Tensor, time: float
+) -> Tensor:
+    """C of the retained pairs: a quarter of a pair's coefficient, both ways; half on the diagonal.
+
+    For a pair the column of the larger eigenvalue serves, so that the divisor is the larger
+    power. With the column ``norms`` of g, what is not invariant is added.
+    """
+    lam = torch.where(kept & (values > 0.0), values, 0.0)
+    positive = lam > 0.0
+    safe = torch.where(positive, lam, 1.0)
+    ratio = _divided_powers(lam, safe, positive, time)
+    ahead = torch.triu(a.mT, 1)  # (i, j), i < j: A_ji, the column of the larger eigenvalue
+    upper = 0.25 * ahead * ratio
+    if norms is not None:
+        upper = upper + torch.triu(_rotation_terms(a, norms, lam, safe, time), 1)
+    own = time * safe.pow(time - 1.0) * a.diagonal(dim1=-2, dim2=-1) * positive
+    return upper + upper.mT + torch.diag_embed(0.5 * own)
+
+
+def _divided_powers(lam: Tensor, safe: Tensor, positive: Tensor, time: float) -> Tensor:
+    """λ_i^-t (λ_i^2t - λ_j^2t)/(λ_i - λ_j) for λ_i ≥ λ_j > 0, without cancelling.
+
+    With L = log(λ_j/λ_i) ≤ 0 it is λ_i^(t-1) expm1(2tL)/expm1(L), and 2 t λ_i^(t-1) at L = 0.
+    """
+    if time == 1.0:
+        ratio = (lam.unsqueeze(-1) + lam.unsqueeze(-2)) / safe.unsqueeze(-1)
+    else:
+        log = (safe.log().unsqueeze(-2) - safe.log().unsqueeze(-1)).clamp(max=0.0)
+        equal = log > -1e-300
+        quotient = torch.expm1(2.0 * time * log) / torch.where(equal, -1.0, torch.expm1(log))
+        quotient = torch.where(equal, 2.0 * time, quotient)
+        ratio = safe.pow(time - 1.0).unsqueeze(-1) * quotient
+    return torch.where(positive.unsqueeze(-1) & positive.unsqueeze(-2), ratio, 0.0)
+
+
+def _rotation_terms(a: Tensor, norms: Tensor, lam: Tensor, safe: Tensor, time: float) -> Tensor:
+    """¼ (λ_j/λ_i)^t E_ij/(λ_j - λ_i), E_ij = λ_i^t A_ij - λ_j^t A_ji, where E is not rounding.
+
+    E vanishes for a rotation-invariant loss. For any other the derivative exists only where the
+    eigenvalues differ, and is 0 here where they do not.
+    """
+    power = safe.pow(time)
+    p_i, p_j = power.unsqueeze(-1), power.unsqueeze(-2)
+    e = p_i * a - p_j * a.mT
+    size = p_i * norms.unsqueeze(-2) + p_j * norms.unsqueeze(-1)
+    gap = lam.unsqueeze(-2) - lam.unsqueeze(-1)
+    real = (e.abs() > INVARIANCE_TOLERANCE * size) & (gap.abs() > TIE)
+    return torch.where(real, 0.25 * (p_j / p_i) * e / torch.where(real, gap, 1.0), 0.0)

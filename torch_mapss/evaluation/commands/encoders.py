@@ -1,0 +1,50 @@
+"""``torch-mapss encoders``: the encoders known by name."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from torch_mapss.evaluation import files
+from torch_mapss.evaluation.commands.options import (
+    OK,
+    add_manners,
+    make_parser,
+)
+
+
+def add_parser(commands: Any) -> None:
+    encoders = make_parser(
+        commands,
+        "encoders",
+        "The encoders that --encoder knows by name. A local folder or hub id (owner/name) of a "
+        "wav2vec2,\nHuBERT or WavLM checkpoint works as well.",
+        "",
+        "list the encoders",
+    )
+    encoders.set_defaults(run=run)
+    add_manners(encoders, quiet=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """``torch-mapss encoders``."""
+    del args
+    from torch_mapss.encoders import encoder_table
+
+    columns = ["name", "checkpoint", "rate (Hz)", "frames/s", "layer"]
+    rows = [
+        [
+            row.name,
+            row.checkpoint or "none needed",
+            str(row.sample_rate),
+            f"{row.frames_per_second:g}",
+            "-" if row.layer is None else str(row.layer),
+        ]
+        for row in encoder_table()
+    ]
+    print(files.text_table(columns, rows, left=2))
+    print(
+        "\nlayer: the default of --layer; 0 is what enters the first block. mert: layer 1 suits "
+        "drums better.\nA local folder or hub id (owner/name) works as well."
+    )
+    return OK

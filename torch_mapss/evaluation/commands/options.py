@@ -1,0 +1,252 @@
+"""What the commands share: texts, options, exit codes, progress, and the scorer they ask for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch_mapss.evaluation import files
+
+if TYPE_CHECKING:
+    from torch_mapss.evaluation.scorer import Request
+    from torch_mapss.pipeline.mapss import MAPSS
+
+
+OK, SOME_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+MEASURES = """\
+Two measures of separated sources, per frame and per file, higher is better:
+  PS  Perceptual Separation, 0 to 1: how free an estimate is of the other sources (1: no leakage)
+  PM  Perceptual Match, 0 to 1: how undistorted it is (1: as its reference)
+A reference is the true source, as it was before mixing; an estimate is what a separator made of
+the mixture. Both must be aligned sample by sample: a delay counts as distortion.
+"""
+
+
+FILES = """\
+Files may be anything libsndfile reads (WAV, FLAC, OGG, MP3), at any rate: channels are mixed down
+to their mean and the rate is brought to the encoder's, which the result says.
+"""
+
+
+CODES = "Exit codes: 0 all scored; 1 some mixtures failed; 2 bad usage or input; 130 interrupted."
+
+
+def make_parser(
+    commands: Any, name: str, description: str, epilog: str = "", help: str = ""
+) -> Any:
+    options: dict[str, Any] = {
+        "description": description,
+        "epilog": epilog,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
+    if commands is None:
+        return argparse.ArgumentParser(prog=name, **options)
+    return commands.add_parser(name, help=help, **options)
+
+
+def add_scoring_options(parser: Any) -> None:
+    group = parser.add_argument_group("what is computed")
+    group.add_argument(
+        "--encoder",
+        default="wav2vec2-large",
+        metavar="NAME",
+        help="`torch-mapss encoders` lists them; or a local folder or hub id (default: "
+        "%(default)s, fetched on first use; mel needs no download)",
+    )
+    group.add_argument("--layer", type=int, help="of the encoder (default: its own)")
+    group.add_argument(
+        "--permute",
+        action="store_true",
+        help="find out which reference each estimate belongs to, by SI-SDR",
+    )
+    group.add_argument(
+        "--trim",
+        action="store_true",
+        help="cut all files to the shortest instead of refusing different lengths",
+    )
+    group.add_argument(
+        "--bounds", action="store_true", help="error radius and half-width of every frame score"
+    )
+    group.add_argument(
+        "--confidence",
+        type=float,
+        default=0.95,
+        metavar="P",
+        help="of the half-widths (default: %(default)s)",
+    )
+    group.add_argument(
+        "--sample-frames",
+        type=int,
+        metavar="N",
+        help="score at most N frames of a mixture, drawn at random: quicker, means stay unbiased",
+    )
+    group.add_argument(
+        "--bank-size",
+        type=int,
+        metavar="N",
+        help="use N of the distortions of each measure (70 for PS, up to 83 for PM): quicker, "
+        "coarser, not comparable with full banks",
+    )
+    group.add_argument(
+        "--convention",
+        choices=("paper", "reference"),
+        default="paper",
+        help="the paper's equations, or those of the released implementation (default: "
+        "%(default)s)",
+    )
+    group.add_argument(
+        "--align-polarity",
+        action="store_true",
+        help="flip an estimate whose correlation with its reference is negative",
+    )
+    group.add_argument(
+        "--seed", type=int, default=0, help="of the noise in the distortions (default: %(default)s)"
+    )
+    group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cpu)")
+    group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="of the CPU. 1 is best where other work shares it: threads that wait for each other "
+        "are slow (default: torch's own choice)",
+    )
+    group.add_argument(
+        "--dtype", help="of the encoder's weights: float32, float16, bfloat16 (default: float32)"
+    )
+    group.add_argument("--local-files-only", action="store_true", help="never fetch a checkpoint")
+    group.add_argument("--cache-dir", metavar="DIR", help="where fetched checkpoints are kept")
+
+
+def add_manners(parser: Any, quiet: bool = True) -> None:
+    group = parser.add_argument_group("output")
+    if quiet:
+        group.add_argument("--quiet", action="store_true", help="no progress bar, no table")
+    group.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def say_written(paths: Sequence[str], quiet: bool) -> None:
+    if paths and not quiet:
+        print(f"\nWritten to {', '.join(files.shown(path) for path in paths)}")
+
+
+def bar(args: argparse.Namespace) -> Any:
+    """A progress bar over an iterable, unless it is not wanted."""
+    return lambda items, **options: progress(items, quiet=args.quiet, **options)
+
+
+@contextmanager
+def stages(count: int, quiet: bool) -> Iterator[Any]:
+    """A bar of ``count`` stages, moved on by naming the next one."""
+    bar = progress(range(count), quiet=quiet, bar_format="{desc} [{n_fmt}/{total_fmt}, {elapsed}]")
+    if isinstance(bar, range):
+        yield None
+        return
+
+    def stage(name: str) -> None:
+        bar.set_description_str(name, refresh=False)
+        bar.update()
+
+    with bar:
+        yield stage
+
+
+def progress(items: Any, *, quiet: bool = False, **options: Any) -> Any:
+    """``items`` under a progress bar on the terminal's error stream.
+
+    Raises:
+        ImportError: tqdm is missing and a bar is wanted.
+    """
+    if quiet or sys.stderr is None or not sys.stderr.isatty():  # None: closed
+        return items
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        raise ImportError(
+            "the progress bar needs tqdm: pip install tqdm (or pass --quiet)"
+        ) from error
+    return tqdm(items, file=sys.stderr, dynamic_ncols=True, **options)
+
+
+def scorer_of(args: argparse.Namespace) -> MAPSS:
+    """The scorer that the options ask for."""
+    from torch_mapss.distortions import DistortionBank
+    from torch_mapss.pipeline.mapss import MAPSS
+
+    check_device(args.device)
+    banks = [
+        DistortionBank(kind, seed=args.seed, size=args.bank_size)
+        for kind in ("separation", "match")
+    ]
+    return MAPSS(
+        args.encoder,
+        args.layer,
+        separation_bank=banks[0],
+        match_bank=banks[1],
+        align_polarity=args.align_polarity,
+        convention=args.convention,
+        dtype=args.dtype,
+        device=args.device,
+        local_files_only=args.local_files_only,
+        cache_dir=args.cache_dir,
+    )
+
+
+def request_of(args: argparse.Namespace) -> Request:
+    """What the options want computed."""
+    from torch_mapss.bounds.frames import check_confidence
+    from torch_mapss.evaluation.scorer import Request
+
+    check_confidence(args.confidence)
+    return Request(
+        permute=args.permute,
+        trim=args.trim,
+        bounds=args.bounds,
+        confidence=args.confidence,
+        sample_frames=args.sample_frames,
+    )
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Let torch use ``count`` threads of the CPU for a while; its own choice if None.
+
+    Raises:
+        ValueError: ``count`` is below 1.
+    """
+    if count is None:
+        yield
+        return
+    if count < 1:
+        raise ValueError(f"--threads must be at least 1, got {count}.")
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def check_device(device: str | None) -> None:
+    """Refuse a device that is not there, in one sentence.
+
+    Raises:
+        ValueError: no such device.
+    """
+    if device is None:
+        return
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or ["unknown"])[0]
+        raise ValueError(
+            f"--device {device} cannot be used here ({reason}). Leave it out for the CPU."
+        ) from None

@@ -1,0 +1,222 @@
+"""Whole test sets: a manifest of mixtures and systems -> tables, row by row, resumable.
+
+From frames to one number per system, each step in a table that the next can be redone from:
+
+1. frame -> *source*: mean over the scored frames of one estimate, ``scores.csv``;
+2. source -> *item*: mean over the estimates of one mixture and system, ``items.csv``;
+3. item -> *set*: mean over the mixtures of one system, ``summary.csv``.
+
+Undefined numbers (a silent reference, no frame with two active sources, a mixture that failed) are
+``nan``, left out of the next mean, and counted.
+
+**Kills.** Every finished pair of mixture and system is one line, flushed to the disk, of
+``progress/rank-N.jsonl``. A line that was cut off by a kill is dropped, and its pair is scored
+again; the tables are written at the end, each in one step. So a run that was killed and started
+again writes the tables of an undisturbed one, byte for byte on one machine.
+
+**Several processes.** With ``WORLD_SIZE`` above 1 (torchrun sets it) the mixtures are shared out,
+and rank 0 writes the tables. The processes must share the output folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch_mapss.evaluation import files
+from torch_mapss.evaluation.report import MEANS, SourceRow
+
+SCORE_COLUMNS = ("mixture_id", "system", *SourceRow._fields, "status", "reason", "notes")
+ITEM_COLUMNS = ("mixture_id", "system", *MEANS, "estimates", "undefined", "status", "reason")
+SET_COLUMNS = ("system", *MEANS, "scored", "undefined", "failed", "estimates", "frames")
+
+
+class ManifestError(ValueError):
+    """A manifest that cannot be run; ``problems`` lists all that is wrong with it."""
+
+    def __init__(self, path: str, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        if len(problems) == 1:
+            super().__init__(f"{path}: {problems[0]}")
+        else:
+            listed = "".join(f"\n  - {problem}" for problem in problems)
+            super().__init__(f"{path} has {len(problems)} problems:{listed}")
+
+
+class Mixture(NamedTuple):
+    """One entry of a manifest."""
+
+    name: str  # its mixture_id
+    references: tuple[str, ...]  # as written
+    systems: Mapping[str, tuple[str | None, ...]]  # as written; None: not estimated
+    folder: str  # paths are relative to it
+
+    def locate(self, path: str) -> str:
+        """The path to open."""
+        return files.native(os.path.join(self.folder, path))
+
+
+# ------------------------------------------------------------------------------------------------
+# Reading
+# ------------------------------------------------------------------------------------------------
+
+
+def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
+    """Read and check a manifest as a whole.
+
+    A JSON list of ``{"mixture_id": …, "references": […], "systems": {name: […]}}``: one path per
+    source and in each system one per reference, ``null`` for a source it does not estimate. Paths
+    are relative to the manifest. Further keys are ignored.
+
+    Args:
+        path: of the JSON file, UTF-8.
+
+    Returns:
+        The mixtures, in order.
+
+    Raises:
+        ManifestError: everything that is wrong with it, missing files included.
+    """
+    name = files.shown(path)
+    entries = _read_json(path, name)
+    if not isinstance(entries, list):
+        kind = type(entries).__name__
+        raise ManifestError(name, [f"must be a JSON list of mixtures, got {kind}"])
+    if not entries:
+        raise ManifestError(name, ["lists no mixture"])
+    folder = os.path.dirname(os.fspath(path))
+    problems: list[str] = []
+    mixtures = [_read_entry(entry, k, folder, problems) for k, entry in enumerate(entries)]
+    problems += _duplicates([mixture.name for mixture in mixtures])
+    for mixture in mixtures:
+        problems += _missing_files(mixture)
+    if not problems and not any(mixture.systems for mixture in mixtures):
+        problems.append("lists no system in any of its mixtures, so there is nothing to score")
+    if problems:
+        raise ManifestError(name, problems)
+    return tuple(mixtures)
+
+
+def _read_json(path: str | os.PathLike[str], name: str) -> Any:
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            return json.load(file, object_pairs_hook=_unique_keys)
+    except FileNotFoundError:
+        raise ManifestError(name, ["there is no such file"]) from None
+    except OSError as error:
+        raise ManifestError(name, [f"cannot be read: {error.strerror}"]) from None
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise ManifestError(name, [f"is no valid JSON ({place}: {error.msg})"]) from None
+    except UnicodeDecodeError as error:
+        raise ManifestError(name, [f"is no UTF-8 text (byte {error.start})"]) from None
+    except _RepeatedKey as error:
+        raise ManifestError(name, [f"has the key {error} twice in one object"]) from None
+
+
+class _RepeatedKey(Exception):
+    pass
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _RepeatedKey(repr(key))
+        found[key] = value
+    return found
+
+
+def _read_entry(entry: Any, place: int, folder: str, problems: list[str]) -> Mixture:
+    """An entry as far as it can be read; what is wrong goes to ``problems``."""
+    where = f"entry {place}"
+    if not isinstance(entry, dict):
+        problems.append(f"{where} must be an object, got {type(entry).__name__}")
+        return Mixture(where, (), {}, folder)
+    name = entry.get("mixture_id")
+    if isinstance(name, str | int) and not isinstance(name, bool) and str(name).strip():
+        where = f"mixture {str(name)!r}"
+    missing = [key for key in ("mixture_id", "references", "systems") if key not in entry]
+    if missing:
+        problems.append(f"{where} lacks {', '.join(map(repr, missing))}")
+    elif where.startswith("entry"):
+        problems.append(f"{where}: mixture_id must be a name, got {name!r}")
+    references = _read_references(entry.get("references", ()), where, problems)
+    systems = _read_systems(entry.get("systems", {}), where, len(references), problems)
+    label = where if where.startswith("entry") else str(name)
+    return Mixture(label, references, systems, folder)
+
+
+def _read_references(given: Any, where: str, problems: list[str]) -> tuple[str, ...]:
+    if given == ():  # the key is missing, which is told already
+        return ()
+    if not isinstance(given, list) or not all(isinstance(path, str) and path for path in given):
+        problems.append(f"{where}: references must be a list of paths, got {short(given)}")
+        return ()
+    if len(given) < 2:
+        problems.append(f"{where}: references must be at least two, got {len(given)}")
+    return tuple(given)
+
+
+def _read_systems(
+    given: Any, where: str, sources: int, problems: list[str]
+) -> dict[str, tuple[str | None, ...]]:
+    if not isinstance(given, dict):
+        problems.append(
+            f"{where}: systems must be an object of name: list of paths, got {short(given)}"
+        )
+        return {}
+    found: dict[str, tuple[str | None, ...]] = {}
+    for name, paths in given.items():
+        problem = _system_problem(paths, sources)
+        if problem:
+            problems.append(f"{where}, system {name!r}: {problem}")
+        else:
+            found[name] = tuple(paths)
+    return found
+
+
+def _system_problem(paths: Any, sources: int) -> str | None:
+    kinds = isinstance(paths, list) and all(
+        path is None or (isinstance(path, str) and path) for path in paths
+    )
+    if not kinds:
+        return f"must be a list of paths or null, got {short(paths)}"
+    if sources and len(paths) != sources:
+        return (
+            f"must have one path per reference ({sources}), null where it estimates none, got "
+            f"{len(paths)}"
+        )
+    if all(path is None for path in paths):
+        return "estimates no source at all; leave it out"
+    return None
+
+
+def short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _duplicates(names: Sequence[str]) -> list[str]:
+    twice = dict.fromkeys(name for name in names if names.count(name) > 1)
+    return [f"mixture_id {name!r} is used {names.count(name)} times" for name in twice]
+
+
+def _missing_files(mixture: Mixture) -> list[str]:
+    listed = [("references", path) for path in mixture.references]
+    for system, paths in mixture.systems.items():
+        listed += [(f"system {system!r}", path) for path in paths if path is not None]
+    return [
+        f"mixture {mixture.name!r}, {whose}: no file {os.path.join(mixture.folder, path)!r}"
+        for whose, path in listed
+        if not os.path.isfile(mixture.locate(path))
+    ]
+
+
+# ------------------------------------------------------------------------------------------------
+# Scoring one pair of mixture and system
+# ------------------------------------------------------------------------------------------------
+
+Record = dict[str, Any]  # one line of progress: mixture_id, system, rows, reason, files, written

@@ -1,0 +1,277 @@
+"""Files or arrays -> a report of one mixture: to print, to save, to plot.
+
+From frames to one number, in this order:
+
+1. *frame*: PS and PM of every estimate, defined where its source and at least one other is active;
+2. *source*: the mean over the defined frames of one estimate (PS also in the paper's pooling);
+3. *item*: the mean over the estimates of one mixture;
+4. *set*: the mean over mixtures, see :mod:`torch_mapss.evaluation.manifest`.
+
+An undefined number (no defined frame) is NaN where it stands, left out of the next mean, and
+counted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.evaluation import files
+from torch_mapss.evaluation.clips import Clip
+from torch_mapss.pipeline.records import ScoreBounds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MEANINGS = (
+    "PS, Perceptual Separation: 0..1, higher is better, 1 = no leakage from the other sources.",
+    "PM, Perceptual Match: 0..1, higher is better, 1 = undistorted. log PM <= 0 keeps ranking "
+    "where PM is 0.",
+    "PS pooled: the paper's PESQ-like pooling of PS over time, 1.085..1.315.",
+)
+_FRAME_COLUMNS = ("source", "frame", "time_s", "active")
+_BOUNDS = ("radius", "tail", "total")
+
+
+class SourceRow(NamedTuple):
+    """One estimate in numbers; NaN where undefined."""
+
+    source: str  # name of the reference it was scored against
+    source_index: int  # which reference that is
+    estimate: str  # path, or a name if it came as an array
+    reference: str
+    ps: float  # mean over its scored frames, [0, 1]
+    pm: float  # the same
+    log_pm: float  # mean of logs, <= 0
+    ps_pesq: float  # paper's pooling, [1.085, 1.315]
+    attributed_distance: float  # mean A, to the source's own cluster (PS graph)
+    foreign_distance: float  # mean B, to the closest other one
+    frames: int  # scored
+    total_frames: int
+    estimate_rate: int  # Hz, as handed over
+    reference_rate: int
+    ps_radius: float | None = None  # of ps: truncation error; None: bounds not asked for
+    ps_tail: float | None = None  # of ps: half-width at the confidence asked for
+    pm_radius: float | None = None
+    pm_tail: float | None = None
+    ps_pesq_radius: float | None = None
+    ps_pesq_tail: float | None = None
+
+
+@dataclass(frozen=True, eq=False)  # two reports hold tensors, which have no one truth
+class Report:
+    """Scores of one mixture and everything needed to read, redo and plot them.
+
+    Per frame: S' estimates, F frames. Numbers are NaN in frames that are not scored (the source
+    is silent, or no other source is active).
+    """
+
+    estimates: tuple[Clip, ...]  # S', waveforms at ``sample_rate``
+    references: tuple[Clip, ...]  # S
+    attributed: tuple[int, ...]  # S', which reference each estimate was scored against
+    times: Tensor  # (F,) seconds, centre of the encoder's receptive field
+    active: Tensor  # (S', F) bool: the frame is scored
+    ps: Tensor  # (S', F) in [0, 1], 1: no leakage
+    pm: Tensor  # (S', F) in [0, 1], 1: undistorted
+    log_pm: Tensor  # (S', F) <= 0
+    attributed_distance: Tensor  # (S', F) A of PS = B/(A + B)
+    foreign_distance: Tensor  # (S', F) B
+    rows: tuple[SourceRow, ...]  # utterance scores, one per estimate
+    sample_rate: int  # Hz, of the waveforms that were scored
+    settings: Mapping[str, Any]  # all that the scores depend on
+    versions: Mapping[str, str]  # of the packages that made them
+    notes: tuple[str, ...] = ()  # what was done to the input: downmix, resampling, trimming
+    bounds: ScoreBounds | None = field(default=None, repr=False)  # (1, S', F), if asked for
+    mixture: Clip | None = field(default=None, repr=False)  # for the plot, if given
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """(S',) name of the source of each estimate: of its reference."""
+        return tuple(self.references[index].name for index in self.attributed)
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per estimate as dictionaries, e.g. for ``pandas.DataFrame``."""
+        return [row._asdict() for row in self.rows]
+
+    def means(self) -> dict[str, float]:
+        """The item's scores: means over the estimates whose score is defined, else NaN."""
+        return {name: mean([getattr(row, name) for row in self.rows]) for name in MEANS}
+
+    def summary(self) -> str:
+        """A table to print, with counts, what the numbers mean, and what was done to the input."""
+        lines = [files.text_table(*_summary_table(self)), "", _counts(self), *MEANINGS]
+        if self.bounds is not None:
+            lines.append(
+                "±: truncation radius + half-width at "
+                f"{100 * self.bounds.confidence:g} % confidence, of the mean over frames."
+            )
+        lines += [f"Note: {note}." for note in self.notes]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def save(self, folder: str | os.PathLike[str]) -> str:
+        """Write ``scores.csv``, ``ps.csv``, ``pm.csv`` and ``report.json`` to a folder.
+
+        ``ps.csv`` and ``pm.csv`` have one row per source and frame: time, score, active, and
+        bounds if there are any. Each file is replaced in one step; UTF-8, ``nan`` for undefined
+        (``null`` in the JSON).
+
+        Args:
+            folder: is created with its parents if need be.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ValueError: ``folder`` is a file, or cannot be made.
+        """
+        folder = files.make_folder(folder)
+        rows = self.table()
+        files.write_csv(os.path.join(folder, "scores.csv"), SourceRow._fields, rows)
+        for measure in ("ps", "pm"):
+            columns, frames = self.frame_table(measure)
+            files.write_csv(os.path.join(folder, f"{measure}.csv"), columns, frames)
+        files.write_json(os.path.join(folder, "report.json"), self.as_dict())
+        return folder
+
+    def frame_table(self, measure: str) -> tuple[list[str], list[dict[str, Any]]]:
+        """Columns and rows of ``"ps"`` or ``"pm"``, one row per source and frame."""
+        if measure not in ("ps", "pm"):
+            raise ValueError(f"measure must be 'ps' or 'pm', got {measure!r}.")
+        extra = ["attributed_distance", "foreign_distance"] if measure == "ps" else ["log_pm"]
+        values = {name: getattr(self, name).tolist() for name in (measure, *extra)}
+        if self.bounds is not None:
+            part = getattr(self.bounds, measure)
+            for name in _BOUNDS:
+                hidden = torch.where(self.active, getattr(part, name)[0], torch.nan)
+                values[f"{measure}_{name}"] = hidden.tolist()
+        times, active = self.times.tolist(), self.active.tolist()
+        rows = [
+            {"source": name, "frame": frame, "time_s": time, "active": active[place][frame]}
+            | {column: numbers[place][frame] for column, numbers in values.items()}
+            for place, name in enumerate(self.sources)
+            for frame, time in enumerate(times)
+        ]
+        return [*_FRAME_COLUMNS, *values], rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything but the frames, in plain types."""
+        return {
+            "scores": self.table(),
+            "means": self.means(),
+            "settings": dict(self.settings),
+            "versions": dict(self.versions),
+            "notes": list(self.notes),
+            "measures": list(MEANINGS),
+        }
+
+    def plot(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        figure: Figure | None = None,
+        title: str | None = None,
+    ) -> Figure:
+        """PS and PM of every source over time, above the spectrogram of its estimate.
+
+        Frames that are not scored stay blank; bounds, if there are any, are bands. Needs
+        matplotlib (``pip install torch_mapss[plot]``), but no display, and leaves its global
+        state alone.
+
+        Args:
+            path: write the figure there (PNG, PDF, SVG, by suffix).
+            figure: draw into this empty figure (or subfigure) instead of a new one.
+            title: of the figure.
+
+        Returns:
+            The figure.
+
+        Raises:
+            ImportError: matplotlib is missing.
+        """
+        from torch_mapss.evaluation.plots import plot_report, save_figure
+
+        drawn = plot_report(self, figure=figure, title=title)
+        if path is not None:
+            save_figure(drawn, path)
+        return drawn
+
+
+#: The columns that are averaged from estimates to items, and from items to the set.
+MEANS = ("ps", "pm", "log_pm", "ps_pesq")
+
+
+def mean(values: Sequence[float]) -> float:
+    """Mean of the defined ones of ``values``, NaN if there is none."""
+    found = [value for value in values if value == value]
+    return sum(found) / len(found) if found else float("nan")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages at work; transformers only if it was used."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from torch_mapss import __version__
+
+    found = {"torch_mapss": __version__, "python": sys.version.split()[0]}
+    found["torch"] = str(torch.__version__)
+    for name in ("torchaudio", "transformers"):
+        if name in sys.modules:
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:  # on the path, but not installed
+                found[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------
+# Words
+# ------------------------------------------------------------------------------------------------
+
+
+def number(value: float | None, form: str = ".3f") -> str:
+    """A score for people: a dash where it is undefined."""
+    return "-" if value is None or value != value else format(value, form)
+
+
+def _summary_table(report: Report) -> tuple[list[str], list[list[str]], int]:
+    bounded = report.bounds is not None
+    columns = ["source", "estimate", "PS", "PM", "log PM", "PS pooled", "frames"]
+    if bounded:
+        columns[3:3], columns[5:5] = ["±"], ["±"]
+    rows = []
+    for row, clip in zip(report.rows, report.estimates):
+        cells = [row.source, clip.name, number(row.ps), number(row.pm), number(row.log_pm, ".2f")]
+        cells += [number(row.ps_pesq), f"{row.frames}/{row.total_frames}"]
+        if bounded:
+            cells[3:3] = [_half_range(row.ps_radius, row.ps_tail)]
+            cells[5:5] = [_half_range(row.pm_radius, row.pm_tail)]
+        rows.append(cells)
+    means = report.means()
+    last = ["mean", "", number(means["ps"]), number(means["pm"]), number(means["log_pm"], ".2f")]
+    last += [number(means["ps_pesq"]), ""]
+    if bounded:
+        last[3:3], last[5:5] = [""], [""]
+    return columns, [*rows, last], 2
+
+
+def _half_range(radius: float | None, tail: float | None) -> str:
+    return number(None if radius is None or tail is None else radius + tail)
+
+
+def _counts(report: Report) -> str:
+    defined = sum(row.frames > 0 for row in report.rows)
+    text = (
+        f"Means over frames, then over sources: {defined} of {len(report.rows)} estimates have "
+        "scored frames"
+    )
+    sample = report.settings.get("sample_frames")
+    return text + ("." if sample is None else f"; at most {sample} frames drawn at random.")

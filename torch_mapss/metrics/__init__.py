@@ -1,0 +1,7 @@
+"""PS and PM as torchmetrics metrics: one batch scored once for all of them."""
+
+from __future__ import annotations
+
+from torch_mapss.metrics.perceptual import PerceptualMatch, PerceptualSeparation
+
+__all__ = ["PerceptualMatch", "PerceptualSeparation"]

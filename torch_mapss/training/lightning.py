@@ -1,0 +1,257 @@
+"""A curriculum for Lightning: frame scores of the validation set decide when training gets harder.
+
+The metrics need nothing of their own here: ``self.log("val/ps", metric)`` works as for any metric
+of torchmetrics.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from torch_mapss.bounds.frames import check_confidence
+from torch_mapss.core import checks
+from torch_mapss.metrics.shared_batch import Pooling, Request, batch_of, frame_scores
+from torch_mapss.pipeline.mapss import MAPSS
+from torch_mapss.training.curriculum import FrameTrigger, TriggerEvent
+
+try:
+    from lightning.pytorch import Callback
+    from lightning.pytorch.utilities import rank_zero_info
+except Exception as error:  # it may be there and fail on its own imports
+    raise ImportError(
+        f"torch_mapss.lightning needs Lightning, which does not load ({error}). Install it with "
+        "`pip install lightning`."
+    ) from error
+
+__all__ = ["CurriculumCallback"]
+
+StageHook = Callable[[Any, int], None]
+_POOLING = {
+    "ps": Pooling("separation", "ps"),
+    "pm": Pooling("match", "pm"),
+    "log_pm": Pooling("match", "log_pm"),
+}
+
+
+class CurriculumCallback(Callback):
+    """Feeds a :class:`~torch_mapss.FrameTrigger` with validation frames and passes on its firings.
+
+    After every validation epoch the frame scores of all processes are gathered, so that every
+    process decides alike. The *stage* is the number of firings so far. It is handed to
+    ``on_stage`` at the start of training, again when training resumes from a checkpoint, and at
+    every firing, so ``on_stage`` should set a difficulty and not add to one.
+
+    ``validation_step`` returns a dictionary with the estimates ``"preds"`` (B, S', T), the
+    references ``"target"`` (B, S, T) or a bank of them, and optionally ``"lengths"``. Metrics that
+    were updated with them and share ``mapss`` have scored them already: nothing is encoded again.
+
+    Logged after every validation epoch: ``curriculum/stage``, ``curriculum/held`` (epochs in a row
+    that the conditions have held), and the statistic of every condition, NaN where it is
+    undefined. The trigger's state is part of the checkpoint.
+
+    Args:
+        trigger: decides. If it has a ``half_width``, error bounds are computed for it, at the price
+            of preparing the references once more.
+        mapss: scores; share it with metrics and losses. None: the module's attribute ``mapss``.
+        on_stage: called with (module, stage). None: the module's method ``on_curriculum_stage``
+            is called with (stage).
+        attributed: (S',) the reference each estimate belongs to; all in order if None.
+        confidence: of the half-widths that the trigger compares.
+        prefix: of the logged names; give two curricula different ones.
+
+    Raises:
+        TypeError: no FrameTrigger; when training starts (or its sanity check), also a module
+            without ``mapss`` or ``on_curriculum_stage``, or a ``validation_step`` that returns
+            something else.
+        ValueError: a confidence out of its range.
+
+    Example::
+
+        trigger = FrameTrigger(Quantile("ps", 0.25, above=0.7), patience=2)
+        Trainer(callbacks=[CurriculumCallback(trigger)]).fit(module)
+    """
+
+    def __init__(
+        self,
+        trigger: FrameTrigger,
+        mapss: MAPSS | None = None,
+        *,
+        on_stage: StageHook | None = None,
+        attributed: Sequence[int] | None = None,
+        confidence: float = 0.95,
+        prefix: str = "curriculum/",
+    ) -> None:
+        if not isinstance(trigger, FrameTrigger):
+            raise TypeError(
+                f"trigger must be a torch_mapss.FrameTrigger, got {type(trigger).__name__}. Make "
+                "one of conditions, e.g. FrameTrigger(Quantile('ps', 0.25, above=0.7))."
+            )
+        if mapss is not None and not isinstance(mapss, MAPSS):
+            raise TypeError(f"mapss must be a torch_mapss.MAPSS, got {type(mapss).__name__}.")
+        check_confidence(confidence)
+        self.trigger, self.prefix, self.on_stage = trigger, prefix, on_stage
+        self.attributed = None
+        if attributed is not None:
+            self.attributed = checks.whole_numbers(attributed, "attributed")
+        self.confidence = confidence
+        self._mapss = mapss
+        self._frames: dict[str, list[Tensor]] = {}
+        self._widths: dict[str, list[Tensor]] = {}
+
+    @property
+    def stage(self) -> int:
+        """Firings so far."""
+        return len(self.trigger.events)
+
+    @property
+    def events(self) -> list[TriggerEvent]:
+        """All firings so far."""
+        return self.trigger.events
+
+    # ------------------------------------------------------------------------- state
+
+    @property
+    def state_key(self) -> str:
+        """Tells several curricula of one trainer apart in a checkpoint."""
+        return self._generate_state_key(prefix=self.prefix)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Part of the trainer's checkpoint."""
+        return {"trigger": self.trigger.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint, which must belong to a trigger of equal settings."""
+        self.trigger.load_state_dict(state_dict["trigger"])
+
+    # ------------------------------------------------------------------------- hooks
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Set the stage, which a checkpoint may have restored."""
+        self._set_stage(pl_module)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Again, for strategies that restore a checkpoint only now."""
+        self._set_stage(pl_module)
+
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start a new epoch of frames."""
+        self._frames, self._widths = {}, {}
+
+    def on_validation_batch_end(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Collect the frames of a batch."""
+        if trainer.sanity_checking:  # what is missing is said before an epoch is spent
+            _signals(outputs)
+            self._find_mapss(pl_module)
+        if not _listens(trainer):
+            return
+        preds, target, lengths = _signals(outputs)
+        mapss = self._find_mapss(pl_module)
+        batch_seen = batch_of(mapss, preds, target, lengths)
+        confidence = None if self.trigger.half_width is None else self.confidence
+        for name in self.trigger.measures:
+            pooling = _POOLING[name]
+            wanted = Request(pooling.measure, self.attributed, None, confidence)
+            with torch.no_grad():
+                scores, bounds = frame_scores(mapss, preds, target, batch_seen, wanted)
+            self._frames.setdefault(name, []).append(_scored(pooling, scores))
+            if bounds is not None:
+                widths = getattr(bounds, "ps" if name == "ps" else "pm").tail
+                self._widths.setdefault(name, []).append(widths[scores.active].float().cpu())
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Let the trigger decide, log what it saw, and pass a firing on."""
+        if not _listens(trainer):
+            return
+        frames = self._gathered(self._frames, pl_module.device)
+        widths = self._gathered(self._widths, pl_module.device)
+        needs_bounds = self.trigger.half_width is not None
+        event = self.trigger.update(frames, _by_measure(widths) if needs_bounds else None)
+        self._frames, self._widths = {}, {}
+        self._log(pl_module)
+        if event is not None:
+            rank_zero_info(str(event))
+            self._set_stage(pl_module)
+
+    # ------------------------------------------------------------------------- parts
+
+    def _gathered(self, kept: dict[str, list[Tensor]], device: torch.device) -> dict[str, Tensor]:
+        """measure -> (n,) values of all processes, in the same order on each of them."""
+        found = {}
+        for name in self.trigger.measures:
+            values = torch.cat(kept.get(name) or [torch.empty(0)])
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                values = torch.cat(gather_all_tensors(values.to(device))).cpu()
+            found[name] = values
+        return found
+
+    def _log(self, pl_module: Any) -> None:
+        values = {"stage": float(self.stage), "held": float(self.trigger.held)}
+        for condition, value in self.trigger.statistics.items():
+            values[re.sub(r"[^\w.]+", "_", condition).strip("_")] = value
+        # Equal on all processes: gathering them again would be waste.
+        pl_module.log_dict({self.prefix + k: v for k, v in values.items()}, rank_zero_only=False)
+
+    def _set_stage(self, pl_module: Any) -> None:
+        if self.on_stage is not None:
+            self.on_stage(pl_module, self.stage)
+            return
+        hook = getattr(pl_module, "on_curriculum_stage", None)
+        if hook is None:
+            raise TypeError(
+                f"{type(pl_module).__name__} has no method on_curriculum_stage(stage), so nothing "
+                "would change when the curriculum fires. Write one, or pass on_stage="
+                "lambda module, stage: ... to CurriculumCallback."
+            )
+        hook(self.stage)
+
+    def _find_mapss(self, pl_module: Any) -> MAPSS:
+        found = self._mapss if self._mapss is not None else getattr(pl_module, "mapss", None)
+        if not isinstance(found, MAPSS):
+            raise TypeError(
+                f"{type(pl_module).__name__}.mapss should be a torch_mapss.MAPSS, got "
+                f"{type(found).__name__}. Set it in the module, or pass mapss= to "
+                "CurriculumCallback."
+            )
+        return found
+
+
+def _listens(trainer: Any) -> bool:
+    """Only within ``fit``: a separate ``validate`` or the sanity check is no epoch of training."""
+    return bool(trainer.state.fn == "fit" and not trainer.sanity_checking)
+
+
+def _scored(pooling: Pooling, scores: Any) -> Tensor:
+    """(n,) scored frames, on the CPU."""
+    return getattr(scores, pooling.field)[scores.active].float().cpu()
+
+
+def _by_measure(widths: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The trigger asks for half-widths under "ps" and "pm"; log PM goes by those of PM."""
+    return {("ps" if name == "ps" else "pm"): values for name, values in widths.items()}
+
+
+def _signals(outputs: Any) -> tuple[Tensor, Any, tuple[int, ...] | None]:
+    if not isinstance(outputs, dict) or not {"preds", "target"} <= set(outputs):
+        got = sorted(outputs) if isinstance(outputs, dict) else type(outputs).__name__
+        raise TypeError(
+            "validation_step must return a dictionary with 'preds' and 'target' (and 'lengths' of "
+            f"a padded batch) for the curriculum to score, got {got}."
+        )
+    lengths: Any = outputs.get("lengths")
+    if hasattr(lengths, "tolist"):
+        lengths = lengths.tolist()
+    return outputs["preds"], outputs["target"], None if lengths is None else tuple(lengths)
