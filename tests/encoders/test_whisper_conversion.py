@@ -15,7 +15,7 @@ from checkpoints import random_whisper
 
 from torch_mapss.encoders import load_encoder
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "whisper_from_ctranslate2.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "whisper_from_ctranslate2.py"
 KINDS = {np.dtype("float32"): 0, np.dtype("int8"): 1, np.dtype("int16"): 2, np.dtype("float16"): 4}
 LINEAR = {"weight": "weight", "bias": "bias"}
 NORM = {"gamma": "weight", "beta": "bias"}
