@@ -1,0 +1,358 @@
+"""Outputs held against ratings, by several layers of several encoders: used by layers, encoders.
+
+Ratings are a CSV with the columns ``track, system, question, mean_rating`` (and ``source``, where a
+mixture has outputs of more than one). Without ratings there is a control that needs no listener:
+the target of every mixture with the other sources leaking in, and with its phase disturbed
+(`leakage_distortion`), each "rated" by minus its strength.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import leakage_distortion
+import toolkit
+import torch
+from torch import Tensor
+
+from torch_mapss import DistortionBank
+from torch_mapss.correlation import pearson, spearman
+from torch_mapss.encoders import Encoder, TransformerEncoder, load_encoder
+
+CONTROL = "control:"
+KEYS = ("encoder", "layer", "scenario", "track", "source", "system")
+PLAIN = ("mel", "waveform")  # encoders that have no layers and learned nothing
+SHOWN = ("ps", "log_foreign_distance", "pm", "log_pm")
+METHODS = {"SRCC": spearman, "PCC": pearson}
+
+
+# ------------------------------------------------------------------------------------------------
+# Every layer in one pass
+# ------------------------------------------------------------------------------------------------
+
+
+class Layers:
+    """Features of several layers of an encoder; every waveform goes through it once.
+
+    Args:
+        encoder: loaded at the highest layer that is wanted.
+        layers: those wanted; (None,) for an encoder without layers.
+        every: keep one frame in so many, which is also what memory there is for.
+    """
+
+    def __init__(self, encoder: Encoder, layers: Sequence[int | None], every: int = 1) -> None:
+        self.encoder, self.layers, self.every = encoder, tuple(layers), every
+        self.encoded = 0  # waveforms so far
+        self._kept: dict[bytes, tuple[Tensor, ...]] = {}
+
+    def features(self, waves: Tensor, layer: int | None) -> Tensor:
+        """(n, T) -> (n, F, M) of one layer."""
+        names = [hashlib.sha1(wave.cpu().numpy().tobytes()).digest() for wave in waves]
+        new = {name: wave for name, wave in zip(names, waves) if name not in self._kept}
+        if new:
+            self.encoded += len(new)
+            states = self._states(torch.stack([*new.values()]))
+            self._kept.update(zip(new, zip(*states)))
+        place = self.layers.index(layer)
+        return torch.stack([self._kept[name][place] for name in names])
+
+    @torch.no_grad()
+    def _states(self, waves: Tensor) -> list[Tensor]:
+        if isinstance(self.encoder, TransformerEncoder) and len(self.layers) > 1:
+            states = self.encoder.hidden_states(waves)
+            # Copies: a part of a state would keep the whole of it in memory.
+            return [states[k][:, :: self.every].clone() for k in self.layers if k is not None]
+        return [self.encoder(waves)[:, :: self.every].clone()]
+
+    def forget(self) -> None:
+        """Release what is kept, between two mixtures."""
+        self._kept.clear()
+
+    def view(self, layer: int | None) -> View:
+        """One layer as an encoder of its own."""
+        return View(self, layer)
+
+
+class View:
+    """What `MAPSS` takes for an encoder: one layer, on the frames that are kept."""
+
+    def __init__(self, all_layers: Layers, layer: int | None) -> None:
+        encoder = all_layers.encoder
+        self.all_layers, self.layer, self.name = all_layers, layer, encoder.name
+        self.sample_rate, self.receptive_field = encoder.sample_rate, encoder.receptive_field
+        self.hop = encoder.hop * all_layers.every
+        self.feature_size = encoder.feature_size
+
+    def __call__(self, waves: Tensor) -> Tensor:
+        """(n, T) -> (n, F, M)."""
+        return self.all_layers.features(waves, self.layer)
+
+
+# ------------------------------------------------------------------------------------------------
+# Ratings
+# ------------------------------------------------------------------------------------------------
+
+
+class Trial(NamedTuple):
+    """An output and what was said of it."""
+
+    system: str
+    source: int
+    estimate: Tensor  # (T,)
+    ratings: Mapping[str, float]  # by question
+
+
+class Ratings:
+    """Mean ratings by track, system and source.
+
+    Args:
+        path: a CSV file; None: the control without listeners.
+
+    Raises:
+        SystemExit: the file lacks a column.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._found: dict[tuple[str, ...], dict[str, float]] = {}
+        if path is None:
+            self.questions: tuple[str, ...] = tuple(leakage_distortion.SWEEPS)
+            return
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        needed = {"track", "system", "question", "mean_rating"}
+        if not rows or needed - set(rows[0]):
+            raise SystemExit(f"{path} should have the columns {', '.join(sorted(needed))}.")
+        for row in rows:
+            for key in {(row["track"], row["system"], row.get("source", "")), _pair(row)}:
+                self._found.setdefault(key, {})[row["question"]] = float(row["mean_rating"])
+        self.questions = tuple(dict.fromkeys(row["question"] for row in rows))
+
+    def of(self, track: str, system: str, source: str, alone: bool) -> dict[str, float]:
+        """By question; ``alone``: the mixture has outputs of no other source."""
+        exact = self._found.get((track, system, source))
+        return exact or (self._found.get((track, system), {}) if alone else {})
+
+
+def _pair(row: Mapping[str, str]) -> tuple[str, str]:
+    return row["track"], row["system"]
+
+
+def trials(mixture: toolkit.Mixture, ratings: Ratings, steps: int) -> list[Trial]:
+    """The rated outputs of a mixture; without any outputs, those of the control."""
+    made = []
+    if not mixture.systems:
+        for sweep, maker in leakage_distortion.MAKERS.items():
+            for step in range(1, steps + 1):
+                strength = step / steps
+                estimate = maker(mixture.references, strength)
+                made.append(Trial(f"{sweep} {strength:.3g}", 0, estimate, {sweep: -strength}))
+        return made
+    outputs = list(mixture.systems.values())
+    estimated = [k for k in range(len(mixture.sources)) if any(o[k] is not None for o in outputs)]
+    for system, estimates in mixture.systems.items():
+        for source in estimated:
+            estimate, name = estimates[source], mixture.sources[source]
+            said = ratings.of(mixture.name, system, name, len(estimated) == 1)
+            if estimate is not None and said and not system.startswith(CONTROL):
+                made.append(Trial(system, source, estimate, said))
+    return made
+
+
+# ------------------------------------------------------------------------------------------------
+# Scores
+# ------------------------------------------------------------------------------------------------
+
+
+class Choice(NamedTuple):
+    """An encoder as it is named on the command line: NAME, or NAME@LAYER."""
+
+    name: str
+    layer: int | None
+
+    @classmethod
+    def of(cls, text: str, default: int | None) -> Choice:
+        """Read it; ``default``: the layer where none is named."""
+        name, _, layer = text.rpartition("@")
+        return cls(name, int(layer)) if name and layer.isdigit() else cls(text, default)
+
+    def load(self, options: argparse.Namespace) -> Encoder:
+        """The encoder at its layer, on the device asked for."""
+        return load(self.name, self.layer, options)
+
+
+def load(name: str, layer: int | None, options: argparse.Namespace) -> Encoder:
+    """An encoder, on the device asked for; a layer of None is the default one.
+
+    Raises:
+        SystemExit: its weights are not at hand.
+    """
+    layered = {} if layer is None else {"layer": layer}
+    try:
+        return load_encoder(name, device=options.device, **layered)
+    except OSError as error:
+        raise SystemExit(f"{error} Or run its shape with random weights: --untrained.") from error
+
+
+def shown_name(name: str) -> str:
+    """An encoder in tables: a folder by its last part."""
+    return Path(name).name if Path(name).is_dir() else name
+
+
+def add_options(parser: argparse.ArgumentParser, encoders: Sequence[str]) -> None:
+    """Options of both scripts."""
+    toolkit.add_scoring(parser, encoders)
+    parser.add_argument("--ratings", type=Path, help="CSV; without: the control, see rated.py")
+    parser.add_argument("--ps-question", help="what PS and B are held against; default: the first")
+    parser.add_argument("--pm-question", help="what PM is held against; default: the second")
+    parser.add_argument("--steps", type=int, default=5, help="strengths of the control")
+    parser.add_argument("--leakage", type=int, default=0, help="leakage members of PM's bank")
+
+
+def questions(options: argparse.Namespace) -> dict[str, str]:
+    """The question of each measure shown."""
+    names = Ratings(options.ratings).questions
+    first = options.ps_question or names[0]
+    second = options.pm_question or names[min(1, len(names) - 1)]
+    unknown = {first, second} - set(names)
+    if unknown:
+        raise SystemExit(f"nobody was asked {', '.join(unknown)}; questions: {', '.join(names)}.")
+    return {measure: second if "pm" in measure else first for measure in SHOWN}
+
+
+def open_rows(options: argparse.Namespace) -> toolkit.Rows:
+    """The rows of a run, with a column for every question."""
+    names = Ratings(options.ratings).questions
+    values = (*toolkit.MEASURES, "frames", *(f"rating:{name}" for name in names))
+    leave = ("encoders", "mixtures", "layer", "ps_question", "pm_question", "random", "untrained")
+    return toolkit.Rows(options.out, KEYS, values, toolkit.settings_of(options, *leave))
+
+
+def score(
+    options: argparse.Namespace, rows: toolkit.Rows, name: str, found: Layers, manifest: Path
+) -> None:
+    """Score all trials of all mixtures by every layer, and keep the rows."""
+    ratings = Ratings(options.ratings)
+    mixtures = toolkit.load_mixtures(
+        manifest,
+        found.encoder.sample_rate,
+        seconds=options.seconds,
+        limit=options.mixtures,
+        systems=options.ratings is not None,
+    )
+    for mixture in toolkit.progress(list(mixtures), f"{name}, mixtures"):
+        every = trials(mixture, ratings, options.steps)
+        for layer in found.layers:
+            _score_layer(options, rows, (name, layer, mixture.scenario), mixture, every, found)
+        found.forget()
+
+
+def _score_layer(
+    options: argparse.Namespace,
+    rows: toolkit.Rows,
+    where: tuple[Any, ...],
+    mixture: toolkit.Mixture,
+    every: Sequence[Trial],
+    found: Layers,
+) -> None:
+    keyed = [
+        (trial, (*where, mixture.name, mixture.sources[trial.source], trial.system))
+        for trial in every
+    ]
+    wanted = [(trial, key) for trial, key in keyed if not rows.has(*key)]
+    if not wanted:
+        return
+    mapss = _mapss(options, found.view(where[1]))
+    bank = mapss.prepare(mixture.references[None])
+    for trial, key in wanted:
+        scores = toolkit.target_scores(mapss, bank, trial.estimate, source=trial.source)
+        said = {f"rating:{question}": value for question, value in trial.ratings.items()}
+        rows.add(**dict(zip(KEYS, key)), **scores, **said)
+
+
+def _mapss(options: argparse.Namespace, view: View) -> Any:
+    alone = argparse.Namespace(**{**vars(options), "layer": None})
+    if not options.leakage:
+        return toolkit.scorer(alone, view)
+    bank = DistortionBank("match", size=options.bank_size, leakage=options.leakage)
+    return toolkit.scorer(alone, view, match_bank=bank)
+
+
+# ------------------------------------------------------------------------------------------------
+# Correlations
+# ------------------------------------------------------------------------------------------------
+
+
+class Correlation(NamedTuple):
+    """A correlation over the systems of a track and source, averaged over these."""
+
+    value: float
+    error: float  # standard error of the average; NaN for one track
+    tracks: int
+
+    def __str__(self) -> str:
+        error = "" if math.isnan(self.error) else f" ± {self.error:.2f}"
+        return f"{toolkit.number(self.value)}{error}"
+
+
+def correlation(
+    rows: toolkit.Rows, measure: str, question: str, method: str, **where: Any
+) -> Correlation:
+    """SRCC or PCC of a measure with the ratings of a question, in the rows with these values."""
+    tracks: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for row in rows.where(**where):
+        if row[measure] and row[f"rating:{question}"]:
+            pair = float(row[measure]), float(row[f"rating:{question}"])
+            tracks.setdefault((row["track"], row["source"]), []).append(pair)
+    values = [
+        value for pairs in tracks.values() if math.isfinite(value := _correlated(pairs, method))
+    ]
+    count = len(values)
+    if not count:
+        return Correlation(math.nan, math.nan, 0)
+    mean = sum(values) / count
+    spread = sum((value - mean) ** 2 for value in values)
+    error = math.sqrt(spread / (count - 1) / count) if count > 1 else math.nan
+    return Correlation(mean, error, count)
+
+
+def _correlated(pairs: Sequence[tuple[float, float]], method: str) -> float:
+    finite = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    columns = torch.tensor(finite, dtype=torch.float64).reshape(-1, 2).T
+    if len(finite) < 3 or any(bool((column == column[0]).all()) for column in columns):
+        return math.nan
+    return float(METHODS[method](*columns))
+
+
+def layers_of(rows: toolkit.Rows, encoder: str) -> list[str]:
+    """The layers of an encoder, in order; "" where there are none."""
+    found = dict.fromkeys(row["layer"] for row in rows.where(encoder=encoder))
+    return sorted(found, key=lambda layer: int(layer or 0))
+
+
+def best_layer(
+    rows: toolkit.Rows, encoder: str, asked: Mapping[str, str], scenarios: Sequence[str]
+) -> tuple[str, float]:
+    """The layer whose worst number is best: over PS and PM, SRCC and PCC, and the scenarios.
+
+    Returns:
+        The layer and its worst number; the lower layer of two that are equal.
+    """
+    worst = {}
+    for layer in layers_of(rows, encoder):
+        values = [
+            correlation(
+                rows, measure, asked[measure], method, encoder=encoder, layer=layer, scenario=name
+            ).value
+            for measure in ("ps", "pm")
+            for method in METHODS
+            for name in scenarios
+        ]
+        worst[layer] = min(-math.inf if math.isnan(value) else value for value in values)
+    layer = max(worst, key=lambda layer: worst[layer])
+    return layer, worst[layer]
