@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from torch_mapss.bounds.frames import (
@@ -25,10 +26,12 @@ from torch_mapss.core import checks
 from torch_mapss.core import separation as of_separation
 from torch_mapss.core.aggregate import pool_match, pool_separation
 from torch_mapss.core.chunks import score_frames
+from torch_mapss.core.conformal import match_rank as rank_of
 from torch_mapss.core.gamma import gammaincc, log_gammaincc
-from torch_mapss.core.manifold import DiffusionMap, diffusion_map
-from torch_mapss.core.match import match
-from torch_mapss.core.settings import map_settings
+from torch_mapss.core.layout import Layout
+from torch_mapss.core.manifold import DiffusionMap, Embedding, diffusion_map
+from torch_mapss.core.scores import any_match
+from torch_mapss.core.settings import MATCH_CONVENTIONS, Settings, map_settings
 
 __all__ = [
     "Bounds",
@@ -39,6 +42,7 @@ __all__ = [
     "gammaincc",
     "log_gammaincc",
     "match_bounds",
+    "match_rank",
     "perceptual_match",
     "perceptual_separation",
     "pool_match",
@@ -68,6 +72,7 @@ def perceptual_separation(
     time: float = 1.0,
     energy: float = 0.99,
     convention: str = "paper",
+    max_dimension: int | None = None,
 ) -> Tensor:
     """PS of every output: how free it is of the other sources [eq:PS_final].
 
@@ -90,6 +95,7 @@ def perceptual_separation(
         time: diffusion time t, positive.
         energy: share τ of the eigenvalue sum that is retained, in (0, 1].
         convention: ``"paper"`` as printed, or ``"reference"`` as the released implementation.
+        max_dimension: the most coordinates to retain; None leaves it to ``energy``.
 
     Returns:
         (..., S') in [0, 1]; float64 if an input is, else float32.
@@ -99,7 +105,7 @@ def perceptual_separation(
         ValueError: shapes, devices or settings that do not fit; non-finite embeddings (names the
             first frame and source); an active source without any distortion.
     """
-    settings = map_settings(alpha, time, energy, convention)
+    settings = map_settings(alpha, time, energy, convention, max_dimension)
     clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
     (score,) = score_frames(clouds, settings, _separation)
     return score
@@ -117,6 +123,7 @@ def separation_distances(
     time: float = 1.0,
     energy: float = 0.99,
     convention: str = "paper",
+    max_dimension: int | None = None,
 ) -> SeparationDistances:
     """The distances A and B that PS is made of [eq:B].
 
@@ -126,7 +133,7 @@ def separation_distances(
     Returns:
         A :class:`SeparationDistances` of two (..., S') tensors, at least 0; 0 where undefined.
     """
-    settings = map_settings(alpha, time, energy, convention)
+    settings = map_settings(alpha, time, energy, convention, max_dimension)
     clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
     return SeparationDistances(*score_frames(clouds, settings, _distances))
 
@@ -144,6 +151,7 @@ def perceptual_match(
     time: float = 1.0,
     energy: float = 0.99,
     convention: str = "paper",
+    max_dimension: int | None = None,
 ) -> Tensor:
     """PM of every output: how undistorted it is [eq:pm_gamma_mm_short].
 
@@ -154,8 +162,12 @@ def perceptual_match(
 
     Args:
         outputs, references, distortions, attributed, active, mask, alpha, time, energy,
-            convention: as for :func:`perceptual_separation`; an active source needs at least two
-            distortions.
+            max_dimension: as for :func:`perceptual_separation`; an active source needs at least
+            two distortions.
+        convention: ``"paper"``, ``"reference"``, or ``"conformal"``, on the paper's map: the output
+            counted among the distortions, whose distances are then measured alike, and a
+            log-normal in place of the Gamma. Far less saturated; see :func:`match_rank` for the
+            form of it that has a guarantee, and :mod:`torch_mapss.core.conformal` for both.
         log: return log PM. PM of an audible distortion is often 1e-100: its log still ranks, and
             still has a gradient. In the reference convention it is not floored at 1e-16.
 
@@ -165,10 +177,49 @@ def perceptual_match(
     Raises:
         TypeError, ValueError: as :func:`perceptual_separation`.
     """
-    settings = map_settings(alpha, time, energy, convention)
+    settings = map_settings(alpha, time, energy, convention, max_dimension, MATCH_CONVENTIONS)
     clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
     (score,) = score_frames(clouds, settings, _log_match if log else _match)
     return score
+
+
+def match_rank(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    *,
+    attributed: Sequence[int] | Tensor | None = None,
+    active: Tensor | None = None,
+    mask: Tensor | None = None,
+    alpha: float = 1.0,
+    time: float = 1.0,
+    energy: float = 0.99,
+    max_dimension: int | None = None,
+) -> Tensor:
+    """Rank of every output among its distortions: the rank form of PM's conformal convention.
+
+    (1 + the number of the N_p distortions at least as far from the reference) / (N_p + 1), far by
+    the leverage among the distortions and the output together. If these are exchangeable, it is
+    at most u with probability at most u, for every u, whatever their distribution and number and
+    the encoder. Valid under exchangeability, which a designed bank does not have with what
+    separators do. It cannot fall below 1/(N_p + 1). No gradient.
+
+    Args:
+        outputs, references, distortions, attributed, active, mask, alpha, time, energy,
+            max_dimension: as for :func:`perceptual_match`. The map is the paper's.
+
+    Returns:
+        (..., S') in (0, 1], a multiple of 1/(N_p + 1); float64 if an input is, else float32. 0
+        where undefined. 1/(N_p + 1) or 1 where there is no map.
+
+    Raises:
+        TypeError, ValueError: as :func:`perceptual_separation`.
+    """
+    settings = map_settings(alpha, time, energy, "paper", max_dimension)
+    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
+    with torch.no_grad():
+        (rank,) = score_frames(clouds, settings, _rank)
+    return rank
 
 
 def _separation(*frame: object) -> tuple[Tensor, ...]:
@@ -181,8 +232,13 @@ def _distances(*frame: object) -> tuple[Tensor, ...]:
 
 
 def _match(*frame: object) -> tuple[Tensor, ...]:
-    return (match(*frame, log=False),)  # type: ignore[arg-type]
+    return (any_match(*frame, log=False),)  # type: ignore[arg-type]
 
 
 def _log_match(*frame: object) -> tuple[Tensor, ...]:
-    return (match(*frame, log=True),)  # type: ignore[arg-type]
+    return (any_match(*frame, log=True),)  # type: ignore[arg-type]
+
+
+def _rank(embedding: Embedding, layout: Layout, settings: Settings) -> tuple[Tensor, ...]:
+    del settings
+    return (rank_of(embedding, layout),)

@@ -128,6 +128,31 @@ def test_a_group_tied_at_the_cut_is_kept_whole():
     assert int(retained_dimension(eigenvalues, count, 1.0, "paper")) == 5
 
 
+def test_a_group_that_the_largest_dimension_cuts_is_dropped_whole():
+    eigenvalues = torch.tensor([0.9, 0.5, 0.5, 0.5, 0.1, 0.0], dtype=torch.float64)
+    count = torch.tensor(6)
+    for most, paper, reference in ((1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 4, 4), (9, 5, 5)):
+        assert int(retained_dimension(eigenvalues, count, 1.0, "paper", most)) == paper
+        assert int(retained_dimension(eigenvalues, count, 1.0, "reference", most)) == reference
+    assert int(retained_dimension(eigenvalues, count, 0.3, "paper", 5)) == 1
+    leading = torch.tensor([0.9, 0.9, 0.9, 0.1], dtype=torch.float64)
+    assert int(retained_dimension(leading, torch.tensor(4), 1.0, "paper", 2)) == 3
+
+
+@pytest.mark.parametrize("most", [1, 5, 20])
+def test_the_largest_dimension_keeps_the_first_coordinates(most):
+    points = cloud(28, 40, seed=3)
+    whole, capped = F.diffusion_map(points), F.diffusion_map(points, max_dimension=most)
+    assert whole.dimension > 20
+    assert int(capped.dimension) == most
+    kept = whole.coordinates.clone()
+    kept[:, most:] = 0.0
+    torch.testing.assert_close(capped.retained, kept, rtol=0, atol=0)
+    for wrong, error in ((0, ValueError), (2.5, TypeError)):
+        with pytest.raises(error, match="max_dimension"):
+            F.diffusion_map(points, max_dimension=wrong)
+
+
 def test_median_takes_both_middle_values_of_an_even_number_of_pairs():
     points = torch.tensor([[0.0], [1.0], [3.0], [7.0]], dtype=torch.float64)
     squared = (points - points.mT).square()

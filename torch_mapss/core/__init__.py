@@ -10,6 +10,8 @@ chain, its eigenvectors coordinates, and the place of an output among the cluste
     ``mahalanobis``  distances to a cluster under its ridge covariance [eq:ps_distance]
     ``separation``   PS from A and B [eq:PS_final]
     ``match``        PM, the Gamma tail [eq:pm_gamma_mm_short]
+    ``conformal``    PM with the output counted among its distortions: rank and smooth form
+    ``scores``       all that is read off one map, in any convention
     ``gamma``        Q(k, x) and log Q with derivatives in both
     ``chunks``       many frames in bounded memory
     ``aggregate``    frames -> utterance [app:agg]

@@ -166,6 +166,7 @@ def diffusion_map(
     energy: float = 0.99,
     mask: Tensor | None = None,
     convention: str = "paper",
+    max_dimension: int | None = None,
 ) -> DiffusionMap:
     """Diffusion map of every cloud of points in a batch [sec:dm_foundations_moved].
 
@@ -182,6 +183,8 @@ def diffusion_map(
         mask: (..., N) bool, False leaves a point out exactly as if it were never there.
         convention: ``"paper"`` (bandwidth: mean of the two middle values, u orthonormal under
             π) or ``"reference"`` (half-width kernel, lower middle value, unit eigenvectors).
+        max_dimension: the most coordinates to retain, None for as many as ``energy`` asks for. A
+            group of tied eigenvalues that it would cut is dropped whole (not the leading one).
 
     Returns:
         A :class:`DiffusionMap`. ``retained`` is differentiable: exactly, also at repeated
@@ -192,7 +195,7 @@ def diffusion_map(
         ValueError: shapes that do not fit, N < 2, non-finite present points, settings out of
             range.
     """
-    settings = map_settings(alpha, time, energy, convention)
+    settings = map_settings(alpha, time, energy, convention, max_dimension)
     checks.check_floating(points, "points")
     if points.ndim < 2 or points.shape[-2] < 2 or points.shape[-1] < 1:
         raise ValueError(

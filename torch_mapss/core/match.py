@@ -127,11 +127,15 @@ def _without_fit(fit: GammaFit, embedding: Embedding, layout: Layout, log: bool)
 
     log PM of 0 is the log of the smallest normal number rather than -inf: it enters means.
     """
-    rows = torch.arange(layout.outputs, device=fit.distance.device)
-    references = torch.tensor(layout.attributed, device=rows.device) + layout.outputs
-    apart = embedding.squared_distances[:, rows, references]
-    degenerate = embedding.degenerate.unsqueeze(-1)
-    same = torch.where(degenerate, apart <= 0.0, fit.distance.detach() <= 0.0)
+    same = coincides(embedding, layout, fit.distance.detach() <= 0.0)
     one, zero = (0.0, LOG_ZERO) if log else (1.0, 0.0)
     value = torch.where(same, one, zero).to(fit.distance.dtype)
     return torch.where(scored_outputs(layout, len(value), value.device), value, 0.0)
+
+
+def coincides(embedding: Embedding, layout: Layout, on_reference: Tensor) -> Tensor:
+    """(F, S') whether an output is its reference: as coordinates say, or, without a map, points."""
+    rows = torch.arange(layout.outputs, device=on_reference.device)
+    references = torch.tensor(layout.attributed, device=rows.device) + layout.outputs
+    apart = embedding.squared_distances[:, rows, references]
+    return torch.where(embedding.degenerate.unsqueeze(-1), apart <= 0.0, on_reference)

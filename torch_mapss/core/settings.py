@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from torch_mapss.core import checks
 
-CONVENTIONS = ("paper", "reference")
+CONVENTIONS = ("paper", "reference")  # of the map, and so of every measure
+MATCH_CONVENTIONS = (*CONVENTIONS, "conformal")  # of PM
 
 
 class Settings(NamedTuple):
@@ -16,16 +17,24 @@ class Settings(NamedTuple):
     time: float = 1.0
     energy: float = 0.99
     convention: str = "paper"
+    max_dimension: int | None = None
 
 
-def map_settings(alpha: float, time: float, energy: float, convention: str) -> Settings:
-    """The settings of a diffusion map.
+def map_settings(
+    alpha: float,
+    time: float,
+    energy: float,
+    convention: str,
+    max_dimension: int | None = None,
+    conventions: tuple[str, ...] = CONVENTIONS,
+) -> Settings:
+    """The settings of a diffusion map; ``"conformal"`` is the paper's map, read otherwise by PM.
 
     Raises:
         TypeError: one is no number.
         ValueError: one is out of its range.
     """
-    checks.check_choice(convention, "convention", CONVENTIONS)
+    checks.check_choice(convention, "convention", conventions)
     for name, value in (("alpha", alpha), ("energy", energy)):
         checks.check_real(value, name)
     if not 0.0 <= alpha <= 1.0:
@@ -40,4 +49,6 @@ def map_settings(alpha: float, time: float, energy: float, convention: str) -> S
             f"energy must lie in (0, 1], got {energy}. It is the share of the eigenvalue sum "
             "that the kept coordinates reach; 0.99 is the paper's value."
         )
-    return Settings(alpha, time, energy, convention)
+    if max_dimension is not None:
+        max_dimension = checks.check_whole(max_dimension, "max_dimension", 1)
+    return Settings(alpha, time, energy, convention, max_dimension)

@@ -100,7 +100,9 @@ class RetainedEigenvectors(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values, vectors = linalg.eigh(s)
         nontrivial = _nontrivial(values, count)
-        dimension = retained_dimension(nontrivial, count, settings.energy, settings.convention)
+        dimension = retained_dimension(
+            nontrivial, count, settings.energy, settings.convention, settings.max_dimension
+        )
         columns = width or (int(dimension.max()) if len(dimension) else 1)
         kept = torch.arange(columns, device=s.device) < dimension.unsqueeze(-1)
         # An eigenvalue 0 within d (energy 1, a kernel of low rank) gives a column of zeros. It
@@ -146,7 +148,11 @@ def _nontrivial(values: Tensor, count: Tensor) -> Tensor:
 
 
 def retained_dimension(
-    eigenvalues: Tensor, count: Tensor, energy: float, convention: str
+    eigenvalues: Tensor,
+    count: Tensor,
+    energy: float,
+    convention: str,
+    most: int | None = None,
 ) -> Tensor:
     """d: the fewest eigenvalues that reach the share ``energy`` of their sum.
 
@@ -159,6 +165,8 @@ def retained_dimension(
         count: (...), how many of them belong to present points.
         energy: τ in (0, 1].
         convention: ``"paper"`` or ``"reference"`` (no tie rule).
+        most: the largest d, None for no limit. A tied group that it would cut is dropped whole;
+            only the leading group stays, however large, as nothing would be left without it.
 
     Returns:
         (...) int64, between 1 and N-1.
@@ -172,6 +180,12 @@ def retained_dimension(
         closed = (eigenvalues - following <= TIE) & (index < count.unsqueeze(-1))
         candidates = torch.where(closed | (index < d.unsqueeze(-1)), index[-1], index)
         d = candidates.amin(-1)
+        if most is not None:
+            within = torch.where(closed | (index > most), 0, index).amax(-1)
+            leading = torch.where(closed, index[-1], index).amin(-1)
+            d = torch.where(d > most, torch.where(within > 0, within, leading), d)
+    elif most is not None:
+        d = d.clamp(max=most)
     return torch.minimum(d, count.clamp(min=1))
 
 

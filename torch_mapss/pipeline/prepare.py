@@ -106,7 +106,7 @@ def encode_distortions(
         some = slice(first, min(first + step, sources))
         indices = range(sources)[some]
         chunk = max(1, min(MEMBERS, AT_ONCE // waves[:, some].numel()))
-        for _, copies, present in bank.iterate(waves[:, some], sample_rate, indices, chunk=chunk):
+        for _, copies, present in bank.iterate(waves[:, some], sample_rate, indices, chunk, waves):
             slot = taken[:, some].unsqueeze(-1) + present.cumsum(-1) - 1
             b, s, p = present.nonzero(as_tuple=True)
             normal = audio.normalize_loudness(copies[b, s, p], sample_rate, loudness)
