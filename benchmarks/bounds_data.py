@@ -15,8 +15,10 @@ from torch_mapss import MAPSS
 from torch_mapss.audio.files import load_audio
 from torch_mapss.audio.waveforms import resample, to_mono
 from torch_mapss.core.checks import Clouds
+from torch_mapss.pipeline.admit import admit
 from torch_mapss.pipeline.frames import activity, chunks, gather
 from torch_mapss.pipeline.records import ReferenceBank
+from torch_mapss.pipeline.scoring import encoded_estimates
 
 
 class Frames(NamedTuple):
@@ -37,7 +39,7 @@ def embedded(
     mapss: MAPSS, estimates: Tensor, bank: ReferenceBank, attributed: tuple[int, ...], step: int
 ) -> tuple[Frames, Frames]:
     """Every ``step``-th scored frame of one mixture, in the graphs of PS and of PM."""
-    parts = mapss._outputs(estimates, bank, attributed, (True, True))
+    parts = encoded_estimates(mapss, admit(mapss, estimates, bank, attributed))
     found: tuple[list[Clouds], list[Clouds]] = ([], [])
     for part in parts:
         part = part._replace(where=part.where[::step])

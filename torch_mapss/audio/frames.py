@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_mapss.audio.loudness import unit_peak
-from torch_mapss.audio.waveforms import as_floating, from_integers, with_samples
+from torch_mapss.audio.loudness import check_samples, unit_peak
+from torch_mapss.audio.waveforms import as_floating, from_integers
 from torch_mapss.core.devices import back, wide
 
 # ---------------------------------------------------------------------------------------------
@@ -111,7 +111,6 @@ def _sqrt(x: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
 
 
-@torch.no_grad()
 def source_activity(
     references: Tensor, receptive_field: int, hop: int, threshold: float = 0.1
 ) -> Tensor:
@@ -135,6 +134,12 @@ def source_activity(
             f"threshold must be a fraction of the source's RMS, at least 0, got {threshold}. "
             "The method uses 0.1."
         )
-    unit, _, silent = unit_peak(with_samples(references, "references"), "references")
+    return active_frames(check_samples(references, "references"), receptive_field, hop, threshold)
+
+
+@torch.no_grad()
+def active_frames(references: Tensor, receptive_field: int, hop: int, threshold: float) -> Tensor:
+    """:func:`source_activity` of waveforms that are checked already."""
+    unit, _, silent = unit_peak(references)
     total = back(wide(unit).square().mean(-1, keepdim=True).sqrt(), unit.device)
     return (frame_rms(unit, receptive_field, hop) > threshold * total) & ~silent

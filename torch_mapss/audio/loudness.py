@@ -143,7 +143,15 @@ def _gated_power(blocks: Tensor, whole: Tensor, gate: Tensor) -> Tensor:
     return torch.where(gate.any(-1), _masked_mean(blocks, gate), whole)
 
 
-def unit_peak(wave: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
+def check_samples(wave: Tensor, name: str) -> Tensor:
+    """The waveform as floats, refused if it is empty or holds a sample that is not finite."""
+    wave = with_samples(wave, name)
+    if not bool(wave.detach().abs().amax(-1).isfinite().all()):
+        _raise_not_finite(wave, name)
+    return wave
+
+
+def unit_peak(wave: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The wave at peak 1; its former peak, without gradient, and who is silent, both `(..., 1)`.
 
     Levels are taken of the scaled wave, so that squares neither underflow nor overflow. The peak is
@@ -151,8 +159,6 @@ def unit_peak(wave: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
     gradient is exact whatever constant is divided out. Silent signals get peak 1 and no gradient.
     """
     peak = wave.detach().abs().amax(-1, keepdim=True)
-    if not bool(peak.isfinite().all()):
-        _raise_not_finite(wave, name)
     silent = peak < SILENCE_PEAK
     peak = torch.where(silent, 1.0, peak)
     return torch.where(silent, wave.detach(), wave) / peak, peak, silent
@@ -187,7 +193,7 @@ def integrated_loudness(wave: Tensor, sample_rate: int) -> Tensor:
         ValueError: no samples, samples that are not finite, or a rate below 8000 Hz.
     """
     rate = check_rate(sample_rate)
-    unit, peak, silent = unit_peak(with_samples(wave, "wave"), "wave")
+    unit, peak, silent = unit_peak(check_samples(wave, "wave"))
     peak, silent = peak.squeeze(-1), silent.squeeze(-1)
     level = 20 * peak.log10()
     blocks, whole = _powers(unit, rate)
@@ -222,9 +228,13 @@ def normalize_loudness(
         TypeError: `wave` is no floating-point tensor or `sample_rate` no whole number.
         ValueError: as `integrated_loudness`; `target` not finite; `peak` not positive.
     """
-    rate = check_rate(sample_rate)
     check_levels(target, peak)
-    unit, _, silent = unit_peak(with_samples(wave, "wave"), "wave")
+    return at_loudness(check_samples(wave, "wave"), check_rate(sample_rate), target, peak)
+
+
+def at_loudness(wave: Tensor, rate: int, target: float, peak: float = 1.0) -> Tensor:
+    """:func:`normalize_loudness` of a waveform that is checked already."""
+    unit, _, silent = unit_peak(wave)
     blocks, whole = _powers(unit, rate)
     gate = _gates_at(target, blocks.detach(), whole.detach())
     power = torch.where(silent, 1.0, _gated_power(blocks, whole, gate).unsqueeze(-1))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torch_mapss.audio.loudness import unit_peak
+from torch_mapss.audio.loudness import check_samples, unit_peak
 from torch_mapss.audio.waveforms import with_samples
 from torch_mapss.core.devices import wide
 
@@ -60,7 +60,7 @@ def _energy_ratio(target: Tensor, rest: Tensor) -> Tensor:
 
 def _centred(wave: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """`wave` less its mean at energy 1, float64, and `(...)` bool where nothing is left (zeros)."""
-    unit, _, _ = unit_peak(wide(wave), name)
+    unit, _, _ = unit_peak(check_samples(wide(wave), name))
     centred = unit - unit.mean(-1, keepdim=True)
     energy = centred.square().sum(-1, keepdim=True)
     # A constant may leave rounding noise of 1e-16 per sample instead of zero.

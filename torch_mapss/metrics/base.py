@@ -121,7 +121,7 @@ class PerceptualMetric(Metric):
         different encoders may agree there by chance, e.g. if that batch is silent; this state
         never does.
         """
-        custom = [id(e.function) for e in self.mapss._encoders if isinstance(e, CustomEncoder)]
+        custom = [id(e.function) for e in self.mapss.encoders if isinstance(e, CustomEncoder)]
         settings: list[Any] = [self.mapss.key, self.mapss.describe(), self._pooling]
         settings += [self._request, custom, self.reduction == "none"]  # which has another history
         digest = hashlib.sha256(json.dumps(settings, default=str).encode()).digest()

@@ -1,8 +1,9 @@
-"""From waveforms to frame scores: the only file that joins the stages.
+"""The scorer itself: its settings and manners. The work is done by the rooms beside it.
 
-loudness (:mod:`~torch_mapss.audio`) -> distortions -> encoders -> manifold and measures. What
-depends on the references alone is computed once, by :meth:`MAPSS.prepare`, without gradients; the
-gradient of a score runs through the estimates only.
+A call is admitted (:mod:`~torch_mapss.pipeline.admit`), its references are prepared unless they
+came as a bank (``prepare``), its estimates normalised, encoded, scored and placed (``scoring``).
+What depends on the references alone is computed without gradients; the gradient of a score runs
+through the estimates only.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -20,42 +20,17 @@ from torch import Tensor, nn
 
 from torch_mapss import audio
 from torch_mapss.core import checks
-from torch_mapss.core.chunks import score_frames
-from torch_mapss.core.devices import back
-from torch_mapss.core.match import match_parts
-from torch_mapss.core.separation import separation_parts
 from torch_mapss.core.settings import map_settings
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, as_encoder, check_embeddings
-from torch_mapss.pipeline import batches
-from torch_mapss.pipeline.frames import Canvas, Part, activity, choose, chunks, gather
-from torch_mapss.pipeline.prepare import (
-    LEAST_MEMBERS,
-    by_length,
-    check_members,
-    encode_distortions,
-    shared_grid,
-    usable,
-    warn_unscored,
-)
-from torch_mapss.pipeline.records import (
-    Encoded,
-    FrameBounds,
-    Group,
-    ReferenceBank,
-    ScoreBounds,
-    Scores,
-)
+from torch_mapss.pipeline.admit import admit, admit_references
+from torch_mapss.pipeline.prepare import LEAST_MEMBERS, prepare_bank, shared_grid, warn_unscored
+from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
+from torch_mapss.pipeline.scoring import bank_of, bound, prepared, score
 
 Recall = Callable[[Encoder, Tensor], Tensor]
 EncoderChoice = str | Encoder | Callable[[Tensor], Tensor]
 DEFAULT_ENCODER = "wav2vec2-large"
-MEASURES = ("both", "separation", "match")
-# What the kernels of the bounds return, see :func:`torch_mapss.bounds.kernels_with_scores`.
-_BOUND_NAMES = (
-    ("ps_radius", "ps_tail", "ps", "attributed_distance", "foreign_distance"),
-    ("pm_radius", "pm_tail", "pm", "log_pm"),
-)
 
 
 class MAPSS(nn.Module):
@@ -141,7 +116,7 @@ class MAPSS(nn.Module):
                 match_encoder, **(_given({**options, "layer": None}) if named else {})
             )
         # In a tuple: not a submodule, so neither saved, nor trained, nor wrapped.
-        self._encoders = (first, second)
+        self.encoders = (first, second)
         self._recall: Recall | None = None
         self.grid = shared_grid(first, second)
         rate = self.grid.sample_rate
@@ -162,16 +137,21 @@ class MAPSS(nn.Module):
     @property
     def encoder(self) -> Encoder:
         """The encoder of PS (and of PM, unless another was given)."""
-        return self._encoders[0]
+        return self.encoders[0]
+
+    @property
+    def banks(self) -> dict[str, DistortionBank]:
+        """The banks of PS and PM, in this order."""
+        return {"separation": self.separation_bank, "match": self.match_bank}
 
     @property
     def match_encoder(self) -> Encoder:
         """The encoder of PM."""
-        return self._encoders[1]
+        return self.encoders[1]
 
     def _apply(self, fn: Any, recurse: bool = True) -> MAPSS:
         super()._apply(fn, recurse)
-        for encoder in {id(e): e for e in self._encoders}.values():
+        for encoder in {id(e): e for e in self.encoders}.values():
             encoder._apply(fn)
         return self
 
@@ -183,7 +163,7 @@ class MAPSS(nn.Module):
 
     def describe(self) -> dict[str, Any]:
         """All settings that a score depends on, as plain values."""
-        first, second = self._encoders
+        first, second = self.encoders
         return {
             "encoder": _encoder_settings(first),
             "match_encoder": _encoder_settings(second),
@@ -238,65 +218,12 @@ class MAPSS(nn.Module):
             ValueError: shapes, lengths or samples that cannot be scored, see the message; or a
                 source that has too few distortions, as its bank holds few families.
         """
-        bank = self._prepare(references, lengths, measures)
+        admitted = admit_references(self, references, lengths, measures)
+        bank = prepare_bank(self, admitted, measures)
         warn_unscored(bank)
         return bank
 
-    @torch.inference_mode(False)  # a bank made in validation serves in training too
-    @torch.no_grad()
-    def _prepare(
-        self, references: Tensor, lengths: Tensor | Sequence[int] | None, measures: str
-    ) -> ReferenceBank:
-        """:meth:`prepare` without its warning, for callers that have one of their own."""
-        checks.check_choice(measures, "measures", MEASURES)
-        waves = batches.as_batch(references, "references")
-        batches.check_sources(waves, references.ndim)
-        true = self._lengths(lengths, *waves.shape[::2])
-        waves, sound = batches.sound_waveforms(waves, "references", true, self.check_finite)
-        waves = waves.clone() if waves.is_inference() else waves
-        groups = [
-            self._prepare_group(waves[list(items), :, :samples], items, samples, measures)
-            for items, samples in by_length(true)
-        ]
-        return ReferenceBank(
-            groups=tuple(_sound_groups(groups, sound)),
-            batch=len(waves),
-            sources=waves.shape[1],
-            samples=waves.shape[2],
-            frames=max(group.frames for group in groups),
-            lengths=true,
-            key=self.key,
-        )
-
-    def _prepare_group(
-        self, waves: Tensor, items: tuple[int, ...], samples: int, measures: str
-    ) -> Group:
-        waves = self._normalised(waves)
-        grid = self.grid
-        active = audio.source_activity(waves, grid.receptive_field, grid.hop, self.activity)
-        encoded: list[Encoded | None] = []
-        plain: dict[int, Tensor] = {}
-        banks = self.separation_bank, self.match_bank
-        for place, (kind, bank) in enumerate(zip(MEASURES[1:], banks)):
-            if measures not in ("both", kind):
-                encoded.append(None)
-                continue
-            encoder = self._encoders[place]
-            if id(encoder) not in plain:
-                plain[id(encoder)] = self._embeddings(encoder, waves)
-            distortions, mask = encode_distortions(
-                waves, bank, encoder, grid.sample_rate, self.loudness
-            )
-            found = (self._shared_frames(x, place) for x in (plain[id(encoder)], distortions))
-            encoded.append(Encoded(next(found), next(found), mask))
-            check_members(mask, active, items, kind)
-        for part in encoded:
-            if part is not None:
-                active = active & usable(part).unsqueeze(1)
-        scored = (active.sum(1) >= 2).nonzero()
-        return Group(items, samples, waves, active, scored, *encoded)
-
-    def _embeddings(self, encoder: Encoder, waves: Tensor) -> Tensor:
+    def embeddings(self, encoder: Encoder, waves: Tensor) -> Tensor:
         """(b, S, F, M) of references or estimates; distortions are never looked up."""
         if self._recall is not None:
             return self._recall(encoder, waves)
@@ -314,11 +241,6 @@ class MAPSS(nn.Module):
             yield
         finally:
             self._recall = before
-
-    def _shared_frames(self, embeddings: Tensor, place: int) -> Tensor:
-        """The frames of (..., F, M) that both encoders have."""
-        skip = self.grid.skip[place]
-        return embeddings[..., skip : embeddings.shape[-2] - skip, :]
 
     # ------------------------------------------------------------------------- scores
 
@@ -356,33 +278,10 @@ class MAPSS(nn.Module):
             ValueError: shapes, lengths, devices or samples that do not fit, see the message;
                 ``attributed`` missing or wrong; a bank of other settings.
         """
-        checks.check_choice(measures, "measures", MEASURES)
-        estimates, bank, index = self._matched(estimates, references, attributed, lengths, measures)
-        kinds = [measures in ("both", kind) for kind in MEASURES[1:]]
-        found = self._outputs(estimates, bank, index, kinds)
-        chosen = choose(found, frames, generator)
-        shape = (bank.batch, len(index), bank.frames)
-        canvas = Canvas(shape, estimates)
-        for part in chunks(chosen, estimates.requires_grad and torch.is_grad_enabled()):
-            self._score_part(part, index, kinds, canvas)
-        return canvas.scores(back(self.times(bank.frames), estimates.device), measures)
-
-    def _score_part(
-        self, part: Part, index: tuple[int, ...], kinds: Sequence[bool], canvas: Canvas
-    ) -> None:
-        group, where = part.group, part.where
-        active, ok = activity(part, index)
-        canvas.put("active", group, where, ok)
-        if kinds[0]:
-            clouds = gather(part, 0, index, active)
-            ps, a, b = score_frames(clouds, self.settings, separation_parts)
-            for name, values in zip(("ps", "attributed_distance", "foreign_distance"), (ps, a, b)):
-                canvas.put(name, group, where, torch.where(ok, values, 0.0))
-        if kinds[1]:
-            clouds = gather(part, 1, index, active)
-            pm, log_pm = score_frames(clouds, self.settings, match_parts)
-            canvas.put("pm", group, where, torch.where(ok, pm, 0.0))
-            canvas.put("log_pm", group, where, torch.where(ok, log_pm, 0.0))
+        call = prepared(self, admit(self, estimates, references, attributed, lengths, measures))
+        if call.references is not None:
+            warn_unscored(bank_of(call))
+        return score(self, call, frames, generator)
 
     @torch.no_grad()
     def bounds(
@@ -428,128 +327,8 @@ class MAPSS(nn.Module):
         kernels = stage.kernels_with_scores(stage.Options(confidence, convention, **options))
         graph = "reference" if convention == "reference" else "paper"
         settings = self.settings._replace(convention=graph)
-        estimates, bank, index = self._matched(estimates, references, attributed, lengths, "both")
-        found = choose(self._outputs(estimates, bank, index, (True, True)), frames, generator)
-        canvas = Canvas((bank.batch, len(index), bank.frames), estimates)
-        for part in chunks(found, graph=False):
-            active, ok = activity(part, index)
-            canvas.put("active", part.group, part.where, ok)
-            for place, (kernel, names) in enumerate(zip(kernels, _BOUND_NAMES)):
-                clouds = gather(part, place, index, active)
-                results = score_frames(clouds, settings, kernel, rest=True)
-                for name, values in zip(names, results):
-                    canvas.put(name, part.group, part.where, torch.where(ok, values, 0.0))
-        scores = canvas.scores(back(self.times(bank.frames), estimates.device))
-        ps, pm = (
-            FrameBounds(canvas[radius], canvas[tail], canvas[radius] + canvas[tail])
-            for radius, tail, *_ in _BOUND_NAMES
-        )
-        same = settings == self.settings
-        return ScoreBounds(ps, pm, canvas["active"], confidence, scores if same else None)
-
-    # ------------------------------------------------------------------------- input
-
-    def _matched(
-        self,
-        estimates: Tensor,
-        references: Tensor | ReferenceBank,
-        attributed: object,
-        lengths: Tensor | Sequence[int] | None,
-        measures: str,
-        warn: bool = True,
-    ) -> tuple[Tensor, ReferenceBank, tuple[int, ...]]:
-        """Estimates as (B, S', T) floats, the bank, and the source of each estimate."""
-        waves = batches.as_batch(estimates, "estimates")
-        if not isinstance(references, ReferenceBank):
-            other = batches.as_batch(references, "references")
-            checks.check_devices(estimates=waves, references=other)
-            batches.check_batches(estimates, references)
-            batches.check_sources(other, references.ndim)
-            index = checks.check_attributed(attributed, waves.shape[1], other.shape[1])
-            waves, other = batches.same_length(waves, other, lengths, self.trim)
-            prepare = self.prepare if warn else self._prepare
-            return waves, prepare(other, lengths, measures), index
-        bank = references
-        self._check_bank(bank, waves, lengths, measures)
-        index = checks.check_attributed(attributed, waves.shape[1], bank.sources)
-        return waves[..., : bank.samples], bank, index
-
-    def _check_bank(
-        self,
-        bank: ReferenceBank,
-        waves: Tensor,
-        lengths: Tensor | Sequence[int] | None,
-        measures: str,
-    ) -> None:
-        if bank.key != self.key:
-            raise ValueError(
-                "the bank was prepared by a MAPSS of other settings (encoder, layer, distortions, "
-                "rate or loudness). Prepare it again with this one."
-            )
-        needed = MEASURES[1:] if measures == "both" else (measures,)
-        if any(getattr(group, kind) is None for group in bank.groups for kind in needed):
-            raise ValueError(
-                f"the bank was not prepared for {measures!r}. Call prepare(references, "
-                f"measures={measures!r}) or prepare both."
-            )
-        if waves.shape[0] != bank.batch:
-            raise ValueError(
-                f"estimates hold {waves.shape[0]} mixtures and the bank {bank.batch}. Pass the "
-                "estimates of exactly the mixtures that were prepared, in their order."
-            )
-        if lengths is not None:
-            given = self._lengths(lengths, bank.batch, bank.samples)
-            if given != bank.lengths:
-                raise ValueError(
-                    f"lengths {given} differ from those the bank was prepared with, "
-                    f"{bank.lengths}. Leave lengths out: the bank knows them."
-                )
-        longer_is_fine = self.trim and waves.shape[-1] >= bank.samples
-        if waves.shape[-1] != bank.samples and not longer_is_fine:
-            raise ValueError(batches.unequal(waves.shape[-1], bank.samples))
-        checks.check_devices(estimates=waves, bank=bank.groups[0].waveforms)
-
-    def _lengths(
-        self, lengths: Tensor | Sequence[int] | None, batch: int, samples: int
-    ) -> tuple[int, ...]:
-        grid = self.grid
-        least = -(-grid.receptive_field * self.sample_rate // grid.sample_rate)
-        name = self.encoder.name
-        return batches.true_lengths(lengths, batch, samples, least, self.sample_rate, name)
-
-    def _normalised(self, waves: Tensor) -> Tensor:
-        grid = self.grid
-        if self.sample_rate != grid.sample_rate:
-            waves = audio.resample(waves, self.sample_rate, grid.sample_rate)
-        return audio.normalize_loudness(waves, grid.sample_rate, self.loudness)
-
-    def _outputs(
-        self,
-        estimates: Tensor,
-        bank: ReferenceBank,
-        index: tuple[int, ...],
-        kinds: Sequence[bool],
-    ) -> list[Part]:
-        """Encoded estimates of every group, with all its scored frames."""
-        waves, sound = batches.sound_waveforms(
-            estimates, "estimates", bank.lengths, self.check_finite
-        )
-        parts = []
-        for group in bank.groups:
-            here = self._normalised(waves[list(group.items), :, : group.samples])
-            if self.align_polarity:
-                same = (here.detach() * group.waveforms[:, list(index)]).sum(-1, keepdim=True)
-                here = torch.where(same < 0.0, -here, here)
-            encoded: dict[int, Tensor] = {}
-            outputs: list[Tensor | None] = []
-            for place, wanted in enumerate(kinds):
-                encoder = self._encoders[place]
-                if wanted and id(encoder) not in encoded:
-                    encoded[id(encoder)] = self._embeddings(encoder, here)
-                outputs.append(self._shared_frames(encoded[id(encoder)], place) if wanted else None)
-            (group,) = _sound_groups([group], sound)
-            parts.append(Part(group, group.scored, (outputs[0], outputs[1])))
-        return parts
+        call = prepared(self, admit(self, estimates, references, attributed, lengths))
+        return bound(self, call, kernels, settings, frames, generator, confidence)
 
 
 def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]) -> MAPSS:
@@ -620,14 +399,3 @@ def _encoder_settings(encoder: Encoder) -> dict[str, Any]:
 
 def _bank_settings(bank: DistortionBank) -> dict[str, Any]:
     return {"kind": bank.kind, "size": len(bank), "seed": bank.seed, "families": bank.families}
-
-
-def _sound_groups(groups: Sequence[Group], sound: Tensor | None) -> list[Group]:
-    """Mixtures with a non-finite waveform are active nowhere; ``sound`` is (B, sources) or None."""
-    if sound is None:
-        return list(groups)
-    whole = sound.all(-1)
-    return [
-        replace(group, active=group.active & whole[list(group.items)][:, None, None])
-        for group in groups
-    ]

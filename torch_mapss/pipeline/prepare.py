@@ -1,21 +1,28 @@
 """References on their way into a bank: the frame grid, distorting, encoding.
 
-Used by :mod:`torch_mapss.pipeline`; losses know its :class:`Grid`.
+Behind the gate: the waveforms are admitted already. Losses know its :class:`Grid`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_mapss import audio
+from torch_mapss.audio.frames import active_frames
+from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import checks
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, WaveformEncoder, check_embeddings
-from torch_mapss.pipeline.records import Encoded, ReferenceBank
+from torch_mapss.pipeline.admit import Clips, Signals
+from torch_mapss.pipeline.records import Encoded, Group, ReferenceBank
+
+if TYPE_CHECKING:
+    from torch_mapss.pipeline.mapss import MAPSS
 
 # Distortions made and encoded at a time, and the samples they may have together: making and
 # normalising them needs some thirty times their memory.
@@ -31,6 +38,11 @@ class Grid(NamedTuple):
     hop: int
     receptive_field: int  # of the wider one
     skip: tuple[int, int]  # frames the PS and the PM encoder have before the first shared one
+
+    def shared(self, embeddings: Tensor, place: int) -> Tensor:
+        """The frames of (..., F, M) of the encoder of PS (0) or PM (1) that both have."""
+        skip = self.skip[place]
+        return embeddings[..., skip : embeddings.shape[-2] - skip, :]
 
 
 def shared_grid(first: Encoder, second: Encoder) -> Grid:
@@ -48,12 +60,55 @@ def shared_grid(first: Encoder, second: Encoder) -> Grid:
     return Grid(first.sample_rate, first.hop, wide, (int(skips[0]), int(skips[1])))
 
 
-def by_length(lengths: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:
-    """The items of every length, and the length: each is scored as if it were alone."""
-    found: dict[int, list[int]] = {}
-    for item, length in enumerate(lengths):
-        found.setdefault(length, []).append(item)
-    return [(tuple(items), length) for length, items in found.items()]
+@torch.inference_mode(False)  # a bank made in validation serves in training too
+@torch.no_grad()
+def prepare_bank(mapss: MAPSS, references: Signals, measures: str) -> ReferenceBank:
+    """Distort and encode admitted references: normalise, find activity, distort, encode."""
+    groups = [_prepare_group(mapss, clips, measures) for clips in references.clips]
+    batch, sources, samples = references.waves.shape
+    return ReferenceBank(
+        groups=tuple(silenced(group, references.whole) for group in groups),
+        batch=batch,
+        sources=sources,
+        samples=samples,
+        frames=max(group.frames for group in groups),
+        lengths=references.lengths,
+        key=mapss.key,
+    )
+
+
+def _prepare_group(mapss: MAPSS, clips: Clips, measures: str) -> Group:
+    grid = mapss.grid
+    waves = clips.waves.clone() if clips.waves.is_inference() else clips.waves
+    waves = at_loudness(waves, grid.sample_rate, mapss.loudness)
+    active = active_frames(waves, grid.receptive_field, grid.hop, mapss.activity)
+    encoded: list[Encoded | None] = []
+    plain: dict[int, Tensor] = {}
+    for place, (kind, bank) in enumerate(mapss.banks.items()):
+        if measures not in ("both", kind):
+            encoded.append(None)
+            continue
+        encoder = mapss.encoders[place]
+        if id(encoder) not in plain:
+            plain[id(encoder)] = mapss.embeddings(encoder, waves)
+        distortions, mask = encode_distortions(
+            waves, bank, encoder, grid.sample_rate, mapss.loudness
+        )
+        found = (grid.shared(x, place) for x in (plain[id(encoder)], distortions))
+        encoded.append(Encoded(next(found), next(found), mask))
+        check_members(mask, active, clips.items, kind)
+    for part in encoded:
+        if part is not None:
+            active = active & usable(part).unsqueeze(1)
+    scored = (active.sum(1) >= 2).nonzero()
+    return Group(clips.items, clips.samples, waves, active, scored, *encoded)
+
+
+def silenced(group: Group, whole: Tensor | None) -> Group:
+    """The group with mixtures active nowhere where ``whole`` (B,) is False; None: all are."""
+    if whole is None:
+        return group
+    return replace(group, active=group.active & whole[list(group.items)][:, None, None])
 
 
 class Store:

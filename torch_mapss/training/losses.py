@@ -42,9 +42,10 @@ from torch import Tensor, nn
 
 from torch_mapss import audio
 from torch_mapss.core import checks
-from torch_mapss.pipeline import batches
+from torch_mapss.pipeline.admit import admit, sound_waveforms
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
 from torch_mapss.pipeline.records import ReferenceBank, Scores
+from torch_mapss.pipeline.scoring import bank_of, prepared, score
 from torch_mapss.training.precision import Output, lifted_estimates, returned, without_autocast
 from torch_mapss.training.terms import (
     Call,
@@ -188,14 +189,14 @@ class _PerceptualLoss(nn.Module):
         lengths: Tensor | Sequence[int] | None,
         waveforms: Tensor | None,
     ) -> Call:
-        waves, bank, index = self.mapss._matched(
-            estimates, references, attributed, lengths, self.measures, warn=False
-        )
+        call = admit(self.mapss, estimates, references, attributed, lengths, self.measures)
+        call = prepared(self.mapss, call)
+        bank = bank_of(call)
         if waveforms is None and isinstance(references, Tensor):
             waveforms = references[..., : bank.samples]
         if waveforms is not None:
             waveforms = _of_bank(audio.as_waveform(waveforms, "waveforms"), bank)
-        return Call(waves, bank, index, waveforms, self._draw())
+        return Call(call, waveforms, self._draw())
 
     def _draw(self) -> int | None:
         """New random frames for every call in training mode, the same ones in evaluation mode."""
@@ -210,14 +211,8 @@ class _PerceptualLoss(nn.Module):
         raise NotImplementedError
 
     def _terms(self, call: Call) -> list[Term]:
-        scores = self.mapss(
-            call.estimates,
-            call.bank,
-            call.attributed,
-            measures=self.measures,
-            frames=self.frames,
-            generator=None if call.draw is None else torch.Generator("cpu").manual_seed(call.draw),
-        )
+        draw = None if call.draw is None else torch.Generator("cpu").manual_seed(call.draw)
+        scores = score(self.mapss, call.admitted, self.frames, draw)
         weights = self._weights(scores, call)
         return [
             Term(name, weight, *weighted_mean(values, weights))
@@ -253,17 +248,13 @@ class _PerceptualLoss(nn.Module):
                 "source of an estimate is known."
             )
         with torch.no_grad():
-            waves, _ = batches.sound_waveforms(
-                call.estimates, "estimates", call.bank.lengths, self.mapss.check_finite
-            )
-            call = call._replace(estimates=waves)
             return (
                 self._order_by_si_sdr(call) if self.pit == "si_sdr" else self._order_by_loss(call)
             )
 
     def _order_by_si_sdr(self, call: Call) -> Tensor:
         order = torch.empty(call.estimates.shape[:2], dtype=torch.long)
-        for items, estimates, references in pairs(call, self.mapss):
+        for items, estimates, references in pairs(call):
             order[list(items)] = audio.match_sources(estimates, references).argsort(-1).cpu()
         return order.to(call.estimates.device)
 
@@ -487,7 +478,7 @@ class MAPSSLoss(_PerceptualLoss):
     def _terms(self, call: Call) -> list[Term]:
         terms = super()._terms(call)
         if self.weights["si_sdr"]:
-            values, defined = negative_si_sdr(call, self.mapss)
+            values, defined = negative_si_sdr(call)
             terms.append(Term("si_sdr", self.weights["si_sdr"], values, defined))
         return terms
 
@@ -500,7 +491,7 @@ class MAPSSLoss(_PerceptualLoss):
                 "along: loss(estimates, bank, waveforms=references)."
             )
         lengths, check = call.bank.lengths, self.mapss.check_finite
-        references, _ = batches.sound_waveforms(call.waveforms, "waveforms", lengths, check)
+        references, _ = sound_waveforms(call.waveforms, "waveforms", lengths, check)
         references = references[:, list(call.attributed)]
         value = self.extra(call.estimates, references.to(call.estimates.dtype))
         return reduced_extra(value, self.reduction, call.estimates.shape[:2])
@@ -526,8 +517,7 @@ def _placed(call: Call, order: Tensor | None) -> Call:
     """The call with estimates brought into the order of the references."""
     if order is None:
         return call
-    rows = torch.arange(len(order), device=order.device).unsqueeze(-1)
-    return call._replace(estimates=call.estimates[rows, order])
+    return call._replace(admitted=call.admitted.ordered(order))
 
 
 def _stable_seed(seed: int, draw: int) -> int:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from torch_mapss import audio
-from torch_mapss.pipeline.mapss import MAPSS
+from torch_mapss.pipeline.admit import Call as Admitted
 from torch_mapss.pipeline.prepare import Grid
 from torch_mapss.pipeline.records import ReferenceBank, Scores
+from torch_mapss.pipeline.scoring import bank_of
 
 # -log PS goes on as a straight line below this PS: PS is exactly 0 where an output is another
 # source, and the slope of the logarithm would be infinite there.
@@ -32,11 +33,23 @@ class Term(NamedTuple):
 class Call(NamedTuple):
     """What the terms of one call are computed from."""
 
-    estimates: Tensor  # (B, S', T) floating point, in the order of ``attributed``
-    bank: ReferenceBank
-    attributed: tuple[int, ...]  # source of each estimate
+    admitted: Admitted  # with its bank; estimates in the order of ``attributed``
     waveforms: Tensor | None  # (B, S, T) references as handed in, if they were
     draw: int | None  # seed of the random frames: all permutations of a call see the same
+
+    @property
+    def estimates(self) -> Tensor:
+        """(B, S', T) floating point, at the rate they came in."""
+        return self.admitted.estimates.waves
+
+    @property
+    def bank(self) -> ReferenceBank:
+        return bank_of(self.admitted)
+
+    @property
+    def attributed(self) -> tuple[int, ...]:
+        """Source of each estimate."""
+        return self.admitted.attributed
 
 
 @dataclass(frozen=True)
@@ -75,18 +88,16 @@ def distortion_values(scores: Scores, mode: str) -> Tensor:
     return -scores.log_pm if mode == "log" else torch.log1p(-scores.log_pm)
 
 
-def negative_si_sdr(call: Call, mapss: MAPSS) -> tuple[Tensor, Tensor]:
+def negative_si_sdr(call: Call) -> tuple[Tensor, Tensor]:
     """-SI-SDR (B, S') in dB, and where the reference is not silent."""
     shape = call.estimates.shape[:2]
     values = call.estimates.new_zeros(shape)
     defined = torch.zeros(shape, dtype=torch.bool, device=values.device)
-    for items, estimates, references in pairs(call, mapss):
+    for items, estimates, references in pairs(call):
         references = references[:, list(call.attributed)]
         there = ~audio.is_silent(references)
-        if not mapss.check_finite:
-            sound = estimates.isfinite().all(-1)
-            estimates = torch.where(sound.unsqueeze(-1), estimates, 0.0)
-            there = there & sound
+        if call.admitted.estimates.sound is not None:
+            there = there & call.admitted.estimates.sound[list(items)]
         found = audio.si_sdr(estimates, references.to(estimates.dtype))
         place = torch.tensor(items, device=values.device)
         values = values.index_put((place,), torch.where(there, -found, 0.0))
@@ -94,13 +105,11 @@ def negative_si_sdr(call: Call, mapss: MAPSS) -> tuple[Tensor, Tensor]:
     return values, defined
 
 
-def pairs(call: Call, mapss: MAPSS) -> list[tuple[tuple[int, ...], Tensor, Tensor]]:
+def pairs(call: Call) -> list[tuple[tuple[int, ...], Tensor, Tensor]]:
     """Of each length: items, their estimates (b, S', T) and references (b, S, T), at one rate."""
     found = []
-    for group in call.bank.groups:
-        waves = call.estimates[list(group.items), :, : group.samples]
-        waves = audio.resample(waves, mapss.sample_rate, mapss.grid.sample_rate)
-        found.append((group.items, waves, group.waveforms.to(waves.dtype)))
+    for clips, group in zip(call.admitted.estimates.clips, call.bank.groups):
+        found.append((clips.items, clips.waves, group.waveforms.to(clips.waves.dtype)))
     return found
 
 
