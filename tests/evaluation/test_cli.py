@@ -16,7 +16,7 @@ import torch
 from separations import environment, leaky, small_mapss, sources, write, write_all, write_manifest
 
 from torch_mapss import evaluate, pipeline
-from torch_mapss.evaluation import cli
+from torch_mapss.evaluation import cli, console
 from torch_mapss.evaluation.commands import options
 
 QUICK = ("--encoder", "mel", "--bank-size", "5")
@@ -389,11 +389,11 @@ def test_a_missing_package_is_named(
 
 def test_a_missing_progress_bar_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    assert options.progress([1, 2]) == [1, 2]  # no terminal, no bar
+    assert list(console.progress([1, 2])) == [1, 2]  # no terminal, no bar
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert options.progress([1, 2], quiet=True) == [1, 2]
+    assert console.progress([1, 2], quiet=True) == [1, 2]
     with pytest.raises(ImportError, match="pip install tqdm"):
-        options.progress([1, 2])
+        console.progress([1, 2])
 
 
 # ------------------------------------------------------------------------------------------------

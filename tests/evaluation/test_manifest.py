@@ -29,10 +29,12 @@ from torch_mapss import MAPSS, DistortionBank, evaluate
 from torch_mapss.distortions import Distortion
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation import run as run_room
+from torch_mapss.evaluation.commands import options
 from torch_mapss.evaluation.manifest import ManifestError, load_manifest
+from torch_mapss.evaluation.processes import local_device
 from torch_mapss.evaluation.progress import Progress, file_name
 from torch_mapss.evaluation.report import MEANS
-from torch_mapss.evaluation.run import Outcome, _join, local_device
+from torch_mapss.evaluation.run import Outcome, _join
 from torch_mapss.evaluation.scorer import Request
 
 QUICK = ("--encoder", "mel", "--bank-size", "5")
@@ -52,8 +54,8 @@ def run(path: Path, out: Path, **options: Any) -> Outcome:
     return run_room.run(load_manifest(path), out, small_mapss, **options)
 
 
-def evaluate_command(path: Path, out: Path, *options: str) -> int:
-    return cli.main(["evaluate", str(path), "--out", str(out), *QUICK, *options])
+def evaluate_command(path: Path, out: Path, *given: str) -> int:
+    return cli.main(["evaluate", str(path), "--out", str(out), *QUICK, *given])
 
 
 @pytest.fixture(scope="module")
@@ -388,8 +390,8 @@ def test_results_of_other_settings_are_refused(
     path = save_manifest(corpus.parent, entries, "one.json")
     assert evaluate_command(path, tmp_path, "--quiet") == 0
     before = (tmp_path / "scores.csv").read_bytes()
-    for options, name in ((("--trim",), "trim"), (("--seed", "3"), "separation_bank")):
-        assert evaluate_command(path, tmp_path, *options) == 2
+    for given, name in ((("--trim",), "trim"), (("--seed", "3"), "separation_bank")):
+        assert evaluate_command(path, tmp_path, *given) == 2
         printed = capsys.readouterr().err
         assert "holds results of other settings" in printed
         assert name in printed
@@ -535,7 +537,6 @@ def test_the_gpu_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert local_device("cuda") == "cuda:3"
     assert local_device("cpu") == "cpu"
-    assert local_device(None) is None
 
 
 # ------------------------------------------------------------------------------------------------
@@ -575,11 +576,11 @@ def test_a_file_that_changes_meanwhile_is_a_failure(
 
     with monkeypatch.context() as patched:
         patched.setattr(run_room, "_join", touched)
-        assert evaluate_command(path, tmp_path / "out") == cli.SOME_FAILED
+        assert evaluate_command(path, tmp_path / "out") == options.SOME_FAILED
     rows = rows_of(tmp_path / "out" / "scores.csv")
     assert [row["status"] for row in rows] == ["failed", "failed", "ok", "ok"]
     assert "changed while the run went on" in rows[0]["reason"]
-    assert evaluate_command(path, tmp_path / "out") == cli.OK
+    assert evaluate_command(path, tmp_path / "out") == options.OK
 
 
 def test_a_manifest_without_systems_is_refused(tmp_path: Path) -> None:
@@ -602,9 +603,9 @@ def test_distortions_of_your_own_are_part_of_the_settings(tmp_path: Path) -> Non
         return MAPSS("mel", match_bank=DistortionBank("match", only=("echo",), extra=(member,)))
 
     mixtures = load_manifest(path)
-    run(mixtures, tmp_path / "out", lambda: scorer(2.0))
+    run_room.run(mixtures, tmp_path / "out", lambda: scorer(2.0))
     with pytest.raises(ValueError, match="other settings"):
-        run(mixtures, tmp_path / "out", lambda: scorer(3.0))
+        run_room.run(mixtures, tmp_path / "out", lambda: scorer(3.0))
 
 
 def louder(waveform: torch.Tensor, sample_rate: int, amount: float) -> torch.Tensor:
@@ -614,7 +615,7 @@ def louder(waveform: torch.Tensor, sample_rate: int, amount: float) -> torch.Ten
 def test_a_confidence_that_nothing_uses_is_no_setting(tmp_path: Path) -> None:
     path = write_manifest(tmp_path, 1, ("good",))
     out = tmp_path / "out"
-    assert evaluate_command(path, out) == cli.OK
-    assert evaluate_command(path, out, "--confidence", "0.8") == cli.OK
-    assert evaluate_command(path, out, "--confidence", "7") == cli.BAD_INPUT
-    assert evaluate_command(path, out, "--bounds") == cli.BAD_INPUT
+    assert evaluate_command(path, out) == options.OK
+    assert evaluate_command(path, out, "--confidence", "0.8") == options.OK
+    assert evaluate_command(path, out, "--confidence", "7") == options.BAD_INPUT
+    assert evaluate_command(path, out, "--bounds") == options.BAD_INPUT

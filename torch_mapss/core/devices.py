@@ -1,4 +1,7 @@
-"""Devices that have no float64 (Apple's MPS): what needs it runs on the CPU, within the graph."""
+"""Which device to take, and devices without float64 (Apple's MPS).
+
+What needs float64 runs on the CPU there, within the graph.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,20 @@ import torch
 from torch import Tensor
 
 _WITHOUT_FLOAT64 = ("mps",)
+
+
+def best_device() -> torch.device:
+    """The fastest device that is there: CUDA, else MPS, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """``device`` for people: ``cuda:0 (NVIDIA H200)``."""
+    if device.type != "cuda":
+        return str(device)
+    return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
 def working_device(device: torch.device) -> torch.device:

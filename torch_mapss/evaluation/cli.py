@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
-import sys
 import traceback
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
+from torch_mapss.evaluation import console, processes
 from torch_mapss.evaluation.commands.options import (
     BAD_INPUT,
     CODES,
     INTERRUPTED,
     MEASURES,
-    OK,
     make_parser,
 )
 
@@ -53,39 +48,37 @@ def _version() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
+    What is asked for is done and written before anything is printed, so the exit code is that of
+    the work, whoever reads the output.
+
     Args:
         arguments: of the command line, ``sys.argv[1:]`` by default.
 
     Returns:
         The exit code. Wrong usage exits with 2 at once, as argparse does.
     """
-    _make_output_safe()
-    args = build_parser().parse_args(arguments)
-    with _short_warnings(getattr(args, "quiet", False)):
+    console.prepare()
+    debug = False
+    try:
         try:
-            return int(args.run(args))
-        except KeyboardInterrupt:
-            print("torch-mapss: interrupted", file=sys.stderr)
-            return INTERRUPTED
-        except BrokenPipeError:  # the reader of a pipe has left, e.g. `| head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return OK
-        except Exception as error:
-            _print_error(error, args.debug)
-            return BAD_INPUT
-
-
-def _make_output_safe() -> None:
-    """No name may stop the output, whatever the terminal's encoding."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")
+            args = build_parser().parse_args(arguments)
+            debug = args.debug
+            with console.short_warnings(getattr(args, "quiet", False)):
+                code = int(args.run(args))
+        finally:
+            console.flush()  # of what libraries have printed
+        return code
+    except KeyboardInterrupt as interruption:
+        console.complain(" ".join(["interrupted", *map(str, interruption.args)]))
+        return INTERRUPTED
+    except Exception as error:
+        _print_error(error, debug)
+        return BAD_INPUT
 
 
 def _print_error(error: Exception, debug: bool) -> None:
     if debug:
-        traceback.print_exception(error)
+        console.complain("".join(traceback.format_exception(error)))
     text = str(error) or type(error).__name__
     expected = (ValueError, TypeError, OSError, ImportError, RuntimeError)
     if not isinstance(error, expected):
@@ -93,21 +86,5 @@ def _print_error(error: Exception, debug: bool) -> None:
     lines = [line for line in text.splitlines() if line.strip()]
     if getattr(error, "problems", None) is None:  # a list of problems keeps its lines
         lines = [" ".join(line.strip() for line in lines)]
-    # Under torchrun what all processes find is said by each, and what one alone finds is not lost.
-    rank = f" in process {os.environ['RANK']}" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
-    print(f"torch-mapss: error{rank}: " + "\n".join(lines), file=sys.stderr)
-
-
-@contextmanager
-def _short_warnings(quiet: bool) -> Iterator[None]:
-    """Warnings as one line each, without file names; none if quiet."""
-    with warnings.catch_warnings():
-        if quiet:
-            warnings.simplefilter("ignore")
-
-        def show(message: Any, category: Any, *rest: Any, **options: Any) -> None:
-            del category, rest, options
-            print(f"torch-mapss: warning: {message}", file=sys.stderr)
-
-        warnings.showwarning = show
-        yield
+    # Where several run, what all find is said by each, and what one alone finds is not lost.
+    console.complain(f"error{processes.label()}: " + "\n".join(lines))

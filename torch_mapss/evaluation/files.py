@@ -11,7 +11,8 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -21,6 +22,11 @@ def shown(path: str | os.PathLike[str]) -> str:
     In the C locale Python may hand over names as undecoded bytes; they are UTF-8 in all likelihood.
     """
     return os.fsencode(os.fspath(path)).decode("utf-8", errors="replace")
+
+
+def written(path: str) -> str:
+    """``path`` as text for a UTF-8 file: :func:`native` gives the path back."""
+    return os.fsencode(path).decode("utf-8", errors="surrogateescape")
 
 
 def native(text: str) -> str:
@@ -93,22 +99,49 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     write_with(path, lambda name: _dump(name, content))
 
 
+class WriteError(OSError):
+    """A result cannot be written: the disk is full, or the folder has gone."""
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Within, an error of the system's names the file.
+
+    Raises:
+        WriteError: in its place.
+    """
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        raise WriteError(
+            f"{shown(path)!r} cannot be written: {error.strerror or error}. Make room there, or "
+            "name another place; what was written before is kept."
+        ) from error
+
+
 def write_with(path: str | os.PathLike[str], write: Callable[[str], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then move it there."""
+    """Let ``write`` fill a temporary file beside ``path``, then move it there.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
     path = os.fspath(path)
     folder, name = os.path.split(path)
-    handle, temporary = tempfile.mkstemp(
-        prefix=".", suffix=os.path.splitext(name)[1], dir=folder or "."
-    )
-    os.close(handle)
-    try:
-        write(temporary)
-        _synced(temporary)
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's own are for the owner alone
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with writing(path):
+        handle, temporary = tempfile.mkstemp(
+            prefix=".", suffix=os.path.splitext(name)[1], dir=folder or "."
+        )
+        os.close(handle)
+        try:
+            write(temporary)
+            _synced(temporary)
+            os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's own are for the owner alone
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
 
 
 def _dump(name: str, content: bytes) -> None:

@@ -7,7 +7,9 @@ figures) changes; they show in notebooks and save to any format of matplotlib's.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,10 +36,35 @@ _LONGEST_NAMES = 40, 16
 
 def _import_figure() -> Any:
     try:
+        _load_without_backend()
         from matplotlib.figure import Figure
-    except Exception as error:  # a broken installation raises what it likes
+    except ModuleNotFoundError as error:
         raise ImportError(INSTALL) from error
+    except Exception as error:  # a broken installation raises what it likes
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ImportError(
+            f"plotting needs matplotlib, which is there but does not load: {reason}"
+        ) from error
     return Figure
+
+
+def _load_without_backend() -> None:
+    """Load matplotlib whatever ``MPLBACKEND`` says, for figures that are drawn to files need none.
+
+    Loading it reads the variable and refuses a backend that is not there, such as a notebook's in
+    another environment. One that is there is set afterwards, as matplotlib itself does, since
+    whoever draws with pyplot later wants it.
+    """
+    name = os.environ.get("MPLBACKEND")
+    if not name or "matplotlib" in sys.modules:
+        return
+    del os.environ["MPLBACKEND"]
+    try:
+        import matplotlib
+    finally:
+        os.environ["MPLBACKEND"] = name
+    with suppress(ValueError):
+        matplotlib.rcParams["backend"] = name
 
 
 def check_available(path: str | os.PathLike[str] | None = None) -> None:

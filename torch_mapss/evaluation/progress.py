@@ -64,9 +64,10 @@ class Progress:
 
             def write(record: Record) -> None:
                 # ASCII: names that are no UTF-8 come back from its escapes as they were.
-                file.write(json.dumps({**record, "written": time.time()}).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+                with files.writing(file.name):
+                    file.write(json.dumps({**record, "written": time.time()}).encode() + b"\n")
+                    file.flush()
+                    os.fsync(file.fileno())
 
             yield write
 

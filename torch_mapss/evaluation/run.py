@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch_mapss.core.devices import device_name
 from torch_mapss.evaluation import clips, files
 from torch_mapss.evaluation.manifest import (
     ITEM_COLUMNS,
@@ -16,6 +15,7 @@ from torch_mapss.evaluation.manifest import (
     Mixture,
     Record,
 )
+from torch_mapss.evaluation.processes import World, world
 from torch_mapss.evaluation.progress import Progress, claim, file_name, finished, signature
 from torch_mapss.evaluation.report import MEANS, Report, SourceRow, mean, number
 from torch_mapss.evaluation.scorer import PreparedOnce, Request, device_of, score_clips
@@ -23,8 +23,6 @@ from torch_mapss.evaluation.scorer import PreparedOnce, Request, device_of, scor
 if TYPE_CHECKING:
     from torch_mapss.evaluation.clips import Clip
     from torch_mapss.pipeline.mapss import MAPSS
-# A rank may wait for the others as long as they score.
-_PATIENCE = timedelta(days=30)
 # What makes one mixture fail; anything else ends the run.
 _FAILURES = (ValueError, TypeError, OSError, RuntimeError, MemoryError)
 
@@ -53,6 +51,8 @@ class _Scorer:
                     raise references
                 rows = self._rows(mixture, system, references)
                 reason = None
+            except files.WriteError:
+                raise
             except _FAILURES as error:
                 reason = " ".join((str(error) or type(error).__name__).split())
                 rows = _failed_rows(mixture, system, reason)
@@ -118,69 +118,6 @@ def _failed_rows(mixture: Mixture, system: str, reason: str) -> list[Record]:
 
 
 # ------------------------------------------------------------------------------------------------
-# Processes
-# ------------------------------------------------------------------------------------------------
-
-
-class World(NamedTuple):
-    """The processes that share a run."""
-
-    rank: int = 0
-    size: int = 1
-
-    def together(self, action: Callable[[], Any]) -> Any:
-        """Let rank 0 act, and every rank have its result, or its error."""
-        if self.size == 1:
-            return action()
-        import torch.distributed as dist
-
-        box: list[Any] = [None, None]
-        if self.rank == 0:
-            try:
-                box[0] = action()
-            except Exception as error:
-                # As a class that every rank can unpickle.
-                box[1] = error if type(error).__module__ == "builtins" else ValueError(str(error))
-        dist.broadcast_object_list(box, src=0)
-        if box[1] is not None:
-            raise box[1]
-        return box[0]
-
-    def wait(self) -> None:
-        """Until every rank is here."""
-        if self.size > 1:
-            import torch.distributed as dist
-
-            dist.barrier()
-
-
-@contextmanager
-def world() -> Iterator[World]:
-    """The processes as torchrun's variables describe them; one if there are none."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size <= 1:
-        yield World()
-        return
-    import torch.distributed as dist
-
-    # gloo also on GPUs: what is exchanged are a few words, and scores never leave their rank.
-    started = not dist.is_initialized()
-    if started:
-        dist.init_process_group("gloo", timeout=_PATIENCE)
-    try:
-        yield World(dist.get_rank(), dist.get_world_size())
-    finally:
-        if started:
-            dist.destroy_process_group()
-
-
-def local_device(device: str | None) -> str | None:
-    """``device``, with "cuda" under torchrun made the GPU of this process."""
-    local = os.environ.get("LOCAL_RANK")
-    return f"cuda:{local}" if device == "cuda" and local is not None else device
-
-
-# ------------------------------------------------------------------------------------------------
 # The run
 # ------------------------------------------------------------------------------------------------
 
@@ -192,10 +129,14 @@ class Outcome(NamedTuple):
     items: tuple[Record, ...]  # one per mixture and system
     sets: tuple[Record, ...]  # one per system
     failures: tuple[str, ...]  # one line per mixture and system that failed
-    rank: int  # of this process
+    processes: World = World()
+    device: str = "cpu"  # that it was computed on
+    missing: int = 0  # pairs of mixture and system that other shares have still to score: no tables
 
     def summary(self) -> str:
         """A table of the systems to print, with counts."""
+        if self.missing:
+            return self._share_summary()
         columns = ["system", "PS", "PM", "log PM", "PS pooled", "scored", "undefined", "failed"]
         rows = [
             [
@@ -212,7 +153,15 @@ class Outcome(NamedTuple):
                 "PS: 1 = no leakage, PM: 1 = undistorted, both 0..1, higher is better.",
                 "Means over frames, then over the estimates of a mixture, then over mixtures;",
                 "undefined and failed mixtures are left out. scored, undefined, failed: mixtures.",
+                f"Computed on {self.device}.",
             ]
+        )
+
+    def _share_summary(self) -> str:
+        share = f"Share {self.processes.rank % self.processes.size} of {self.processes.size}"
+        return (
+            f"{share} is scored; {self.missing} pairs of mixture and system of other shares are "
+            "not. The share that ends last writes the tables, or the same command without --shard."
         )
 
 
@@ -225,6 +174,8 @@ def run(
     device: str | None = None,
     save_frames: bool = False,
     progress: Callable[..., Iterable[Any]] | None = None,
+    share: World | None = None,
+    tell: Callable[[str], object] = lambda text: None,
 ) -> Outcome:
     """Score the mixtures of a manifest, going on from what ``out`` holds already.
 
@@ -233,33 +184,55 @@ def run(
         out: folder of the results; see the notes of this module and ``torch-mapss evaluate -h``.
         make_mapss: makes the scorer.
         request: what to compute.
-        device: to compute on.
+        device: to compute on; where the scorer is by default.
         save_frames: write the frame scores of every pair to ``out/frames/MIXTURE/SYSTEM`` as well.
         progress: wraps the mixtures in a progress bar.
+        share: score this share of the mixtures alone, see :mod:`.processes`.
+        tell: handed sentences about the run, e.g. what is done already.
 
     Returns:
-        The tables, the same on every rank.
+        The tables, the same on every rank; of a share that is not the last to end, none.
 
     Raises:
-        ValueError: ``out`` is a file, holds results of other settings, or is being written to.
+        ValueError: ``out`` is a file, holds results of other settings, or is being written to;
+            or variables of a launcher that make no sense.
+        WriteError: the results cannot be written, as on a full disk.
+        KeyboardInterrupt: with a text that says how to go on.
     """
     request = request or Request()
     folder = os.fspath(out)
-    with world() as processes:
+    with world(share) as processes:
         processes.together(lambda: files.make_folder(folder) and None)
         mapss = _loaded(make_mapss)
-        # The key knows of distortions of the user's own, which the description does not tell.
-        settings = {**mapss.describe(), "key": mapss.key, **request._asdict()}
-        settings["save_frames"] = save_frames
-        if not request.bounds:  # nothing depends on it
-            del settings["confidence"]
+        settings = _settings(mapss, request, save_frames)
         processes.together(lambda: claim(folder, settings))
         frames = os.path.join(folder, "frames") if save_frames else None
         scorer = _Scorer(mapss, request, device, frames)
-        _score_share(mixtures, folder, scorer, processes, progress)
+        try:
+            _score_share(mixtures, folder, scorer, processes, progress, tell)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_how_to_go_on(mixtures, folder)) from None
         processes.wait()
-        scores, items, sets, failures = processes.together(lambda: _join(mixtures, folder))
-        return Outcome(scores, items, sets, failures, processes.rank)
+        tables = processes.together(lambda: _join(mixtures, folder, processes))
+        return tables._replace(processes=processes, device=device_name(scorer.device))
+
+
+def _settings(mapss: MAPSS, request: Request, save_frames: bool) -> dict[str, Any]:
+    # The key knows of distortions of the user's own, which the description does not tell.
+    settings = {**mapss.describe(), "key": mapss.key, **request._asdict()}
+    settings["save_frames"] = save_frames
+    if not request.bounds:  # nothing depends on it
+        del settings["confidence"]
+    return settings
+
+
+def _how_to_go_on(mixtures: Sequence[Mixture], folder: str) -> str:
+    done = len(finished(mixtures, Progress(folder, 0).records()))
+    pairs = sum(len(mixture.systems) for mixture in mixtures)
+    return (
+        f"after {done} of {pairs} pairs of mixture and system, which are kept in "
+        f"{files.shown(folder)!r}: the same command goes on from there"
+    )
 
 
 def _loaded(make_mapss: Callable[[], MAPSS]) -> MAPSS:
@@ -275,28 +248,57 @@ def _score_share(
     scorer: _Scorer,
     processes: World,
     progress: Callable[..., Iterable[Any]] | None,
+    tell: Callable[[str], object],
 ) -> None:
     """Score what this rank is to score of what is not scored yet."""
     store = Progress(folder, processes.rank)
-    # Rank 0 decides for all: a rank that looked later would see what an earlier one has written.
-    pending = processes.together(lambda: _pending(mixtures, store))
-    share = pending[processes.rank :: processes.size]
-    bar = progress if progress is not None and processes.rank == 0 else _no_bar
+    if processes.grouped:
+        # Rank 0 decides for all: a rank that looked later would see what an earlier one wrote.
+        pending = processes.together(lambda: _pending(mixtures, range(len(mixtures)), store))
+        share = pending[processes.rank :: processes.size]
+    else:
+        # Apart, places in the manifest decide, which no other share changes.
+        share = _pending(mixtures, range(processes.rank, len(mixtures), processes.size), store)
+    if processes.speaks:
+        _tell_start(mixtures, processes, store, tell)
+    bar = progress if progress is not None and processes.speaks else _no_bar
     with store.writer() as write:
         for place, systems in bar(share, desc="scoring", unit="mixture"):
             for record in scorer.records(mixtures[place], systems):
                 write(record)
 
 
+def _tell_start(
+    mixtures: Sequence[Mixture], processes: World, store: Progress, tell: Callable[[str], object]
+) -> None:
+    """Whose share this is, and what is done already."""
+    if processes.size > 1 and not processes.grouped:
+        tell(
+            f"share {processes.rank} of {processes.size} (counted from 0): one mixture in "
+            f"{processes.size}. Tables are written once all shares are done"
+        )
+    records = finished(mixtures, store.records()).values()
+    done = sum(record["reason"] is None for record in records)
+    if records:
+        again = (
+            f"; {len(records) - done} that failed are tried again" if done < len(records) else ""
+        )
+        pairs = sum(len(mixture.systems) for mixture in mixtures)
+        tell(f"{done} of {pairs} pairs of mixture and system are done already{again}")
+
+
 def _no_bar(items: Iterable[Any], **_: Any) -> Iterable[Any]:
     return items
 
 
-def _pending(mixtures: Sequence[Mixture], store: Progress) -> list[tuple[int, list[str]]]:
-    """Mixtures (by place) with the systems that are still to be scored, failed ones included."""
+def _pending(
+    mixtures: Sequence[Mixture], places: Iterable[int], store: Progress
+) -> list[tuple[int, list[str]]]:
+    """Mixtures, by place, with the systems that are still to be scored, failed ones included."""
     done = finished(mixtures, store.records())
     found = []
-    for place, mixture in enumerate(mixtures):
+    for place in places:
+        mixture = mixtures[place]
         keys = [(mixture.name, system) for system in mixture.systems]
         systems = [key[1] for key in keys if key not in done or done[key]["reason"] is not None]
         if systems:
@@ -304,14 +306,19 @@ def _pending(mixtures: Sequence[Mixture], store: Progress) -> list[tuple[int, li
     return found
 
 
-def _join(mixtures: Sequence[Mixture], folder: str) -> tuple[Any, Any, Any, Any]:
-    """Write the tables, in the order of the manifest, every pair of which has its rows."""
+def _join(mixtures: Sequence[Mixture], folder: str, processes: World) -> Outcome:
+    """Write the tables, in the order of the manifest, every pair of which has its rows.
+
+    A share writes none while pairs of others are missing.
+    """
     found = finished(mixtures, Progress(folder, 0).records())
-    records = [
-        found.get((mixture.name, system)) or _lost(mixture, system)
-        for mixture in mixtures
-        for system in mixture.systems
-    ]
+    pairs = [(mixture, system) for mixture in mixtures for system in mixture.systems]
+    missing = sum((mixture.name, system) not in found for mixture, system in pairs)
+    if missing and processes.size > 1 and not processes.grouped:
+        own = mixtures[processes.rank :: processes.size]
+        records = [found[key] for m in own for s in m.systems if (key := (m.name, s)) in found]
+        return Outcome((), (), (), _failures(records), missing=missing)
+    records = [found.get((m.name, system)) or _lost(m, system) for m, system in pairs]
     scores = [row for record in records for row in record["rows"]]
     items = [_item(record) for record in records]
     sets = _sets(items, scores)
@@ -321,12 +328,15 @@ def _join(mixtures: Sequence[Mixture], folder: str) -> tuple[Any, Any, Any, Any]
         ("summary.csv", SET_COLUMNS, sets),
     ):
         files.write_csv(os.path.join(folder, name), columns, rows)
-    failures = [
+    return Outcome(tuple(scores), tuple(items), tuple(sets), _failures(records))
+
+
+def _failures(records: Iterable[Record]) -> tuple[str, ...]:
+    return tuple(
         f"mixture {record['mixture_id']!r}, system {record['system']!r}: {record['reason']}"
         for record in records
         if record["reason"] is not None
-    ]
-    return tuple(scores), tuple(items), tuple(sets), tuple(failures)
+    )
 
 
 def _lost(mixture: Mixture, system: str) -> Record:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torch_mapss.evaluation import files
+from torch_mapss.evaluation import console, files
 from torch_mapss.evaluation.commands.options import (
     MEASURES,
     OK,
+    add_device_option,
     add_manners,
     bar,
-    check_device,
+    device_of_options,
     make_parser,
     say_written,
     threads,
@@ -35,7 +36,7 @@ def add_parser(commands: Any) -> None:
         help="folder for tables, audio and plot (default: %(default)s)",
     )
     demo.add_argument("--encoder", default="mel", help="default: %(default)s, needs no download")
-    demo.add_argument("--device", default=None, help="default: cpu")
+    add_device_option(demo)
     add_manners(demo)
 
 
@@ -44,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
     folder = files.make_folder(args.out)
     from torch_mapss.evaluation import demo
 
-    check_device(args.device)
+    device = device_of_options(args.device)
     with threads(1):  # quick enough, and quick on a busy machine, too
-        result = demo.run(folder, encoder=args.encoder, device=args.device, progress=bar(args))
+        result = demo.run(folder, encoder=args.encoder, device=device, progress=bar(args))
     if not args.quiet:
-        print(result.text)
+        console.say(result.text)
     say_written([folder], args.quiet)
     return OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torch_mapss.evaluation import files
+from torch_mapss.evaluation import console, files
 from torch_mapss.evaluation.commands.options import (
     OK,
     add_manners,
@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
         ]
         for row in encoder_table()
     ]
-    print(files.text_table(columns, rows, left=2))
-    print(
+    console.say(files.text_table(columns, rows, left=2))
+    console.say(
         "\nlayer: the default of --layer; 0 is what enters the first block. mert: layer 1 suits "
         "drums better.\nA local folder or hub id (owner/name) works as well."
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from torch_mapss.evaluation import console
 from torch_mapss.evaluation.commands.options import (
     CODES,
     FILES,
@@ -15,12 +15,17 @@ from torch_mapss.evaluation.commands.options import (
     add_manners,
     add_scoring_options,
     bar,
+    device_of_options,
     make_parser,
     request_of,
     say_written,
     scorer_of,
     threads,
 )
+from torch_mapss.evaluation.processes import parse_share
+
+if TYPE_CHECKING:
+    from torch_mapss.evaluation.run import Outcome
 
 
 def add_parser(commands: Any) -> None:
@@ -41,7 +46,8 @@ DIR gets scores.csv (one row per estimate), items.csv (per mixture and system: m
 estimates), summary.csv (per system: means over mixtures), settings.json and, while it runs, the
 finished rows: started again with the same settings, it goes on where it stopped. A mixture that
 fails is listed with its reason, and tried again the next time.
-Under torchrun the mixtures are shared out over the processes.
+Under torchrun, and under SLURM's srun, the mixtures are shared out over the processes; for job
+arrays there is --shard.
 """,
         f"Example:\n  torch-mapss evaluate manifest.json --encoder mel --out results\n\n{CODES}",
         "score the systems of a manifest, with resuming",
@@ -54,19 +60,27 @@ Under torchrun the mixtures are shared out over the processes.
         action="store_true",
         help="write the frame scores of every mixture and system as well, to DIR/frames",
     )
+    evaluate.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="score every N-th mixture alone, beginning with the I-th (1/N to N/N, or 0/N to "
+        "N-1/N): for jobs that share a manifest and DIR. The one that ends last writes the tables, "
+        "and so does the same command without --shard",
+    )
     add_scoring_options(evaluate)
     add_manners(evaluate)
 
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss evaluate``."""
+    share = None if args.shard is None else parse_share(args.shard)
+    args.device = device_of_options(args.device)
+    from torch_mapss.evaluation import run as runs
     from torch_mapss.evaluation.manifest import load_manifest
-    from torch_mapss.evaluation.run import local_device, run
 
-    args.device = local_device(args.device)
     mixtures = load_manifest(args.manifest)
     with threads(args.threads):
-        outcome = run(
+        outcome = runs.run(
             mixtures,
             args.out,
             lambda: scorer_of(args),
@@ -74,12 +88,18 @@ def run(args: argparse.Namespace) -> int:
             device=args.device,
             save_frames=args.save_frames,
             progress=bar(args),
+            share=share,
+            tell=(lambda text: None) if args.quiet else console.complain,
         )
-    if outcome.rank == 0:
-        if not args.quiet:
-            print(outcome.summary())
-        for line in outcome.failures:
-            print(f"torch-mapss: failed: {line}", file=sys.stderr)
-        say_written([args.out], args.quiet)
-    # One process is enough to say so: others would be reported as crashed.
-    return SOME_FAILED if outcome.failures and outcome.rank == 0 else OK
+    if outcome.processes.speaks:
+        _tell(outcome, args)
+    # One process is enough to say so: others of a group would be reported as crashed.
+    return SOME_FAILED if outcome.failures and outcome.processes.speaks else OK
+
+
+def _tell(outcome: Outcome, args: argparse.Namespace) -> None:
+    for line in outcome.failures:
+        console.complain(f"failed: {line}")
+    if not args.quiet:
+        console.say(outcome.summary())
+    say_written([args.out], args.quiet)

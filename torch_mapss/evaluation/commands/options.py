@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from torch_mapss.evaluation import files
+from torch_mapss.evaluation import console, files
+from torch_mapss.evaluation.processes import local_device
 
 if TYPE_CHECKING:
     from torch_mapss.evaluation.scorer import Request
@@ -36,16 +37,28 @@ to their mean and the rate is brought to the encoder's, which the result says.
 CODES = "Exit codes: 0 all scored; 1 some mixtures failed; 2 bad usage or input; 130 interrupted."
 
 
+class _Parser(argparse.ArgumentParser):
+    """Prints as all of the program does; the parsers of commands are of the same class."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is None or file is sys.stderr:
+            with suppress(OSError):
+                super()._print_message(message, file)
+        else:
+            console.say(message.removesuffix("\n"))
+
+
 def make_parser(
     commands: Any, name: str, description: str, epilog: str = "", help: str = ""
 ) -> Any:
+    """The parser of a command, or of all of them if ``commands`` is None."""
     options: dict[str, Any] = {
         "description": description,
         "epilog": epilog,
         "formatter_class": argparse.RawDescriptionHelpFormatter,
     }
     if commands is None:
-        return argparse.ArgumentParser(prog=name, **options)
+        return _Parser(prog=name, **options)
     return commands.add_parser(name, help=help, **options)
 
 
@@ -107,7 +120,7 @@ def add_scoring_options(parser: Any) -> None:
     group.add_argument(
         "--seed", type=int, default=0, help="of the noise in the distortions (default: %(default)s)"
     )
-    group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cpu)")
+    add_device_option(group)
     group.add_argument(
         "--threads",
         type=int,
@@ -122,6 +135,17 @@ def add_scoring_options(parser: Any) -> None:
     group.add_argument("--cache-dir", metavar="DIR", help="where fetched checkpoints are kept")
 
 
+def add_device_option(parser: Any) -> None:
+    """``--device``, of every command that computes."""
+    parser.add_argument(
+        "--device",
+        default="auto",
+        metavar="NAME",
+        help="cpu, cuda, cuda:1, mps, ... (default: auto, which is cuda where there is one, else "
+        "mps, else cpu; the summary says which)",
+    )
+
+
 def add_manners(parser: Any, quiet: bool = True) -> None:
     group = parser.add_argument_group("output")
     if quiet:
@@ -130,46 +154,14 @@ def add_manners(parser: Any, quiet: bool = True) -> None:
 
 
 def say_written(paths: Sequence[str], quiet: bool) -> None:
+    """Tell where the results are."""
     if paths and not quiet:
-        print(f"\nWritten to {', '.join(files.shown(path) for path in paths)}")
+        console.say(f"\nWritten to {', '.join(files.shown(path) for path in paths)}")
 
 
 def bar(args: argparse.Namespace) -> Any:
-    """A progress bar over an iterable, unless it is not wanted."""
-    return lambda items, **options: progress(items, quiet=args.quiet, **options)
-
-
-@contextmanager
-def stages(count: int, quiet: bool) -> Iterator[Any]:
-    """A bar of ``count`` stages, moved on by naming the next one."""
-    bar = progress(range(count), quiet=quiet, bar_format="{desc} [{n_fmt}/{total_fmt}, {elapsed}]")
-    if isinstance(bar, range):
-        yield None
-        return
-
-    def stage(name: str) -> None:
-        bar.set_description_str(name, refresh=False)
-        bar.update()
-
-    with bar:
-        yield stage
-
-
-def progress(items: Any, *, quiet: bool = False, **options: Any) -> Any:
-    """``items`` under a progress bar on the terminal's error stream.
-
-    Raises:
-        ImportError: tqdm is missing and a bar is wanted.
-    """
-    if quiet or sys.stderr is None or not sys.stderr.isatty():  # None: closed
-        return items
-    try:
-        from tqdm import tqdm
-    except ImportError as error:
-        raise ImportError(
-            "the progress bar needs tqdm: pip install tqdm (or pass --quiet)"
-        ) from error
-    return tqdm(items, file=sys.stderr, dynamic_ncols=True, **options)
+    """Progress over an iterable, unless it is not wanted."""
+    return lambda items, **options: console.progress(items, quiet=args.quiet, **options)
 
 
 def scorer_of(args: argparse.Namespace) -> MAPSS:
@@ -177,7 +169,6 @@ def scorer_of(args: argparse.Namespace) -> MAPSS:
     from torch_mapss.distortions import DistortionBank
     from torch_mapss.pipeline.mapss import MAPSS
 
-    check_device(args.device)
     banks = [
         DistortionBank(kind, seed=args.seed, size=args.bank_size)
         for kind in ("separation", "match")
@@ -233,20 +224,22 @@ def threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def check_device(device: str | None) -> None:
-    """Refuse a device that is not there, in one sentence.
+def device_of_options(name: str) -> str:
+    """The device that ``--device`` means, in this process: "auto" takes the fastest that is there.
 
     Raises:
         ValueError: no such device.
     """
-    if device is None:
-        return
     import torch
 
+    from torch_mapss.core.devices import best_device
+
+    device = local_device(str(best_device()) if name == "auto" else name)
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
         reason = (str(error).splitlines() or ["unknown"])[0]
         raise ValueError(
-            f"--device {device} cannot be used here ({reason}). Leave it out for the CPU."
+            f"--device {device} cannot be used here ({reason}). Leave it out for what is there."
         ) from None
+    return device

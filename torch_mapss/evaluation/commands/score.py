@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch_mapss.evaluation import files
+from torch_mapss.evaluation import console, files
 from torch_mapss.evaluation.commands.options import (
     CODES,
     FILES,
@@ -14,13 +14,16 @@ from torch_mapss.evaluation.commands.options import (
     OK,
     add_manners,
     add_scoring_options,
+    device_of_options,
     make_parser,
     request_of,
     say_written,
     scorer_of,
-    stages,
     threads,
 )
+
+if TYPE_CHECKING:
+    from torch_mapss.evaluation.report import Report
 
 
 def add_parser(commands: Any) -> None:
@@ -80,9 +83,10 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss score``."""
     _check_outputs(args)
+    args.device = device_of_options(args.device)
     from torch_mapss.evaluation.scorer import evaluate
 
-    with threads(args.threads), stages(3, args.quiet) as stage:
+    with threads(args.threads), console.stages(3, args.quiet) as stage:
         report = evaluate(
             estimates=args.estimates,
             references=args.references,
@@ -94,8 +98,15 @@ def run(args: argparse.Namespace) -> int:
             on_stage=stage,
             **request_of(args)._asdict(),
         )
+    written = _write(report, args)
     if not args.quiet:
-        print(report.summary())
+        console.say(report.summary())
+    say_written(written, args.quiet)
+    return OK
+
+
+def _write(report: Report, args: argparse.Namespace) -> list[str]:
+    """All that was asked for, before anything is printed: where it is."""
     written = []
     if args.out is not None:
         written.append(report.save(args.out))
@@ -103,8 +114,7 @@ def run(args: argparse.Namespace) -> int:
         from torch_mapss.evaluation import plots
 
         written.append(plots.save_figure(report.plot(), _plot_target(args)))
-    say_written(written, args.quiet)
-    return OK
+    return written
 
 
 def _check_outputs(args: argparse.Namespace) -> None:

@@ -1,0 +1,107 @@
+"""What a shell does to a command: closed pipes, full disks, variables of launchers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from separations import environment, leaky, sources, write_all, write_manifest
+
+QUICK = ("--encoder", "mel", "--bank-size", "5")
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes and devices of POSIX")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sources, estimates of them, and a manifest of which one system fails."""
+    place = tmp_path_factory.mktemp("shell")
+    truth = sources(seconds=0.3)
+    write_all(place / "truth", truth)
+    write_all(place / "made", leaky(truth))
+    write_manifest(place / "set", 1, ("good", "bad"))
+    broken = place / "set" / "m0" / "bad" / "a.wav"
+    broken.write_bytes(broken.read_bytes()[:100])
+    return place
+
+
+def score_of(folder: Path) -> list[str]:
+    return [
+        *("score", "--references", *(str(folder / "truth" / f"{k}.wav") for k in "ab")),
+        *("--estimates", *(str(folder / "made" / f"{k}.wav") for k in "ab"), *QUICK),
+    ]
+
+
+def started(arguments: list[str], stdout: int, **env: str) -> tuple[int, str]:
+    """Exit code and error stream of a command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_mapss", *arguments],
+        env=environment(**env),
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        timeout=300,
+    )
+    return done.returncode, done.stderr.decode()
+
+
+def into_a_closed_pipe(arguments: list[str], **env: str) -> tuple[int, str]:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return started(arguments, writer, **env)
+    finally:
+        os.close(writer)
+
+
+# One of the two is quick; both run in the continuous integration.
+BUFFERING = pytest.mark.parametrize("unbuffered", ["1", pytest.param("", marks=pytest.mark.slow)])
+
+
+@BUFFERING
+def test_a_closed_pipe_loses_no_file(folder: Path, tmp_path: Path, unbuffered: str) -> None:
+    out = tmp_path / "o"
+    arguments = [*score_of(folder), "--out", str(out), "--plot"]
+    code, said = into_a_closed_pipe(arguments, PYTHONUNBUFFERED=unbuffered)
+    assert (code, said) == (0, "")
+    names = {path.name for path in out.iterdir()}
+    assert {"scores.csv", "ps.csv", "pm.csv", "report.json", "scores.png"} <= names
+
+
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
+def test_a_closed_pipe_hides_no_failure(folder: Path, tmp_path: Path, unbuffered: str) -> None:
+    arguments = ["evaluate", str(folder / "set" / "manifest.json"), *QUICK]
+    code, said = into_a_closed_pipe(
+        [*arguments, "--out", str(tmp_path / "o")], PYTHONUNBUFFERED=unbuffered
+    )
+    assert code == 1
+    (line,) = said.strip().splitlines()
+    assert line.startswith("torch-mapss: failed: mixture 'm0', system 'bad'")
+    assert (tmp_path / "o" / "summary.csv").exists()
+
+
+@BUFFERING
+@pytest.mark.parametrize("arguments", [["--help"], ["encoders"], ["--version"]])
+def test_words_into_a_closed_pipe(arguments: list[str], unbuffered: str) -> None:
+    assert into_a_closed_pipe(arguments, PYTHONUNBUFFERED=unbuffered) == (0, "")
+
+
+@BUFFERING
+def test_a_full_disk_is_one_line(folder: Path, tmp_path: Path, unbuffered: str) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full")
+    for arguments in (["--help"], ["encoders"], [*score_of(folder), "--out", str(tmp_path / "o")]):
+        with open("/dev/full", "wb") as full:
+            code, said = started(arguments, full.fileno(), PYTHONUNBUFFERED=unbuffered)
+        assert code == 2
+        (line,) = said.strip().splitlines()
+        assert line.startswith("torch-mapss: error: the output cannot be printed: No space left")
+    assert (tmp_path / "o" / "scores.csv").exists()
+
+
+def test_closed_streams_are_no_files_of_ours(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch_mapss", *score_of(folder), "--out", str(tmp_path / "o")]
+    shell = " ".join(f"'{word}'" for word in command) + " >&- 2>&-"
+    assert subprocess.run(["sh", "-c", shell], env=environment(), timeout=300).returncode == 0
+    assert (tmp_path / "o" / "scores.csv").read_text().startswith("source,")
