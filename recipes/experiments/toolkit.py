@@ -241,6 +241,109 @@ def target_scores(
     }
 
 
+FRAME_FIELDS = ("times", "ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
+BOUND_FIELDS = ("ps_radius", "ps_tail", "pm_radius", "pm_tail")
+
+
+class Frames(NamedTuple):
+    """The scored frames of one output."""
+
+    scenario: str
+    mixture: str
+    system: str
+    source: str
+    values: Mapping[str, Any]  # field -> NumPy array (frames,); bounds only if asked for
+
+
+def frame_scores(options: argparse.Namespace, encoder: str, bounds: bool) -> Iterator[Frames]:
+    """Frame scores of every output of a manifest, kept in ``out/frames`` from one run to the next.
+
+    Where a mixture lists no system, its references leak into each other at -10 dB.
+    """
+    mapss = scorer(options, encoder)
+    folder = options.out / "frames"
+    folder.mkdir(parents=True, exist_ok=True)
+    _claim(folder / "settings.json", {**settings_of(options, *_NOT_FRAMES), "bounds": bounds})
+    found = load_mixtures(
+        options.manifest,
+        mapss.sample_rate,
+        seconds=options.seconds,
+        limit=options.mixtures,
+        systems=True,
+    )
+    for mixture in progress(list(found), f"{encoder}, mixtures"):
+        outputs = _outputs(mixture)
+        names = {
+            key: folder / f"{_safe(encoder, mixture.name, *map(str, key))}.npz" for key in outputs
+        }
+        bank = None
+        for (system, place), output in outputs.items():
+            path = names[system, place]
+            if not path.exists():
+                bank = mapss.prepare(mixture.references[None]) if bank is None else bank
+                _keep(path, _scored_frames(mapss, bank, output, place, options.every, bounds))
+            values = _load(path)
+            yield Frames(mixture.scenario, mixture.name, system, mixture.sources[place], values)
+
+
+_NOT_FRAMES = ("encoders", "mixtures", "bins", "draws")
+
+
+def _outputs(mixture: Mixture) -> dict[tuple[str, int], Tensor]:
+    found = {
+        (system, place): output
+        for system, given in mixture.systems.items()
+        if not system.startswith("control:")
+        for place, output in enumerate(given)
+        if output is not None
+    }
+    if found:
+        return found
+    leak = mixture.references + 10 ** (-10 / 20) * mixture.references.roll(1, 0)
+    return {("leaking", place): leak[place] for place in range(len(leak))}
+
+
+def _safe(*parts: str) -> str:
+    return "__".join("".join(c if c.isalnum() or c in "-+." else "_" for c in p) for p in parts)
+
+
+@torch.no_grad()
+def _scored_frames(
+    mapss: MAPSS, bank: ReferenceBank, output: Tensor, place: int, every: int, bounds: bool
+) -> dict[str, Tensor]:
+    count = frames_of(bank, every)
+    if bounds:
+        found = mapss.bounds(output[None, None], bank, attributed=(place,), frames=count)
+        scores = found.scores
+        assert scores is not None  # the convention of the scores is that of the bounds
+    else:
+        scores = mapss(output[None, None], bank, attributed=(place,), frames=count)
+    active = scores.active[0, 0]
+    values = {name: getattr(scores, name)[..., :].reshape(-1)[active] for name in FRAME_FIELDS}
+    if bounds:
+        pairs = (("ps", found.ps), ("pm", found.pm))
+        for measure, bound in pairs:
+            values[f"{measure}_radius"] = bound.radius[0, 0][active]
+            values[f"{measure}_tail"] = bound.tail[0, 0][active]
+    return values
+
+
+def _keep(path: Path, values: Mapping[str, Tensor]) -> None:
+    import numpy as np
+
+    part = path.with_name(f".{path.name}.part")
+    with open(part, "wb") as file:
+        np.savez_compressed(file, **{k: v.float().cpu().numpy() for k, v in values.items()})
+    os.replace(part, path)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    import numpy as np
+
+    with np.load(path) as stored:
+        return {name: stored[name].astype(float) for name in stored.files}
+
+
 # ------------------------------------------------------------------------------------------------
 # Rows that survive a kill
 # ------------------------------------------------------------------------------------------------
@@ -416,6 +519,17 @@ def write_page(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table of rows that have the same columns."""
+    import io
+
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(rows[0] if rows else ())
+    writer.writerows([_cell(value) for value in row.values()] for row in rows)
+    write_page(path, buffer.getvalue())
+
+
 def new_figure(width: float, height: float) -> Any:
     """An empty figure of so many inches, without pyplot."""
     from matplotlib.figure import Figure
@@ -427,3 +541,65 @@ def save_figure(figure: Any, path: Path) -> None:
     """Write a figure as PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
+
+
+# ------------------------------------------------------------------------------------------------
+# Correlation with ratings
+# ------------------------------------------------------------------------------------------------
+
+
+def correlations(
+    rows: Iterable[Mapping[str, str]],
+    ratings: Path,
+    *,
+    measures: Sequence[str] = MEASURES,
+    sources: Mapping[str, str] | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """SRCC and PCC, over the systems of a track and source, averaged: no intervals.
+
+    Args:
+        rows: of `Rows`, with ``mixture``, ``system``, ``source`` and the measures.
+        ratings: the table of ``torch-mapss correlate``.
+        measures: the columns to correlate.
+        sources, columns: as there.
+
+    Returns:
+        (scenario, question, measure) -> row of ``correlations.csv``.
+    """
+    from torch_mapss.evaluation.correlate import Options, correlate_stimuli
+    from torch_mapss.evaluation.ratings import Scored, join, load_ratings
+
+    outputs = [
+        Scored(
+            row["mixture"],
+            row["system"],
+            row["source"],
+            {name: float(row[name] or "nan") for name in measures},
+            {},
+        )
+        for row in rows
+    ]
+    joined = join(outputs, load_ratings(ratings, columns), sources=sources)
+    found = correlate_stimuli(joined, measures, Options(draws=0))
+    return {
+        (row["scenario"], row["question"], row["measure"]): row
+        for row in found.rows
+        if row["pooling"] == "per_track"
+    }
+
+
+def add_ratings(made: argparse.ArgumentParser, required: bool) -> None:
+    """Options that say what listeners said."""
+    group = made.add_argument_group("ratings")
+    group.add_argument("--ratings", type=Path, required=required, help="CSV file")
+    group.add_argument("--columns", nargs="+", type=pair, default=[], metavar="COLUMN=NAME")
+    group.add_argument("--source-map", nargs="+", type=pair, default=[], metavar="FOUND=RATED")
+
+
+def pair(text: str) -> tuple[str, str]:
+    """``a=b`` as two words."""
+    one, sign, other = text.partition("=")
+    if not (one and sign and other):
+        raise argparse.ArgumentTypeError(f"expected NAME=NAME, got {text!r}")
+    return one, other

@@ -17,6 +17,11 @@ each [sec:propagate_ci_to_corr]. Printed formulas that cannot be right are put r
   largest (or least), and t_i is at most 1 + the number of such pairs of i. That is the radius: no
   bias within b can move ρ farther, ties included. Trying only ±b, as printed, misses most swaps.
   Half-width: the c quantile of the change under Gaussian jitter [eq:srcc_hw].
+
+That is ``convention="derived"``. ``"paper"`` has the radii and the SRCC's half-width as printed, to
+be compared with its tables: b centred in [eq:pcc_bias], ±b alone in [eq:srcc_bias], and in
+[eq:srcc_hw] the c* = (1 + c)/2 quantile, which is that of a one-sided change. (The gradient has
+both vectors centred here too: as printed it is none.)
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from torch_mapss.bounds.frames import check_confidence
 from torch_mapss.core import checks
 
 METHODS = ("pearson", "spearman")
+CONVENTIONS = ("derived", "paper")
 # Jittered ranks of this many numbers are held at once.
 _BLOCK = 2**22
 
@@ -184,6 +190,7 @@ def correlation_bounds(
     confidence: float = 0.95,
     method: str = "pearson",
     *,
+    convention: str = "derived",
     draws: int = 10_000,
     seed: int = 0,
     undefined: str = "warn",
@@ -202,6 +209,8 @@ def correlation_bounds(
         ratings: (..., Q) listener ratings; NaN where there is none.
         confidence: of the half-widths that come in and go out, in (0, 1).
         method: ``"pearson"`` or ``"spearman"``.
+        convention: ``"derived"``, or ``"paper"`` as printed: see the notes above. Its radii are
+            shorter than what biases within b can do, and nothing caps them.
         draws: of the jitter (SRCC). More is steadier and slower; the paper takes 10⁴.
         seed: of the jitter; the same draws serve every trial.
         undefined: as for :func:`pearson`.
@@ -216,6 +225,8 @@ def correlation_bounds(
     """
     check_confidence(confidence)
     checks.check_choice(method, "method", METHODS)
+    checks.check_choice(convention, "convention", CONVENTIONS)
+    printed = convention == "paper"
     draws, seed = checks.check_whole(draws, "draws", 1), checks.check_seed(seed)
     x, m, present = _paired(scores, ratings)
     b, h = (_bounds_of(v, n, present) for v, n in ((radii, "radii"), (half_widths, "half_widths")))
@@ -223,15 +234,20 @@ def correlation_bounds(
     if method == "pearson":
         value = _pearson(x, m, present)
         gradient = pearson_gradient(x, m, present)
-        radius = torch.linalg.vector_norm(gradient, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
+        size = _centred(b, present) if printed else b
+        radius = torch.linalg.vector_norm(gradient, dim=-1) * torch.linalg.vector_norm(size, dim=-1)
         width = torch.linalg.vector_norm(gradient * h, dim=-1)
     else:
         value = _pearson(_ranks(x, present), _ranks(m, present), present)
-        radius = spearman_radius(x, m, b, present)
+        shift = _printed_spearman_radius if printed else spearman_radius
+        radius = shift(x, m, b, present)
         scale = h / normal_quantile(confidence)
-        width = _jittered_width(x, m, scale, present, value, confidence, draws, seed)
-    farthest = 1.0 + value.abs()  # to -1 or 1, whatever the first order says
-    parts = value, torch.minimum(radius, farthest), torch.minimum(width, farthest)
+        level = (1.0 + confidence) / 2.0 if printed else confidence
+        width = _jittered_width(x, m, scale, present, value, level, draws, seed)
+    if not printed:
+        farthest = 1.0 + value.abs()  # to -1 or 1, whatever the first order says
+        radius, width = torch.minimum(radius, farthest), torch.minimum(width, farthest)
+    parts = value, radius, width
     value, radius, width = (torch.where(defined, part, torch.nan) for part in parts)
     return CorrelationBounds(value, radius, width, radius + width, present.sum(-1))
 
@@ -284,6 +300,14 @@ def spearman_radius(x: Tensor, m: Tensor, b: Tensor, present: Tensor) -> Tensor:
     return torch.maximum(highest - value, value - lowest).clamp(min=0.0)
 
 
+def _printed_spearman_radius(x: Tensor, m: Tensor, b: Tensor, present: Tensor) -> Tensor:
+    """The larger change of SRCC where all scores rise, or all fall, by their b [eq:srcc_bias]."""
+    ratings = _ranks(m, present)
+    value = _pearson(_ranks(x, present), ratings, present)
+    moved = [_pearson(_ranks(x + sign * b, present), ratings, present) for sign in (1.0, -1.0)]
+    return torch.maximum(*((one - value).abs() for one in moved))
+
+
 def _rank_norm(others: Tensor, present: Tensor) -> Tensor:
     """D (...) for t_i - 1 = ``others`` (..., Q) systems at the rank of i."""
     q = present.sum(-1).double()
@@ -305,11 +329,11 @@ def _jittered_width(
     scale: Tensor,
     present: Tensor,
     value: Tensor,
-    confidence: float,
+    level: float,
     draws: int,
     seed: int,
 ) -> Tensor:
-    """[eq:srcc_hw] with the c quantile of the absolute change."""
+    """[eq:srcc_hw]: the quantile at ``level`` of the absolute change."""
     generator = torch.Generator("cpu").manual_seed(seed)
     normal = torch.randn(draws, x.shape[-1], generator=generator, dtype=torch.float64)
     normal = normal.to(x.device).reshape(draws, *[1] * (x.ndim - 1), x.shape[-1])
@@ -318,7 +342,7 @@ def _jittered_width(
     for jitter in normal.split(max(1, _BLOCK // max(x.numel(), 1))):
         moved = _ranks(x + jitter * scale, present.expand(len(jitter), *present.shape))
         changes.append((_pearson(moved, rating, present) - value).abs())
-    return quantile(torch.cat(changes), confidence)
+    return quantile(torch.cat(changes), level)
 
 
 # --------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch_mapss.evaluation.commands.options import (
 COMMANDS = (
     "score",
     "evaluate",
+    "correlate",
     "demo",
     "encoders",
 )

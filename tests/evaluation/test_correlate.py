@@ -1,0 +1,463 @@
+"""Scores against ratings: the statistics, the joining, the files, the command."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from torch_mapss.evaluation import association
+from torch_mapss.evaluation.association import Cell, Data, usable
+from torch_mapss.evaluation.correlate import Correlation, Options, correlate, correlate_stimuli
+from torch_mapss.evaluation.ratings import (
+    Joined,
+    Rating,
+    Ratings,
+    Scored,
+    Stimulus,
+    join,
+    load_ratings,
+    match_names,
+)
+
+QUESTIONS = ("interference", "quality")
+
+
+def made_up(tracks: int, systems: int, seed: int = 0, sources: int = 1) -> Data:
+    """Scores that follow ratings, more or less; with ties in both."""
+    rng = np.random.default_rng(seed)
+    count = tracks * sources * systems
+    ratings = rng.integers(0, 9, count).astype(float)
+    scores = np.round(ratings + rng.normal(0, 3, count))
+    unit = np.repeat(np.arange(tracks * sources), systems)
+    return Data(scores, ratings, unit, unit // sources)
+
+
+# ------------------------------------------------------------------------------------------------
+# Correlations
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "reference"), [("srcc", "spearmanr"), ("pcc", "pearsonr")])
+def test_correlations_are_scipys(method, reference):
+    data = made_up(6, 5, sources=2)
+    by_hand = [
+        getattr(stats, reference)(data.scores[data.unit == u], data.ratings[data.unit == u])[0]
+        for u in range(12)
+    ]
+    assert Cell(data, "per_track", method).value == pytest.approx(np.mean(by_hand), rel=1e-12)
+    whole = getattr(stats, reference)(data.scores, data.ratings)[0]
+    assert Cell(data, "pooled", method).value == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize("pooling", association.POOLINGS)
+@pytest.mark.parametrize("method", association.METHODS)
+def test_weights_of_tracks_are_tracks_that_occur_so_often(pooling, method):
+    data, counts = made_up(4, 6, seed=3), np.array([2, 0, 1, 3])
+    weighted = Cell(data, pooling, method).weighted(counts.astype(float), np.arange(4))
+    copies = [np.flatnonzero(data.track == t) for t in np.repeat(np.arange(4), counts)]
+    place = np.concatenate(copies)
+    unit = np.repeat(np.arange(len(copies)), 6)
+    again = Data(data.scores[place], data.ratings[place], unit, unit)
+    assert float(weighted) == pytest.approx(Cell(again, pooling, method).value, rel=1e-12)
+
+
+def test_units_without_enough_to_compare_do_not_count():
+    data = made_up(4, 4, seed=1)
+    data.scores[:2] = math.nan  # two of track 0 are left
+    data.scores[4:8] = 0.0  # a measure that says the same of all
+    kept = usable(data, "per_track")
+    assert sorted(set(kept.track)) == [2, 3]
+    assert len(usable(data, "pooled").scores) == 14
+    nothing = usable(made_up(1, 2), "per_track")
+    found = association.estimate(Cell(nothing, "per_track", "srcc"))
+    assert all(math.isnan(v) for v in (found.value, found.low, found.high, found.p))
+    assert "3 systems" in found.reason
+
+
+def test_a_measure_that_says_the_same_of_all_is_undefined_when_pooled():
+    data = made_up(3, 4)
+    data.scores[:] = 0.1 + 0.2
+    for method in association.METHODS:
+        assert math.isnan(Cell(data, "pooled", method).value)
+
+
+# ------------------------------------------------------------------------------------------------
+# Intervals and p-values
+# ------------------------------------------------------------------------------------------------
+
+
+def test_intervals_resample_tracks():
+    data = made_up(12, 5, seed=5, sources=2)
+    cell = Cell(data, "per_track", "srcc")
+    found = association.estimate(cell, draws=4000, seed=1)
+    means = cell.values.reshape(12, 2).mean(1)  # both sources of a track go together
+    expected = stats.bootstrap(
+        (means,), np.mean, n_resamples=4000, method="BCa", rng=np.random.default_rng(7)
+    ).confidence_interval
+    assert found.low == pytest.approx(expected.low, abs=0.02)
+    assert found.high == pytest.approx(expected.high, abs=0.02)
+    assert found.low < found.value < found.high
+    assert found.reason == ""
+
+
+def test_one_track_has_no_interval_and_says_why():
+    found = association.estimate(Cell(made_up(1, 6), "per_track", "srcc"))
+    assert math.isfinite(found.value)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert found.reason.startswith("one track")
+    few = association.estimate(Cell(made_up(4, 6), "per_track", "srcc"))
+    assert few.reason == "4 tracks: interval approximate"
+
+
+def test_tracks_that_agree_have_an_interval_of_no_width():
+    ratings = np.tile([1.0, 2.0, 3.0, 4.0], 5)
+    unit = np.repeat(np.arange(5), 4)
+    found = association.estimate(Cell(Data(2 * ratings, ratings, unit, unit), "per_track", "pcc"))
+    assert (found.value, found.low, found.high) == (1.0, 1.0, 1.0)
+
+
+def test_intervals_cover_what_they_are_of():
+    """Tracks whose correlation is drawn about 0.5: nine in ten 90 % intervals hold the mean."""
+    rng, hits = np.random.default_rng(0), 0
+    for trial in range(120):
+        cell = Cell(made_up(20, 6, seed=trial), "per_track", "srcc")
+        cell.values = 0.5 + rng.uniform(-0.5, 0.5, 20)
+        found = association.estimate(cell, confidence=0.9, draws=300, seed=trial)
+        hits += found.low <= 0.5 <= found.high
+    assert 0.82 * 120 <= hits <= 0.97 * 120
+
+
+def test_p_of_permutations_is_that_of_all_of_them():
+    x, m = np.array([1.0, 2.0, 3.0, 4.0, 6.0]), np.array([2.0, 1.0, 4.0, 3.0, 5.0])
+    unit = np.zeros(5, dtype=int)
+    cell = Cell(Data(x, m, unit, unit), "per_track", "pcc")
+    every = [np.corrcoef(x, m[list(order)])[0, 1] for order in itertools.permutations(range(5))]
+    exact = np.mean(np.abs(every) >= abs(cell.value) - 1e-12)
+    found = association.permutation_p(cell, draws=20000)
+    assert found == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 20000))
+    assert association.permutation_p(cell, draws=3) >= 0.25  # never 0
+
+
+@pytest.mark.parametrize("pooling", association.POOLINGS)
+def test_p_is_uniform_where_nothing_is_to_be_found(pooling):
+    rng, found = np.random.default_rng(2), []
+    for _ in range(300):
+        unit = np.repeat(np.arange(4), 5)
+        data = Data(rng.normal(size=20), rng.normal(size=20), unit, unit)
+        found.append(association.permutation_p(Cell(data, pooling, "srcc"), draws=199))
+    assert stats.kstest(found, "uniform").pvalue > 1e-3
+    assert np.mean(np.array(found) <= 0.05) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)
+
+
+def test_holm_by_hand():
+    assert association.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    found = association.holm([0.5, math.nan, 0.02])
+    assert found[2] == pytest.approx(0.04)
+    assert math.isnan(found[1])
+    assert found[0] == 0.5
+
+
+def test_differences_are_paired():
+    good = made_up(12, 5, seed=8)
+    rng = np.random.default_rng(1)
+    bad = good._replace(scores=good.scores + rng.normal(0, 6, len(good.scores)))
+    value, low, high, tracks = association.difference(good, bad, "per_track", "srcc")
+    cells = [Cell(data, "per_track", "srcc") for data in (good, bad)]
+    assert value == pytest.approx(cells[0].value - cells[1].value)
+    assert low < value < high
+    assert tracks == 12
+    same = association.difference(good, good, "pooled", "pcc")
+    assert same == (0.0, 0.0, 0.0, 12)
+    bad.scores[bad.track < 4] = math.nan  # compared on what both have
+    value, *_, tracks = association.difference(good, bad, "per_track", "srcc")
+    left = [c.values[c.unit_track >= 4].mean() for c in cells]
+    assert tracks == 8
+    assert value == pytest.approx(left[0] - left[1])
+
+
+# ------------------------------------------------------------------------------------------------
+# Joining
+# ------------------------------------------------------------------------------------------------
+
+
+def rating(system: str, source: str = "vocals", value: float = 50.0, **more: Any) -> Rating:
+    given = {"track": "t", "question": "q", "scenario": "all", "is_system": True, **more}
+    return Rating(system=system, source=source, value=value, **given)
+
+
+def output(system: str, source: str = "vocals", track: str = "t") -> Scored:
+    return Scored(track, system, source, {"ps": 0.5}, {})
+
+
+def test_names_of_sources_meet():
+    assert match_names(["a", "b"], ["b", "a"], {}) == ({"a": "a", "b": "b"}, {})
+    pairs, guessed = match_names(["ref_bass", "ref_drums"], ["drums", "bass"], {})
+    assert pairs == guessed == {"ref_bass": "bass", "ref_drums": "drums"}
+    assert match_names(["ref"], ["vocals"], {}) == ({"ref": "vocals"}, {"ref": "vocals"})
+    assert match_names(["x", "y"], ["u", "v"], {}) == ({}, {})  # no guess among several
+    assert match_names(["x", "y"], ["u", "v"], {"x": "v"})[0] == {"x": "v", "y": "u"}
+    assert match_names(["bass", "ref_bass"], ["bass"], {}) == ({"bass": "bass"}, {})
+
+
+def test_controls_are_left_out_unless_asked_for():
+    ratings = Ratings((rating("A"), rating("ref", is_system=False)), True, 0)
+    outputs = [output("A"), output("control:ref")]
+    assert [s.system for s in join(outputs, ratings).stimuli] == ["A"]
+    both = join(outputs, ratings, controls=True)
+    assert [s.system for s in both.stimuli] == ["A", "ref"]
+    plain = Ratings((rating("A"), rating("ref")), False, 0)  # a table without roles
+    assert [s.system for s in join(outputs, plain).stimuli] == ["A"]
+
+
+def test_what_does_not_meet_is_told():
+    ratings = Ratings((rating("A"), rating("B")), True, 2)
+    joined = join([output("A", "ref")], ratings)
+    assert joined.notes == (
+        "source 'ref' of the results taken as 'vocals' in 1 track(s); say otherwise with "
+        "--source-map",
+        "1 of 2 ratings have no scored output, e.g. track 't', source 'vocals', system 'B'",
+        "2 rows repeated a stimulus and question, and were averaged",
+    )
+    with pytest.raises(ValueError, match=r"tracks 'u'.*ratings tracks 't'.*--source-map"):
+        join([output("A", track="u")], ratings)
+
+
+def test_tables_of_ratings_are_read_and_refused(tmp_path):
+    path = tmp_path / "r.csv"
+    path.write_text("item,system,mos\nx,control:ref,5\nx,A,3\nx,A,4\n")
+    found = load_ratings(path, {"track": "item", "rating": "mos"})
+    assert [(r.track, r.system, r.value) for r in found.rows] == [
+        ("x", "ref", 5.0),
+        ("x", "A", 3.5),
+    ]
+    assert not found.has_roles
+    assert found.averaged == 1
+    for text, columns, said in (
+        ("item,system,mos\nx,A,3\n", None, r"lacks the column\(s\) mean_rating, track"),
+        ("track,system,mean_rating\nx,A,good\n", None, r"line 2: mean_rating must be a number"),
+        ("track,system,mean_rating\n", None, "holds no rating"),
+        ("track,system,mean_rating\nx,A,1\n", {"trck": "a"}, "columns must be of"),
+        ("track,system,mean_rating\nx,A,1\n", {"scenario": "z"}, r"lacks the column\(s\) z"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            load_ratings(path, columns)
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_ratings(tmp_path / "none.csv")
+
+
+# ------------------------------------------------------------------------------------------------
+# All together
+# ------------------------------------------------------------------------------------------------
+
+
+def stimuli(tracks: int = 12, systems: int = 5, bounds: bool = True) -> tuple[Stimulus, ...]:
+    rng, found = np.random.default_rng(4), []
+    for track, system in itertools.product(range(tracks), range(systems)):
+        true = rng.uniform(0, 100)
+        scores = {"ps": true / 100 + rng.normal(0, 0.1), "log_pm": -true, "pesq": rng.normal()}
+        error = {"ps": (0.02, 0.05)} if bounds else {}
+        for question, value in zip(QUESTIONS, (true, 100 - true)):
+            names = ("all", question, f"t{track}", "vocals", f"s{system}")
+            found.append(Stimulus(*names, value, scores, error))
+    return tuple(found)
+
+
+def cells(found: Correlation, **wanted: str) -> dict[str, Any]:
+    (row,) = (r for r in found.rows if all(r[k] == v for k, v in wanted.items()))
+    return row
+
+
+def test_every_measure_meets_every_question():
+    found = correlate_stimuli(Joined(stimuli(), ()), None, Options(draws=200))
+    assert len(found.rows) == 2 * 3 * 2
+    row = cells(found, question="quality", measure="log_pm", pooling="per_track")
+    assert row["srcc"] == row["pcc"] == pytest.approx(1.0)
+    assert row["p"] == pytest.approx(1 / 201)
+    assert row["p_holm"] == pytest.approx(3 / 201)
+    row = cells(found, question="interference", measure="log_pm", pooling="pooled")
+    assert row["srcc"] == pytest.approx(-1.0)
+    assert (row["tracks"], row["stimuli"]) == (12, 60)
+    assert math.isnan(row["srcc_radius"])  # no bounds of it
+    pairs = {(r["measure_a"], r["measure_b"]) for r in found.differences}
+    assert pairs == {("ps", "log_pm"), ("ps", "pesq"), ("log_pm", "pesq")}
+    with pytest.raises(ValueError, match="no stoi in the results"):
+        correlate_stimuli(Joined(stimuli(), ()), ["stoi"])
+
+
+def simulated(data: Data, half: float, method: str, draws: int = 10_000) -> float:
+    """95 % half-width of the mean correlation where scores jitter: NumPy alone."""
+    rng, z = np.random.default_rng(11), stats.norm.ppf(0.975)
+    widths = []
+    for unit in np.unique(data.unit):
+        here = data.unit == unit
+        x, m = data.scores[here], data.ratings[here]
+        moved = x + rng.normal(0, half / z, (draws, len(x)))
+        if method == "srcc":
+            moved, x, m = (stats.rankdata(v, axis=-1) for v in (moved, x, m))
+        value = np.corrcoef(x, m)[0, 1]
+        centred = moved - moved.mean(-1, keepdims=True)
+        m = m - m.mean()
+        jittered = centred @ m / np.linalg.norm(centred, axis=-1) / np.linalg.norm(m)
+        change = jittered - value
+        if method == "srcc":
+            widths.append(np.quantile(np.abs(change), 0.95))
+        else:
+            widths.append(z * change.std())
+    return math.sqrt(np.square(widths).sum()) / len(widths)
+
+
+@pytest.mark.parametrize(("method", "tolerance"), [("srcc", 0.05), ("pcc", 0.15)])
+def test_half_widths_are_those_of_jittered_scores(method, tolerance):
+    given = stimuli(tracks=6)
+    found = correlate_stimuli(Joined(given, ()), ["ps"], Options(draws=0))
+    row = cells(found, question="quality", measure="ps", pooling="per_track")
+    here = [s for s in given if s.question == "quality"]
+    unit = np.repeat(np.arange(6), 5)
+    data = Data(
+        np.array([s.scores["ps"] for s in here]), np.array([s.rating for s in here]), unit, unit
+    )
+    # PCC's is of first order: 15 % off where jitter is not small.
+    assert row[f"{method}_half_width"] == pytest.approx(
+        simulated(data, 0.05, method), rel=tolerance
+    )
+
+
+def test_radii_follow_the_convention():
+    rows = [
+        cells(
+            correlate_stimuli(
+                Joined(stimuli(6, 9), ()), ["ps"], Options(draws=0, convention=convention)
+            ),
+            question="quality",
+            pooling="per_track",
+        )
+        for convention in ("derived", "paper")
+    ]
+    # All biases are equal here: printed, they cancel; in truth each may have its own sign.
+    assert rows[1]["srcc_radius"] == 0.0
+    assert rows[1]["pcc_radius"] == pytest.approx(0.0, abs=1e-12)
+    assert rows[0]["pcc_radius"] > 0.01
+    assert rows[1]["srcc_half_width"] > rows[0]["srcc_half_width"]  # c* against c
+
+
+def test_sources_of_a_track_widen_the_half_width_by_their_correlation():
+    two = [
+        s._replace(source=source)
+        for s in stimuli(tracks=4)
+        for source in ("vocals", "drums")
+        if s.question == "quality"
+    ]
+    found = [
+        cells(
+            correlate_stimuli(
+                Joined(tuple(two), ()), ["ps"], Options(draws=0, source_correlation=rho)
+            ),
+            pooling="per_track",
+        )["pcc_half_width"]
+        for rho in (0.0, 1.0)
+    ]
+    assert found[1] == pytest.approx(math.sqrt(2) * found[0])
+
+
+# ------------------------------------------------------------------------------------------------
+# Files and the command
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A results folder and ratings of made-up stimuli."""
+    results, ratings = tmp_path / "results", tmp_path / "ratings.csv"
+    results.mkdir()
+    names = ["mixture_id", "system", "source", "source_index", "ps", "log_pm", "status"]
+    names += ["ps_radius", "ps_tail"]
+    with open(results / "scores.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(names)
+        for s in stimuli():
+            if s.question == "quality":
+                line = [s.track, s.system, "ref", 0, s.scores["ps"], s.scores["log_pm"], "ok"]
+                writer.writerow([*line, 0.02, 0.05])
+        writer.writerow(["t0", "broken", "ref", 0, "nan", "nan", "failed", "", ""])
+    with open(ratings, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["track", "source", "system", "question", "role", "mean_rating"])
+        for s in stimuli():
+            writer.writerow([s.track, s.source, s.system, s.question, "system", s.rating])
+    return results, ratings
+
+
+def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
+    results, ratings = files
+    rivals = tmp_path / "rivals.csv"
+    with open(rivals, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["mixture_id", "system", "source_index", "source", "pesq"])
+        for s in stimuli():
+            writer.writerow([s.track, s.system, 0, "ref", s.scores["pesq"]])
+    found = correlate(results, ratings, rivals=[rivals], draws=100)
+    assert list(found.labels) == ["ps", "log_pm", "pesq"]
+    again = correlate_stimuli(Joined(stimuli(), ()), None, Options(draws=100))
+    for one, other in zip(found.rows, again.rows):
+        for name in ("srcc", "pcc", "srcc_low", "p", "pcc_radius", "srcc_half_width"):
+            assert one[name] == pytest.approx(other[name], nan_ok=True)
+    out = Path(found.save(tmp_path / "new" / "out"))
+    with open(out / "correlations.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["question"], r["measure"], r["pooling"]) for r in rows] == [
+        (r["question"], r["measure"], r["pooling"]) for r in found.rows
+    ]
+    assert float(rows[0]["srcc"]) == pytest.approx(found.rows[0]["srcc"])
+    page = (out / "correlations.md").read_text(encoding="utf-8")
+    assert "## quality" in page
+    assert "| PS radius |" in page
+    assert "source 'ref' of the results taken as 'vocals' in 12 track(s)" in page
+    tex = (out / "correlations_quality.tex").read_text(encoding="utf-8")
+    assert tex.count(r"\\") == 2 + 3
+    assert "100.0\\%" in tex
+    for question in QUESTIONS:
+        assert (out / f"correlations_{question}.png").stat().st_size > 5000
+    with open(out / "stimuli.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 120
+    assert "log PM" in found.summary()
+
+
+def test_results_that_are_none_are_refused(files, tmp_path):
+    _, ratings = files
+    with pytest.raises(ValueError, match=r"scores\.csv.*torch-mapss evaluate"):
+        correlate(tmp_path / "nothing", ratings)
+    for settings in ({"convention": "printed"}, {"draws": -1}, {"source_correlation": 2.0}):
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            correlate(files[0], ratings, **settings)
+
+
+def test_the_command(files, tmp_path):
+    results, ratings = files
+    arguments = ["correlate", str(results), str(ratings), "--out", str(tmp_path / "c")]
+    made = subprocess.run(
+        [sys.executable, "-m", "torch_mapss", *arguments, "--draws", "50", "--convention", "paper"],
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr
+    assert "interference" in made.stdout
+    assert "95 % interval over tracks" in made.stdout
+    assert (tmp_path / "c" / "correlations.csv").exists()
+    wrong = subprocess.run(
+        [sys.executable, "-m", "torch_mapss", *arguments, "--columns", "track=item"],
+        capture_output=True,
+        text=True,
+    )
+    assert wrong.returncode == 2
+    assert "lacks the column(s) item" in wrong.stderr
