@@ -12,8 +12,10 @@ package makes those copies, thirteen families of them, from the loudness-normali
 
 What lives where:
 
-- ``records``: `Distortion` (one member) and `Distorted` (what a bank returns).
-- ``bank``: `DistortionBank`, which selects, seeds, masks and calls the members.
+- ``records``: `Distortion` (one member), `Distorted` (what a bank returns) and `Measured` (what it
+  must know of a whole signal to distort pieces of it alike).
+- ``bank``: `DistortionBank`; ``selection`` chooses its members, ``apply`` calls them, those of one
+  formula together; ``philox`` draws their noise by place.
 - ``traits``: what PM's column measures on the reference (A_RMS, A_95, peaks, quantiles).
 - ``filters`` (notch, lowpass, highpass), ``echoes`` (comb, reverb, echo), ``additive`` (noise,
   tone), ``dynamics`` (tremolo, gate, clipping), ``pitch`` (pitch, vibrato): the families. Each
@@ -26,19 +28,21 @@ What lives where:
 from __future__ import annotations
 
 from torch_mapss.distortions.additive import add_noise, add_tone
-from torch_mapss.distortions.bank import FAMILIES, DistortionBank
+from torch_mapss.distortions.bank import DistortionBank
 from torch_mapss.distortions.dynamics import clip, gate, tremolo
 from torch_mapss.distortions.echoes import comb, echo, reverberate
 from torch_mapss.distortions.filters import highpass, lowpass, notch
 from torch_mapss.distortions.leakage import add_leakage
 from torch_mapss.distortions.pitch import shift_pitch, vibrato
-from torch_mapss.distortions.records import Distorted, Distortion
+from torch_mapss.distortions.records import Distorted, Distortion, Measured
+from torch_mapss.distortions.selection import FAMILIES
 
 __all__ = [
     "FAMILIES",
     "Distorted",
     "Distortion",
     "DistortionBank",
+    "Measured",
     "add_leakage",
     "add_noise",
     "add_tone",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_mapss.distortions.records import Distortion
-from torch_mapss.distortions.signal import fast_length, frequencies, root_mean_square
+from torch_mapss.distortions.signal import beside, clock, fast_length, root_mean_square
 from torch_mapss.distortions.traits import HIGHEST, Scaled
 
 LOWEST_NOISE = 20.0
@@ -18,86 +21,175 @@ be a drift below 1 Hz, its audible level falling as the clip gets longer, at the
 COLORS = {"white": 0, "pink": 1, "brown": 2}
 """Exponent b of the power spectrum 1/f^b."""
 
+COLORING = 0.5
+"""Seconds of the filter that colours noise: the lower edge of its band is some ±4 Hz wide."""
+
+PIECE = 2**20  # samples of noise at a time where only its power is wanted
+
 
 def add_noise(
     waveform: Tensor,
     sample_rate: int,
     *,
-    snr: float,
+    snr: float | Tensor,
     exponent: float,
-    noise: Callable[[int], Tensor],
+    noise: Callable[..., Tensor],
+    start: int = 0,
+    whole: Tensor | None = None,
 ) -> Tensor:
     """Add noise with power spectrum 1/f^exponent at a signal-to-noise ratio.
 
-    The ratio is that of the powers over the whole waveform. Noise of different length is different
-    noise, not a prefix: it is shaped in the frequency domain as a whole. Silence stays silent.
+    The ratio is that of the powers over the whole signal. The noise is white noise through a filter
+    of one length, so that every sample of it depends on its place alone: a longer signal's noise
+    begins with a shorter one's. Silence stays silent.
 
     Args:
         waveform: (..., S, T).
         sample_rate: In Hz.
-        snr: In dB.
+        snr: In dB; a number or (p, 1) on the CPU.
         exponent: 0 white, 1 pink, 2 brown; coloured noise has no content below 20 Hz.
-        noise: From a length to standard normal numbers (S, length).
+        noise: From a length and a first place to standard normal numbers (S, length), or
+            (S, p, length).
+        start: Place of the first sample in its signal.
+        whole: (..., S, 1) or (..., S, p, 1) gain of the noise, see `noise_gain`; measured on
+            `waveform` by default.
 
     Returns:
-        (..., S, T).
+        (..., S, T), or (..., S, p, T).
     """
-    added = colored(noise, waveform.shape[-1], sample_rate, exponent)
-    ratio = root_mean_square(waveform) / root_mean_square(added)
-    return waveform + added * (ratio * 10 ** (-snr / 20))
+    added = colored(noise, waveform.shape[-1], sample_rate, exponent, start)
+    if whole is None:
+        whole = _gain(waveform, snr, root_mean_square(added))
+    return waveform + added * whole
+
+
+def noise_gain(
+    waveform: Tensor,
+    sample_rate: int,
+    *,
+    snr: float | Tensor,
+    exponent: float,
+    noise: Callable[..., Tensor],
+) -> Tensor:
+    """What `add_noise` multiplies noise by on a whole signal, found in pieces of bounded memory.
+
+    Args:
+        waveform: (..., S, T), the whole.
+        sample_rate, snr, exponent, noise: As for `add_noise`.
+
+    Returns:
+        (..., S, 1), or (..., S, p, 1).
+    """
+    energy: Tensor | float = 0.0
+    length = waveform.shape[-1]
+    for start in range(0, length, PIECE):
+        size = min(PIECE, length - start)
+        piece = colored(noise, size, sample_rate, exponent, start)
+        energy = energy + size * piece.square().mean(-1, keepdim=True)
+    return _gain(waveform, snr, torch.as_tensor(energy / length).sqrt())
+
+
+def _gain(waveform: Tensor, snr: float | Tensor, level: Tensor) -> Tensor:
+    ratio = beside(waveform, 10 ** (-snr / 20))
+    return root_mean_square(waveform) / level * ratio
 
 
 def colored(
-    noise: Callable[[int], Tensor], length: int, sample_rate: int, exponent: float
+    noise: Callable[..., Tensor],
+    length: int,
+    sample_rate: int,
+    exponent: float,
+    start: int = 0,
 ) -> Tensor:
-    """Gaussian noise (S, length) with power spectrum 1/f^exponent, of no particular level."""
+    """Gaussian noise of power 1 (on average) with power spectrum 1/f^exponent.
+
+    Args:
+        noise: From a length and a first place to standard normal numbers (..., length).
+        length: In samples.
+        sample_rate: In Hz.
+        exponent: b.
+        start: Place of the first sample.
+
+    Returns:
+        (..., length).
+    """
     if exponent == 0:
-        return noise(length)
-    drawn = fast_length(max(length, sample_rate // 10))  # 0.1 s: some bins above 20 Hz, always
-    # The bins of white noise are independent complex normal numbers: draw them as such.
-    spectrum = torch.view_as_complex(noise(drawn).unflatten(-1, (-1, 2)))
-    hertz = frequencies(drawn, sample_rate, spectrum.real)[:-1]  # all but f_s / 2, left empty
-    gains = (hertz.clamp(min=LOWEST_NOISE) / LOWEST_NOISE) ** (-exponent / 2)
-    return torch.fft.irfft(spectrum * gains * (hertz > LOWEST_NOISE), n=drawn)[..., :length]
+        return noise(length, start)
+    filters = coloring(exponent, sample_rate)
+    taps = len(filters)
+    white = noise(length + taps - 1, start)  # the filter's later half looks ahead
+    size = fast_length(white.shape[-1])  # what wraps round falls on samples that are cut off
+    product = torch.fft.rfft(white, n=size) * torch.fft.rfft(filters.to(white), n=size)
+    return torch.fft.irfft(product, n=size)[..., taps - 1 : taps - 1 + length]
+
+
+@functools.lru_cache(maxsize=16)
+def coloring(exponent: float, sample_rate: int) -> Tensor:
+    """Impulse response of energy 1 that colours white noise, (taps,) float64 on the CPU.
+
+    The gain f^(-b/2) above 20 Hz and 0 below, sampled every 2 Hz, and its symmetric impulse
+    response under a Hann window.
+    """
+    taps = 2 * math.ceil(COLORING * sample_rate / 2)
+    with torch.inference_mode(False):  # kept across calls
+        hertz = torch.arange(taps // 2 + 1, dtype=torch.float64, device="cpu") / taps * sample_rate
+        gains = (hertz.clamp(min=LOWEST_NOISE) / LOWEST_NOISE) ** (-exponent / 2)
+        gains = torch.where(hertz >= LOWEST_NOISE, gains, 0.0)
+        response = torch.fft.irfft(gains, n=taps).roll(taps // 2)
+        response = response * torch.hann_window(taps, dtype=torch.float64, device="cpu")
+        return response / torch.linalg.vector_norm(response)
 
 
 def add_tone(
-    waveform: Tensor, sample_rate: int, *, frequency: float, amplitude: float | Tensor
+    waveform: Tensor,
+    sample_rate: int,
+    *,
+    frequency: float | Tensor,
+    amplitude: float | Tensor,
+    start: int = 0,
 ) -> Tensor:
     """Add a sine that starts at phase 0.
 
     Args:
         waveform: (..., T).
         sample_rate: In Hz.
-        frequency: In Hz.
+        frequency: In Hz, a number or (..., 1) on the CPU.
         amplitude: Peak amplitude, a number or (..., 1).
+        start: Place of the first sample in its signal.
 
     Returns:
         (..., T).
     """
-    time = torch.arange(waveform.shape[-1], dtype=torch.float64, device="cpu") / sample_rate
+    time = clock(waveform.shape[-1], sample_rate, start)
     tone = torch.sin(2 * torch.pi * frequency * time)  # float64: phases grow with the length
-    return waveform + amplitude * tone.to(waveform)
+    return waveform + beside(waveform, amplitude) * tone.to(waveform)
+
+
+ADDED: dict[str, Any] = {"batched": True, "timed": True, "reach": (0.0, 0.0)}
+NOISE: dict[str, Any] = {**ADDED, "random": True, "whole": noise_gain}
 
 
 def noise_at(color: str, snr: int) -> Distortion:
     """Noise of a colour at an SNR in dB."""
     parameters = {"snr": float(snr), "exponent": COLORS[color]}
     level = f"{snr:+d}dB" if snr else "0dB"
-    return Distortion(f"noise/{color}/{level}", "noise", add_noise, parameters, random=True)
+    return Distortion(f"noise/{color}/{level}", "noise", add_noise, parameters, **NOISE)
 
 
 def tone_at(hertz: int, amplitude: float) -> Distortion:
     """PS: absolute amplitude."""
     parameters = {"frequency": float(hertz), "amplitude": amplitude}
-    return Distortion(f"tone/{hertz}Hz", "tone", add_tone, parameters, lowest_rate=hertz / HIGHEST)
+    rate = hertz / HIGHEST
+    return Distortion(f"tone/{hertz}Hz", "tone", add_tone, parameters, lowest_rate=rate, **ADDED)
 
 
 def scaled_tone(hertz: int, factor: float) -> Distortion:
     """PM: amplitude in units of A_RMS."""
     parameters, measured = {"frequency": float(hertz)}, {"amplitude": Scaled("rms", factor)}
     rate = hertz / HIGHEST
-    return Distortion(f"tone/{hertz}Hz", "tone", add_tone, parameters, measured, lowest_rate=rate)
+    return Distortion(
+        f"tone/{hertz}Hz", "tone", add_tone, parameters, measured, lowest_rate=rate, **ADDED
+    )
 
 
 NOISES = tuple(noise_at(color, snr) for color in COLORS for snr in range(-15, 16, 5))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from torch_mapss.distortions.records import Distortion
-from torch_mapss.distortions.signal import samples
+from torch_mapss.distortions.signal import beside, clock, samples
 from torch_mapss.distortions.traits import Scaled
 
 GATE_WINDOW = 0.010
@@ -18,19 +20,27 @@ GATE_FADE = 0.005
 """Seconds of linear fade at each opening and closing."""
 
 
-def tremolo(waveform: Tensor, sample_rate: int, *, rate: float, depth: float) -> Tensor:
+def tremolo(
+    waveform: Tensor,
+    sample_rate: int,
+    *,
+    rate: float | Tensor,
+    depth: float | Tensor,
+    start: int = 0,
+) -> Tensor:
     """Amplitude modulation between 1 and 1 - depth: 1 - depth (1 - cos 2π rate t) / 2.
 
     Args:
         waveform: (..., T).
         sample_rate: In Hz.
-        rate: In Hz.
+        rate: In Hz; a number or, like `depth`, (..., 1) on the CPU.
         depth: 0 leaves the waveform alone, 1 swings down to silence.
+        start: Place of the first sample in its signal.
 
     Returns:
         (..., T).
     """
-    time = torch.arange(waveform.shape[-1], dtype=torch.float64, device="cpu") / sample_rate
+    time = clock(waveform.shape[-1], sample_rate, start)
     gain = 1 - 0.5 * depth * (1 - torch.cos(2 * torch.pi * rate * time))
     return waveform * gain.to(waveform)
 
@@ -48,9 +58,14 @@ def gate(waveform: Tensor, sample_rate: int, *, threshold: float | Tensor) -> Te
     Returns:
         (..., T).
     """
-    loud = waveform.abs() >= threshold
+    loud = waveform.abs() >= beside(waveform, threshold)
     opened = centred_mean(loud, samples(GATE_WINDOW, sample_rate), waveform) > 0
     return waveform * centred_mean(opened, samples(GATE_FADE, sample_rate), waveform)
+
+
+GATING: dict[str, Any] = {"batched": True, "reach": (0.02, 0.02)}
+BEATING: dict[str, Any] = {"batched": True, "timed": True, "reach": (0.0, 0.0)}
+CLIPPING: dict[str, Any] = {"batched": True, "reach": (0.0, 0.0)}
 
 
 def centred_mean(flags: Tensor, window: int, like: Tensor) -> Tensor:
@@ -85,29 +100,31 @@ def clip(waveform: Tensor, sample_rate: int, *, threshold: float | Tensor) -> Te
 
 def tremolo_at(rate: int, depth: float) -> Distortion:
     """A rate-depth pair."""
-    return Distortion(f"tremolo/{rate}Hz", "tremolo", tremolo, {"rate": rate, "depth": depth})
+    parameters = {"rate": float(rate), "depth": depth}
+    return Distortion(f"tremolo/{rate}Hz", "tremolo", tremolo, parameters, **BEATING)
 
 
 def gate_at(threshold: float) -> Distortion:
     """PS: absolute threshold."""
-    return Distortion(f"gate/{threshold:g}", "gate", gate, {"threshold": threshold})
+    return Distortion(f"gate/{threshold:g}", "gate", gate, {"threshold": threshold}, **GATING)
 
 
 def scaled_gate(factor: float) -> Distortion:
     """PM: threshold in units of A_95."""
     measured = {"threshold": Scaled("a95", factor)}
-    return Distortion(f"gate/{factor:g}xA95", "gate", gate, {}, measured)
+    return Distortion(f"gate/{factor:g}xA95", "gate", gate, {}, measured, **GATING)
 
 
 def clip_at(threshold: float) -> Distortion:
     """PS: absolute threshold."""
-    return Distortion(f"clipping/{threshold:g}", "clipping", clip, {"threshold": threshold})
+    parameters = {"threshold": threshold}
+    return Distortion(f"clipping/{threshold:g}", "clipping", clip, parameters, **CLIPPING)
 
 
 def scaled_clip(factor: float) -> Distortion:
     """PM: threshold in units of A_95."""
     measured = {"threshold": Scaled("a95", factor)}
-    return Distortion(f"clipping/{factor:g}xA95", "clipping", clip, {}, measured)
+    return Distortion(f"clipping/{factor:g}xA95", "clipping", clip, {}, measured, **CLIPPING)
 
 
 TREMOLO_RATES = (1, 2, 4, 6)

@@ -12,6 +12,9 @@ from torch.nn.functional import pad
 from torch_mapss.distortions.records import Distortion
 from torch_mapss.distortions.signal import convolve, samples
 
+FORGOTTEN = 1e-7
+"""Amplitude at which the past of a feedback comb counts as forgotten: the rounding of float32."""
+
 
 def add_delayed(waveform: Tensor, delay: int, gain: float) -> Tensor:
     """x[n] + gain x[n - delay], with silence before the start."""
@@ -63,9 +66,9 @@ def reverberate(
     waveform: Tensor,
     sample_rate: int,
     *,
-    length: float,
-    decay: float,
-    gain: float,
+    length: float | Tensor,
+    decay: float | Tensor,
+    gain: float | Tensor,
     noise: Callable[[int], Tensor],
 ) -> Tensor:
     """Direct sound plus the first part of an exponentially decaying noise tail.
@@ -77,47 +80,58 @@ def reverberate(
     Args:
         waveform: (..., S, T).
         sample_rate: In Hz.
-        length: Of the tail, in seconds.
+        length: Of the tail, in seconds; a number or, like the next two, (..., 1) on the CPU.
         decay: Rate of the amplitude in 1/s: ln(1000)/RT60, as 60 dB are a factor of 1000.
         gain: Amplitude of the whole tail against the direct sound.
-        noise: From a length to standard normal numbers (S, length).
+        noise: From a length to standard normal numbers (S, length), or (S, p, length).
 
     Returns:
         (..., S, T).
     """
-    taps = samples(length, sample_rate)
-    time = torch.arange(1, taps + 1, dtype=waveform.dtype, device=waveform.device) / sample_rate
-    tail = noise(taps) * torch.exp(-decay * time)
-    kept = -math.expm1(-2 * decay * length)  # share of the tail's energy before the cut
-    tail = tail * (gain * math.sqrt(kept) / torch.linalg.vector_norm(tail, dim=-1, keepdim=True))
+    length, decay, gain = (torch.as_tensor(x, dtype=torch.float64) for x in (length, decay, gain))
+    taps = (length * sample_rate).round().clamp(min=1)
+    time = torch.arange(1, int(taps.max()) + 1, dtype=torch.float64, device="cpu")
+    fall = torch.exp(-decay / sample_rate * time) * (time <= taps)
+    kept = -torch.expm1(-2 * decay * length)  # share of the tail's energy before the cut
+    tail = noise(len(time)) * fall.to(waveform)
+    norm = torch.linalg.vector_norm(tail, dim=-1, keepdim=True)
+    tail = tail * ((gain * kept.sqrt()).to(waveform) / norm)
     return waveform + convolve(waveform, pad(tail, (1, 0)))
 
 
 def comb_at(milliseconds: float, gain: float) -> Distortion:
     """A delay-gain pair."""
     parameters = {"delay": milliseconds / 1000, "gain": gain}
-    return Distortion(f"comb/{milliseconds:g}ms", "comb", comb, parameters)
+    reach = parameters["delay"] * math.log(FORGOTTEN) / math.log(gain)
+    return Distortion(f"comb/{milliseconds:g}ms", "comb", comb, parameters, reach=(reach, 0.0))
 
 
 def echo_at(milliseconds: int, gain: float) -> Distortion:
     """A delay-gain pair."""
     parameters = {"delay": milliseconds / 1000, "gain": gain}
-    return Distortion(f"echo/{milliseconds}ms", "echo", echo, parameters)
+    reach = (parameters["delay"], 0.0)
+    return Distortion(f"echo/{milliseconds}ms", "echo", echo, parameters, reach=reach)
+
+
+def tail_of(milliseconds: int, parameters: dict[str, float]) -> Distortion:
+    """A reverb of this length."""
+    name, reach = f"reverb/{milliseconds}ms", (milliseconds / 1000, 0.0)
+    return Distortion(
+        name, "reverb", reverberate, parameters, random=True, batched=True, reach=reach
+    )
 
 
 def early_reverb(milliseconds: int, rt60: float) -> Distortion:
     """PS: the first milliseconds of a tail that decays by 60 dB in `rt60` seconds."""
     parameters = {"length": milliseconds / 1000, "decay": math.log(1000) / rt60, "gain": 1.0}
-    name = f"reverb/{milliseconds}ms"
-    return Distortion(name, "reverb", reverberate, parameters, random=True)
+    return tail_of(milliseconds, parameters)
 
 
 def late_reverb(milliseconds: int, scaling: float) -> Distortion:
     """PM: a tail scaling · exp(-6 t / length)."""
     length = milliseconds / 1000
     parameters = {"length": length, "decay": 6 / length, "gain": scaling}
-    name = f"reverb/{milliseconds}ms"
-    return Distortion(name, "reverb", reverberate, parameters, random=True)
+    return tail_of(milliseconds, parameters)
 
 
 # Ranges are stepped through in pairs: the shortest delay with the lowest gain, and so on.

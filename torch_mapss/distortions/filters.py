@@ -6,10 +6,12 @@ delay and exactly at the frequencies they name.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from torch_mapss.distortions.records import Distortion
-from torch_mapss.distortions.signal import apply_response
+from torch_mapss.distortions.signal import apply_response, beside
 from torch_mapss.distortions.traits import NOTCHES, Cutoff, EnergyQuantile, SpectralPeak
 
 NOTCH_EDGE = 20.0
@@ -20,8 +22,15 @@ BUTTERWORTH_ORDER = 8
 8 ms at a cut-off of 100 Hz) stays far shorter than the padding."""
 
 
+NOTCHING: dict[str, Any] = {"batched": True, "reach": (1.5, 1.5)}
+"""Beyond 1.5 s the ringing of a notch's edges (where its gain has kinks in the slope: it falls as
+1/t³) adds up to less than 1e-4 of a tone right on an edge, and to 1e-6 of anything else."""
+
+CUTTING: dict[str, Any] = {"batched": True, "reach": (0.5, 0.5)}
+
+
 def notch(
-    waveform: Tensor, sample_rate: int, *, frequency: float | Tensor, half_width: float
+    waveform: Tensor, sample_rate: int, *, frequency: float | Tensor, half_width: float | Tensor
 ) -> Tensor:
     """Remove the band frequency ± half_width, wholly.
 
@@ -33,11 +42,13 @@ def notch(
         waveform: (..., T).
         sample_rate: In Hz.
         frequency: Centre in Hz, a number or (..., 1).
-        half_width: In Hz.
+        half_width: In Hz, likewise.
 
     Returns:
         (..., T).
     """
+
+    frequency, half_width = beside(waveform, frequency), beside(waveform, half_width)
 
     def response(hertz: Tensor) -> Tensor:
         outside = (((hertz - frequency).abs() - half_width) / NOTCH_EDGE).clamp(0, 1)
@@ -88,38 +99,44 @@ def highpass(waveform: Tensor, sample_rate: int, *, cutoff: float | Tensor) -> T
 def notch_at(hertz: int) -> Distortion:
     """PS: ±50 Hz about a fixed frequency."""
     parameters = {"frequency": float(hertz), "half_width": 50.0}
-    return Distortion(f"notch/{hertz}Hz", "notch", notch, parameters, lowest_rate=2 * hertz)
+    return Distortion(
+        f"notch/{hertz}Hz", "notch", notch, parameters, lowest_rate=2 * hertz, **NOTCHING
+    )
 
 
 def notch_peak(rank: int) -> Distortion:
     """PM: ±60 Hz about a spectral peak of the reference."""
     measured = {"frequency": SpectralPeak(rank)}
     name = f"notch/peak{rank + 1:02d}"
-    return Distortion(name, "notch", notch, {"half_width": 60.0}, measured, "frequency")
+    return Distortion(name, "notch", notch, {"half_width": 60.0}, measured, "frequency", **NOTCHING)
 
 
 def lowpass_at(hertz: int) -> Distortion:
     """PS: a fixed cut-off, within 0.45 f_s."""
     measured = {"cutoff": Cutoff(hertz)}
-    return Distortion(f"lowpass/{hertz}Hz", "lowpass", lowpass, {}, measured, "cutoff")
+    return Distortion(f"lowpass/{hertz}Hz", "lowpass", lowpass, {}, measured, "cutoff", **CUTTING)
 
 
 def highpass_at(hertz: int) -> Distortion:
     """PS: a fixed cut-off, within 0.45 f_s."""
     measured = {"cutoff": Cutoff(hertz)}
-    return Distortion(f"highpass/{hertz}Hz", "highpass", highpass, {}, measured, "cutoff")
+    return Distortion(
+        f"highpass/{hertz}Hz", "highpass", highpass, {}, measured, "cutoff", **CUTTING
+    )
 
 
 def lowpass_quantile(percent: int) -> Distortion:
     """PM: keeps this share of the reference's energy."""
     measured = {"cutoff": EnergyQuantile(percent / 100)}
-    return Distortion(f"lowpass/q{percent}", "lowpass", lowpass, {}, measured, "cutoff")
+    return Distortion(f"lowpass/q{percent}", "lowpass", lowpass, {}, measured, "cutoff", **CUTTING)
 
 
 def highpass_quantile(percent: int) -> Distortion:
     """PM: removes this share of the reference's energy."""
     measured = {"cutoff": EnergyQuantile(percent / 100)}
-    return Distortion(f"highpass/q{percent}", "highpass", highpass, {}, measured, "cutoff")
+    return Distortion(
+        f"highpass/q{percent}", "highpass", highpass, {}, measured, "cutoff", **CUTTING
+    )
 
 
 SEPARATION = {

@@ -39,7 +39,7 @@ def add_leakage(waveform: Tensor, sample_rate: int, *, others: Tensor, level: fl
 def leakage_at(level: float) -> Distortion:
     """Leakage at a level in dB."""
     name = f"{FAMILY}/{level:+.1f}dB"
-    return Distortion(name, FAMILY, add_leakage, {"level": level}, mixes=True)
+    return Distortion(name, FAMILY, add_leakage, {"level": level}, mixes=True, reach=(0.0, 0.0))
 
 
 def leakage_members(count: int) -> tuple[Distortion, ...]:

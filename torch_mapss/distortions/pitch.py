@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from torch_mapss.distortions.records import Distortion
-from torch_mapss.distortions.signal import fast_length
+from torch_mapss.distortions.signal import beside, clock, fast_length
 from torch_mapss.distortions.traits import VibratoDepth
 
 LARGEST_SHIFT = 36.0
@@ -20,12 +21,23 @@ ONSET = 2.5
 """A frame with this many times the energy of the frame one hop earlier holds an onset. A click
 gives 4 when it sits in the middle of the frame and 1 when it is half a hop past it."""
 
+TURN = 2**32
+PIECE = 2**20  # samples at a time where only the phases at the anchors are wanted
+
 OVERSAMPLING = 4
 MARGIN = 16  # samples of silence on each side of a warped waveform
+EDGE = 100.0  # Hz over which a band that is cut falls off
 WRAP = 512  # samples of silence after a waveform whose spectrum is cut or extended
 
 
-def shift_pitch(waveform: Tensor, sample_rate: int, *, semitones: float) -> Tensor:
+def shift_pitch(
+    waveform: Tensor,
+    sample_rate: int,
+    *,
+    semitones: float,
+    start: int = 0,
+    whole: Tensor | None = None,
+) -> Tensor:
     """Move all frequencies by semitones, keeping length and time.
 
     A phase vocoder stretches time by r = 2^(semitones/12), then resampling by r undoes the stretch
@@ -36,25 +48,92 @@ def shift_pitch(waveform: Tensor, sample_rate: int, *, semitones: float) -> Tens
         waveform: (..., T).
         sample_rate: In Hz.
         semitones: Up if positive, at most 36 to either side.
+        start: Place of the first sample in its signal.
+        whole: Phases of the whole signal's frames, see `vocoder_phases`. A piece that starts later
+            than its signal needs them; it is silent up to the first frame of which they are known.
 
     Returns:
         (..., T); content moved above f_s/2 is gone.
 
     Raises:
-        ValueError: If the shift exceeds 36 semitones.
+        ValueError: If the shift exceeds 36 semitones, or a later piece comes without `whole`.
     """
+    ratio, window = vocoder(semitones, sample_rate)
+    length = waveform.shape[-1]
+    if start == 0:
+        stretched = stretch(waveform, ratio, window)
+        return fourier_resample(stretched, sample_rate, ratio, length)
+    if whole is None:
+        raise ValueError(
+            f"start is {start}: a piece of a signal can only be moved like the whole if its phases "
+            f"are known. Pass whole=vocoder_phases(signal, ...), or the whole signal."
+        )
+    step = anchor(ratio, window)
+    place = -(-(start + lead(window)) // step)  # the first frame with a known phase, and its past
+    skipped = place * step - start
+    if skipped >= length:
+        return torch.zeros_like(waveform)
+    stretched = stretch(waveform, ratio, window, skipped, whole[..., place, :])
+    fade = 0.5 - 0.5 * torch.cos(torch.pi * torch.arange(window, device=waveform.device) / window)
+    stretched[..., :window] *= fade.to(waveform)  # a step there would ring into what is kept
+    return pad(fourier_resample(stretched, sample_rate, ratio, length - skipped), (skipped, 0))
+
+
+def vocoder(semitones: float, sample_rate: int) -> tuple[Fraction, int]:
+    """The stretch, and the length of the frames in samples."""
     if not abs(semitones) <= LARGEST_SHIFT:
         raise ValueError(
             f"semitones must lie within ±{LARGEST_SHIFT:g}, got {semitones}. Pitch shifts count "
             f"semitones, 12 to the octave; pass a smaller one."
         )
     ratio = Fraction(2 ** (semitones / 12)).limit_denominator(100)
-    window = 4 * fast_length(round(0.016 * sample_rate))  # 64 ms: resolves voices from 60 Hz up
-    stretched = stretch(waveform, ratio, window)
-    return fourier_resample(stretched, ratio, waveform.shape[-1])
+    return ratio, 4 * fast_length(round(0.016 * sample_rate))  # 64 ms: voices from 60 Hz up
 
 
-def stretch(waveform: Tensor, ratio: Fraction, window: int) -> Tensor:
+def anchor(ratio: Fraction, window: int) -> int:
+    """Samples between frames that lie on whole samples before and after the stretch."""
+    return window // 4 * ratio.denominator
+
+
+def lead(window: int) -> int:
+    """Samples that a frame sees before its centre, counting the frame one hop earlier."""
+    return window // 2 + window // 4
+
+
+def vocoder_phases(waveform: Tensor, sample_rate: int, *, semitones: float) -> Tensor:
+    """Phases that the vocoder has at every `anchor` of a whole signal, in pieces of bounded memory.
+
+    Args:
+        waveform: (..., T), the whole.
+        sample_rate, semitones: As for `shift_pitch`.
+
+    Returns:
+        (..., anchors, window // 2 + 1) complex, of modulus 1.
+    """
+    ratio, window = vocoder(semitones, sample_rate)
+    step, hops, length = anchor(ratio, window), ratio.numerator, waveform.shape[-1]
+    at_once = max(1, PIECE // step)
+    known = waveform.new_ones(*waveform.shape[:-1], 1, window // 2 + 1)
+    found = [torch.complex(known, torch.zeros_like(known))]
+    for first in range(0, length // step, at_once):
+        count = min(at_once, length // step - first)
+        left = first * step - lead(window) if first else 0
+        piece = waveform[..., left : (first + count) * step + window]
+        frames = analysis_frames(
+            piece, ratio, window, count * hops + 1, first * step - left if first else 0
+        )
+        phases, _ = vocoder_frames(*frames, ratio, found[-1][..., -1, :] if first else None)
+        found.append(phases[..., hops::hops, :])
+    return torch.cat(found, -2)
+
+
+def stretch(
+    waveform: Tensor,
+    ratio: Fraction,
+    window: int,
+    skipped: int = 0,
+    known: Tensor | None = None,
+) -> Tensor:
     """Phase vocoder: time runs `ratio` times as long, frequencies stay.
 
     Output frame m, centred at m·hop, has the magnitudes of the input frame X_m centred at
@@ -70,56 +149,73 @@ def stretch(waveform: Tensor, ratio: Fraction, window: int) -> Tensor:
         waveform: (..., T).
         ratio: Above 1 stretches, below 1 shrinks.
         window: Frame length in samples, divisible by 4; the hop is a quarter of it.
+        skipped: Samples before the centre of the first frame.
+        known: (..., window // 2 + 1) phase of the first frame, complex of modulus 1.
 
     Returns:
-        (..., at least ratio · T).
+        (..., at least ratio · (T - skipped)).
     """
-    hop = window // 4
-    count = math.ceil(waveform.shape[-1] * ratio / hop) + 2
-    current, previous = analysis_frames(waveform, ratio, window, count)
+    count = math.ceil((waveform.shape[-1] - skipped) * ratio / (window // 4)) + 2
+    frames = analysis_frames(waveform, ratio, window, count, skipped)
+    phases, size = vocoder_frames(*frames, ratio, known)
+    return overlap_add(torch.fft.irfft(phases * size, n=window))
+
+
+def vocoder_frames(
+    current: Tensor, previous: Tensor, ratio: Fraction, known: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Phases of the stretched frames (..., F, K), complex of modulus 1, and their magnitudes.
+
+    Args:
+        current, previous: (..., F, window), see `analysis_frames`.
+        ratio: Of the stretch.
+        known: (..., K) phase of the first frame; None: the signal starts there.
+    """
+    window = current.shape[-1]
     # The first frame with sound is always one: content right of its centre weighs at least 4
     # times what it does one hop earlier, so no sum starts from an arbitrary phase.
     onset = current.square().sum(-1) > ONSET * previous.square().sum(-1)
     spectrum = torch.fft.rfft(current)
-    gain = angle(spectrum * torch.fft.rfft(previous).conj())
-    start = angle(spectrum[onset]) + moving(
-        float(1 - ratio) * energy_centre(current[onset]), window
-    )
-    phase = restarted_sum(gain, onset, start)
-    moved = magnitude(spectrum) * torch.complex(phase.cos(), phase.sin())
-    return overlap_add(torch.fft.irfft(moved, n=window))
+    size = magnitude(spectrum)
+    turns = running_turns(angle(spectrum * torch.fft.rfft(previous).conj()))
+    start = spectrum / size.where(size > 0, 1)
+    start = torch.where(size > 0, start, torch.ones_like(start))
+    delay = float(1 - ratio) * energy_centre(current)
+    if known is not None:
+        start = torch.cat([known.unsqueeze(-2), start[..., 1:, :]], -2)
+        delay = torch.cat([torch.zeros_like(delay[..., :1, :]), delay[..., 1:, :]], -2)
+    place = torch.arange(current.shape[-2], device=current.device)
+    last = torch.where(onset, place, 0)
+    last[..., 0] = 0
+    last = last.cummax(-1).values.unsqueeze(-1)
+    everywhere = last.expand(turns.shape)
+    since = (turns - turns.gather(-2, everywhere)).to(torch.int32)  # whole turns drop out
+    phase = since.to(size.dtype) * (2 * torch.pi / TURN) + moving(delay.gather(-2, last), window)
+    return start.gather(-2, everywhere) * torch.complex(phase.cos(), phase.sin()), size
+
+
+def running_turns(gain: Tensor) -> Tensor:
+    """Running sum of phases in 2^-32 of a turn, (..., F, K) int64.
+
+    Whole numbers, because a sum of 10^5 phases has no digits left for the phase in float32, and
+    because it may then start anywhere: the difference of two sums is exact.
+    """
+    return (gain * (TURN / (2 * torch.pi))).round().to(torch.int64).cumsum(-2)
 
 
 def energy_centre(frames: Tensor) -> Tensor:
-    """Centre of energy, in samples after the middle: (..., N) -> (..., 1). Frames aren't silent."""
+    """Centre of energy, in samples after the middle: (..., N) -> (..., 1); 0 for silence."""
     place = torch.arange(frames.shape[-1], dtype=frames.dtype, device=frames.device)
     power = frames.square()
-    return (power * (place - frames.shape[-1] // 2)).sum(-1, keepdim=True) / power.sum(-1, True)
+    total = power.sum(-1, keepdim=True)
+    moment = (power * (place - frames.shape[-1] // 2)).sum(-1, keepdim=True)
+    return torch.where(total > 0, moment / total.where(total > 0, 1), 0)
 
 
 def moving(earlier: Tensor, window: int) -> Tensor:
     """Phases that move a frame's content to earlier samples: (..., 1) -> (..., window // 2 + 1)."""
     bins = torch.arange(window // 2 + 1, dtype=earlier.dtype, device=earlier.device)
     return earlier * bins * (2 * torch.pi / window)
-
-
-def restarted_sum(gain: Tensor, onset: Tensor, start: Tensor) -> Tensor:
-    """Running sum over frames that takes given values at the onsets.
-
-    Args:
-        gain: (..., F, K).
-        onset: (..., F) bool.
-        start: (onsets, K), the values there. Before the first onset the sum starts from 0.
-
-    Returns:
-        (..., F, K).
-    """
-    total = gain.cumsum(-2)
-    offset = torch.zeros_like(total)
-    offset[onset] = start - total[onset]
-    place = torch.arange(gain.shape[-2], device=gain.device)
-    last = torch.where(onset, place, 0).cummax(-1).values
-    return total + offset.gather(-2, last.unsqueeze(-1).expand_as(total))
 
 
 def angle(values: Tensor) -> Tensor:
@@ -133,12 +229,16 @@ def magnitude(values: Tensor) -> Tensor:
 
 
 def analysis_frames(
-    waveform: Tensor, ratio: Fraction, window: int, count: int
+    waveform: Tensor, ratio: Fraction, window: int, count: int, skipped: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Windowed frames centred at t_m = m·hop/ratio and at t_m - hop, (..., count, window) each."""
+    """Windowed frames centred at t_m = skipped + m·hop/ratio and at t_m - hop.
+
+    Returns:
+        (..., count, window) each. What lies outside the waveform is silent.
+    """
     hop = window // 4
     centres = torch.arange(count, device=waveform.device) * (hop * ratio.denominator)
-    centres = centres // ratio.numerator
+    centres = centres // ratio.numerator + skipped
     right = count * hop * ratio.denominator // ratio.numerator + window
     padded = pad(waveform, (window // 2 + hop, right)).unfold(-1, window, 1)
     hann = torch.hann_window(window, dtype=waveform.dtype, device=waveform.device)
@@ -172,7 +272,16 @@ def add_quarters(frames: Tensor) -> Tensor:
     return total.flatten(-2)
 
 
-def fourier_resample(waveform: Tensor, ratio: Fraction, length: int) -> Tensor:
+def band_edge(bins: int, length: int, sample_rate: int, like: Tensor) -> Tensor:
+    """Gains of the first bins of a spectrum, (bins,), falling from 1 to 0 over the last 100 Hz.
+
+    A band cut off at once rings for ever: what lies at its edge would be heard minutes away.
+    """
+    left = torch.arange(bins - 1, -1, -1, device=like.device, dtype=like.dtype)
+    return 0.5 - 0.5 * torch.cos(torch.pi * (left * (sample_rate / length / EDGE)).clamp(max=1))
+
+
+def fourier_resample(waveform: Tensor, sample_rate: int, ratio: Fraction, length: int) -> Tensor:
     """Band-limited y[n] = x(ratio · n) for n < length.
 
     x is zero-padded to k·p samples and its spectrum cut or extended to that of k·q samples, with
@@ -182,11 +291,21 @@ def fourier_resample(waveform: Tensor, ratio: Fraction, length: int) -> Tensor:
     k = fast_length(-(-(waveform.shape[-1] + WRAP) // p))
     spectrum = torch.fft.rfft(waveform, n=k * p)
     keep = k * min(p, q) // 2 + 1
-    moved = torch.fft.irfft(spectrum[..., :keep], n=k * q)  # irfft appends the missing zeros
+    spectrum = spectrum[..., :keep]
+    if ratio != 1:
+        spectrum = spectrum * band_edge(keep, k * p, sample_rate, waveform)
+    moved = torch.fft.irfft(spectrum, n=k * q)  # irfft appends the missing zeros
     return moved[..., :length] * (q / p)
 
 
-def vibrato(waveform: Tensor, sample_rate: int, *, rate: float, depth: float | Tensor) -> Tensor:
+def vibrato(
+    waveform: Tensor,
+    sample_rate: int,
+    *,
+    rate: float | Tensor,
+    depth: float | Tensor,
+    start: int = 0,
+) -> Tensor:
     """Sinusoidal time warp y(t) = x(t + depth/(2π rate) · sin 2π rate t).
 
     Time runs at 1 + depth·cos 2π rate t, and so does every frequency. The waveform is interpolated
@@ -196,38 +315,40 @@ def vibrato(waveform: Tensor, sample_rate: int, *, rate: float, depth: float | T
     Args:
         waveform: (..., T).
         sample_rate: In Hz.
-        rate: In Hz.
+        rate: In Hz, a number or (..., 1) on the CPU.
         depth: Largest fractional stretch, a number or (..., 1).
+        start: Place of the first sample in its signal.
 
     Returns:
         (..., T); time before the start and after the end is silent.
     """
-    time = torch.arange(waveform.shape[-1], dtype=torch.float64, device="cpu") / sample_rate
-    wave = torch.sin(2 * torch.pi * rate * time).to(waveform)
-    return warp(waveform, depth * (sample_rate / (2 * torch.pi * rate)) * wave)
+    time = clock(waveform.shape[-1], sample_rate, start)
+    wave = torch.sin(2 * torch.pi * rate * time) * (sample_rate / (2 * torch.pi * rate))
+    return warp(waveform, sample_rate, beside(waveform, depth) * wave.to(waveform))
 
 
-def warp(waveform: Tensor, offset: Tensor) -> Tensor:
-    """x(n + offset[n]), offset in samples: (..., T), broadcastable to (..., T) -> (..., T)."""
+def warp(waveform: Tensor, sample_rate: int, offset: Tensor) -> Tensor:
+    """x(n + offset[n]), offset in samples, both (..., T) and broadcast to (..., T)."""
     length = waveform.shape[-1]
-    dense = oversample(pad(waveform, (MARGIN, MARGIN)))
+    dense = oversample(pad(waveform, (MARGIN, MARGIN)), sample_rate)
     fine = OVERSAMPLING * offset
     whole = fine.floor()
     place = OVERSAMPLING * (torch.arange(length, device=waveform.device) + MARGIN)
-    index = (place + whole.long()).expand(waveform.shape)
-    index = index.clamp(2, dense.shape[-1] - 4)
+    shape = torch.broadcast_shapes(waveform.shape, offset.shape)
+    index = (place + whole.long()).clamp(2, dense.shape[-1] - 4).expand(shape)
+    dense = dense.expand(*shape[:-1], -1)
     weights = lagrange(fine - whole)
     return sum(
         (w * dense.gather(-1, index + i - 2) for i, w in enumerate(weights)),
-        start=torch.zeros_like(waveform),
+        start=waveform.new_zeros(shape),
     )
 
 
-def oversample(waveform: Tensor) -> Tensor:
+def oversample(waveform: Tensor, sample_rate: int) -> Tensor:
     """Band-limited interpolation to 4 times the rate, (..., T) -> (..., 4 T)."""
     length = fast_length(waveform.shape[-1] + WRAP)
-    spectrum = torch.fft.rfft(waveform, n=length) * OVERSAMPLING
-    spectrum[..., -1] *= 0.5  # the bin at f_s / 2 now has a twin of its own
+    spectrum = torch.fft.rfft(waveform, n=length)
+    spectrum = spectrum * (OVERSAMPLING * band_edge(length // 2 + 1, length, sample_rate, waveform))
     dense = torch.fft.irfft(spectrum, n=OVERSAMPLING * length)
     return dense[..., : OVERSAMPLING * waveform.shape[-1]]
 
@@ -245,22 +366,40 @@ def lagrange(fraction: Tensor) -> list[Tensor]:
     return weights
 
 
+REACH = 0.3
+"""Seconds within which the ringing of a faded edge, resampled, falls below the rounding."""
+
+WARPING: dict[str, Any] = {"batched": True, "timed": True, "reach": (REACH, REACH)}
+
+
 def pitch_at(semitones: int) -> Distortion:
     """A shift in semitones."""
     parameters = {"semitones": float(semitones)}
-    return Distortion(f"pitch/{semitones:+d}st", "pitch", shift_pitch, parameters)
+    ratio, _ = vocoder(semitones, 16000)
+    # Up to the next anchor, frames of 64 ms and more at some rates, and the ringing of resampling.
+    reach = (0.0175 * ratio.denominator + REACH, REACH)
+    return Distortion(
+        f"pitch/{semitones:+d}st",
+        "pitch",
+        shift_pitch,
+        parameters,
+        timed=True,
+        reach=reach,
+        whole=vocoder_phases,
+    )
 
 
 def vibrato_at(rate: int, depth: float) -> Distortion:
     """PS: a rate-depth pair."""
     parameters = {"rate": float(rate), "depth": depth}
-    return Distortion(f"vibrato/{rate}Hz", "vibrato", vibrato, parameters)
+    return Distortion(f"vibrato/{rate}Hz", "vibrato", vibrato, parameters, **WARPING)
 
 
 def scaled_vibrato(rate: int, factor: float) -> Distortion:
     """PM: depth from the reference's crest."""
     measured = {"depth": VibratoDepth(factor)}
-    return Distortion(f"vibrato/{rate}Hz", "vibrato", vibrato, {"rate": float(rate)}, measured)
+    parameters = {"rate": float(rate)}
+    return Distortion(f"vibrato/{rate}Hz", "vibrato", vibrato, parameters, measured, **WARPING)
 
 
 PITCHES = tuple(map(pitch_at, (-4, -2, 2, 4)))

@@ -36,13 +36,26 @@ class Distortion:
             has no such member, and its slot is masked.
         distinct: The measured argument that tells members of a family apart: where it equals that
             of an earlier member of the family, the two are one member and the later is masked.
-        random: The function also gets ``noise``, a callable from a length to standard normal
-            numbers (S, length), drawn from the bank's seed, the source index and the member's name.
+        random: The function also gets ``noise``, a callable from a length (and the place of the
+            first, 0 if left out) to standard normal numbers (S, length), a function of the bank's
+            seed, the source index, the member's name and the place.
         lowest_rate: In Hz; at lower sample rates the member does not exist.
         mixes: The function also gets ``others`` (..., S, S-1, T), for each of the S sources of
             `waveform` the other references of its mixture, in their order. It must treat every
             mixture by itself. Where all the others are silent the slot is masked. Such a member
             belongs to its mixture: a bank that has one cannot be recombined into new ones.
+        batched: The function takes several members at once: ``waveform`` is then (..., S, 1, T),
+            floats in ``parameters`` are float64 CPU tensors (p, 1), ``measured`` arguments
+            (..., S, p, 1), ``noise`` gives (S, p, length), and it returns (..., S, p, T). Members
+            whose other parameters differ are called apart.
+        reach: What of a signal a sample of the copy depends on beside what is measured: how many
+            seconds before and after it. None says that it is not known: such a member needs the
+            whole signal, and long files cannot be distorted in segments.
+        timed: The function also gets ``start``, the place of the waveform's first sample in its
+            signal: 0 unless it is handed a piece of it.
+        whole: What the function must know of the whole signal when it is handed a piece: called
+            with the whole waveform and everything else the function gets, it returns a tensor,
+            which the function then gets as ``whole``.
 
     Raises:
         TypeError: If `name` or `family` is not a non-empty string or `function` not callable.
@@ -57,6 +70,10 @@ class Distortion:
     random: bool = False
     lowest_rate: float = 0.0
     mixes: bool = False
+    batched: bool = False
+    reach: tuple[float, float] | None = None
+    timed: bool = False
+    whole: Callable[..., Tensor] | None = None
 
     def __post_init__(self) -> None:
         for label in ("name", "family"):
@@ -107,6 +124,22 @@ def _described(value: Any) -> Any:
     if hasattr(value, "__qualname__"):  # the text of a function holds its place in memory
         return f"{value.__module__}.{value.__qualname__}"
     return repr(value)
+
+
+class Measured(NamedTuple):
+    """What a bank knows of whole references, and needs to distort pieces of them alike.
+
+    Args:
+        mask: (..., S, P) bool, true where the member exists for this reference.
+        values: For each of the P members what it has measured, (..., S, 1) each.
+        whole: For each member that asks for it what else it must know, (..., S, ...), by name.
+        length: T of the whole references.
+    """
+
+    mask: Tensor
+    values: tuple[dict[str, Tensor], ...]
+    whole: dict[str, Tensor]
+    length: int
 
 
 class Distorted(NamedTuple):

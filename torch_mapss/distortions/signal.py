@@ -32,6 +32,16 @@ def frequencies(length: int, sample_rate: int, like: Tensor) -> Tensor:
     return bins * (sample_rate / length)
 
 
+def clock(length: int, sample_rate: int, start: int = 0) -> Tensor:
+    """Times of samples in seconds, (length,); float64 on the CPU, for phases grow with them."""
+    return torch.arange(start, start + length, dtype=torch.float64, device="cpu") / sample_rate
+
+
+def beside(waveform: Tensor, value: float | Tensor) -> float | Tensor:
+    """A parameter in the dtype and on the device of a waveform; a number stays one."""
+    return value.to(waveform) if isinstance(value, Tensor) else value
+
+
 def apply_response(
     waveform: Tensor, sample_rate: int, response: Callable[[Tensor], Tensor]
 ) -> Tensor:
@@ -56,7 +66,7 @@ def apply_response(
 
 
 def convolve(waveform: Tensor, kernel: Tensor) -> Tensor:
-    """Causal linear convolution, cut to the waveform's length: (..., T), (..., L) -> (..., T)."""
+    """Causal convolution, cut to the waveform's length: (..., T) and (..., L) to (..., T)."""
     length = fast_length(waveform.shape[-1] + kernel.shape[-1])
     product = torch.fft.rfft(waveform, n=length) * torch.fft.rfft(kernel, n=length)
     return torch.fft.irfft(product, n=length)[..., : waveform.shape[-1]]

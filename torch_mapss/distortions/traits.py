@@ -23,6 +23,10 @@ PEAK_SPACING = 300.0  # Hz between two notches, at least
 LOWEST_CUTOFF = 100.0
 CUTOFF_STEP = 100.0
 
+STEADINESS_FRAME = 0.02  # seconds over which A_RMS / A_peak is taken
+ACTIVE = 0.1  # share of the whole signal's A_RMS above which such a frame counts
+ROWS = 2**23  # samples whose spectra are taken at a time
+
 PEAK_FLOOR = 1e-8
 """Peaks more than 80 dB below the strongest don't count: 300 Hz from a sine the side lobes of the
 64 ms Hann window have fallen to -84 dB, and a notch there would change nothing."""
@@ -49,6 +53,11 @@ class Traits:
     def peak(self) -> Tensor:
         """Largest absolute amplitude, (..., 1)."""
         return self.waveform.abs().amax(-1, keepdim=True)
+
+    @cached_property
+    def steadiness(self) -> Tensor:
+        """Median of A_RMS / A_peak over the active 20 ms frames, (..., 1); 0 for silence."""
+        return steadiness(self.waveform, self.sample_rate)
 
     @cached_property
     def a95(self) -> Tensor:
@@ -83,7 +92,10 @@ def welch_spectrum(waveform: Tensor, window: int) -> Tensor:
     missing = max(window - waveform.shape[-1], -(waveform.shape[-1] - window) % hop)
     padded = torch.nn.functional.pad(waveform, (0, missing))
     hann = torch.hann_window(window, dtype=waveform.dtype, device=waveform.device)
-    return torch.fft.rfft(padded.unfold(-1, window, hop) * hann).abs().square().mean(-2)
+    frames = padded.unfold(-1, window, hop)
+    size = max(1, ROWS // (window * max(1, frames[..., 0, 0].numel())))
+    parts = (torch.fft.rfft(some * hann).abs().square().sum(-2) for some in frames.split(size, -2))
+    return sum(parts, start=torch.zeros_like(hann[: window // 2 + 1])) / frames.shape[-2]
 
 
 def spectral_peaks(waveform: Tensor, sample_rate: int) -> Tensor:
@@ -117,6 +129,29 @@ def spectral_peaks(waveform: Tensor, sample_rate: int) -> Tensor:
     return torch.cat(found, -1)
 
 
+def steadiness(waveform: Tensor, sample_rate: int) -> Tensor:
+    """Median of A_RMS / A_peak over frames of 20 ms that are louder than a tenth of the whole.
+
+    Over the whole of a file the ratio is that of its pauses and accents: 0.1 to 0.25 for speech,
+    whatever its sounds are like. Frame by frame it is 0.3 to 0.6.
+
+    Args:
+        waveform: (..., T).
+        sample_rate: In Hz.
+
+    Returns:
+        (..., 1); 0 for silence.
+    """
+    length = min(round(STEADINESS_FRAME * sample_rate), waveform.shape[-1])
+    frames = waveform.unfold(-1, length, length)
+    rms, peak = frames.square().mean(-1).sqrt(), frames.abs().amax(-1)
+    active = (rms > ACTIVE * root_mean_square(waveform)) & (peak > 0)
+    ratio = torch.where(active, rms / peak.where(active, 1), torch.inf).sort(-1).values
+    count = active.sum(-1, keepdim=True)
+    middle = [ratio.gather(-1, place.clamp(min=0)) for place in ((count - 1) // 2, count // 2)]
+    return torch.where(count > 0, (middle[0] + middle[1]) / 2, 0)
+
+
 def cumulative_energy(waveform: Tensor) -> Tensor:
     """Share of the energy at or below each bin of the whole waveform's spectrum.
 
@@ -126,6 +161,13 @@ def cumulative_energy(waveform: Tensor) -> Tensor:
     Returns:
         (..., K) with K = fast_length(T) // 2 + 1, rising to 1.
     """
+    rows = waveform.reshape(-1, waveform.shape[-1])
+    size = max(1, ROWS // waveform.shape[-1])
+    shares = torch.cat([_cumulative_energy(some) for some in rows.split(size)])
+    return shares.reshape(*waveform.shape[:-1], -1)
+
+
+def _cumulative_energy(waveform: Tensor) -> Tensor:
     power = wide(torch.fft.rfft(waveform, n=fast_length(waveform.shape[-1])).abs().square())
     power[..., 1:-1] *= 2  # bins between 0 and f_s / 2 stand for their negative twins as well
     running = power.cumsum(-1)
@@ -191,11 +233,9 @@ class EnergyQuantile:
 
 @dataclass(frozen=True)
 class VibratoDepth:
-    """clip(0.03 (A_RMS / A_peak) factor, 0.01, 0.05): steadier sound bears a deeper vibrato."""
+    """clip(0.03 ρ factor, 0.01, 0.05), ρ the `Traits.steadiness`: steady sound bears a deep one."""
 
     factor: float
 
     def __call__(self, traits: Traits) -> Tensor:
-        peak = traits.peak
-        steadiness = traits.rms / peak.where(peak > 0, 1)
-        return (0.03 * self.factor * steadiness).clamp(0.01, 0.05)
+        return (0.03 * self.factor * traits.steadiness).clamp(0.01, 0.05)

@@ -1,0 +1,113 @@
+"""Pieces of long references are distorted as the whole is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_mapss.distortions import Distortion, DistortionBank, additive, pitch
+
+RATE = 16000
+FIRST, LAST = round(3.3 * RATE) + 77, round(4.1 * RATE) + 5  # kept of the piece
+
+
+def bursts(sources: int, length: int) -> Tensor:
+    """Low-heavy noise in bursts, of another seed for every source."""
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.1 * torch.randn(sources, length, generator=generator, dtype=torch.float64)
+    low = torch.nn.functional.avg_pool1d(noise.unsqueeze(1), 5, 1, 2).squeeze(1)
+    time = torch.arange(length, dtype=torch.float64) / RATE
+    return (noise + 4 * low) * (0.02 + (torch.sin(2 * torch.pi * 2.3 * time) > -0.3)) * 0.3
+
+
+def halve(waveform: Tensor, sample_rate: int, *, factor: float) -> Tensor:
+    return factor * waveform
+
+
+def kept_copies(bank: DistortionBank, waves: Tensor, first: int, last: int) -> Tensor:
+    """Copies (S, P, last - first) made of no more than the bank says it needs."""
+    before, after = (round(seconds * RATE) for seconds in bank.reach(RATE))
+    start, stop = max(first - before, 0), min(last + after, waves.shape[-1])
+    measured = bank.measure(waves, RATE)
+    parts = bank.iterate(waves[:, start:stop], RATE, measured=measured, start=start)
+    copies = torch.cat([copies for _, copies, _ in parts], -2)
+    return copies[..., first - start : last - start]
+
+
+@pytest.fixture(scope="module")
+def waves() -> Tensor:
+    return bursts(2, 6 * RATE)
+
+
+def errors(bank: DistortionBank, waves: Tensor, first: int, last: int) -> dict[str, float]:
+    """By member, RMS of the difference between piece and whole, in units of the reference's."""
+    whole = bank(waves, RATE)
+    expected = whole.waveforms[..., first:last]
+    error = (kept_copies(bank, waves, first, last) - expected).square().mean(-1).sqrt()
+    error = error / waves.square().mean(-1, keepdim=True).sqrt()
+    return {name: float(e) for name, e in zip(whole.names, error.amax(0))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["separation", "match"])
+def test_a_piece_is_distorted_as_the_whole(kind: str, waves: Tensor) -> None:
+    bank = DistortionBank(kind, leakage=2 if kind == "match" else 0)
+    assert torch.equal(bank.measure(waves, RATE).mask, bank(waves, RATE).mask)
+    found = errors(bank, waves, FIRST, LAST)
+    assert max(found.values()) < 3e-6, found
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 4000), (FIRST, LAST), (93_000, 96_000)])
+def test_a_piece_of_every_family(first: int, last: int, waves: Tensor) -> None:
+    found = errors(DistortionBank("match", size=15), waves[:1], first, last)
+    # At the ends of a file its own filters wrap round a little, after 0.2 s of silence.
+    assert max(found.values()) < (3e-6 if first == FIRST else 5e-5), found
+
+
+def test_pieces_in_float32(waves: Tensor) -> None:
+    # A gate opens at a threshold, which rounding can cross.
+    bank = DistortionBank("match", without=("gate",), size=24)
+    single = waves[:1].float()
+    expected = bank(single, RATE).waveforms[..., FIRST:LAST]
+    error = (kept_copies(bank, single, FIRST, LAST) - expected).square().mean(-1).sqrt()
+    assert (error / single.square().mean(-1, keepdim=True).sqrt()).max() < 1e-5
+
+
+def test_what_the_whole_is_asked_for_is_found_in_pieces_as_well(
+    waves: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = DistortionBank(only=("noise", "pitch"))
+    known = bank.measure(waves, RATE).whole
+    monkeypatch.setattr(additive, "PIECE", 7000)
+    monkeypatch.setattr(pitch, "PIECE", 30_000)
+    again = bank.measure(waves, RATE).whole
+    assert set(known) == set(bank.names())
+    for name, value in known.items():
+        torch.testing.assert_close(again[name], value, rtol=1e-6, atol=1e-6)
+
+
+def test_phases_are_carried_on_where_there_is_no_onset() -> None:
+    time = torch.arange(14 * RATE, dtype=torch.float64) / RATE
+    steady = 0.1 * torch.sin(2 * torch.pi * 441.7 * time)[None]  # one onset, at its start
+    bank = DistortionBank(only=("pitch",))
+    whole = bank(steady, RATE).waveforms
+    first, last = 12 * RATE, 13 * RATE
+    error = kept_copies(bank, steady, first, last) - whole[..., first:last]
+    assert float(error.abs().max()) < 1e-6
+    with pytest.raises(ValueError, match="vocoder_phases"):
+        pitch.shift_pitch(steady, RATE, semitones=2.0, start=5)
+
+
+def test_pieces_are_refused_where_they_cannot_be_like_the_whole(waves: Tensor) -> None:
+    own = DistortionBank(only=("echo",), extra=(Distortion("mine", "own", halve, {"factor": 0.5}),))
+    with pytest.raises(ValueError, match=r"'mine'.*reach=.*segment=None"):
+        own.measure(waves, RATE)
+    with pytest.raises(ValueError, match=r"bank.measure"):
+        next(DistortionBank().iterate(waves, RATE, start=100))
+    stated = Distortion("mine", "own", halve, {"factor": 0.5}, reach=(0.0, 0.0))
+    bank = DistortionBank(only=("echo",), extra=(stated,))
+    assert bank.reach(RATE) == pytest.approx((0.04, 0.02))
+    torch.testing.assert_close(
+        kept_copies(bank, waves, FIRST, LAST)[:, -1], 0.5 * waves[:, FIRST:LAST]
+    )

@@ -1,0 +1,89 @@
+"""Standard normal numbers by place: Philox4x32-10 in integer arithmetic, then Box-Muller.
+
+A generator with a state gives other numbers on a GPU than on a CPU, and the sample at second 90
+only after all before it. A counter-based one (Salmon et al., *Parallel random numbers: as easy as
+1, 2, 3*, 2011) is a function: ten rounds of multiplication scramble (key, place), so any stretch of
+a noise can be made anywhere, alone, and is the same everywhere up to rounding of log and cosine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of words 0 and 2
+WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key after every round
+WORD = 0xFFFFFFFF
+BLOCKS = 2**16  # counters scrambled at a time: on a CPU their words should stay in its cache
+
+
+def scramble(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
+    """Philox4x32-10, elementwise.
+
+    Args:
+        counter: Four int64 tensors of words in [0, 2^32), broadcastable.
+        key: Two of them.
+
+    Returns:
+        Four int64 tensors of random words in [0, 2^32).
+    """
+    c0, c1, c2, c3, *_ = (x.clone() for x in torch.broadcast_tensors(*counter, *key))
+    k0, k1 = key
+    p, q = torch.empty_like(c0), torch.empty_like(c0)
+    for _ in range(ROUNDS):
+        # Products of two words overflow int64, but wrap: their upper and lower halves are right.
+        torch.mul(c0, MULTIPLIERS[0], out=p)
+        torch.mul(c2, MULTIPLIERS[1], out=q)
+        torch.bitwise_right_shift(q, 32, out=c0).bitwise_xor_(c1).bitwise_xor_(k0)
+        torch.bitwise_right_shift(p, 32, out=c2).bitwise_xor_(c3).bitwise_xor_(k1)
+        c0.bitwise_and_(WORD)  # words 1 and 3 keep their upper halves until they are looked at
+        c2.bitwise_and_(WORD)
+        c1, q = q, c1
+        c3, p = p, c3
+        k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
+    return [c0, c1.bitwise_and_(WORD), c2, c3.bitwise_and_(WORD)]
+
+
+def normals(seeds: Tensor, start: int, length: int) -> Tensor:
+    """Standard normal numbers at the places start, start + 1, … of every seed's sequence.
+
+    Args:
+        seeds: (...) int64, not negative, one sequence each.
+        start: First place, at least 0.
+        length: How many.
+
+    Returns:
+        (..., length) float32 on the device of `seeds`; of 24 bits each, so that |x| < 5.9.
+    """
+    first, last = start // 4, -(-(start + length) // 4)
+    key = (seeds & WORD).unsqueeze(-1), (seeds >> 32).unsqueeze(-1)
+    step = max(1, last - first)
+    if seeds.device.type == "cpu":
+        step = max(1, BLOCKS // max(1, seeds.numel()))
+    zero = torch.zeros(1, dtype=torch.int64, device=seeds.device)
+    found = torch.empty(*seeds.shape, 4 * (last - first), device=seeds.device)
+    for low in range(first, last, step):
+        high = min(low + step, last)
+        block = torch.arange(low, high, device=seeds.device)
+        words = scramble((block & WORD, block >> 32, zero, zero), key)
+        part = found[..., 4 * (low - first) : 4 * (high - first)].unflatten(-1, (-1, 4))
+        for pair in (0, 2):
+            part[..., pair], part[..., pair + 1] = box_muller(words[pair], words[pair + 1])
+    skip = start - 4 * first
+    return found[..., skip : skip + length]
+
+
+def box_muller(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Two independent standard normal numbers (float32) of two random words."""
+    radius = _uniform(one).log_().mul_(-2).sqrt_()
+    angle = _uniform(other).mul_(2 * math.pi)
+    return radius * angle.cos(), angle.sin_().mul_(radius)
+
+
+def _uniform(words: Tensor) -> Tensor:
+    """In (0, 1]: the upper 24 bits, all that a float32 holds, and a half for the logarithm."""
+    return (words >> 8).to(torch.float32).add_(0.5).mul_(2.0**-24)

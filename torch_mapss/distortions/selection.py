@@ -1,0 +1,138 @@
+"""Which members a bank has: the columns of the paper's table, chosen, extended, thinned out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from torch_mapss.distortions import additive, dynamics, echoes, filters, pitch
+from torch_mapss.distortions.records import Distortion
+from torch_mapss.distortions.traits import SpectralPeak
+
+FAMILIES = (
+    "notch",
+    "comb",
+    "tremolo",
+    "noise",
+    "tone",
+    "reverb",
+    "gate",
+    "pitch",
+    "lowpass",
+    "highpass",
+    "echo",
+    "clipping",
+    "vibrato",
+)
+"""The paper's families, in the order of its table."""
+
+KINDS = ("separation", "match")
+
+
+def paper_members(kind: str) -> tuple[Distortion, ...]:
+    """The members of a column of the table, in the order of its rows."""
+    if kind not in KINDS:
+        raise ValueError(
+            f"kind must be one of {KINDS}, got {kind!r}. PS is scored against the "
+            f"'separation' bank and PM against the 'match' bank."
+        )
+    attribute = kind.upper()
+    table: dict[str, tuple[Distortion, ...]] = {}
+    for module in (filters, echoes, additive, dynamics, pitch):
+        table |= getattr(module, attribute)
+    return tuple(member for family in FAMILIES for member in table[family])
+
+
+def selected(
+    members: tuple[Distortion, ...], chosen: Iterable[str], argument: str
+) -> list[tuple[Distortion, bool]]:
+    """Each member with whether it, or its family, is among the chosen."""
+    wanted = {chosen} if isinstance(chosen, str) else set(chosen)
+    families = dict.fromkeys(member.family for member in members)
+    unknown = wanted - set(families) - {member.name for member in members}
+    if unknown:
+        raise ValueError(
+            f"{argument} names {sorted(unknown)}, which this bank has neither as families nor as "
+            f"members. Families: {', '.join(families)}; members: see DistortionBank.names()."
+        )
+    return [(member, bool({member.family, member.name} & wanted)) for member in members]
+
+
+def extras(extra: Iterable[Distortion]) -> tuple[Distortion, ...]:
+    members = (extra,) if isinstance(extra, Distortion) else tuple(extra)
+    for member in members:
+        if not isinstance(member, Distortion):
+            raise TypeError(
+                f"extra must hold Distortion records, got {type(member).__name__}. Wrap a function "
+                f"as Distortion(name, family, function, parameters)."
+            )
+    return members
+
+
+def distinct(members: tuple[Distortion, ...]) -> tuple[Distortion, ...]:
+    """The members, if there are any and no two share a name (they would share their noise)."""
+    twice = [name for name, n in Counter(member.name for member in members).items() if n > 1]
+    if twice:
+        raise ValueError(
+            f"member names must be unique, but {twice} occur twice. Rename the extra member, or "
+            f"leave the bank's own out with without={twice}."
+        )
+    if not members:
+        raise ValueError("the bank has no members left. Leave out fewer families, or add extra.")
+    return members
+
+
+def spread(members: tuple[Distortion, ...], size: int) -> tuple[Distortion, ...]:
+    """`size` members, as evenly over the families, and within each, as counts allow."""
+    if not 1 <= size <= len(members):
+        raise ValueError(
+            f"size must lie between 1 and {len(members)}, the members this bank has, got {size}."
+        )
+    groups: dict[str, list[int]] = {}
+    for index, member in enumerate(members):
+        groups.setdefault(member.family, []).append(index)
+    quota = _quotas({family: len(group) for family, group in groups.items()}, size)
+    kept = {
+        group[place]
+        for family, group in groups.items()
+        for place in _places([members[index] for index in group], quota[family])
+    }
+    return tuple(members[index] for index in sorted(kept))
+
+
+def _quotas(counts: dict[str, int], size: int) -> dict[str, int]:
+    """Deal `size` places to families in rounds of one each; the last round goes to every n-th."""
+    quota = dict.fromkeys(counts, 0)
+    left = size
+    while left:
+        open_families = [family for family, count in counts.items() if quota[family] < count]
+        dealt = min(left, len(open_families))
+        for place in _even(len(open_families), dealt):
+            quota[open_families[place]] += 1
+        left -= dealt
+    return quota
+
+
+def _places(family: list[Distortion], quota: int) -> Sequence[int]:
+    """Which members of a family to keep: the strongest peaks, else evenly spaced."""
+    peaks = any(isinstance(m, SpectralPeak) for d in family for m in d.measured.values())
+    return range(quota) if peaks else _even(len(family), quota)
+
+
+def _even(count: int, quota: int) -> list[int]:
+    """`quota` of `count` places, evenly spaced about the middle."""
+    return [(2 * i + 1) * count // (2 * quota) for i in range(quota)]
+
+
+def checked_leakage(leakage: int, kind: str) -> int:
+    if not isinstance(leakage, int) or isinstance(leakage, bool):
+        raise TypeError(f"leakage must be an integer, got {leakage!r}. Pass e.g. leakage=7.")
+    if leakage < 0:
+        raise ValueError(f"leakage must be a number of members, at least 0, got {leakage}.")
+    if leakage and kind != "match":
+        raise ValueError(
+            f"leakage belongs into the 'match' bank, got kind={kind!r}: members that hold the "
+            f"other sources would hide from PS what it measures. Make a DistortionBank('match', "
+            f"leakage={leakage})."
+        )
+    return leakage
