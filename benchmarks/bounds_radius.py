@@ -82,7 +82,7 @@ def match_check(embedding: Embedding, layout: Layout, settings: Settings) -> tup
     mean, variance = masked_moments(parts.g + parts.gaps, parts.there, parts.members)
     fit = gamma(mean, variance)
     full = gammaincc(fit.k, (parts.a + parts.gap_a) / fit.theta)
-    retained = core_match.match(embedding, layout, settings, log=False)
+    retained, _ = core_match.match_parts(embedding, layout, settings)
     radii = [
         match_kernel(embedding, layout, settings, Options(convention=c))[0] for c in CONVENTIONS
     ]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from torch_mapss import functional as F
-from torch_mapss.core.kernel import _median_of_pairs
+from torch_mapss.core.kernel import _middle_of_pairs
+from torch_mapss.core.settings import Settings
 from torch_mapss.core.spectrum import retained_dimension
 
 
@@ -119,24 +120,29 @@ def test_a_disconnected_graph_keeps_one_non_trivial_coordinate_at_one():
     assert (first[0] - first[-1]).abs() > 1.0
 
 
+def dimension(eigenvalues, count, **settings):
+    return int(retained_dimension(eigenvalues, count, Settings(**settings)))
+
+
 def test_a_group_tied_at_the_cut_is_kept_whole():
     eigenvalues = torch.tensor([0.5, 0.3, 0.3 - 1e-12, 0.3 - 2e-12, 0.1], dtype=torch.float64)
     count = torch.tensor(5)
-    assert int(retained_dimension(eigenvalues, count, 0.5, "paper")) == 4
-    assert int(retained_dimension(eigenvalues, count, 0.5, "reference")) == 2
-    assert int(retained_dimension(eigenvalues, count, 0.3, "paper")) == 1
-    assert int(retained_dimension(eigenvalues, count, 1.0, "paper")) == 5
+    assert dimension(eigenvalues, count, energy=0.5) == 4
+    assert dimension(eigenvalues, count, energy=0.5, convention="reference") == 2
+    assert dimension(eigenvalues, count, energy=0.3) == 1
+    assert dimension(eigenvalues, count, energy=1.0) == 5
 
 
 def test_a_group_that_the_largest_dimension_cuts_is_dropped_whole():
     eigenvalues = torch.tensor([0.9, 0.5, 0.5, 0.5, 0.1, 0.0], dtype=torch.float64)
     count = torch.tensor(6)
-    for most, paper, reference in ((1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 4, 4), (9, 5, 5)):
-        assert int(retained_dimension(eigenvalues, count, 1.0, "paper", most)) == paper
-        assert int(retained_dimension(eigenvalues, count, 1.0, "reference", most)) == reference
-    assert int(retained_dimension(eigenvalues, count, 0.3, "paper", 5)) == 1
+    for most, *expected in ((1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 4, 4), (9, 5, 5)):
+        for convention, d in zip(("paper", "reference"), expected):
+            settings = {"energy": 1.0, "convention": convention, "max_dimension": most}
+            assert dimension(eigenvalues, count, **settings) == d
+    assert dimension(eigenvalues, count, energy=0.3, max_dimension=5) == 1
     leading = torch.tensor([0.9, 0.9, 0.9, 0.1], dtype=torch.float64)
-    assert int(retained_dimension(leading, torch.tensor(4), 1.0, "paper", 2)) == 3
+    assert dimension(leading, torch.tensor(4), energy=1.0, max_dimension=2) == 3
 
 
 @pytest.mark.parametrize("most", [1, 5, 20])
@@ -157,13 +163,10 @@ def test_median_takes_both_middle_values_of_an_even_number_of_pairs():
     points = torch.tensor([[0.0], [1.0], [3.0], [7.0]], dtype=torch.float64)
     squared = (points - points.mT).square()
     # pairs: 1, 4, 9, 16, 36, 49
-    _, _, median = _median_of_pairs(squared[None], None, True)
-    assert float(median) == 12.5
-    _, _, lower = _median_of_pairs(squared[None], None, False)
-    assert float(lower) == 9.0
+    assert _middle_of_pairs(squared[None], None, True) == (9.0, 16.0)
+    assert _middle_of_pairs(squared[None], None, False) == (9.0, 9.0)
     valid = torch.tensor([[True, True, True, False]])
-    _, _, masked = _median_of_pairs(squared[None], valid, True)
-    assert float(masked) == 4.0
+    assert _middle_of_pairs(squared[None], valid, True) == (4.0, 4.0)
 
 
 def test_close_clumps_far_apart_keep_their_digits():

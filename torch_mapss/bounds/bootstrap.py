@@ -102,9 +102,8 @@ def bootstrap_separation(
     centre, deviations, divisor = cluster_statistics(clusters, present)
     counts = pad(resampled_counts(present[..., 1:], draws, seed), (1, 0), value=1.0)
     delta = outputs.unsqueeze(-3) - centre.unsqueeze(-2)  # (F, S, S', D)
-    own = torch.arange(layout.sources, device=active.device) == torch.tensor(
-        layout.attributed, device=active.device
-    ).unsqueeze(-1)
+    everyone = torch.arange(layout.sources, device=active.device)
+    own = everyone == layout.source_index(active.device).unsqueeze(-1)
     foreign = ~own & active.unsqueeze(-2)
     once = pad(present[None, ..., 1:].to(clusters.dtype), (1, 0), value=1.0)
 
@@ -155,10 +154,10 @@ def bootstrap_match(
     """
     deviations, output, there, count = attributed_deviations(embedding, layout)
     _, present = presence(layout, len(output), output.device)
-    counts = resampled_counts(present[..., 1:], draws, seed)[:, :, list(layout.attributed)]
+    counts = layout.of_outputs(resampled_counts(present[..., 1:], draws, seed), 2)
     rows = torch.cat([deviations, output.unsqueeze(-2)], -2)
     ridge = RIDGE if settings.convention == "reference" else 0.0
-    floor = rounding_floor(embedding.coordinates).unsqueeze(-1)
+    floor = rounding_floor(embedding).unsqueeze(-1)
 
     def scores(weights: Tensor) -> Tensor:
         factor = _factor(_weighted_scatter(weights, deviations), (count - 1).clamp(min=1))

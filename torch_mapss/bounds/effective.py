@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def bartlett_sum(clusters: Tensor, present: Tensor, dimension: Tensor) -> Tensor
 
 def normal_quantile(confidence: float) -> float:
     """z_{c*}, c* = (1 + c)/2: half-width of a standard normal interval of that confidence."""
-    return math.sqrt(2.0) * float(torch.erfinv(torch.tensor(confidence, dtype=torch.float64)))
+    return -NormalDist().inv_cdf((1.0 - confidence) / 2.0)
 
 
 def effective_size(

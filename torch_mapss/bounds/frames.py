@@ -84,6 +84,7 @@ def separation_bounds(
     floor: float = 0.05,
     draws: int = 200,
     seed: int = 0,
+    eigh: str = "float64",
 ) -> Bounds:
     """Error radius and half-width of PS [sec:bounds], for the scores of the same arguments.
 
@@ -92,7 +93,8 @@ def separation_bounds(
     holds. Nothing is capped except where a convention says so: a bound above ½ says little.
 
     Args:
-        outputs, references, distortions, attributed, active, mask, alpha, time, energy: as for
+        outputs, references, distortions, attributed, active, mask, alpha, time, energy, eigh: as
+            for
             :func:`torch_mapss.functional.perceptual_separation`.
         confidence: 1 - δ in (0, 1), for each measure on its own.
         convention: ``"paper"`` as printed, ``"reference"`` as the released implementation,
@@ -116,7 +118,7 @@ def separation_bounds(
         TypeError, ValueError: as the score; and a setting out of its range.
     """
     options = Options(confidence, convention, tail, n_eff, c, floor=floor, draws=draws, seed=seed)
-    settings = _settings(alpha, time, energy, options)
+    settings = _settings(alpha, time, energy, eigh, options)
     clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
     kernel = partial(separation_kernel, options=options)
     radius, width = score_frames(clouds, settings, kernel, rest=True)
@@ -143,13 +145,15 @@ def match_bounds(
     cap: float = 0.5,
     draws: int = 200,
     seed: int = 0,
+    eigh: str = "float64",
 ) -> Bounds:
     """Error radius and half-width of PM [app:pm_measure], for the scores of the same arguments.
 
     The radius is guaranteed in the derived convention; in the others it depends on c1 and c2.
 
     Args:
-        outputs, references, distortions, attributed, active, mask, alpha, time, energy: as for
+        outputs, references, distortions, attributed, active, mask, alpha, time, energy, eigh: as
+            for
             :func:`torch_mapss.functional.perceptual_match`.
         confidence, convention, tail, draws, seed: as for :func:`separation_bounds`.
         c1: C₁ of [eq:pm_k_bias], which the paper leaves open; scales the half-width of k.
@@ -166,7 +170,7 @@ def match_bounds(
         TypeError, ValueError: as the score; and a setting out of its range.
     """
     options = Options(confidence, convention, tail, c1=c1, c2=c2, cap=cap, draws=draws, seed=seed)
-    settings = _settings(alpha, time, energy, options)
+    settings = _settings(alpha, time, energy, eigh, options)
     clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
     kernel = partial(match_kernel, options=options)
     radius, width = score_frames(clouds, settings, kernel, rest=True)
@@ -265,10 +269,10 @@ def check_confidence(confidence: float) -> None:
         )
 
 
-def _settings(alpha: float, time: float, energy: float, options: Options) -> Settings:
+def _settings(alpha: float, time: float, energy: float, eigh: str, options: Options) -> Settings:
     _check_options(options)
     graph = "reference" if options.convention == "reference" else "paper"
-    return map_settings(alpha, time, energy, graph)
+    return map_settings(alpha, time, energy, graph, eigh=eigh)
 
 
 def _check_options(options: Options) -> None:

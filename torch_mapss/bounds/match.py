@@ -15,6 +15,7 @@ computed, and the box takes their true distance from the retained ones.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -60,7 +61,14 @@ class Gamma(NamedTuple):
     theta: Tensor
 
 
-Box = tuple[Tensor, Tensor, Tensor]  # k, θ, a: a point, or half-widths
+Point = tuple[Tensor, Tensor, Tensor]  # k, θ, a
+
+
+class Box(NamedTuple):
+    """Half-widths about a point, and where the box ends below."""
+
+    half: Point
+    floors: tuple[float, float, float] = (1e-12, 1e-12, 0.0)
 
 
 def match_kernel(
@@ -69,12 +77,13 @@ def match_kernel(
     """Radius and tail of PM (F, S') of a chunk of frames."""
     parts = match_parts(embedding, layout, settings)
     fit, collapsed = fit_gamma(parts, embedding, settings)
-    radius = _match_radius(parts, fit, options)
+    centre, boxes = (fit.k, fit.theta, parts.a), [_radius_box(parts, fit, options)]
     if options.tail == "bootstrap":
+        (radius,) = corner_maxima(centre, boxes)
         score, draws = bootstrap_match(embedding, layout, settings, options.draws, options.seed)
         tail = half_width(draws, score, options.confidence)
     else:
-        tail = _match_tail(parts, fit, options)
+        radius, tail = corner_maxima(centre, [*boxes, _tail_box(parts, fit, options)])
     radius, tail = torch.where(collapsed, 0.0, radius), torch.where(collapsed, 1.0, tail)
     scored = scored_outputs(layout, len(radius), radius.device)
     if options.convention == "reference":
@@ -93,7 +102,7 @@ def match_parts(embedding: Embedding, layout: Layout, settings: Settings) -> Mat
     else:
         factor = ridge_factor(deviations, divisor)
         kept, discarded = schur_parts(factor, rows, is_retained(embedding, rows.shape[-1]))
-    floor = rounding_floor(embedding.coordinates).unsqueeze(-1)
+    floor = rounding_floor(embedding).unsqueeze(-1)
     a = torch.where(kept[..., -1] <= floor, 0.0, kept[..., -1])
     gaps = torch.where(there, discarded[..., :-1], 0.0)
     return MatchParts(kept[..., :-1], gaps, a, discarded[..., -1], there, count)
@@ -140,7 +149,7 @@ def _reference_parts(
 def fit_gamma(parts: MatchParts, embedding: Embedding, settings: Settings) -> tuple[Gamma, Tensor]:
     """Gamma of the retained distances, and where there is none (1 and 1 stand in for it)."""
     mean, variance = masked_moments(parts.g, parts.there, parts.members)
-    floor = rounding_floor(embedding.coordinates).unsqueeze(-1)
+    floor = rounding_floor(embedding).unsqueeze(-1)
     # These distances are plain in every convention: no 1e-6 on top of the floor.
     collapsed = is_collapsed(mean, variance, floor, settings._replace(convention="paper"))
     collapsed = collapsed | embedding.degenerate.unsqueeze(-1)
@@ -155,34 +164,38 @@ def gamma(mean: Tensor, variance: Tensor) -> Gamma:
     return Gamma(mean, variance, mean.square() / variance, variance / mean)
 
 
-def corner_maximum(centre: Box, half: Box, floors: tuple[float, float, float]) -> Tensor:
-    """Largest change of Q over a box [eq:pm_corner_radius]; two corners suffice, see the module."""
-    least, most = [], []
-    for middle, width, floor in zip(centre, half, floors):
-        least.append((middle - width.abs()).clamp(min=floor))
-        most.append((middle + width.abs()).clamp(min=floor))
-    at_centre = gammaincc(centre[0], centre[2] / centre[1])
-    highest = gammaincc(most[0], least[2] / most[1])
-    lowest = gammaincc(least[0], most[2] / least[1])
-    return torch.maximum(highest - at_centre, at_centre - lowest).clamp(min=0.0)
+def corner_maxima(centre: Point, boxes: Sequence[Box]) -> list[Tensor]:
+    """Largest change of Q over each box [eq:pm_corner_radius].
+
+    Two corners suffice, see the module; those of all boxes are evaluated together.
+    """
+    corners = [centre]
+    for half, floors in boxes:
+        least, most = [], []
+        for middle, width, floor in zip(centre, half, floors):
+            least.append((middle - width.abs()).clamp(min=floor))
+            most.append((middle + width.abs()).clamp(min=floor))
+        corners += [(most[0], most[1], least[2]), (least[0], least[1], most[2])]
+    k, theta, a = (torch.stack(values) for values in zip(*corners))
+    at_centre, *found = gammaincc(k, a / theta).unbind(0)
+    return [
+        torch.maximum(highest - at_centre, at_centre - lowest).clamp(min=0.0)
+        for highest, lowest in zip(found[::2], found[1::2])
+    ]
 
 
-def _match_radius(parts: MatchParts, fit: Gamma, options: Options) -> Tensor:
-    """[eq:ps_bias] over the box of [eq:pm_k_bias] and [eq:pm_theta_bias], or the exact one."""
+def _radius_box(parts: MatchParts, fit: Gamma, options: Options) -> Box:
+    """Of [eq:ps_bias]: the box of [eq:pm_k_bias] and [eq:pm_theta_bias], or the exact one."""
     mean, variance = masked_moments(parts.g + parts.gaps, parts.there, parts.members)
-    floors = (1e-12, 1e-12, 0.0)
     if options.convention == "derived":
         floored = torch.where(variance > 0.0, variance, fit.variance)
         full = gamma(torch.where(mean > 0.0, mean, fit.mean), floored)
         half = options.c1 * (full.k - fit.k), options.c2 * (full.theta - fit.theta), parts.gap_a
-        return corner_maximum((fit.k, fit.theta, parts.a), half, floors)
-    guard = 0.0
-    if options.convention == "reference":
-        variance, guard, floors = (
-            variance + _REFERENCE_VARIANCE,
-            _REFERENCE_DIVISOR,
-            (1e-6, 1e-6, 1e-8),
-        )
+        return Box(half)
+    reference = options.convention == "reference"
+    guard = _REFERENCE_DIVISOR if reference else 0.0
+    if reference:
+        variance = variance + _REFERENCE_VARIANCE
     largest = torch.where(parts.there, parts.gaps, -torch.inf).amax(-1)
     largest = torch.where(torch.isfinite(largest), largest, 0.0)  # no distortion: not scored
     count = parts.members.to(parts.a.dtype)
@@ -192,11 +205,11 @@ def _match_radius(parts: MatchParts, fit: Gamma, options: Options) -> Tensor:
         options.c2 * factor * (variance + fit.variance) / (fit.mean.square() + guard),
         parts.gap_a,
     )
-    return corner_maximum((fit.k, fit.theta, parts.a), half, floors)
+    return Box(half, (1e-6, 1e-6, 1e-8)) if reference else Box(half)
 
 
-def _match_tail(parts: MatchParts, fit: Gamma, options: Options) -> Tensor:
-    """[eq:pm_prob_tail]: moments by Bernstein, k and θ to first order, then the box."""
+def _tail_box(parts: MatchParts, fit: Gamma, options: Options) -> Box:
+    """Of [eq:pm_prob_tail]: moments by Bernstein, k and θ to first order."""
     log = math.log(6.0 / (1.0 - options.confidence))  # ln(2/(δ/3))
     over_n = log / parts.members.clamp(min=1).to(parts.a.dtype)  # an integer divides in float32
     sigma = fit.variance.sqrt()
@@ -213,8 +226,7 @@ def _match_tail(parts: MatchParts, fit: Gamma, options: Options) -> Tensor:
         torch.minimum(by_mu[1] * delta_mu + by_sigma[1] * delta_sigma, options.cap * fit.theta),
         torch.minimum(delta_a, limit_a),
     )
-    floors = (1e-12, 1e-12, 1e-8 if reference else 0.0)
-    return corner_maximum((fit.k, fit.theta, parts.a), half, floors)
+    return Box(half, (1e-12, 1e-12, 1e-8)) if reference else Box(half)
 
 
 def _distance_range(parts: MatchParts, over_n: Tensor, reference: bool) -> tuple[Tensor, Tensor]:

@@ -109,8 +109,7 @@ def separation_sides(embedding: Embedding, layout: Layout, settings: Settings) -
 
 def _own_and_nearest(squared: Tensor, active: Tensor, layout: Layout) -> Tensor:
     """(F, S', 2) index of the attributed and of the closest other active cluster."""
-    own = torch.tensor(layout.attributed, device=squared.device)
-    own = own.expand(len(squared), -1).unsqueeze(-1)
+    own = layout.source_index(squared.device).expand(len(squared), -1).unsqueeze(-1)
     everyone = torch.arange(layout.sources, device=squared.device)
     foreign = (everyone != own) & active.unsqueeze(-2)
     nearest = torch.where(foreign, squared, torch.inf).argmin(-1, keepdim=True)
@@ -134,7 +133,7 @@ def _spread(embedding: Embedding, layout: Layout, options: Options) -> Spread:
     ridge = RIDGE if options.convention == "reference" else 0.0
     bottom, top, trace = _extreme_eigenvalues(covariance, embedding.dimension.unsqueeze(-1))
     # A cluster that is one point but for rounding has no shape: its eigenvalues are none.
-    point = top <= rounding_floor(embedding.coordinates).unsqueeze(-1) * RIDGE
+    point = top <= rounding_floor(embedding).unsqueeze(-1) * RIDGE
     bottom, top, trace = (torch.where(point, 0.0, x) for x in (bottom, top, trace))
     bottom, top = bottom + ridge, top + ridge
     trace = trace + ridge * embedding.dimension.unsqueeze(-1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_mapss.core import checks
+from torch_mapss.core import checks, devices
 from torch_mapss.core.autograd import once
 from torch_mapss.core.layout import Layout, point_validity
 from torch_mapss.core.manifold import Embedding, embed, gather
@@ -46,6 +46,11 @@ def score_frames(
     Without gradients a chunk's work is dropped at once. With them, a batch whose graph would
     exceed ``GRAPH_BYTES`` is recomputed chunk by chunk in the backward pass.
 
+    On the CPU every chunk is looked at as it comes. An accelerator is asked once, behind the last
+    chunk: until then nothing is known of non-finite embeddings (their frames are zeros in the
+    meantime), of frames whose distances are too coarse, or of the dimensions (so that all columns
+    are kept). Chunks that turn out to need it are done again.
+
     Args:
         clouds: validated embeddings, see :func:`torch_mapss.core.checks.check_clouds`.
         settings: of the map.
@@ -56,27 +61,59 @@ def score_frames(
         The kernel's tensors over all frames, leading dimensions restored, on the device of the
         input; floating point ones in float64 if the input is, else in float32.
     """
+    return finished([pending(clouds, settings, kernel, rest=rest)])[0]
+
+
+class Pending(NamedTuple):
+    """Frames that are scored, but for what their values would tell."""
+
+    clouds: checks.Clouds
+    runs: list[Callable[[bool], tuple[Tensor, ...]]]  # of each chunk, by whether it may look
+    results: list[tuple[Tensor, ...]]  # of each chunk; the last of them: () bool, do it again
+    looked: bool
+
+
+def pending(
+    clouds: checks.Clouds, settings: Settings, kernel: Kernel, *, rest: bool = False
+) -> Pending:
+    """The work of :func:`score_frames`, queued on an accelerator without reading a value."""
     frames, sources, count, features = clouds.distortions.shape
     points = clouds.outputs.shape[1] + sources * (count + 1)
     size = frames_per_chunk(points, features)
     inputs = clouds.outputs, clouds.references, clouds.distortions
     tracked = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     heavy = tracked and frames * 8 * (points * features + 10 * points**2) > GRAPH_BYTES
-    results = []
+    look = not devices.is_far(devices.working_device(clouds.outputs.device))
+    runs: list[Callable[[bool], tuple[Tensor, ...]]] = []
     # Split, not sliced: the gradient of a slice is as large as the whole, once a chunk.
     chunks = zip(*(x.split(size) for x in inputs))
     for part, chunk in zip(_slices(frames, size), chunks):
-        run: Callable[..., tuple[Tensor, ...]] = functools.partial(
-            _chunk, clouds, part, settings, kernel, rest
-        )
-        if heavy:
-            run = functools.partial(_Recomputed.apply, run)
-        results.append(run(*chunk))
-    dtype = torch.promote_types(
-        torch.promote_types(clouds.outputs.dtype, clouds.references.dtype),
-        torch.promote_types(clouds.distortions.dtype, torch.float32),
-    )
-    return tuple(_finish(parts, clouds, dtype) for parts in zip(*results))
+        run = functools.partial(_chunk, clouds, part, settings, kernel, rest)
+        runs.append(functools.partial(_run, run, chunk, heavy))
+    return Pending(clouds, runs, [run(look) for run in runs], look)
+
+
+def _run(
+    run: Callable[..., tuple[Tensor, ...]], chunk: tuple[Tensor, ...], heavy: bool, look: bool
+) -> tuple[Tensor, ...]:
+    if heavy:
+        return _Recomputed.apply(functools.partial(run, look), *chunk)
+    return run(look, *chunk)
+
+
+def finished(works: Sequence[Pending]) -> list[tuple[Tensor, ...]]:
+    """The results of several :func:`pending` works, whose values are read together."""
+    blind = [work for work in works if not work.looked]
+    if blind:
+        flags = torch.stack([results[-1] for work in blind for results in work.results])
+        again = iter(flags.tolist())
+        for work in blind:
+            for place, run in enumerate(work.runs):
+                if next(again):
+                    work.results[place] = run(True)
+    return [
+        tuple(_finish(parts, work.clouds) for parts in [*zip(*work.results)][:-1]) for work in works
+    ]
 
 
 class _Recomputed(torch.autograd.Function):
@@ -117,7 +154,11 @@ class _Recomputed(torch.autograd.Function):
         return None, *(next(guarded) if w else None for w in wanted)
 
 
-def _finish(parts: tuple[Tensor, ...], clouds: checks.Clouds, dtype: torch.dtype) -> Tensor:
+def _finish(parts: tuple[Tensor, ...], clouds: checks.Clouds) -> Tensor:
+    dtype = torch.promote_types(
+        torch.promote_types(clouds.outputs.dtype, clouds.references.dtype),
+        torch.promote_types(clouds.distortions.dtype, torch.float32),
+    )
     whole = torch.cat(parts)
     whole = whole.reshape(*clouds.lead, *whole.shape[1:]).to(clouds.outputs.device)
     return whole.to(dtype) if whole.is_floating_point() else whole
@@ -129,10 +170,12 @@ def _chunk(
     settings: Settings,
     kernel: Kernel,
     rest: bool,
+    look: bool,
     outputs: Tensor,
     references: Tensor,
     distortions: Tensor,
 ) -> tuple[Tensor, ...]:
+    """The kernel's tensors of one chunk, then whether to do it again and ``look`` this time."""
     with torch.autocast(outputs.device.type, enabled=False):
         cloud = gather(outputs, references, distortions.flatten(1, 2))
         points = cloud.points
@@ -145,21 +188,28 @@ def _chunk(
             None if mask is None else mask[part].to(points.device),
         )
         valid = point_validity(layout, len(points), points.device)
-        _check_embeddings(points, valid, layout, part.start, clouds.lead)
-        return kernel(embed(cloud, valid, settings, rest=rest), layout, settings)
+        broken = _broken(points, valid)
+        if look:
+            _refuse(broken, layout, part.start, clouds.lead)
+        else:
+            points.masked_fill_(broken.any(-1)[:, None, None], 0.0)
+        embedding = embed(cloud, valid, settings, rest=rest, look=look)
+        results = kernel(embedding, layout, settings)
+        again = broken.any()
+        return *results, again if embedding.coarse is None else again | embedding.coarse.any()
 
 
-def _check_embeddings(
-    points: Tensor, valid: Tensor | None, layout: Layout, start: int, lead: torch.Size
-) -> None:
+def _broken(points: Tensor, valid: Tensor | None) -> Tensor:
+    """(F, N) bool: points that are there and not finite, or whose squares overflow."""
+    broken = ~torch.isfinite(torch.linalg.vector_norm(points, dim=-1).square())
+    return broken if valid is None else broken & valid
+
+
+def _refuse(broken: Tensor, layout: Layout, start: int, lead: torch.Size) -> None:
     """Raise ValueError naming the first frame and source with non-finite embeddings."""
-    norms = torch.linalg.vector_norm(points, dim=-1).square()
-    bad = ~torch.isfinite(norms)
-    if valid is not None:
-        bad = bad & valid
-    if not bool(bad.any()):
+    if not bool(broken.any()):
         return
-    frame, point = (int(index) for index in bad.nonzero()[0])
+    frame, point = (int(index) for index in broken.nonzero()[0])
     s, first = layout.sources, layout.outputs
     if point < first:
         what = f"the output of source {layout.attributed[point]}"

@@ -123,7 +123,7 @@ def leverages(embedding: Embedding, layout: Layout) -> Leverages:
     dimension = embedding.dimension.clamp(min=1).to(rows.dtype).unsqueeze(-1).expand_as(points)
     h, ridge = _Leverages.apply(rows, points, dimension, KAPPA)
     # (error/√ρ)² for the squared length error² that rounding gives two coincident points.
-    error = rounding_floor(embedding.coordinates).unsqueeze(-1) * RIDGE
+    error = rounding_floor(embedding).unsqueeze(-1) * RIDGE
     floor = error / torch.where(ridge > 0.0, ridge, 1.0)
     return Leverages(h[..., :-1], h[..., -1], there, count, floor)
 
@@ -186,10 +186,10 @@ def log_match(embedding: Embedding, layout: Layout, found: Leverages | None = No
     return torch.where(scored_outputs(layout, len(score), score.device), score, 0.0)
 
 
-def smooth_match(embedding: Embedding, layout: Layout, *, log: bool) -> Tensor:
-    """The smooth form of PM or its logarithm (F, S')."""
-    score = log_match(embedding, layout)
-    return score if log else _exponential(score, layout)
+def smooth_match(embedding: Embedding, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The smooth form of PM and its logarithm (F, S')."""
+    log = log_match(embedding, layout)
+    return _exponential(log, layout), log
 
 
 def conformal_parts(embedding: Embedding, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,9 +1,14 @@
-"""Which device to take, and devices without float64 (Apple's MPS).
+"""Which device to take, where float64 is to be had, and which must not be asked for values.
 
-What needs float64 runs on the CPU there, within the graph.
+Devices that have no float64 (Apple's MPS): what needs it runs on the CPU, within the graph.
+
+Reading a value of an accelerator (``bool(x.any())``, ``int(d.max())``, ``nonzero``) waits for all
+work queued there, and so does a plain copy of a Python list onto it. On the CPU both cost nothing.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -40,3 +45,19 @@ def back(x: Tensor, device: torch.device) -> Tensor:
     if x.dtype == torch.float64 and device.type in _WITHOUT_FLOAT64:
         x = x.float()
     return x.to(device)
+
+
+def is_far(device: torch.device) -> bool:
+    """Whether reading a value waits for work that is queued on ``device``."""
+    return device.type != "cpu"
+
+
+def placed(values: Sequence[float] | Sequence[int], device: torch.device) -> Tensor:
+    """A few numbers of the host as a tensor on ``device``, without waiting for it.
+
+    Whole numbers become int64, others float64 (where the device has it).
+    """
+    whole = all(isinstance(value, int) for value in values)
+    dtype = torch.int64 if whole else torch.float64
+    # The source is not pinned: the driver takes its own copy of so few bytes before it returns.
+    return torch.tensor(values, dtype=dtype, device="cpu").to(device, non_blocking=True)

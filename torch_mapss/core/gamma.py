@@ -46,8 +46,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torch_mapss.core import devices
 from torch_mapss.core.autograd import once
-from torch_mapss.core.devices import working_device
 
 _WHAT = "gammaincc and log_gammaincc"  # said of second derivatives
 # Exponent at which the integrals are cut: exp(-40) = 4e-18 of the largest value.
@@ -64,10 +64,10 @@ _SMALLEST, _LARGEST = 1e-300, 1e300
 _EXP_LIMIT = 700.0
 
 
-def _unit_interval_rule(points: int) -> list[tuple[float, float]]:
+def _unit_interval_rule(points: int) -> tuple[list[float], list[float]]:
     """Gauss-Legendre nodes and weights on [0, 1], as plain floats."""
     nodes, weights = np.polynomial.legendre.leggauss(points)
-    return list(zip((0.5 * (nodes + 1.0)).tolist(), (0.5 * weights).tolist(), strict=True))
+    return (0.5 * (nodes + 1.0)).tolist(), (0.5 * weights).tolist()
 
 
 def _zeta_minus_one(n: int) -> float:
@@ -187,15 +187,11 @@ def _reach_below(k: Tensor, x: Tensor) -> Tensor:
 def _rule_like(x: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Blocks of nodes and weights, each (points in block, 1, ..., 1), on the device of ``x``.
 
-    Filled by kernels, not copied from the host, so nothing waits. The blocks bound the memory of
-    large inputs; small ones take all points at once.
+    The blocks bound the memory of large inputs; small ones take all points at once.
     """
     column = (-1,) + (1,) * x.dim()
-    nodes, weights = (
-        torch.stack([x.new_full((), value) for value in values]).view(column)
-        for values in zip(*_RULE, strict=True)
-    )
-    block = min(len(_RULE), max(1, _BLOCK // max(1, x.numel())))
+    nodes, weights = (devices.placed(values, x.device).view(column) for values in _RULE)
+    block = min(_POINTS, max(1, _BLOCK // max(1, x.numel())))
     return list(zip(nodes.split(block), weights.split(block), strict=True))
 
 
@@ -302,29 +298,34 @@ def _tail(k: Tensor, x: Tensor) -> _Tail:
 
 
 class _GammaTail(torch.autograd.Function):
-    """Value (Q or log Q) with the derivatives of `_tail`; inputs are float64 and of one shape."""
+    """Q and log Q with the derivatives of `_tail`; inputs are float64 and of one shape."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(k: Tensor, x: Tensor, log: bool, bounds: tuple[float, float]) -> Any:
+    def forward(k: Tensor, x: Tensor, bounds: tuple[float, float]) -> Any:
         tail = _tail(k, x)
-        value, by_k, by_x = tail[3:] if log else tail[:3]
-        return value, by_k.clamp(-bounds[0], bounds[0]), by_x.clamp(-bounds[1], bounds[1])
+        by_k, by_x = (
+            (t.clamp(-bounds[0], bounds[0]) for t in (tail.value_k, tail.log_k)),
+            (t.clamp(-bounds[1], bounds[1]) for t in (tail.value_x, tail.log_x)),
+        )
+        return tail.value, tail.log, *by_k, *by_x
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*inputs[:2], *output[1:])
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.save_for_backward(*inputs[:2], *output[2:])
+        ctx.set_materialize_grads(False)  # one of the two is often not asked for
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, value: Tensor | None, log: Tensor | None, *_: Any) -> Any:
         k, x, *slopes = ctx.saved_tensors
-        grads = (
-            grad * once(slope, _WHAT, k, x) if needed else None
-            for slope, needed in zip(slopes, ctx.needs_input_grad, strict=False)
-        )
-        return *grads, None, None
+        found: list[Tensor | None] = []
+        for of_value, of_log, needed in zip(slopes[::2], slopes[1::2], ctx.needs_input_grad):
+            pairs = [(g, s) for g, s in ((value, of_value), (log, of_log)) if g is not None]
+            terms = [g * once(s, _WHAT, k, x) for g, s in pairs] if needed else []
+            found.append(sum(terms[1:], terms[0]) if terms else None)
+        return *found, None
 
 
 def _as_real(value: Tensor | float, like: Tensor | float, name: str) -> Tensor:
@@ -361,14 +362,15 @@ def _common_device(k: Tensor, x: Tensor) -> torch.device:
     return k.device if k.dim() > 0 else x.device
 
 
-def _apply(k: Tensor | float, x: Tensor | float, log: bool) -> Tensor:
+def both_tails(k: Tensor | float, x: Tensor | float) -> tuple[Tensor, Tensor]:
+    """`gammaincc` and `log_gammaincc` of the same arguments, from one quadrature."""
     shape, point = _as_real(k, x, "k"), _as_real(x, k, "x")
     dtype, device = _result_dtype(shape, point), _common_device(shape, point)
-    working = working_device(device)
+    working = devices.working_device(device)
     bounds = (_largest(shape), _largest(point))
     pair = [t.to(device=working).to(torch.float64) for t in (shape, point)]
-    value: Tensor = _GammaTail.apply(*torch.broadcast_tensors(*pair), log, bounds)[0]
-    return value.to(dtype).to(device)
+    value, log, *_ = _GammaTail.apply(*torch.broadcast_tensors(*pair), bounds)
+    return value.to(dtype).to(device), log.to(dtype).to(device)
 
 
 def gammaincc(k: Tensor | float, x: Tensor | float) -> Tensor:
@@ -403,7 +405,7 @@ def gammaincc(k: Tensor | float, x: Tensor | float) -> Tensor:
 
     Source: DLMF 8.2.4; method in the module's text.
     """
-    return _apply(k, x, log=False)
+    return both_tails(k, x)[0]
 
 
 def log_gammaincc(k: Tensor | float, x: Tensor | float) -> Tensor:
@@ -427,4 +429,4 @@ def log_gammaincc(k: Tensor | float, x: Tensor | float) -> Tensor:
 
     Source: DLMF 8.2.4; method in the module's text.
     """
-    return _apply(k, x, log=True)
+    return both_tails(k, x)[1]

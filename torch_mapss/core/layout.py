@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_mapss.core import devices
+
 
 class Layout(NamedTuple):
     """Which rows of a frame's points are what, and which of them are there."""
@@ -28,6 +30,23 @@ class Layout(NamedTuple):
     @property
     def outputs(self) -> int:
         return len(self.attributed)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether there is one output for every source, in their order."""
+        return self.attributed == tuple(range(self.sources))
+
+    def source_index(self, device: torch.device) -> Tensor:
+        """(S',) the source of each output."""
+        if self.in_order:
+            return torch.arange(self.sources, device=device)
+        return devices.placed(self.attributed, device)
+
+    def of_outputs(self, values: Tensor, dim: int = 1) -> Tensor:
+        """Values of sources (S along ``dim``) as values of the source of each output (S')."""
+        return (
+            values if self.in_order else values.index_select(dim, self.source_index(values.device))
+        )
 
 
 # --------------------------------------------------------------------------------------------
@@ -52,7 +71,7 @@ def point_validity(layout: Layout, frames: int, device: torch.device) -> Tensor 
     if layout.active is None and layout.mask is None:
         return None
     active, present = presence(layout, frames, device)
-    parts = active[:, list(layout.attributed)], present[..., 0], present[..., 1:].flatten(1)
+    parts = layout.of_outputs(active), present[..., 0], present[..., 1:].flatten(1)
     return torch.cat(parts, -1)
 
 
@@ -67,4 +86,4 @@ def split_points(coordinates: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
 def scored_outputs(layout: Layout, frames: int, device: torch.device) -> Tensor:
     """(F, S') whether the source of an output is active together with another one."""
     active, _ = presence(layout, frames, device)
-    return active[:, list(layout.attributed)] & (active.sum(-1, keepdim=True) >= 2)
+    return layout.of_outputs(active) & (active.sum(-1, keepdim=True) >= 2)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from torch_mapss.core.manifold import Embedding
 
 RIDGE = 1e-6  # ε of [eq:ps_distance]
 
@@ -69,12 +72,16 @@ def squared_mahalanobis(factor: Tensor, deviations: Tensor) -> Tensor:
     return whitened.square().sum(-2)
 
 
-def rounding_floor(coordinates: Tensor) -> Tensor:
+def rounding_floor(embedding: Embedding) -> Tensor:
     """(F,) squared distance that rounding alone can give two coincident points.
 
-    Coordinates are Φ = SV up to the backward error of eigh, about N·eps of their size, whatever
-    the eigenvalue; the ridge turns a squared length into at most 1/ε of it.
+    Coordinates are Φ = SV up to the backward error of eigh, at most about N·eps of their size,
+    whatever the eigenvalue; the ridge turns a squared length into at most 1/ε of it. In float64
+    that bound costs nothing. In float32 it would swallow whole clusters: eight times √N·eps
+    stands for it, which is what real frames show.
     """
-    error = 64.0 * coordinates.shape[-2] * torch.finfo(coordinates.dtype).eps
+    coordinates, double = embedding.coordinates, embedding.precision == torch.float64
+    points = coordinates.shape[-2]
+    error = 64.0 * points if double else 8.0 * math.sqrt(points)
     size = coordinates.detach().abs().flatten(1).amax(-1)
-    return (error * size).square() / RIDGE
+    return (error * torch.finfo(embedding.precision).eps * size).square() / RIDGE

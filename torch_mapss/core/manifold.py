@@ -71,6 +71,8 @@ class Embedding(NamedTuple):
     squared_distances: Tensor  # (F, N, N) D² of the points, detached
     degenerate: Tensor  # (F,) bool: the bandwidth is zero and there is no map
     rest: Tensor | None = None  # (F, N, N-1) columns from d on, zero before; detached
+    precision: torch.dtype = torch.float64  # of the eigendecomposition
+    coarse: Tensor | None = None  # (F,) bool: distances too inexact; None: nowhere
 
 
 # --------------------------------------------------------------------------------------------
@@ -97,7 +99,12 @@ def gather(*parts: Tensor) -> Cloud:
 
 
 def embed(
-    cloud: Cloud, valid: Tensor | None, settings: Settings, *, rest: bool = False
+    cloud: Cloud,
+    valid: Tensor | None,
+    settings: Settings,
+    *,
+    rest: bool = False,
+    look: bool = True,
 ) -> Embedding:
     """Retained diffusion coordinates of a chunk of frames; see :func:`diffusion_map`.
 
@@ -107,12 +114,14 @@ def embed(
         valid: (F, N) bool or None.
         settings: of the map.
         rest: also return the coordinates from d on (detached), which error bounds read.
+        look: whether values may be read, which waits for an accelerator. Without, all N-1 columns
+            of coordinates are kept, and ``coarse`` says which frames should be done again.
     """
-    kernel, squared, degenerate = _kernel(cloud, valid, settings)
+    kernel, squared, degenerate, coarse = _kernel(cloud, valid, settings, look)
     s, root = Operator.apply(kernel, valid, settings.alpha)
     count = _count(cloud.points, valid)
     phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
-        s, count, settings, None, True
+        s, count, settings, None if look else s.shape[-1] - 1, True
     )
     inverse_root = _row_scale(root, settings.convention)
     coordinates = torch.where(degenerate[:, None, None], 0.0, phi * inverse_root.unsqueeze(-1))
@@ -123,17 +132,25 @@ def embed(
             index = torch.arange(whole.shape[-1], device=whole.device)
             omitted = (index >= dimension.unsqueeze(-1)) & ~degenerate.unsqueeze(-1)
             others = torch.where(omitted.unsqueeze(-2), whole, 0.0)
-    return Embedding(coordinates, dimension, squared, degenerate, others)
+    return Embedding(
+        coordinates,
+        dimension,
+        squared,
+        degenerate,
+        others,
+        settings.precision,
+        None if look else coarse,
+    )
 
 
 def _kernel(
-    cloud: Cloud, valid: Tensor | None, settings: Settings
-) -> tuple[Tensor, Tensor, Tensor]:
+    cloud: Cloud, valid: Tensor | None, settings: Settings, look: bool = True
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     points = centre(cloud.points, valid)
     parts = *cloud.parts, *(part[:0].clone() for part in cloud.parts)
     if settings.convention == "reference":  # exp(-D²/(2 σ²)), lower middle value
-        return GaussianKernel.apply(points, valid, 2.0, False, *parts)
-    return GaussianKernel.apply(points, valid, 1.0, True, *parts)
+        return GaussianKernel.apply(points, valid, 2.0, False, look, *parts)
+    return GaussianKernel.apply(points, valid, 1.0, True, look, *parts)
 
 
 def _count(points: Tensor, valid: Tensor | None) -> Tensor:
@@ -167,6 +184,7 @@ def diffusion_map(
     mask: Tensor | None = None,
     convention: str = "paper",
     max_dimension: int | None = None,
+    eigh: str = "float64",
 ) -> DiffusionMap:
     """Diffusion map of every cloud of points in a batch [sec:dm_foundations_moved].
 
@@ -185,6 +203,7 @@ def diffusion_map(
             π) or ``"reference"`` (half-width kernel, lower middle value, unit eigenvectors).
         max_dimension: the most coordinates to retain, None for as many as ``energy`` asks for. A
             group of tied eigenvalues that it would cut is dropped whole (not the leading one).
+        eigh: precision of the eigendecomposition alone, ``"float64"`` or ``"float32"``.
 
     Returns:
         A :class:`DiffusionMap`. ``retained`` is differentiable: exactly, also at repeated
@@ -195,7 +214,7 @@ def diffusion_map(
         ValueError: shapes that do not fit, N < 2, non-finite present points, settings out of
             range.
     """
-    settings = map_settings(alpha, time, energy, convention, max_dimension)
+    settings = map_settings(alpha, time, energy, convention, max_dimension, eigh=eigh)
     checks.check_floating(points, "points")
     if points.ndim < 2 or points.shape[-2] < 2 or points.shape[-1] < 1:
         raise ValueError(
@@ -217,7 +236,7 @@ def diffusion_map(
 def _assemble(
     cloud: Cloud, valid: Tensor | None, settings: Settings, lead: torch.Size
 ) -> DiffusionMap:
-    kernel, _, degenerate = _kernel(cloud, valid, settings)
+    kernel, _, degenerate, _ = _kernel(cloud, valid, settings)
     s, root = Operator.apply(kernel, valid, settings.alpha)
     n = cloud.points.shape[-2]
     phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss.core.gamma import gammaincc, log_gammaincc
+from torch_mapss.core.gamma import both_tails
 from torch_mapss.core.layout import Layout, presence, scored_outputs, split_points
 from torch_mapss.core.mahalanobis import RIDGE, cluster_distances, rounding_floor
 from torch_mapss.core.manifold import Embedding
@@ -43,8 +43,7 @@ def attributed_deviations(
     """
     outputs, clusters = split_points(embedding.coordinates, layout)
     _, present = presence(layout, len(outputs), outputs.device)
-    index = list(layout.attributed)
-    clusters, present = clusters[:, index], present[:, index]
+    clusters, present = layout.of_outputs(clusters), layout.of_outputs(present)
     reference = clusters[..., :1, :]
     there = present[..., 1:]
     deviations = (clusters[..., 1:, :] - reference) * there.unsqueeze(-1)
@@ -68,7 +67,7 @@ def gamma_fit(embedding: Embedding, layout: Layout, settings: Settings) -> Gamma
     deviations, output, there, count = attributed_deviations(embedding, layout)
     both = torch.cat([deviations, output.unsqueeze(-2)], -2)
     squared = cluster_distances(deviations, (count - 1).clamp(min=1), both)
-    floor = rounding_floor(embedding.coordinates).unsqueeze(-1)
+    floor = rounding_floor(embedding).unsqueeze(-1)
     g, a = squared[..., :-1], squared[..., -1]
     a = torch.where(a <= floor, 0.0, a)
     if settings.convention == "reference":
@@ -91,51 +90,34 @@ def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settin
     """Where a cluster's squared distances have no positive mean or variance beyond rounding."""
     mean, variance = mean.detach(), variance.detach()
     least = floor + RIDGE if settings.convention == "reference" else floor
-    spread = (16.0 * torch.finfo(mean.dtype).eps * mean).square()
+    spread = (16.0 * torch.finfo(settings.precision).eps * mean).square()
     return (mean <= least) | (variance <= spread)
 
 
 def match_parts(embedding: Embedding, layout: Layout, settings: Settings) -> tuple[Tensor, Tensor]:
-    """PM and log PM (F, S') of one map, see :func:`match`."""
+    """PM [eq:pm_gamma_mm_short] and log PM (F, S') of one map; 0 where they are not defined."""
     fit = gamma_fit(embedding, layout, settings)
-    return tuple(  # type: ignore[return-value]
-        match(embedding, layout, settings, log=log, fit=fit) for log in (False, True)
-    )
-
-
-def match(
-    embedding: Embedding,
-    layout: Layout,
-    settings: Settings,
-    *,
-    log: bool,
-    fit: GammaFit | None = None,
-) -> Tensor:
-    """PM [eq:pm_gamma_mm_short] or log PM (F, S'); 0 where it is not defined."""
-    if fit is None:
-        fit = gamma_fit(embedding, layout, settings)
     plain = fit.defined & ~fit.collapsed
-    x = torch.where(plain, fit.distance / fit.scale, 0.0)
-    score = (log_gammaincc if log else gammaincc)(fit.shape, x)
-    if settings.convention == "reference" and not log:
+    score, log_score = both_tails(fit.shape, torch.where(plain, fit.distance / fit.scale, 0.0))
+    if settings.convention == "reference":
         score = torch.where(score < 1e-16, 0.0, score)  # 1 - cdf, which rounds to 0 there
-    return torch.where(plain, score, _without_fit(fit, embedding, layout, log))
+    without, log_without = _without_fit(fit, embedding, layout)
+    return torch.where(plain, score, without), torch.where(plain, log_score, log_without)
 
 
-def _without_fit(fit: GammaFit, embedding: Embedding, layout: Layout, log: bool) -> Tensor:
-    """The collapse rule: 1 if the output coincides with its reference, else 0; no gradient.
+def _without_fit(fit: GammaFit, embedding: Embedding, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The collapse rule: PM 1 if the output coincides with its reference, else 0; no gradient.
 
     log PM of 0 is the log of the smallest normal number rather than -inf: it enters means.
     """
     same = coincides(embedding, layout, fit.distance.detach() <= 0.0)
-    one, zero = (0.0, LOG_ZERO) if log else (1.0, 0.0)
-    value = torch.where(same, one, zero).to(fit.distance.dtype)
-    return torch.where(scored_outputs(layout, len(value), value.device), value, 0.0)
+    scored = scored_outputs(layout, len(same), same.device)
+    one = (same & scored).to(fit.distance.dtype)
+    return one, torch.where(scored & ~same, LOG_ZERO, 0.0).to(fit.distance.dtype)
 
 
 def coincides(embedding: Embedding, layout: Layout, on_reference: Tensor) -> Tensor:
     """(F, S') whether an output is its reference: as coordinates say, or, without a map, points."""
     rows = torch.arange(layout.outputs, device=on_reference.device)
-    references = torch.tensor(layout.attributed, device=rows.device) + layout.outputs
-    apart = embedding.squared_distances[:, rows, references]
+    apart = embedding.squared_distances[:, rows, layout.outputs + layout.source_index(rows.device)]
     return torch.where(embedding.degenerate.unsqueeze(-1), apart <= 0.0, on_reference)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_mapss.core.conformal import conformal_parts, smooth_match
 from torch_mapss.core.layout import Layout
 from torch_mapss.core.manifold import Embedding
-from torch_mapss.core.match import match, match_parts
+from torch_mapss.core.match import match_parts
 from torch_mapss.core.separation import separation_parts
 from torch_mapss.core.settings import Settings
 
@@ -32,11 +32,11 @@ def match_scores(embedding: Embedding, layout: Layout, settings: Settings) -> tu
     return pm, log_pm, retained(embedding, layout), rank
 
 
-def any_match(embedding: Embedding, layout: Layout, settings: Settings, *, log: bool) -> Tensor:
-    """PM or log PM (F, S') of one map, in any convention."""
+def any_match(embedding: Embedding, layout: Layout, settings: Settings) -> tuple[Tensor, Tensor]:
+    """PM and log PM (F, S') of one map, in any convention."""
     if settings.convention != "conformal":
-        return match(embedding, layout, settings, log=log)
-    return smooth_match(embedding, layout, log=log)
+        return match_parts(embedding, layout, settings)
+    return smooth_match(embedding, layout)
 
 
 def retained(embedding: Embedding, layout: Layout) -> Tensor:

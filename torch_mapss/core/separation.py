@@ -53,8 +53,7 @@ def all_distances(embedding: Embedding, layout: Layout) -> tuple[Tensor, Tensor]
 def separation_distances(embedding: Embedding, layout: Layout, settings: Settings) -> Distances:
     """A, B and j* of [eq:B] for every output of a chunk of frames."""
     squared, active = all_distances(embedding, layout)
-    own_index = torch.tensor(layout.attributed, device=squared.device)
-    own_index = own_index.expand(len(squared), -1).unsqueeze(-1)
+    own_index = layout.source_index(squared.device).expand(len(squared), -1).unsqueeze(-1)
     everyone = torch.arange(layout.sources, device=squared.device)
     foreign = (everyone != own_index) & active.unsqueeze(-2)
     defined = active.gather(-1, own_index.squeeze(-1)) & foreign.any(-1)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from torch_mapss.core import checks
 
 CONVENTIONS = ("paper", "reference")  # of the map, and so of every measure
 MATCH_CONVENTIONS = (*CONVENTIONS, "conformal")  # of PM
+PRECISIONS = ("float64", "float32")  # of the eigendecomposition
 
 
 class Settings(NamedTuple):
@@ -18,6 +21,12 @@ class Settings(NamedTuple):
     energy: float = 0.99
     convention: str = "paper"
     max_dimension: int | None = None
+    eigh: str = "float64"
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Of the eigendecomposition; everything else is float64."""
+        return torch.float32 if self.eigh == "float32" else torch.float64
 
 
 def map_settings(
@@ -27,6 +36,7 @@ def map_settings(
     convention: str,
     max_dimension: int | None = None,
     conventions: tuple[str, ...] = CONVENTIONS,
+    eigh: str = "float64",
 ) -> Settings:
     """The settings of a diffusion map; ``"conformal"`` is the paper's map, read otherwise by PM.
 
@@ -35,6 +45,7 @@ def map_settings(
         ValueError: one is out of its range.
     """
     checks.check_choice(convention, "convention", conventions)
+    checks.check_choice(eigh, "eigh", PRECISIONS)
     for name, value in (("alpha", alpha), ("energy", energy)):
         checks.check_real(value, name)
     if not 0.0 <= alpha <= 1.0:
@@ -51,4 +62,4 @@ def map_settings(
         )
     if max_dimension is not None:
         max_dimension = checks.check_whole(max_dimension, "max_dimension", 1)
-    return Settings(alpha, time, energy, convention, max_dimension)
+    return Settings(alpha, time, energy, convention, max_dimension, eigh)

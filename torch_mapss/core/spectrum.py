@@ -11,9 +11,10 @@ from torch.autograd.function import once_differentiable
 from torch_mapss.core import linalg
 from torch_mapss.core.settings import Settings
 
-# Eigenvalues closer than this are one group at the cut: the smallest gap that still leaves the
-# eigenspaces of a float64 decomposition (error about 1e-15) separable to five digits.
-TIE = 1e-10
+# Eigenvalues closer than this are one group at the cut. In float64 it is the smallest gap that
+# still leaves the eigenspaces (error about 1e-15) separable to five digits; in float32 (error
+# about 1e-7) a gap of five digits would tie most of the spectrum, so it is one.
+TIE = {"float64": 1e-10, "float32": 1e-6}
 # Relative size below which the departure of a gradient from rotation invariance is rounding.
 INVARIANCE_TOLERANCE = 1e-6
 
@@ -98,11 +99,9 @@ class RetainedEigenvectors(torch.autograd.Function):
         width: int | None,
         invariant: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        values, vectors = linalg.eigh(s)
+        values, vectors = (x.to(s.dtype) for x in linalg.eigh(s.to(settings.precision)))
         nontrivial = _nontrivial(values, count)
-        dimension = retained_dimension(
-            nontrivial, count, settings.energy, settings.convention, settings.max_dimension
-        )
+        dimension = retained_dimension(nontrivial, count, settings)
         columns = width or (int(dimension.max()) if len(dimension) else 1)
         kept = torch.arange(columns, device=s.device) < dimension.unsqueeze(-1)
         # An eigenvalue 0 within d (energy 1, a kernel of low rank) gives a column of zeros. It
@@ -111,7 +110,7 @@ class RetainedEigenvectors(torch.autograd.Function):
         power = torch.where(kept, nontrivial[:, :columns].pow(settings.time), 0.0)
         phi = vectors[..., -columns:].flip(-1) * power.unsqueeze(-2)
         ctx.save_for_backward(values, vectors, kept)
-        ctx.time, ctx.invariant = settings.time, invariant
+        ctx.settings, ctx.invariant = settings, invariant
         ctx.mark_non_differentiable(dimension, nontrivial, vectors)
         return phi, dimension, nontrivial, vectors
 
@@ -126,10 +125,10 @@ class RetainedEigenvectors(torch.autograd.Function):
         descending = values.flip(-1)
         v_d = vectors[..., -columns:].flip(-1)
         a = vectors.mT @ g
-        c = _discarded_coefficients(a, values, descending[:, :columns], ctx.time)
+        c = _discarded_coefficients(a, values, descending[:, :columns], ctx.settings.time)
         norms = None if ctx.invariant else g.square().sum(-2).sqrt()
         top = a[:, -columns:].flip(-2)
-        inner = _retained_coefficients(top, norms, descending[:, :columns], kept, ctx.time)
+        inner = _retained_coefficients(top, norms, descending[:, :columns], kept, ctx.settings)
         # Rows of c that belong to retained eigenvectors are replaced, frame by frame of kept.
         rows = c[:, -columns:].flip(-2)
         both = kept.unsqueeze(-1) & kept.unsqueeze(-2)
@@ -147,37 +146,31 @@ def _nontrivial(values: Tensor, count: Tensor) -> Tensor:
     return torch.where(index < count.unsqueeze(-1), descending, 0.0)
 
 
-def retained_dimension(
-    eigenvalues: Tensor,
-    count: Tensor,
-    energy: float,
-    convention: str,
-    most: int | None = None,
-) -> Tensor:
+def retained_dimension(eigenvalues: Tensor, count: Tensor, settings: Settings) -> Tensor:
     """d: the fewest eigenvalues that reach the share ``energy`` of their sum.
 
     [eq:truncation_threshold_short] with the sum over the N-1 non-trivial ones. In the paper
-    convention a group tied at the cut is kept whole (gap at most 1e-10): half of it would be a
+    convention a group tied at the cut is kept whole (gap at most ``TIE``): half of it would be a
     choice of eigenbasis, and the score would depend on it.
 
     Args:
         eigenvalues: (..., N-1), descending, at least 0.
         count: (...), how many of them belong to present points.
-        energy: τ in (0, 1].
-        convention: ``"paper"`` or ``"reference"`` (no tie rule).
-        most: the largest d, None for no limit. A tied group that it would cut is dropped whole;
-            only the leading group stays, however large, as nothing would be left without it.
+        settings: ``energy`` is τ; the reference ``convention`` has no tie rule; ``max_dimension``
+            is the largest d. A tied group that it would cut is dropped whole; only the leading
+            group stays, however large, as nothing would be left without it.
 
     Returns:
         (...) int64, between 1 and N-1.
     """
     cumulative = eigenvalues.cumsum(-1)
     total = cumulative[..., -1:]
-    d = (cumulative < energy * total).sum(-1) + 1
+    d = (cumulative < settings.energy * total).sum(-1) + 1
     index = torch.arange(1, eigenvalues.shape[-1] + 1, device=eigenvalues.device)
-    if convention != "reference":
+    most, tie = settings.max_dimension, TIE[settings.eigh]
+    if settings.convention != "reference":
         following = torch.nn.functional.pad(eigenvalues[..., 1:], (0, 1), value=-1.0)
-        closed = (eigenvalues - following <= TIE) & (index < count.unsqueeze(-1))
+        closed = (eigenvalues - following <= tie) & (index < count.unsqueeze(-1))
         candidates = torch.where(closed | (index < d.unsqueeze(-1)), index[-1], index)
         d = candidates.amin(-1)
         if most is not None:
@@ -199,7 +192,7 @@ def _discarded_coefficients(a: Tensor, values: Tensor, kept_values: Tensor, time
 
 
 def _retained_coefficients(
-    a: Tensor, norms: Tensor | None, values: Tensor, kept: Tensor, time: float
+    a: Tensor, norms: Tensor | None, values: Tensor, kept: Tensor, settings: Settings
 ) -> Tensor:
     """C of the retained pairs: a quarter of a pair's coefficient, both ways; half on the diagonal.
 
@@ -209,11 +202,12 @@ def _retained_coefficients(
     lam = torch.where(kept & (values > 0.0), values, 0.0)
     positive = lam > 0.0
     safe = torch.where(positive, lam, 1.0)
-    ratio = _divided_powers(lam, safe, positive, time)
+    ratio = _divided_powers(lam, safe, positive, settings.time)
     ahead = torch.triu(a.mT, 1)  # (i, j), i < j: A_ji, the column of the larger eigenvalue
     upper = 0.25 * ahead * ratio
     if norms is not None:
-        upper = upper + torch.triu(_rotation_terms(a, norms, lam, safe, time), 1)
+        upper = upper + torch.triu(_rotation_terms(a, norms, lam, safe, settings), 1)
+    time = settings.time
     own = time * safe.pow(time - 1.0) * a.diagonal(dim1=-2, dim2=-1) * positive
     return upper + upper.mT + torch.diag_embed(0.5 * own)
 
@@ -234,16 +228,18 @@ def _divided_powers(lam: Tensor, safe: Tensor, positive: Tensor, time: float) ->
     return torch.where(positive.unsqueeze(-1) & positive.unsqueeze(-2), ratio, 0.0)
 
 
-def _rotation_terms(a: Tensor, norms: Tensor, lam: Tensor, safe: Tensor, time: float) -> Tensor:
+def _rotation_terms(
+    a: Tensor, norms: Tensor, lam: Tensor, safe: Tensor, settings: Settings
+) -> Tensor:
     """¼ (λ_j/λ_i)^t E_ij/(λ_j - λ_i), E_ij = λ_i^t A_ij - λ_j^t A_ji, where E is not rounding.
 
     E vanishes for a rotation-invariant loss. For any other the derivative exists only where the
     eigenvalues differ, and is 0 here where they do not.
     """
-    power = safe.pow(time)
+    power = safe.pow(settings.time)
     p_i, p_j = power.unsqueeze(-1), power.unsqueeze(-2)
     e = p_i * a - p_j * a.mT
     size = p_i * norms.unsqueeze(-2) + p_j * norms.unsqueeze(-1)
     gap = lam.unsqueeze(-2) - lam.unsqueeze(-1)
-    real = (e.abs() > INVARIANCE_TOLERANCE * size) & (gap.abs() > TIE)
+    real = (e.abs() > INVARIANCE_TOLERANCE * size) & (gap.abs() > TIE[settings.eigh])
     return torch.where(real, 0.25 * (p_j / p_i) * e / torch.where(real, gap, 1.0), 0.0)
