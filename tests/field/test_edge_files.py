@@ -219,7 +219,8 @@ if how == "raising":
 else:
     sys.modules.update(dict.fromkeys(parts))
 import torch, torch_mapss
-from torch_mapss import MAPSS, audio, load_encoder, plots
+from torch_mapss import MAPSS, audio, load_encoder
+from torch_mapss.evaluation import plots
 MAPSS("mel").prepare(torch.randn(2, 2000), measures="match")
 for name, code in parts.items():
     try:

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
-from torch_mapss.metrics.perceptual import PerceptualMatch, PerceptualSeparation
+from torch_mapss.metrics.perceptual import (
+    PerceptualMatch,
+    PerceptualSeparation,
+    perceptual_match,
+    perceptual_separation,
+)
 
-__all__ = ["PerceptualMatch", "PerceptualSeparation"]
+__all__ = [
+    "PerceptualMatch",
+    "PerceptualSeparation",
+    "perceptual_match",
+    "perceptual_separation",
+]
