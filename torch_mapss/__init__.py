@@ -45,6 +45,7 @@ _HOMES = {
     "evaluate": "torch_mapss.evaluation.scorer",
     "Report": "torch_mapss.evaluation.report",
     "match_sources": "torch_mapss.audio",
+    "compare": "torch_mapss.evaluation.comparison",
 }
 _WINGS = (
     *("core", "audio", "distortions", "encoders", "bounds", "functional"),
@@ -63,6 +64,7 @@ if TYPE_CHECKING:  # the same, for type checkers
     from torch_mapss.distortions import Distortion as Distortion
     from torch_mapss.distortions import DistortionBank as DistortionBank
     from torch_mapss.encoders import load_encoder as load_encoder
+    from torch_mapss.evaluation.comparison import compare as compare
     from torch_mapss.evaluation.report import Report as Report
     from torch_mapss.evaluation.scorer import evaluate as evaluate
     from torch_mapss.metrics import PerceptualMatch as PerceptualMatch

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch_mapss import MAPSS, Report, evaluate
 from torch_mapss.audio.waveforms import resample
 from torch_mapss.evaluation import files
-from torch_mapss.evaluation.report import MEANS
 from torch_mapss.evaluation.scorer import PreparedOnce
 
 
@@ -58,8 +57,11 @@ def test_files_score_as_the_pipeline_does(tmp_path: Path, mapss: MAPSS, truth: T
     assert torch.equal(found.times, scores.times)
     pooled = scores.utterance()
     for row, place in zip(found.rows, (0, 1)):
-        for name in MEANS:
+        for name in ("ps", "pm", "log_pm", "ps_pesq"):
             assert getattr(row, name) == getattr(pooled, name)[0, place].item()
+        foreign = scores.foreign_distance[0, place][scores.active[0, place]].double()
+        assert row.foreign_distance == pytest.approx(foreign.mean().item(), rel=1e-6)
+        assert row.log_foreign_distance == pytest.approx(foreign.log().mean().item(), rel=1e-6)
         assert row.frames == int(pooled.frames[0, place]) > 0
     assert found.notes == ()
 

@@ -23,6 +23,10 @@ from torch_mapss.evaluation.commands.options import (
 COMMANDS = (
     "score",
     "evaluate",
+    "compare",
+    "worst",
+    "verify",
+    "listen",
     "correlate",
     "demo",
     "encoders",

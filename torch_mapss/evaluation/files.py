@@ -6,6 +6,7 @@ A leaf: standard library only.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -94,6 +95,15 @@ def make_folder(path: str | os.PathLike[str]) -> str:
     return path
 
 
+def sha256(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's content, in hexadecimal digits."""
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            found.update(block)
+    return found.hexdigest()
+
+
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Replace a file in one step: a reader, or a kill, finds the old one or the new one."""
     write_with(path, lambda name: _dump(name, content))
@@ -142,6 +152,18 @@ def write_with(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
         except BaseException:
             os.unlink(temporary)
             raise
+
+
+def write_wave(path: str, samples: Any, rate: int, subtype: str = "FLOAT") -> None:
+    """Write a WAV of (T,) or (T, channels) samples, a tensor on the CPU, in one step."""
+    import soundfile
+
+    def write(name: str) -> None:
+        # An open file: soundfile cannot open some names in the C locale.
+        with open(name, "wb") as file:
+            soundfile.write(file, samples.numpy(), rate, format="WAV", subtype=subtype)
+
+    write_with(path, write)
 
 
 def _dump(name: str, content: bytes) -> None:

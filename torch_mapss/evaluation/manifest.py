@@ -29,8 +29,15 @@ from torch_mapss.evaluation import files
 from torch_mapss.evaluation.report import MEANS, SourceRow
 
 SCORE_COLUMNS = ("mixture_id", "system", *SourceRow._fields, "status", "reason", "notes")
-ITEM_COLUMNS = ("mixture_id", "system", *MEANS, "estimates", "undefined", "status", "reason")
+ITEM_COLUMNS = (
+    *("mixture_id", "system", *MEANS, "estimates", "undefined", "references", "seconds"),
+    *("status", "reason"),
+)
 SET_COLUMNS = ("system", *MEANS, "scored", "undefined", "failed", "estimates", "frames")
+
+
+#: Of a folder of results; a reader refuses others.
+FORMAT = 1
 
 
 class ManifestError(ValueError):
@@ -52,10 +59,17 @@ class Mixture(NamedTuple):
     references: tuple[str, ...]  # as written
     systems: Mapping[str, tuple[str | None, ...]]  # as written; None: not estimated
     folder: str  # paths are relative to it
+    mixture: str | None = None  # as written, if named
+    sources: tuple[str, ...] = ()  # names of the references, if given
 
     def locate(self, path: str) -> str:
         """The path to open."""
         return files.native(os.path.join(self.folder, path))
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """A name for every reference: the manifest's, else made of the files'."""
+        return self.sources or files.display_names(self.references)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -68,7 +82,8 @@ def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
 
     A JSON list of ``{"mixture_id": …, "references": […], "systems": {name: […]}}``: one path per
     source and in each system one per reference, ``null`` for a source it does not estimate. Paths
-    are relative to the manifest. Further keys are ignored.
+    are relative to the manifest. ``"mixture": path`` and ``"sources": [name, …]``, one name per
+    reference for tables and plots, may be added; further keys are ignored.
 
     Args:
         path: of the JSON file, UTF-8.
@@ -145,8 +160,29 @@ def _read_entry(entry: Any, place: int, folder: str, problems: list[str]) -> Mix
         problems.append(f"{where}: mixture_id must be a name, got {name!r}")
     references = _read_references(entry.get("references", ()), where, problems)
     systems = _read_systems(entry.get("systems", {}), where, len(references), problems)
+    mixture, sources = _read_extras(entry, where, len(references), problems)
     label = where if where.startswith("entry") else str(name)
-    return Mixture(label, references, systems, folder)
+    return Mixture(label, references, systems, folder, mixture, sources)
+
+
+def _read_extras(
+    entry: Mapping[str, Any], where: str, count: int, problems: list[str]
+) -> tuple[str | None, tuple[str, ...]]:
+    """The keys that may be left out: ``mixture`` and ``sources``."""
+    mixture, sources = entry.get("mixture"), entry.get("sources")
+    if mixture is not None and not (isinstance(mixture, str) and mixture):
+        problems.append(f"{where}: mixture must be a path, got {short(mixture)}")
+        mixture = None
+    if sources is None:
+        return mixture, ()
+    named = isinstance(sources, list) and all(isinstance(s, str) and s.strip() for s in sources)
+    if not named or len(set(sources)) < len(sources) or (count and len(sources) != count):
+        problems.append(
+            f"{where}: sources must be one name per reference ({count}), each another, got "
+            f"{short(sources)}"
+        )
+        return mixture, ()
+    return mixture, tuple(sources)
 
 
 def _read_references(given: Any, where: str, problems: list[str]) -> tuple[str, ...]:
@@ -199,6 +235,49 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def of_one_folder(mixtures: Sequence[Mixture]) -> Sequence[Mixture]:
+    """Mixtures whose paths are relative to one folder, which their results name."""
+    if len({mixture.folder for mixture in mixtures}) == 1:
+        return mixtures
+
+    def absolute(mixture: Mixture, path: str) -> str:
+        return os.path.abspath(os.path.join(mixture.folder, path))
+
+    return [
+        one._replace(
+            references=tuple(absolute(one, path) for path in one.references),
+            systems={
+                name: tuple(None if path is None else absolute(one, path) for path in paths)
+                for name, paths in one.systems.items()
+            },
+            mixture=None if one.mixture is None else absolute(one, one.mixture),
+            folder="",
+        )
+        for one in mixtures
+    ]
+
+
+def listed(mixtures: Sequence[Mixture], folder: str) -> dict[str, Any]:
+    """The ``mixtures.json`` of results in ``folder``: what was scored, and where it lies."""
+    root = os.path.abspath(mixtures[0].folder)
+    try:
+        relative: str | None = files.shown(os.path.relpath(root, folder))
+    except ValueError:  # on another drive
+        relative = None
+    entries = [
+        {
+            "mixture_id": mixture.name,
+            "references": mixture.references,
+            "sources": mixture.source_names,
+            "mixture": mixture.mixture,
+            "systems": mixture.systems,
+        }
+        for mixture in mixtures
+    ]
+    shown = files.shown(root)
+    return {"format": FORMAT, "root": shown, "relative": relative, "mixtures": entries}
+
+
 def _duplicates(names: Sequence[str]) -> list[str]:
     twice = dict.fromkeys(name for name in names if names.count(name) > 1)
     return [f"mixture_id {name!r} is used {names.count(name)} times" for name in twice]
@@ -208,6 +287,7 @@ def _missing_files(mixture: Mixture) -> list[str]:
     listed = [("references", path) for path in mixture.references]
     for system, paths in mixture.systems.items():
         listed += [(f"system {system!r}", path) for path in paths if path is not None]
+    listed += [] if mixture.mixture is None else [("mixture", mixture.mixture)]
     return [
         f"mixture {mixture.name!r}, {whose}: no file {os.path.join(mixture.folder, path)!r}"
         for whose, path in listed

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from torch_mapss.evaluation import files
 from torch_mapss.evaluation.manifest import Mixture, Record, short
+from torch_mapss.evaluation.protocol import protocol_id
 from torch_mapss.evaluation.report import versions
 
 
@@ -20,6 +21,18 @@ def signature(mixture: Mixture, system: str) -> list[list[Any]]:
         [path, *_state(None if path is None else mixture.locate(path))]
         for path in (*mixture.references, *mixture.systems[system])
     ]
+
+
+def hashes(mixture: Mixture, paths: Iterable[str | None]) -> dict[str, str]:
+    """SHA-256 of those files that can be read, by their paths in the manifest."""
+    found = {}
+    for path in paths:
+        try:
+            if path is not None:
+                found[path] = files.sha256(mixture.locate(path))
+        except OSError:  # what cannot be read is told with the pair's failure
+            continue
+    return found
 
 
 def _state(path: str | None) -> tuple[int, int]:
@@ -33,6 +46,7 @@ def _state(path: str | None) -> tuple[int, int]:
 def file_name(text: str) -> str:
     """``text`` as the name of a file or folder: other texts, other names, on every system."""
     unsafe = set('/\\:*?"<>|%') | {chr(code) for code in range(32)}
+    unsafe |= {c for c in text if "\ud800" <= c <= "\udfff"}  # no file system takes them
     made = "".join(f"%{ord(c):02X}" if c in unsafe else c for c in text)
     return f"%{ord(made[0]):02X}{made[1:]}" if made[:1] in (".", " ") or not made.strip() else made
 
@@ -127,8 +141,13 @@ def finished(
     return found
 
 
-def claim(folder: str, settings: Mapping[str, Any]) -> None:
+def claim(folder: str, settings: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
     """Make ``folder`` the results folder of these settings.
+
+    Args:
+        folder: of the results.
+        settings: all that must be equal to go on in it.
+        extra: what else to write down, with the first run.
 
     Raises:
         ValueError: it holds results of other settings, or tables of something else.
@@ -141,7 +160,9 @@ def claim(folder: str, settings: Mapping[str, Any]) -> None:
                 f"{files.shown(folder)!r} holds a scores.csv that no run over a manifest wrote. "
                 "Name another folder."
             )
-        files.write_json(path, {"settings": wanted, "versions": versions()})
+        protocol = protocol_id(wanted)
+        content = {"protocol": protocol, "settings": wanted, "versions": versions()}
+        files.write_json(path, {**content, **extra})
         return
     unlike = _differences(_stored_settings(path), wanted)
     if unlike:
@@ -150,6 +171,14 @@ def claim(folder: str, settings: Mapping[str, Any]) -> None:
             "Scores of unlike settings do not belong in one table: name another folder, or use "
             "the same settings."
         )
+
+
+def note_hashes(folder: str, hashes: Mapping[str, str]) -> None:
+    """Write the SHA-256 of the audio files that were scored into ``settings.json``."""
+    path = os.path.join(folder, "settings.json")
+    with open(path, encoding="utf-8") as file:
+        stored = json.load(file)
+    files.write_json(path, {**stored, "sha256": dict(sorted(hashes.items()))})
 
 
 def _stored_settings(path: str) -> dict[str, Any]:

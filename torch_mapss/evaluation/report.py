@@ -52,6 +52,7 @@ class SourceRow(NamedTuple):
     ps_pesq: float  # paper's pooling, [1.085, 1.315]
     attributed_distance: float  # mean A, to the source's own cluster (PS graph)
     foreign_distance: float  # mean B, to the closest other one
+    log_foreign_distance: float  # mean log B
     frames: int  # scored
     total_frames: int
     estimate_rate: int  # Hz, as handed over
@@ -206,7 +207,7 @@ class Report:
 
 
 #: The columns that are averaged from estimates to items, and from items to the set.
-MEANS = ("ps", "pm", "log_pm", "ps_pesq")
+MEANS = ("ps", "pm", "log_pm", "ps_pesq", "foreign_distance", "log_foreign_distance")
 
 
 def mean(values: Sequence[float]) -> float:

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_mapss.core.devices import device_name
-from torch_mapss.evaluation import clips, files
+from torch_mapss.evaluation import clips, files, frame_store
 from torch_mapss.evaluation.manifest import (
     ITEM_COLUMNS,
     SCORE_COLUMNS,
     SET_COLUMNS,
     Mixture,
     Record,
+    listed,
+    of_one_folder,
 )
 from torch_mapss.evaluation.processes import World, world
-from torch_mapss.evaluation.progress import Progress, claim, file_name, finished, signature
+from torch_mapss.evaluation.progress import (
+    Progress,
+    claim,
+    file_name,
+    finished,
+    hashes,
+    note_hashes,
+    signature,
+)
+from torch_mapss.evaluation.protocol import described
 from torch_mapss.evaluation.report import MEANS, Report, SourceRow, mean, number
 from torch_mapss.evaluation.scorer import PreparedOnce, Request, device_of, score_clips
 
@@ -30,8 +41,11 @@ _FAILURES = (ValueError, TypeError, OSError, RuntimeError, MemoryError)
 class _Scorer:
     """Scores the systems of a mixture; its references are read and prepared once."""
 
-    def __init__(self, mapss: MAPSS, request: Request, device: Any, frames: str | None) -> None:
-        self.mapss, self.request, self.frames = mapss, request, frames
+    def __init__(
+        self, mapss: MAPSS, request: Request, device: Any, folder: str, save_frames: bool
+    ) -> None:
+        self.mapss, self.request, self.folder = mapss, request, folder
+        self.save_frames = save_frames
         self.device = device_of(mapss, device)
         self.prepared = PreparedOnce(mapss)
 
@@ -41,30 +55,38 @@ class _Scorer:
         try:
             paths = [mixture.locate(path) for path in mixture.references]
             given = clips.read_set(paths, "references", self.mapss.sample_rate)
-            references = tuple(clip for clip in given if clip is not None)
+            named = clips.renamed(given, mixture.source_names)
+            references = tuple(clip for clip in named if clip is not None)
         except _FAILURES as error:
             references = error
+        noted = hashes(mixture, (*mixture.references, mixture.mixture))
+        frames = frame_store.Kept(self.folder, mixture.name)
         for system in systems:
             state = signature(mixture, system)
+            report, reason = None, None
             try:
                 if isinstance(references, Exception):
                     raise references
-                rows = self._rows(mixture, system, references)
-                reason = None
+                report = self._report(mixture, system, references)
+                rows = _scored_rows(mixture, system, report)
             except files.WriteError:
                 raise
             except _FAILURES as error:
                 reason = " ".join((str(error) or type(error).__name__).split())
                 rows = _failed_rows(mixture, system, reason)
+            # Before the record: a pair that is finished has its frames on the disk.
+            frames.put(system, report)
             yield {
                 "mixture_id": mixture.name,
                 "system": system,
                 "reason": reason,
                 "rows": rows,
                 "files": state,
+                "seconds": None if report is None else _seconds(report),
+                "sha256": noted | hashes(mixture, mixture.systems[system]),
             }
 
-    def _rows(self, mixture: Mixture, system: str, references: tuple[Clip, ...]) -> list[Record]:
+    def _report(self, mixture: Mixture, system: str, references: tuple[Clip, ...]) -> Report:
         paths = [None if p is None else mixture.locate(p) for p in mixture.systems[system]]
         estimates = clips.read_set(paths, "estimates", self.mapss.sample_rate)
         report = score_clips(
@@ -75,10 +97,16 @@ class _Scorer:
             device=self.device,
             prepared=self.prepared,
         )
-        if self.frames is not None:
+        if self.save_frames:
             parts = (files.native(file_name(name)) for name in (mixture.name, system))
-            report.save(os.path.join(self.frames, *parts))
-        return _scored_rows(mixture, system, report)
+            report.save(os.path.join(self.folder, "frames", *parts))
+        return report
+
+
+def _seconds(report: Report) -> float:
+    """Length of what was scored."""
+    lengths = [len(clip.wave) for clip in (*report.references, *report.estimates)]
+    return float(_nine_digits(min(lengths) / report.sample_rate))
 
 
 def _scored_rows(mixture: Mixture, system: str, report: Report) -> list[Record]:
@@ -104,9 +132,9 @@ def _nine_digits(value: Any) -> Any:
 
 
 def _failed_rows(mixture: Mixture, system: str, reason: str) -> list[Record]:
-    names = files.display_names(mixture.references)
+    names = mixture.source_names
     blank: dict[str, Any] = dict.fromkeys(SourceRow._fields)
-    blank |= dict.fromkeys((*MEANS, "attributed_distance", "foreign_distance"), float("nan"))
+    blank |= dict.fromkeys((*MEANS, "attributed_distance"), float("nan"))
     return [
         blank
         | {"mixture_id": mixture.name, "system": system, "source": names[place]}
@@ -137,20 +165,22 @@ class Outcome(NamedTuple):
         """A table of the systems to print, with counts."""
         if self.missing:
             return self._share_summary()
-        columns = ["system", "PS", "PM", "log PM", "PS pooled", "scored", "undefined", "failed"]
+        shown = {"ps": "PS", "pm": "PM", "log_pm": "log PM", "log_foreign_distance": "log B"}
+        counts = ("scored", "undefined", "failed")
         rows = [
             [
                 row["system"],
-                *(number(row[name], ".2f" if name == "log_pm" else ".3f") for name in MEANS),
-                *(str(row[name]) for name in ("scored", "undefined", "failed")),
+                *(number(row[name], ".2f" if name.startswith("log") else ".3f") for name in shown),
+                *(str(row[name]) for name in counts),
             ]
             for row in self.sets
         ]
         return "\n".join(
             [
-                files.text_table(columns, rows),
+                files.text_table(["system", *shown.values(), *counts], rows),
                 "",
                 "PS: 1 = no leakage, PM: 1 = undistorted, both 0..1, higher is better.",
+                "log B: log of the distance to the closest other source, higher = less leakage.",
                 "Means over frames, then over the estimates of a mixture, then over mixtures;",
                 "undefined and failed mixtures are left out. scored, undefined, failed: mixtures.",
                 f"Computed on {self.device}.",
@@ -173,6 +203,7 @@ def run(
     *,
     device: str | None = None,
     save_frames: bool = False,
+    options: Mapping[str, Any] | None = None,
     progress: Callable[..., Iterable[Any]] | None = None,
     share: World | None = None,
     tell: Callable[[str], object] = lambda text: None,
@@ -185,7 +216,9 @@ def run(
         make_mapss: makes the scorer.
         request: what to compute.
         device: to compute on; where the scorer is by default.
-        save_frames: write the frame scores of every pair to ``out/frames/MIXTURE/SYSTEM`` as well.
+        save_frames: write the frame scores of every pair as tables as well, to
+            ``out/frames/MIXTURE/SYSTEM``.
+        options: of the command that made the scorer, for :mod:`torch_mapss.evaluation.verify`.
         progress: wraps the mixtures in a progress bar.
         share: score this share of the mixtures alone, see :mod:`.processes`.
         tell: handed sentences about the run, e.g. what is done already.
@@ -201,13 +234,14 @@ def run(
     """
     request = request or Request()
     folder = os.fspath(out)
+    mixtures = of_one_folder(mixtures)
     with world(share) as processes:
         processes.together(lambda: files.make_folder(folder) and None)
         mapss = _loaded(make_mapss)
         settings = _settings(mapss, request, save_frames)
-        processes.together(lambda: claim(folder, settings))
-        frames = os.path.join(folder, "frames") if save_frames else None
-        scorer = _Scorer(mapss, request, device, frames)
+        extra = {} if options is None else {"options": options}
+        processes.together(lambda: claim(folder, settings, extra))
+        scorer = _Scorer(mapss, request, device, folder, save_frames)
         try:
             _score_share(mixtures, folder, scorer, processes, progress, tell)
         except KeyboardInterrupt:
@@ -219,7 +253,7 @@ def run(
 
 def _settings(mapss: MAPSS, request: Request, save_frames: bool) -> dict[str, Any]:
     # The key knows of distortions of the user's own, which the description does not tell.
-    settings = {**mapss.describe(), "key": mapss.key, **request._asdict()}
+    settings = {**described(mapss), "key": mapss.key, **request._asdict()}
     settings["save_frames"] = save_frames
     if not request.bounds:  # nothing depends on it
         del settings["confidence"]
@@ -296,11 +330,17 @@ def _pending(
 ) -> list[tuple[int, list[str]]]:
     """Mixtures, by place, with the systems that are still to be scored, failed ones included."""
     done = finished(mixtures, store.records())
+    folder = os.path.dirname(store.folder)
     found = []
     for place in places:
         mixture = mixtures[place]
-        keys = [(mixture.name, system) for system in mixture.systems]
-        systems = [key[1] for key in keys if key not in done or done[key]["reason"] is not None]
+        kept = frame_store.systems_of(frame_store.path_of(folder, mixture.name))
+        scored = {
+            system
+            for system in kept
+            if (key := (mixture.name, system)) in done and done[key]["reason"] is None
+        }
+        systems = [system for system in mixture.systems if system not in scored]
         if systems:
             found.append((place, systems))
     return found
@@ -320,7 +360,7 @@ def _join(mixtures: Sequence[Mixture], folder: str, processes: World) -> Outcome
         return Outcome((), (), (), _failures(records), missing=missing)
     records = [found.get((m.name, system)) or _lost(m, system) for m, system in pairs]
     scores = [row for record in records for row in record["rows"]]
-    items = [_item(record) for record in records]
+    items = [_item(mixture, record) for (mixture, _), record in zip(pairs, records)]
     sets = _sets(items, scores)
     for name, columns, rows in (
         ("scores.csv", SCORE_COLUMNS, scores),
@@ -328,6 +368,8 @@ def _join(mixtures: Sequence[Mixture], folder: str, processes: World) -> Outcome
         ("summary.csv", SET_COLUMNS, sets),
     ):
         files.write_csv(os.path.join(folder, name), columns, rows)
+    files.write_json(os.path.join(folder, "mixtures.json"), listed(mixtures, folder))
+    note_hashes(folder, {k: v for record in records for k, v in record.get("sha256", {}).items()})
     return Outcome(tuple(scores), tuple(items), tuple(sets), _failures(records))
 
 
@@ -346,7 +388,7 @@ def _lost(mixture: Mixture, system: str) -> Record:
     return {"mixture_id": mixture.name, "system": system, "reason": reason, "rows": rows}
 
 
-def _item(record: Record) -> Record:
+def _item(mixture: Mixture, record: Record) -> Record:
     """One mixture and system: means over its estimates."""
     rows = record["rows"]
     means = {name: mean([row[name] for row in rows]) for name in MEANS}
@@ -358,6 +400,8 @@ def _item(record: Record) -> Record:
         **{name: _nine_digits(value) for name, value in means.items()},
         "estimates": len(rows),
         "undefined": undefined,
+        "references": len(mixture.references),
+        "seconds": record.get("seconds"),
         "status": status if record["reason"] is None else "failed",
         "reason": record["reason"] or "",
     }

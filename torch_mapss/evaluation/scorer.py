@@ -23,6 +23,9 @@ from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
+# A distance below this is rounding; its logarithm must not outweigh all others.
+_LEAST_DISTANCE = 1e-6
+
 
 # ------------------------------------------------------------------------------------------------
 # The call
@@ -338,6 +341,9 @@ def _source_rows(
         "ps_pesq": pooled.ps_pesq,
         "attributed_distance": masked_mean(scores.attributed_distance, active),
         "foreign_distance": masked_mean(scores.foreign_distance, active),
+        "log_foreign_distance": masked_mean(
+            scores.foreign_distance.clamp(min=_LEAST_DISTANCE).log(), active
+        ),
     }
     if bounds is not None:
         columns |= _utterance_bounds(scores, bounds)

@@ -41,11 +41,13 @@ MANIFEST is a JSON list, one entry per mixture, paths relative to the manifest:
     "references": ["song1/vocals.wav", "song1/drums.wav"],
     "systems": {{"A": ["A/song1/vocals.wav", "A/song1/drums.wav"],
                 "B": ["B/song1/vocals.wav", null]}}}}]
-null stands for a source that a system does not estimate. {FILES}
+null stands for a source that a system does not estimate. "mixture": its path, and "sources": a name
+per reference, may be added. {FILES}
 DIR gets scores.csv (one row per estimate), items.csv (per mixture and system: means over its
-estimates), summary.csv (per system: means over mixtures), settings.json and, while it runs, the
-finished rows: started again with the same settings, it goes on where it stopped. A mixture that
-fails is listed with its reason, and tried again the next time.
+estimates), summary.csv (per system: means over mixtures), frames (the scores of every frame),
+settings.json (with hashes of the audio), mixtures.json and, while it runs, the finished rows:
+started again with the same settings, it goes on where it stopped. A mixture that fails is listed
+with its reason, and tried again the next time.
 Under torchrun, and under SLURM's srun, the mixtures are shared out over the processes; for job
 arrays there is --shard.
 """,
@@ -58,7 +60,7 @@ arrays there is --shard.
     evaluate.add_argument(
         "--save-frames",
         action="store_true",
-        help="write the frame scores of every mixture and system as well, to DIR/frames",
+        help="write the frame scores of every mixture and system as tables, too, to DIR/frames",
     )
     evaluate.add_argument(
         "--shard",
@@ -76,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
     share = None if args.shard is None else parse_share(args.shard)
     args.device = device_of_options(args.device)
     from torch_mapss.evaluation import run as runs
+    from torch_mapss.evaluation.commands.verify import scoring_options
     from torch_mapss.evaluation.manifest import load_manifest
 
     mixtures = load_manifest(args.manifest)
@@ -87,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
             request_of(args),
             device=args.device,
             save_frames=args.save_frames,
+            options=scoring_options(args),
             progress=bar(args),
             share=share,
             tell=(lambda text: None) if args.quiet else console.complain,
@@ -102,4 +106,8 @@ def _tell(outcome: Outcome, args: argparse.Namespace) -> None:
         console.complain(f"failed: {line}")
     if not args.quiet:
         console.say(outcome.summary())
+        if len(outcome.sets) > 1:
+            from torch_mapss.evaluation.comparison import compare_items
+
+            console.say(f"\n{compare_items(outcome.items).summary()}")
     say_written([args.out], args.quiet)

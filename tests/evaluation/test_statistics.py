@@ -1,0 +1,220 @@
+"""Intervals, paired tests, Holm and letters, against SciPy, enumeration and values by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from torch_mapss.evaluation import statistics
+
+# ------------------------------------------------------------------------------------ intervals
+
+
+def test_intervals_are_scipys_column_by_column() -> None:
+    values = np.random.default_rng(1).gamma(2.0, size=(12, 3))
+    found = statistics.mean_intervals(values, resamples=2000, seed=5)
+    for k in range(3):
+        plain = stats.bootstrap(
+            (values[:, k],), np.mean, n_resamples=2000, random_state=np.random.default_rng(5)
+        ).confidence_interval
+        assert found.mean[k] == pytest.approx(values[:, k].mean(), rel=1e-12)
+        assert found.low[k] == pytest.approx(plain.low, rel=1e-9)
+        assert found.high[k] == pytest.approx(plain.high, rel=1e-9)
+
+
+def test_blocks_of_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(2).normal(size=(20, 2))
+    whole = statistics.mean_intervals(values, resamples=500)
+    monkeypatch.setattr(statistics, "_BLOCK", 7 * 20)
+    for one, other in zip(whole, statistics.mean_intervals(values, resamples=500)):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_weights_are_those_of_a_weighted_mean() -> None:
+    rng = np.random.default_rng(3)
+    values, weights = rng.normal(size=(15, 1)), rng.uniform(0.5, 3.0, size=15)
+    found = statistics.mean_intervals(values, weights, resamples=1000, seed=2)
+
+    def mean(places: np.ndarray) -> float:
+        return float(np.average(values[places, 0], weights=weights[places]))
+
+    plain = stats.bootstrap(
+        (np.arange(15),),
+        mean,
+        vectorized=False,
+        n_resamples=1000,
+        random_state=np.random.default_rng(2),
+    ).confidence_interval
+    assert found.mean[0] == pytest.approx(mean(np.arange(15)), rel=1e-12)
+    assert (found.low[0], found.high[0]) == pytest.approx((plain.low, plain.high), rel=1e-9)
+    assert found.mean[0] != pytest.approx(values.mean(), rel=1e-3)
+
+
+def test_weights_of_one_size_are_no_weights() -> None:
+    values = np.random.default_rng(4).normal(size=(9, 2))
+    for one, other in zip(
+        statistics.mean_intervals(values, resamples=400),
+        statistics.mean_intervals(values, np.full(9, 2.5), resamples=400),
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
+def test_constant_columns_and_small_sets() -> None:
+    step = np.arange(8)[:, None] * 0.1
+    found = statistics.mean_intervals((step + 0.3) - step)  # 0.3 but for rounding
+    assert found.low == found.mean == found.high == pytest.approx(0.3)
+    one = statistics.mean_intervals(np.array([[0.25]]))
+    assert one.mean == 0.25
+    assert np.isnan([one.low, one.high]).all()
+    assert np.isnan(np.array(statistics.mean_intervals(np.empty((0, 2))))).all()
+    two = statistics.mean_intervals(np.array([[0.0], [1.0]]))
+    assert 0.0 <= two.low[0] < 0.5 < two.high[0] <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("values", "weights", "message"),
+    [
+        (np.zeros(3), None, r"must be \(n, K\)"),
+        (np.array([[np.nan]]), None, "finite"),
+        (np.zeros((3, 1)), np.ones(2), r"weights must be one per mixture, shape \(3,\)"),
+        (np.zeros((2, 1)), np.array([1.0, 0.0]), "positive"),
+    ],
+)
+def test_intervals_refuse(values: np.ndarray, weights: np.ndarray | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        statistics.mean_intervals(values, weights)
+
+
+@pytest.mark.slow
+def test_coverage_is_what_the_docstring_says() -> None:
+    """95 % intervals of normal data: 85 % at six mixtures, 92 % at thirty."""
+    rng = np.random.default_rng(0)
+    for count, low, high in ((6, 0.82, 0.88), (30, 0.90, 0.95)):
+        held = 0
+        for trial in range(1000):
+            found = statistics.mean_intervals(
+                rng.normal(size=(count, 1)), resamples=999, seed=trial
+            )
+            held += int(found.low[0] <= 0.0 <= found.high[0])
+        assert low <= held / 1000 <= high
+
+
+# ---------------------------------------------------------------------------------- paired tests
+
+
+def by_enumeration(differences: np.ndarray) -> float:
+    """Two-sided p of the sum of positive ranks over all signs, Pratt's zeros."""
+    ranks = stats.rankdata(np.abs(differences))
+    live = ranks[differences != 0]
+    centre = live.sum() / 2.0
+    seen = abs(ranks[differences > 0].sum() - centre)
+    sums = [np.dot(signs, live) for signs in itertools.product((0, 1), repeat=len(live))]
+    return float(np.mean([abs(value - centre) >= seen - 1e-9 for value in sums]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 9])
+@pytest.mark.parametrize("steps", [2, 5, 10**6])
+def test_p_is_that_of_all_signs(count: int, steps: int) -> None:
+    rng = np.random.default_rng(count * steps)
+    for _ in range(10):
+        differences = rng.integers(-steps, steps + 1, size=count).astype(float)
+        found = statistics.paired_test(differences)
+        assert found.p == pytest.approx(by_enumeration(differences), abs=1e-12)
+        assert found.wins + found.ties + found.losses == count
+
+
+def test_p_with_ties_beyond_enumeration_and_at_large_n() -> None:
+    rng = np.random.default_rng(0)
+    differences = np.round(rng.normal(0.4, 1.0, size=45), 1)
+    found = statistics.paired_test(differences)
+    normal = stats.wilcoxon(differences, zero_method="pratt", method="asymptotic").pvalue
+    assert found.p == pytest.approx(normal, rel=0.3)
+    assert found.p != pytest.approx(normal, rel=0.05)  # the exact one
+    large = rng.normal(0.05, 1.0, size=2000)
+    expected = stats.wilcoxon(large, zero_method="pratt").pvalue
+    assert statistics.paired_test(large).p == pytest.approx(expected, rel=1e-12)
+
+
+def test_counts_and_effect_by_hand() -> None:
+    # Ranks of |d|: 1 -> 1, 2 -> 2, 3 -> 3.5 twice; positive 1 + 3.5 + 3.5 = 8, negative 2.
+    found = statistics.paired_test(np.array([1.0, -2.0, 3.0, 3.0]))
+    assert found[:3] == (3, 0, 1)
+    assert found.effect == pytest.approx((8.0 - 2.0) / 10.0)
+    assert statistics.paired_test(np.zeros(4)) == (0, 4, 0, 1.0, 0.0)
+    other = statistics.paired_test(-np.array([1.0, -2.0, 3.0, 3.0]))
+    assert other.effect == -found.effect
+    assert other.p == found.p
+
+
+@pytest.mark.parametrize("bad", [np.empty(0), np.zeros((2, 2)), np.array([1.0, np.inf])])
+def test_paired_test_refuses(bad: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="finite numbers, n at least 1"):
+        statistics.paired_test(bad)
+
+
+# ------------------------------------------------------------------------------------------ Holm
+
+
+def test_holm_by_hand() -> None:
+    # Sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1 = 0.02, 0.03, 0.06, 0.04 -> 0.06.
+    found = statistics.holm(np.array([0.01, 0.04, np.nan, 0.03, 0.005]))
+    np.testing.assert_allclose(found, [0.03, 0.06, np.nan, 0.06, 0.02])
+    np.testing.assert_array_equal(statistics.holm(np.array([0.9, 0.8])), [1.0, 1.0])
+    assert statistics.holm(np.empty(0)).shape == (0,)
+
+
+def test_least_p_is_reached_and_never_passed() -> None:
+    assert statistics.least_holm_p(6, 3) == 3 / 32
+    for count in (2, 5, 8):
+        p = statistics.paired_test(np.arange(1.0, count + 1)).p
+        reached = statistics.holm(np.array([p, 1.0, 1.0]))[0]
+        assert statistics.least_holm_p(count, 3) == pytest.approx(min(1.0, reached))
+    assert statistics.least_holm_p(0, 1) == 1.0
+
+
+# --------------------------------------------------------------------------------------- letters
+
+
+@given(st.integers(0, 8), st.integers(0, 2**28 - 1))
+@settings(max_examples=200, deadline=None)
+def test_letters_are_shared_exactly_where_nothing_tells_apart(count: int, bits: int) -> None:
+    different = np.zeros((count, count), dtype=bool)
+    for place, (i, j) in enumerate(itertools.combinations(range(count), 2)):
+        different[i, j] = different[j, i] = bits >> place & 1
+    found = statistics.letters(different)
+    assert len(found) == count
+    assert all(found)
+    for i, j in itertools.combinations(range(count), 2):
+        assert bool(set(found[i]) & set(found[j])) != different[i, j]
+
+
+def test_letters_of_known_cases() -> None:
+    chain = ~(np.eye(4, dtype=bool) | np.eye(4, k=1, dtype=bool) | np.eye(4, k=-1, dtype=bool))
+    assert statistics.letters(chain) == ["a", "ab", "bc", "c"]
+    assert statistics.letters(np.zeros((3, 3), dtype=bool)) == ["a", "a", "a"]
+    assert statistics.letters(~np.eye(3, dtype=bool)) == ["a", "b", "c"]
+    assert statistics.letters(~np.eye(54, dtype=bool))[52:] == ["(53)", "(54)"]
+
+
+def test_no_letter_is_superfluous() -> None:
+    # A square: 0-1, 1-2, 2-3, 3-0 not told apart, the diagonals are: four pairs, four letters.
+    square = np.zeros((4, 4), dtype=bool)
+    square[0, 2] = square[2, 0] = square[1, 3] = square[3, 1] = True
+    assert len(set("".join(statistics.letters(square)))) == 4
+    # Three triangles around one: the middle one's pairs are all held by the others.
+    edges = {(0, 1), (1, 2), (0, 2), (0, 3), (1, 3), (1, 4), (2, 4), (0, 5), (2, 5)}
+    different = np.array(
+        [[i != j and (min(i, j), max(i, j)) not in edges for j in range(6)] for i in range(6)]
+    )
+    assert len(set("".join(statistics.letters(different)))) == 3
+
+
+@pytest.mark.parametrize("bad", [np.zeros((2, 3)), np.array([[0, 1], [0, 0]]), np.eye(2)])
+def test_letters_refuse(bad: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="different must be"):
+        statistics.letters(bad)

@@ -1,0 +1,106 @@
+"""``torch-mapss verify``: are results what they say?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from torch_mapss.evaluation import console
+from torch_mapss.evaluation.commands.options import (
+    CODES,
+    OK,
+    SOME_FAILED,
+    add_device_option,
+    add_manners,
+    add_scoring_options,
+    device_of_options,
+    make_parser,
+    request_of,
+    scorer_of,
+    threads,
+)
+
+
+def add_parser(commands: Any) -> None:
+    verify = make_parser(
+        commands,
+        "verify",
+        """\
+Check a results folder: the protocol id against the settings, every audio file against the SHA-256
+noted when it was scored, the tables against the frame scores, and a few pairs of mixture and system
+by scoring them again with the settings of the folder. Says what differs.
+""",
+        "Example:\n  torch-mapss verify results\n\n"
+        + CODES.replace("all scored", "nothing differs").replace("some mixtures failed", "differs"),
+        "check results against their audio and settings",
+    )
+    verify.set_defaults(run=run)
+    verify.add_argument("results", metavar="RESULTS", help="folder of results")
+    verify.add_argument(
+        "--pairs",
+        type=int,
+        default=3,
+        metavar="N",
+        help="of mixture and system to score again; 0: none (default: %(default)s)",
+    )
+    verify.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-3,
+        metavar="X",
+        help="between a score and its row, relative beyond 1 (default: %(default)s)",
+    )
+    verify.add_argument("--seed", type=int, default=0, help="of the pairs (default: %(default)s)")
+    verify.add_argument("--encoder", metavar="NAME", help="where the encoder lies now, if it moved")
+    verify.add_argument(
+        "--audio-root", metavar="DIR", help="where the audio lies now, if it was moved"
+    )
+    add_device_option(verify)
+    verify.add_argument("--threads", type=int, metavar="N", help="of the CPU")
+    add_manners(verify)
+
+
+def run(args: argparse.Namespace) -> int:
+    """``torch-mapss verify``."""
+    from torch_mapss.evaluation.results import load_results
+    from torch_mapss.evaluation.verify import verify
+
+    results = load_results(args.results, args.audio_root)
+    stored = dict(results.options)
+    if args.pairs > 0 and not stored:
+        raise ValueError(
+            "these results were made in Python, which leaves no options to make the scorer again "
+            "with. Pass --pairs 0, or call torch_mapss.evaluation.verify.verify with one."
+        )
+    options = scoring_namespace(stored)
+    options.device = device_of_options(args.device)
+    options.encoder = args.encoder or options.encoder
+    with threads(args.threads):
+        found = verify(
+            results,
+            (lambda: scorer_of(options)) if args.pairs > 0 else None,
+            request_of(options),
+            pairs=args.pairs,
+            tolerance=args.tolerance,
+            seed=args.seed,
+        )
+    if not args.quiet or not found.passed:
+        console.say(found.summary())
+    return OK if found.passed else SOME_FAILED
+
+
+def scoring_namespace(stored: dict[str, Any]) -> argparse.Namespace:
+    """The options of a scoring command: the defaults, with those that were stored."""
+    parser = argparse.ArgumentParser()
+    add_scoring_options(parser)
+    return argparse.Namespace(**{**vars(parser.parse_args([])), **stored})
+
+
+def scoring_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What :func:`scoring_namespace` needs to make the scorer of ``args`` again elsewhere."""
+    names = {*vars(scoring_namespace({}))} - {"device", "threads", "local_files_only", "cache_dir"}
+    found = {name: value for name, value in vars(args).items() if name in names}
+    if os.path.isdir(args.encoder):
+        found["encoder"] = os.path.abspath(args.encoder)
+    return found

@@ -1,0 +1,81 @@
+"""What makes two scores comparable: settings and weights under one short name.
+
+The *protocol id* is a hash of every setting that a score depends on: encoder (its weights, not
+where they lie), layer, both banks with all members, kernel and convention, loudness, activity,
+precision, treatment of the input and the version of this package. Results of one id belong in one
+table; what they were computed on, how often, and with which bounds, is not in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch_mapss.evaluation import files
+
+if TYPE_CHECKING:
+    from torch_mapss.encoders.base import Encoder
+    from torch_mapss.pipeline.mapss import MAPSS
+
+#: Settings that no score depends on. "key" tells where a checkpoint lies.
+NEUTRAL = ("bounds", "confidence", "save_frames", "key")
+# What tells an encoder where its weights are known by their hash.
+_PLACES = ("name", "checkpoint")
+
+
+def described(mapss: MAPSS) -> dict[str, Any]:
+    """All settings of a scorer, with hashes of weights and of the banks' members."""
+    banks = mapss.separation_bank, mapss.match_bank
+    members = [member.description for bank in banks for member in bank.members]
+    weights = {"encoder": weights_hash(mapss.encoder)}
+    if mapss.match_encoder is not mapss.encoder:
+        weights["match_encoder"] = weights_hash(mapss.match_encoder)
+    return {
+        **mapss.describe(),
+        "weights": weights,
+        "members": _short_hash(json.dumps(members, default=str)),
+    }
+
+
+def weights_hash(encoder: Encoder) -> str | None:
+    """A hash of an encoder's weights, whatever they are called and wherever they are; None: none.
+
+    Values are hashed as they are computed with, so that a checkpoint in half precision is another
+    one.
+    """
+    module = getattr(encoder, "model", encoder)
+    digests = [
+        hashlib.sha256(str(tuple(weight.shape)).encode() + _content(weight)).hexdigest()
+        for weight in module.parameters()
+    ]
+    # In the order of their values: names changed between releases of what holds them.
+    return _short_hash("".join(sorted(digests))) if digests else None
+
+
+def _content(weight: Any) -> bytes:
+    import torch
+
+    plain = weight.detach().cpu().contiguous()
+    found: bytes = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return str(plain.dtype).encode() + found
+
+
+def protocol_id(settings: Mapping[str, Any]) -> str:
+    """The protocol id of settings as ``settings.json`` holds them: 16 hexadecimal digits."""
+    return _short_hash(json.dumps(files.plain(relevant(settings)), sort_keys=True))
+
+
+def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a score depends on, an encoder with weights by these alone."""
+    kept = {name: value for name, value in settings.items() if name not in NEUTRAL}
+    weights = settings.get("weights") or {}
+    for name in ("encoder", "match_encoder"):
+        if isinstance(kept.get(name), Mapping) and weights.get(name, weights.get("encoder")):
+            kept[name] = {k: v for k, v in kept[name].items() if k not in _PLACES}
+    return kept
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

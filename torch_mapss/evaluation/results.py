@@ -1,0 +1,246 @@
+"""A folder of results, read back: what ``torch-mapss evaluate`` wrote, for all that follows it.
+
+On disk, UTF-8, numbers with nine digits, ``nan`` for undefined:
+
+* ``settings.json``: ``settings`` (all that a score depends on), ``versions`` of the packages,
+  ``protocol`` (a hash of the settings and of the encoder's weights), ``options`` (of the command
+  that made them) and ``sha256`` of every audio file;
+* ``mixtures.json``: ``format``, ``root`` (the absolute folder that paths are relative to),
+  ``relative`` (the same as seen from the results, for sets that move along with them) and
+  ``mixtures``, each with ``mixture_id``, ``references``, ``sources`` (their names), ``mixture``
+  (path or null) and ``systems``;
+* ``scores.csv``, ``items.csv``, ``summary.csv``: per estimate, per mixture and system, per system;
+* ``frames/MIXTURE.npz``: see :mod:`torch_mapss.evaluation.frame_store`;
+* ``progress``: finished pairs, see :mod:`torch_mapss.evaluation.run`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch_mapss.evaluation import files, frame_store
+from torch_mapss.evaluation.frame_store import MixtureFrames
+from torch_mapss.evaluation.manifest import FORMAT
+
+#: Measures that are averaged, tested and drawn; higher is better in all of them.
+MEASURES = ("ps", "pm", "log_pm", "foreign_distance", "log_foreign_distance")
+#: How people write them.
+LABELS = {
+    "ps": "PS",
+    "pm": "PM",
+    "log_pm": "log PM",
+    "foreign_distance": "B",
+    "log_foreign_distance": "log B",
+}
+_WORDS = {
+    *("mixture_id", "system", "source", "estimate", "reference", "status", "reason", "notes"),
+}
+_COUNTS = {
+    *("source_index", "frames", "total_frames", "estimate_rate", "reference_rate"),
+    *("estimates", "references", "scored", "undefined", "failed"),
+}
+
+
+class Audio(NamedTuple):
+    """Where the audio of one mixture lies."""
+
+    references: tuple[str, ...]  # one per source
+    sources: tuple[str, ...]  # their names
+    estimates: Mapping[str, tuple[str, ...]]  # by system, in the order of its frames' rows
+    mixture: str | None  # if the manifest names it
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is in a folder of results. Rows are dictionaries, undefined numbers NaN."""
+
+    folder: str
+    settings: Mapping[str, Any]  # all that the scores depend on
+    versions: Mapping[str, str]  # of the packages that made them
+    protocol: str | None  # hash of settings and weights
+    options: Mapping[str, Any]  # of the command that made them; empty if made in Python
+    sha256: Mapping[str, str]  # of every audio file, by its path in the manifest
+    mixtures: tuple[str, ...]  # ids, in the order of the manifest
+    systems: tuple[str, ...]  # names, in the order of their first appearance
+    scores: tuple[Mapping[str, Any], ...] = field(repr=False)  # one row per estimate
+    items: tuple[Mapping[str, Any], ...] = field(repr=False)  # one per mixture and system
+    sets: tuple[Mapping[str, Any], ...] = field(repr=False)  # one per system
+    root: str = ""  # folder that audio paths are relative to
+    entries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+
+    @property
+    def sampled(self) -> bool:
+        """Only some frames, drawn at random, are scored."""
+        return self.settings.get("sample_frames") is not None
+
+    def frames(self, mixture_id: str) -> MixtureFrames:
+        """Frame scores of a mixture, all of its systems.
+
+        Args:
+            mixture_id: one of ``mixtures``.
+
+        Returns:
+            :class:`~torch_mapss.evaluation.frame_store.MixtureFrames`. A system that failed is
+            not in it.
+
+        Raises:
+            ValueError: no such mixture, or its file is missing or damaged.
+        """
+        entry = self._entry(mixture_id)
+        found = frame_store.read(frame_store.path_of(self.folder, mixture_id))
+        wanted = [name for name in entry["systems"] if name in found.systems]
+        return found._replace(systems={name: found.systems[name] for name in wanted})
+
+    def audio(self, mixture_id: str) -> Audio:
+        """Paths of a mixture's references, estimates and, where the manifest names it, mixture.
+
+        Args:
+            mixture_id: one of ``mixtures``.
+
+        Returns:
+            :class:`Audio`; the files need not be there any more.
+
+        Raises:
+            ValueError: no such mixture.
+        """
+        entry = self._entry(mixture_id)
+        mixture = entry["mixture"]
+        return Audio(
+            references=tuple(map(self.locate, entry["references"])),
+            sources=tuple(entry["sources"]),
+            estimates={
+                name: tuple(self.locate(path) for path in paths if path is not None)
+                for name, paths in entry["systems"].items()
+            },
+            mixture=None if mixture is None else self.locate(mixture),
+        )
+
+    def locate(self, path: str) -> str:
+        """The path to open of one that is written in the tables."""
+        return files.native(os.path.join(self.root, path))
+
+    def _entry(self, mixture_id: str) -> Mapping[str, Any]:
+        if mixture_id not in self.entries:
+            raise ValueError(
+                f"{files.shown(self.folder)!r} holds no mixture {mixture_id!r}; it holds "
+                f"{_few(self.mixtures)}."
+            )
+        return self.entries[mixture_id]
+
+
+def load_results(
+    folder: str | os.PathLike[str], root: str | os.PathLike[str] | None = None
+) -> Results:
+    """Read the folder that ``torch-mapss evaluate MANIFEST --out FOLDER`` wrote.
+
+    Args:
+        folder: of the results.
+        root: the folder that audio paths are relative to, where the audio was moved; else where
+            it was, or where it lies now as seen from the results if both moved together.
+
+    Returns:
+        :class:`Results`.
+
+    Raises:
+        ValueError: not such a folder, or its run has not finished.
+    """
+    folder = os.fspath(folder)
+    _check_folder(folder)
+    stored = _json(folder, "settings.json", ("settings", "versions"))
+    listed = _json(folder, "mixtures.json", ("format", "root", "relative", "mixtures"))
+    if listed["format"] != FORMAT:
+        raise ValueError(
+            f"{files.shown(folder)!r} holds results of format {listed['format']!r}, this version "
+            f"reads {FORMAT}. Score the set again."
+        )
+    entries = {entry["mixture_id"]: entry for entry in listed["mixtures"]}
+    systems = dict.fromkeys(name for entry in entries.values() for name in entry["systems"])
+    return Results(
+        folder=folder,
+        settings=stored["settings"],
+        versions=stored["versions"],
+        protocol=stored.get("protocol"),
+        options=stored.get("options") or {},
+        sha256=stored.get("sha256") or {},
+        mixtures=tuple(entries),
+        systems=tuple(systems),
+        scores=_table(folder, "scores.csv"),
+        items=_table(folder, "items.csv"),
+        sets=_table(folder, "summary.csv"),
+        root=_root(folder, listed) if root is None else os.fspath(root),
+        entries=entries,
+    )
+
+
+def _check_folder(folder: str) -> None:
+    name = files.shown(folder)
+    if not os.path.isdir(folder):
+        what = "a file" if os.path.exists(folder) else "not there"
+        raise ValueError(
+            f"{name!r} should be a folder of results, but is {what}. `torch-mapss evaluate "
+            "MANIFEST.json --out FOLDER` makes one."
+        )
+    needed = ("settings.json", "mixtures.json", "scores.csv", "items.csv", "summary.csv")
+    missing = [file for file in needed if not os.path.isfile(os.path.join(folder, file))]
+    if not missing:
+        return
+    if os.path.isdir(os.path.join(folder, "progress")):
+        raise ValueError(
+            f"{name!r} holds a run that has not finished: {missing[-1]} is missing. Start "
+            "`torch-mapss evaluate` again with the same settings; it goes on where it stopped."
+        )
+    raise ValueError(
+        f"{name!r} is no folder of results: {', '.join(missing)} missing. `torch-mapss evaluate "
+        "MANIFEST.json --out FOLDER` makes one."
+    )
+
+
+def _json(folder: str, name: str, keys: Sequence[str]) -> dict[str, Any]:
+    path = os.path.join(folder, name)
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        return {**found, **{key: found[key] for key in keys}}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{files.shown(path)!r} cannot be read as part of results "
+            f"({type(error).__name__}: {error}). Score the set again, or name another folder."
+        ) from None
+
+
+def _root(folder: str, listed: Mapping[str, Any]) -> str:
+    """Where the audio lies: as it was, unless only the other place is there."""
+    relative = os.path.normpath(os.path.join(folder, files.native(listed["relative"] or ".")))
+    absolute = files.native(listed["root"])
+    moved = listed["relative"] and not os.path.isdir(absolute) and os.path.isdir(relative)
+    return relative if moved else absolute
+
+
+def _table(folder: str, name: str) -> tuple[dict[str, Any], ...]:
+    with open(os.path.join(folder, name), encoding="utf-8", newline="") as file:
+        return tuple(
+            {column: _value(column, text) for column, text in row.items()}
+            for row in csv.DictReader(file)
+        )
+
+
+def _value(column: str, text: str) -> Any:
+    """A cell in the type of its column: words, counts, and numbers (None where blank)."""
+    if column in _WORDS:
+        return text
+    if text == "":
+        return None
+    try:
+        return int(text) if column in _COUNTS else float(text)
+    except ValueError:
+        return text
+
+
+def _few(names: Sequence[str], most: int = 5) -> str:
+    listed = ", ".join(repr(name) for name in names[:most])
+    return listed + (f" and {len(names) - most} more" if len(names) > most else "")

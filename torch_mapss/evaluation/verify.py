@@ -1,0 +1,236 @@
+"""Are results what they say? Protocol, audio, tables and a few scores, done again.
+
+* the protocol id is that of the stored settings;
+* every audio file has the SHA-256 that was noted when it was scored;
+* the tables are the means of the frame scores, and of each other;
+* some pairs, drawn at random, are scored again and give the same numbers.
+
+Scores depend in their last digits on processor and library, hence the tolerance; a score that lies
+further off was not made in this way.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torch_mapss.evaluation import files
+from torch_mapss.evaluation.manifest import short
+from torch_mapss.evaluation.protocol import described, protocol_id, relevant
+from torch_mapss.evaluation.report import mean, versions
+from torch_mapss.evaluation.results import MEASURES, Results
+from torch_mapss.evaluation.scorer import Request, evaluate
+
+if TYPE_CHECKING:
+    from torch_mapss.pipeline.mapss import MAPSS
+
+# Frames are kept in float32; means over them agree to so much.
+_ROUNDING = 1e-5
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was looked at, and what differs."""
+
+    differences: tuple[str, ...]  # one line each; none: the results are what they say
+    files: int  # audio files whose hash was compared
+    rows: int  # rows of scores.csv redone from their frames
+    scored: int  # estimates scored again
+    largest: float = field(default=0.0)  # difference of a score from its row
+
+    @property
+    def passed(self) -> bool:
+        """Nothing differs."""
+        return not self.differences
+
+    def summary(self) -> str:
+        """What to print."""
+        lines = [
+            f"{self.files} audio files compared by SHA-256, {self.rows} rows redone from their "
+            f"frames, {self.scored} estimates scored again"
+            + (f" (largest difference {self.largest:.2g})." if self.scored else ".")
+        ]
+        lines += [f"differs: {line}" for line in self.differences]
+        return "\n".join([*lines, "" if self.differences else "Nothing differs."]).rstrip()
+
+
+def verify(
+    results: Results,
+    make_scorer: Callable[[], MAPSS] | None = None,
+    request: Request | None = None,
+    *,
+    pairs: int = 3,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+) -> Verification:
+    """Check results against their settings, audio and frames.
+
+    Args:
+        results: of :func:`~torch_mapss.evaluation.results.load_results`.
+        make_scorer: makes the scorer that they claim; None leaves scoring out.
+        request: what was asked of the scoring.
+        pairs: of mixture and system to score again.
+        tolerance: between a score and its row: absolute for PS and PM, relative beyond 1.
+        seed: of which pairs.
+
+    Returns:
+        A :class:`Verification`.
+    """
+    differences = list(_of_protocol(results))
+    found, checked = _of_audio(results)
+    differences += found
+    found, redone = _of_tables(results)
+    differences += found
+    scored, largest = 0, 0.0
+    if make_scorer is not None and pairs > 0:
+        scorer = make_scorer()
+        unlike = list(_of_scorer(results, scorer))
+        differences += unlike
+        if not unlike:  # else every score differs, which says nothing new
+            found, scored, largest = _of_scores(
+                results, scorer, request or Request(), pairs, tolerance, seed
+            )
+            differences += found
+    return Verification(tuple(differences), checked, redone, scored, largest)
+
+
+def _of_protocol(results: Results) -> Iterator[str]:
+    found = protocol_id(results.settings)
+    if results.protocol != found:
+        yield (
+            f"the protocol id is {results.protocol}, but that of the stored settings is {found}: "
+            "one of them was changed"
+        )
+
+
+def _of_scorer(results: Results, scorer: MAPSS) -> Iterator[str]:
+    here = files.plain({**described(scorer), "version": versions()["torch_mapss"]})
+    stored = results.settings
+    wanted = relevant({name: stored[name] for name in stored if name in here})
+    made = relevant(here)
+    for name in sorted({*wanted, *made}):
+        if wanted.get(name) != made.get(name):
+            yield (
+                f"setting {name}: {short(wanted.get(name))} in the results, "
+                f"{short(made.get(name))} here"
+            )
+
+
+def _of_audio(results: Results) -> tuple[list[str], int]:
+    differences, checked = [], 0
+    if not results.sha256:
+        return ["no hashes of audio files are noted"], 0
+    for path, noted in results.sha256.items():
+        place = results.locate(path)
+        try:
+            found = files.sha256(place)
+        except OSError as error:
+            differences.append(f"{path!r} cannot be read: {error.strerror}")
+            continue
+        checked += 1
+        if found != noted:
+            differences.append(f"{path!r} is other audio than was scored")
+    return differences, checked
+
+
+def _of_tables(results: Results) -> tuple[list[str], int]:
+    """Frames to rows to items to sets."""
+    differences: list[str] = []
+    rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in results.scores:
+        rows.setdefault((row["mixture_id"], row["system"]), []).append(row)
+    redone = 0
+    for mixture in results.mixtures:
+        try:
+            frames = results.frames(mixture).systems
+        except ValueError as error:
+            differences.append(str(error))
+            continue
+        for system, own in rows.items():
+            if system[0] != mixture or own[0]["status"] == "failed":
+                continue
+            redone += len(own)
+            differences += _of_frames(own, frames.get(system[1]))
+    for item in results.items:
+        own = rows.get((item["mixture_id"], item["system"]), [])
+        where = f"items.csv, mixture {item['mixture_id']!r}, system {item['system']!r}"
+        differences += _of_means(where, item, own)
+    for one in results.sets:
+        items = [item for item in results.items if item["system"] == one["system"]]
+        differences += _of_means(f"summary.csv, system {one['system']!r}", one, items)
+    return differences, redone
+
+
+def _of_frames(rows: Sequence[Mapping[str, Any]], frames: Any) -> Iterator[str]:
+    first = rows[0]
+    where = f"scores.csv, mixture {first['mixture_id']!r}, system {first['system']!r}"
+    if frames is None or len(frames.ps) != len(rows):
+        yield f"{where}: has no frame scores"
+        return
+    for place, row in enumerate(rows):
+        active = frames.active[place]
+        for name in ("ps", "pm", "log_pm", "foreign_distance"):
+            values = getattr(frames, name)[place][active].astype(np.float64)
+            made = float(values.mean()) if len(values) else math.nan
+            if not _close(made, row[name], _ROUNDING):
+                yield f"{where}, {name} of {row['source']!r}: {row[name]}, its frames give {made}"
+
+
+def _of_means(
+    where: str, row: Mapping[str, Any], below: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    for name in MEASURES:
+        made = mean([float(other[name]) for other in below])
+        if not _close(made, row[name], _ROUNDING):
+            yield f"{where}, {name}: {row[name]}, its rows give {made}"
+
+
+def _close(one: float, other: float, tolerance: float) -> bool:
+    return (one != one and other != other) or abs(one - other) <= tolerance * max(1.0, abs(other))
+
+
+def _of_scores(
+    results: Results,
+    scorer: MAPSS,
+    request: Request,
+    pairs: int,
+    tolerance: float,
+    seed: int,
+) -> tuple[list[str], int, float]:
+    """Some pairs, scored again."""
+    rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in results.scores:
+        if row["status"] != "failed":
+            rows.setdefault((row["mixture_id"], row["system"]), []).append(row)
+    chosen = random.Random(seed).sample(sorted(rows), min(pairs, len(rows)))
+    differences, scored, largest = [], 0, 0.0
+    for mixture, system in chosen:
+        entry, where = results.entries[mixture], f"mixture {mixture!r}, system {system!r}"
+        paths = [None if p is None else results.locate(p) for p in entry["systems"][system]]
+        try:
+            report = evaluate(
+                estimates=paths,
+                references=results.audio(mixture).references,
+                mapss=scorer,
+                **{**request._asdict(), "bounds": False},
+            )
+        except (OSError, ValueError) as error:
+            differences.append(f"{where} cannot be scored again: {error}")
+            continue
+        for row, made in zip(rows[mixture, system], report.rows):
+            scored += 1
+            for name in MEASURES:
+                found = getattr(made, name)
+                distance = abs(found - row[name]) / max(1.0, abs(row[name]))
+                largest = max(largest, 0.0 if math.isnan(distance) else distance)
+                if not _close(found, row[name], tolerance):
+                    differences.append(
+                        f"{where}, {name} of {row['source']!r}: {row[name]:.6g} in the table, "
+                        f"{found:.6g} now"
+                    )
+    return differences, scored, largest
