@@ -24,7 +24,7 @@ COLORS = {"white": 0, "pink": 1, "brown": 2}
 COLORING = 0.5
 """Seconds of the filter that colours noise: the lower edge of its band is some ±4 Hz wide."""
 
-PIECE = 2**20  # samples of noise at a time where only its power is wanted
+PIECE = 2**19  # samples of noise at a time where only its power is wanted
 
 
 def add_noise(

@@ -179,6 +179,8 @@ class DistortionBank:
         sample_rate: int,
         sources: Sequence[int] | None = None,
         mixture: Tensor | None = None,
+        *,
+        pieces: bool = True,
     ) -> Measured:
         """What the members must know of whole references before they are handed pieces of them.
 
@@ -187,6 +189,7 @@ class DistortionBank:
             sample_rate: In Hz.
             sources: As in the call.
             mixture: As in the call.
+            pieces: False: what is enough to distort them as a whole.
 
         Returns:
             `Measured`, to be handed to `iterate` with any piece of these references.
@@ -195,10 +198,11 @@ class DistortionBank:
             ValueError: As the call, or if a member states no `Distortion.reach`.
             TypeError: As the call.
         """
-        self.reach(sample_rate)  # refuses members that need the whole
+        if pieces:
+            self.reach(sample_rate)  # refuses members that need the whole
         call = self._call(references, sample_rate, sources, mixture)
         with torch.no_grad():
-            return measure_members(call, whole=True)
+            return measure_members(call, whole=pieces)
 
     def reach(self, sample_rate: int) -> tuple[float, float]:
         """Seconds before and after a sample on which its copies may depend, see `Distortion.reach`.

@@ -22,7 +22,7 @@ ONSET = 2.5
 gives 4 when it sits in the middle of the frame and 1 when it is half a hop past it."""
 
 TURN = 2**32
-PIECE = 2**20  # samples at a time where only the phases at the anchors are wanted
+PIECE = 2**18  # samples at a time where only the phases at the anchors are wanted
 
 OVERSAMPLING = 4
 MARGIN = 16  # samples of silence on each side of a warped waveform

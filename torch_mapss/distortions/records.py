@@ -141,6 +141,17 @@ class Measured(NamedTuple):
     whole: dict[str, Tensor]
     length: int
 
+    def of_sources(self, some: slice) -> Measured:
+        """What is known of some of the S sources."""
+        axis = self.mask.ndim - 2
+
+        def pick(tensor: Tensor) -> Tensor:
+            return tensor[(slice(None),) * axis + (some,)]
+
+        values = tuple({key: pick(x) for key, x in each.items()} for each in self.values)
+        whole = {name: pick(x) for name, x in self.whole.items()}
+        return Measured(pick(self.mask), values, whole, self.length)
+
 
 class Distorted(NamedTuple):
     """Distorted references.

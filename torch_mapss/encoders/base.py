@@ -232,12 +232,18 @@ def check_embeddings(embeddings: Tensor, encoder: Any) -> Tensor:
     Raises:
         RuntimeError: every value is NaN, infinite or at least 1e30 in size.
     """
-    if embeddings.numel() and not bool((embeddings.detach().abs() < ABSURD).any()):
-        raise RuntimeError(_broken(embeddings, encoder))
+    if embeddings.numel() and not bool(is_usable(embeddings)):
+        raise RuntimeError(broken(embeddings, encoder))
     return embeddings
 
 
-def _broken(embeddings: Tensor, encoder: Any) -> str:
+def is_usable(embeddings: Tensor) -> Tensor:
+    """Whether any value is finite and below 1e30, as a tensor: reading it waits for the device."""
+    return (embeddings.detach().abs() < ABSURD).any()
+
+
+def broken(embeddings: Tensor, encoder: Any) -> str:
+    """What to say of an encoder whose embeddings are not usable."""
     name = getattr(encoder, "checkpoint", None) or getattr(encoder, "name", type(encoder).__name__)
     dtype = getattr(encoder, "dtype", None) or embeddings.dtype
     return (

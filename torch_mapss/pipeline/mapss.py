@@ -24,6 +24,7 @@ from torch_mapss.core.settings import map_settings
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, as_encoder, check_embeddings
 from torch_mapss.pipeline.admit import admit, admit_references
+from torch_mapss.pipeline.budget import Budget, budget, checked_memory
 from torch_mapss.pipeline.prepare import LEAST_MEMBERS, prepare_bank, shared_grid, warn_unscored
 from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
 from torch_mapss.pipeline.scoring import bank_of, bound, prepared, score
@@ -57,6 +58,9 @@ class MAPSS(nn.Module):
         activity: a source is active where its RMS exceeds this share of its RMS over all samples.
         check_finite: look for NaN and infinite samples and refuse them. Without, such a source is
             left out with its frames; on an accelerator that saves waiting for the device.
+        memory: to work in, beside waveforms, weights and results: bytes, a text like ``"2GiB"``,
+            or ``"auto"``: 1 GiB on a CPU, a quarter of what is free on CUDA. How many distortions
+            are made, clips encoded and frames scored at a time follows from it, and no score.
         dtype, device, local_files_only, cache_dir: of the encoder, if it is given by name.
 
     The encoder is frozen and shared, and is neither part of ``state_dict()`` nor of
@@ -99,6 +103,7 @@ class MAPSS(nn.Module):
         loudness: float = -23.0,
         activity: float = 0.1,
         check_finite: bool = True,
+        memory: int | str = "auto",
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
         local_files_only: bool = False,
@@ -131,6 +136,7 @@ class MAPSS(nn.Module):
         if self.activity < 0.0:
             raise ValueError(f"activity must be at least 0, got {activity}. 0.1 is the default.")
         self.check_finite = check_finite
+        self.memory = checked_memory(memory)
 
     # ------------------------------------------------------------------------- module manners
 
@@ -148,6 +154,10 @@ class MAPSS(nn.Module):
     def match_encoder(self) -> Encoder:
         """The encoder of PM."""
         return self.encoders[1]
+
+    def budget(self, device: torch.device) -> Budget:
+        """What ``memory`` allows on a device."""
+        return budget(self.memory, device)
 
     def _apply(self, fn: Any, recurse: bool = True) -> MAPSS:
         super()._apply(fn, recurse)
