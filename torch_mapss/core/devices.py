@@ -44,7 +44,9 @@ def back(x: Tensor, device: torch.device) -> Tensor:
     """``x`` on ``device``; float64 becomes float32 where there is none."""
     if x.dtype == torch.float64 and device.type in _WITHOUT_FLOAT64:
         x = x.float()
-    return x.to(device)
+    # From pageable memory the CUDA driver takes its own copy of the bytes before it returns, so
+    # the work that is queued there need not be waited for.
+    return x.to(device, non_blocking=device.type == "cuda" and x.device.type == "cpu")
 
 
 def is_far(device: torch.device) -> bool:
@@ -59,5 +61,11 @@ def placed(values: Sequence[float] | Sequence[int], device: torch.device) -> Ten
     """
     whole = all(isinstance(value, int) for value in values)
     dtype = torch.int64 if whole else torch.float64
-    # The source is not pinned: the driver takes its own copy of so few bytes before it returns.
-    return torch.tensor(values, dtype=dtype, device="cpu").to(device, non_blocking=True)
+    return back(torch.tensor(values, dtype=dtype, device="cpu"), device)
+
+
+def picked(x: Tensor, dim: int, places: Sequence[int]) -> Tensor:
+    """The ``places`` of ``x`` along ``dim``, without waiting; ``x`` itself where that is all."""
+    if tuple(places) == tuple(range(x.shape[dim])):
+        return x
+    return x.index_select(dim, placed(places, x.device))

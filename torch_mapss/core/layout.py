@@ -31,22 +31,13 @@ class Layout(NamedTuple):
     def outputs(self) -> int:
         return len(self.attributed)
 
-    @property
-    def in_order(self) -> bool:
-        """Whether there is one output for every source, in their order."""
-        return self.attributed == tuple(range(self.sources))
-
     def source_index(self, device: torch.device) -> Tensor:
         """(S',) the source of each output."""
-        if self.in_order:
-            return torch.arange(self.sources, device=device)
         return devices.placed(self.attributed, device)
 
     def of_outputs(self, values: Tensor, dim: int = 1) -> Tensor:
         """Values of sources (S along ``dim``) as values of the source of each output (S')."""
-        return (
-            values if self.in_order else values.index_select(dim, self.source_index(values.device))
-        )
+        return devices.picked(values, dim, self.attributed)
 
 
 # --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss import audio
-from torch_mapss.core import checks
+from torch_mapss.core import checks, devices
 from torch_mapss.pipeline.records import ReferenceBank
 
 if TYPE_CHECKING:
@@ -136,8 +136,9 @@ def _signals(mapss: MAPSS, waves: Tensor, name: str, lengths: tuple[int, ...]) -
     waves, sound = sound_waveforms(waves, name, lengths, mapss.check_finite)
     given, wanted = mapss.sample_rate, mapss.grid.sample_rate
     clips = tuple(
-        Clips(items, samples, audio.resample(waves[list(items), :, :samples], given, wanted))
+        Clips(items, samples, audio.resample(some[..., :samples], given, wanted))
         for items, samples in by_length(lengths)
+        for some in (devices.picked(waves, 0, items),)
     )
     return Signals(waves, lengths, clips, sound)
 
@@ -356,5 +357,5 @@ def sound_waveforms(
 
 def _padding_cleared(waves: Tensor, lengths: Sequence[int]) -> Tensor:
     samples = torch.arange(waves.shape[-1], device=waves.device)
-    inside = samples < torch.tensor(lengths, device=waves.device)[:, None, None]
+    inside = samples < devices.placed(lengths, waves.device)[:, None, None]
     return torch.where(inside, waves, 0.0)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_mapss.core import devices
 from torch_mapss.core.checks import Clouds, check_whole
 from torch_mapss.pipeline.records import Encoded, Group, Scores
 
@@ -36,7 +37,7 @@ class Canvas:
 
     def put(self, name: str, group: Group, index: Tensor, values: Tensor) -> None:
         """Write (n, S') values to the frames ``index`` (n, 2) of a group's mixtures."""
-        items = torch.tensor(group.items, device=index.device)[index[:, 0]]
+        items = devices.placed(group.items, index.device)[index[:, 0]]
         self._parts.setdefault(name, []).append((items * self.shape[2] + index[:, 1], values))
 
     def __getitem__(self, name: str) -> Tensor:
@@ -76,7 +77,7 @@ def activity(part: Part, attributed: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         if outputs is not None:
             finite &= outputs.detach()[item, :, frame].isfinite().all(-1).all(-1)
     enough = active.sum(-1, keepdim=True) >= 2
-    return active, active[:, list(attributed)] & enough & finite.unsqueeze(-1)
+    return active, devices.picked(active, 1, attributed) & enough & finite.unsqueeze(-1)
 
 
 def gather(part: Part, place: int, index: tuple[int, ...], active: Tensor) -> Clouds:
@@ -90,18 +91,28 @@ def gather(part: Part, place: int, index: tuple[int, ...], active: Tensor) -> Cl
     distortions = encoded.distortions.permute(0, 3, 1, 2, 4)[item, frame]
     chosen = outputs.transpose(1, 2)[item, frame]
     # A non-finite output would spoil its frame's graph; it is not scored, so any point will do.
-    chosen = torch.where(
-        chosen.isfinite().all(-1, keepdim=True), chosen, references[:, list(index)]
-    )
+    finite = chosen.isfinite().all(-1, keepdim=True)
+    chosen = torch.where(finite, chosen, devices.picked(references, 1, index))
     return Clouds(
         outputs=chosen,
         references=references,
         distortions=distortions,
         attributed=index,
-        active=None if bool(active.all()) else active,
+        active=_where_some_are_not(active),
         mask=None if encoded.mask is None else encoded.mask[item],
         lead=torch.Size([len(item)]),
     )
+
+
+def _where_some_are_not(active: Tensor) -> Tensor | None:
+    """``active`` (n, S) of scored frames; None where all are, as far as that is to be had freely.
+
+    Scored frames have two active sources: with two, that is all of them. (A mixture with a bad
+    sample has none, but its scores are not taken.)
+    """
+    if active.shape[-1] == 2:
+        return None
+    return None if not devices.is_far(active.device) and bool(active.all()) else active
 
 
 def _frame_bytes(encoded: Encoded | None) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_mapss.audio.frames import active_frames
 from torch_mapss.audio.loudness import at_loudness
-from torch_mapss.core import checks
+from torch_mapss.core import checks, devices
 from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline.admit import Clips, Signals
 from torch_mapss.pipeline.clusters import encode_distortions
@@ -105,7 +105,8 @@ def silenced(group: Group, whole: Tensor | None) -> Group:
     """The group with mixtures active nowhere where ``whole`` (B,) is False; None: all are."""
     if whole is None:
         return group
-    return replace(group, active=group.active & whole[list(group.items)][:, None, None])
+    here = devices.picked(whole, 0, group.items)
+    return replace(group, active=group.active & here[:, None, None])
 
 
 def check_members(count: np.ndarray, active: Tensor, items: Sequence[int], kind: str) -> None:

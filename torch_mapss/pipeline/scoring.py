@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torch_mapss.audio.loudness import at_loudness
-from torch_mapss.core.chunks import Kernel, score_frames
+from torch_mapss.core import devices
+from torch_mapss.core.chunks import Kernel, finished, pending
 from torch_mapss.core.devices import back
 from torch_mapss.core.match import match_parts
 from torch_mapss.core.separation import separation_parts
@@ -87,12 +88,16 @@ def _placed(
     parts = encoded_estimates(mapss, call)
     canvas = Canvas((bank.batch, len(index), bank.frames), call.estimates.waves)
     rest = settings is not None  # bounds read the discarded coordinates as well
+    chosen = settings or mapss.settings
     for part in chunks(choose(parts, frames, generator), graph):
         active, ok = activity(part, index)
         canvas.put("active", part.group, part.where, ok)
-        for place in (place for place, wanted in enumerate(call.kinds) if wanted):
-            clouds = gather(part, place, index, active)
-            values = score_frames(clouds, settings or mapss.settings, kernels[place], rest=rest)
+        works = {
+            place: pending(gather(part, place, index, active), chosen, kernels[place], rest=rest)
+            for place, wanted in enumerate(call.kinds)
+            if wanted
+        }
+        for place, values in zip(works, finished(list(works.values()))):
             for name, value in zip(names[place], values):
                 canvas.put(name, part.group, part.where, torch.where(ok, value, 0.0))
     return canvas
@@ -110,7 +115,7 @@ def normalised(mapss: MAPSS, clips: Clips, group: Group, index: tuple[int, ...])
     """Estimates (b, S', T) at the level, and if asked for with the sign, of their references."""
     waves = at_loudness(clips.waves, mapss.grid.sample_rate, mapss.loudness)
     if mapss.align_polarity:
-        same = (waves.detach() * group.waveforms[:, list(index)]).sum(-1, keepdim=True)
+        same = (waves.detach() * devices.picked(group.waveforms, 1, index)).sum(-1, keepdim=True)
         waves = torch.where(same < 0.0, -waves, waves)
     return waves
 

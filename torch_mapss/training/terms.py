@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss import audio
+from torch_mapss.core import devices
 from torch_mapss.pipeline.admit import Call as Admitted
 from torch_mapss.pipeline.prepare import Grid
 from torch_mapss.pipeline.records import ReferenceBank, Scores
@@ -94,12 +95,12 @@ def negative_si_sdr(call: Call) -> tuple[Tensor, Tensor]:
     values = call.estimates.new_zeros(shape)
     defined = torch.zeros(shape, dtype=torch.bool, device=values.device)
     for items, estimates, references in pairs(call):
-        references = references[:, list(call.attributed)]
+        references = devices.picked(references, 1, call.attributed)
         there = ~audio.is_silent(references)
         if call.admitted.estimates.sound is not None:
-            there = there & call.admitted.estimates.sound[list(items)]
+            there = there & devices.picked(call.admitted.estimates.sound, 0, items)
         found = audio.si_sdr(estimates, references.to(estimates.dtype))
-        place = torch.tensor(items, device=values.device)
+        place = devices.placed(items, values.device)
         values = values.index_put((place,), torch.where(there, -found, 0.0))
         defined = defined.index_put((place,), there)
     return values, defined
@@ -118,9 +119,10 @@ def energies_of(bank: ReferenceBank, index: tuple[int, ...], grid: Grid) -> Tens
     like = bank.groups[0].waveforms
     energies = like.new_zeros(bank.batch, len(index), bank.frames)
     for group in bank.groups:
-        waves = group.waveforms[:, list(index)]
+        waves = devices.picked(group.waveforms, 1, index)
         power = audio.frame_rms(waves, grid.receptive_field, grid.hop).square()
-        energies[list(group.items), :, : power.shape[-1]] = power.to(energies.dtype)
+        places = devices.placed(group.items, energies.device)
+        energies[places, :, : power.shape[-1]] = power.to(energies.dtype)
     return energies
 
 

@@ -1,0 +1,84 @@
+"""How often a training step asks the device for a value, which waits for all work queued there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from waits import Waits, counted
+
+from torch_mapss import MAPSS, DistortionBank, MAPSSLoss
+
+RATE = 16_000
+
+
+@pytest.fixture(scope="module")
+def mapss() -> MAPSS:
+    """Whole banks would only take longer: the counts do not depend on their size."""
+    banks = {f"{kind}_bank": DistortionBank(kind, size=12) for kind in ("separation", "match")}
+    return MAPSS("mel", **banks)
+
+
+def signals(seconds: float, sources: int = 2) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape = 1, sources, int(seconds * RATE)
+    references = torch.randn(shape, generator=generator)
+    noise = torch.randn(shape, generator=generator)
+    return references + 0.3 * references.flip(1) + 0.1 * noise, references
+
+
+def step(
+    mapss: MAPSS, seconds: float, monkeypatch: pytest.MonkeyPatch, **options: object
+) -> tuple[Waits, Waits]:
+    """The counts of a forward and of a backward pass with a prepared bank."""
+    estimates, references = signals(seconds)
+    estimates.requires_grad_()
+    bank = mapss.prepare(references)
+    loss = MAPSSLoss(mapss, **options)
+    with counted(monkeypatch) as forward:
+        value = loss(estimates, bank)
+    with counted(monkeypatch) as backward:
+        value.backward()
+    assert float(estimates.grad.abs().sum()) > 0.0
+    return forward, backward
+
+
+@pytest.mark.parametrize("seconds", [4.0, pytest.param(16.0, marks=pytest.mark.slow)])
+def test_a_step_reads_at_most_four_values_forward_and_none_backward(
+    mapss: MAPSS, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, backward = step(mapss, seconds, monkeypatch)
+    assert forward.reads.total() <= 4, forward.reads
+    assert backward.reads.total() == 0, backward.reads
+    assert not forward.uploads + backward.uploads
+
+
+def test_recomputed_chunks_read_no_more(mapss: MAPSS, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_mapss.core import chunks
+
+    monkeypatch.setattr(chunks, "GRAPH_BYTES", 0)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**22)
+    forward, backward = step(mapss, 1.0, monkeypatch)
+    assert forward.reads.total() <= 4, forward.reads
+    assert backward.reads.total() == 0, backward.reads
+
+
+def test_without_the_check_of_samples_it_reads_two_less(
+    mapss: MAPSS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapss, "check_finite", False)
+    forward, backward = step(mapss, 1.0, monkeypatch)
+    assert forward.reads.total() <= 2, forward.reads
+    assert backward.reads.total() == 0, backward.reads
+
+
+def test_the_counter_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.tensor([3.0, 0.0, 2.0])
+    with counted(monkeypatch) as waits:
+        _ = bool(x.any()), x.nonzero(), x[x > 0], x.tolist(), x.numpy(), x.cpu()
+        _ = torch.bincount(x.long()), torch.unique(x), torch.equal(x, x)
+        _ = x.repeat_interleave(x.long())
+        x.index_put_((x > 2,), x[:1])
+        _ = torch.tensor([1, 2])
+    assert waits.reads.total() == 11, waits.reads
+    assert waits.uploads.total() == 1
