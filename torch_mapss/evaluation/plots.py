@@ -43,7 +43,8 @@ def _import_figure() -> Any:
     except Exception as error:  # a broken installation raises what it likes
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ImportError(
-            f"plotting needs matplotlib, which is there but does not load: {reason}"
+            f"plotting needs matplotlib, which is there but does not load: {reason}. Mend it with "
+            "pip install --force-reinstall matplotlib"
         ) from error
     return Figure
 
