@@ -4,17 +4,18 @@ Two measures of a separated source per frame, in [0, 1], higher is better: PS, h
 the other sources, and PM, how undistorted it is (MAPSS, ICLR 2026). Batched, differentiable, with
 error bounds.
 
-The wings, each with a page of its own; imports go down only
-    ``torch_mapss.core``          points -> scores
-    ``torch_mapss.audio``         files, waveforms, loudness, frames, matching
-    ``torch_mapss.distortions``   the banks
-    ``torch_mapss.encoders``      waveform in, frames of features out
-    ``torch_mapss.bounds``        error bounds, without gradients
-    ``torch_mapss.functional``    embeddings -> scores, stateless
-    ``torch_mapss.pipeline``      ``MAPSS``: waveforms -> frame scores
-    ``torch_mapss.metrics``       torchmetrics classes
-    ``torch_mapss.evaluation``    files -> report, the command line
-    ``torch_mapss.training``      losses, curriculum, Lightning
+The wings, each with a page of its own; imports go down only:
+
+* :mod:`torch_mapss.core`: points -> scores
+* :mod:`torch_mapss.audio`: files, waveforms, loudness, frames, matching
+* :mod:`torch_mapss.distortions`: the banks
+* :mod:`torch_mapss.encoders`: waveform in, frames of features out
+* :mod:`torch_mapss.bounds`: error bounds, without gradients
+* :mod:`torch_mapss.functional`: embeddings -> scores, stateless
+* :mod:`torch_mapss.pipeline`: ``MAPSS``, waveforms -> frame scores
+* :mod:`torch_mapss.metrics`: torchmetrics classes
+* :mod:`torch_mapss.evaluation`: files -> report, the command line
+* :mod:`torch_mapss.training`: losses, curriculum, Lightning
 
 Names load on first use: importing the package costs little more than importing torch.
 """
@@ -52,7 +53,7 @@ _WINGS = (
     *("pipeline", "metrics", "evaluation", "training"),
 )
 
-__all__ = [*_HOMES, "functional"]
+__all__ = [*_HOMES, *_WINGS]
 
 __getattr__, __dir__ = lazy_names(
     __name__, _HOMES | {wing: f"{__name__}.{wing}" for wing in _WINGS}

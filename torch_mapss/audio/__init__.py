@@ -1,13 +1,14 @@
-"""From files to level-matched mono waveforms on an encoder's frame grid.
+"""Files -> level-matched mono waveforms on an encoder's frame grid.
 
-Reading and channels
-    `load_audio`, `as_waveform`, `to_mono`, `resample`.
-Loudness, ITU-R BS.1770-4 with gating, batched and differentiable
-    `integrated_loudness`, `normalize_loudness`, `is_silent`.
-Frames of an encoder: receptive field and hop in samples, nothing padded
-    `frame_count`, `frame_times`, `frame_signal`, `frame_rms`, `source_activity`.
-Which estimate belongs to which reference
-    `si_sdr`, `match_sources`.
+* *Reading and channels* (``files``, ``waveforms``): :func:`load_audio`, :func:`as_waveform`,
+  :func:`to_mono`, :func:`resample`.
+* *Loudness*, ITU-R BS.1770-4 with gating, batched and differentiable (``loudness``):
+  :func:`integrated_loudness`, :func:`normalize_loudness`, :func:`is_silent`.
+* *Frames* of an encoder, receptive field and hop in samples, nothing padded (``frames``):
+  :func:`frame_count`, :func:`frame_times`, :func:`frame_signal`, :func:`frame_rms`,
+  :func:`source_activity`.
+* *Which estimate belongs to which reference* (``matching``): :func:`si_sdr`,
+  :func:`match_sources`.
 
 Level rules, in one place:
 
@@ -15,8 +16,20 @@ Level rules, in one place:
   it as it came, with zero gradient, and it is active in no frame.
 * Where no gating block is left (shorter than one block of 400 ms, or everything below -70 LUFS) the
   loudness is that of the whole signal, ungated.
-* `normalize_loudness` puts the gates where the *output* will be, so that scaling the input by any
-  factor changes nothing, a signal 100 dB down included.
+* :func:`normalize_loudness` puts the gates where the *output* will be, so that scaling the input by
+  any factor changes nothing, a signal 100 dB down included.
+
+Example:
+    >>> import torch
+    >>> from torch_mapss import audio
+    >>> tone = torch.sin(2 * torch.pi * 997 * torch.arange(48000) / 48000)
+    >>> round(float(audio.integrated_loudness(tone, 48000)), 2)   # LUFS
+    -3.01
+    >>> loud = audio.normalize_loudness(1e-3 * tone, 48000)
+    >>> round(float(audio.integrated_loudness(loud, 48000)), 2)
+    -23.0
+    >>> audio.frame_count(16000, receptive_field=400, hop=320)
+    49
 """
 
 from __future__ import annotations

@@ -1,23 +1,39 @@
-"""Points -> scores: what PS and PM are, on tensors alone.
+r"""Points -> scores: what PS and PM are, on tensors alone.
 
-The points of a frame (outputs, references, distortions) become a kernel, the kernel a Markov
-chain, its eigenvectors coordinates, and the place of an output among the clusters its scores:
+The N points of a frame (outputs, references, distortions) become a kernel, the kernel a Markov
+chain, its eigenvectors coordinates, and the place of an output among the clusters its scores.
+Rooms in this order:
 
-    ``kernel``       Gaussian kernel at the median bandwidth [eq:K]
-    ``spectrum``     α-normalisation, eigenpairs, and a backward pass that is exact at ties
-    ``manifold``     both joined: diffusion maps of a batch of frames
-    ``layout``       which points are what, and which are there
-    ``mahalanobis``  distances to a cluster under its ridge covariance [eq:ps_distance]
-    ``separation``   PS from A and B [eq:PS_final]
-    ``match``        PM, the Gamma tail [eq:pm_gamma_mm_short]
-    ``conformal``    PM with the output counted among its distortions: rank and smooth form
-    ``scores``       all that is read off one map, in any convention
-    ``gamma``        Q(k, x) and log Q with derivatives in both
-    ``chunks``       many frames in bounded memory
-    ``aggregate``    frames -> utterance [app:agg]
+* :mod:`torch_mapss.core.kernel`: Gaussian kernel at the median bandwidth [eq:K];
+* :mod:`torch_mapss.core.spectrum`: α-normalisation and eigenpairs, exact backward at ties;
+* :mod:`torch_mapss.core.manifold`: both joined, the diffusion maps of a batch of frames;
+* :mod:`torch_mapss.core.layout`: which points are what, and which are there;
+* :mod:`torch_mapss.core.mahalanobis`: distances to a cluster [eq:ps_distance];
+* :mod:`torch_mapss.core.separation`: PS from A and B [eq:PS_final];
+* :mod:`torch_mapss.core.match`: PM, the Gamma tail [eq:pm_gamma_mm_short];
+* :mod:`torch_mapss.core.conformal`: PM with the output counted among its distortions;
+* :mod:`torch_mapss.core.gamma`: Q(k, x) and log Q with derivatives in both;
+* :mod:`torch_mapss.core.chunks`: many frames in bounded memory;
+* :mod:`torch_mapss.core.aggregate`: frames -> utterance [app:agg].
 
-and the leaves that every wing may use: ``checks``, ``devices``, ``linalg``, ``autograd``,
-``settings``. Users meet all of it through :mod:`torch_mapss.functional`.
+The leaves ``checks``, ``devices``, ``linalg``, ``autograd`` and ``settings`` are for every wing.
+Users meet all of it through :mod:`torch_mapss.functional`.
+
+Conventions. ``"paper"`` follows the printed equations where they can be computed, ``"reference"``
+the released implementation from embeddings on, frame by frame, to check published numbers;
+``"conformal"`` is a further PM. Read differently from print everywhere: the Schur complement
+carries its ridge, the eigenvalue sum runs to N - 1, the last pooling window is kept, and N_p is at
+least 2.
+
+Example:
+    >>> import torch
+    >>> from torch_mapss.core import diffusion_map
+    >>> points = torch.randn(30, 8, dtype=torch.float64)        # (N, M)
+    >>> m = diffusion_map(points)
+    >>> m.eigenvalues.shape, bool(m.eigenvalues[0] < 1.0)       # N - 1 non-trivial ones
+    (torch.Size([29]), True)
+    >>> bool(torch.isclose(m.stationary.sum(), torch.tensor(1.0, dtype=torch.float64)))
+    True
 """
 
 from __future__ import annotations

@@ -1,4 +1,24 @@
-"""Files -> reports: one mixture or a whole test set, from Python or the command line."""
+"""Files -> reports: one mixture or a whole test set, from Python or the command line.
+
+``torch-mapss score`` and :func:`evaluate` judge one mixture; ``torch-mapss evaluate`` a test set,
+row by row, resumable; ``compare``, ``worst``, ``verify``, ``listen``, ``report`` and ``correlate``
+work on the folder it leaves. One file per command lies in ``commands``.
+
+From frames to one number: *frame* -> *source* (mean over the scored frames of one estimate) ->
+*item* (mean over the estimates of one mixture) -> *set* (mean over mixtures). Undefined numbers are
+NaN in their place, left out of the next mean, and counted.
+
+Example:
+    >>> import torch
+    >>> from torch_mapss import evaluate
+    >>> references = torch.randn(2, 8000)
+    >>> report = evaluate(
+    ...     estimates=references + 0.2 * references.flip(0), references=references,
+    ...     sample_rate=16000, encoder="mel", device="cpu",
+    ... )
+    >>> len(report.rows), report.rows[0].ps > report.rows[0].pm
+    (2, True)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,21 @@
-"""PS and PM as torchmetrics metrics: one batch scored once for all of them."""
+"""PS and PM as torchmetrics metrics: one batch is encoded and scored once for all of them.
+
+``update(preds, target)`` takes (B, S', T) and (B, S, T), in torchmetrics' order; ``compute()`` is
+the mean over frames, then sources, then mixtures. Undefined items (silent references, no frame with
+two active sources) are left out and counted. States are sums of float64 and add up over processes.
+
+Example:
+    >>> import torch
+    >>> from torchmetrics import MetricCollection
+    >>> from torch_mapss import MAPSS
+    >>> from torch_mapss.metrics import PerceptualMatch, PerceptualSeparation
+    >>> mapss = MAPSS("mel")
+    >>> metrics = MetricCollection([PerceptualSeparation(mapss), PerceptualMatch(mapss)])
+    >>> references = torch.randn(2, 2, 4000)
+    >>> values = metrics(references + 0.1 * references.flip(1), references)
+    >>> sorted(values)
+    ['PerceptualMatch', 'PerceptualSeparation']
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,21 @@
-"""PS and PM in training: losses, triggers of a curriculum, a Lightning callback."""
+"""PS and PM in training: losses, triggers of a curriculum, a Lightning callback.
+
+* :class:`MAPSSLoss`, :class:`SeparationLoss`, :class:`MatchLoss` are called as
+  ``loss(estimates, references)`` or, much cheaper, ``loss(estimates, bank)`` with
+  ``bank = loss.mapss.prepare(references)``. Undefined items add exactly zero.
+* :class:`FrameTrigger` fires when frame scores say that a stage is learnt.
+* :class:`CurriculumCallback` drives a trigger in Lightning.
+
+Example:
+    >>> import torch
+    >>> from torch_mapss import MAPSS, MAPSSLoss
+    >>> references = torch.randn(1, 2, 8000)
+    >>> estimates = (references + 0.3 * references.flip(1)).requires_grad_()
+    >>> loss = MAPSSLoss(MAPSS("mel"))
+    >>> loss(estimates, references).backward()
+    >>> bool(estimates.grad.isfinite().all())
+    True
+"""
 
 from __future__ import annotations
 
