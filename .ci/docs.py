@@ -73,7 +73,7 @@ def comments(cls: type) -> dict[str, str]:
     except (OSError, TypeError):
         return {}
     found = re.findall(r"^    (\w+): [^#\n]*?  # (.+)$", source, re.MULTILINE)
-    return {name: text for name, text in found}
+    return dict(found)
 
 
 def tell_fields(module: ModuleType) -> None:
