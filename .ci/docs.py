@@ -28,7 +28,7 @@ BLOCK = re.compile(r"\.\. math::\n\n((?:[ \t]+\S.*\n?|\n)+)")
 SHORTENED = re.compile(r"(:\w+:`)~")
 LABEL = re.compile(r"\[((?:eq|app|tab|fig|sec):[\w, :]+)\]")
 CSS = """
-main { max-width: 60rem; }
+main, header { width: calc(64rem + var(--sidebar-width)) !important; }
 .pdoc-code { white-space: pre; }
 .eq { color: #666; font-size: 0.9em; white-space: nowrap; }
 math { font-size: 1.05em; }
