@@ -1,0 +1,90 @@
+"""Draws the picture of the front page: three estimates that fall, and what PS and PM see.
+
+    python recipes/front_picture.py recipes/front_picture.png
+
+The estimates are those of ``torch-mapss demo``: the other voice leaks in more and more, and the
+phases of the spectrogram are shaken more and more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from torch_mapss import MAPSS, audio
+from torch_mapss.evaluation import demo, plots
+
+SMOOTH = 9  # frames of the moving mean, 180 ms
+PS, PM = "#0b4f7d", "#d9730d"
+
+
+def moving_mean(values: Tensor, active: Tensor) -> Tensor:
+    """Mean over the scored frames around each frame; NaN where the frame is not scored."""
+
+    def summed(x: Tensor) -> Tensor:
+        return torch.nn.functional.avg_pool1d(x[None, None], SMOOTH, 1, SMOOTH // 2)[0, 0]
+
+    mean = summed(torch.where(active, values, 0.0)) / summed(active.to(values.dtype))
+    return torch.where(active, mean, torch.nan)
+
+
+def draw_column(axes: Any, wave: Tensor, rate: int, scores: Any, title: str) -> None:
+    """Spectrogram of one estimate over its scores."""
+    top, below = axes
+    plots.draw_spectrogram(top, wave, rate)
+    top.set_title(title, fontsize=10)
+    top.set(xlabel="", ylabel="", xticklabels=[])
+    active, times = scores.active[0, 0], scores.times
+    told = []
+    for values, colour, name in ((scores.ps, PS, "PS"), (scores.pm, PM, "PM")):
+        values = values[0, 0]
+        raw = torch.where(active, values, torch.nan)
+        below.plot(times, raw, color=colour, linewidth=0.6, alpha=0.35)
+        below.plot(times, moving_mean(values, active), color=colour, linewidth=2.0, label=name)
+        told.append((f"{name} {float(values[active].mean()):.2f}", colour))
+    for place, (text, colour) in zip((0.6, 1.0), told):
+        below.text(place, 1.03, text, color=colour, fontsize=9, weight="bold", ha="right",
+                   transform=below.transAxes)  # fmt: skip
+    below.set(ylim=(-0.02, 1.04), xlim=top.get_xlim(), xlabel="time (s)")
+    below.grid(axis="y", alpha=0.3)
+
+
+def picture() -> Figure:
+    """The whole figure, 8 in wide."""
+    references, rate = demo.voices()
+    mapss = MAPSS("mel", sample_rate=rate)
+    bank = mapss.prepare(references)
+    figure = Figure(figsize=(8.0, 3.6), layout="constrained")
+    axes = figure.subplots(2, len(demo.GRADES), sharey="row", height_ratios=(1, 1.25))
+    for column, grade in zip(axes.T, demo.GRADES):
+        waves = demo.separated(references, grade)
+        with torch.no_grad():
+            scores = mapss(waves, bank)
+        wave = audio.normalize_loudness(waves[0], rate)
+        title = f"{grade.name}: leakage {grade.leakage_db:g} dB"
+        draw_column(column, wave, rate, scores, title)
+    axes[0, 0].set_ylabel("kHz")
+    axes[1, 0].set_ylabel("score, 0 to 1")
+    axes[1, 0].legend(loc="lower left", fontsize=8, ncols=2, framealpha=0.9)
+    return figure
+
+
+def main() -> None:
+    """Draw, and write with few colours: the file stays small."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("path", help="PNG file to write")
+    path = parser.parse_args().path
+    buffer = io.BytesIO()
+    picture().savefig(buffer, format="png", dpi=190)
+    Image.open(buffer).convert("RGB").quantize(32).save(path, optimize=True)
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
