@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from reads import Waits, counted
 from torch import Tensor
-from waits import Waits, counted
 
 from torch_mapss import MAPSS, DistortionBank, MAPSSLoss
 
@@ -27,17 +27,15 @@ def signals(seconds: float, sources: int = 2) -> tuple[Tensor, Tensor]:
     return references + 0.3 * references.flip(1) + 0.1 * noise, references
 
 
-def step(
-    mapss: MAPSS, seconds: float, monkeypatch: pytest.MonkeyPatch, **options: object
-) -> tuple[Waits, Waits]:
+def step(mapss: MAPSS, seconds: float) -> tuple[Waits, Waits]:
     """The counts of a forward and of a backward pass with a prepared bank."""
     estimates, references = signals(seconds)
     estimates.requires_grad_()
     bank = mapss.prepare(references)
-    loss = MAPSSLoss(mapss, **options)
-    with counted(monkeypatch) as forward:
+    loss = MAPSSLoss(mapss)
+    with counted(far=True) as forward:
         value = loss(estimates, bank)
-    with counted(monkeypatch) as backward:
+    with counted(far=True) as backward:
         value.backward()
     assert float(estimates.grad.abs().sum()) > 0.0
     return forward, backward
@@ -45,11 +43,11 @@ def step(
 
 @pytest.mark.parametrize("seconds", [4.0, pytest.param(16.0, marks=pytest.mark.slow)])
 def test_a_step_reads_at_most_four_values_forward_and_none_backward(
-    mapss: MAPSS, seconds: float, monkeypatch: pytest.MonkeyPatch
+    mapss: MAPSS, seconds: float
 ) -> None:
-    forward, backward = step(mapss, seconds, monkeypatch)
-    assert forward.reads.total() <= 4, forward.reads
-    assert backward.reads.total() == 0, backward.reads
+    forward, backward = step(mapss, seconds)
+    assert forward.reads.total() <= 4, forward.lines
+    assert backward.reads.total() == 0, backward.lines
     assert not forward.uploads + backward.uploads
 
 
@@ -58,27 +56,27 @@ def test_recomputed_chunks_read_no_more(mapss: MAPSS, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(chunks, "GRAPH_BYTES", 0)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**22)
-    forward, backward = step(mapss, 1.0, monkeypatch)
-    assert forward.reads.total() <= 4, forward.reads
-    assert backward.reads.total() == 0, backward.reads
+    forward, backward = step(mapss, 1.0)
+    assert forward.reads.total() <= 4, forward.lines
+    assert backward.reads.total() == 0, backward.lines
 
 
 def test_without_the_check_of_samples_it_reads_two_less(
     mapss: MAPSS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mapss, "check_finite", False)
-    forward, backward = step(mapss, 1.0, monkeypatch)
-    assert forward.reads.total() <= 2, forward.reads
-    assert backward.reads.total() == 0, backward.reads
+    forward, backward = step(mapss, 1.0)
+    assert forward.reads.total() <= 2, forward.lines
+    assert backward.reads.total() == 0, backward.lines
 
 
-def test_the_counter_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counter_counts() -> None:
     x = torch.tensor([3.0, 0.0, 2.0])
-    with counted(monkeypatch) as waits:
+    with counted(far=True) as waits:
         _ = bool(x.any()), x.nonzero(), x[x > 0], x.tolist(), x.numpy(), x.cpu()
         _ = torch.bincount(x.long()), torch.unique(x), torch.equal(x, x)
         _ = x.repeat_interleave(x.long())
         x.index_put_((x > 2,), x[:1])
         _ = torch.tensor([1, 2])
-    assert waits.reads.total() == 11, waits.reads
+    assert waits.reads.total() == 11, waits.lines
     assert waits.uploads.total() == 1

@@ -213,8 +213,8 @@ def source_correlation(
     covariance = torch.einsum("fir,fjr->ij", errors, errors)
     scale = covariance.diagonal().sqrt()
     matrix = covariance / (scale.unsqueeze(-1) * scale)  # NaN for a source without any error
-    off = ~torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
-    return SourceCorrelation(matrix[off].nanmean(), matrix)
+    same = torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
+    return SourceCorrelation(matrix.masked_fill(same, torch.nan).nanmean(), matrix)
 
 
 # --------------------------------------------------------------------------------------------

@@ -1,0 +1,176 @@
+"""The core on a device that is not the CPU: every tensor it makes lies there, forward and backward.
+
+Run on tensors without values (``fake_device``), so no such device is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fake_device import backward, fake_device
+from torch import Tensor
+
+from torch_mapss import functional as F
+from torch_mapss.bounds import diagnostics, utterance
+from torch_mapss.core.chunks import frames_per_chunk
+
+FRAMES, SOURCES, DISTORTIONS, FEATURES = 5, 3, 6, 4
+SCORES: dict[str, Callable[..., Any]] = {
+    "separation": F.perceptual_separation,
+    "distances": lambda *x, **o: sum(F.separation_distances(*x, **o)),
+    "match": F.perceptual_match,
+    "log match": lambda *x, **o: F.perceptual_match(*x, log=True, **o),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one output": {"attributed": (2,)},
+    "another time": {"time": 1.5},
+    "float32 eigh": {"eigh": "float32"},
+    "largest dimension": {"max_dimension": 2},
+    "reference": {"convention": "reference"},
+}
+
+
+def cloud(dtype: torch.dtype = torch.float32, outputs: int = SOURCES) -> tuple[Tensor, ...]:
+    shapes = (outputs,), (SOURCES,), (SOURCES, DISTORTIONS)
+    return tuple(
+        torch.empty(FRAMES, *shape, FEATURES, dtype=dtype, device="cuda", requires_grad=place != 1)
+        for place, shape in enumerate(shapes)
+    )
+
+
+def assert_there(score: Tensor, *leaves: Tensor) -> None:
+    assert score.device.type == "cuda"
+    gradients = backward(score.sum())
+    assert set(gradients) == {leaf for leaf in leaves if leaf.requires_grad}
+    for leaf, gradient in gradients.items():
+        assert (gradient.device, gradient.shape) == (leaf.device, leaf.shape)
+
+
+def options_of(options: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    return options, len(options.get("attributed", range(SOURCES)))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("score", ["separation", "log match"])
+def test_scores_and_their_gradients(score: str, options: str) -> None:
+    with fake_device():
+        given, outputs = options_of(OPTIONS[options])
+        points = cloud(outputs=outputs)
+        assert_there(SCORES[score](*points, **given), *points)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_absent_sources_and_distortions(score: str) -> None:
+    with fake_device():
+        points = cloud(torch.float64)
+        active = torch.ones(FRAMES, SOURCES, dtype=torch.bool, device="cuda")
+        mask = torch.ones(FRAMES, SOURCES, DISTORTIONS, dtype=torch.bool, device="cuda")
+        assert_there(SCORES[score](*points, active=active, mask=mask), *points)
+
+
+@pytest.mark.parametrize("form", ["smooth", "log", "rank"])
+def test_the_conformal_convention(form: str) -> None:
+    with fake_device():
+        points = cloud()
+        if form == "rank":
+            assert F.match_rank(*points).device.type == "cuda"
+            return
+        score = F.perceptual_match(*points, log=form == "log", convention="conformal")
+        assert_there(score, *points)
+
+
+def test_recomputed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_mapss.core import chunks
+
+    points = SOURCES * (DISTORTIONS + 2)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 8 * (2 * points * FEATURES + 8 * points**2) * 2)
+    assert frames_per_chunk(points, FEATURES) == 2
+    with fake_device():
+        given = cloud()
+        assert_there(F.perceptual_separation(*given), *given)
+
+
+def test_the_map_of_points() -> None:
+    with fake_device():
+        points = torch.empty(2, 9, 3, device="cuda", requires_grad=True)
+        mask = torch.ones(2, 9, dtype=torch.bool, device="cuda")
+        found = F.diffusion_map(points, mask=mask)
+        assert {x.device.type for x in vars(found).values()} == {"cuda"}
+        assert_there(found.retained, points)
+
+
+@pytest.mark.parametrize("convention", ["paper", "reference", "derived"])
+@pytest.mark.parametrize("tail", ["concentration", "bootstrap"])
+def test_bounds(convention: str, tail: str) -> None:
+    options: dict[str, Any] = {"convention": convention, "tail": tail, "draws": 3}
+    with fake_device():
+        points = cloud()
+        for found in (F.separation_bounds(*points, **options), F.match_bounds(*points, **options)):
+            assert {x.device.type for x in found} == {"cuda"}
+        bartlett = F.separation_bounds(*points, n_eff="bartlett", convention=convention)
+        assert bartlett.total.device.type == "cuda"
+
+
+def test_what_the_bounds_assume() -> None:
+    with fake_device():
+        points = cloud()
+        found = diagnostics.gamma_fit_test(*points), diagnostics.bank_correlation(*points)
+        found += (diagnostics.source_correlation(*points, draws=3),)
+        assert {x.device.type for record in found for x in record} == {"cuda"}
+
+
+def test_bounds_of_the_map_and_of_utterances() -> None:
+    with fake_device():
+        points = torch.empty(2, 9, 3, device="cuda")
+        frames, radius, tail = (torch.empty(2, 3, 50, device="cuda") for _ in range(3))
+        found = (
+            F.truncation_bounds(F.diffusion_map(points)),
+            utterance.pool_match_bounds(radius, tail),
+            utterance.pool_separation_bounds(frames, radius, tail),
+        )
+        assert {x.device.type for record in found for x in record} == {"cuda"}
+
+
+def test_the_incomplete_gamma_function() -> None:
+    with fake_device():
+        k, x = (torch.empty(7, 2, device="cuda", requires_grad=True) for _ in range(2))
+        for tail in (F.gammaincc, F.log_gammaincc):
+            assert_there(tail(k, x), k, x)
+        assert F.gammaincc(k, 2.0).device.type == "cuda"
+
+
+def test_pooling() -> None:
+    with fake_device():
+        frames = torch.empty(2, 3, 50, device="cuda", requires_grad=True)
+        active = torch.ones(2, 3, 50, dtype=torch.bool, device="cuda")
+        assert_there(F.pool_match(frames, active), frames)
+        assert_there(F.pool_match(frames, active, log=True), frames)
+        assert_there(F.pool_separation(frames, active), frames)
+
+
+def test_a_tensor_elsewhere_is_noticed() -> None:
+    with fake_device():
+        x = torch.empty(3, device="cuda", requires_grad=True)
+        with pytest.raises(RuntimeError, match="device"):
+            x * torch.ones(3)
+
+
+class _Astray(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.cpu()
+
+
+def test_a_gradient_elsewhere_is_noticed() -> None:
+    with fake_device():
+        x = torch.empty(3, device="cuda", requires_grad=True)
+        with pytest.raises(AssertionError, match="cpu"):
+            backward(_Astray.apply(x * 2.0).sum())
