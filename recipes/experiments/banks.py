@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import toolkit
 import torch
+from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss.distortions import FAMILIES, Distortion, additive, dynamics, echoes, filters, pitch
+from torch_mapss.pipeline.records import Encoded
 
+KINDS = ("separation", "match")
 ORIGINAL = "original"
 SHOWN = ("ps", "pm", "log_pm", "log_foreign_distance")
 # One member of each family, well beyond the range of the paper's table in either bank.
@@ -65,7 +68,7 @@ def extended_scorer(options: argparse.Namespace, encoder: str) -> MAPSS:
         f"{kind}_bank": DistortionBank(kind, size=None, extra=EXCESS)
         if options.bank_size is None
         else _small(kind, options.bank_size)
-        for kind in ("separation", "match")
+        for kind in KINDS
     }
     return toolkit.scorer(options, encoder, **banks)
 
@@ -76,29 +79,62 @@ def _small(kind: str, size: int) -> DistortionBank:
     return DistortionBank(kind, only=names, extra=EXCESS)
 
 
-def chosen(mapss: MAPSS, bank: ReferenceBank, name: str) -> ReferenceBank:
+def presence(mapss: MAPSS, bank: ReferenceBank) -> dict[str, list[Tensor]]:
+    """Kind -> for each group (b, S, P) which members exist, in the order of the names.
+
+    A prepared bank holds the members that exist for a source one behind the other, unnamed.
+    """
+    rate = mapss.grid.sample_rate
+    found: dict[str, list[Tensor]] = {}
+    for kind in KINDS:
+        own = getattr(mapss, f"{kind}_bank")
+        found[kind] = [
+            torch.cat([mask for _, _, mask in own.iterate(group.waveforms, rate)], -1)
+            for group in bank.groups
+        ]
+    return found
+
+
+def chosen(
+    mapss: MAPSS, bank: ReferenceBank, present: dict[str, list[Tensor]], name: str
+) -> ReferenceBank:
     """``bank`` with the members of one configuration."""
     groups = []
-    for group in bank.groups:
+    for place, group in enumerate(bank.groups):
         parts = {}
-        for kind in ("separation", "match"):
-            own = getattr(mapss, f"{kind}_bank")
-            keep = torch.tensor(list(kept_members(own, mapss.grid.sample_rate, name)))
-            part = getattr(group, kind)
-            mask = None if part.mask is None else part.mask[:, :, keep]
-            parts[kind] = replace(part, distortions=part.distortions[:, :, keep], mask=mask)
+        for kind in KINDS:
+            keep = kept_members(getattr(mapss, f"{kind}_bank"), mapss.grid.sample_rate, name)
+            parts[kind] = _taken(getattr(group, kind), present[kind][place], keep)
         groups.append(replace(group, **parts))
     return replace(bank, groups=tuple(groups))
 
 
-def kept_members(bank: DistortionBank, rate: int, name: str) -> Iterator[int]:
-    """Places, on the axis of the distortions, of the members of one configuration."""
+def _taken(part: Encoded, present: Tensor, keep: Tensor) -> Encoded:
+    """The kept (P,) of the present (b, S, P) members, again one behind the other."""
+    slots = present.cumsum(-1) - 1
+    wanted = present & keep
+    most = int(wanted.sum(-1).max())
+    batch, sources, _, frames, features = part.distortions.shape
+    distortions = part.distortions.new_zeros(batch, sources, most, frames, features)
+    mask = torch.arange(most) < wanted.sum(-1, keepdim=True)
+    for b in range(batch):
+        for s in range(sources):
+            here = slots[b, s][wanted[b, s]]
+            distortions[b, s, : len(here)] = part.distortions[b, s, here]
+    return Encoded(part.references, distortions, None if bool(mask.all()) else mask)
+
+
+def kept_members(bank: DistortionBank, rate: int, name: str) -> Tensor:
+    """(P,) bool, the members of one configuration among the bank's names."""
     without, extended = configurations()[name]
     family = {member.name: member.family for member in bank.members}
-    for place, member in enumerate(bank.names(rate)):
-        excess = member.endswith("/excess")
-        if family[member] != without and (not excess or family[member] == extended):
-            yield place
+    return torch.tensor(
+        [
+            family[member] != without
+            and (not member.endswith("/excess") or family[member] == extended)
+            for member in bank.names(rate)
+        ]
+    )
 
 
 def run(options: argparse.Namespace) -> toolkit.Rows:
@@ -132,8 +168,9 @@ def run(options: argparse.Namespace) -> toolkit.Rows:
             if not wanted:
                 continue
             whole = mapss.prepare(mixture.references[None])
+            present = presence(mapss, whole)
             for name in dict.fromkeys(name for name, *_ in wanted):
-                bank = chosen(mapss, whole, name)
+                bank = chosen(mapss, whole, present, name)
                 for system, place, output in [w[1:] for w in wanted if w[0] == name]:
                     scores = toolkit.target_scores(
                         mapss, bank, output, source=place, every=options.every

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import rivals
 import toolkit
-import torch
 from torch import Tensor
 
 from torch_mapss import MAPSS
@@ -28,8 +27,7 @@ RATED = ("ps", "pm", "log_pm", "log_foreign_distance")
 
 def delayed(wave: Tensor, rate: int, milliseconds: float) -> Tensor:
     """(T,) later by so much; silence comes in, the end is cut off."""
-    lag = round(rate * milliseconds / 1000)
-    return torch.cat([wave.new_zeros(lag), wave])[: len(wave)]
+    return toolkit.shifted(wave, round(rate * milliseconds / 1000))
 
 
 def estimates(mixture: toolkit.Mixture, rated: bool) -> Iterator[tuple[str, int, Tensor]]:

@@ -75,6 +75,8 @@ def pairs(options: argparse.Namespace, encoder: str) -> dict[str, tuple[_Array, 
         both = normalised(output.values["ps"]), normalised(output.values["pm"])
         if not any(np.isnan(v).any() for v in both):
             found.setdefault(output.scenario, []).append(both)
+    if not found:
+        raise SystemExit("PS or PM is the same in all frames of every utterance.")
     return {name: tuple(map(np.concatenate, zip(*parts))) for name, parts in found.items()}
 
 

@@ -211,6 +211,31 @@ def read(path: Path, rate: int) -> Tensor:
     return resample(to_mono(wave), original, rate)
 
 
+def aligned(estimate: Tensor, reference: Tensor, rate: int, longest: float = 0.2) -> Tensor:
+    """(T,) the estimate without its lag behind the reference: the peak of their correlation.
+
+    Args:
+        estimate, reference: (T,).
+        rate: in Hz.
+        longest: seconds, either way, that are looked at.
+    """
+    from scipy.signal import correlate, correlation_lags
+
+    product = correlate(estimate.double().numpy(), reference.double().numpy(), method="fft")
+    lags = correlation_lags(len(estimate), len(reference))
+    near = abs(lags) <= longest * rate
+    lag = int(lags[near][abs(product[near]).argmax()])
+    return shifted(estimate, -lag)
+
+
+def shifted(wave: Tensor, samples: int) -> Tensor:
+    """(T,) later by so many samples (earlier where negative); silence comes in."""
+    gap = wave.new_zeros(min(abs(samples), len(wave)))
+    if samples >= 0:
+        return torch.cat([gap, wave])[: len(wave)]
+    return torch.cat([wave, gap])[len(gap) :]
+
+
 # ------------------------------------------------------------------------------------------------
 # Scores
 # ------------------------------------------------------------------------------------------------

@@ -255,3 +255,279 @@ def test_the_list_of_rivals_says_what_is_missing_and_why(capsys, monkeypatch, tm
     for label in ("PESQ", "SIR", "NISQA", "MCD", "UTMOS", "SCOREQ", "ViSQOL"):
         assert f"| {label} |" in listed
     assert len({*(r.label for r in script.RIVALS.values()), *script.MISSING}) == 18
+
+
+# ------------------------------------------------------------------------------------------------
+# Frames
+# ------------------------------------------------------------------------------------------------
+
+
+def test_mutual_information_is_that_of_danon(monkeypatch):
+    script = recipe("nmi", monkeypatch)
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=4000)
+    assert script.nmi(x, x, 10) == pytest.approx(1.0)
+    assert script.nmi(x, rng.uniform(size=4000), 10) < 0.02
+    assert script.nmi(np.full(9, 0.5), x[:9], 10) == 0.0
+    # Two bins, by hand: 3 of 4 agree.
+    a, b = np.array([0.1, 0.1, 0.9, 0.9]), np.array([0.1, 0.1, 0.9, 0.1])
+    h = [-sum(p * math.log(p) for p in ps) for ps in ([0.5, 0.5], [0.75, 0.25], [0.5, 0.25, 0.25])]
+    assert script.nmi(a, b, 2) == pytest.approx(2 * (h[0] + h[1] - h[2]) / (h[0] + h[1]))
+    assert (
+        sorted(script.equal_counts(x[:20] ** 9, 4))
+        == [0.125] * 5 + [0.375] * 5 + [0.625] * 5 + [0.875] * 5
+    )
+    np.testing.assert_allclose(script.normalised(np.array([2.0, 3.0, 4.0])), [0.0, 0.5, 1.0])
+    assert np.isnan(script.normalised(np.ones(3))).all()
+
+
+@pytest.mark.slow
+def test_frames_are_scored_once_for_nmi_and_histograms(speech, tmp_path, monkeypatch):
+    arguments = ["--manifest", str(speech), "--bank-size", "20"]
+    nmi = recipe("nmi", monkeypatch)
+    rows = nmi.main([*arguments, "--out", str(tmp_path / "nmi"), "--bins", "4"])
+    assert len(rows) == 2 * 10 * 2
+    counts = [row["frames"] for row in rows if row["scenario"] == "en" and row["below"] == "ps"]
+    assert counts == sorted(counts)
+    assert counts[-1] > 0
+    assert (tmp_path / "nmi" / "nmi_mel.png").stat().st_size > 5000
+    histograms = recipe("histograms", monkeypatch)
+    out = tmp_path / "histograms"
+    first = histograms.main([*arguments, "--out", str(out)])
+    assert {row["scenario"] for row in first} == {"en", "it"}
+    for row in first:
+        assert row["PS radius"] > 0
+        assert row["PM half-width"] > 0
+    monkeypatch.setattr(histograms.toolkit, "_scored_frames", None)  # kept from the first run
+    assert histograms.main([*arguments, "--out", str(out)]) == first
+    assert (out / "histograms_mel.png").stat().st_size > 5000
+
+
+# ------------------------------------------------------------------------------------------------
+# With ratings
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tracks, one rated source, three systems that leak more and more; a table of ratings."""
+    folder = tmp_path_factory.mktemp("rated")
+    entries, lines = [], ["track,source,system,question,role,mean_rating"]
+    for track in range(2):
+        pair = [voice(100.0 + 20 * track, track), voice(170.0 + 30 * track, 5 + track)]
+        names = [f"t{track}_a.wav", f"t{track}_b.wav"]
+        for name, wave in zip(names, pair):
+            write(folder / name, wave)
+        systems = {}
+        for place, leak in enumerate((0.05, 0.3, 0.9)):
+            name = f"t{track}_s{place}.wav"
+            write(folder / name, pair[0] + leak * pair[1])
+            systems[f"s{place}"] = [name, None]
+            lines.append(f"t{track},voice,s{place},interference,system,{90 - 40 * place}")
+        entry = {"mixture_id": f"t{track}", "sources": ["voice", "other"]}
+        entries.append({**entry, "references": names, "systems": systems})
+    (folder / "mapss.json").write_text(json.dumps(entries))
+    (folder / "ratings.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_every_family_is_left_out_once_and_the_next_one_overdone(monkeypatch):
+    script = recipe("banks", monkeypatch)
+    found = script.configurations()
+    assert len(found) == 14
+    assert found["original"] == (None, None)
+    assert found["O. noise, E. tone"] == ("noise", "tone")
+    assert found["O. vibrato, E. notch"] == ("vibrato", "notch")
+    bank = script.DistortionBank("separation", extra=script.EXCESS)
+    names = bank.names(RATE)
+    kept = {
+        c: [name for name, keep in zip(names, script.kept_members(bank, RATE, c)) if keep]
+        for c in found
+    }
+    assert kept["original"] == list(script.DistortionBank("separation").names(RATE))
+    family = {member.name: member.family for member in bank.members}
+    for name, (without, extended) in found.items():
+        here = kept[name]
+        if without is not None:
+            assert without not in {family[member] for member in here}
+            assert [m for m in here if m.endswith("/excess")] == [f"{extended}/excess"]
+    assert {m.family for m in script.EXCESS} == set(script.FAMILIES)
+
+
+def test_excess_is_far_from_the_reference(monkeypatch):
+    script = recipe("banks", monkeypatch)
+    generator = torch.Generator().manual_seed(0)  # all frequencies, as no single voice has
+    swell = (math.tau * torch.arange(2 * RATE) / RATE).sin().square()  # with quiet parts
+    wave = 0.1 * swell * torch.randn(1, 2 * RATE, generator=generator)
+    both = script.DistortionBank("separation", extra=script.EXCESS)
+    copies = both(wave, RATE)
+    for member, copy in zip(copies.names, copies.waveforms[0]):
+        if member.endswith("/excess"):
+            assert bool(copy.isfinite().all()), member
+            kept = float(np.corrcoef(copy.numpy(), wave[0].numpy())[0, 1])
+            assert kept < 0.97, member
+
+
+@pytest.mark.slow
+def test_a_choice_of_members_scores_as_a_bank_of_them(rated, tmp_path, monkeypatch):
+    from torch_mapss import MAPSS, DistortionBank
+
+    script = recipe("banks", monkeypatch)
+    arguments = ["--manifest", str(rated / "mapss.json"), "--ratings", str(rated / "ratings.csv")]
+    arguments += ["--out", str(tmp_path), "--every", "8"]
+    rows = script.main(arguments)
+    name = "O. echo, E. clipping"
+    (row,) = rows.where(bank=name, mixture="t0", system="s1")
+    extra = [member for member in script.EXCESS if member.family == "clipping"]
+    banks = {
+        f"{kind}_bank": DistortionBank(kind, without=["echo"], extra=extra)
+        for kind in ("separation", "match")
+    }
+    toolkit = script.toolkit
+    mapss = MAPSS("mel", **banks)
+    mixture = next(
+        iter(toolkit.load_mixtures(rated / "mapss.json", mapss.sample_rate, systems=True))
+    )
+    bank = mapss.prepare(mixture.references[None])
+    alone = toolkit.target_scores(mapss, bank, mixture.systems["s1"][0], every=8)
+    for measure in ("ps", "pm", "log_pm", "foreign_distance"):
+        assert float(row[measure]) == pytest.approx(alone[measure], rel=1e-6), measure
+    page = (tmp_path / "banks.md").read_text(encoding="utf-8")
+    assert "| largest change |" in page
+    assert page.count("| O. ") == 13
+
+
+def test_lags_are_undone(monkeypatch):
+    toolkit = recipe("toolkit", monkeypatch)
+    wave = voice(130.0, 4)
+    for lag in (0, 37, -160, 800):
+        moved = toolkit.shifted(wave, lag)
+        back = toolkit.aligned(moved, wave, RATE)
+        inside = slice(800, -800)
+        torch.testing.assert_close(back[inside], wave[inside])
+    assert len(toolkit.shifted(wave, 10 * len(wave))) == len(wave)
+
+
+@pytest.mark.slow
+def test_delays_cost_less_where_they_are_undone(speech, rated, tmp_path, monkeypatch):
+    script = recipe("delay", monkeypatch)
+    delays = ["--delays", "0", "40"]
+    rows = script.main(
+        ["--manifest", str(speech), "--out", str(tmp_path / "plain"), *SMALL, *delays]
+    )
+    late = {kind: rows.mean("pm", signals=kind, delay=40.0) for kind in rows.distinct("signals")}
+    # Not 1: the end of the clip went out with the delay.
+    assert late["aligned"] > late["as they are"] + 0.1
+    arguments = ["--manifest", str(rated / "mapss.json"), "--ratings", str(rated / "ratings.csv")]
+    out = tmp_path / "rated"
+    script.main([*arguments, "--out", str(out), "--bank-size", "6", "--every", "6", *delays])
+    page = (out / "delay.md").read_text(encoding="utf-8")
+    assert "| mel | all | interference | PS | 100.00/" in page
+    assert (out / "delay.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_one_page_of_all_measures_against_listeners(rated, tmp_path, monkeypatch):
+    script = recipe("listeners", monkeypatch)
+    arguments = ["--manifest", str(rated / "mapss.json"), "--ratings", str(rated / "ratings.csv")]
+    arguments += ["--out", str(tmp_path), "--encoders", "mel", "--conventions", "paper"]
+    arguments += ["--sample-frames", "4", "--bank-size", "6", "--no-rivals", "--draws", "50"]
+    found = script.main(arguments)
+    (row,) = (
+        r
+        for r in found["mel", "paper"].rows
+        if r["measure"] == "ps" and r["pooling"] == "per_track"
+    )
+    assert row["srcc"] == pytest.approx(1.0)
+    page = (tmp_path / "listeners.md").read_text(encoding="utf-8")
+    for part in ("## interference", "| t0 voice |", "| s2 | 2 | 10.00 |", "SRCC radius"):
+        assert part in page
+    again = script.main([*arguments, "--scored"])
+    assert str(again["mel", "paper"].rows) == str(found["mel", "paper"].rows)  # NaN among them
+
+
+# ------------------------------------------------------------------------------------------------
+# SEBASS
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sebass(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree of the download's shape: four talkers, and three instruments without drums."""
+    root = tmp_path_factory.mktemp("sebass")
+    lines = ["campaign,mixture,source,system,mean_rating"]
+    for mixture, count in (("female_inst_sim", 4), ("nodrums_inst_sim", 3)):
+        waves = [voice(100.0 + 35 * k, k, 0.45) for k in range(count)]
+        for k, wave in enumerate(waves, 1):
+            write(root / "SASSEC/Signals/orig" / f"{mixture}_{k}.wav", wave)
+            for place, leak in enumerate((0.05, 0.3, 0.9), 1):
+                name = f"Algo{place}"
+                made = wave + leak * waves[k % count]
+                write(root / "SASSEC/Signals" / name / f"{mixture}_{k}.wav", made)
+                lines.append(f"SASSEC,{mixture},{k},{name},{100 - 30 * place + k}")
+    (root / "SASSEC" / "Signals" / "readme.txt").write_text("not audio")
+    (root / "ratings.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_folders_become_manifests_of_the_papers_scenarios(sebass, tmp_path, monkeypatch):
+    script = recipe("sebass", monkeypatch)
+    found = script.files_of(sebass, script.LAYOUT)
+    assert len(found) == 7 * 4
+    rules = {**script.LAYOUT["scenarios"], **script.MULTILINGUAL}
+    made = {name: script.manifest(found, name, rule, sebass) for name, rule in rules.items()}
+    assert {name: len(entries) for name, entries in made.items()} == {
+        "English": 1,
+        "Spanish": 1,
+        "Music (Drums)": 0,
+        "Music (No Drums)": 1,
+        "Multilingual": 1,
+    }
+    (spanish,) = made["Spanish"]
+    assert spanish["sources"] == ["3", "4"]
+    assert [Path(p).name for p in spanish["references"]] == [
+        "female_inst_sim_3.wav",
+        "female_inst_sim_4.wav",
+    ]
+    assert sorted(spanish["systems"]) == ["Algo1_SASSEC", "Algo2_SASSEC", "Algo3_SASSEC"]
+    assert Path(spanish["systems"]["Algo2_SASSEC"][1]).parts[-2:] == (
+        "Algo2",
+        "female_inst_sim_4.wav",
+    )
+    assert len(made["Music (No Drums)"][0]["references"]) == 3
+    with pytest.raises(SystemExit, match="holds no mixture of this layout"):
+        script.main(["--root", str(tmp_path), "--out", str(tmp_path / "out")])
+
+
+@pytest.mark.slow
+def test_both_tables_of_the_paper_come_out_of_such_a_tree(sebass, tmp_path, monkeypatch):
+    script = recipe("sebass", monkeypatch)
+    arguments = ["--root", str(sebass), "--ratings", str(sebass / "ratings.csv")]
+    arguments += ["--out", str(tmp_path), "--encoder", "mel", "--sample-frames", "4"]
+    found = script.main([*arguments, "--bank-size", "6", "--draws", "20"])
+    assert list(found) == ["English", "Spanish", "Music (No Drums)"]
+    (row,) = (
+        r for r in found["English"].rows if r["measure"] == "ps" and r["pooling"] == "per_track"
+    )
+    assert (row["srcc"], row["sources"], row["tracks"]) == (pytest.approx(1.0), 2, 1)
+    page = (tmp_path / "sebass.md").read_text(encoding="utf-8")
+    assert "| Measure | English: SRCC | English: PCC | Spanish: SRCC |" in page
+    assert "| PS CIs (95%) |" in page
+    assert r"\textbf{Measure} & \textbf{English: SRCC}" in (
+        tmp_path / "correlations_basic_audio_quality.tex"
+    ).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["leakage_distortion", "surfaces", "packet_loss", "delay", "banks", "nmi", "histograms"]
+    + ["rivals", "listeners", "sebass"],
+)
+def test_every_script_explains_itself(name, monkeypatch, capsys):
+    script = recipe(name, monkeypatch)
+    with pytest.raises(SystemExit) as done:
+        script.main(["--help"])
+    assert done.value.code == 0
+    said = capsys.readouterr().out
+    assert f"python recipes/experiments/{name}.py" in said
+    assert "--out" in said

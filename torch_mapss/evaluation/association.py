@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,6 +178,8 @@ def estimate(cell: Cell, *, confidence: float = 0.95, draws: int = 2000, seed: i
         lambda weights: cell.weighted(weights, tracks), len(tracks), confidence, draws, seed
     )
     reason = f"{len(tracks)} tracks: interval approximate" if len(tracks) < FEW_TRACKS else ""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        reason = f"{len(tracks)} tracks: too few for an interval"
     return Estimate(cell.value, low, high, p, reason)
 
 
@@ -260,15 +262,3 @@ def difference(
 
 def _kept(data: Data, keep: _Array) -> Data:
     return Data(*(part[keep] for part in data))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for their number (Holm's step-down); NaN is no test and stays NaN."""
-    order = sorted(
-        (k for k, p in enumerate(p_values) if not math.isnan(p)), key=lambda k: p_values[k]
-    )
-    adjusted, largest = [math.nan] * len(p_values), 0.0
-    for place, k in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - place) * p_values[k]))
-        adjusted[k] = largest
-    return adjusted

@@ -22,6 +22,8 @@ from torch_mapss.bounds.frames import check_confidence
 from torch_mapss.evaluation import association, correlation_errors, files
 from torch_mapss.evaluation.association import METHODS, POOLINGS, Cell, Data
 from torch_mapss.evaluation.ratings import Joined, Scored, Stimulus, join, load_ratings
+from torch_mapss.evaluation.results import load_results
+from torch_mapss.evaluation.statistics import holm
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -201,25 +203,25 @@ def scored_outputs(
     """The outputs of a results folder, with the scores of other measures beside them.
 
     Raises:
-        ValueError: a folder without results, or a table without the columns that name an output.
+        ValueError: no folder of results, or a table without the columns that name an output.
     """
     others: dict[tuple[str, str, str], dict[str, float]] = {}
     for path in rivals:
-        for row in _read(path, ("mixture_id", "system", "source_index")):
+        for line in _read(path, ("mixture_id", "system", "source_index")):
             names = "mixture_id", "system", "source_index", "source"
-            values = {k: _number(v) for k, v in row.items() if k not in names}
-            key = row["mixture_id"], row["system"], row["source_index"]
+            values = {k: _number(v) for k, v in line.items() if k not in names}
+            key = line["mixture_id"], line["system"], line["source_index"]
             others.setdefault(key, {}).update(values)
     found = []
-    for row in _read(os.path.join(results, "scores.csv"), ("mixture_id", "system", "source")):
-        if row.get("status") == "failed":
+    for row in load_results(results).scores:
+        if row["status"] == "failed":
             continue
         scores = {name: _number(row[name]) for name in MEASURES if name in row}
-        scores |= others.get((row["mixture_id"], row["system"], row["source_index"]), {})
+        scores |= others.get((row["mixture_id"], row["system"], str(row["source_index"])), {})
         bounds = {
             name: (_number(row[f"{name}_radius"]), _number(row[f"{name}_tail"]))
             for name in BOUNDED
-            if row.get(f"{name}_radius") and row.get(f"{name}_tail")
+            if row.get(f"{name}_radius") is not None and row.get(f"{name}_tail") is not None
         }
         found.append(Scored(row["mixture_id"], row["system"], row["source"], scores, bounds))
     if not found:
@@ -234,19 +236,16 @@ def _read(path: str | os.PathLike[str], needed: Sequence[str]) -> list[dict[str,
             missing = [name for name in needed if name not in (reader.fieldnames or ())]
             rows = list(reader)
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{files.shown(path)!r} cannot be read: {error}. Expected a table of scores, as "
-            "`torch-mapss evaluate MANIFEST --out DIR` writes it to DIR."
-        ) from None
+        raise ValueError(f"{files.shown(path)!r} cannot be read: {error}.") from None
     if missing:
         raise ValueError(f"{files.shown(path)!r} lacks the column(s) {', '.join(missing)}.")
     return rows
 
 
-def _number(text: str | None) -> float:
+def _number(cell: str | float | None) -> float:
     """A finite number, else NaN: an empty cell, ``nan``, or the logarithm of 0."""
     try:
-        value = float(text or "nan")
+        value = math.nan if cell is None or cell == "" else float(cell)
     except ValueError:
         return math.nan
     return value if math.isfinite(value) else math.nan
@@ -287,8 +286,8 @@ def correlate_stimuli(
         data = {name: data_of(stimuli, name) for name in names}
         for pooling in POOLINGS:
             here = [_row(where, stimuli, name, pooling, data[name], options) for name in names]
-            for row, p in zip(here, association.holm([row["p"] for row in here])):
-                row["p_holm"] = p
+            for row, p in zip(here, holm(np.array([row["p"] for row in here]))):
+                row["p_holm"] = float(p)
             rows += here
             differences += _differences(where, pooling, data, options)
         units += [unit for name in names for unit in _units(where, stimuli, name, data[name])]

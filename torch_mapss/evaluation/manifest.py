@@ -26,19 +26,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch_mapss.evaluation import files
-from torch_mapss.evaluation.report import MEANS, MEDIANS, SourceRow
+from torch_mapss.evaluation.report import MEANS, SourceRow
 
-SCORE_COLUMNS = (
-    *("mixture_id", "system", *SourceRow._fields, "status", "reason", "notes", "warnings"),
-)
+SCORE_COLUMNS = ("mixture_id", "system", *SourceRow._fields, "status", "reason", "notes")
 ITEM_COLUMNS = (
-    *("mixture_id", "system", *MEANS, *MEDIANS, "estimates", "undefined", "silent"),
-    *("references", "seconds", "status", "reason"),
+    *("mixture_id", "system", *MEANS, "estimates", "undefined", "references", "seconds"),
+    *("status", "reason"),
 )
-SET_COLUMNS = (
-    *("system", *MEANS, *MEDIANS, "scored", "undefined", "failed"),
-    *("estimates", "silent", "frames", "rates"),
-)
+SET_COLUMNS = ("system", *MEANS, "scored", "undefined", "failed", "estimates", "frames")
 
 
 #: Of a folder of results; a reader refuses others.

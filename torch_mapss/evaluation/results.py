@@ -39,11 +39,10 @@ LABELS = {
 }
 _WORDS = {
     *("mixture_id", "system", "source", "estimate", "reference", "status", "reason", "notes"),
-    *("warnings", "rates"),
 }
 _COUNTS = {
     *("source_index", "frames", "total_frames", "estimate_rate", "reference_rate"),
-    *("estimates", "references", "scored", "undefined", "failed", "silent", "muted_frames"),
+    *("estimates", "references", "scored", "undefined", "failed"),
 }
 
 
