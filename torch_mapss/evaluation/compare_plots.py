@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torch_mapss.evaluation import plots
-from torch_mapss.evaluation.results import LABELS
+from torch_mapss.evaluation.comparison_rows import TOO_SMALL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ _AXES = {
 }
 # Beyond so many mixtures a box says more than its points.
 _MOST_POINTS = 200
-_LONGEST_NAME = 18
+_LONGEST_NAME = 24
 
 
 def boxes(comparison: Comparison, measure: str, *, figure: Figure | None = None) -> Figure:
@@ -40,14 +40,18 @@ def boxes(comparison: Comparison, measure: str, *, figure: Figure | None = None)
     for place, row in enumerate(rows):
         values = comparison.scores.values[measure][:, systems.index(row["system"])]
         _draw_box(ax, place, values[np.isfinite(values)], row)
-    ax.set_xticks(range(len(rows)), [f"{_short(row['system'])}\n{row['group']}" for row in rows])
-    if max((len(row["system"]) for row in rows), default=0) > 9 and len(rows) > 3:
-        ax.tick_params(axis="x", rotation=30)
+        letters: dict[str, Any] = {"ha": "center", "va": "bottom", "fontweight": "bold"}
+        ax.annotate(row["group"], (place, 1.0), xycoords=("data", "axes fraction"), **letters)
+    names = [_short(row["system"]) for row in rows]
+    crowded = len(rows) > 3 and max(map(len, names)) > 9
+    leaning: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    ax.set_xticks(range(len(rows)), names, **(leaning if crowded else {}))
     ax.set_xlim(-0.6, max(len(rows), 1) - 0.4)
     ax.set_ylabel(_AXES[measure])
     _scale(ax, measure, comparison.scores.values[measure])
     _plain(ax)
-    ax.set_title(_caption(comparison, rows), loc="left", fontsize="small", color="#444444")
+    caption: dict[str, Any] = {"loc": "left", "fontsize": "small", "color": "#444444", "pad": 18}
+    ax.set_title(_caption(comparison, rows), **caption)
     return figure
 
 
@@ -134,10 +138,12 @@ def _plain(ax: Axes) -> None:
 def _caption(comparison: Comparison, rows: Any) -> str:
     counts = sorted({row["n"] for row in rows}) or [0]
     mixtures = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    measure = LABELS[rows[0]["measure"]] if rows else "nothing"
+    told = "not told apart"
+    if any(TOO_SMALL in row["note"] for row in rows):
+        told += f" ({TOO_SMALL})"
     return (
         f"{mixtures} mixtures; diamond: mean with {100 * comparison.confidence:g} % interval;\n"
-        f"below the names: groups in {measure} (same letter: not told apart)"
+        f"letters: systems that share one are {told}"
     )
 
 

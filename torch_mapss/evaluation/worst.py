@@ -154,6 +154,7 @@ def _grown(
 ) -> tuple[int, int]:
     """The stretch with the neighbouring frames that score no better than it does."""
     mean = float(np.nanmean(scores[begin:end]))
+    mean += 1e-9 * abs(mean)  # rounding of the mean
     while end - begin < most and end < len(scores) and scores[end] <= mean and not taken[end]:
         end += 1
     while end - begin < most and begin and scores[begin - 1] <= mean and not taken[begin - 1]:

@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace) -> int:
-    from torch_mapss.evaluation.listen import choose, write_test
+    from torch_mapss.evaluation.listen import choose
+    from torch_mapss.evaluation.listen_files import write_test
     from torch_mapss.evaluation.results import load_results
 
     results = load_results(args.results, args.audio_root)

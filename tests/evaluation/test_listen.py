@@ -1,0 +1,335 @@
+"""Listening tests: what is chosen and written, and what comes back."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from separations import leaky, small_mapss, sources, write_all, write_manifest
+
+from torch_mapss import audio
+from torch_mapss.evaluation import cli
+from torch_mapss.evaluation.listen import choose
+from torch_mapss.evaluation.listen_files import write_test
+from torch_mapss.evaluation.listen_ratings import (
+    RATING_COLUMNS,
+    rating_tables,
+    read_key,
+    read_ratings,
+)
+from torch_mapss.evaluation.manifest import load_manifest
+from torch_mapss.evaluation.results import Results, load_results
+from torch_mapss.evaluation.run import run
+
+yaml = pytest.importorskip("yaml")
+SYSTEMS = ("one", "two", "three", "four")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("set")
+    path = write_manifest(root, 4, SYSTEMS, seconds=1.0)
+    quiet = 1e-3 * leaky(sources(2, 1.0, seed=2), 0.2)  # levels differ between systems
+    write_all(root / "m2" / "two", quiet)
+    run(load_manifest(path), root / "out", small_mapss)
+    return root / "out"
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    return load_results(folder)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ------------------------------------------------------------------------------------- choosing
+
+
+def made_up(results: Results, seed: int) -> Results:
+    """Results of many mixtures with scores of a skewed distribution."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        {"mixture_id": f"m{n}", "system": system, "source": "a", "source_index": 0, "status": "ok"}
+        | {"ps": float(rng.beta(8, 2)), "log_pm": -float(rng.gamma(1.0, 20.0))}
+        for n in range(60)
+        for system in SYSTEMS[:3]
+    ]
+    return Results(**{**vars(results), "scores": tuple(rows)})
+
+
+def spread(pages: Any, reference: Results) -> int:
+    """How many of 16 cells of ranks hold a stimulus."""
+    cells = set()
+    for name in ("ps", "log_pm"):
+        values = np.sort([row[name] for row in reference.scores])
+        found = [np.searchsorted(values, getattr(s, name)) for p in pages for s in p.stimuli]
+        cells.add(tuple(4 * np.array(found) // len(values)))
+    return len(set(zip(*cells)))
+
+
+def test_stimuli_span_the_measures(results: Results) -> None:
+    many = made_up(results, 0)
+    chosen = spread(choose(many, 8), many)
+    rng = np.random.default_rng(0)
+    everything = choose(many, 60)
+    drawn = [
+        spread([everything[k] for k in rng.choice(60, 8, replace=False)], many) for _ in range(50)
+    ]
+    assert chosen >= 14
+    assert chosen > np.mean(drawn) + 1.5
+
+
+def test_choice_is_seeded_and_bounded(results: Results) -> None:
+    many = made_up(results, 1)
+    assert choose(many, 5) == choose(many, 5)
+    assert choose(many, 5) != choose(many, 5, seed=1)
+    assert len(choose(results, 50)) == 8  # four mixtures of two sources
+    some = choose(results, 3, systems=["one", "three"])
+    assert {s.system for page in some for s in page.stimuli} == {"one", "three"}
+    assert all(len(page.stimuli) == 2 for page in choose(results, 4, most=2))
+    with pytest.raises(ValueError, match="there is no system 'five'"):
+        choose(results, 3, systems=["five"])
+    with pytest.raises(ValueError, match="must be at least 1"):
+        choose(results, 0)
+
+
+def test_nothing_scored_is_nothing_to_hear(results: Results) -> None:
+    rows = tuple({**row, "status": "failed"} for row in results.scores)
+    with pytest.raises(ValueError, match="nothing to listen to"):
+        choose(Results(**{**vars(results), "scores": rows}), 3)
+
+
+# -------------------------------------------------------------------------------------- writing
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("test")
+    options = ["--id", "trial", "--pages", "8", "--question", "quality", "interference", "--quiet"]
+    assert cli.main(["listen", str(folder), "--out", str(out), *options]) == 0
+    return out
+
+
+def test_all_sounds_have_one_loudness(made: Path) -> None:
+    for row in rows_of(made / "stimuli.csv"):
+        wave, rate = soundfile.read(made / row["file"], dtype="float32")
+        loudness = audio.integrated_loudness(torch.from_numpy(wave), rate)
+        assert loudness == pytest.approx(-23.0, abs=0.05)
+        assert float(row["loudness_lufs"]) == pytest.approx(-23.0, abs=0.05)
+        assert abs(wave).max() <= 1.0
+
+
+def test_a_peak_lowers_its_whole_page(results: Results, tmp_path: Path) -> None:
+    pages = choose(results, 1)
+    write_test(results, pages, tmp_path, loudness=0.0)
+    rows = rows_of(tmp_path / "stimuli.csv")
+    loudness = [float(row["loudness_lufs"]) for row in rows]
+    assert max(loudness) - min(loudness) < 0.1
+    assert max(loudness) < -1.0
+    peaks = [abs(soundfile.read(tmp_path / row["file"])[0]).max() for row in rows]
+    assert max(peaks) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_configuration_names_what_is_there(made: Path) -> None:
+    for question in ("quality", "interference"):
+        found = yaml.safe_load((made / f"{question}.yaml").read_text(encoding="utf-8"))
+        assert found["testId"] == f"trial-{question}"
+        welcome, volume, pages, end = found["pages"]
+        assert (welcome["type"], volume["type"], end["type"]) == ("generic", "volume", "finish")
+        assert end["writeResults"] is True
+        assert pages[0] == "random"
+        assert len(pages) == 9
+        for page in pages[1:]:
+            assert page["type"] == "mushra"
+            assert page["content"] == welcome["content"]
+            assert [*page["stimuli"]] == ["C1", "C2", "C3", "C4"]
+            for path in (page["reference"], *page["stimuli"].values()):
+                assert path.startswith("configs/trial/audio/")
+                assert (made / path.removeprefix("configs/trial/")).is_file()
+
+
+def test_the_key_tells_and_the_names_do_not(made: Path, results: Results) -> None:
+    rows = rows_of(made / "stimuli.csv")
+    scored = {(r["mixture_id"], r["system"], r["source"]): r for r in results.scores}
+    orders = set()
+    for page in {row["page"] for row in rows}:
+        own = [row for row in rows if row["page"] == page]
+        assert own[0]["role"] == "hidden_reference"
+        assert own[0]["condition"] == "reference"
+        orders.add(tuple(row["system"] for row in own[1:]))
+    assert len(orders) > 1  # the order of systems is drawn anew
+    for row in rows:
+        assert not any(name in row["file"] for name in (*SYSTEMS, "m0", "m1", "m2", "m3"))
+        if row["role"] == "system":
+            known = scored[row["mixture_id"], row["system"], row["source"]]
+            for name in ("ps", "log_pm"):
+                assert float(row[name]) == pytest.approx(known[name], rel=1e-5)
+
+
+def test_the_right_sound_is_under_the_name(made: Path, results: Results) -> None:
+    for row in rows_of(made / "stimuli.csv"):
+        paths = results.audio(row["mixture_id"])
+        place = paths.sources.index(row["source"])
+        path = paths.references[place]
+        if row["role"] == "system":
+            path = paths.estimates[row["system"]][place]
+        heard, _ = soundfile.read(made / row["file"])
+        given, _ = soundfile.read(path)
+        gain = heard @ given / (given @ given)
+        np.testing.assert_allclose(heard, gain * given, atol=1e-6)
+
+
+def test_excerpts_have_their_own_scores(results: Results, tmp_path: Path) -> None:
+    write_test(results, choose(results, 2), tmp_path, seconds=0.4)
+    for row in rows_of(tmp_path / "stimuli.csv"):
+        start, end = float(row["start_s"]), float(row["end_s"])
+        assert end - start == pytest.approx(0.4)
+        wave, rate = soundfile.read(tmp_path / row["file"])
+        assert len(wave) == pytest.approx(0.4 * rate, abs=1)
+        if row["role"] != "system":
+            continue
+        frames = results.frames(row["mixture_id"])
+        system = frames.systems[row["system"]]
+        place = results.audio(row["mixture_id"]).sources.index(row["source"])
+        inside = (frames.times >= start) & (frames.times <= end) & system.active[place]
+        assert float(row["ps"]) == pytest.approx(system.ps[place][inside].mean(), rel=1e-5)
+
+
+def test_what_is_refused(results: Results, tmp_path: Path) -> None:
+    pages = choose(results, 1)
+    with pytest.raises(ValueError, match="questions must be of quality"):
+        write_test(results, pages, tmp_path, questions=["beauty"])
+    for name in ("", "a/b", "a b"):
+        with pytest.raises(ValueError, match="the test id must make a file name"):
+            write_test(results, pages, tmp_path, test_id=name)
+
+
+# --------------------------------------------------------------------------------- reading back
+
+
+def answers(key: list[dict[str, str]], scores: Any, *, columns: bool = True) -> str:
+    """``mushra.csv`` as webMUSHRA's service writes it, of two listeners."""
+    lines = ["session_test_id,email,age,trial_id,rating_stimulus,rating_score,rating_time,"]
+    lines[0] += "rating_comment"
+    for listener in ("ann@x", "bob@x"):
+        for row in [*key, {"page": key[0]["page"], "condition": "anchor35"}]:
+            score = scores(listener, row["page"], row["condition"])
+            cells = ["trial-quality", listener, "30", row["page"], row["condition"], str(score)]
+            lines.append(",".join([*cells, "1200", ""]))
+    text = "\n".join(lines) + "\n"
+    if columns:
+        return text
+    return "\n".join(",".join(line.split(",")[:1] + line.split(",")[3:]) for line in lines) + "\n"
+
+
+def given_score(listener: str, page: str, condition: str) -> int:
+    if condition == "reference":
+        return 100 if listener == "ann@x" else 90
+    if condition == "anchor35":
+        return 10
+    return 10 * int(condition[1:]) + int(page[1:]) + (20 if listener == "ann@x" else 0)
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_ratings_come_back_under_their_names(
+    made: Path, folder: Path, tmp_path: Path, columns: bool
+) -> None:
+    key = read_key(made / "stimuli.csv")
+    path = tmp_path / "mushra.csv"
+    path.write_text(answers(key, given_score, columns=columns), encoding="utf-8")
+    assert cli.main(["listen", str(folder), "--out", str(made), "--ratings", str(path)]) == 0
+    rows = rows_of(made / "ratings.csv")
+    assert len(rows) == len(key) + 1
+    assert tuple(rows[0]) == RATING_COLUMNS
+    by_place = {(r["track"], r["source"], r["system"]): r for r in rows}
+    for stimulus in key:
+        place = stimulus["mixture_id"], stimulus["source"], stimulus["system"]
+        row = by_place[place]
+        scores = [
+            given_score(who, stimulus["page"], stimulus["condition"]) for who in ("ann@x", "bob@x")
+        ]
+        assert row["question"] == "quality"
+        assert row["role"] == stimulus["role"]
+        assert row["n_ratings"] == "2"
+        assert float(row["mean_rating"]) == np.mean(scores)
+        assert float(row["std"]) == pytest.approx(np.std(scores, ddof=1))
+        own = [r["condition"] for r in key if r["page"] == stimulus["page"]]
+        own += ["anchor35"] if stimulus["page"] == key[0]["page"] else []
+        norms = []
+        for who, score in zip(("ann@x", "bob@x"), scores):
+            trial = [given_score(who, stimulus["page"], condition) for condition in own]
+            norms.append(100 * (score - min(trial)) / (max(trial) - min(trial)))
+        assert float(row["mean_norm"]) == pytest.approx(np.mean(norms))
+    anchor = by_place[key[0]["mixture_id"], key[0]["source"], "anchor35"]
+    assert anchor["role"] == "anchor_35"
+    listeners = rows_of(made / "ratings_listeners.csv")
+    assert len({row["listener"] for row in listeners}) == 2
+
+
+def test_a_page_rated_twice_counts_once(made: Path, tmp_path: Path) -> None:
+    key = read_key(made / "stimuli.csv")[:3]
+    text = answers(key, lambda *_: 40)
+    twice = text + "".join(line.replace(",40,", ",60,") + "\n" for line in text.splitlines()[1:5])
+    path = tmp_path / "mushra.csv"
+    path.write_text(twice, encoding="utf-8")
+    rows, _ = rating_tables(read_ratings([path]), key)
+    assert [row["n_ratings"] for row in rows] == [2] * 4
+    assert rows[0]["mean_rating"] == pytest.approx((50 + 40) / 2)
+    assert math.isnan(rows[0]["mean_norm"])  # all alike on every page
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "should be the mushra.csv of webMUSHRA, but lacks the columns"),
+        (
+            "session_test_id,trial_id,rating_stimulus,rating_score\nt-q,p01,C1,x\n",
+            "holds the rating 'x'; ratings are numbers from 0 to 100",
+        ),
+        (
+            "session_test_id,trial_id,rating_stimulus,rating_score\nt-q,p01,C1,101\n",
+            "holds the rating '101'",
+        ),
+        (
+            "session_test_id,trial_id,rating_stimulus,rating_score\nt-q,p77,C1,5\n",
+            "page 'p77', condition 'C1' is not in the key",
+        ),
+    ],
+)
+def test_ratings_that_are_none(
+    made: Path,
+    folder: Path,
+    tmp_path: Path,
+    text: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "mushra.csv"
+    path.write_text(text, encoding="utf-8")
+    assert cli.main(["listen", str(folder), "--out", str(made), "--ratings", str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_key_that_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--out", str(folder), "--ratings", str(folder / "scores.csv")]
+    assert cli.main(["listen", str(folder), *options]) == 2
+    assert "should be the key of the test" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"should be the stimuli\.csv"):
+        read_key(folder / "scores.csv")
+
+
+def test_long_sounds_are_told(results: Results, tmp_path: Path, monkeypatch: Any) -> None:
+    from torch_mapss.evaluation import listen_files
+
+    monkeypatch.setattr(listen_files, "LONG_S", 0.5)
+    with pytest.warns(UserWarning, match="the longest sound lasts 1 s"):
+        write_test(results, choose(results, 1), tmp_path)

@@ -1,0 +1,160 @@
+"""Protocol ids, and results that are changed in every place that is looked at."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import pickle_weights, write_checkpoint
+from separations import leaky, small_mapss, sources, write, write_manifest
+
+from torch_mapss import MAPSS
+from torch_mapss.evaluation import cli, frame_store
+from torch_mapss.evaluation.protocol import described, protocol_id, weights_hash
+from torch_mapss.evaluation.results import load_results
+from torch_mapss.evaluation.verify import verify
+
+QUICK = ("--encoder", "mel", "--bank-size", "5", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a test set and its results."""
+    root = tmp_path_factory.mktemp("whole")
+    manifest = write_manifest(root / "set", 2)
+    assert cli.main(["evaluate", str(manifest), "--out", str(root / "out"), *QUICK]) == 0
+    return root
+
+
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def command(folder: Path, *options: str) -> int:
+    root = ("--audio-root", str(folder / "set"))
+    return cli.main(["verify", str(folder / "out"), *root, *options])
+
+
+def test_untouched_results_pass(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(whole) == 0
+    printed = capsys.readouterr().out
+    assert "12 audio files compared by SHA-256, 8 rows redone" in printed
+    assert "6 estimates scored again" in printed
+    assert "Nothing differs." in printed
+
+
+def differs(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert command(folder, *options) == 1
+    return capsys.readouterr().out
+
+
+def test_other_audio(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(copied / "set/m1/bad/b.wav", leaky(sources(seconds=0.3), 0.9)[1])
+    (copied / "set/m0/truth/a.wav").unlink()
+    printed = differs(copied, capsys, "--pairs", "4")
+    assert "'m1/bad/b.wav' is other audio than was scored" in printed
+    assert "'m0/truth/a.wav' cannot be read" in printed
+    assert "mixture 'm0', system 'good' cannot be scored again" in printed
+    assert "mixture 'm1', system 'bad', ps of 'b'" in printed  # the score is another one, too
+
+
+def test_a_table_that_was_touched_up(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = copied / "out" / "scores.csv"
+    text = path.read_text(encoding="utf-8")
+    row = next(line for line in text.splitlines() if line.startswith("m0,good,a"))
+    cells = row.split(",")
+    cells[6] = "0.999"
+    path.write_text(text.replace(row, ",".join(cells)), encoding="utf-8")
+    printed = differs(copied, capsys, "--pairs", "0")
+    assert "scores.csv, mixture 'm0', system 'good', ps of 'a': 0.999, its frames give" in printed
+    assert "items.csv, mixture 'm0', system 'good', ps:" in printed
+    path = copied / "out" / "summary.csv"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("good,0.", "good,0.0"), encoding="utf-8")
+    assert "summary.csv, system 'good', ps:" in differs(copied, capsys, "--pairs", "0")
+
+
+def test_frames_that_were_touched_up(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = frame_store.path_of(str(copied / "out"), "m1")
+    frames = frame_store.read(path)
+    frames.systems["bad"].log_pm[1] *= np.float32(0.5)
+    frame_store.write(path, frames)
+    assert "log_pm of 'b'" in differs(copied, capsys, "--pairs", "0")
+    Path(path).unlink()
+    assert "cannot be read as frame scores" in differs(copied, capsys, "--pairs", "0")
+
+
+def test_settings_that_were_touched_up(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = copied / "out" / "settings.json"
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    stored["settings"]["alpha"] = 0.5
+    path.write_text(json.dumps(stored), encoding="utf-8")
+    printed = differs(copied, capsys)
+    assert "the protocol id is" in printed
+    assert "setting alpha: 0.5 in the results, 1.0 here" in printed
+    del stored["sha256"]
+    path.write_text(json.dumps(stored), encoding="utf-8")
+    assert "no hashes of audio files" in differs(copied, capsys, "--pairs", "0")
+
+
+def test_results_of_python_need_a_scorer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch_mapss.evaluation.manifest import load_manifest
+    from torch_mapss.evaluation.run import run
+
+    manifest = write_manifest(tmp_path / "set", 1)
+    run(load_manifest(manifest), tmp_path / "out", small_mapss)
+    assert command(tmp_path) == 2
+    assert "made in Python" in capsys.readouterr().err
+    assert command(tmp_path, "--pairs", "0") == 0
+    results = load_results(tmp_path / "out")
+    assert verify(results, small_mapss, pairs=1).passed
+    unlike = verify(results, lambda: small_mapss(6), pairs=1)
+    assert any(line.startswith("setting match_bank:") for line in unlike.differences)
+    assert unlike.scored == 0
+
+
+# -------------------------------------------------------------------------------------- protocol
+
+
+def identity(mapss: MAPSS, **more: Any) -> str:
+    return protocol_id({**described(mapss), **more})
+
+
+def test_the_id_follows_every_setting_and_nothing_else() -> None:
+    base = identity(small_mapss())
+    assert base == identity(small_mapss())
+    assert base == identity(small_mapss(), bounds=True, confidence=0.9, key="x", save_frames=True)
+    changes: list[dict[str, Any]] = [{"alpha": 0.5}, {"time": 2.0}, {"energy": 0.9}]
+    changes += [{"convention": "reference"}, {"loudness": -20.0}, {"activity": 0.2}]
+    changes += [{"align_polarity": True}, {"trim": True}, {"seed": 1}, {"size": 6}]
+    found = [identity(small_mapss(**change)) for change in changes if "seed" not in change]
+    found.append(identity(MAPSS("mel", seed=1)))
+    found += [identity(small_mapss(), sample_frames=10), identity(small_mapss(), permute=True)]
+    assert len({base, *found}) == len(found) + 1
+
+
+@pytest.mark.slow
+def test_weights_count_and_not_their_place(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "one", "wav2vec2", seed=0)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    pickle_weights(tmp_path / "two", model)  # the older format, under the older names
+    write_checkpoint(tmp_path / "three", "wav2vec2", seed=1)
+    write_checkpoint(tmp_path / "four", "wav2vec2", seed=0, do_normalize=True)
+    first, moved, unlike, level = (
+        MAPSS(str(tmp_path / name), 1) for name in ("one", "two", "three", "four")
+    )
+    assert weights_hash(first.encoder) == weights_hash(moved.encoder)
+    assert identity(first) == identity(moved)
+    others = [identity(unlike), identity(level), identity(MAPSS(str(tmp_path / "one"), 0))]
+    others.append(identity(MAPSS(str(tmp_path / "one"), 1, dtype=torch.bfloat16)))
+    assert len({identity(first), *others}) == 5
+    assert weights_hash(small_mapss().encoder) is None

@@ -1,0 +1,149 @@
+"""The worst segments: against a search over all windows, and as sound."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from separations import leaky, small_mapss, sources, write, write_manifest
+
+from torch_mapss.evaluation import cli
+from torch_mapss.evaluation.manifest import load_manifest
+from torch_mapss.evaluation.results import Results, load_results
+from torch_mapss.evaluation.run import run
+from torch_mapss.evaluation.scorer import Request
+from torch_mapss.evaluation.worst import lowest_runs, segment_sound, worst_segments
+
+RATE = 16_000
+
+
+def test_the_first_run_is_the_lowest_window() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        scores = np.where(rng.random(60) < 0.2, np.nan, rng.normal(size=60))
+        least = int(rng.integers(1, 20))
+        windows = [scores[k : k + least] for k in range(60 - least + 1)]
+        means = [
+            np.nanmean(w) if np.isfinite(w).sum() >= max(1, np.ceil(least / 2)) else np.inf
+            for w in windows
+        ]
+        begin, end, mean = lowest_runs(scores, least, least, 1)[0]
+        assert (begin, end) == (int(np.argmin(means)), int(np.argmin(means)) + least)
+        assert mean == pytest.approx(min(means))
+
+
+def test_runs_grow_over_what_is_no_better_and_do_not_overlap() -> None:
+    scores = np.ones(50)
+    scores[10:24] = 0.1
+    scores[30:36] = 0.3
+    assert lowest_runs(scores, 6, 40, 1) == [(10, 24, pytest.approx(0.1))]
+    assert {run[:2] for run in lowest_runs(scores, 6, 8, 2)} == {(10, 18), (18, 24)}
+    runs = lowest_runs(np.random.default_rng(1).normal(size=200), 5, 20, 100)
+    taken = sorted(run[:2] for run in runs)
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(taken))
+    assert [run[2] for run in runs] == sorted(run[2] for run in runs)
+    assert len(runs) > 10
+
+
+def test_runs_of_little() -> None:
+    assert lowest_runs(np.full(30, np.nan), 5, 20, 3) == []
+    assert lowest_runs(np.empty(0), 5, 20, 3) == []
+    assert lowest_runs(np.array([0.5, 0.2]), 5, 20, 3) == [(0, 2, pytest.approx(0.35))]
+    sparse = np.full(20, np.nan)
+    sparse[3] = 0.0  # too little of any window is scored
+    assert lowest_runs(sparse, 6, 20, 3) == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One mixture; system "good" has a second of strong leakage from 1.0 to 2.0 s."""
+    root = tmp_path_factory.mktemp("set")
+    path = write_manifest(root, 1, ("good", "bad"), seconds=3.0)
+    truth = sources(2, 3.0, seed=0)
+    made = leaky(truth, 0.1)
+    made[0, RATE : 2 * RATE] = truth[1, RATE : 2 * RATE]
+    write(root / "m0" / "good" / "a.wav", made[0])
+    run(load_manifest(path), root / "out", small_mapss)
+    return root / "out"
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    return load_results(folder)
+
+
+def test_the_place_of_leakage_is_found(results: Results) -> None:
+    (worst,) = worst_segments(results, 1, ("ps",))
+    assert (worst.mixture_id, worst.system, worst.source) == ("m0", "good", "a")
+    assert worst.start >= 0.9
+    assert worst.end <= 2.1
+    assert worst.end - worst.start >= 0.29
+    frames = results.frames("m0")
+    inside = (frames.times > worst.start) & (frames.times < worst.end)
+    values = frames.systems["good"].ps[0][inside]
+    assert worst.score == pytest.approx(np.nanmean(values), rel=1e-5)
+    assert worst.frames == np.isfinite(values).sum()
+
+
+def test_order_and_choice(results: Results) -> None:
+    found = worst_segments(results, 4)
+    assert [one.measure for one in found] == ["ps"] * 4 + ["log_pm"] * 4
+    for name in ("ps", "log_pm"):
+        scores = [one.score for one in found if one.measure == name]
+        assert scores == sorted(scores)
+    assert {one.system for one in worst_segments(results, 5, ("pm",), systems=["bad"])} == {"bad"}
+    with pytest.raises(ValueError, match=r"measures must be of .* got 'sdr'"):
+        worst_segments(results, 3, ("sdr",))
+    with pytest.raises(ValueError, match="count must be at least 1"):
+        worst_segments(results, 0)
+
+
+def test_sound_is_the_files_own(folder: Path, results: Results) -> None:
+    (worst,) = worst_segments(results, 1, ("ps",))
+    estimate, reference, rate, begin = segment_sound(results, worst, context=0.25)
+    assert rate == RATE
+    assert begin == pytest.approx(worst.start - 0.25, abs=1e-4)
+    assert len(estimate) == len(reference)
+    whole, _ = soundfile.read(folder.parent / "m0/good/a.wav", dtype="float32")
+    first = round(begin * RATE)
+    assert torch.equal(estimate, torch.from_numpy(whole[first : first + len(estimate)]))
+    # Where the other source was put in place of its own, it plays.
+    other, _ = soundfile.read(folder.parent / "m0/truth/b.wav", dtype="float32")
+    middle = round((worst.start + worst.end) / 2 * RATE)
+    assert estimate[middle - first] == other[middle]
+
+
+def test_the_command_lists_and_writes(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["worst", str(folder), "--n", "2", "--wav", str(tmp_path / "wav")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[:4] == ["PS", "m0", "good", "a"]
+    assert [line.split()[0] for line in lines[2:6]] == ["PS", "PS", "log", "log"]
+    names = sorted(path.name for path in (tmp_path / "wav").iterdir())
+    assert len(names) == 8
+    assert names[-1].startswith("ps_002_m0_good_")
+    assert names[-1].endswith("_reference.wav")
+    stereo = ["--wav", str(tmp_path / "two"), "--stereo", "--measures", "ps", "--quiet"]
+    assert cli.main(["worst", str(folder), "--n", "1", *stereo]) == 0
+    (path,) = (tmp_path / "two").iterdir()
+    both, _ = soundfile.read(path, dtype="float32")
+    left, _ = soundfile.read(tmp_path / "wav" / names[4], dtype="float32")
+    assert names[4].endswith("_estimate.wav")
+    assert (both[:, 0] == left).all()
+
+
+def test_sampled_frames_stand_alone(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder.parent / "manifest.json"
+    run(load_manifest(path), tmp_path, small_mapss, Request(sample_frames=12))
+    found = worst_segments(load_results(tmp_path), 3, ("ps",))
+    assert {one.frames for one in found} == {1}
+    assert all(one.end - one.start == pytest.approx(0.02) for one in found)
+    assert cli.main(["worst", str(tmp_path)]) == 0
+    assert "single frames, which have no neighbours" in capsys.readouterr().out
