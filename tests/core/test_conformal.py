@@ -292,3 +292,20 @@ def test_the_name_belongs_to_pm_alone():
             f(*embeddings, convention="conformal")
     with pytest.raises(ValueError, match="convention"):
         F.diffusion_map(embeddings[0], convention="conformal")
+
+
+def test_radius_is_what_truncation_changes_and_no_tail_is_stated():
+    embeddings = clouds(3, distortions=10, features=30, seed=2)
+    mask = torch.ones(3, 2, 10, dtype=torch.bool)
+    mask[1, 0, 7:] = False
+    active = torch.tensor([[True, True], [True, True], [True, False]])
+    options = {"mask": mask, "active": active}
+    found = F.match_bounds(*embeddings, **options, convention="conformal")
+    change = match(*embeddings, **options, energy=1.0) - match(*embeddings, **options)
+    torch.testing.assert_close(found.radius, change.abs(), rtol=1e-5, atol=1e-9)
+    assert found.radius[:2].min() > 0.0
+    for part in (found.tail, found.total):
+        assert part[:2].isnan().all()
+        assert (part[2] == 0.0).all()
+    with pytest.raises(ValueError, match="convention"):
+        F.separation_bounds(*embeddings, convention="conformal")

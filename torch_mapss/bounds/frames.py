@@ -36,11 +36,12 @@ from torch_mapss.bounds.separation import separation_kernel
 from torch_mapss.core import checks
 from torch_mapss.core.chunks import Kernel, score_frames
 from torch_mapss.core.manifold import DiffusionMap
-from torch_mapss.core.match import match_parts
-from torch_mapss.core.separation import separation_parts
+from torch_mapss.core.scores import match_scores, separation_scores
+from torch_mapss.core.settings import MATCH_CONVENTIONS as GRAPHS
 from torch_mapss.core.settings import Settings, map_settings
 
 CONVENTIONS = ("paper", "reference", "derived")
+MATCH_CONVENTIONS = (*CONVENTIONS, "conformal")  # of the bounds of PM alone
 TAILS = ("concentration", "bootstrap")
 
 
@@ -78,6 +79,7 @@ def separation_bounds(
     time: float = 1.0,
     energy: float = 0.99,
     convention: str = "paper",
+    max_dimension: int | None = None,
     tail: str = "concentration",
     n_eff: float | str = 0.7,
     c: float = 1.0,
@@ -93,9 +95,8 @@ def separation_bounds(
     holds. Nothing is capped except where a convention says so: a bound above ½ says little.
 
     Args:
-        outputs, references, distortions, attributed, active, mask, alpha, time, energy, eigh: as
-            for
-            :func:`torch_mapss.functional.perceptual_separation`.
+        outputs, references, distortions, attributed, active, mask, alpha, time, energy,
+            eigh, max_dimension: as for :func:`torch_mapss.functional.perceptual_separation`.
         confidence: 1 - δ in (0, 1), for each measure on its own.
         convention: ``"paper"`` as printed, ``"reference"`` as the released implementation,
             ``"derived"`` with units, unions and constants put right (the scores are the paper's).
@@ -118,7 +119,7 @@ def separation_bounds(
         TypeError, ValueError: as the score; and a setting out of its range.
     """
     options = Options(confidence, convention, tail, n_eff, c, floor=floor, draws=draws, seed=seed)
-    settings = _settings(alpha, time, energy, eigh, options)
+    settings = _settings(alpha, time, energy, eigh, max_dimension, options)
     clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
     kernel = partial(separation_kernel, options=options)
     radius, width = score_frames(clouds, settings, kernel, rest=True)
@@ -139,6 +140,7 @@ def match_bounds(
     time: float = 1.0,
     energy: float = 0.99,
     convention: str = "paper",
+    max_dimension: int | None = None,
     tail: str = "concentration",
     c1: float = 1.0,
     c2: float = 1.0,
@@ -152,10 +154,12 @@ def match_bounds(
     The radius is guaranteed in the derived convention; in the others it depends on c1 and c2.
 
     Args:
-        outputs, references, distortions, attributed, active, mask, alpha, time, energy, eigh: as
-            for
-            :func:`torch_mapss.functional.perceptual_match`.
-        confidence, convention, tail, draws, seed: as for :func:`separation_bounds`.
+        outputs, references, distortions, attributed, active, mask, alpha, time, energy,
+            eigh, max_dimension: as for :func:`torch_mapss.functional.perceptual_match`.
+        confidence, convention, tail, draws, seed: as for :func:`separation_bounds`. The convention
+            may also be ``"conformal"``: the radius is then the very change that keeping all
+            coordinates makes, and the tail and total are NaN, since none is stated (the rank form
+            needs none).
         c1: C₁ of [eq:pm_k_bias], which the paper leaves open; scales the half-width of k.
         c2: C₂ of [eq:pm_theta_bias], the same for θ.
         cap: largest half-width of k, θ and a as a share of each. The paper's ½ keeps the tail from
@@ -170,7 +174,7 @@ def match_bounds(
         TypeError, ValueError: as the score; and a setting out of its range.
     """
     options = Options(confidence, convention, tail, c1=c1, c2=c2, cap=cap, draws=draws, seed=seed)
-    settings = _settings(alpha, time, energy, eigh, options)
+    settings = _settings(alpha, time, energy, eigh, max_dimension, options, MATCH_CONVENTIONS)
     clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
     kernel = partial(match_kernel, options=options)
     radius, width = score_frames(clouds, settings, kernel, rest=True)
@@ -250,8 +254,8 @@ def kernels_with_scores(options: Options) -> tuple[Kernel, Kernel]:
     separation = partial(separation_kernel, options=options)
     match = partial(match_kernel, options=options)
     return (
-        lambda *frame: (*separation(*frame), *separation_parts(*frame)),
-        lambda *frame: (*match(*frame), *match_parts(*frame)),
+        lambda *frame: (*separation(*frame), *separation_scores(*frame)),
+        lambda *frame: (*match(*frame), *match_scores(*frame)),
     )
 
 
@@ -269,15 +273,25 @@ def check_confidence(confidence: float) -> None:
         )
 
 
-def _settings(alpha: float, time: float, energy: float, eigh: str, options: Options) -> Settings:
-    _check_options(options)
-    graph = "reference" if options.convention == "reference" else "paper"
-    return map_settings(alpha, time, energy, graph, eigh=eigh)
+def _settings(
+    alpha: float,
+    time: float,
+    energy: float,
+    eigh: str,
+    max_dimension: int | None,
+    options: Options,
+    conventions: tuple[str, ...] = CONVENTIONS,
+) -> Settings:
+    _check_options(options, conventions)
+    graph = "paper" if options.convention == "derived" else options.convention
+    return map_settings(
+        alpha, time, energy, graph, max_dimension, GRAPHS, eigh=eigh
+    )
 
 
-def _check_options(options: Options) -> None:
+def _check_options(options: Options, conventions: tuple[str, ...] = CONVENTIONS) -> None:
     check_confidence(options.confidence)
-    checks.check_choice(options.convention, "convention", CONVENTIONS)
+    checks.check_choice(options.convention, "convention", conventions)
     checks.check_choice(options.tail, "tail", TAILS)
     share = options.n_eff
     if isinstance(share, str):

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.bounds.bootstrap import bootstrap_match, half_width
+from torch_mapss.bounds.conformal import conformal_kernel
 from torch_mapss.bounds.schur import (
     REFERENCE_RIDGE,
     Options,
@@ -75,6 +76,8 @@ def match_kernel(
     embedding: Embedding, layout: Layout, settings: Settings, options: Options
 ) -> tuple[Tensor, Tensor]:
     """Radius and tail of PM (F, S') of a chunk of frames."""
+    if settings.convention == "conformal":
+        return conformal_kernel(embedding, layout)
     parts = match_parts(embedding, layout, settings)
     fit, collapsed = fit_gamma(parts, embedding, settings)
     centre, boxes = (fit.k, fit.theta, parts.a), [_radius_box(parts, fit, options)]
