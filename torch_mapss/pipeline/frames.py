@@ -52,8 +52,19 @@ class Canvas:
         return blank.reshape(batch, frames, outputs).transpose(1, 2)
 
     def scores(self, times: Tensor, measures: str = "both") -> Scores:
-        names = ("ps", "pm", "log_pm", "active", "attributed_distance", "foreign_distance")
-        return Scores(**{name: self[name] for name in names}, times=times, measures=measures)
+        names = ["ps", "pm", "log_pm", "active", "attributed_distance", "foreign_distance"]
+        names += ["pm_rank"] if "pm_rank" in self._parts else []  # conformal convention only
+        return Scores(
+            **{name: self[name] for name in names},
+            times=times,
+            measures=measures,
+            separation_dimension=self.of_frames("separation_dimension"),
+            match_dimension=self.of_frames("match_dimension"),
+        )
+
+    def of_frames(self, name: str) -> Tensor:
+        """(B, F) int64 of what all estimates scored in a frame share; 0 where none is."""
+        return self[name].detach().amax(1).round().long()
 
 
 def chunks(parts: Sequence[Part], graph: bool) -> Iterator[Part]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from torch_mapss import audio
 from torch_mapss.core import checks
-from torch_mapss.core.settings import map_settings
+from torch_mapss.core.settings import MATCH_CONVENTIONS, map_settings
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, as_encoder, check_embeddings
 from torch_mapss.pipeline.admit import admit, admit_references
@@ -46,14 +46,19 @@ class MAPSS(nn.Module):
         separation_bank: distortions for PS; the paper's 70 if None. A smaller one
             (``DistortionBank("separation", size=20)``) is faster and coarser.
         match_bank: distortions for PM; the paper's up to 83 if None.
+        leakage: members with the other sources that the default bank of PM is given beside the
+            paper's (:class:`~torch_mapss.DistortionBank`; 7 is a good number): PM then falls less
+            with leakage. 0 leaves them out.
         seed: of the noise in the default banks. Equal seeds give equal scores.
         sample_rate: of the waveforms handed in, in Hz; they are resampled to the encoder's rate,
             which None says they already have.
         trim: cut estimates and references to the shorter of them instead of refusing.
         align_polarity: flip an estimate whose correlation with its reference is negative.
             Checkpoints hear the sign, people do not.
-        alpha, time, energy, convention: of the diffusion map, see
-            :func:`torch_mapss.functional.perceptual_separation`.
+        alpha, time, energy, max_dimension, convention: of the diffusion map, see
+            :func:`torch_mapss.functional.perceptual_separation`. ``"conformal"`` is one of PM
+            (:func:`torch_mapss.functional.perceptual_match`), with ``scores.pm_rank``; PS and the
+            maps are then those of the paper convention.
         loudness: target of the normalisation of every waveform, in LUFS.
         activity: a source is active where its RMS exceeds this share of its RMS over all samples.
         check_finite: look for NaN and infinite samples and refuse them. Without, such a source is
@@ -92,6 +97,7 @@ class MAPSS(nn.Module):
         match_encoder: EncoderChoice | None = None,
         separation_bank: DistortionBank | None = None,
         match_bank: DistortionBank | None = None,
+        leakage: int = 0,
         seed: int = 0,
         sample_rate: int | None = None,
         trim: bool = False,
@@ -99,6 +105,7 @@ class MAPSS(nn.Module):
         alpha: float = 1.0,
         time: float = 1.0,
         energy: float = 0.99,
+        max_dimension: int | None = None,
         convention: str = "paper",
         loudness: float = -23.0,
         activity: float = 0.1,
@@ -110,7 +117,9 @@ class MAPSS(nn.Module):
         cache_dir: str | None = None,
     ) -> None:
         super().__init__()
-        self.settings = map_settings(alpha, time, energy, convention)
+        self.settings = map_settings(
+            alpha, time, energy, convention, max_dimension, MATCH_CONVENTIONS
+        )
         options: dict[str, Any] = {"layer": layer, "dtype": dtype, "device": device}
         options |= {"local_files_only": local_files_only or None, "cache_dir": cache_dir}
         first = as_encoder(encoder, **_given(options))
@@ -126,7 +135,7 @@ class MAPSS(nn.Module):
         self.grid = shared_grid(first, second)
         rate = self.grid.sample_rate
         self.separation_bank = _checked_bank(separation_bank, "separation", seed, rate)
-        self.match_bank = _checked_bank(match_bank, "match", seed, rate)
+        self.match_bank = _checked_bank(match_bank, "match", seed, rate, leakage)
         if sample_rate is not None:
             sample_rate = checks.check_whole(sample_rate, "sample_rate", 1)
         self.sample_rate = sample_rate or self.grid.sample_rate
@@ -191,7 +200,7 @@ class MAPSS(nn.Module):
     @property
     def key(self) -> str:
         """A short name of everything that a :class:`ReferenceBank` depends on."""
-        unlike = ("alpha", "time", "energy", "convention", "align_polarity", "trim")
+        unlike = (*self.settings._fields, "align_polarity", "trim")
         settings = {k: v for k, v in self.describe().items() if k not in unlike}
         banks = self.separation_bank, self.match_bank
         members = [member.description for bank in banks for member in bank.members]
@@ -315,7 +324,9 @@ class MAPSS(nn.Module):
             estimates, references, attributed, lengths, frames, generator: as for scoring.
             confidence: of the half-width of each measure, in (0, 1).
             convention: ``"paper"``, ``"reference"`` or ``"derived"``; that of the scores by
-                default. See :mod:`torch_mapss.bounds` for what each guarantees.
+                default. See :mod:`torch_mapss.bounds` for what each guarantees. PM of the
+                conformal convention has a radius, the very change that truncation makes, and no
+                tail: NaN.
             options: further settings of :func:`torch_mapss.functional.separation_bounds` and
                 ``match_bounds``, e.g. ``tail="bootstrap"``.
 
@@ -327,7 +338,8 @@ class MAPSS(nn.Module):
         """
         from torch_mapss.bounds import frames as stage
 
-        convention = convention or self.settings.convention
+        conformal = self.settings.convention == "conformal"  # the paper's but for PM
+        convention = convention or ("paper" if conformal else self.settings.convention)
         unknown = set(options) - set(stage.Options._fields)
         if unknown:
             raise TypeError(
@@ -335,7 +347,8 @@ class MAPSS(nn.Module):
                 f"{', '.join(stage.Options._fields)}."
             )
         kernels = stage.kernels_with_scores(stage.Options(confidence, convention, **options))
-        graph = "reference" if convention == "reference" else "paper"
+        own = "conformal" if conformal else "paper"
+        graph = "reference" if convention == "reference" else own
         settings = self.settings._replace(convention=graph)
         call = prepared(self, admit(self, estimates, references, attributed, lengths))
         return bound(self, call, kernels, settings, frames, generator, confidence)
@@ -373,10 +386,17 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _checked_bank(bank: DistortionBank | None, kind: str, seed: int, rate: int) -> DistortionBank:
+def _checked_bank(
+    bank: DistortionBank | None, kind: str, seed: int, rate: int, leakage: int = 0
+) -> DistortionBank:
     """The bank given, or the full one of its kind."""
     if bank is None:
-        return DistortionBank(kind, seed=seed)  # type: ignore[arg-type]
+        return DistortionBank(kind, seed=seed, leakage=leakage)
+    if leakage:
+        raise ValueError(
+            f"leakage={leakage} is for the default bank of PM, and one was given. Make it with "
+            f'them: DistortionBank("match", leakage={leakage}, ...).'
+        )
     if not isinstance(bank, DistortionBank):
         raise TypeError(
             f"{kind}_bank must be a torch_mapss.DistortionBank, got {bank!r}. Make one, e.g. "

@@ -72,6 +72,7 @@ class ReferenceBank:
     frames: int  # F of the longest
     lengths: tuple[int, ...]  # true length of each mixture
     key: str  # of the settings that made it
+    mixes: bool = False  # whether it has distortions made of several sources of a mixture
 
     @property
     def nbytes(self) -> int:
@@ -116,7 +117,8 @@ class ReferenceBank:
             The bank that preparing those references would give, of B' mixtures.
 
         Raises:
-            ValueError: mixtures of several lengths, or an index that does not fit.
+            ValueError: mixtures of several lengths, an index that does not fit, or one that joins
+                sources of several mixtures where distortions are made of them (leakage members).
         """
         chosen = torch.as_tensor(index, device=self.device)
         if len(self.groups) != 1:
@@ -130,6 +132,12 @@ class ReferenceBank:
             )
         if bool(((chosen < 0) | (chosen >= self.batch)).any()):
             raise ValueError(f"index must lie in [0, {self.batch}), got {chosen.tolist()}.")
+        if self.mixes and bool((chosen != chosen[:, :1]).any()):
+            raise ValueError(
+                "the bank has distortions that are made of all sources of a mixture (leakage "
+                "members), so its sources cannot be recombined into others. Prepare the new "
+                "mixtures, or pick whole ones, e.g. index [[0, 0], [2, 2]]."
+            )
         group = _recombined(self.groups[0], chosen)
         lengths = self.lengths[:1] * len(chosen)
         return replace(self, groups=(group,), batch=len(chosen), lengths=lengths)
@@ -301,6 +309,7 @@ class UtteranceScores(NamedTuple):
     log_pm: Tensor  # (B, S') mean log PM, <= 0
     ps_pesq: Tensor  # (B, S') PESQ-like pooling of PS, [1.085, 1.315]
     frames: Tensor  # (B, S') int64, how many frames are scored
+    pm_rank: Tensor  # (B, S') mean rank form of PM, (0, 1]; NaN unless conformal
 
 
 @dataclass(frozen=True)
@@ -315,6 +324,12 @@ class Scores:
     foreign_distance: Tensor  # (B, S', F) B, to the closest other cluster (PS graph)
     times: Tensor  # (F,) seconds, centre of the encoder's receptive field
     measures: str = "both"  # which were computed, see :meth:`torch_mapss.MAPSS.forward`
+    # What the maps retained, d: (B, F) int64; 0 where no estimate is scored.
+    separation_dimension: Tensor | None = None
+    match_dimension: Tensor | None = None
+    # (B, S', F) in (0, 1], no gradient: rank of the output among its N_p distortions, at least
+    # 1/(N_p + 1); P(pm_rank <= u) <= u under exchangeability. None unless conformal.
+    pm_rank: Tensor | None = None
 
     def utterance(self) -> UtteranceScores:
         """Pool frames to one number per estimate: plain means, and the paper's pooling of PS.
@@ -331,12 +346,19 @@ class Scores:
             log_pm=pool_match(self.log_pm, of_pm, log=True),
             ps_pesq=pool_separation(self.ps, of_ps),
             frames=self.active.sum(-1),
+            pm_rank=self._mean_rank(of_pm),
         )
+
+    def _mean_rank(self, of_pm: Tensor) -> Tensor:
+        if self.pm_rank is None:
+            return torch.full_like(self.pm[..., 0].detach(), torch.nan)
+        return pool_match(self.pm_rank, of_pm)
 
     def detach(self) -> Scores:
         """The same numbers without a graph."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "measures"}
-        return replace(self, **{name: tensor.detach() for name, tensor in tensors.items()})
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {name: x.detach() for name, x in values.items() if isinstance(x, Tensor)}
+        return replace(self, **tensors)  # type: ignore[arg-type]
 
 
 class FrameBounds(NamedTuple):

@@ -13,8 +13,12 @@ from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import devices
 from torch_mapss.core.chunks import Kernel, finished, pending
 from torch_mapss.core.devices import back
-from torch_mapss.core.match import match_parts
-from torch_mapss.core.separation import separation_parts
+from torch_mapss.core.scores import (
+    MATCH_SCORES,
+    SEPARATION_SCORES,
+    match_scores,
+    separation_scores,
+)
 from torch_mapss.core.settings import Settings
 from torch_mapss.pipeline.admit import Call, Clips
 from torch_mapss.pipeline.frames import Canvas, Part, activity, choose, chunks, gather
@@ -25,12 +29,9 @@ if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
 # What the kernels return, for PS and for PM.
-_SCORES = (("ps", "attributed_distance", "foreign_distance"), ("pm", "log_pm"))
+_SCORES = (SEPARATION_SCORES, MATCH_SCORES)
 # The same for the kernels of :func:`torch_mapss.bounds.frames.kernels_with_scores`.
-_BOUNDS = (
-    ("ps_radius", "ps_tail", "ps", "attributed_distance", "foreign_distance"),
-    ("pm_radius", "pm_tail", "pm", "log_pm"),
-)
+_BOUNDS = (("ps_radius", "ps_tail", *SEPARATION_SCORES), ("pm_radius", "pm_tail", *MATCH_SCORES))
 
 # Scores a chunk of frames: its gathered clouds, and which measure (0 for PS, 1 for PM).
 ScoreChunk = Callable[..., tuple[Tensor, ...]]
@@ -49,7 +50,7 @@ def score(
     """Frame scores of a prepared call; see :meth:`torch_mapss.MAPSS.forward`."""
     graph = call.estimates.waves.requires_grad and torch.is_grad_enabled()
     canvas = _placed(
-        mapss, call, frames, generator, graph, (separation_parts, match_parts), _SCORES
+        mapss, call, frames, generator, graph, (separation_scores, match_scores), _SCORES
     )
     return canvas.scores(_times(mapss, call), call.measures)
 

@@ -1,0 +1,195 @@
+"""Leakage members, the conformal convention and the largest dimension, from waveforms on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_mapss import MAPSS, DistortionBank, MatchLoss, ReferenceBank
+from torch_mapss.pipeline import prepare
+
+FAMILIES = ("echo", "tone", "comb", "leakage")
+SMALL = DistortionBank("separation", size=6)
+
+
+def voices(batch: int = 2, sources: int = 2, samples: int = 4000, seed: int = 0) -> Tensor:
+    """Noise of several colours, so that sources differ."""
+    generator = torch.Generator().manual_seed(seed)
+    waves = torch.randn(batch, sources, samples, generator=generator)
+    return torch.stack(
+        [w if i % 2 else w.cumsum(-1) * 0.1 for i, w in enumerate(waves.unbind(1))], 1
+    )
+
+
+def scorer(convention: str = "paper", leakage: int = 4, **options: object) -> MAPSS:
+    bank = DistortionBank("match", only=FAMILIES[: 4 if leakage else 3], leakage=leakage)
+    return MAPSS("mel", convention=convention, separation_bank=SMALL, match_bank=bank, **options)
+
+
+def leaking(references: Tensor, amount: float = 0.3) -> Tensor:
+    return references + amount * references.roll(1, 1)
+
+
+def assert_same(scores, whole, item: int, frames: int) -> None:
+    for name in ("ps", "pm", "log_pm", "pm_rank"):
+        one, other = getattr(scores, name), getattr(whole, name)
+        torch.testing.assert_close(one[0], other[item, :, :frames], rtol=1e-3, atol=1e-3)
+
+
+def test_leakage_members_raise_pm_under_leakage_and_leave_ps_alone():
+    references = voices()
+    plain, with_members = scorer(leakage=0), scorer(leakage=7)
+    estimates = leaking(references, 0.1)
+    few, many = (m(estimates, references).utterance() for m in (plain, with_members))
+    assert (many.pm > few.pm + 0.1).all()
+    torch.testing.assert_close(many.ps, few.ps, rtol=0, atol=0)
+    perfect = with_members(references, references).utterance()
+    assert (perfect.pm > 0.99).all()
+
+
+def test_items_of_several_lengths_score_as_alone():
+    mapss = scorer("conformal")
+    references = voices(3, 3)
+    lengths = torch.tensor([4000, 2500, 4000])
+    references[1, :, 2500:] = 7.0  # padding may hold anything
+    estimates = leaking(references)
+    whole = mapss(estimates, references, lengths=lengths)
+    for item, length in enumerate(lengths.tolist()):
+        part = slice(item, item + 1)
+        alone = mapss(estimates[part, :, :length], references[part, :, :length])
+        assert_same(alone, whole, item, alone.ps.shape[-1])
+    target = mapss(estimates[:, 1:2], references, attributed=(1,), lengths=lengths)
+    assert target.pm.shape[1] == 1
+    assert target.match_dimension.shape == target.pm[:, 0].shape
+
+
+def test_sources_prepared_apart_still_get_their_whole_mixture(monkeypatch):
+    mapss = scorer()
+    references = voices(2, 3)
+    whole = mapss.prepare(references).groups[0].match
+    monkeypatch.setattr(prepare, "AT_ONCE", 2 * 4000)  # one source at a time
+    parts = mapss.prepare(references).groups[0].match
+    torch.testing.assert_close(parts.distortions, whole.distortions, rtol=1e-4, atol=1e-4)
+
+
+def test_silent_other_sources_leave_their_slots_masked():
+    mapss = scorer("conformal")
+    references = voices(1, 3)
+    references[0, 2] = 0.0
+    two = mapss(leaking(references[:, :2]), references[:, :2])
+    three = mapss(leaking(references[:, :2]), references, attributed=(0, 1))
+    torch.testing.assert_close(three.pm, two.pm, rtol=1e-4, atol=1e-4)
+    alone = references.clone()
+    alone[0, 1] = 0.0
+    with pytest.warns(UserWarning, match="no frame in which two sources"):
+        (group,) = mapss.prepare(alone).groups
+    leaky = 4
+    count = group.match.mask.sum(-1)[0]
+    # The only source that sounds has no leakage members; the silent ones have its.
+    assert (count[1:] - count[0] >= leaky).all()
+
+
+def test_banks_with_leakage_members_are_not_recombined(tmp_path):
+    mapss = scorer()
+    bank = mapss.prepare(voices(3))
+    assert bank.mixes
+    for given in (bank, ReferenceBank.join([bank, bank])):
+        with pytest.raises(ValueError, match="cannot be recombined"):
+            given.recombined([[0, 1]])
+    picked = bank.recombined([[2, 2], [0, 0]])
+    estimates = leaking(voices(3))
+    torch.testing.assert_close(
+        mapss(estimates[[2, 0]], picked).pm, mapss(estimates, bank).pm[[2, 0]]
+    )
+    bank.save(tmp_path / "bank.pt")
+    assert ReferenceBank.load(tmp_path / "bank.pt").mixes
+    plain = scorer(leakage=0).prepare(voices(3))
+    assert not plain.mixes
+    plain.recombined([[0, 1]])
+    with pytest.raises(ValueError, match="other settings"):
+        scorer(leakage=0)(estimates, bank)
+
+
+def test_leakage_of_the_default_bank():
+    mapss = MAPSS("mel", leakage=7)
+    assert mapss.match_bank == DistortionBank("match", leakage=7)
+    assert mapss.describe()["match_bank"]["families"]["leakage"] == 7
+    assert mapss.key != MAPSS("mel").key
+    with pytest.raises(ValueError, match="leakage=7"):
+        MAPSS("mel", leakage=7, match_bank=DistortionBank("match", size=9))
+
+
+def test_conformal_scores_change_pm_alone():
+    references = voices()
+    estimates = leaking(references)
+    paper, conformal = scorer("paper"), scorer("conformal")
+    bank = paper.prepare(references)  # no part of it depends on the convention
+    one, other = paper(estimates, bank), conformal(estimates, bank)
+    for name in ("ps", "attributed_distance", "foreign_distance", "active"):
+        torch.testing.assert_close(getattr(other, name), getattr(one, name), rtol=0, atol=0)
+    assert one.pm_rank is None
+    assert one.utterance().pm_rank.isnan().all()
+    members = bank.groups[0].match.distortions.shape[2]
+    rank = other.pm_rank[other.active] * (members + 1)
+    torch.testing.assert_close(rank, rank.round(), rtol=0, atol=1e-4)
+    assert (other.pm > one.pm)[other.active].double().mean() > 0.6
+    assert other.utterance().pm_rank.isfinite().all()
+    assert other.detach().pm_rank is not None
+
+
+def test_conformal_bounds_have_a_radius_and_no_tail():
+    references = voices(1)
+    estimates = leaking(references)
+    mapss = scorer("conformal")
+    bank = mapss.prepare(references)
+    found = mapss.bounds(estimates, bank)
+    active = found.active
+    assert found.pm.tail[active].isnan().all()
+    assert (found.pm.tail[~active] == 0.0).all()
+    assert found.pm.radius.isfinite().all()
+    torch.testing.assert_close(found.scores.pm, mapss(estimates, bank).pm)
+    torch.testing.assert_close(found.scores.pm_rank, mapss(estimates, bank).pm_rank)
+    paper = scorer("paper").bounds(estimates, bank)
+    torch.testing.assert_close(found.ps.total, paper.ps.total)
+    derived = mapss.bounds(estimates, bank, convention="derived", tail="bootstrap", draws=5)
+    assert derived.pm.tail[active].isnan().all()
+    assert derived.ps.tail[active].isfinite().all()
+    assert mapss.bounds(estimates, bank, convention="reference").scores is None
+
+
+def test_dimensions_are_told_and_capped():
+    references = voices()
+    references[1, 1, :2000] = 0.0  # frames with one active source
+    estimates = leaking(references)
+    scores = scorer()(estimates, references)
+    for dimension in (scores.separation_dimension, scores.match_dimension):
+        assert dimension.shape == (2, scores.ps.shape[-1])
+        assert dimension.dtype == torch.int64
+        assert ((dimension > 0) == scores.active.any(1)).all()
+    capped = scorer(max_dimension=5)(estimates, references)
+    assert capped.match_dimension.max() == 5
+    assert capped.separation_dimension.max() == 5
+    assert scores.match_dimension.max() > 5
+    alone = scorer()(estimates, references, measures="match")
+    assert (alone.separation_dimension == 0).all()
+
+
+@pytest.mark.parametrize("mode", ["linear", "log", "log1p"])
+def test_losses_train_through_leakage_members_and_the_conformal_convention(mode):
+    references = voices(1)
+    mapss = scorer("conformal", leakage=7)
+    bank = mapss.prepare(references)
+    loss = MatchLoss(mapss, mode=mode)
+    last = None
+    estimates = leaking(references, 0.5) + 0.05 * voices(1, seed=3)
+    for _ in range(2):
+        estimates = estimates.detach().requires_grad_()
+        value = loss(estimates, bank)
+        value.backward()
+        assert estimates.grad.isfinite().all()
+        assert estimates.grad.abs().sum() > 0.0
+        assert last is None or value < last
+        last = value.detach()
+        step = 0.02 * estimates.detach().norm() / estimates.grad.norm()
+        estimates = estimates - step * estimates.grad
