@@ -202,6 +202,7 @@ def match_rank(
     time: float = 1.0,
     energy: float = 0.99,
     max_dimension: int | None = None,
+    eigh: str = "float64",
 ) -> Tensor:
     """Rank of every output among its distortions: the rank form of PM's conformal convention.
 
@@ -213,7 +214,7 @@ def match_rank(
 
     Args:
         outputs, references, distortions, attributed, active, mask, alpha, time, energy,
-            max_dimension: as for :func:`perceptual_match`. The map is the paper's.
+            max_dimension, eigh: as for :func:`perceptual_match`. The map is the paper's.
 
     Returns:
         (..., S') in (0, 1], a multiple of 1/(N_p + 1); float64 if an input is, else float32. 0
@@ -222,7 +223,7 @@ def match_rank(
     Raises:
         TypeError, ValueError: as :func:`perceptual_separation`.
     """
-    settings = map_settings(alpha, time, energy, "paper", max_dimension)
+    settings = map_settings(alpha, time, energy, "paper", max_dimension, eigh=eigh)
     clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
     with torch.no_grad():
         (rank,) = score_frames(clouds, settings, _rank)

@@ -23,7 +23,7 @@ def conformal_kernel(embedding: Embedding, layout: Layout) -> tuple[Tensor, Tens
     every = torch.full_like(embedding.dimension, embedding.coordinates.shape[-2])
     count = every if valid is None else valid.sum(-1)
     full = whole_space(embedding)._replace(dimension=count - 1)
-    whole, kept = (smooth_match(x, layout, log=False) for x in (full, embedding))
+    whole, kept = (smooth_match(x, layout)[0] for x in (full, embedding))
     scored = scored_outputs(layout, len(kept), kept.device)
     tail = torch.where(scored, torch.nan, 0.0).to(kept.dtype)
     return torch.where(scored, (whole - kept).abs(), 0.0), tail

@@ -284,9 +284,7 @@ def _settings(
 ) -> Settings:
     _check_options(options, conventions)
     graph = "paper" if options.convention == "derived" else options.convention
-    return map_settings(
-        alpha, time, energy, graph, max_dimension, GRAPHS, eigh=eigh
-    )
+    return map_settings(alpha, time, energy, graph, max_dimension, GRAPHS, eigh=eigh)
 
 
 def _check_options(options: Options, conventions: tuple[str, ...] = CONVENTIONS) -> None:
