@@ -211,6 +211,16 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
     write_bytes(path, (text + "\n").encode("utf-8", errors="replace"))
 
 
+def write_paths_json(path: str | os.PathLike[str], content: Any) -> None:
+    """JSON of paths that read back as they were, also those that are no UTF-8."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    try:
+        encoded = text.encode("utf-8")
+    except UnicodeEncodeError:  # undecoded bytes, which ASCII escapes keep
+        encoded = json.dumps(content, indent=2).encode("ascii")
+    write_bytes(path, encoded + b"\n")
+
+
 def plain(value: Any) -> Any:
     """``value`` in JSON's own types."""
     if isinstance(value, Mapping):
