@@ -1,14 +1,16 @@
 """Files -> level-matched mono waveforms on an encoder's frame grid.
 
 * *Reading and channels* (``files``, ``waveforms``): :func:`load_audio`, :func:`as_waveform`,
-  :func:`to_mono`, :func:`resample`.
+  :func:`to_mono`, :func:`resample`, :func:`check_source_rate`.
 * *Loudness*, ITU-R BS.1770-4 with gating, batched and differentiable (``loudness``):
   :func:`integrated_loudness`, :func:`normalize_loudness`, :func:`is_silent`.
 * *Frames* of an encoder, receptive field and hop in samples, nothing padded (``frames``):
   :func:`frame_count`, :func:`frame_times`, :func:`frame_signal`, :func:`frame_rms`,
   :func:`source_activity`.
-* *Which estimate belongs to which reference* (``matching``): :func:`si_sdr`,
-  :func:`match_sources`.
+* *Which estimate belongs to which reference*, and how late it is (``matching``): :func:`si_sdr`,
+  :func:`pairwise_si_sdr`, :func:`match_sources`, :func:`estimate_lag`, :func:`shift`.
+* *What may be odd about a signal* (``bandwidth``, ``matching``): :func:`bandwidth`,
+  :func:`is_constant`.
 
 Level rules, in one place:
 
@@ -34,6 +36,7 @@ Example:
 
 from __future__ import annotations
 
+from torch_mapss.audio.bandwidth import bandwidth
 from torch_mapss.audio.files import load_audio
 from torch_mapss.audio.frames import (
     frame_count,
@@ -43,22 +46,46 @@ from torch_mapss.audio.frames import (
     source_activity,
 )
 from torch_mapss.audio.loudness import integrated_loudness, normalize_loudness
-from torch_mapss.audio.matching import match_sources, si_sdr
-from torch_mapss.audio.waveforms import SILENCE_PEAK, as_waveform, is_silent, resample, to_mono
+from torch_mapss.audio.matching import (
+    Lag,
+    estimate_lag,
+    is_constant,
+    match_sources,
+    pairwise_si_sdr,
+    shift,
+    si_sdr,
+)
+from torch_mapss.audio.waveforms import (
+    SILENCE_PEAK,
+    SOURCE_RATES,
+    as_waveform,
+    check_source_rate,
+    is_silent,
+    resample,
+    to_mono,
+)
 
 __all__ = [
     "SILENCE_PEAK",
+    "SOURCE_RATES",
+    "Lag",
     "as_waveform",
+    "bandwidth",
+    "check_source_rate",
+    "estimate_lag",
     "frame_count",
     "frame_rms",
     "frame_signal",
     "frame_times",
     "integrated_loudness",
+    "is_constant",
     "is_silent",
     "load_audio",
     "match_sources",
     "normalize_loudness",
+    "pairwise_si_sdr",
     "resample",
+    "shift",
     "si_sdr",
     "source_activity",
     "to_mono",

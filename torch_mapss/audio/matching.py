@@ -1,15 +1,16 @@
-"""Which estimate belongs to which reference: SI-SDR and the best permutation by it."""
+"""Which estimate belongs to which reference, and how late it is: SI-SDR and correlation."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torch_mapss.audio.loudness import check_samples, unit_peak
-from torch_mapss.audio.waveforms import with_samples
+from torch_mapss.audio.waveforms import from_integers, with_samples
 from torch_mapss.core.devices import wide
 
 # ---------------------------------------------------------------------------------------------
@@ -103,23 +104,47 @@ def match_sources(estimates: Tensor, references: Tensor) -> Tensor:
 
     estimates, references = _checked_pair(estimates, references)
     _check_matchable(estimates, references)
-    scores = _pairwise_si_sdr(estimates, references).cpu().numpy()
+    scores = pairwise_si_sdr(estimates, references).cpu().numpy()
     flat = scores.reshape(-1, *scores.shape[-2:])
     best = [linear_sum_assignment(item, maximize=True)[1] for item in flat]
     indices = np.asarray(best, dtype=np.int64).reshape(scores.shape[:-1])
     return torch.from_numpy(indices).to(estimates.device)
 
 
-def _pairwise_si_sdr(estimates: Tensor, references: Tensor) -> Tensor:
-    """SI-SDR of all pairs, `(..., S', S)` float64.
+def pairwise_si_sdr(estimates: Tensor, references: Tensor) -> Tensor:
+    """SI-SDR of every estimate with every reference, as `si_sdr` of each pair.
 
     With both signals at energy 1, |a s|^2 = <e, s>^2 =: c and |e - a s|^2 = 1 - c.
+
+    Args:
+        estimates: `(..., S', T)`.
+        references: `(..., S, T)`, the same leading axes.
+
+    Returns:
+        `(..., S', S)` float64 in dB.
+
+    Raises:
+        TypeError: an argument is no floating-point tensor.
+        ValueError: no samples, or samples that are not finite.
     """
+    estimates, references = _checked_pair(estimates, references)
     e, e_silent = _centred(estimates, "estimates")
     s, s_silent = _centred(references, "references")
     shared = (e @ s.mT).square().clamp(max=1.0)
     silent = e_silent.unsqueeze(-1) | s_silent.unsqueeze(-2)
     return _energy_ratio(shared, 1 - shared).masked_fill(silent, 10 * math.log10(_EPSILON))
+
+
+def is_constant(wave: Tensor) -> Tensor:
+    """Which signals hold no sound: digital silence, or one constant but for rounding.
+
+    Args:
+        wave: `(..., T)`.
+
+    Returns:
+        `(...)` bool.
+    """
+    return _centred(with_samples(wave, "wave"), "wave")[1].to(wave.device)
 
 
 def _check_matchable(estimates: Tensor, references: Tensor) -> None:
@@ -140,3 +165,137 @@ def _check_matchable(estimates: Tensor, references: Tensor) -> None:
             f"{given}: some estimate would have no reference. Leave the surplus estimates out, or "
             "swap the arguments if they are reversed."
         )
+
+
+# ---------------------------------------------------------------------------------------------
+# Delay
+# ---------------------------------------------------------------------------------------------
+
+
+class Lag(NamedTuple):
+    """How far an estimate lies behind its reference, see :func:`estimate_lag`; `(...)` each."""
+
+    samples: Tensor  # int64, positive: the estimate is late
+    correlation: Tensor  # float64 in [0, 1], size of the cross-correlation there
+    unshifted: Tensor  # float64 in [0, 1], the same at lag 0
+
+
+# Samples correlated at a time: longer pieces are no faster, and memory does not grow with length.
+_PIECE = 1 << 16
+# Peaks of a periodic signal, one every period, count as equal within so much.
+_EQUAL = 0.01
+# The least share of a signal's energy that its part in an overlap is taken for.
+_LEAST_SHARE = 0.25
+
+
+@torch.no_grad()
+def estimate_lag(estimates: Tensor, references: Tensor, limit: int) -> Lag:
+    """The lag of each estimate: where its cross-correlation with its reference peaks.
+
+    With means removed,
+
+        c(k) = |sum_t s(t) e(t + k)| / sqrt(E_s(k) E_e(k)),   |k| <= `limit`,
+
+    where E_s and E_e are the energies of the parts that overlap at lag k, a quarter of the whole at
+    least, or a faint rest would correlate with anything. By size, since an inverted estimate has
+    its peak below zero. Of peaks within 1 % of the highest, as a steady tone has one every period,
+    the one closest to 0 is taken. Lags are whole samples; what is silent or constant has
+    correlation 0 and lag 0.
+
+    Args:
+        estimates: `(..., T)`.
+        references: `(..., T)`, the same shape.
+        limit: longest lag that is looked for, in samples, either way.
+
+    Returns:
+        :class:`Lag`, on the device of `estimates`.
+
+    Raises:
+        TypeError: an argument is no floating-point tensor, or `limit` no whole number.
+        ValueError: shapes differ, no samples, samples that are not finite, or a negative `limit`.
+    """
+    estimates, references = _checked_pair(estimates, references)
+    limit = min(from_integers(limit, "limit", 0), estimates.shape[-1] - 1)
+    if estimates.shape != references.shape:
+        raise ValueError(
+            f"estimates and references must have one shape, got {tuple(estimates.shape)} and "
+            f"{tuple(references.shape)}. Pass one reference per estimate, in the same order."
+        )
+    e, _ = _centred(estimates, "estimates")
+    s, _ = _centred(references, "references")
+    shares = _overlap_energies(e, limit) * _overlap_energies(s, limit).flip(-1)
+    size = (_cross_correlation(e, s, limit).abs() / shares.sqrt()).clamp(max=1.0)
+    best = _first_peak(size)
+    peak = size.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+    found = Lag(best - limit, peak, size[..., limit])
+    return Lag(*(values.to(estimates.device) for values in found))
+
+
+def _overlap_energies(x: Tensor, limit: int) -> Tensor:
+    """Energy of x(t + k) over the t that lie inside for both, k from -`limit` to `limit`.
+
+    x has energy 1. At lag k >= 0 its first k samples have no partner, at k < 0 its last.
+    """
+    head = torch.nn.functional.pad(x[..., :limit].square().cumsum(-1), (1, 0))
+    tail = torch.nn.functional.pad(
+        x[..., x.shape[-1] - limit :].flip(-1).square().cumsum(-1), (1, 0)
+    )
+    lost = torch.cat([tail[..., 1:].flip(-1), head], -1)
+    return (1.0 - lost).clamp(min=_LEAST_SHARE)
+
+
+def _first_peak(size: Tensor) -> Tensor:
+    """Place of the peak closest to the middle, of those that count as the highest."""
+    rows = size.reshape(-1, 1, size.shape[-1])
+    around = torch.nn.functional.max_pool1d(rows, 3, 1, 1).reshape(size.shape)
+    highest = (size >= around) & (size >= (1.0 - _EQUAL) * size.amax(-1, keepdim=True))
+    limit = size.shape[-1] // 2
+    distance = torch.arange(-limit, limit + 1, device=size.device).abs()
+    return torch.where(highest, distance, 2 * limit + 1).argmin(-1)
+
+
+def _cross_correlation(e: Tensor, s: Tensor, limit: int) -> Tensor:
+    """sum_t s(t) e(t + k) for k from -`limit` to `limit`, `(..., 2 limit + 1)`.
+
+    A piece s_b of B samples meets the B + 2 limit samples of e around it. In the spectrum of
+    n >= B + 2 limit points the product conj(S_b) E_b is their correlation at lags 0 ... 2 limit,
+    unwrapped; spectra of all pieces are added before the one transform back.
+    """
+    from scipy.fft import next_fast_len
+
+    samples = s.shape[-1]
+    piece = min(max(_PIECE, 4 * limit), samples)
+    length = int(next_fast_len(piece + 2 * limit, real=True))
+    around = torch.nn.functional.pad(e, (limit, limit))
+    total = torch.zeros((), dtype=e.dtype, device=e.device)
+    for start in range(0, samples, piece):
+        own = torch.fft.rfft(s[..., start : start + piece], n=length)
+        other = torch.fft.rfft(around[..., start : start + piece + 2 * limit], n=length)
+        total = total + own.conj() * other
+    return torch.fft.irfft(total, n=length)[..., : 2 * limit + 1]
+
+
+def shift(wave: Tensor, samples: int) -> Tensor:
+    """`wave` moved to an earlier time: y(t) = x(t + samples), zeros where nothing is left.
+
+    Args:
+        wave: `(..., T)`.
+        samples: how much earlier, negative for later.
+
+    Returns:
+        `(..., T)`, differentiable.
+
+    Raises:
+        TypeError: `wave` is no floating-point tensor, or `samples` no whole number.
+        ValueError: as many samples as there are, or more: nothing would be left.
+    """
+    wave, length = with_samples(wave, "wave"), wave.shape[-1]
+    size = from_integers(abs(samples), "samples", 0)
+    if size >= length:
+        raise ValueError(
+            f"samples must be less than the signal has ({length}), got {samples}: nothing would be "
+            "left."
+        )
+    if samples >= 0:
+        return torch.nn.functional.pad(wave[..., size:], (0, size))
+    return torch.nn.functional.pad(wave[..., : length - size], (size, 0))

@@ -201,6 +201,25 @@ def _check_ratio(orig: int, new: int) -> None:
         )
 
 
+#: Rates that recordings have, in Hz; a file that states another one is damaged, or no audio.
+SOURCE_RATES = 4000, 384_000
+
+
+def check_source_rate(rate: int, what: str) -> int:
+    """``rate``, if recordings have such a one.
+
+    Raises:
+        ValueError: it lies outside of :data:`SOURCE_RATES`. ``what`` names it.
+    """
+    lowest, highest = SOURCE_RATES
+    if not lowest <= rate <= highest:
+        raise ValueError(
+            f"{what} is at {rate} Hz, but rates from {lowest} to {highest} Hz are accepted: below "
+            "there is no band to judge a separation by. Check the rate, and state the true one."
+        )
+    return rate
+
+
 _LOWEST_RATE = 8000  # Hz; the shelf's corner (1.7 kHz) must stay well below half the rate
 
 

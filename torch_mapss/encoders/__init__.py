@@ -6,10 +6,12 @@ All share one small interface (`Encoder`): `sample_rate`, `hop`, `receptive_fiel
 * `base`         the interface, its checks, chunking over the batch
 * `mel`          log-mel frames with context: no weights, the embedded default
 * `waveform`     the raw frames themselves
-* `transformer`  what all pretrained transformers share: layers, frozen weights, loading
+* `transformer`  what all pretrained transformers share: layers, frozen weights, loading, with
+                 `settings` (what is asked for), `building` (models without storage, filled from
+                 a checkpoint) and `sharing` (equal weights are held once)
 * `wav2vec`      wav2vec 2.0, HuBERT, WavLM and MERT, cut off above the layer asked for
 * `whisper`      Whisper's encoder, cut off likewise, and its log-mel spectrum
-* `checkpoint`   finds and reads what these need, on disk or from the hub
+* `checkpoint`   finds what these need, on disk or from the hub; `tensors` reads their weights
 * `custom`       your own callable behind the same interface
 * `registry`     the table of names, `load_encoder`, `as_encoder`
 
@@ -28,7 +30,8 @@ from .registry import (
     load_encoder,
     rank_zero_first,
 )
-from .transformer import TransformerEncoder, clear_encoder_cache
+from .sharing import clear_encoder_cache
+from .transformer import TransformerEncoder
 from .wav2vec import Wav2VecEncoder
 from .waveform import WaveformEncoder
 from .whisper import WhisperEncoder, log_mel

@@ -13,7 +13,8 @@ import torch
 from .base import MEMORY_BUDGET, Encoder
 from .custom import CustomEncoder
 from .mel import MelEncoder
-from .transformer import checked_device, load_transformer, settings_for
+from .settings import checked_device, settings_for
+from .transformer import load_transformer
 from .waveform import WaveformEncoder
 
 

@@ -10,52 +10,20 @@ and `whisper`. It names the `model_type` of the checkpoints it reads, and is fou
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import os
-import threading
-import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from .base import MEMORY_BUDGET, Encode, Encoder
-from .checkpoint import Checkpoint, find_checkpoint, read_tensors
+from .base import Encode, Encoder
+from .building import filled, import_transformers
+from .checkpoint import Checkpoint, find_checkpoint
+from .settings import Architecture, TransformerSettings, checked_device, checked_layer
+from .sharing import moved_weights, shared_weights
 
-ATTENTION = ("eager", "sdpa")
 _CLASSES: dict[str, type[TransformerEncoder]] = {}  # by model_type
-
-
-@dataclasses.dataclass(frozen=True)
-class TransformerSettings:
-    """Everything that is needed to load an encoder again."""
-
-    name: str  # what the user asked for
-    checkpoint: str  # folder or hub id
-    layer: int | None = None  # None: the default of the architecture
-    dtype: torch.dtype = torch.float32  # of the weights
-    device: str = "cpu"  # of the weights
-    attention: str | None = None  # "sdpa", "eager"; None: the faster one the architecture has
-    local_files_only: bool = False  # never use the network
-    cache_dir: str | None = None  # where the hub's files are kept
-    memory_budget: int = MEMORY_BUDGET  # bytes of activations a chunk may take
-    activation_checkpointing: bool = False  # encode again in the backward pass
-
-
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """What the checkpoint says about itself."""
-
-    family: str  # its model_type
-    sample_rate: int  # Hz
-    hop: int  # samples between frames
-    receptive_field: int  # samples a frame sees
-    heads: int
-    features: int  # M
-    layers: int  # of the full model
 
 
 class TransformerEncoder(Encoder):
@@ -190,7 +158,7 @@ class TransformerEncoder(Encoder):
         # Called by to(), cuda(), half(), …: only the device is taken over, see the class.
         device = fn(torch.empty(0, dtype=self.settings.dtype, device=self.device)).device
         if device != self.device:
-            self.model = _moved(self.model, device)
+            self.model = moved_weights(self.model, device)
             self.settings = dataclasses.replace(self.settings, device=str(device))
         return self
 
@@ -227,19 +195,6 @@ class TransformerEncoder(Encoder):
 
 # --- Loading ------------------------------------------------------------------------------------
 
-_WEIGHTS: weakref.WeakValueDictionary[tuple[Any, ...], nn.Module] = weakref.WeakValueDictionary()
-_LOCK = threading.RLock()
-
-
-def clear_encoder_cache() -> None:
-    """Forget all loaded weights: the next encoder reads its checkpoint again.
-
-    Encoders in use keep theirs. The memory itself is freed with the last encoder (or metric, loss,
-    …) that uses the weights, so `del` is all that is needed to release it.
-    """
-    with _LOCK:
-        _WEIGHTS.clear()
-
 
 def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
     """Load an encoder; weights that an equal one already holds are shared.
@@ -258,17 +213,16 @@ def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
     )
     kind = _class_for(checkpoint)
     architecture = kind.read_architecture(checkpoint)
-    layer = _checked_layer(settings, architecture, kind.default_layer(architecture))
+    layer = checked_layer(settings, architecture, kind.default_layer(architecture))
     device = checked_device(settings.device)
     settings = dataclasses.replace(settings, layer=layer, device=str(device))
     key = (checkpoint.fingerprint(), layer, settings.dtype, settings.attention, str(device))
-    with _LOCK:
-        model = _WEIGHTS.get(key)
-        if model is None:
-            empty = kind.empty_model(checkpoint, architecture, settings)
-            model = _filled(empty, checkpoint, settings)
-            _WEIGHTS[key] = _tagged(model, key)
-    return kind(settings, architecture, model)
+
+    def build() -> nn.Module:
+        empty = kind.empty_model(checkpoint, architecture, settings)
+        return filled(empty, checkpoint, settings)
+
+    return kind(settings, architecture, shared_weights(key, build))
 
 
 def _class_for(checkpoint: Checkpoint) -> type[TransformerEncoder]:
@@ -289,22 +243,6 @@ def unknown_family(checkpoint: Checkpoint, reason: str = "") -> str:
     )
 
 
-def _tagged(model: nn.Module, key: tuple[Any, ...]) -> nn.Module:
-    model.__dict__["_mapss_key"] = key
-    return model
-
-
-def _moved(model: nn.Module, device: torch.device) -> nn.Module:
-    """The same weights on another device, shared with whoever has them there."""
-    key = (*model.__dict__["_mapss_key"][:-1], str(device))
-    with _LOCK:
-        moved = _WEIGHTS.get(key)
-        if moved is None:
-            moved = _tagged(copy.deepcopy(model).to(device), key)
-            _WEIGHTS[key] = moved
-    return moved
-
-
 def _restore(settings: TransformerSettings) -> TransformerEncoder:
     """Unpickle: on the same device, or on the CPU where there is no such device."""
     try:
@@ -312,138 +250,3 @@ def _restore(settings: TransformerSettings) -> TransformerEncoder:
     except ValueError:
         settings = dataclasses.replace(settings, device="cpu")
     return load_transformer(settings)
-
-
-def import_transformers() -> Any:
-    """The package, imported only here.
-
-    Raises:
-        ImportError: it is not installed, or fails to import.
-    """
-    try:
-        import transformers
-    except Exception as error:  # missing, or broken by another package
-        raise ImportError(
-            f"this encoder needs transformers, which cannot be imported ({error}). Install it by "
-            "`pip install transformers`, or use the encoders 'mel' or 'waveform', which need none."
-        ) from error
-    return transformers
-
-
-def _checked_layer(settings: TransformerSettings, architecture: Architecture, default: int) -> int:
-    layer = settings.layer
-    if layer is None:
-        return default
-    if isinstance(layer, bool) or not isinstance(layer, int):
-        raise TypeError(
-            f"layer should be an integer, not {layer!r}: it counts transformer blocks. Pass 0 to "
-            f"{architecture.layers}."
-        )
-    if not 0 <= layer <= architecture.layers:
-        raise ValueError(
-            f"layer should be from 0 to {architecture.layers} for encoder {settings.name!r}, but "
-            f"is {layer}: 0 is what enters the first block, {architecture.layers} what leaves the "
-            "last, and negative numbers do not count from the end. Pass one of these."
-        )
-    return layer
-
-
-def checked_device(device: torch.device | str) -> torch.device:
-    """With its index, so that "cuda" and "cuda:0" are one."""
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[:1]
-        raise ValueError(
-            f"device {device!r} cannot be used here ({''.join(reason)}). Pass 'cpu', or a device "
-            "that torch reports as available."
-        ) from error
-
-
-def _filled(model: Any, checkpoint: Checkpoint, settings: TransformerSettings) -> Any:
-    """The empty model with the checkpoint's weights, frozen.
-
-    Raises:
-        ValueError: a weight is missing or has the wrong shape; see `read_tensors`.
-    """
-    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    tensors = read_tensors(checkpoint, wanted)
-    model.load_state_dict(
-        {name: _in_dtype(tensor, settings.dtype) for name, tensor in tensors.items()}, assign=True
-    )
-    return model.to(settings.device).eval().requires_grad_(False)
-
-
-@contextmanager
-def built_empty(settings: TransformerSettings) -> Iterator[dict[str, Any]]:
-    """Within, a model has no storage: its weights cost no time, memory or random number.
-
-    Yields the options that choose the attention; a model that has none such is an error.
-    """
-    options = {} if settings.attention is None else {"attn_implementation": settings.attention}
-    try:
-        with torch.device("meta"):
-            yield options
-    except (ValueError, ImportError) as error:
-        raise ValueError(
-            f"encoder {settings.name!r} cannot be built with attention={settings.attention!r} "
-            f"({str(error).splitlines()[0]}). Leave attention out to get one that works."
-        ) from error
-
-
-# Keys of config.json that speak about loading, training or heads, none of which happens here.
-_DROPPED = ("architectures", "auto_map", "gradient_checkpointing", "torch_dtype", "dtype")
-
-
-def full_config(checkpoint: Checkpoint, kind: str, changes: dict[str, Any]) -> Any:
-    """The checkpoint's settings as transformers holds them for its architecture `kind`."""
-    values = {key: value for key, value in checkpoint.config.items() if key not in _DROPPED}
-    values.pop("model_type")
-    config_class = type(import_transformers().AutoConfig.for_model(kind))
-    return config_class.from_dict({**values, **changes, **_QUIET})
-
-
-_QUIET = {"output_hidden_states": False, "output_attentions": False}
-
-
-def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    # Cloned: a tensor read from a file may map it, and files change.
-    return tensor.to(dtype, copy=True) if tensor.is_floating_point() else tensor.clone()
-
-
-def settings_for(
-    name: str,
-    checkpoint: str,
-    *,
-    layer: int | None,
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
-    attention: str | None,
-    local_files_only: bool,
-    cache_dir: str | os.PathLike[str] | None,
-    memory_budget: int,
-    activation_checkpointing: bool,
-) -> TransformerSettings:
-    """Settings from what a user passes: folders made absolute, defaults filled in.
-
-    Raises:
-        ValueError: attention is neither of those known.
-    """
-    if attention is not None and attention not in ATTENTION:
-        raise ValueError(
-            f"attention should be one of {', '.join(ATTENTION)} or None, not {attention!r}: "
-            "other kinds are not tested here. Leave it out to get the faster one."
-        )
-    folder = os.path.expanduser(checkpoint)
-    return TransformerSettings(
-        name=name,
-        checkpoint=os.path.abspath(folder) if os.path.isdir(folder) else checkpoint,
-        layer=layer,
-        dtype=dtype or torch.float32,
-        device=str(device or "cpu"),
-        attention=attention,
-        local_files_only=local_files_only,
-        cache_dir=None if cache_dir is None else os.path.abspath(os.fspath(cache_dir)),
-        memory_budget=memory_budget,
-        activation_checkpointing=activation_checkpointing,
-    )

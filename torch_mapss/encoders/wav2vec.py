@@ -17,16 +17,10 @@ from torch import Tensor, nn
 
 from torch_mapss.core.checks import warn_user
 
+from .building import built_empty, full_config, import_transformers
 from .checkpoint import PREPROCESSOR, Checkpoint
-from .transformer import (
-    Architecture,
-    TransformerEncoder,
-    TransformerSettings,
-    built_empty,
-    full_config,
-    import_transformers,
-    unknown_family,
-)
+from .settings import Architecture, TransformerSettings
+from .transformer import TransformerEncoder, unknown_family
 
 # Name in config.json -> the architecture of transformers it is built as. MERT is a HuBERT base.
 ARCHITECTURES = {

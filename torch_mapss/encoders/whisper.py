@@ -17,16 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .building import built_empty, full_config, import_transformers
 from .checkpoint import Checkpoint
 from .mel import hann_energies
-from .transformer import (
-    Architecture,
-    TransformerEncoder,
-    TransformerSettings,
-    built_empty,
-    full_config,
-    import_transformers,
-)
+from .settings import Architecture, TransformerSettings
+from .transformer import TransformerEncoder
 
 _INFERENCE = {"encoder_layerdrop": 0.0}
 SMALLEST_ENERGY = 1e-10

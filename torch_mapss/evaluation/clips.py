@@ -10,6 +10,7 @@ Rules, all of them told in the notes of a report:
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ class Clip(NamedTuple):
     rate: int  # Hz, as handed over
     channels: int  # as handed over
     samples: int  # per channel, as handed over
+    cancelled: float = 0.0  # dB that the mean of the channels lies below them; inf: silence
 
     @property
     def label(self) -> str:
@@ -77,6 +79,11 @@ def _listed(given: Any, kind: str) -> list[Any]:
                 f"{kind} must have shape (S, T): sources, samples; got {tuple(given.shape)}. One "
                 "mixture at a time; mix channels down first, e.g. by their mean."
             )
+        if given.shape[0] > given.shape[1]:
+            raise ValueError(
+                f"{kind} must have shape (S, T): sources, samples; got {tuple(given.shape)}, which "
+                f"looks like (samples, sources). Turn it over: {kind}.T."
+            )
         given = list(given)
     if not isinstance(given, Sequence):
         raise TypeError(
@@ -97,14 +104,26 @@ def _read_files(items: Sequence[Any], rate: int) -> tuple[Clip | None, ...]:
 def read_file(path: str, name: str, rate: int) -> Clip:
     """One file as mono at ``rate``."""
     samples, found = audio.load_audio(path)
-    wave = audio.resample(audio.to_mono(samples), found, rate)
-    return Clip(wave, name, files.shown(path), found, len(samples), samples.shape[-1])
+    audio.check_source_rate(found, repr(files.shown(path)))
+    mono = audio.to_mono(samples)
+    wave = audio.resample(mono, found, rate)
+    lost = _cancelled(samples, mono)
+    return Clip(wave, name, files.shown(path), found, len(samples), samples.shape[-1], lost)
+
+
+def _cancelled(channels: Tensor, mono: Tensor) -> float:
+    """How far (dB) the mean (T,) of channels (C, T) lies below their power on average."""
+    before, after = (float(wave.double().square().mean()) for wave in (channels, mono))
+    if before == 0.0:
+        return 0.0
+    return math.inf if after == 0.0 else 10.0 * math.log10(before / after)
 
 
 def _read_arrays(
     items: Sequence[Any], kind: str, rate: int, sample_rate: int | None
 ) -> tuple[Clip | None, ...]:
     found = rate if sample_rate is None else sample_rate
+    audio.check_source_rate(found, "sample_rate")
     clips: list[Clip | None] = []
     for place, item in enumerate(items):
         if item is None:

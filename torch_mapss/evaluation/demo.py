@@ -20,7 +20,7 @@ from torch import Tensor
 from torch_mapss import audio
 from torch_mapss.evaluation import files, plots
 from torch_mapss.evaluation.report import MEANINGS, Report, SourceRow, number
-from torch_mapss.evaluation.scorer import PreparedOnce, evaluate, make_scorer
+from torch_mapss.evaluation.scorer import PreparedOnce, chosen_device, evaluate, make_scorer
 
 VOICES = ("low voice", "high voice")
 _CLIPS = ("voice_low.flac", "voice_high.flac")
@@ -83,7 +83,7 @@ def run(
     Args:
         folder: where to write; made if need be.
         encoder: ``"mel"`` needs no download.
-        device: to compute on, the CPU by default.
+        device: to compute on; CUDA where there is one, else MPS, else the CPU by default.
         progress: wraps the grades in a progress bar.
 
     Returns:
@@ -94,7 +94,8 @@ def run(
     """
     folder = files.make_folder(folder)
     references, rate = voices()
-    scorer = make_scorer(None, device, {"encoder": encoder})
+    place = chosen_device(device, None, {"encoder": encoder})
+    scorer = make_scorer(None, place, {"encoder": encoder})
     cached = PreparedOnce(scorer)
     bar = progress or (lambda items, **_: items)
     reports = tuple(
@@ -104,7 +105,7 @@ def run(
             mixture=references.sum(0),
             names=VOICES,
             sample_rate=rate,
-            device=device,
+            device=place,
             mapss=scorer,
             prepared=cached,
         )

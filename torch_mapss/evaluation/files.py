@@ -232,6 +232,18 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | bool | type(None)) else str(value)
 
 
+def listed(items: Iterable[str], most: int = 5) -> str:
+    """Names in a sentence, the first few of many.
+
+    Example:
+        >>> listed("abcdefg", most=3)
+        'a, b, c and 4 more'
+    """
+    found = list(items)
+    text = ", ".join(found[:most])
+    return text if len(found) <= most else f"{text} and {len(found) - most} more"
+
+
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Aligned columns for a terminal; the first ``left`` ones are words, the rest numbers."""
     lines = [[_one_line(item) for item in line] for line in (columns, *rows)]

@@ -26,14 +26,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch_mapss.evaluation import files
-from torch_mapss.evaluation.report import MEANS, SourceRow
+from torch_mapss.evaluation.report import MEANS, MEDIANS, SourceRow
 
-SCORE_COLUMNS = ("mixture_id", "system", *SourceRow._fields, "status", "reason", "notes")
-ITEM_COLUMNS = (
-    *("mixture_id", "system", *MEANS, "estimates", "undefined", "references", "seconds"),
-    *("status", "reason"),
+SCORE_COLUMNS = (
+    *("mixture_id", "system", *SourceRow._fields, "status", "reason", "notes", "warnings"),
 )
-SET_COLUMNS = ("system", *MEANS, "scored", "undefined", "failed", "estimates", "frames")
+ITEM_COLUMNS = (
+    *("mixture_id", "system", *MEANS, *MEDIANS, "estimates", "undefined", "silent"),
+    *("references", "seconds", "status", "reason"),
+)
+SET_COLUMNS = (
+    *("system", *MEANS, *MEDIANS, "scored", "undefined", "failed"),
+    *("estimates", "silent", "frames", "rates"),
+)
 
 
 #: Of a folder of results; a reader refuses others.

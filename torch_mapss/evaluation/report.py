@@ -14,9 +14,11 @@ counted.
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from torch_mapss.evaluation import files
 from torch_mapss.evaluation.clips import Clip
+from torch_mapss.evaluation.inspection import Finding
 from torch_mapss.pipeline.records import ScoreBounds
 
 if TYPE_CHECKING:
@@ -49,14 +52,21 @@ class SourceRow(NamedTuple):
     ps: float  # mean over its scored frames, [0, 1]
     pm: float  # the same
     log_pm: float  # mean of logs, <= 0
+    log_pm_median: float  # median over its scored frames: a few dead frames do not move it
     ps_pesq: float  # paper's pooling, [1.085, 1.315]
     attributed_distance: float  # mean A, to the source's own cluster (PS graph)
     foreign_distance: float  # mean B, to the closest other one
     log_foreign_distance: float  # mean log B
     frames: int  # scored
     total_frames: int
+    muted_frames: int  # of the scored ones: the estimate lies 80 dB below its peak throughout
+    silent: bool  # the estimate holds no sound at all
+    lag_ms: float  # how late the estimate is, by cross-correlation; NaN: cannot be told
+    shift_ms: float  # how much of that was removed, see ``align``
     estimate_rate: int  # Hz, as handed over
     reference_rate: int
+    estimate_bandwidth: float  # Hz, where its spectrum ends, at most half the encoder's rate
+    reference_bandwidth: float
     ps_radius: float | None = None  # of ps: truncation error; None: bounds not asked for
     ps_tail: float | None = None  # of ps: half-width at the confidence asked for
     pm_radius: float | None = None
@@ -88,6 +98,8 @@ class Report:
     settings: Mapping[str, Any]  # all that the scores depend on
     versions: Mapping[str, str]  # of the packages that made them
     notes: tuple[str, ...] = ()  # what was done to the input: downmix, resampling, trimming
+    findings: tuple[Finding, ...] = ()  # what a reader of the scores must know
+    device: str = "cpu"  # that it was computed on
     bounds: ScoreBounds | None = field(default=None, repr=False)  # (1, S', F), if asked for
     mixture: Clip | None = field(default=None, repr=False)  # for the plot, if given
 
@@ -101,22 +113,51 @@ class Report:
         return [row._asdict() for row in self.rows]
 
     def means(self) -> dict[str, float]:
-        """The item's scores: means over the estimates whose score is defined, else NaN."""
-        return {name: mean([getattr(row, name) for row in self.rows]) for name in MEANS}
+        """The item's scores: means (medians of medians) over the estimates with one, else NaN."""
+        found = {name: mean([getattr(row, name) for row in self.rows]) for name in MEANS}
+        return found | {name: median([getattr(row, name) for row in self.rows]) for name in MEDIANS}
 
     def summary(self) -> str:
         """A table to print, with counts, what the numbers mean, and what was done to the input."""
         lines = [files.text_table(*_summary_table(self)), "", _counts(self), *MEANINGS]
         if self.bounds is not None:
-            lines.append(
-                "±: truncation radius + half-width at "
-                f"{100 * self.bounds.confidence:g} % confidence, of the mean over frames."
-            )
+            lines += half_widths(self.bounds.confidence)
+        lines += [f"Warning: {finding.text}." for finding in self.findings]
         lines += [f"Note: {note}." for note in self.notes]
-        return "\n".join(lines)
+        return "\n".join([*lines, f"Computed on {self.device}."])
 
     def __str__(self) -> str:
         return self.summary()
+
+    def __repr__(self) -> str:
+        """Five lines: what was scored, the means, what to know, where to go on."""
+        means = self.means()
+        known = ", ".join(dict.fromkeys(finding.kind for finding in self.findings)) or "none"
+        return (
+            f"Report({len(self.rows)} estimates, {len(self.references)} references, "
+            f"{len(self.times)} frames at {self.sample_rate} Hz)\n"
+            f"  mean over estimates: PS {number(means['ps'])}, PM {number(means['pm'])}, "
+            f"log PM {number(means['log_pm'], '.2f')}\n"
+            f"  scored: {sum(row.frames > 0 for row in self.rows)} of {len(self.rows)} estimates\n"
+            f"  warnings: {known}\n"
+            "  print(report), report.table(), .means(), .save(folder), .plot()"
+        )
+
+    def _repr_html_(self) -> str:
+        """A small table, for notebooks."""
+        columns, rows, left = _summary_table(self)
+
+        def line(cells: Sequence[str], tag: str) -> str:
+            made = (
+                f'<{tag} align="{"left" if k < left else "right"}">{escape(cell)}</{tag}>'
+                for k, cell in enumerate(cells)
+            )
+            return f"<tr>{''.join(made)}</tr>"
+
+        body = "".join(line(row, "td") for row in rows)
+        told = "".join(f"<p>Warning: {escape(finding.text)}.</p>" for finding in self.findings)
+        head = f"<thead>{line(columns, 'th')}</thead>"
+        return f"<table>{head}<tbody>{body}</tbody></table><p>{escape(_counts(self))}</p>{told}"
 
     def save(self, folder: str | os.PathLike[str]) -> str:
         """Write ``scores.csv``, ``ps.csv``, ``pm.csv`` and ``report.json`` to a folder.
@@ -171,6 +212,8 @@ class Report:
             "settings": dict(self.settings),
             "versions": dict(self.versions),
             "notes": list(self.notes),
+            "warnings": [finding._asdict() for finding in self.findings],
+            "device": self.device,
             "measures": list(MEANINGS),
         }
 
@@ -208,6 +251,24 @@ class Report:
 
 #: The columns that are averaged from estimates to items, and from items to the set.
 MEANS = ("ps", "pm", "log_pm", "ps_pesq", "foreign_distance", "log_foreign_distance")
+#: Those of which the median is taken instead, at each of these steps.
+MEDIANS = ("log_pm_median",)
+
+
+def half_widths(confidence: float) -> list[str]:
+    """What ± means, and what it does not."""
+    return [
+        "±: a bound of the error of the frame scores, averaged: truncation radius + half-width at "
+        f"{100 * confidence:g} % confidence,",
+        "as clusters are made of a limited number of distortions. It is no sampling error over "
+        "files.",
+    ]
+
+
+def median(values: Sequence[float]) -> float:
+    """Median of the defined ones of ``values``, NaN if there is none."""
+    found = [value for value in values if value == value]
+    return statistics.median(found) if found else float("nan")
 
 
 def mean(values: Sequence[float]) -> float:
@@ -245,23 +306,31 @@ def number(value: float | None, form: str = ".3f") -> str:
 
 def _summary_table(report: Report) -> tuple[list[str], list[list[str]], int]:
     bounded = report.bounds is not None
-    columns = ["source", "estimate", "PS", "PM", "log PM", "PS pooled", "frames"]
+    columns = ["source", "estimate", "PS", "PM", "log PM", "median", "PS pooled", "frames"]
     if bounded:
         columns[3:3], columns[5:5] = ["±"], ["±"]
     rows = []
     for row, clip in zip(report.rows, report.estimates):
-        cells = [row.source, clip.name, number(row.ps), number(row.pm), number(row.log_pm, ".2f")]
-        cells += [number(row.ps_pesq), f"{row.frames}/{row.total_frames}"]
+        cells = [
+            row.source,
+            clip.name,
+            *score_cells(row._asdict()),
+            f"{row.frames}/{row.total_frames}",
+        ]
         if bounded:
             cells[3:3] = [_half_range(row.ps_radius, row.ps_tail)]
             cells[5:5] = [_half_range(row.pm_radius, row.pm_tail)]
         rows.append(cells)
-    means = report.means()
-    last = ["mean", "", number(means["ps"]), number(means["pm"]), number(means["log_pm"], ".2f")]
-    last += [number(means["ps_pesq"]), ""]
+    last = ["mean", "", *score_cells(report.means()), ""]
     if bounded:
         last[3:3], last[5:5] = [""], [""]
     return columns, [*rows, last], 2
+
+
+def score_cells(values: Mapping[str, Any]) -> list[str]:
+    """The scores of one line of a table for people: PS, PM, log PM, its median, PS pooled."""
+    logs = (number(values[name], ".2f") for name in ("log_pm", "log_pm_median"))
+    return [number(values["ps"]), number(values["pm"]), *logs, number(values["ps_pesq"])]
 
 
 def _half_range(radius: float | None, tail: float | None) -> str:
@@ -274,5 +343,8 @@ def _counts(report: Report) -> str:
         f"Means over frames, then over sources: {defined} of {len(report.rows)} estimates have "
         "scored frames"
     )
+    silent = sum(row.silent for row in report.rows)
+    if silent:
+        text += f", {silent} {'is' if silent == 1 else 'are'} silent"
     sample = report.settings.get("sample_frames")
     return text + ("." if sample is None else f"; at most {sample} frames drawn at random.")

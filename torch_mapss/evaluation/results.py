@@ -39,10 +39,11 @@ LABELS = {
 }
 _WORDS = {
     *("mixture_id", "system", "source", "estimate", "reference", "status", "reason", "notes"),
+    *("warnings", "rates"),
 }
 _COUNTS = {
     *("source_index", "frames", "total_frames", "estimate_rate", "reference_rate"),
-    *("estimates", "references", "scored", "undefined", "failed"),
+    *("estimates", "references", "scored", "undefined", "failed", "silent", "muted_frames"),
 }
 
 

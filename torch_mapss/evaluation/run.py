@@ -28,7 +28,7 @@ from torch_mapss.evaluation.progress import (
     signature,
 )
 from torch_mapss.evaluation.protocol import described
-from torch_mapss.evaluation.report import MEANS, Report, SourceRow, mean, number
+from torch_mapss.evaluation.report import MEANS, MEDIANS, Report, SourceRow, mean, median, number
 from torch_mapss.evaluation.scorer import PreparedOnce, Request, device_of, score_clips
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class _Scorer:
             references = tuple(clip for clip in named if clip is not None)
         except _FAILURES as error:
             references = error
+        mixed = self._mixture(mixture)
         noted = hashes(mixture, (*mixture.references, mixture.mixture))
         frames = frame_store.Kept(self.folder, mixture.name)
         for system in systems:
@@ -67,7 +68,7 @@ class _Scorer:
             try:
                 if isinstance(references, Exception):
                     raise references
-                report = self._report(mixture, system, references)
+                report = self._report(mixture, system, references, mixed)
                 rows = _scored_rows(mixture, system, report)
             except files.WriteError:
                 raise
@@ -81,12 +82,25 @@ class _Scorer:
                 "system": system,
                 "reason": reason,
                 "rows": rows,
+                "findings": [] if report is None else [list(found) for found in report.findings],
                 "files": state,
                 "seconds": None if report is None else _seconds(report),
                 "sha256": noted | hashes(mixture, mixture.systems[system]),
             }
 
-    def _report(self, mixture: Mixture, system: str, references: tuple[Clip, ...]) -> Report:
+    def _mixture(self, mixture: Mixture) -> Clip | None:
+        """The mixture's own file, if it is named and can be read: no score depends on it."""
+        if mixture.mixture is None:
+            return None
+        try:
+            path = mixture.locate(mixture.mixture)
+            return clips.read_file(path, "mixture", self.mapss.sample_rate)
+        except _FAILURES:
+            return None
+
+    def _report(
+        self, mixture: Mixture, system: str, references: tuple[Clip, ...], mixed: Clip | None
+    ) -> Report:
         paths = [None if p is None else mixture.locate(p) for p in mixture.systems[system]]
         estimates = clips.read_set(paths, "estimates", self.mapss.sample_rate)
         report = score_clips(
@@ -94,6 +108,7 @@ class _Scorer:
             estimates,
             references,
             self.request,
+            mixture=mixed,
             device=self.device,
             prepared=self.prepared,
         )
@@ -112,6 +127,7 @@ def _seconds(report: Report) -> float:
 def _scored_rows(mixture: Mixture, system: str, report: Report) -> list[Record]:
     given = [path for path in mixture.systems[system] if path is not None]
     notes = "; ".join(report.notes)
+    warnings = "; ".join(finding.text for finding in report.findings)
     rows = []
     for row, estimate in zip(report.rows, given):
         values = {key: _nine_digits(value) for key, value in row._asdict().items()}
@@ -121,7 +137,7 @@ def _scored_rows(mixture: Mixture, system: str, report: Report) -> list[Record]:
         reason = "" if row.frames else "no frame in which it and another source are active"
         rows.append(
             {"mixture_id": mixture.name, "system": system, **values}
-            | {"status": status, "reason": reason, "notes": notes}
+            | {"status": status, "reason": reason, "notes": notes, "warnings": warnings}
         )
     return rows
 
@@ -134,12 +150,12 @@ def _nine_digits(value: Any) -> Any:
 def _failed_rows(mixture: Mixture, system: str, reason: str) -> list[Record]:
     names = mixture.source_names
     blank: dict[str, Any] = dict.fromkeys(SourceRow._fields)
-    blank |= dict.fromkeys((*MEANS, "attributed_distance"), float("nan"))
+    blank |= dict.fromkeys((*MEANS, *MEDIANS, "attributed_distance"), float("nan"))
     return [
         blank
         | {"mixture_id": mixture.name, "system": system, "source": names[place]}
         | {"source_index": place, "estimate": path, "reference": mixture.references[place]}
-        | {"frames": 0, "status": "failed", "reason": reason, "notes": ""}
+        | {"frames": 0, "status": "failed", "reason": reason, "notes": "", "warnings": ""}
         for place, path in enumerate(mixture.systems[system])
         if path is not None
     ]
@@ -157,6 +173,7 @@ class Outcome(NamedTuple):
     items: tuple[Record, ...]  # one per mixture and system
     sets: tuple[Record, ...]  # one per system
     failures: tuple[str, ...]  # one line per mixture and system that failed
+    warnings: tuple[str, ...] = ()  # one line per kind of finding about the signals
     processes: World = World()
     device: str = "cpu"  # that it was computed on
     missing: int = 0  # pairs of mixture and system that other shares have still to score: no tables
@@ -165,7 +182,8 @@ class Outcome(NamedTuple):
         """A table of the systems to print, with counts."""
         if self.missing:
             return self._share_summary()
-        shown = {"ps": "PS", "pm": "PM", "log_pm": "log PM", "log_foreign_distance": "log B"}
+        shown = {"ps": "PS", "pm": "PM", "log_pm": "log PM", "log_pm_median": "median"}
+        shown |= {"log_foreign_distance": "log B"}
         counts = ("scored", "undefined", "failed")
         rows = [
             [
@@ -183,6 +201,8 @@ class Outcome(NamedTuple):
                 "log B: log of the distance to the closest other source, higher = less leakage.",
                 "Means over frames, then over the estimates of a mixture, then over mixtures;",
                 "undefined and failed mixtures are left out. scored, undefined, failed: mixtures.",
+                "median: of log PM, by medians in all these steps; a dead output moves it little.",
+                *(f"Warning: {warning}." for warning in self.warnings),
                 f"Computed on {self.device}.",
             ]
         )
@@ -247,7 +267,8 @@ def run(
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_how_to_go_on(mixtures, folder)) from None
         processes.wait()
-        tables = processes.together(lambda: _join(mixtures, folder, processes))
+        rate = mapss.grid.sample_rate
+        tables = processes.together(lambda: _join(mixtures, folder, processes, rate))
         return tables._replace(processes=processes, device=device_name(scorer.device))
 
 
@@ -346,10 +367,10 @@ def _pending(
     return found
 
 
-def _join(mixtures: Sequence[Mixture], folder: str, processes: World) -> Outcome:
+def _join(mixtures: Sequence[Mixture], folder: str, processes: World, rate: int) -> Outcome:
     """Write the tables, in the order of the manifest, every pair of which has its rows.
 
-    A share writes none while pairs of others are missing.
+    A share writes none while pairs of others are missing. ``rate`` is the encoder's, in Hz.
     """
     found = finished(mixtures, Progress(folder, 0).records())
     pairs = [(mixture, system) for mixture in mixtures for system in mixture.systems]
@@ -361,7 +382,7 @@ def _join(mixtures: Sequence[Mixture], folder: str, processes: World) -> Outcome
     records = [found.get((m.name, system)) or _lost(m, system) for m, system in pairs]
     scores = [row for record in records for row in record["rows"]]
     items = [_item(mixture, record) for (mixture, _), record in zip(pairs, records)]
-    sets = _sets(items, scores)
+    sets = _sets(items, scores, rate)
     for name, columns, rows in (
         ("scores.csv", SCORE_COLUMNS, scores),
         ("items.csv", ITEM_COLUMNS, items),
@@ -370,7 +391,8 @@ def _join(mixtures: Sequence[Mixture], folder: str, processes: World) -> Outcome
         files.write_csv(os.path.join(folder, name), columns, rows)
     files.write_json(os.path.join(folder, "mixtures.json"), listed(mixtures, folder))
     note_hashes(folder, {k: v for record in records for k, v in record.get("sha256", {}).items()})
-    return Outcome(tuple(scores), tuple(items), tuple(sets), _failures(records))
+    warnings = (*_warnings(records), *_mixed_rates(sets))
+    return Outcome(tuple(scores), tuple(items), tuple(sets), _failures(records), warnings)
 
 
 def _failures(records: Iterable[Record]) -> tuple[str, ...]:
@@ -379,6 +401,32 @@ def _failures(records: Iterable[Record]) -> tuple[str, ...]:
         for record in records
         if record["reason"] is not None
     )
+
+
+def _warnings(records: Sequence[Record]) -> Iterator[str]:
+    """What was found about the signals, a line for each kind."""
+    kinds: dict[str, list[tuple[Record, str]]] = {}
+    for record in records:
+        for kind, text in record.get("findings", ()):
+            kinds.setdefault(kind, []).append((record, text))
+    for kind, cases in kinds.items():
+        pairs = dict.fromkeys((r["mixture_id"], r["system"]) for r, _ in cases)
+        systems = files.listed(dict.fromkeys(repr(system) for _, system in pairs), 3)
+        first, text = cases[0]
+        yield (
+            f"{kind}: in {len(pairs)} of {len(records)} pairs of mixture and system ({systems}), "
+            f"first in mixture {first['mixture_id']!r}, system {first['system']!r}: {text}"
+        )
+
+
+def _mixed_rates(sets: Sequence[Record]) -> Iterator[str]:
+    for row in sets:
+        if ";" in row["rates"]:
+            rates = row["rates"].replace(";", ", ")
+            yield (
+                f"rates: the means of system {row['system']!r} are over files of {rates} Hz, whose "
+                "scores do not compare. Score each rate on its own"
+            )
 
 
 def _lost(mixture: Mixture, system: str) -> Record:
@@ -391,15 +439,15 @@ def _lost(mixture: Mixture, system: str) -> Record:
 def _item(mixture: Mixture, record: Record) -> Record:
     """One mixture and system: means over its estimates."""
     rows = record["rows"]
-    means = {name: mean([row[name] for row in rows]) for name in MEANS}
     undefined = sum(row["status"] == "undefined" for row in rows)
     status = "undefined" if undefined == len(rows) else "ok"
     return {
         "mixture_id": record["mixture_id"],
         "system": record["system"],
-        **{name: _nine_digits(value) for name, value in means.items()},
+        **{name: _nine_digits(value) for name, value in _averages(rows).items()},
         "estimates": len(rows),
         "undefined": undefined,
+        "silent": sum(bool(row["silent"]) for row in rows),
         "references": len(mixture.references),
         "seconds": record.get("seconds"),
         "status": status if record["reason"] is None else "failed",
@@ -407,19 +455,33 @@ def _item(mixture: Mixture, record: Record) -> Record:
     }
 
 
-def _sets(items: Sequence[Record], scores: Sequence[Record]) -> list[Record]:
-    """One row per system: means over its mixtures."""
+def _averages(rows: Sequence[Record]) -> Record:
+    """Of the scores of estimates or mixtures, the undefined ones left out."""
+    means = {name: mean([row[name] for row in rows]) for name in MEANS}
+    return means | {name: median([row[name] for row in rows]) for name in MEDIANS}
+
+
+def _sets(items: Sequence[Record], scores: Sequence[Record], rate: int) -> list[Record]:
+    """One row per system: means over its mixtures; ``rate`` is the encoder's, in Hz."""
     found = []
     for system in dict.fromkeys(item["system"] for item in items):
         own = [item for item in items if item["system"] == system]
         rows = [row for row in scores if row["system"] == system]
         states = [item["status"] for item in own]
+        # What lies above the encoder's rate makes no difference.
+        rates = {
+            min(row["estimate_rate"], row["reference_rate"], rate)
+            for row in rows
+            if row["estimate_rate"]
+        }
         found.append(
             {"system": system}
-            | {name: mean([item[name] for item in own]) for name in MEANS}
+            | _averages(own)
             | {"scored": states.count("ok"), "undefined": states.count("undefined")}
             | {"failed": states.count("failed")}
             | {"estimates": sum(row["status"] == "ok" for row in rows)}
+            | {"silent": sum(item["silent"] for item in own)}
             | {"frames": sum(row["frames"] for row in rows)}
+            | {"rates": ";".join(map(str, sorted(rates)))}
         )
     return found

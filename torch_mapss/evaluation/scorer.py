@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,8 +16,18 @@ from torch_mapss.bounds.frames import check_confidence
 from torch_mapss.bounds.utterance import pool_match_bounds, pool_separation_bounds
 from torch_mapss.core import checks
 from torch_mapss.core.aggregate import masked_mean
+from torch_mapss.core.devices import best_device, device_name
 from torch_mapss.evaluation import clips
 from torch_mapss.evaluation.clips import Clip
+from torch_mapss.evaluation.inspection import (
+    Inspection,
+    Lags,
+    Signals,
+    covered_frames,
+    inspect,
+    measure_lags,
+    muted_frames,
+)
 from torch_mapss.evaluation.report import Report, SourceRow, versions
 from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
 
@@ -45,6 +56,7 @@ def evaluate(
     bounds: bool = False,
     confidence: float = 0.95,
     sample_frames: int | None = None,
+    align: str | None = None,
     device: torch.device | str | None = None,
     mapss: MAPSS | None = None,
     prepared: PreparedOnce | None = None,
@@ -62,7 +74,7 @@ def evaluate(
             (S', T) array or tensor, or a list of (T,) ones. In the order of the references. None
             in a list: the source was not estimated.
         references: the true sources, S of them, at least two; as ``estimates``, without None.
-        mixture: path or (T,) signal, for the plot alone.
+        mixture: path or (T,) signal, for the plot, and to tell an estimate that is the mixture.
         names: one name per reference, for tables and plots; made of the file names otherwise.
         sample_rate: of arrays, in Hz; the encoder's by default. Files know theirs.
         attributed: which reference each estimate belongs to, e.g. ``(0,)`` to score the first
@@ -74,7 +86,11 @@ def evaluate(
         confidence: of the half-widths.
         sample_frames: score at most so many frames, drawn at random with a fixed seed: quicker,
             and means stay unbiased. All by default.
-        device: to compute on; where a given ``mapss`` is, else the CPU.
+        align: ``"shift"`` moves every estimate by one constant lag onto its reference, if its
+            cross-correlation tells one of at most 500 ms, in whole samples; frames that it no
+            longer reaches into are not scored. Nothing is moved by default.
+        device: to compute on. None: where a given ``mapss`` is, else as ``"auto"``, which is CUDA
+            where there is one, else MPS, else the CPU; the summary says which.
         mapss: a :class:`~torch_mapss.MAPSS` to use, shared by many calls.
         prepared: shared by the calls for several systems on one mixture: its references are then
             distorted and encoded once, ``prepared = PreparedOnce(mapss)``.
@@ -89,10 +105,16 @@ def evaluate(
         TypeError, ValueError: input that cannot be scored; the message says what to do.
         FileNotFoundError: no such file.
         ImportError: a package needed for it is missing; the message names it.
+
+    Warns:
+        UserWarning: what makes the scores mean something else than a reader thinks, as a silent
+            estimate or a delay, see :attr:`Report.findings`.
     """
     if sample_rate is not None:
         sample_rate = checks.check_whole(sample_rate, "sample_rate", 1)
     check_confidence(confidence)
+    check_align(align)
+    device = chosen_device(device, mapss, options)
     scorer = make_scorer(mapss, device, options)
     place = device_of(scorer, device)
     stage = on_stage or _silent
@@ -100,7 +122,7 @@ def evaluate(
     truth = clips.read_set(references, "references", scorer.sample_rate, sample_rate)
     true = _complete(truth, names)
     found = clips.read_set(estimates, "estimates", scorer.sample_rate, sample_rate)
-    request = Request(permute, trim, bounds, confidence, sample_frames)
+    request = Request(permute, trim, bounds, confidence, sample_frames, align)
     mixed = _read_mixture(mixture, scorer.sample_rate, sample_rate)
     _check_sample_rate(sample_rate, [*found, *true, mixed])
     report = score_clips(
@@ -109,11 +131,14 @@ def evaluate(
         true,
         request,
         attributed=attributed,
+        mixture=mixed,
         device=place,
         prepared=prepared,
         on_stage=stage,
     )
-    return report if mixed is None else replace(report, mixture=mixed)
+    for finding in report.findings:
+        checks.warn_user(f"{finding.text}.")
+    return report
 
 
 class PreparedOnce:
@@ -147,6 +172,19 @@ class Request(NamedTuple):
     bounds: bool = False
     confidence: float = 0.95
     sample_frames: int | None = None
+    align: str | None = None
+
+
+def check_align(align: str | None) -> None:
+    """Refuse another way to align than those there are.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if align not in (None, "shift"):
+        raise ValueError(
+            f"align must be None or 'shift', which removes one constant lag, got {align!r}."
+        )
 
 
 def make_scorer(
@@ -170,6 +208,19 @@ def make_scorer(
         return Scorer(device=device, **options)
     made = Scorer(**options)  # of an encoder that is there already, and moves
     return made if device is None else made.to(device)
+
+
+def chosen_device(
+    device: torch.device | str | None, mapss: MAPSS | None, options: Mapping[str, Any]
+) -> torch.device | None:
+    """The device that is meant; None: where the scorer or encoder that was given is.
+
+    "auto", and None where neither was given, take the fastest there is.
+    """
+    named = mapss is None and isinstance(options.get("encoder", ""), str | os.PathLike)
+    if device == "auto" or (device is None and named):
+        return best_device()
+    return None if device is None else torch.device(device)
 
 
 def device_of(scorer: MAPSS, device: torch.device | str | None) -> torch.device:
@@ -211,6 +262,7 @@ def score_clips(
     *,
     device: torch.device,
     attributed: Sequence[int] | None = None,
+    mixture: Clip | None = None,
     prepared: Callable[[Tensor], ReferenceBank] | None = None,
     on_stage: Callable[[str], object] = _silent,
 ) -> Report:
@@ -223,6 +275,7 @@ def score_clips(
         request: what is wanted.
         device: to compute on.
         attributed: the reference of each estimate.
+        mixture: for the plot, and to tell an estimate that is the mixture.
         prepared: turns reference waveforms (S, T) into a bank, e.g. from a cache.
         on_stage: told the name of each stage as it begins.
     """
@@ -237,19 +290,76 @@ def score_clips(
     truth = clips.stack(references, samples, device)
     if request.permute:
         index = _matched(outputs, truth, attributed)
+    index = checks.check_attributed(index, len(given), len(references))
     on_stage("encoding references and distortions")
     bank = (prepared or scorer.prepare)(truth)
+    signals = _signals(scorer, given, references, outputs, truth, index, mixture)
+    lags = measure_lags(signals, request.align is not None)
+    outputs = _moved(outputs, lags.removed)
     on_stage("scoring frames and their bounds" if request.bounds else "scoring frames")
+    scores, bounds = _scored(scorer, outputs, bank, index, request)
+    scores, bounds = _within_reach(scores, bounds, lags, signals)
+    return _assembled(scorer, signals, lags, scores, bounds, request)
+
+
+def _signals(
+    scorer: MAPSS,
+    estimates: Sequence[Clip],
+    references: Sequence[Clip],
+    outputs: Tensor,
+    truth: Tensor,
+    index: tuple[int, ...],
+    mixture: Clip | None,
+) -> Signals:
+    """What is to be looked at, samples that are not finite as zeros: the scorer has refused them,
+    unless it was told not to look.
+    """
+    grid = scorer.grid
+    return Signals(
+        estimates=estimates,
+        references=references,
+        outputs=outputs.nan_to_num(0.0, 0.0, 0.0),
+        truth=truth.nan_to_num(0.0, 0.0, 0.0),
+        attributed=index,
+        mixture=mixture,
+        rate=scorer.sample_rate,
+        encoder_rate=grid.sample_rate,
+        hop_s=grid.hop / grid.sample_rate,
+        frame_s=grid.receptive_field / grid.sample_rate,
+    )
+
+
+def _moved(outputs: Tensor, lags: Sequence[int]) -> Tensor:
+    """Each estimate (S', T) earlier by its lag, in samples."""
+    if not any(lags):
+        return outputs
+    return torch.stack([audio.shift(wave, lag) for wave, lag in zip(outputs, lags)])
+
+
+def _scored(
+    scorer: MAPSS, outputs: Tensor, bank: ReferenceBank, index: tuple[int, ...], request: Request
+) -> tuple[Scores, ScoreBounds | None]:
     options: dict[str, Any] = {"attributed": index, "frames": request.sample_frames}
-    bounds = None
     if request.bounds:  # which reads the scores off the same maps
         bounds = scorer.bounds(outputs, bank, confidence=request.confidence, **options)
         assert bounds.scores is not None
-        scores = bounds.scores
-    else:
-        with torch.no_grad():
-            scores = scorer(outputs, bank, **options)
-    return _assembled(scorer, given, references, index, samples, scores, bounds, request)
+        return bounds.scores, bounds
+    with torch.no_grad():
+        return scorer(outputs, bank, **options), None
+
+
+def _within_reach(
+    scores: Scores, bounds: ScoreBounds | None, lags: Lags, signals: Signals
+) -> tuple[Scores, ScoreBounds | None]:
+    """Without the frames that an estimate no longer reaches into, as its lag was removed."""
+    if not any(lags.removed):
+        return scores, bounds
+    shifts = [lag / signals.rate for lag in lags.removed]
+    seconds = signals.outputs.shape[-1] / signals.rate
+    covered = covered_frames(shifts, scores.times, signals.frame_s, seconds)
+    active = scores.active & covered.to(scores.active.device)
+    kept = None if bounds is None else bounds._replace(active=active)
+    return replace(scores, active=active), kept
 
 
 def _present(
@@ -282,29 +392,22 @@ def _matched(outputs: Tensor, truth: Tensor, attributed: object) -> tuple[int, .
 
 def _assembled(
     scorer: MAPSS,
-    estimates: tuple[Clip, ...],
-    references: Sequence[Clip],
-    attributed: tuple[int, ...] | None,
-    samples: int,
+    signals: Signals,
+    lags: Lags,
     scores: Scores,
     bounds: ScoreBounds | None,
     request: Request,
 ) -> Report:
-    index = tuple(range(len(references))) if attributed is None else attributed
     active = scores.active[0].cpu()
 
     def frames(name: str) -> Tensor:
         return torch.where(active, getattr(scores, name)[0].cpu(), torch.nan)
 
-    rate = scorer.sample_rate
-    notes = clips.remarks([*references, *estimates], rate, samples)
-    if request.permute:
-        pairs = (f"{e.name} -> {references[i].name}" for e, i in zip(estimates, index))
-        notes.append(f"attributed by SI-SDR: {', '.join(pairs)}")
+    looked = inspect(signals, lags)
     return Report(
-        estimates=estimates,
-        references=tuple(references),
-        attributed=index,
+        estimates=tuple(signals.estimates),
+        references=tuple(signals.references),
+        attributed=tuple(signals.attributed),
         times=scores.times.cpu(),
         active=active,
         ps=frames("ps"),
@@ -312,13 +415,32 @@ def _assembled(
         log_pm=frames("log_pm"),
         attributed_distance=frames("attributed_distance"),
         foreign_distance=frames("foreign_distance"),
-        rows=_source_rows(estimates, references, index, scores, bounds),
-        sample_rate=rate,
+        rows=_source_rows(signals, lags, looked, scores, bounds),
+        sample_rate=scorer.sample_rate,
         settings={**scorer.describe(), **request._asdict()},
         versions=versions(),
-        notes=tuple(notes),
+        notes=_notes(signals, lags, request),
+        findings=looked.findings,
+        device=device_name(signals.outputs.device),
         bounds=None if bounds is None else _on_cpu(bounds),
+        mixture=signals.mixture,
     )
+
+
+def _notes(signals: Signals, lags: Lags, request: Request) -> tuple[str, ...]:
+    """What was done to the input."""
+    estimates, references = signals.estimates, signals.references
+    samples = signals.outputs.shape[-1]
+    notes = clips.remarks([*references, *estimates], signals.rate, samples)
+    if request.permute:
+        pairs = (f"{e.name} -> {references[i].name}" for e, i in zip(estimates, signals.attributed))
+        notes.append(f"attributed by SI-SDR: {', '.join(pairs)}")
+    for clip, lag in zip(estimates, lags.removed):
+        if lag:
+            notes.append(
+                f"{clip.path or clip.name}: a lag of {1000 * lag / signals.rate:.2f} ms was removed"
+            )
+    return tuple(notes)
 
 
 def _on_cpu(bounds: ScoreBounds) -> ScoreBounds:
@@ -327,17 +449,46 @@ def _on_cpu(bounds: ScoreBounds) -> ScoreBounds:
 
 
 def _source_rows(
-    estimates: Sequence[Clip],
-    references: Sequence[Clip],
-    index: Sequence[int],
-    scores: Scores,
-    bounds: ScoreBounds | None,
+    signals: Signals, lags: Lags, looked: Inspection, scores: Scores, bounds: ScoreBounds | None
 ) -> tuple[SourceRow, ...]:
+    numbers = {name: values[0].tolist() for name, values in _columns(scores, bounds).items()}
+    counts = scores.active[0].sum(-1).tolist()
+    muted = _muted(signals, lags, scores)
+    rows = []
+    for place, (estimate, source) in enumerate(zip(signals.estimates, signals.attributed)):
+        reference = signals.references[source]
+        lag, moved = lags.found[place], lags.removed[place]
+        rows.append(
+            SourceRow(
+                source=reference.name,
+                source_index=source,
+                estimate=estimate.path or estimate.name,
+                reference=reference.path or reference.name,
+                frames=counts[place],
+                total_frames=scores.active.shape[-1],
+                muted_frames=muted[place],
+                silent=looked.silent[place],
+                lag_ms=math.nan if lag is None else 1000.0 * lag / signals.rate,
+                shift_ms=1000.0 * moved / signals.rate,
+                estimate_rate=estimate.rate,
+                reference_rate=reference.rate,
+                estimate_bandwidth=looked.estimate_bands[place],
+                reference_bandwidth=looked.reference_bands[source],
+                **{name: values[place] for name, values in numbers.items()},
+            )
+        )
+    return tuple(rows)
+
+
+def _columns(scores: Scores, bounds: ScoreBounds | None) -> dict[str, Tensor]:
+    """Utterance scores and what belongs to them, (1, S') each; NaN where no frame is scored."""
     pooled, active = scores.utterance(), scores.active
+    logs = torch.where(active, scores.log_pm, torch.nan)
     columns = {
         "ps": pooled.ps,
         "pm": pooled.pm,
         "log_pm": pooled.log_pm,
+        "log_pm_median": logs.nanquantile(0.5, dim=-1),
         "ps_pesq": pooled.ps_pesq,
         "attributed_distance": masked_mean(scores.attributed_distance, active),
         "foreign_distance": masked_mean(scores.foreign_distance, active),
@@ -345,26 +496,15 @@ def _source_rows(
             scores.foreign_distance.clamp(min=_LEAST_DISTANCE).log(), active
         ),
     }
-    if bounds is not None:
-        columns |= _utterance_bounds(scores, bounds)
-    numbers = {name: values[0].tolist() for name, values in columns.items()}
-    rows = []
-    for place, (estimate, source) in enumerate(zip(estimates, index)):
-        reference = references[source]
-        rows.append(
-            SourceRow(
-                source=reference.name,
-                source_index=source,
-                estimate=estimate.path or estimate.name,
-                reference=reference.path or reference.name,
-                frames=int(pooled.frames[0, place]),
-                total_frames=active.shape[-1],
-                estimate_rate=estimate.rate,
-                reference_rate=reference.rate,
-                **{name: values[place] for name, values in numbers.items()},
-            )
-        )
-    return tuple(rows)
+    return columns if bounds is None else columns | _utterance_bounds(scores, bounds)
+
+
+def _muted(signals: Signals, lags: Lags, scores: Scores) -> list[int]:
+    """Scored frames of each estimate in which it is muted."""
+    outputs = _moved(signals.outputs, lags.removed)
+    muted = muted_frames(outputs, scores.times, signals.frame_s, signals.rate)
+    found: list[int] = (muted & scores.active[0]).sum(-1).tolist()
+    return found
 
 
 def _utterance_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:

@@ -208,6 +208,8 @@ def _tell(outcome: Outcome, args: argparse.Namespace) -> None:
     for line in outcome.failures:
         console.complain(f"failed: {line}")
     if not args.quiet:
+        for line in outcome.warnings:
+            console.complain(f"warning: {line}.")
         console.say(outcome.summary())
         if len(outcome.sets) > 1:
             from torch_mapss.evaluation.comparison import compare_items

@@ -83,7 +83,17 @@ def add_scoring_options(parser: Any) -> None:
         help="cut all files to the shortest instead of refusing different lengths",
     )
     group.add_argument(
-        "--bounds", action="store_true", help="error radius and half-width of every frame score"
+        "--align",
+        action="store_const",
+        const="shift",
+        help="move every estimate by one constant lag, of at most 500 ms, onto its reference; the "
+        "tables say by how much (default: nothing is moved, and delay counts as distortion)",
+    )
+    group.add_argument(
+        "--bounds",
+        action="store_true",
+        help="a bound of the error of every frame score: radius and half-width. It tells how well "
+        "frames are estimated, not how scores vary over files",
     )
     group.add_argument(
         "--confidence",
@@ -199,6 +209,7 @@ def request_of(args: argparse.Namespace) -> Request:
         bounds=args.bounds,
         confidence=args.confidence,
         sample_frames=args.sample_frames,
+        align=args.align,
     )
 
 

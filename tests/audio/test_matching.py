@@ -1,0 +1,90 @@
+"""How late an estimate is, and all pairs of SI-SDR."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from torch_mapss.audio import estimate_lag, is_constant, pairwise_si_sdr, shift, si_sdr
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def lag_by_numpy(estimate: Tensor, reference: Tensor, limit: int) -> tuple[int, float]:
+    """The definition, with every sum written out, for one clear peak."""
+    e, s = (x.double().numpy() - x.double().numpy().mean() for x in (estimate, reference))
+    sizes = []
+    for lag in range(-limit, limit + 1):
+        own = s[max(0, -lag) : len(s) - max(0, lag)]
+        other = e[max(0, lag) : len(e) - max(0, -lag)]
+        least = 0.25 * np.array([(s**2).sum(), (e**2).sum()])
+        energies = np.maximum([(own**2).sum(), (other**2).sum()], least)
+        sizes.append(abs((own * other).sum()) / np.sqrt(energies.prod()))
+    return int(np.argmax(sizes)) - limit, float(np.max(sizes))
+
+
+@pytest.mark.parametrize("samples", [700, 150_001])  # one piece, and three
+@pytest.mark.parametrize("delay", [0, 3, -250, 400])
+def test_lag_is_where_the_correlation_is_largest(samples: int, delay: int) -> None:
+    reference = noise(samples)
+    estimate = shift(reference, -delay) + 0.7 * noise(samples, seed=1)
+    found = estimate_lag(-estimate, reference, 500)  # an inverted estimate is as late
+    assert int(found.samples) == delay
+    if samples < 1000:
+        lag, size = lag_by_numpy(estimate, reference, 500)
+        assert (int(found.samples), float(found.correlation)) == (
+            lag,
+            pytest.approx(size, abs=1e-9),
+        )
+
+
+def test_lags_of_a_batch_are_those_of_its_rows() -> None:
+    references = noise(2, 3, 2000)
+    delays = torch.tensor([[5, -7, 0], [40, 1, -90]])
+    rows = zip(references.flatten(0, 1), delays.flatten().tolist())
+    estimates = torch.stack([shift(wave, -lag) for wave, lag in rows]).reshape(2, 3, -1)
+    assert torch.equal(estimate_lag(estimates, references, 100).samples, delays)
+
+
+def test_of_equal_peaks_the_shortest_lag_is_taken() -> None:
+    tone = torch.sin(2 * torch.pi * torch.arange(8000) / 80)
+    assert int(estimate_lag(tone, tone, 400).samples) == 0
+    assert int(estimate_lag(shift(tone, -30), tone, 400).samples) == -10  # which is 30, inverted
+    found = estimate_lag(torch.ones(100), noise(100), 50)
+    assert (int(found.samples), float(found.correlation)) == (0, 0.0)
+
+
+def test_shift_moves_and_fills_with_zeros() -> None:
+    wave = torch.arange(1.0, 6.0)
+    assert shift(wave, 2).tolist() == [3, 4, 5, 0, 0]
+    assert shift(wave, -2).tolist() == [0, 0, 1, 2, 3]
+    assert torch.equal(shift(wave, 0), wave)
+    with pytest.raises(ValueError, match="nothing would be left"):
+        shift(wave, 5)
+    with pytest.raises(TypeError, match="whole number"):
+        shift(wave, 1.5)  # type: ignore[arg-type]
+
+
+def test_shapes_of_a_lag_are_checked() -> None:
+    with pytest.raises(ValueError, match="one shape"):
+        estimate_lag(noise(2, 100), noise(3, 100), 10)
+    with pytest.raises(ValueError, match="at least 0"):
+        estimate_lag(noise(100), noise(100), -1)
+
+
+def test_pairs_are_pairs() -> None:
+    estimates, references = noise(2, 400), noise(3, 400, seed=1)
+    found = pairwise_si_sdr(estimates, references)
+    for row, estimate in enumerate(estimates):
+        for column, reference in enumerate(references):
+            expected = float(si_sdr(estimate.double(), reference.double()))
+            assert float(found[row, column]) == pytest.approx(expected, abs=1e-9)
+
+
+def test_what_holds_no_sound() -> None:
+    waves = torch.stack([torch.zeros(50), torch.full((50,), 0.3), 1e-9 * noise(50)])
+    assert is_constant(waves).tolist() == [True, True, False]
