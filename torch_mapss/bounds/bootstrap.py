@@ -19,7 +19,12 @@ from torch.nn.functional import pad
 
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.layout import Layout, presence, split_points
-from torch_mapss.core.mahalanobis import RIDGE, rounding_floor, squared_mahalanobis
+from torch_mapss.core.mahalanobis import (
+    RIDGE,
+    rounding_floor,
+    scatter_factor,
+    squared_mahalanobis,
+)
 from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.match import attributed_deviations
 from torch_mapss.core.separation import cluster_statistics
@@ -82,12 +87,6 @@ def _weighted_scatter(weights: Tensor, deviations: Tensor) -> Tensor:
     return (deviations.mT * weights.unsqueeze(-2)) @ deviations
 
 
-def _factor(scatter: Tensor, divisor: Tensor) -> Tensor:
-    covariance = scatter / divisor[..., None, None]
-    covariance.diagonal(dim1=-2, dim2=-1).add_(RIDGE)
-    return torch.linalg.cholesky_ex(covariance).L
-
-
 # --------------------------------------------------------------------------------------------
 # PS
 # --------------------------------------------------------------------------------------------
@@ -124,7 +123,7 @@ def _resampled_distances(
     scatter = _weighted_scatter(weights, deviations)
     scatter = scatter - n.unsqueeze(-1) * shift.unsqueeze(-1) * shift.unsqueeze(-2)
     moved = delta - shift.unsqueeze(-2)
-    return squared_mahalanobis(_factor(scatter, divisor), moved)
+    return squared_mahalanobis(scatter_factor(scatter, divisor), moved)
 
 
 def _separation(squared: Tensor, own: Tensor, foreign: Tensor, convention: str) -> Tensor:
@@ -160,7 +159,7 @@ def bootstrap_match(
     floor = rounding_floor(embedding).unsqueeze(-1)
 
     def scores(weights: Tensor) -> Tensor:
-        factor = _factor(_weighted_scatter(weights, deviations), (count - 1).clamp(min=1))
+        factor = scatter_factor(_weighted_scatter(weights, deviations), (count - 1).clamp(min=1))
         squared = squared_mahalanobis(factor, rows)
         a = squared[..., -1]
         a = torch.where(a <= floor, 0.0, a) + ridge

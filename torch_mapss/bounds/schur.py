@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torch_mapss.core.layout import Layout, point_validity
-from torch_mapss.core.mahalanobis import RIDGE, ridge_factor
+from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, scatter_factor
 from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.settings import Settings
 
@@ -78,10 +78,8 @@ def full_factor(
     """Cholesky factor of Σ + εI; the released implementation adds 1e-9 on the discarded block."""
     if settings.convention != "reference":
         return ridge_factor(deviations, divisor)
-    matrix = deviations.mT @ deviations / divisor[..., None, None]
-    ridge = RIDGE + REFERENCE_RIDGE * (~retained).to(matrix.dtype)
-    matrix.diagonal(dim1=-2, dim2=-1).add_(ridge.unsqueeze(-2))
-    return torch.linalg.cholesky_ex(matrix).L
+    ridge = RIDGE + REFERENCE_RIDGE * (~retained).to(deviations.dtype)
+    return scatter_factor(deviations.mT @ deviations, divisor, ridge.unsqueeze(-2))
 
 
 def nothing_discarded(embedding: Embedding, layout: Layout) -> Tensor:

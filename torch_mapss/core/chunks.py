@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_mapss.core import checks, devices
 from torch_mapss.core.autograd import once
 from torch_mapss.core.layout import Layout, point_validity
-from torch_mapss.core.manifold import Embedding, embed, gather
+from torch_mapss.core.manifold import Embedding, broken_points, embed, gather
 from torch_mapss.core.settings import Settings
 
 # Working memory of one chunk of frames, and how much a graph may hold before it is recomputed.
@@ -188,7 +188,7 @@ def _chunk(
             None if mask is None else mask[part].to(points.device),
         )
         valid = point_validity(layout, len(points), points.device)
-        broken = _broken(points, valid)
+        broken = broken_points(points, valid)
         if look:
             _refuse(broken, layout, part.start, clouds.lead)
         else:
@@ -197,12 +197,6 @@ def _chunk(
         results = kernel(embedding, layout, settings)
         again = broken.any()
         return *results, again if embedding.coarse is None else again | embedding.coarse.any()
-
-
-def _broken(points: Tensor, valid: Tensor | None) -> Tensor:
-    """(F, N) bool: points that are there and not finite, or whose squares overflow."""
-    broken = ~torch.isfinite(torch.linalg.vector_norm(points, dim=-1).square())
-    return broken if valid is None else broken & valid
 
 
 def _refuse(broken: Tensor, layout: Layout, start: int, lead: torch.Size) -> None:

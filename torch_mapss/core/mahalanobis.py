@@ -24,8 +24,13 @@ def ridge_factor(deviations: Tensor, count: Tensor) -> Tensor:
     Returns:
         (..., D, D) lower triangular L, LLᵀ = ΣΔΔᵀ/count + εI.
     """
-    covariance = deviations.mT @ deviations / count[..., None, None]
-    covariance.diagonal(dim1=-2, dim2=-1).add_(RIDGE)
+    return scatter_factor(deviations.mT @ deviations, count)
+
+
+def scatter_factor(scatter: Tensor, count: Tensor, ridge: Tensor | float = RIDGE) -> Tensor:
+    """The same of a scatter matrix ΣΔΔᵀ (..., D, D); ``ridge`` is a number or (..., D)."""
+    covariance = scatter / count[..., None, None]
+    covariance.diagonal(dim1=-2, dim2=-1).add_(ridge)
     return torch.linalg.cholesky_ex(covariance).L
 
 

@@ -254,17 +254,20 @@ def _assemble(
     )
 
 
+def broken_points(points: Tensor, valid: Tensor | None) -> Tensor:
+    """(F, N) bool: points that are there and not finite, or whose squares overflow."""
+    broken = ~torch.isfinite(torch.linalg.vector_norm(points, dim=-1).square())
+    return broken if valid is None else broken & valid
+
+
 def check_finite(x: Tensor, valid: Tensor | None, lead: torch.Size) -> None:
     """Raise ValueError naming the first point whose squared norm is not finite (reads values).
 
     One non-finite matrix makes a whole batched ``eigh`` fail, so this comes before it.
     """
-    norms = torch.linalg.vector_norm(x, dim=-1).square()
-    bad = ~torch.isfinite(norms)
-    if valid is not None:
-        bad = bad & valid
-    if bool(bad.any()):
-        frame, point = (int(index) for index in bad.nonzero()[0])
+    broken = broken_points(x, valid)
+    if bool(broken.any()):
+        frame, point = (int(index) for index in broken.nonzero()[0])
         raise ValueError(
             f"points must be finite (and below 1e150), got NaN, infinite or huge values in "
             f"{checks.describe_frame(frame, lead)}, point {point}. Leave it out with mask."
