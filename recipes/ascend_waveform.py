@@ -86,7 +86,7 @@ def ascend(
         for kind in ("separation", "match")
     }
     mapss = MAPSS(options.encoder, device=options.device, **banks)
-    loss = MAPSSLoss(mapss, match=0.1, match_mode="log1p", frames=options.frames)
+    loss = MAPSSLoss(mapss, frames=options.frames)
     grids = prepared_grids(mapss, references)
     judge = Judge.beside(references, options.encoder, options.device)
     estimates = references.sum(0).expand_as(references).clone().requires_grad_()

@@ -9,6 +9,10 @@ pitch whenever at most a quarter of the validation frames is still below a PS of
 resumed training goes on with it. With ``--strategy ddp`` all processes decide alike.
 Everything is logged to ``OUT/log/version_N/metrics.csv``: ``val/ps``, ``val/pm``, ...
 
+Training scores with small banks (``--members``), which are cheap and rank outputs much as whole
+ones do. Validation scores with whole banks: a small one is another measure, under which a log PM of
+-25 becomes -600, and its numbers compare with nothing.
+
 To use it for your own data, replace ``Voices`` and ``MaskNet``; the rest stays as it is.
 """
 
@@ -34,6 +38,7 @@ from torch_mapss import (
     MAPSSLoss,
     PerceptualMatch,
     PerceptualSeparation,
+    ReferenceBank,
 )
 from torch_mapss.training.curriculum import Quantile
 from torch_mapss.training.lightning import CurriculumCallback
@@ -99,17 +104,21 @@ class MaskNet(nn.Module):
 
 
 class Separation(pl.LightningModule):
-    """Loss, metrics and curriculum share one MAPSS: one encoder, one pair of banks."""
+    """Metrics and curriculum share one MAPSS of whole banks; the loss has small ones."""
 
-    def __init__(self, mapss: MAPSS, train_set: Voices, frames: int | None, rate: float) -> None:
+    def __init__(self, mapss: MAPSS, small: MAPSS, train_set: Voices, **options: Any) -> None:
         super().__init__()
-        self.mapss, self.train_set, self.rate = mapss, train_set, rate
+        self.mapss, self.train_set = mapss, train_set  # the callback looks for ``mapss``
+        self.rate = options["rate"]
         self.network = MaskNet()
-        self.loss = MAPSSLoss(mapss, match=0.1, match_mode="log1p", si_sdr=0.1, frames=frames)
+        self.loss = MAPSSLoss(small, si_sdr=0.1, frames=options["frames"])
         self.val_metrics = MetricCollection(
             {"ps": PerceptualSeparation(mapss), "pm": PerceptualMatch(mapss)}, prefix="val/"
         )
         self.val_log_pm = PerceptualMatch(mapss, log=True)
+        # The validation set stays the same: its references are prepared once. Score against the
+        # waveforms instead where their banks (``bank.nbytes``) do not fit into memory.
+        self.val_banks: dict[int, ReferenceBank] = {}
 
     def training_step(self, target: Tensor, index: int) -> Tensor:
         """One step on a batch of references (B, 2, T)."""
@@ -117,14 +126,17 @@ class Separation(pl.LightningModule):
         self.log("train/loss", loss, on_step=False, on_epoch=True)
         return loss
 
-    def validation_step(self, target: Tensor, index: int) -> dict[str, Tensor]:
+    def validation_step(self, target: Tensor, index: int) -> dict[str, Any]:
         """Update and log metric objects; what is returned goes to the curriculum."""
         preds = self.network(target.sum(1))
-        self.val_metrics.update(preds, target)
-        self.val_log_pm.update(preds, target)  # scored already: costs nothing
+        if index not in self.val_banks:
+            self.val_banks[index] = self.mapss.prepare(target)
+        bank = self.val_banks[index]
+        self.val_metrics.update(preds, bank)
+        self.val_log_pm.update(preds, bank)  # scored already: costs nothing
         self.log_dict(self.val_metrics)
         self.log("val/log_pm", self.val_log_pm)
-        return {"preds": preds, "target": target}
+        return {"preds": preds, "target": bank}
 
     def on_curriculum_stage(self, stage: int) -> None:
         """Called at the start, after resuming, and at every firing."""
@@ -141,7 +153,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", default="runs/lightning", help="folder for logs and checkpoints")
     parser.add_argument("--resume", help="checkpoint to go on from")
     parser.add_argument("--encoder", default="mel", help="name, folder or hub id")
-    parser.add_argument("--members", type=int, default=24, help="distortions per bank")
+    parser.add_argument("--members", type=int, default=24, help="distortions per bank in training")
     parser.add_argument("--frames", type=int, help="frames a training step scores; all if not set")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--items", type=int, default=32, help="training mixtures per epoch")
@@ -160,14 +172,15 @@ def main(arguments: Sequence[str] | None = None) -> pl.Trainer:
     """Train; returns the trainer."""
     options = parse(arguments)
     pl.seed_everything(0)
-    mapss = MAPSS(
-        options.encoder,
+    whole = MAPSS(options.encoder)
+    small = MAPSS(
+        whole.encoder,  # shared, not loaded again
         separation_bank=DistortionBank("separation", size=options.members),
         match_bank=DistortionBank("match", size=options.members),
     )
     train_set = Voices(options.items, options.seconds, seed=1)
     val_set = Voices(max(options.items // 4, 2), options.seconds, seed=2)
-    module = Separation(mapss, train_set, options.frames, options.rate)
+    module = Separation(whole, small, train_set, frames=options.frames, rate=options.rate)
     trigger = FrameTrigger(Quantile("ps", 0.25, above=options.level), patience=options.patience)
     trainer = make_trainer(options, trigger)
     trainer.fit(

@@ -17,8 +17,14 @@ By default any two talkers are mixed and trained with permutation invariance, wh
 talkers and many steps. ``--target it`` mixes one known talker with the others instead, the target
 always first: a task that few minutes of speech suffice for.
 
-Writes into ``--out``: ``log.csv`` (and TensorBoard events where tensorboard is installed), a table
-of held-out results after equal steps, learning curves, and the weights.
+PS and PM are trained against small banks (``--bank-size``), which are cheap, and tested against
+whole ones: a small bank is another measure, and only whole ones give numbers to compare. The
+curriculum's trigger looks at what it trains on, so its levels belong to the small banks.
+
+Progress is printed every ``--tell-every`` seconds, and after the first test what to expect: how
+long all runs take, and how to read the measures. Writes into ``--out``: ``log.csv`` (and
+TensorBoard events where tensorboard is installed), a table of held-out results after equal steps,
+learning curves, and the weights.
 """
 
 from __future__ import annotations
@@ -40,8 +46,8 @@ from torch_mapss.training.curriculum import FrameTrigger, Quantile, Trend
 
 RATE = 16000
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff")
-# What is added to -SI-SDR / 10 dB. -log PM is compressed (log1p), so that the frames nothing can
-# be done about do not drown the others.
+# What is added to -SI-SDR / 10 dB. The weights are the defaults of MAPSSLoss, under which the terms
+# have gradients of one size (benchmarks/training_gradients.py).
 LOSSES = {
     "si_sdr": {},
     "ps": {"separation": 1.0, "match": 0.0},
@@ -295,7 +301,7 @@ def make_loss(
 
         return plain
     pit = "si_sdr" if options.target is None else None
-    settings = {"si_sdr": 0.1, "match_mode": "log1p", "pit": pit, "frames": options.frames}
+    settings = {"si_sdr": 0.1, "pit": pit, "frames": options.frames}
     module = MAPSSLoss(mapss, **LOSSES[name], **settings)
     return lambda estimates, batch: module(estimates, batch.bank)
 
@@ -448,6 +454,90 @@ def _plot_loss(axis: Any, rows: Sequence[dict[str, Any]], measure: str, place: i
 
 
 # ------------------------------------------------------------------------------------------------
+# Progress
+# ------------------------------------------------------------------------------------------------
+
+
+def spoken(seconds: float) -> str:
+    """A duration as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+@dataclass
+class Pace:
+    """Steps and tests of all runs, counted against the clock."""
+
+    steps: int  # of all runs
+    tests: int
+    every: float  # seconds between two lines
+    clock: Callable[[], float] = time.monotonic
+    done: int = 0
+    tested: int = 0
+    stepping: float = 0.0  # seconds spent in steps, preparation included
+    testing: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._mark = self._said = self.clock()
+
+    @staticmethod
+    def of(options: argparse.Namespace) -> Pace:
+        """Of all runs that are asked for."""
+        runs = len(options.losses) * len(options.seeds)
+        tests = -(-options.steps // options.test_every)
+        return Pace(runs * options.steps, runs * tests, options.tell_every)
+
+    def _lap(self) -> float:
+        before, self._mark = self._mark, self.clock()
+        return self._mark - before
+
+    def step(self) -> None:
+        """A step has ended."""
+        self.stepping, self.done = self.stepping + self._lap(), self.done + 1
+
+    def test(self) -> None:
+        """A test has ended."""
+        self.testing, self.tested = self.testing + self._lap(), self.tested + 1
+
+    def left(self) -> float:
+        """Seconds that the rest should take at the pace so far."""
+        each = self.stepping / max(self.done, 1), self.testing / max(self.tested, 1)
+        return (self.steps - self.done) * each[0] + (self.tests - self.tested) * each[1]
+
+    def is_due(self) -> bool:
+        """Whether a line is due; then none is until as much time has passed again."""
+        if self._mark - self._said < self.every:
+            return False
+        self._said = self._mark
+        return True
+
+    def __str__(self) -> str:
+        each = self.stepping / max(self.done, 1)
+        return (
+            f"{self.done} of all {self.steps} steps, {each:.2f} s each, "
+            f"about {spoken(self.left())} left"
+        )
+
+
+def expectation(pace: Pace, first: dict[str, float], untouched: dict[str, float]) -> str:
+    """What to expect, said after the first test."""
+    total = pace.stepping + pace.testing + pace.left()
+    start = ", ".join(f"{name} {untouched[name]:.3f}" for name in MEASURES)
+    return (
+        f"What to expect: {pace.steps} steps and {pace.tests} tests take about {spoken(total)} "
+        f"in all ({pace.stepping / max(pace.done, 1):.2f} s a step, "
+        f"{pace.testing / max(pace.tested, 1):.1f} s a test).\n"
+        f"  The mixture itself has {start}: a separator is worth what it gains over that.\n"
+        f"  SI-SDR moves first (now {first['si_sdr_gain']:+.2f} dB) and PS with it. Mean PM stays "
+        "near 0 for long, as most frames are beyond it: watch log PM, which is noisy and at first "
+        "often falls below the mixture's. Steps are few in this recipe's defaults: a dB or two of "
+        "SI-SDR is what minutes of speech give."
+    )
+
+
+# ------------------------------------------------------------------------------------------------
 # Curriculum
 # ------------------------------------------------------------------------------------------------
 
@@ -499,7 +589,9 @@ class Stage(NamedTuple):
     voices: dict[str, list[Tensor]]
     mapss: MAPSS  # of training, with small banks
     held_out: HeldOut  # scored with whole banks
+    untouched: dict[str, float]  # held-out results of the mixtures themselves
     log: Log
+    pace: Pace
 
 
 def train(
@@ -523,6 +615,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         spent += time.perf_counter() - start
+        stage.pace.step()
         report(stage, model, loss, seed, step, {"train": value.detach(), "seconds": spent})
         if options.curriculum and step % options.check_every == 0:
             judge(stage, model, pool, curriculum, (loss, seed, step))
@@ -532,17 +625,23 @@ def train(
 def report(
     stage: Stage, model: Separator, loss: str, seed: int, step: int, state: dict[str, Any]
 ) -> None:
-    """Log the training loss, and the held-out results now and then."""
-    options = stage.options
+    """Log the training loss, say how far it is, and the held-out results now and then."""
+    options, pace = stage.options, stage.pace
     if step % options.log_every == 0:
         stage.log.add(loss, seed, step, train_loss=float(state["train"]))
+    if pace.is_due():
+        shown = f"loss {float(state['train']):.3f}; {pace}"
+        print(f"{loss} seed {seed} step {step}: {shown}", flush=True)
     if step % options.test_every == 0 or step == options.steps:
         found = stage.held_out.results(model.eval())
         model.train()
+        pace.test()
         stage.log.add(loss, seed, step, **found, seconds_per_step=state["seconds"] / step)
         stage.log.save()
         shown = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
         print(f"{loss} seed {seed} step {step}: {shown}", flush=True)
+        if pace.tested == 1:
+            print(expectation(pace, found, stage.untouched), flush=True)
 
 
 @torch.no_grad()
@@ -594,6 +693,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--test-every", type=int, default=100, help="steps")
     add("--check-every", type=int, default=20, help="steps between looks of the trigger")
     add("--log-every", type=int, default=10)
+    add("--tell-every", type=float, default=30.0, help="seconds between two lines of progress")
     add("--same", nargs="*", default=[], metavar="NAME=OTHER", help="two names of one talker")
     return parser.parse_args(argv)
 
@@ -617,8 +717,11 @@ def prepare(options: argparse.Namespace) -> Stage:
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
     whole = MAPSS(options.encoder, device=options.device)
+    print("preparing the held-out mixtures ...", flush=True)
     held_out = HeldOut(held_voices, whole, options)
-    return Stage(options, train_voices, small_scorer(options), held_out, Log(folder))
+    untouched = held_out.results(lambda mix: mix.unsqueeze(1).expand(-1, 2, -1))
+    scorer, log, pace = small_scorer(options), Log(folder), Pace.of(options)
+    return Stage(options, train_voices, scorer, held_out, untouched, log, pace)
 
 
 def runs(stage: Stage) -> Iterator[tuple[str, int, Separator]]:
@@ -633,8 +736,7 @@ def main(argv: Sequence[str] | None = None) -> str:
     """Train all runs asked for; returns the table."""
     stage = prepare(arguments(argv))
     folder, log = stage.log.folder, stage.log
-    untouched = stage.held_out.results(lambda mix: mix.unsqueeze(1).expand(-1, 2, -1))
-    log.add("mixture", 0, 0, **untouched)
+    log.add("mixture", 0, 0, **stage.untouched)
     for loss, seed, model in runs(stage):
         torch.save(model.state_dict(), folder / f"{loss}-{seed}.pt")
         table = results_table(log.rows)

@@ -20,7 +20,7 @@ import torch_mapss
 from torch_mapss import MAPSS, DistortionBank, MAPSSLoss, MatchLoss, SeparationLoss, audio
 from torch_mapss import functional as F
 from torch_mapss.encoders import load_encoder
-from torch_mapss.metrics.perceptual import (
+from torch_mapss.metrics import (
     PerceptualMatch,
     PerceptualSeparation,
     perceptual_match,
@@ -244,7 +244,7 @@ def test_shapes_of_losses(mapss: MAPSS, waves: tuple[Tensor, Tensor]) -> None:
     # () with reduction "mean" or "sum", (B,) with "item", ...
     clauses = re.findall(r"(\([^)]*\)) with ([^(;]*)", stated)
     shapes = {name: shape for shape, names in clauses for name in re.findall(r'"(\w+)"', names)}
-    assert sorted(shapes) == ["item", "mean", "none", "sum"]
+    assert sorted(shapes) == ["global", "item", "mean", "none", "sum"]
     for reduction, shape in shapes.items():
         for loss in (SeparationLoss, MatchLoss, MAPSSLoss):
             assert loss(mapss, reduction=reduction)(*waves).shape == documented(shape)

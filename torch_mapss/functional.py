@@ -32,6 +32,7 @@ from torch_mapss.core.layout import Layout
 from torch_mapss.core.manifold import DiffusionMap, Embedding, diffusion_map
 from torch_mapss.core.scores import any_match
 from torch_mapss.core.settings import MATCH_CONVENTIONS, Settings, map_settings
+from torch_mapss.core.surroundings import undisturbed
 
 __all__ = [
     "Bounds",
@@ -60,6 +61,7 @@ class SeparationDistances(NamedTuple):
     foreign: Tensor  # (..., S') B, to the closest cluster of another active source
 
 
+@undisturbed
 def perceptual_separation(
     outputs: Tensor,
     references: Tensor,
@@ -116,6 +118,7 @@ def perceptual_separation(
     return score
 
 
+@undisturbed
 def separation_distances(
     outputs: Tensor,
     references: Tensor,
@@ -144,6 +147,7 @@ def separation_distances(
     return SeparationDistances(*score_frames(clouds, settings, _distances))
 
 
+@undisturbed
 def perceptual_match(
     outputs: Tensor,
     references: Tensor,
@@ -190,6 +194,7 @@ def perceptual_match(
     return log_pm if log else pm
 
 
+@undisturbed
 def match_rank(
     outputs: Tensor,
     references: Tensor,

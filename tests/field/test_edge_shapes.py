@@ -24,7 +24,7 @@ from torch_mapss import (
     evaluate,
 )
 from torch_mapss import functional as F
-from torch_mapss.metrics.perceptual import perceptual_match, perceptual_separation
+from torch_mapss.metrics import perceptual_match, perceptual_separation
 
 METRICS = (PerceptualSeparation, PerceptualMatch)
 near = torch.testing.assert_close

@@ -8,7 +8,9 @@ import gc
 import math
 import pickle
 import warnings
+from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import write_checkpoint
@@ -19,9 +21,15 @@ from torchmetrics.audio import PermutationInvariantTraining
 from torchmetrics.functional.audio import permutation_invariant_training
 from torchmetrics.wrappers import BootStrapper
 
-from torch_mapss import MAPSS, DistortionBank, PerceptualMatch, PerceptualSeparation
+from torch_mapss import (
+    MAPSS,
+    DistortionBank,
+    PerceptualMatch,
+    PerceptualSeparation,
+    evaluate,
+)
+from torch_mapss.metrics import perceptual_match, perceptual_separation
 from torch_mapss.metrics import shared_batch as shared
-from torch_mapss.metrics.perceptual import perceptual_match, perceptual_separation
 
 RATE, SAMPLES, MEMBERS = 8000, 4000, 6
 METRICS = (PerceptualSeparation, PerceptualMatch)
@@ -237,7 +245,17 @@ def test_one_estimate_of_two_references():
         PerceptualSeparation(mapss)(preds[:, 1:], target)
 
 
-def test_half_width_bounds_the_mean():
+def plain_half_width(bounds, active: Tensor) -> float:
+    """[eq:avg_pool_b], [eq:avg_pool_h] with g = 4 for every source; mean over sources, items."""
+    items = []
+    for radius, tail, on in zip(bounds.radius.numpy(), bounds.tail.numpy(), active.numpy()):
+        rows = [(r[a], t[a]) for r, t, a in zip(radius, tail, on) if a.any()]
+        widths = [r.mean() + np.sqrt(5.0 * (t**2).sum()) / len(t) for r, t in rows]
+        items += [np.mean(widths)] if widths else []
+    return float(np.mean(items))
+
+
+def test_half_width_of_the_mean():
     mapss = small()
     preds, target = pair(2)
     bounds = mapss.bounds(preds, target, 0.9)
@@ -246,20 +264,88 @@ def test_half_width_bounds_the_mean():
         metric.update(preds, target)
         found = metric.compute()
         assert set(found) == {name, f"{name}_half_width"}
-        expected = plain_mean(getattr(bounds, name).total, bounds.active)
+        expected = plain_half_width(getattr(bounds, name), bounds.active)
         assert float(found[f"{name}_half_width"]) == pytest.approx(expected, rel=1e-5)
         plain = metric_class(mapss)
         torch.testing.assert_close(found[name], plain(preds, target))
         few = metric_class(mapss, half_width=0.9, frames=5)
-        some = getattr(mapss.bounds(*pair(2), 0.9, frames=5), name)
-        drawn = mapss(*pair(2), frames=5).active
-        widths = [float(w[a].mean()) for w, a in zip(some.total, drawn) if a.any()]
+        some = mapss.bounds(*pair(2), 0.9, frames=5)
+        expected = plain_half_width(getattr(some, name), some.active)
         value = few(*pair(2))[f"{name}_half_width"]
-        assert float(value) == pytest.approx(sum(widths) / len(widths), rel=1e-5)
+        assert float(value) == pytest.approx(expected, rel=1e-5)
     with pytest.raises(ValueError, match="half_width"):
         PerceptualMatch(mapss, half_width=0.9, log=True)
     with pytest.raises(ValueError, match="confidence"):
         PerceptualMatch(mapss, half_width=1.5)
+
+
+def test_half_widths_of_a_mixture_are_those_of_evaluate():
+    mapss = small()
+    preds, target = pair(1, sources=3)
+    report = evaluate(estimates=preds[0], references=target[0], mapss=mapss, bounds=True)
+    for metric_class, name in zip(METRICS, ("ps", "pm")):
+        metric = metric_class(mapss, half_width=0.95)
+        value = metric(preds, target)[f"{name}_half_width"]
+        parts = [(getattr(r, f"{name}_radius"), getattr(r, f"{name}_tail")) for r in report.rows]
+        assert float(value) == pytest.approx(np.mean([a + b for a, b in parts]), rel=1e-5)
+
+
+@pytest.mark.parametrize("metric_class", METRICS)
+def test_permuted_outputs_find_their_references(metric_class):
+    mapss = small()
+    preds, target = pair(3, sources=3)
+    orders = [[2, 0, 1], [0, 1, 2], [1, 0, 2]]
+    shuffled = torch.stack([item[order] for item, order in zip(preds, orders)])
+    function = FUNCTIONS[METRICS.index(metric_class)]
+    for reduction in ("mean", "source", "none"):
+        expected = function(preds, target, mapss, reduction=reduction)
+        found = function(shuffled, target, mapss, reduction=reduction, pit="si_sdr")
+        torch.testing.assert_close(found, expected, equal_nan=True)
+        plain, metric = (metric_class(mapss, reduction=reduction, pit=p) for p in (None, "si_sdr"))
+        for given in (target, mapss.prepare(target)):
+            torch.testing.assert_close(metric(shuffled, given), plain(preds, target))
+    few = metric_class(mapss, pit="si_sdr")
+    plain = metric_class(mapss)
+    lengths = [SAMPLES, 2400, 3200]
+    few.update(shuffled, target, lengths)
+    plain.update(preds, target, lengths)
+    assert few.compute() == plain.compute()
+    few.reset()
+    few.update(shuffled[0], target[0])
+    assert few.compute() == metric_class(mapss)(preds[0], target[0])
+
+
+def test_permutation_costs_no_encoding_and_keeps_gradients():
+    stub = Stub()
+    mapss = small(stub)
+    metrics = MetricCollection([m(mapss, pit="si_sdr") for m in METRICS])
+    preds, target = pair(2)
+    swapped, straight = (x.clone().requires_grad_() for x in (preds.flip(1), preds))
+    stub.waveforms = 0
+    values = metrics(swapped, target)
+    assert stub.waveforms == waveforms(2)
+    sum(values.values()).backward()
+    sum(m(mapss)(straight, target) for m in METRICS).backward()
+    torch.testing.assert_close(swapped.grad.flip(1), straight.grad)
+
+
+def test_permutations_that_make_no_sense_are_refused():
+    mapss = small()
+    preds, target = pair(2)
+    with pytest.raises(ValueError, match=r"pit='si_sdr' looks for .* attributed=\(0,\) states it"):
+        PerceptualSeparation(mapss, pit="si_sdr", attributed=(0,))
+    with pytest.raises(ValueError, match="pit must be one of 'si_sdr', got 'loss'"):
+        PerceptualMatch(mapss, pit="loss")
+    with pytest.raises(ValueError, match="there are 1 estimates for 2 references"):
+        PerceptualSeparation(mapss, pit="si_sdr").update(preds[:, :1], target)
+    broken = preds.clone()
+    broken[1, 0, 3] = torch.nan
+    with pytest.raises(ValueError, match="item 1, source 0"):
+        PerceptualSeparation(mapss, pit="si_sdr").update(broken, target)
+    trimmed = PerceptualSeparation(small(trim=True), pit="si_sdr")
+    value = trimmed(preds.flip(1)[..., :-100], target)
+    expected = PerceptualSeparation(mapss)(preds[..., :-100], target[..., :-100])
+    torch.testing.assert_close(value, expected)
 
 
 def test_options_reach_the_mapss():
@@ -620,6 +706,57 @@ def test_conversions_leave_sums_and_encoder_in_full_precision():
     assert metric.compute().dtype == torch.float64
     metric.set_dtype(torch.float16)
     assert metric.item_sum.dtype == torch.float64
+    assert metric.compute().dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_converted_metric_rounds_nothing(dtype):
+    mapss = small()
+    for options in ({}, {"half_width": 0.9}, {"reduction": "source"}, {"reduction": "none"}):
+        plain, converted = (PerceptualSeparation(mapss, **options) for _ in range(2))
+        torch.nn.ModuleDict({"metric": converted}).to(dtype)
+        for metric in (plain, converted):
+            metric.update(*pair(3))
+        values = plain.compute(), converted.compute()
+        torch.testing.assert_close(values[1], values[0], rtol=0, atol=0)
+
+
+@contextmanager
+def defaults(dtype: torch.dtype | None = None, device: str | None = None):
+    """The defaults of torch that Lightning and others set around a step."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        with torch.device(device) if device else nullcontext():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("around", [{"dtype": torch.bfloat16}, {"device": "meta"}], ids=str)
+@pytest.mark.parametrize("rate", [16_000, 44_100])
+def test_defaults_of_torch_change_no_score(around, rate):
+    """Quantiles of the match bank, lengths of resampled signals, generators on the CPU."""
+    preds, target = (x.repeat(1, 1, 3) for x in pair(1))
+    bank = DistortionBank("match", only=("lowpass", "highpass", "noise"))
+    options = {"sample_rate": rate, "match_bank": bank}
+
+    def scores() -> tuple[Tensor, ...]:
+        mapss = MAPSS("mel", separation_bank=DistortionBank("separation", size=MEMBERS), **options)
+        leaf = preds.clone().requires_grad_()
+        with torch.device("cpu"):  # a metric itself is made on the default device, as any is
+            metric = PerceptualMatch(mapss, log=True, reduction="none", frames=7)
+        metric.update(preds, target)
+        value = perceptual_match(leaf, target, mapss, log=True)
+        value.sum().backward()
+        bounds = mapss.bounds(preds, mapss.prepare(target), frames=3)
+        return value.detach(), metric.compute(), leaf.grad, bounds.pm.tail
+
+    expected = scores()
+    with defaults(**around):
+        found = scores()
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from torchmetrics import MetricCollection
 pl = pytest.importorskip("lightning.pytorch")
 
 from torch_mapss import FrameTrigger, PerceptualMatch, PerceptualSeparation  # noqa: E402
-from torch_mapss.metrics.perceptual import (  # noqa: E402
+from torch_mapss.metrics import (  # noqa: E402
     perceptual_match,
     perceptual_separation,
 )
@@ -216,7 +216,8 @@ def test_what_is_missing_is_named(missing):
 
 def test_lightning_missing_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
-    monkeypatch.delitem(sys.modules, "torch_mapss.lightning")
+    for name in ("torch_mapss.lightning", "torch_mapss.training.lightning"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ImportError, match="pip install lightning"):
         importlib.import_module("torch_mapss.lightning")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="no torch
 WRAPS = ["ddp", "fsdp"] if hasattr(torch.cpu.Stream, "record_event") else ["ddp"]
 # One batch of each process; in the second pair one of them has nothing to score.
 BATCHES = {"voices": (False, False), "one silent": (False, True)}
+# Mixtures of each process, and which of them are silent.
+SHARES = {"uneven": ((0, 1, 2), (3,)), "silent": ((0, 1), (2, 3))}
+SILENT = {"uneven": (), "silent": (1, 2, 3)}
 
 
 def batch(rank: int, silent: bool) -> tuple[Tensor, Tensor]:
@@ -25,25 +29,33 @@ def batch(rank: int, silent: bool) -> tuple[Tensor, Tensor]:
     return leaky(references), references * (not silent)
 
 
-def model() -> Trained:
+def share(name: str, mixtures: Sequence[int]) -> tuple[Tensor, Tensor]:
+    batches = [batch(mixture, mixture in SILENT[name]) for mixture in mixtures]
+    waves, references = (torch.cat(parts) for parts in zip(*batches))
+    return waves, references
+
+
+def model(reduction: str = "mean") -> Trained:
     torch.manual_seed(0)
-    return Trained()
+    return Trained(reduction)
 
 
 def gradients(trained: nn.Module, waves: Tensor, references: Tensor) -> list[Any]:
     trained.zero_grad()
-    trained(waves, references).backward()
+    value = trained(waves, references)
+    value.backward()
+    trained.value = value.detach()
     found = [parameter.grad for parameter in trained.parameters()]
     return [g.full_tensor() if hasattr(g, "full_tensor") else g.clone() for g in found]
 
 
-def wrapped(kind: str) -> nn.Module:
+def wrapped(kind: str, reduction: str = "mean") -> nn.Module:
     if kind == "ddp":
-        return nn.parallel.DistributedDataParallel(model())
+        return nn.parallel.DistributedDataParallel(model(reduction))
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    return fully_shard(model(), mesh=init_device_mesh("cpu", (2,)))
+    return fully_shard(model(reduction), mesh=init_device_mesh("cpu", (2,)))
 
 
 def worker(rank: int, port: int, results: Any) -> None:
@@ -56,6 +68,10 @@ def worker(rank: int, port: int, results: Any) -> None:
         for name, silent in BATCHES.items():
             grads = gradients(trained, *batch(rank, silent[rank]))
             found[kind, name] = [g.numpy() for g in grads]
+        whole = wrapped(kind, "global")
+        for name, shares in SHARES.items():
+            found[kind, name] = [g.numpy() for g in gradients(whole, *share(name, shares[rank]))]
+            found[kind, name, "value"] = float(whole.value)
     results.put((rank, found))
     results.close()
     results.join_thread()
@@ -86,6 +102,23 @@ def test_two_processes_average_their_gradients(found, kind, name):
         for rank in (0, 1):
             mine = torch.tensor(found[rank][kind, name][place])
             torch.testing.assert_close(mine, (one + two) / 2.0, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", WRAPS)
+@pytest.mark.parametrize("name", SHARES)
+def test_a_mean_over_all_processes_is_exact(found, kind, name):
+    """However mixtures are dealt out: value and gradient are those of one process with all."""
+    one, everything = model("mean"), share(name, [0, 1, 2, 3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected, value = gradients(one, *everything), float(one.value)
+        plain = [gradients(one, *share(name, mixtures)) for mixtures in SHARES[name]]
+    averaged = [(a + b) / 2.0 for a, b in zip(*plain)]
+    assert not all(torch.allclose(a, e, rtol=1e-2) for a, e in zip(averaged, expected))
+    for rank in (0, 1):
+        assert found[rank][kind, name, "value"] == pytest.approx(value, rel=1e-5)
+        for mine, whole in zip(found[rank][kind, name], expected):
+            torch.testing.assert_close(torch.tensor(mine), whole, rtol=1e-4, atol=1e-6)
 
 
 def test_a_silent_batch_adds_nothing(found):

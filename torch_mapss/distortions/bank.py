@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from torch_mapss.core.surroundings import undisturbed
 from torch_mapss.distortions.apply import Call, check_references, measure_members, other_sources
 from torch_mapss.distortions.leakage import leakage_members
 from torch_mapss.distortions.records import Distorted, Distortion, Measured
@@ -135,6 +136,7 @@ class DistortionBank:
         """
         return tuple(member.name for member in self._available(sample_rate))
 
+    @undisturbed
     def __call__(
         self,
         references: Tensor,

@@ -2,7 +2,8 @@
 
 ``update(preds, target)`` takes (B, S', T) and (B, S, T), in torchmetrics' order; ``compute()`` is
 the mean over frames, then sources, then mixtures. Undefined items (silent references, no frame with
-two active sources) are left out and counted. States are sums of float64 and add up over processes.
+two active sources) are left out and counted. States are sums of float64 and add up over processes,
+whatever wrapper or conversion a metric lives in. ``pit="si_sdr"`` takes outputs in any order.
 
 Example:
     >>> import torch
@@ -19,12 +20,8 @@ Example:
 
 from __future__ import annotations
 
-from torch_mapss.metrics.perceptual import (
-    PerceptualMatch,
-    PerceptualSeparation,
-    perceptual_match,
-    perceptual_separation,
-)
+from torch_mapss.metrics.functions import perceptual_match, perceptual_separation
+from torch_mapss.metrics.perceptual import PerceptualMatch, PerceptualSeparation
 
 __all__ = [
     "PerceptualMatch",

@@ -1,4 +1,4 @@
-"""PS and PM as torchmetrics metrics, and as functions in torchmetrics' manner.
+"""PS and PM as torchmetrics metrics.
 
 How frames become one number: frame -> source (mean over its scored frames, or the paper's pooling)
 -> item (mean over its defined sources) -> set (mean over the items that have one). A source is
@@ -18,125 +18,11 @@ from typing import Any
 from torch import Tensor
 
 from torch_mapss.core import checks
-from torch_mapss.metrics.base import PerceptualMetric
-from torch_mapss.metrics.shared_batch import Pooling, Target, item_means
-from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
+from torch_mapss.metrics.base import PerceptualMetric, request_of
+from torch_mapss.metrics.shared_batch import Pooling
+from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice
 
-__all__ = [
-    "PerceptualMatch",
-    "PerceptualSeparation",
-    "perceptual_match",
-    "perceptual_separation",
-]
-
-
-def perceptual_separation(
-    preds: Tensor,
-    target: Target,
-    mapss: MAPSS | None = None,
-    *,
-    encoder: EncoderChoice = DEFAULT_ENCODER,
-    reduction: str = "mean",
-    lengths: Tensor | Sequence[int] | None = None,
-    attributed: Sequence[int] | Tensor | None = None,
-    **options: Any,
-) -> Tensor:
-    """PS, freedom from leakage, of every item of a batch: in [0, 1], higher is better.
-
-    Args:
-        preds: (B, S', T) estimates at the encoder's rate (16 kHz by default; ``sample_rate=``
-            resamples).
-        target: (B, S, T) references, S at least 2, or a bank of them (:meth:`MAPSS.prepare`).
-        mapss: scores with it; one is made of ``encoder`` and ``options`` if None.
-        encoder: as for :class:`~torch_mapss.MAPSS`.
-        reduction: ``"mean"`` over frames and sources, (B,); ``"source"``: (B, S');
-            ``"pesq"``: the paper's pooling over frames, then the mean over sources, (B,) in
-            [1.085, 1.315]; ``"none"``: frame scores (B, S', F).
-        lengths: (B,) true lengths in samples of a padded batch.
-        attributed: (S',) the reference each estimate belongs to; all in order if None.
-        options: further keywords of :class:`~torch_mapss.MAPSS`.
-
-    Returns:
-        The scores, differentiable in ``preds``, NaN where undefined (see the module).
-
-    Raises:
-        TypeError, ValueError: input that cannot be scored, see :meth:`MAPSS.forward`; (S, T) or
-            (B, T) input, which cannot be told apart.
-
-    Example:
-        >>> import torch
-        >>> from torch_mapss.metrics import perceptual_separation
-        >>> target = torch.randn(4, 2, 8000)
-        >>> perceptual_separation(target, target, encoder="mel").shape
-        torch.Size([4])
-
-    It fits torchmetrics' :func:`permutation_invariant_training` with ``mode="permutation-wise"``;
-    bind options with ``functools.partial(perceptual_separation, mapss=mapss)``, as old versions
-    of torchmetrics do not hand them on.
-    Speaker-wise mode hands over one estimate and one reference at a time, of which PS is not
-    defined, and is refused. All S! permutations are scored and their references distorted anew:
-    :func:`torch_mapss.match_sources` finds the order by SI-SDR at a fraction of the cost.
-    """
-    checks.check_choice(reduction, "reduction", ("mean", "source", "pesq", "none"))
-    pooling = Pooling("separation", "ps", reduction == "pesq")
-    mapss = resolve(mapss, encoder, options)
-    return _functional(pooling, reduction, mapss, preds, target, attributed, lengths)
-
-
-def perceptual_match(
-    preds: Tensor,
-    target: Target,
-    mapss: MAPSS | None = None,
-    *,
-    encoder: EncoderChoice = DEFAULT_ENCODER,
-    reduction: str = "mean",
-    log: bool = False,
-    lengths: Tensor | Sequence[int] | None = None,
-    attributed: Sequence[int] | Tensor | None = None,
-    **options: Any,
-) -> Tensor:
-    """PM, freedom from distortion, of every item of a batch: in [0, 1], higher is better.
-
-    Args:
-        preds, target, mapss, encoder, lengths, attributed, options: as for
-            :func:`perceptual_separation`.
-        reduction: ``"mean"`` over frames and sources, (B,); ``"source"``: (B, S'); ``"none"``:
-            frame scores (B, S', F).
-        log: log PM, at most 0: its mean over frames still ranks where PM has saturated at 0.
-
-    Returns:
-        The scores, differentiable in ``preds``, NaN where undefined (see the module).
-
-    Raises:
-        TypeError, ValueError: as for :func:`perceptual_separation`.
-    """
-    checks.check_choice(reduction, "reduction", ("mean", "source", "none"))
-    pooling = Pooling("match", "log_pm" if log else "pm")
-    mapss = resolve(mapss, encoder, options)
-    return _functional(pooling, reduction, mapss, preds, target, attributed, lengths)
-
-
-def _functional(
-    pooling: Pooling,
-    reduction: str,
-    mapss: MAPSS,
-    preds: Tensor,
-    target: Target,
-    attributed: Sequence[int] | Tensor | None,
-    lengths: Tensor | Sequence[int] | None,
-) -> Tensor:
-    if isinstance(preds, Tensor) and preds.ndim == 2:
-        raise ValueError(
-            f"preds must have shape (B, S, T), got {tuple(preds.shape)}. If these are the sources "
-            "of one mixture, pass preds.unsqueeze(0) and target.unsqueeze(0). If a permutation "
-            "wrapper passed one source of each mixture: PS and PM compare an estimate with all "
-            "sources of its mixture and have no speaker-wise value, use mode='permutation-wise'."
-        )
-    scores = mapss(preds, target, attributed, lengths, measures=pooling.measure)
-    if reduction == "none":
-        return pooling.frames(scores)
-    sources = pooling.sources(scores)
-    return sources if reduction == "source" else item_means(sources)
+__all__ = ["PerceptualMatch", "PerceptualSeparation"]
 
 
 class PerceptualSeparation(PerceptualMetric):
@@ -149,7 +35,8 @@ class PerceptualSeparation(PerceptualMetric):
       ``mert``; ``sample_rate=`` resamples)
     - ``target``: (B, S, T) or (S, T) references, S at least 2, or a bank made of them by
       :meth:`torch_mapss.MAPSS.prepare`
-    - ``lengths``: (B,) true lengths in samples, if the batch is padded
+    - ``lengths``: (B,) true lengths in samples, if the batch is padded: each item is scored as if
+      it were alone, whatever the padding holds
 
     Args:
         mapss: a :class:`torch_mapss.MAPSS` to score with. Give one to all metrics and losses: they
@@ -168,13 +55,18 @@ class PerceptualSeparation(PerceptualMetric):
         keep_items: also keep every item's scores, on the CPU, for :meth:`item_scores`.
         half_width: a confidence in (0, 1), e.g. 0.95: ``compute`` then returns a dictionary (log it
             at the end of the epoch: ``self.log_dict(metric.compute())``, then ``reset()``) of the
-            mean ``"ps"`` and its ``"ps_half_width"``, the mean of the frames'
-            error bounds (truncation plus tail): where every frame's bound holds, the mean is off
-            by no more. Costs about as much again.
+            mean ``"ps"`` and its ``"ps_half_width"``, by the one rule of
+            :mod:`torch_mapss.bounds.utterance`, as :func:`torch_mapss.evaluate` reports it: a bound
+            of what truncation and finite distortions do to the scores, not of how far another set
+            of items would fall. Costs about as much again.
         frames: score at most so many frames of a batch, drawn at random: cheaper and coarser. An
             item that the draw misses counts among ``skipped``.
-        kwargs: keywords of :class:`torch_mapss.MAPSS` (``layer``, ``sample_rate``, ``trim``,
-            ``seed``, ...) and of :class:`torchmetrics.Metric` (``sync_on_compute``, ...).
+        pit: ``"si_sdr"`` for separators whose outputs come in any order: each reference gets the
+            estimate that maximises the total SI-SDR of its mixture, as in the losses, and the
+            places of ``reduction="source"`` are those of the references. None: they are in order.
+        kwargs: keywords of :class:`torch_mapss.MAPSS` (``layer``, ``trim``, ``seed``, ...;
+            ``sample_rate=8000`` for input at 8 kHz, which is resampled to the encoder's rate) and
+            of :class:`torchmetrics.Metric` (``sync_on_compute``, ...).
 
     Attributes:
         mapss: the MAPSS in use.
@@ -182,6 +74,15 @@ class PerceptualSeparation(PerceptualMetric):
 
     Raises:
         TypeError, ValueError: arguments that do not fit, see the message.
+
+    The result is float32 whatever the module around is converted to. Lightning's "bf16-true" rounds
+    the signals of a batch to 8 bits before a metric sees them, which costs PM most: monitor with
+    "bf16-mixed", or score outside.
+
+    torchmetrics' ``PermutationInvariantTraining`` takes the function, not the class, and whole
+    mixtures: ``PermutationInvariantTraining(partial(perceptual_separation, mapss=mapss),
+    mode="permutation-wise")``. It scores all S! orders; ``pit="si_sdr"`` here is cheaper, and the
+    order it finds does not hang on the score.
 
     Example:
         >>> import torch
@@ -203,13 +104,13 @@ class PerceptualSeparation(PerceptualMetric):
         keep_items: bool = False,
         half_width: float | None = None,
         frames: int | None = None,
+        pit: str | None = None,
         **kwargs: Any,
     ) -> None:
         checks.check_choice(reduction, "reduction", ("mean", "source", "pesq", "none"))
         pooling = Pooling("separation", "ps", reduction == "pesq")
-        super().__init__(
-            mapss, encoder, pooling, reduction, attributed, keep_items, half_width, frames, kwargs
-        )
+        request = request_of(pooling, attributed, half_width, frames, pit)
+        super().__init__(mapss, encoder, pooling, reduction, request, keep_items, kwargs)
 
 
 class PerceptualMatch(PerceptualMetric):
@@ -219,7 +120,7 @@ class PerceptualMatch(PerceptualMetric):
     that the distortions of the reference reach. Input as for :class:`PerceptualSeparation`.
 
     Args:
-        mapss, encoder, attributed, keep_items, frames, kwargs: as for
+        mapss, encoder, attributed, keep_items, frames, pit, kwargs: as for
             :class:`PerceptualSeparation`.
         reduction: ``"mean"``, ``"source"`` or ``"none"``, as for :class:`PerceptualSeparation`;
             the paper's pooling of PM is the mean.
@@ -254,10 +155,10 @@ class PerceptualMatch(PerceptualMetric):
         keep_items: bool = False,
         half_width: float | None = None,
         frames: int | None = None,
+        pit: str | None = None,
         **kwargs: Any,
     ) -> None:
         checks.check_choice(reduction, "reduction", ("mean", "source", "none"))
         pooling = Pooling("match", "log_pm" if log else "pm")
-        super().__init__(
-            mapss, encoder, pooling, reduction, attributed, keep_items, half_width, frames, kwargs
-        )
+        request = request_of(pooling, attributed, half_width, frames, pit)
+        super().__init__(mapss, encoder, pooling, reduction, request, keep_items, kwargs)

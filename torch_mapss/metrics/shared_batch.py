@@ -6,14 +6,18 @@ Beside it, how frame scores become one number per source and per item.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torch_mapss.bounds.utterance import pool_match_bounds
 from torch_mapss.core.aggregate import masked_mean, pool_separation
 from torch_mapss.encoders import Encoder
+from torch_mapss.pipeline.admit import admit
 from torch_mapss.pipeline.mapss import MAPSS, encode_checked
+from torch_mapss.pipeline.order import best_order, check_permutable, placed
 from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
 
 Target = Tensor | ReferenceBank
@@ -37,10 +41,33 @@ class Pooling(NamedTuple):
             return pool_separation(frames, scores.active)
         return masked_mean(frames, scores.active)
 
+    def half_widths(self, bounds: ScoreBounds) -> Tensor:
+        """(B, S') of :meth:`sources`: the one rule of :mod:`torch_mapss.bounds.utterance`."""
+        part = getattr(bounds, self.field)
+        return pool_match_bounds(part.radius, part.tail, bounds.active).total
+
 
 def item_means(values: Tensor) -> Tensor:
     """(B, S') -> (B,): mean over the sources that are defined, NaN where none is."""
     return masked_mean(values.nan_to_num(0.0), ~values.isnan())
+
+
+def in_order(
+    mapss: MAPSS,
+    preds: Tensor,
+    target: Target,
+    lengths: Sequence[int] | None,
+    measure: str,
+    pit: str,
+) -> Tensor:
+    """Estimates in the order of their references, (B, S, T) or (S, T) as they came.
+
+    Raises:
+        TypeError, ValueError: input that cannot be scored, or not one estimate per reference.
+    """
+    call = admit(mapss, preds, target, None, lengths, measure)
+    check_permutable(call, pit)
+    return placed(preds, best_order(call))
 
 
 class Seen:
@@ -82,6 +109,7 @@ class Batch:
         self.lengths = lengths
         self.embeddings: list[tuple[int, Tensor, Tensor]] = []  # id of encoder, signals, features
         self.results: dict[Any, Any] = {}
+        self._ordered: Tensor | None = None
 
     def is_same(self, preds: Tensor, target: Target, lengths: tuple[int, ...] | None) -> bool:
         mode = _wants_graph(preds), torch.is_inference_mode_enabled(), lengths
@@ -90,6 +118,13 @@ class Batch:
             and self.preds.is_same(preds)
             and self.target.is_same(target)
         )
+
+    def ordered(self, mapss: MAPSS, preds: Tensor, target: Target, wanted: Request) -> Tensor:
+        """The estimates in the order of their references, found once for all metrics."""
+        if self._ordered is None:
+            assert wanted.pit is not None
+            self._ordered = in_order(mapss, preds, target, self.lengths, wanted.measure, wanted.pit)
+        return self._ordered
 
     def embed(self, encoder: Encoder, waves: Tensor) -> Tensor:
         """Embeddings of ``waves``, computed if no equal signals were encoded before."""
@@ -139,6 +174,7 @@ class Request(NamedTuple):
     attributed: tuple[int, ...] | None
     frames: int | None
     confidence: float | None  # of the half-width; None: not wanted
+    pit: str | None = None  # how estimates find their references; None: they are in order
 
 
 def frame_scores(
@@ -146,6 +182,8 @@ def frame_scores(
 ) -> tuple[Scores, ScoreBounds | None]:
     """Frame scores, and their bounds if asked for; with both encoded as rarely as can be."""
     key = wanted._replace(confidence=None)
+    if wanted.pit is not None:
+        preds = batch.ordered(mapss, preds, target, wanted)
     with mapss.recalling(batch.embed):
         if wanted.confidence is not None and wanted not in batch.results:
             _score_with_bounds(mapss, preds, target, batch, wanted)

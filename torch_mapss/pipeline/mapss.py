@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch_mapss import audio
 from torch_mapss.core import checks
 from torch_mapss.core.settings import MATCH_CONVENTIONS, map_settings
+from torch_mapss.core.surroundings import undisturbed
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, as_encoder, check_embeddings
 from torch_mapss.pipeline.admit import admit, admit_references
@@ -89,6 +90,7 @@ class MAPSS(nn.Module):
         torch.Size([1, 2, 49])
     """
 
+    @undisturbed
     def __init__(
         self,
         encoder: EncoderChoice = DEFAULT_ENCODER,
@@ -214,6 +216,7 @@ class MAPSS(nn.Module):
 
     # ------------------------------------------------------------------------- references
 
+    @undisturbed
     def prepare(
         self,
         references: Tensor,
@@ -263,6 +266,7 @@ class MAPSS(nn.Module):
 
     # ------------------------------------------------------------------------- scores
 
+    @undisturbed
     def forward(
         self,
         estimates: Tensor,
@@ -302,6 +306,7 @@ class MAPSS(nn.Module):
             warn_unscored(bank_of(call))
         return score(self, call, frames, generator)
 
+    @undisturbed
     @torch.no_grad()
     def bounds(
         self,

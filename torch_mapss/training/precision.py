@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_mapss.training.terms import Term
+from torch_mapss.training.terms import zero_of
 
-# ------------------------------------------------------------------------------------------------
-# Precision
-# ------------------------------------------------------------------------------------------------
-#
 # -log PM of a hopeless output can have slopes beyond 65504, where float16 ends. The gradient of
 # float16 estimates is therefore held at that limit. A GradScaler multiplies the loss, and finds
 # out by infinities that it multiplied too much: what lies beyond the limit only because the
@@ -34,13 +31,13 @@ class _Lift(torch.autograd.Function):
         return grad.clamp(-limit, limit).to(torch.float16), None
 
 
-class Output(torch.autograd.Function):
+class _Output(torch.autograd.Function):
     """The loss itself; backward, notes the scale that comes in."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, scale: list[Tensor]) -> Tensor:
         ctx.scale = scale
-        return value.view_as(value)
+        return value.clone()  # a view would disturb sharded training, which hooks into the output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -48,20 +45,32 @@ class Output(torch.autograd.Function):
         return grad, None
 
 
-def lifted_estimates(estimates: Tensor, scale: list[Tensor]) -> Tensor:
-    if isinstance(estimates, Tensor) and estimates.dtype == torch.float16:
-        return _Lift.apply(estimates, scale)
-    return estimates
+@contextmanager
+def precisely(estimates: Tensor) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
+    """Estimates in float32 at least, outside of autocast, and what the loss leaves through.
+
+    Args:
+        estimates: as handed to the loss.
+
+    Yields:
+        The estimates, and a function to be applied to the loss: it hangs a loss in which nothing is
+        defined on the estimates all the same, and takes note of the scale of its gradient.
+    """
+    scale: list[Tensor] = []
+    half = isinstance(estimates, Tensor) and estimates.dtype == torch.float16
+    waves = _Lift.apply(estimates, scale) if half else estimates
+
+    def leave(value: Tensor) -> Tensor:
+        if waves.requires_grad and not value.requires_grad:
+            value = value + zero_of(waves)
+        return _Output.apply(value, scale)
+
+    with _without_autocast(waves):
+        yield waves, leave
 
 
-def without_autocast(estimates: object) -> AbstractContextManager[Any]:
+def _without_autocast(estimates: object) -> AbstractContextManager[Any]:
     kind = estimates.device.type if isinstance(estimates, Tensor) else "cpu"
     if not torch.amp.is_autocast_available(kind):
         return nullcontext()
     return torch.autocast(kind, enabled=False)
-
-
-def returned(term: Term, order: Tensor) -> Term:
-    """The term with its values back in the places of the estimates."""
-    back = order.argsort(-1)
-    return term._replace(values=term.values.gather(1, back), defined=term.defined.gather(1, back))

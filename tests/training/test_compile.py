@@ -1,0 +1,176 @@
+"""Compiled steps: what stands in them leaves the graph, and the numbers are the eager ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from test_metrics import METRICS, pair, small
+from torch import Tensor, nn
+
+from torch_mapss import MAPSS, MAPSSLoss, PerceptualMatch, PerceptualSeparation
+from torch_mapss import functional as F
+from torch_mapss.metrics import perceptual_match, perceptual_separation
+
+Step = Callable[[Tensor, Tensor], Tensor]
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def compiled(function: Callable, backend: str = "eager") -> Callable:
+    torch._dynamo.reset()
+    return torch.compile(function, backend=backend)
+
+
+def updated(preds: Tensor, target: Tensor, mapss: MAPSS) -> Tensor:
+    values = []
+    for metric_class in METRICS:
+        metric = metric_class(mapss, pit="si_sdr", keep_items=True)
+        metric.update(preds, target)
+        values += [metric(preds, target), metric.compute()]
+    return torch.stack(values)
+
+
+def bank_of(target: Tensor, mapss: MAPSS) -> Tensor:
+    group = mapss.prepare(target).groups[0]
+    return torch.stack([group.separation.distortions.sum(), group.match.distortions.sum()])
+
+
+def embeddings(preds: Tensor, target: Tensor) -> Tensor:
+    """Of twelve points a source, read off the signals."""
+    points = target[..., : 12 * 8].unflatten(-1, (12, 8))
+    outputs = preds[..., 96:104]
+    ps = F.perceptual_separation(outputs, target[..., 96:104], points)
+    return ps + F.perceptual_match(outputs, target[..., 96:104], points, log=True)
+
+
+STEPS: dict[str, Callable[[MAPSS], Step]] = {
+    "MAPSS": lambda m: lambda p, t: m(p, t).ps,
+    "bank": lambda m: lambda p, t: m(p, m.prepare(t)).log_pm,
+    "prepare": lambda m: lambda p, t: bank_of(t, m),
+    "bounds": lambda m: lambda p, t: m.bounds(p, t).pm.total,
+    "functions": lambda m: (
+        lambda p, t: perceptual_separation(p, t, m) + perceptual_match(p, t, m, pit="si_sdr")
+    ),
+    "metrics": lambda m: lambda p, t: updated(p, t, m),
+    "loss": lambda m: lambda p, t: MAPSSLoss(m, si_sdr=0.1, pit="si_sdr")(p, t),
+    "embeddings": lambda m: embeddings,
+    "distortions": lambda m: lambda p, t: m.separation_bank(t, 8000).waveforms.sum((-1, -2)),
+    "encoder": lambda m: lambda p, t: MAPSS("mel").encoder(p),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_a_compiled_call_gives_the_eager_result(name):
+    step, (preds, target) = STEPS[name](small()), pair(2)
+    expected = step(preds, target)
+    torch.testing.assert_close(compiled(step)(preds, target), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["MAPSS", "functions", "loss"])
+def test_a_compiled_call_has_the_eager_gradient(name):
+    """With the graph before the call and behind it, as in a training step."""
+    step, (preds, target) = STEPS[name](small()), pair(2)
+    gain = torch.ones(2, 1, requires_grad=True)
+
+    def whole(p: Tensor, t: Tensor) -> Tensor:
+        return (step(p * gain.sin(), t) * 2.0).sum() + gain.sum()
+
+    (expected,) = torch.autograd.grad(whole(preds, target), gain)
+    (found,) = torch.autograd.grad(compiled(whole, "aot_eager")(preds, target), gain)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.slow
+def test_a_compiled_scorer():
+    mapss, (preds, target) = small(), pair(2)
+    torch._dynamo.reset()
+    whole = torch.compile(mapss, backend="eager")
+    torch.testing.assert_close(whole(preds, target).ps, mapss(preds, target).ps)
+
+
+def test_compiled_code_calls_the_eager_function(monkeypatch):
+    """Without the compiler, which takes seconds to load: what is called is what it leaves alone."""
+    kept: list[Callable] = []
+
+    def disable(function: Callable) -> Callable:
+        kept.append(function)
+        return function
+
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: not kept)
+    monkeypatch.setattr(torch.compiler, "disable", disable)
+    preds, target = pair(1)
+    mapss = small()
+    for call in (
+        lambda: mapss(preds, target),
+        lambda: mapss.prepare(target),
+        lambda: mapss.bounds(preds, target),
+        lambda: mapss.match_bank(target, 8000),
+        lambda: perceptual_separation(preds, target, mapss),
+        lambda: perceptual_match(preds, target, mapss),
+        lambda: MAPSSLoss(mapss)(preds, target),
+        lambda: PerceptualSeparation(mapss).update(preds, target),
+        lambda: PerceptualMatch(mapss)(preds, target),
+        lambda: embeddings(preds, target),
+    ):
+        kept.clear()
+        call()
+        assert kept
+
+
+class Module(nn.Module):
+    """As a Lightning module, whose steps are compiled one by one."""
+
+    def __init__(self, mapss: MAPSS) -> None:
+        super().__init__()
+        self.network = nn.Conv1d(2, 2, 1)
+        self.ps, self.pm = PerceptualSeparation(mapss), PerceptualMatch(mapss, log=True)
+        self.loss = MAPSSLoss(mapss)
+
+    def validation_step(self, batch: Tensor) -> Tensor:
+        preds = self.network(batch)
+        self.ps.update(preds, batch)
+        self.pm.update(preds, batch)
+        return self.loss(preds, batch)
+
+
+@pytest.mark.slow
+def test_a_compiled_validation_step():
+    torch.manual_seed(0)
+    module, batches = Module(small()), [pair(2, seed=seed)[1] for seed in (0, 3)]
+    found = []
+    for step in (module.validation_step, compiled(module.validation_step)):
+        losses = [step(batch).detach() for batch in batches]
+        found.append([*losses, module.ps.compute(), module.pm.compute()])
+        module.ps.reset(), module.pm.reset()
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.slow
+def test_a_compiled_validation_step_in_lightning():
+    pl = pytest.importorskip("lightning.pytorch")
+
+    class Compiled(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Module(small())
+
+        def validation_step(self, batch: Tensor, index: int) -> None:
+            self.inner.validation_step(batch)
+            self.log("ps", self.inner.ps)
+
+    torch.manual_seed(0)
+    data = torch.utils.data.DataLoader(pair(4)[1], batch_size=2)
+    trainer = pl.Trainer(
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu"
+    )
+    module = Compiled()
+    torch._dynamo.reset()
+    values = [
+        trainer.validate(each, data, verbose=False)[0]["ps"]
+        for each in (module, torch.compile(module, backend="eager"))
+    ]
+    assert values[0] == pytest.approx(values[1], abs=1e-6)
+    assert 0.0 < values[0] < 1.0

@@ -1,0 +1,78 @@
+"""Means over what is defined: sources of a mixture, mixtures of a batch, or of all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_mapss.training.terms import Term
+
+REDUCTIONS = ("mean", "sum", "item", "none", "global")
+
+
+def items_of(term: Term) -> Tensor:
+    """(B,) mean over the defined sources of each mixture, 0 where there is none."""
+    return term.values.sum(-1) / term.defined.sum(-1).clamp(min=1)
+
+
+def mean_of(term: Term) -> Tensor:
+    """() mean over the mixtures with a defined source, 0 if there is none."""
+    return items_of(term).sum() / term.defined.any(-1).sum().clamp(min=1)
+
+
+def reduced(terms: Sequence[Term], reduction: str) -> Tensor:
+    """The weighted sum of the terms: () for "mean", "sum" and "global", (B,), or (B, S')."""
+    if reduction == "global":
+        sums = torch.stack([items_of(term).sum() for term in terms])
+        counts = torch.stack([term.defined.any(-1).sum() for term in terms])
+        parts = [t.weight * mean for t, mean in zip(terms, means_over_processes(sums, counts))]
+        return torch.stack(parts).sum(0)
+    reduce: dict[str, Callable[[Term], Tensor]] = {
+        "mean": mean_of,
+        "sum": lambda term: term.values.sum(),
+        "item": items_of,
+        "none": lambda term: term.values,
+    }
+    return torch.stack([term.weight * reduce[reduction](term) for term in terms]).sum(0)
+
+
+def means_over_processes(sums: Tensor, counts: Tensor) -> Tensor:
+    """Means (n,) of what all processes hold, from the sums (n,) and counts (n,) of this one.
+
+    Data-parallel training averages gradients: every process weighs the same, however much it had
+    to average. With world size R, local sums s_r and counts n_r, the gradient handed back here is
+    R ∂s_r / Σ n, the average of which over r is that of the mean Σ s / Σ n over all. The value is
+    that mean, the same on every process. A mean of nothing is 0.
+
+    All processes of the default group must call it, each with its own.
+    """
+    both = torch.stack([sums.detach().double(), counts.double()])
+    processes = 1
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        processes = torch.distributed.get_world_size()
+        torch.distributed.all_reduce(both)
+    total, count = both[0], both[1].clamp(min=1.0)
+    mine = sums * (processes / count).to(sums.dtype)
+    return (total / count).to(sums.dtype) + mine - mine.detach()
+
+
+def reduced_extra(value: object, reduction: str, shape: torch.Size) -> Tensor:
+    """The caller's own term, in the shape of the reduction."""
+    accepted = {"item": (shape, shape[:1]), "none": (shape,)}.get(reduction, (shape, shape[:1], ()))
+    if not isinstance(value, Tensor) or tuple(value.shape) not in accepted:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        shapes = " or ".join(str(tuple(one)) for one in accepted)
+        raise ValueError(
+            f"extra must return a tensor of shape {shapes} for reduction {reduction!r}, got "
+            f"{got}. Average over time inside it."
+        )
+    if reduction == "none":
+        return value
+    if reduction == "item":
+        return value if value.ndim == 1 else value.mean(-1)
+    if reduction == "global":  # every mixture weighs the same, whatever shape it came in
+        count = torch.tensor([shape[0]], device=value.device)
+        return means_over_processes(value.mean().reshape(1) * shape[0], count)[0]
+    return value.mean() if reduction == "mean" else value.sum()
