@@ -24,6 +24,7 @@ from torch_mapss.evaluation.listen_ratings import (
     read_ratings,
 )
 from torch_mapss.evaluation.manifest import load_manifest
+from torch_mapss.evaluation.ratings import load_ratings
 from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.run import run
 
@@ -250,6 +251,9 @@ def test_ratings_come_back_under_their_names(
     rows = rows_of(made / "ratings.csv")
     assert len(rows) == len(key) + 1
     assert tuple(rows[0]) == RATING_COLUMNS
+    joined = load_ratings(made / "ratings.csv")  # by what reads it for correlations
+    assert sum(rating.is_system for rating in joined.rows) == 32
+    assert joined.averaged == 0
     by_place = {(r["track"], r["source"], r["system"]): r for r in rows}
     for stimulus in key:
         place = stimulus["mixture_id"], stimulus["source"], stimulus["system"]

@@ -1,0 +1,150 @@
+"""PS and PM in the manner of other toolkits: VERSA's setup and metric, museval's arrays.
+
+Each is a few lines over :func:`torch_mapss.evaluate`. Other toolkits give arrays without saying
+which axis is which; a shape that can be read in two ways is refused, with both readings.
+
+Example:
+    >>> import numpy as np
+    >>> model = mapss_setup("mel")
+    >>> gt = np.random.default_rng(0).normal(size=(2, 8000))  # two sources
+    >>> sorted(mapss_metric(gt + 0.1 * gt[::-1], gt, 16000, model))[:2]
+    ['mapss_foreign_distance', 'mapss_foreign_distance_src1']
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torch_mapss.evaluation.report import Report
+from torch_mapss.evaluation.results import MEASURES
+from torch_mapss.evaluation.scorer import evaluate, make_scorer
+
+if TYPE_CHECKING:
+    from torch_mapss.pipeline.mapss import MAPSS
+
+DEFAULT_ENCODER = "wav2vec2-large"
+
+
+def mapss_setup(encoder: str = DEFAULT_ENCODER, device: str | None = None, **options: Any) -> MAPSS:
+    """What :func:`mapss_metric` scores with, to be made once: VERSA's ``…_setup``.
+
+    Args:
+        encoder: see :class:`torch_mapss.MAPSS`; ``"mel"`` needs no download.
+        device: the CPU if None.
+        options: of :class:`torch_mapss.MAPSS`.
+
+    Returns:
+        The scorer.
+    """
+    return make_scorer(None, device, {"encoder": encoder, **options})
+
+
+def mapss_metric(
+    pred: Any, gt: Any, fs: int, model: MAPSS | None = None, **options: Any
+) -> dict[str, float]:
+    """The scores of one utterance by name, in VERSA's manner.
+
+    Args:
+        pred: (S, T) estimates, sources first, as an array or tensor; in the order of ``gt``.
+        gt: (S, T) references, at least two: PS compares an estimate with all sources.
+        fs: Hz of both.
+        model: of :func:`mapss_setup`; made anew with the default encoder if None.
+        options: of :func:`torch_mapss.evaluate`, e.g. ``permute=True`` where the order of the
+            estimates is not known, ``attributed=(0,)`` to score one alone, ``trim=True``.
+
+    Returns:
+        For ``ps``, ``pm``, ``log_pm``, ``foreign_distance`` and ``log_foreign_distance``, all
+        higher is better: ``mapss_NAME``, the mean over the estimates, and ``mapss_NAME_src1``,
+        ... in the order of ``pred``. NaN where no frame is scored.
+
+    Raises:
+        ValueError: shapes that are no (S, T) or can be read as (T, S); and what
+            :func:`torch_mapss.evaluate` refuses.
+    """
+    signals = {name: _sources_first(given, name) for name, given in (("pred", pred), ("gt", gt))}
+    report = evaluate(
+        estimates=signals["pred"],
+        references=signals["gt"],
+        sample_rate=fs,
+        mapss=model if model is not None else mapss_setup(),
+        **options,
+    )
+    means = report.means()
+    found = {f"mapss_{name}": means[name] for name in MEASURES}
+    for place, row in enumerate(report.rows, 1):
+        found |= {f"mapss_{name}_src{place}": getattr(row, name) for name in MEASURES}
+    return found
+
+
+def _sources_first(given: Any, name: str) -> Tensor:
+    wave = torch.as_tensor(given)
+    if wave.ndim == 1:
+        raise ValueError(
+            f"{name} must be (S, T): all sources of the mixture, sources first; got one signal "
+            f"{tuple(wave.shape)}. Pass two references at least; to score one estimate alone, pass "
+            f"it as (1, T) with attributed=(0,)."
+        )
+    if wave.ndim != 2:
+        raise ValueError(f"{name} must be (S, T): sources, samples; got {tuple(wave.shape)}.")
+    if wave.shape[0] > wave.shape[1]:
+        rows, columns = wave.shape
+        raise ValueError(
+            f"{name} must be (S, T), got {tuple(wave.shape)}, which is either {rows} sources of "
+            f"{columns} samples or {columns} sources of {rows} samples with the samples first. "
+            f"Turn the axes in the second case: {name}.T."
+        )
+    return wave
+
+
+def evaluate_museval(
+    *, references: Any, estimates: Any, rate: int, mapss: MAPSS | None = None, **options: Any
+) -> Report:
+    """Score arrays as museval takes them; channels are mixed down to their mean.
+
+    By keyword alone, as museval's own order is references first.
+
+    Args:
+        references: (sources, samples, channels), or (sources, samples) of mono signals.
+        estimates: the same, in the order of the references.
+        rate: Hz of both.
+        mapss: to score with; else ``options`` say with which encoder.
+        options: of :func:`torch_mapss.evaluate`.
+
+    Returns:
+        A :class:`~torch_mapss.Report`, one row per source.
+
+    Raises:
+        ValueError: shapes that are none of these, or can be read with channels before samples;
+            and what :func:`torch_mapss.evaluate` refuses.
+    """
+    return evaluate(
+        estimates=_mixed_down(estimates, "estimates"),
+        references=_mixed_down(references, "references"),
+        sample_rate=rate,
+        mapss=mapss,
+        **options,
+    )
+
+
+def _mixed_down(given: Any, name: str) -> Tensor:
+    """(sources, samples, channels) -> (sources, samples)."""
+    waves = torch.as_tensor(given)
+    if waves.ndim == 2:
+        return _sources_first(waves, name)
+    if waves.ndim != 3:
+        raise ValueError(
+            f"{name} must be (sources, samples, channels) or (sources, samples), got "
+            f"{tuple(waves.shape)}."
+        )
+    sources, samples, channels = waves.shape
+    if channels > samples or sources > samples:
+        raise ValueError(
+            f"{name} must be (sources, samples, channels), got {tuple(waves.shape)}, which is "
+            f"either {sources} sources of {samples} samples in {channels} channels, or another "
+            "order, e.g. (sources, channels, samples) or (samples, sources, channels). Bring the "
+            f"samples to the middle in the second case, e.g. by numpy.moveaxis({name}, -1, 1)."
+        )
+    return waves.to(torch.promote_types(waves.dtype, torch.float32)).mean(-1)
