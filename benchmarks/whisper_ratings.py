@@ -33,7 +33,8 @@ class Set(NamedTuple):
     ratings: str
     questions: tuple[str, str]  # of PS, of PM
     text: str
-    every: int
+    every: int  # one frame in so many
+    tracks: int | None  # at most so many, evenly spaced
     leakage: tuple[int, ...]
 
 
@@ -46,6 +47,7 @@ SETS = (
         "Speech and noise, 12 conditions of 6 talkers whose noise and distortion are set apart; "
         "`bak` rates the noise, `sig` the distortion, `ovrl` the whole.",
         8,
+        None,
         (0, 7),
     ),
     Set(
@@ -53,8 +55,9 @@ SETS = (
         "mapss.json",
         "ratings.csv",
         ("interference", "quality"),
-        "Singing taken out of 16 songs, 5 systems each, rated for interference and for quality.",
+        "Singing taken out of songs, 5 systems each, rated for interference and for quality.",
         16,
+        8,
         (0,),
     ),
 )
@@ -74,7 +77,9 @@ def run(one: Set, leakage: int, options: argparse.Namespace) -> toolkit.Rows:
         "--out": options.work / f"{one.folder}-l{leakage}",
     }
     words = [str(word) for pair in named.items() for word in pair]
-    words += ["--encoders", *plain, f"{options.whisper}@{options.layer}", "--random"]
+    words += ["--encoders", *plain, f"{options.whisper}@{options.layer}"]
+    words += [] if leakage else ["--random"]
+    words += [] if one.tracks is None else ["--mixtures", str(one.tracks)]
     return encoders.main(words)
 
 
@@ -82,7 +87,7 @@ def section(one: Set, found: dict[int, toolkit.Rows], options: argparse.Namespac
     """The tables of one set."""
     questions = rated.Ratings(options.data / one.folder / one.ratings).questions
     rows = found[0]
-    tracks = len(rows.distinct("track"))
+    tracks = len(rated.common_tracks(rows))
     lines = [
         f"## {one.folder}",
         "",
@@ -101,11 +106,12 @@ def section(one: Set, found: dict[int, toolkit.Rows], options: argparse.Namespac
 
 def _cross(rows: toolkit.Rows, questions: tuple[str, ...], method: str) -> Any:
     header = ["measure", "encoder", *questions]
+    tracks = rated.common_tracks(rows)
     lines = []
     for measure in rated.SHOWN:
         for encoder in rows.distinct("encoder"):
             cells = [
-                str(rated.correlation(rows, measure, question, method, encoder=encoder))
+                str(rated.correlation(rows, measure, question, method, tracks, encoder=encoder))
                 for question in questions
             ]
             lines.append([toolkit.LABELS[measure], encoder, *cells])
@@ -115,11 +121,14 @@ def _cross(rows: toolkit.Rows, questions: tuple[str, ...], method: str) -> Any:
 def _saturation(rows: toolkit.Rows) -> str:
     """Mean scores, and outputs whose mean PM is as good as 0: no mean of those can rank."""
     header = ["encoder", "mean PS", "mean PM", "mean log PM", "outputs with mean PM below 0.01"]
+    tracks = rated.common_tracks(rows)
     lines = []
     for encoder in rows.distinct("encoder"):
-        match = rows.numbers("pm", encoder=encoder)
-        means = [toolkit.number(rows.mean(m, encoder=encoder)) for m in ("ps", "pm", "log_pm")]
-        lines.append([encoder, *means, f"{sum(v < 0.01 for v in match)} of {len(match)}"])
+        here = [row for row in rows.where(encoder=encoder) if row["track"] in tracks]
+        values = {m: [float(row[m]) for row in here] for m in ("ps", "pm", "log_pm")}
+        means = [toolkit.number(sum(found) / len(found)) for found in values.values()]
+        dead = sum(value < 0.01 for value in values["pm"])
+        lines.append([encoder, *means, f"{dead} of {len(here)}"])
     return toolkit.markdown(header, lines)
 
 

@@ -130,6 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     parser.add_argument("--random", action="store_true", help="random weights beside the trained")
     parser.add_argument("--untrained", action="store_true", help="random weights alone")
     options = parser.parse_args(arguments)
+    if options.layer is not None:
+        parser.error("all layers are read; --top says how far.")
     asked = rated.questions(options)
     rows = rated.open_rows(options)
     for shown, name in encoders(options):

@@ -12,7 +12,7 @@ import argparse
 import csv
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -300,12 +300,36 @@ class Correlation(NamedTuple):
         return f"{toolkit.number(self.value)}{error}"
 
 
+def common_tracks(rows: toolkit.Rows) -> set[str]:
+    """The tracks that every encoder and layer has, over which they can be compared."""
+    runs: dict[tuple[str, str], set[str]] = {}
+    for row in rows.where():
+        runs.setdefault((row["encoder"], row["layer"]), set()).add(row["track"])
+    return set.intersection(*runs.values()) if runs else set()
+
+
 def correlation(
-    rows: toolkit.Rows, measure: str, question: str, method: str, **where: Any
+    rows: toolkit.Rows,
+    measure: str,
+    question: str,
+    method: str,
+    within: Collection[str] | None = None,
+    **where: Any,
 ) -> Correlation:
-    """SRCC or PCC of a measure with the ratings of a question, in the rows with these values."""
+    """SRCC or PCC of a measure with the ratings of a question, in the rows with these values.
+
+    Args:
+        rows: scores and ratings.
+        measure: column of the scores.
+        question: of the ratings.
+        method: a key of `METHODS`.
+        within: count these tracks only.
+        where: values of columns.
+    """
     tracks: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in rows.where(**where):
+        if within is not None and row["track"] not in within:
+            continue
         if row[measure] and row[f"rating:{question}"]:
             pair = float(row[measure]), float(row[f"rating:{question}"])
             tracks.setdefault((row["track"], row["source"]), []).append(pair)

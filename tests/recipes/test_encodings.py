@@ -147,9 +147,23 @@ def test_correlations_are_those_of_scipy(tmp_path, monkeypatch):
         assert found.value == pytest.approx(sum(values) / 3)
         assert found.error == pytest.approx(scipy.stats.sem(values))
         assert found.tracks == 3
+    first = rated.correlation(rows, "ps", "leak", "PCC", {"0"})
+    assert first.value == pytest.approx(expected["PCC"][0])
+    assert math.isnan(first.error)
     constant = rated.correlation(rows, "pm", "leak", "SRCC")
     assert math.isnan(constant.value)
     assert constant.tracks == 0
+
+
+def test_encoders_are_compared_on_the_tracks_that_all_of_them_have(tmp_path, monkeypatch):
+    rated = recipe("rated", monkeypatch)
+    rows = rated.toolkit.Rows(tmp_path, rated.KEYS, ("ps",), {})
+    assert rated.common_tracks(rows) == set()
+    for encoder, tracks in (("mel", "abc"), ("whisper", "bcd"), ("random", "abd")):
+        for track in tracks:
+            key = dict.fromkeys(rated.KEYS, "x") | {"track": track, "encoder": encoder}
+            rows.add(**key, ps=0.5)
+    assert rated.common_tracks(rows) == {"b"}
 
 
 def test_the_layer_taken_has_the_best_worst_number(tmp_path, monkeypatch):
