@@ -10,7 +10,7 @@ import importlib
 import traceback
 from collections.abc import Sequence
 
-from torch_mapss.evaluation import console, processes
+from torch_mapss.evaluation import console, processes, threads
 from torch_mapss.evaluation.commands.options import (
     BAD_INPUT,
     CODES,
@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code. Wrong usage exits with 2 at once, as argparse does.
     """
     console.prepare()
+    threads.let_idle_threads_sleep()
     debug = False
     try:
         try:
