@@ -56,14 +56,15 @@ class MAPSS(nn.Module):
         trim: cut estimates and references to the shorter of them instead of refusing.
         align_polarity: flip an estimate whose correlation with its reference is negative.
             Checkpoints hear the sign, people do not.
-        alpha, time, energy, max_dimension, convention: of the diffusion map, see
+        alpha, time, energy, max_dimension, convention, eigh: of the diffusion map, see
             :func:`torch_mapss.functional.perceptual_separation`. ``"conformal"`` is one of PM
             (:func:`torch_mapss.functional.perceptual_match`), with ``scores.pm_rank``; PS and the
             maps are then those of the paper convention.
         loudness: target of the normalisation of every waveform, in LUFS.
         activity: a source is active where its RMS exceeds this share of its RMS over all samples.
         check_finite: look for NaN and infinite samples and refuse them. Without, such a source is
-            left out with its frames; on an accelerator that saves waiting for the device.
+            left out with its frames; a training step on an accelerator then waits for the device
+            twice instead of four times.
         memory: to work in, beside waveforms, weights and results: bytes, a text like ``"2GiB"``,
             or ``"auto"``: 1 GiB on a CPU, a quarter of what is free on CUDA. How many distortions
             are made, clips encoded and frames scored at a time follows from it, and no score.
@@ -72,7 +73,8 @@ class MAPSS(nn.Module):
     The encoder is frozen and shared, and is neither part of ``state_dict()`` nor of
     ``parameters()``; ``to(device)`` moves it along, while ``half()`` and its like change nothing:
     its precision is ``dtype``, or a module's own. The manifold runs in float64 inside whatever the
-    dtype of the waveforms and under autocast.
+    dtype of the waveforms and under autocast (its eigendecomposition in ``eigh``, not to be taken
+    for ``dtype``).
 
     Raises:
         TypeError: an argument of another type.
@@ -109,6 +111,7 @@ class MAPSS(nn.Module):
         energy: float = 0.99,
         max_dimension: int | None = None,
         convention: str = "paper",
+        eigh: str = "float64",
         loudness: float = -23.0,
         activity: float = 0.1,
         check_finite: bool = True,
@@ -120,7 +123,7 @@ class MAPSS(nn.Module):
     ) -> None:
         super().__init__()
         self.settings = map_settings(
-            alpha, time, energy, convention, max_dimension, MATCH_CONVENTIONS
+            alpha, time, energy, convention, max_dimension, MATCH_CONVENTIONS, eigh
         )
         options: dict[str, Any] = {"layer": layer, "dtype": dtype, "device": device}
         options |= {"local_files_only": local_files_only or None, "cache_dir": cache_dir}

@@ -7,6 +7,7 @@ import torch
 from clouds import clouds
 from torch import Tensor
 
+from torch_mapss import MAPSS
 from torch_mapss import functional as F
 from torch_mapss.core import linalg
 
@@ -93,3 +94,15 @@ def test_repeated_eigenvalues_keep_finite_gradients() -> None:
 def test_other_precisions_are_refused() -> None:
     with pytest.raises(ValueError, match="eigh must be one of 'float64', 'float32', got 'half'"):
         F.perceptual_separation(*clouds(), eigh="half")
+
+
+def test_a_scorer_takes_it_and_banks_do_not_depend_on_it(decomposed: list[torch.dtype]) -> None:
+    references = torch.randn(1, 2, 4000, generator=torch.Generator().manual_seed(9))
+    double, single = MAPSS("mel"), MAPSS("mel", eigh="float32")
+    assert single.describe()["eigh"] == "float32"
+    bank = double.prepare(references)
+    scores = double(references + 0.3 * references.flip(1), bank)
+    found = single(references + 0.3 * references.flip(1), bank)
+    assert set(decomposed) == {torch.float64, torch.float32}
+    torch.testing.assert_close(found.ps, scores.ps, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found.log_pm, scores.log_pm, rtol=2e-2, atol=1e-3)
