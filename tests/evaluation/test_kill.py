@@ -85,5 +85,6 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path, kills: int) -> N
             found += killed(manifest, out, 0 if loading else 1, pause)
             assert finished_rows(out)[: len(kept)] == kept
         finish(manifest, out)
-        for name in TABLES:
+        frames = [f"frames/m{place}.npz" for place in range(MIXTURES)]
+        for name in (*TABLES, *frames, "mixtures.json"):
             assert (out / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()

@@ -134,24 +134,58 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 def write_with(path: str | os.PathLike[str], write: Callable[[str], object]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then move it there.
 
+    What a kill leaves behind is taken up and moved away by whoever writes ``path`` again.
+
     Raises:
         WriteError: it cannot be written.
     """
     path = os.fspath(path)
-    folder, name = os.path.split(path)
-    with writing(path):
-        handle, temporary = tempfile.mkstemp(
-            prefix=".", suffix=os.path.splitext(name)[1], dir=folder or "."
-        )
-        os.close(handle)
+    with writing(path), _temporary(path) as temporary:
         try:
             write(temporary)
             _synced(temporary)
-            os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's own are for the owner alone
+            os.chmod(temporary, 0o666 & ~_umask())  # its own rights are for the owner alone
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
             raise
+
+
+@contextmanager
+def _temporary(path: str) -> Iterator[str]:
+    """An empty file beside ``path``, always the same one unless another process is at it."""
+    folder, name = os.path.split(path)
+    suffix = os.path.splitext(name)[1]
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]  # a long name has room as well
+    own = os.path.join(folder, f".part-{digest}{suffix}")
+    handle = _locked(own)
+    if handle is None:
+        other, own = tempfile.mkstemp(prefix=".part-", suffix=suffix, dir=folder or ".")
+        os.close(other)
+    try:
+        yield own
+    finally:
+        if handle is not None:
+            os.close(handle)  # and its lock goes
+
+
+def _locked(path: str) -> int | None:
+    """``path`` open, empty and locked; None where another process has it, or there are no locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its last holder may have moved it away between the two calls.
+        if os.path.samestat(os.fstat(handle), os.stat(path)):
+            os.ftruncate(handle, 0)
+            return handle
+    except OSError:
+        pass
+    os.close(handle)
+    return None
 
 
 def write_wave(path: str, samples: Any, rate: int, subtype: str = "FLOAT") -> None:
