@@ -98,3 +98,37 @@ def environment(**changes: str) -> dict[str, str]:
     here = os.environ.get("PYTHONPATH")
     path = root if not here else os.pathsep.join([here, root])
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **changes}
+
+
+WILD = "<script>alert('1')</script> \"é\" 声"
+
+
+def wild_results(folder: Path) -> Path:
+    """Results of two mixtures and systems; one name is a script, files have blanks and '#'."""
+    from torch_mapss.evaluation.manifest import load_manifest
+    from torch_mapss.evaluation.run import run
+
+    entries = []
+    for k in range(2):
+        truth = sources(2, 1.0, seed=k)
+        made = {"good": leaky(truth, 0.1), WILD: leaky(truth, 0.6)}
+        names = [f"m{k} #{n}.wav" for n in range(2)]
+        for name, wave in zip(names, truth):
+            write(folder / "truth" / name, wave)
+        systems = {}
+        for place, (system, waves) in enumerate(made.items()):
+            for name, wave in zip(names, waves):
+                write(folder / f"s{place}" / name, wave)
+            systems[system] = [f"s{place}/{name}" for name in names]
+        write(folder / f"mix{k}.wav", truth.sum(0))
+        entries.append(
+            {
+                "mixture_id": f"m{k}",
+                "sources": ["a & b", "<i>c</i>"],
+                "references": [f"truth/{name}" for name in names],
+                "systems": systems,
+                "mixture": f"mix{k}.wav",
+            }
+        )
+    run(load_manifest(save_manifest(folder, entries)), folder / "results", small_mapss)
+    return folder / "results"

@@ -24,6 +24,7 @@ COMMANDS = (
     "score",
     "evaluate",
     "compare",
+    "report",
     "worst",
     "verify",
     "listen",

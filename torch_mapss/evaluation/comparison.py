@@ -64,12 +64,15 @@ class Comparison:
         ]
         percent = f"{100 * self.confidence:g} % interval"
         columns = ["measure", "system", "n", "mean", percent, "group"]
-        return "\n".join([files.text_table(columns, cells, left=2), "", *self._notes(rows)])
+        return "\n".join([files.text_table(columns, cells, left=2), "", *self.notes(measures)])
 
-    def _notes(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    def notes(self, measures: Sequence[str] = SHORT) -> list[str]:
+        """What can and cannot be told from the ranking of some measures, a sentence a line."""
+        rows = [row for row in self.ranking if row["measure"] in measures]
         lines = [
-            "Higher is better. n: mixtures. Intervals: BCa bootstrap over mixtures. Groups: those",
-            f"that share a letter are not told apart (Wilcoxon, Holm, level {self.alpha:g}).",
+            "Higher is better. n: mixtures. Intervals: BCa bootstrap over mixtures.",
+            "Systems that share a letter are not told apart (Wilcoxon signed rank, Holm, level "
+            f"{self.alpha:g}).",
         ]
         counts = [row["n"] for row in rows]
         if any(APPROXIMATE in row["note"] for row in rows):
