@@ -92,6 +92,41 @@ def test_options_reach_the_scorer(tmp_path: Path, files: tuple[list[str], list[s
     assert [row["source_index"] for row in content["scores"]] == [1, 0]
 
 
+def test_conformal_scores_with_leakage_members_tell_the_rank(
+    tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ("--convention", "conformal", "--leakage", "3", "--max-dimension", "6")
+    bounds = ("--bounds", "--bounds-convention", "derived", "--tail", "bootstrap")
+    assert score(files, *wanted, *bounds, "--sample-frames", "6", "--out", str(tmp_path)) == 0
+    printed = capsys.readouterr().out
+    assert "PM rank: " in printed
+    assert "exchangeable" in printed
+    with open(tmp_path / "scores.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        assert 0.0 < float(row["pm_rank"]) <= 1.0
+        assert float(row["match_dimension"]) <= 6.0
+        assert float(row["separation_dimension"]) <= 6.0
+        assert float(row["ps_tail"]) > 0.0
+        assert float(row["pm_radius"]) >= 0.0
+        assert row["pm_tail"] in ("", "nan")
+
+
+def test_settings_of_bounds_reach_them(files: tuple[list[str], list[str]]) -> None:
+    references, estimates = files
+    given = {"estimates": estimates, "references": references, "mapss": small_mapss()}
+    given |= {"bounds": True, "sample_frames": 4}
+    plain, drawn = evaluate(**given), evaluate(**given, tail="bootstrap")
+    derived = evaluate(**given, bounds_convention="derived")
+    other = evaluate(**given, bounds_convention="reference")  # the scores stay the paper's
+    for report in (drawn, derived, other):
+        assert [row.ps for row in report.rows] == [row.ps for row in plain.rows]
+        assert [row.ps_tail for row in report.rows] != [row.ps_tail for row in plain.rows]
+    for wrong in ({"tail": "none"}, {"bounds_convention": "conformal"}):
+        with pytest.raises(ValueError, match="must be one of"):
+            evaluate(**given, **wrong)
+
+
 def test_target_alone(
     files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,9 @@ class SourceRow(NamedTuple):
     pm_tail: float | None = None
     ps_pesq_radius: float | None = None
     ps_pesq_tail: float | None = None
+    pm_rank: float | None = None  # mean rank form of PM, (0, 1]; None unless conformal
+    separation_dimension: float | None = None  # mean d of PS's maps over the scored frames
+    match_dimension: float | None = None  # the same of PM's
 
 
 @dataclass(frozen=True, eq=False)  # two reports hold tensors, which have no one truth
@@ -120,6 +123,7 @@ class Report:
     def summary(self) -> str:
         """A table to print, with counts, what the numbers mean, and what was done to the input."""
         lines = [files.text_table(*_summary_table(self)), "", _counts(self), *MEANINGS]
+        lines += _ranks(self)
         if self.bounds is not None:
             lines += half_widths(self.bounds.confidence)
         lines += [f"Warning: {finding.text}." for finding in self.findings]
@@ -335,6 +339,21 @@ def score_cells(values: Mapping[str, Any]) -> list[str]:
 
 def _half_range(radius: float | None, tail: float | None) -> str:
     return number(None if radius is None or tail is None else radius + tail)
+
+
+def _ranks(report: Report) -> list[str]:
+    """The rank form of PM, where the convention has it."""
+    ranks = [
+        f"{clip.name} {number(row.pm_rank)}"
+        for row, clip in zip(report.rows, report.estimates)
+        if row.pm_rank is not None
+    ]
+    if not ranks:
+        return []
+    return [
+        f"PM rank: {', '.join(ranks)} (means). In a frame it is at most u with probability at most "
+        "u if estimate and distortions are exchangeable: no half-width is needed, and none stated."
+    ]
 
 
 def _counts(report: Report) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss import audio
-from torch_mapss.bounds.frames import check_confidence
+from torch_mapss.bounds.frames import CONVENTIONS, TAILS, check_confidence
 from torch_mapss.bounds.utterance import pool_match_bounds, pool_separation_bounds
 from torch_mapss.core import checks
 from torch_mapss.core.aggregate import masked_mean
@@ -57,6 +57,8 @@ def evaluate(
     confidence: float = 0.95,
     sample_frames: int | None = None,
     align: str | None = None,
+    bounds_convention: str | None = None,
+    tail: str = "concentration",
     device: torch.device | str | None = None,
     mapss: MAPSS | None = None,
     prepared: PreparedOnce | None = None,
@@ -89,6 +91,10 @@ def evaluate(
         align: ``"shift"`` moves every estimate by one constant lag onto its reference, if its
             cross-correlation tells one of at most 500 ms, in whole samples; frames that it no
             longer reaches into are not scored. Nothing is moved by default.
+        bounds_convention: of the bounds, ``"paper"``, ``"reference"`` or ``"derived"``; that of
+            the scores by default. See :mod:`torch_mapss.bounds`.
+        tail: of the bounds, ``"concentration"``, the paper's inequalities, or ``"bootstrap"``,
+            which is narrow and holds for PS, and takes longer.
         device: to compute on. None: where a given ``mapss`` is, else as ``"auto"``, which is CUDA
             where there is one, else MPS, else the CPU; the summary says which.
         mapss: a :class:`~torch_mapss.MAPSS` to use, shared by many calls.
@@ -112,8 +118,9 @@ def evaluate(
     """
     if sample_rate is not None:
         sample_rate = checks.check_whole(sample_rate, "sample_rate", 1)
-    check_confidence(confidence)
-    check_align(align)
+    request = Request(
+        permute, trim, bounds, confidence, sample_frames, align, bounds_convention, tail
+    ).checked()
     device = chosen_device(device, mapss, options)
     scorer = make_scorer(mapss, device, options)
     place = device_of(scorer, device)
@@ -122,7 +129,6 @@ def evaluate(
     truth = clips.read_set(references, "references", scorer.sample_rate, sample_rate)
     true = _complete(truth, names)
     found = clips.read_set(estimates, "estimates", scorer.sample_rate, sample_rate)
-    request = Request(permute, trim, bounds, confidence, sample_frames, align)
     mixed = _read_mixture(mixture, scorer.sample_rate, sample_rate)
     _check_sample_rate(sample_rate, [*found, *true, mixed])
     report = score_clips(
@@ -173,6 +179,21 @@ class Request(NamedTuple):
     confidence: float = 0.95
     sample_frames: int | None = None
     align: str | None = None
+    bounds_convention: str | None = None  # None: that of the scores
+    tail: str = "concentration"
+
+    def checked(self) -> Request:
+        """Itself.
+
+        Raises:
+            TypeError, ValueError: a setting that is none.
+        """
+        check_confidence(self.confidence)
+        check_align(self.align)
+        if self.bounds_convention is not None:
+            checks.check_choice(self.bounds_convention, "bounds_convention", CONVENTIONS)
+        checks.check_choice(self.tail, "tail", TAILS)
+        return self
 
 
 def check_align(align: str | None) -> None:
@@ -339,13 +360,15 @@ def _moved(outputs: Tensor, lags: Sequence[int]) -> Tensor:
 def _scored(
     scorer: MAPSS, outputs: Tensor, bank: ReferenceBank, index: tuple[int, ...], request: Request
 ) -> tuple[Scores, ScoreBounds | None]:
-    options: dict[str, Any] = {"attributed": index, "frames": request.sample_frames}
+    frames: dict[str, Any] = {"attributed": index, "frames": request.sample_frames}
+    bounds = None
     if request.bounds:  # which reads the scores off the same maps
-        bounds = scorer.bounds(outputs, bank, confidence=request.confidence, **options)
-        assert bounds.scores is not None
-        return bounds.scores, bounds
+        kind: dict[str, Any] = {"convention": request.bounds_convention, "tail": request.tail}
+        bounds = scorer.bounds(outputs, bank, request.confidence, **frames, **kind)
+        if bounds.scores is not None:
+            return bounds.scores, bounds
     with torch.no_grad():
-        return scorer(outputs, bank, **options), None
+        return scorer(outputs, bank, **frames), bounds
 
 
 def _within_reach(
@@ -496,6 +519,11 @@ def _columns(scores: Scores, bounds: ScoreBounds | None) -> dict[str, Tensor]:
             scores.foreign_distance.clamp(min=_LEAST_DISTANCE).log(), active
         ),
     }
+    if scores.pm_rank is not None:
+        columns["pm_rank"] = pooled.pm_rank
+    for name in ("separation_dimension", "match_dimension"):
+        each = getattr(scores, name).to(scores.ps).unsqueeze(1).expand_as(scores.ps)
+        columns[name] = masked_mean(each, active)
     return columns if bounds is None else columns | _utterance_bounds(scores, bounds)
 
 
@@ -512,14 +540,17 @@ def _utterance_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:
     active = scores.active
     found = {
         "ps": pool_match_bounds(bounds.ps.radius, bounds.ps.tail, active),  # of a plain mean
-        "pm": pool_match_bounds(bounds.pm.radius, bounds.pm.tail, active),
+        "pm": pool_match_bounds(bounds.pm.radius, bounds.pm.tail.nan_to_num(), active),
         "ps_pesq": pool_separation_bounds(scores.ps, bounds.ps.radius, bounds.ps.tail, active),
     }
-    return {
+    columns = {
         f"{name}_{part}": getattr(pooled, part)
         for name, pooled in found.items()
         for part in ("radius", "tail")
     }
+    stated = ~bounds.pm.tail.isnan().any(-1)  # the conformal convention states none
+    columns["pm_tail"] = torch.where(stated, columns["pm_tail"], torch.nan)
+    return columns
 
 
 def _read_mixture(mixture: Any, rate: int, sample_rate: int | None) -> Clip | None:

@@ -103,6 +103,19 @@ def add_scoring_options(parser: Any) -> None:
         help="of the half-widths (default: %(default)s)",
     )
     group.add_argument(
+        "--bounds-convention",
+        choices=("paper", "reference", "derived"),
+        help="of the bounds (default: that of the scores); derived: the paper's argument with its "
+        "units, unions and constants put right",
+    )
+    group.add_argument(
+        "--tail",
+        choices=("concentration", "bootstrap"),
+        default="concentration",
+        help="of the bounds: the paper's inequalities, or the distortions drawn again, which is "
+        "narrow and holds for PS, and takes longer (default: %(default)s)",
+    )
+    group.add_argument(
         "--sample-frames",
         type=int,
         metavar="N",
@@ -117,10 +130,25 @@ def add_scoring_options(parser: Any) -> None:
     )
     group.add_argument(
         "--convention",
-        choices=("paper", "reference"),
+        choices=("paper", "reference", "conformal"),
         default="paper",
-        help="the paper's equations, or those of the released implementation (default: "
-        "%(default)s)",
+        help="the paper's equations, those of the released implementation, or the paper's with PM "
+        "by the output's rank among its distortions: valid under exchangeability, and far less "
+        "saturated (default: %(default)s)",
+    )
+    group.add_argument(
+        "--leakage",
+        type=int,
+        default=0,
+        metavar="N",
+        help="add N distortions with the other sources to PM's bank, so that PM falls less with "
+        "leakage; 7 is a good number (default: none, as in the paper)",
+    )
+    group.add_argument(
+        "--max-dimension",
+        type=int,
+        metavar="D",
+        help="keep at most D coordinates of each map (default: as many as hold 99 %% of it)",
     )
     group.add_argument(
         "--align-polarity",
@@ -180,8 +208,8 @@ def scorer_of(args: argparse.Namespace) -> MAPSS:
     from torch_mapss.pipeline.mapss import MAPSS
 
     banks = [
-        DistortionBank(kind, seed=args.seed, size=args.bank_size)
-        for kind in ("separation", "match")
+        DistortionBank(kind, seed=args.seed, size=args.bank_size, leakage=leakage)
+        for kind, leakage in (("separation", 0), ("match", args.leakage))
     ]
     return MAPSS(
         args.encoder,
@@ -190,6 +218,7 @@ def scorer_of(args: argparse.Namespace) -> MAPSS:
         match_bank=banks[1],
         align_polarity=args.align_polarity,
         convention=args.convention,
+        max_dimension=args.max_dimension,
         dtype=args.dtype,
         device=args.device,
         local_files_only=args.local_files_only,
@@ -199,10 +228,8 @@ def scorer_of(args: argparse.Namespace) -> MAPSS:
 
 def request_of(args: argparse.Namespace) -> Request:
     """What the options want computed."""
-    from torch_mapss.bounds.frames import check_confidence
     from torch_mapss.evaluation.scorer import Request
 
-    check_confidence(args.confidence)
     return Request(
         permute=args.permute,
         trim=args.trim,
@@ -210,7 +237,9 @@ def request_of(args: argparse.Namespace) -> Request:
         confidence=args.confidence,
         sample_frames=args.sample_frames,
         align=args.align,
-    )
+        bounds_convention=args.bounds_convention,
+        tail=args.tail,
+    ).checked()
 
 
 @contextmanager
