@@ -259,3 +259,71 @@ def _gates_at(target: float, blocks: Tensor, whole: Tensor) -> Tensor:
         gate = _gated(blocks, shift)
         shift = target - _lufs(_gated_power(blocks, whole, gate))
     return gate
+
+
+class Meter:
+    """Loudness of signals that are handed over in pieces: what brings them to a level.
+
+    Equal, up to rounding, to :func:`at_loudness` of the whole.
+
+    Args:
+        shape: leading axes of the signals.
+        samples: their length.
+        sample_rate: Hz.
+        like: a tensor on the device, of the dtype of the pieces.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], samples: int, sample_rate: int, like: Tensor
+    ) -> None:
+        self.sample_rate, self.samples = sample_rate, samples
+        self.hop = round(sample_rate / 10)
+        self.lead = math.ceil(_DECAY * sample_rate)  # samples a piece must have before its own
+        self._hops = like.new_zeros(*shape, samples // self.hop)
+        self._whole = like.new_zeros(shape)
+        self._peak = like.new_zeros(shape)
+
+    def add(self, rows: tuple[Tensor | slice, ...], piece: Tensor, start: int) -> None:
+        """Take in the samples from ``start`` on of some of the signals.
+
+        Args:
+            rows: which: an index into the leading axes.
+            piece: (n, lead + length) or with the leading axes; at the start of the signals, where
+                nothing precedes, (n, length).
+            start: place of the first sample of its own, a multiple of ``hop``. All but the last
+                piece must have a multiple of ``hop`` of its own.
+        """
+        lead = self.lead if start else 0
+        own = piece[..., lead:]
+        squares = _k_weight(piece, self.sample_rate)[..., lead:].square()
+        hops, first = own.shape[-1] // self.hop, start // self.hop
+        means = squares[..., : hops * self.hop].unflatten(-1, (hops, self.hop)).mean(-1)
+        place = (*rows, slice(first, first + hops))
+        self._hops[place] = means
+        self._whole[rows] += squares.sum(-1) / self.samples
+        self._peak[rows] = torch.maximum(self._peak[rows], own.abs().amax(-1))
+
+    def gain(self, target: float, peak: float = 1.0) -> Tensor:
+        """What to multiply each signal by, the shape of the leading axes; 1 for silence."""
+        silent = self._peak < SILENCE_PEAK
+        highest = torch.where(silent, 1.0, self._peak)
+        whole = self._whole / highest.square()
+        hops = self._hops / highest.square().unsqueeze(-1)
+        if hops.shape[-1] < _HOPS_PER_BLOCK:
+            blocks = hops[..., :0]
+        else:
+            blocks = hops.unfold(-1, _HOPS_PER_BLOCK, 1).mean(-1)
+        gate = _gates_at(target, blocks, whole)
+        power = torch.where(silent, 1.0, _gated_power(blocks, whole, gate))
+        gain = 10 ** ((target - _lufs(power)) / 20)
+        return torch.where(silent, 1.0, gain / highest * (peak / gain.clamp(min=peak)))
+
+
+def gain_to(wave: Tensor, rate: int, target: float, at_once: int) -> Tensor:
+    """What brings long waveforms (n, T) to ``target``, (n,), looking at ``at_once`` samples."""
+    meter = Meter(wave.shape[:-1], wave.shape[-1], rate, wave)
+    step = max(1, at_once // (len(wave) * meter.hop)) * meter.hop
+    for start in range(0, wave.shape[-1], step):
+        first = start - meter.lead if start else 0
+        meter.add((slice(None),), wave[:, first : start + step], start)
+    return meter.gain(target)

@@ -27,10 +27,10 @@ GRAPH_BYTES = 3 * 2**29
 Kernel = Callable[[Embedding, Layout, Settings], tuple[Tensor, ...]]
 
 
-def frames_per_chunk(points: int, features: int) -> int:
+def frames_per_chunk(points: int, features: int, chunk_bytes: int = CHUNK_BYTES) -> int:
     """How many frames of N points and M features fit the working memory of a chunk."""
     each = 8 * (2 * points * features + 8 * points * points)
-    return max(1, CHUNK_BYTES // each)
+    return max(1, chunk_bytes // each)
 
 
 def _slices(frames: int, size: int) -> Iterator[slice]:
@@ -39,7 +39,12 @@ def _slices(frames: int, size: int) -> Iterator[slice]:
 
 
 def score_frames(
-    clouds: checks.Clouds, settings: Settings, kernel: Kernel, *, rest: bool = False
+    clouds: checks.Clouds,
+    settings: Settings,
+    kernel: Kernel,
+    *,
+    rest: bool = False,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[Tensor, ...]:
     """Run ``kernel`` on the maps of all frames, in chunks of bounded memory.
 
@@ -56,12 +61,13 @@ def score_frames(
         settings: of the map.
         kernel: (embedding, layout, settings) -> tensors with leading frames.
         rest: whether the kernel reads the discarded coordinates.
+        chunk_bytes: working memory of a chunk.
 
     Returns:
         The kernel's tensors over all frames, leading dimensions restored, on the device of the
         input; floating point ones in float64 if the input is, else in float32.
     """
-    return finished([pending(clouds, settings, kernel, rest=rest)])[0]
+    return finished([pending(clouds, settings, kernel, rest=rest, chunk_bytes=chunk_bytes)])[0]
 
 
 class Pending(NamedTuple):
@@ -74,12 +80,17 @@ class Pending(NamedTuple):
 
 
 def pending(
-    clouds: checks.Clouds, settings: Settings, kernel: Kernel, *, rest: bool = False
+    clouds: checks.Clouds,
+    settings: Settings,
+    kernel: Kernel,
+    *,
+    rest: bool = False,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Pending:
     """The work of :func:`score_frames`, queued on an accelerator without reading a value."""
     frames, sources, count, features = clouds.distortions.shape
     points = clouds.outputs.shape[1] + sources * (count + 1)
-    size = frames_per_chunk(points, features)
+    size = frames_per_chunk(points, features, chunk_bytes)
     inputs = clouds.outputs, clouds.references, clouds.distortions
     tracked = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     heavy = tracked and frames * 8 * (points * features + 10 * points**2) > GRAPH_BYTES

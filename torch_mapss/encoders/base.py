@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +24,10 @@ class Encoder(nn.Module):
 
     Autocast is switched off inside: the precision is the encoder's `dtype` and nothing else, so a
     score does not depend on where it is computed. `train()` leaves an encoder in evaluation mode.
+
+    Attributes:
+        local: whether a frame depends on its receptive field alone (no attention, no norm over the
+            clip), so that a clip may be encoded in pieces. False unless a subclass knows.
 
     Args:
         name: what the encoder is called in tables and messages.
@@ -52,6 +57,7 @@ class Encoder(nn.Module):
         activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
+        self.local = False
         self.name = name
         self.sample_rate = sample_rate
         self.hop = hop
@@ -154,6 +160,16 @@ class Encoder(nn.Module):
     def _item_bytes(self, samples: int) -> int:
         """Bytes of activations, at the peak, that one item of so many samples takes."""
         return 4 * samples
+
+    @contextmanager
+    def within(self, memory: int) -> Iterator[None]:
+        """For a while, keep a chunk's activations within so many bytes, if that is less."""
+        before = self.memory_budget
+        self.memory_budget = min(before, memory)
+        try:
+            yield
+        finally:
+            self.memory_budget = before
 
     def train(self, mode: bool = True) -> Encoder:
         """Does nothing: dropout, layer drop and masking have no place in a measure."""

@@ -38,7 +38,8 @@ class CustomEncoder(Encoder):
     one of them moves to another device.
 
     Args:
-        function: the callable or module; optional attributes are `name`, `layer`, `feature_size`.
+        function: the callable or module; optional attributes are `name`, `layer`, `feature_size`
+            and `local` (see `Encoder`).
 
     Raises:
         TypeError: it cannot be called or lacks an attribute.
@@ -54,6 +55,7 @@ class CustomEncoder(Encoder):
             hop=grid["hop"],
             receptive_field=grid["receptive_field"],
         )
+        self.local = bool(getattr(function, "local", False))
         self.function = function
         self._shared = False  # with the encoder of a copy
         if isinstance(function, nn.Module):

@@ -55,6 +55,7 @@ class MelEncoder(Encoder):
             dtype=dtype,
             memory_budget=memory_budget,
         )
+        self.local = True
         self.bands = bands
         self.floor = floor
         self.context = context

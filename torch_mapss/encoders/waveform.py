@@ -24,6 +24,7 @@ class WaveformEncoder(Encoder):
             feature_size=400,
             dtype=dtype,
         )
+        self.local = True
 
     def forward(self, waveform: Tensor) -> Tensor:
         """(..., T) -> (..., F, 400), F = (T - 400) // 320 + 1: a view of the waveform.

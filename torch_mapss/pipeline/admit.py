@@ -7,7 +7,7 @@ encoder's rate. Each refusal says what was expected, what came and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -135,20 +135,31 @@ def admit_references(
 def _signals(mapss: MAPSS, waves: Tensor, name: str, lengths: tuple[int, ...]) -> Signals:
     waves, sound = sound_waveforms(waves, name, lengths, mapss.check_finite)
     given, wanted = mapss.sample_rate, mapss.grid.sample_rate
+    long = {n for n in lengths if mapss.is_long(-(-n * wanted // given))}
     clips = tuple(
-        Clips(items, samples, audio.resample(some[..., :samples], given, wanted))
-        for items, samples in by_length(lengths)
-        for some in (devices.picked(waves, 0, items),)
+        Clips(items, samples, audio.resample(_picked(waves, items, samples), given, wanted))
+        for items, samples in by_length(lengths, long)
     )
     return Signals(waves, lengths, clips, sound)
 
 
-def by_length(lengths: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:
-    """The items of every length, and the length: each is scored as if it were alone."""
-    found: dict[int, list[int]] = {}
+def _picked(waves: Tensor, items: tuple[int, ...], samples: int) -> Tensor:
+    if items == tuple(range(items[0], items[-1] + 1)):  # neighbours need no copy
+        return waves[items[0] : items[-1] + 1, :, :samples]
+    return devices.picked(waves, 0, items)[..., :samples]
+
+
+def by_length(
+    lengths: Sequence[int], long: Set[int] = frozenset()
+) -> list[tuple[tuple[int, ...], int]]:
+    """The items of every length, and the length: each is scored as if it were alone.
+
+    Those of ``long`` lengths, which are scored in segments, are each on their own.
+    """
+    found: dict[tuple[int, ...], list[int]] = {}
     for item, length in enumerate(lengths):
-        found.setdefault(length, []).append(item)
-    return [(tuple(items), length) for length, items in found.items()]
+        found.setdefault((length, item) if length in long else (length,), []).append(item)
+    return [(tuple(items), key[0]) for key, items in found.items()]
 
 
 def _true_lengths(

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+from torch_mapss.core.checks import warn_user
+
+Result = TypeVar("Result")
 
 GIB = 2**30
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -115,3 +120,26 @@ def _reclaimable() -> int:
         return int(kept["Cached"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return 0
+
+
+def lowered(work: Callable[[Budget], Result], start: Budget) -> Result:
+    """The result of work within a budget, halved as often as the device runs out of memory.
+
+    What the work does must be free of side effects up to its end.
+    """
+    now = start
+    while True:
+        try:
+            return work(now)
+        except torch.OutOfMemoryError:
+            smaller = now.halved()
+            if smaller == now:
+                raise
+            now = smaller
+        # Outside the handler, which keeps what the failed attempt had allocated.
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        warn_user(
+            f"the device ran out of memory: going on within {now.total / GIB:.3g} GiB. Pass "
+            f"memory={now.total} to begin with that."
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,8 @@ from torch_mapss.encoders.base import broken, is_usable
 from torch_mapss.pipeline.budget import Budget
 
 MEMBERS = 8  # distortions made at a time, at most
+# Distortions a cluster needs: PS takes a covariance of them and the reference, PM a variance.
+LEAST_MEMBERS = {"separation": 1, "match": 2}
 
 
 class Rows(NamedTuple):
@@ -90,7 +92,10 @@ class Store:
     embedding: P times F frames of them would take up to receptive_field/hop of the memory.
     """
 
-    def __init__(self, encoder: Encoder, present: np.ndarray, device: torch.device) -> None:
+    def __init__(
+        self, encoder: Encoder, present: np.ndarray, device: torch.device, budget: Budget
+    ) -> None:
+        self.budget = budget
         count = present.sum(-1)
         self.shape = (*present.shape[:2], int(count.max(initial=0)))
         self.encoder = encoder
@@ -103,7 +108,11 @@ class Store:
 
     def put(self, rows: Rows, waves: Tensor) -> None:
         """Encode waveforms (n, T) and keep them in their rows' slots."""
-        values = waves if self.views else self.checks.note(self.encoder(waves))
+        if self.views:
+            values = waves
+        else:
+            with self.encoder.within(self.budget.encoder):
+                values = self.checks.note(self.encoder(waves))
         if self.kept is None:
             self.kept = values.new_empty((*self.shape, *values.shape[1:]))
             if self.mask is not None:
@@ -161,7 +170,30 @@ def encode_distortions(
     """
     measured = bank.measure(waves, sample_rate, pieces=False)
     present = measured.mask.cpu().numpy()
-    store = Store(encoder, present, waves.device)
+    store = Store(encoder, present, waves.device, budget)
     for rows, made in copies(waves, bank, sample_rate, measured, present, budget):
         store.put(rows, at_loudness(made, sample_rate, loudness))
     return store.embeddings(), present.sum(-1), store.mask
+
+
+def check_members(count: np.ndarray, active: Tensor, items: Sequence[int], kind: str) -> None:
+    """Raise ValueError naming a source that has frames to score but too few distortions.
+
+    Args:
+        count: (b, S) how many distortions there are.
+        active: (b, S, F).
+        items: mixtures of the batch the rows belong to.
+        kind: of the bank.
+    """
+    few = count < LEAST_MEMBERS[kind]
+    if not few.any():
+        return
+    bad = np.argwhere(few & active.any(-1).cpu().numpy())
+    if len(bad):
+        row, source = bad[0].tolist()
+        raise ValueError(
+            f"references: source {source} of mixture {items[row]} has {int(count[row, source])} "
+            f"distortions in the {kind} bank, but a cluster needs at least {LEAST_MEMBERS[kind]}: "
+            "the families kept take their parameters from spectral peaks or energies which this "
+            "signal has not. Keep more families."
+        )

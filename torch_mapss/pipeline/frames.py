@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_mapss.core import devices
 from torch_mapss.core.checks import Clouds, check_whole
-from torch_mapss.pipeline.records import Encoded, Group, Scores
+from torch_mapss.pipeline.records import Deferred, Encoded, Group, Scores
 
 # Embeddings gathered for one chunk of frames when no graph is kept.
 GATHER_BYTES = 128 * 2**20
@@ -67,11 +67,11 @@ class Canvas:
         return self[name].detach().amax(1).round().long()
 
 
-def chunks(parts: Sequence[Part], graph: bool) -> Iterator[Part]:
-    """The scored frames, in chunks of bounded memory unless a graph is kept anyway."""
+def chunks(parts: Sequence[Part], graph: bool, gathered: int = GATHER_BYTES) -> Iterator[Part]:
+    """The scored frames, in chunks of so many bytes at most unless a graph is kept anyway."""
     for part in parts:
         each = max(_frame_bytes(part.group.separation), _frame_bytes(part.group.match), 1)
-        size = len(part.where) if graph else max(1, GATHER_BYTES // each)
+        size = len(part.where) if graph else max(1, gathered // each)
         for start in range(0, len(part.where), max(1, size)):
             yield part._replace(where=part.where[start : start + size])
 
@@ -95,7 +95,7 @@ def gather(part: Part, place: int, index: tuple[int, ...], active: Tensor) -> Cl
     """The embeddings of the frames of a part, frame first."""
     encoded = (part.group.separation, part.group.match)[place]
     outputs = part.outputs[place]
-    assert encoded is not None
+    assert isinstance(encoded, Encoded)
     assert outputs is not None
     item, frame = part.where.unbind(-1)
     references = encoded.references.transpose(1, 2)[item, frame]
@@ -126,8 +126,8 @@ def _where_some_are_not(active: Tensor) -> Tensor | None:
     return None if not devices.is_far(active.device) and bool(active.all()) else active
 
 
-def _frame_bytes(encoded: Encoded | None) -> int:
-    if encoded is None:
+def _frame_bytes(encoded: Encoded | Deferred | None) -> int:
+    if not isinstance(encoded, Encoded):
         return 0
     _, s, p, _, m = encoded.distortions.shape
     return s * (p + 1) * m * encoded.distortions.element_size()

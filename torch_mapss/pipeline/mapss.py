@@ -26,9 +26,11 @@ from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, as_encoder, check_embeddings
 from torch_mapss.pipeline.admit import admit, admit_references
 from torch_mapss.pipeline.budget import Budget, budget, checked_memory
-from torch_mapss.pipeline.prepare import LEAST_MEMBERS, prepare_bank, shared_grid, warn_unscored
+from torch_mapss.pipeline.clusters import LEAST_MEMBERS
+from torch_mapss.pipeline.prepare import Grid, prepare_bank, shared_grid, warn_unscored
 from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
 from torch_mapss.pipeline.scoring import bank_of, bound, prepared, score
+from torch_mapss.pipeline.segments import CONTEXT
 
 Recall = Callable[[Encoder, Tensor], Tensor]
 EncoderChoice = str | Encoder | Callable[[Tensor], Tensor]
@@ -65,6 +67,12 @@ class MAPSS(nn.Module):
         check_finite: look for NaN and infinite samples and refuse them. Without, such a source is
             left out with its frames; a training step on an accelerator then waits for the device
             twice instead of four times.
+        segment: seconds. Longer clips are distorted, encoded and scored in segments of at most so
+            much, in memory that does not grow with them; gradients are then not to be had. Encoders
+            whose frames see no further than their receptive field (``"mel"``, ``"waveform"``) give
+            the scores of the whole clip up to rounding. For transformers the segment, with a second
+            more on each side, is all that they hear, so that scores depend on it. None: everything
+            is scored whole.
         memory: to work in, beside waveforms, weights and results: bytes, a text like ``"2GiB"``,
             or ``"auto"``: 1 GiB on a CPU, a quarter of what is free on CUDA. How many distortions
             are made, clips encoded and frames scored at a time follows from it, and no score.
@@ -115,6 +123,7 @@ class MAPSS(nn.Module):
         loudness: float = -23.0,
         activity: float = 0.1,
         check_finite: bool = True,
+        segment: float | None = None,
         memory: int | str = "auto",
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
@@ -151,6 +160,7 @@ class MAPSS(nn.Module):
             raise ValueError(f"activity must be at least 0, got {activity}. 0.1 is the default.")
         self.check_finite = check_finite
         self.memory = checked_memory(memory)
+        self.segment = _checked_segment(segment, self.encoders, self.grid)
 
     # ------------------------------------------------------------------------- module manners
 
@@ -168,6 +178,19 @@ class MAPSS(nn.Module):
     def match_encoder(self) -> Encoder:
         """The encoder of PM."""
         return self.encoders[1]
+
+    @property
+    def segment_frames(self) -> int:
+        """Frames of a segment, at most; only where there are segments."""
+        assert self.segment is not None
+        return max(1, round(self.segment * self.grid.sample_rate / self.grid.hop))
+
+    def is_long(self, samples: int) -> bool:
+        """Whether a clip of so many samples at the encoder's rate is scored in segments."""
+        if self.segment is None:
+            return False
+        frames = audio.frame_count(samples, self.grid.receptive_field, self.grid.hop)
+        return frames > self.segment_frames
 
     def budget(self, device: torch.device) -> Budget:
         """What ``memory`` allows on a device."""
@@ -200,6 +223,7 @@ class MAPSS(nn.Module):
             "activity": self.activity,
             "align_polarity": self.align_polarity,
             "trim": self.trim,
+            "segment": self.segment,
         }
 
     @property
@@ -421,6 +445,29 @@ def _checked_bank(
             f"needs at least {LEAST_MEMBERS[kind]}. Take a larger size, or keep more families."
         )
     return bank
+
+
+def _checked_segment(segment: Any, encoders: Sequence[Encoder], grid: Grid) -> float | None:
+    if segment is None:
+        return None
+    seconds = checks.check_positive(segment, "segment")
+    for encoder in encoders:
+        most = encoder.maximum_samples
+        if most is None:
+            continue
+        longest = most / encoder.sample_rate - 2 * CONTEXT
+        if seconds > longest:
+            raise ValueError(
+                f"segment must be at most {longest:g} s for encoder {encoder.name!r}, got "
+                f"{segment!r}: it hears clips of {most / encoder.sample_rate:g} s and no longer, "
+                f"and {CONTEXT:g} s on each side of a segment."
+            )
+    if seconds < 1.0:
+        raise ValueError(
+            f"segment must be at least 1 s, got {segment!r}: every segment is distorted with "
+            "several seconds of what surrounds it. 60 is what the command line takes."
+        )
+    return seconds
 
 
 def _encoder_settings(encoder: Encoder) -> dict[str, Any]:

@@ -5,11 +5,10 @@ Behind the gate: the waveforms are admitted already. Losses know its :class:`Gri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,14 +17,13 @@ from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import checks, devices
 from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline.admit import Clips, Signals
-from torch_mapss.pipeline.clusters import encode_distortions
+from torch_mapss.pipeline.budget import lowered
+from torch_mapss.pipeline.clusters import check_members, encode_distortions
 from torch_mapss.pipeline.records import Encoded, Group, ReferenceBank
+from torch_mapss.pipeline.segments import defer
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
-
-# Distortions a cluster needs: PS takes a covariance of them and the reference, PM a variance.
-LEAST_MEMBERS = {"separation": 1, "match": 2}
 
 
 class Grid(NamedTuple):
@@ -61,7 +59,12 @@ def shared_grid(first: Encoder, second: Encoder) -> Grid:
 @torch.no_grad()
 def prepare_bank(mapss: MAPSS, references: Signals, measures: str) -> ReferenceBank:
     """Distort and encode admitted references: normalise, find activity, distort, encode."""
-    groups = [_prepare_group(mapss, clips, measures) for clips in references.clips]
+    groups = [
+        defer(mapss, clips, measures)
+        if mapss.is_long(clips.waves.shape[-1])
+        else _prepare_group(mapss, clips, measures)
+        for clips in references.clips
+    ]
     batch, sources, samples = references.waves.shape
     return ReferenceBank(
         groups=tuple(silenced(group, references.whole) for group in groups),
@@ -89,9 +92,8 @@ def _prepare_group(mapss: MAPSS, clips: Clips, measures: str) -> Group:
         encoder = mapss.encoders[place]
         if id(encoder) not in plain:
             plain[id(encoder)] = mapss.embeddings(encoder, waves)
-        distortions, count, mask = encode_distortions(
-            waves, bank, encoder, grid.sample_rate, mapss.loudness, mapss.budget(waves.device)
-        )
+        encode = partial(encode_distortions, waves, bank, encoder, grid.sample_rate, mapss.loudness)
+        distortions, count, mask = lowered(encode, mapss.budget(waves.device))
         found = (grid.shared(x, place) for x in (plain[id(encoder)], distortions))
         encoded.append(Encoded(next(found), next(found), mask))
         check_members(count, active, clips.items, kind)
@@ -108,29 +110,6 @@ def silenced(group: Group, whole: Tensor | None) -> Group:
         return group
     here = devices.picked(whole, 0, group.items)
     return replace(group, active=group.active & here[:, None, None])
-
-
-def check_members(count: np.ndarray, active: Tensor, items: Sequence[int], kind: str) -> None:
-    """Raise ValueError naming a source that has frames to score but too few distortions.
-
-    Args:
-        count: (b, S) how many distortions there are.
-        active: (b, S, F).
-        items: mixtures of the batch the rows belong to.
-        kind: of the bank.
-    """
-    few = count < LEAST_MEMBERS[kind]
-    if not few.any():
-        return
-    bad = np.argwhere(few & active.any(-1).cpu().numpy())
-    if len(bad):
-        row, source = bad[0].tolist()
-        raise ValueError(
-            f"references: source {source} of mixture {items[row]} has {int(count[row, source])} "
-            f"distortions in the {kind} bank, but a cluster needs at least {LEAST_MEMBERS[kind]}: "
-            "the families kept take their parameters from spectral peaks or energies which this "
-            "signal has not. Keep more families."
-        )
 
 
 def usable(encoded: Encoded) -> Tensor:

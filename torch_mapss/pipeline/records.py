@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core.aggregate import masked_mean, pool_match, pool_separation
+from torch_mapss.distortions import Measured
 
-FORMAT = 1  # of saved banks; a bank of another format is refused
+FORMAT = 2  # of saved banks; a bank of another format is refused
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,17 @@ class Encoded:
 
 
 @dataclass(frozen=True)
+class Deferred:
+    """The distortions of a clip that is too long to be kept encoded: how to make any part of them.
+
+    Its references are distorted and encoded anew, segment by segment, whenever it is scored.
+    """
+
+    measured: Measured  # on the whole references
+    gains: Tensor  # (b, S, P) what brings each copy to its level; 0 where there is none
+
+
+@dataclass(frozen=True)
 class Group:
     """The mixtures of a batch that share one length."""
 
@@ -37,19 +49,31 @@ class Group:
     waveforms: Tensor  # (b, S, T) normalised references at the encoder's rate
     active: Tensor  # (b, S, F) bool: source active and embeddings finite
     scored: Tensor  # (n, 2) int64: (item of the group, frame) with at least two active sources
-    separation: Encoded | None
-    match: Encoded | None
+    separation: Encoded | Deferred | None
+    match: Encoded | Deferred | None
 
     @property
     def frames(self) -> int:
         return self.active.shape[-1]
+
+    @property
+    def deferred(self) -> bool:
+        """Whether its clusters are made segment by segment, when it is scored."""
+        return isinstance(self.separation, Deferred) or isinstance(self.match, Deferred)
 
 
 def _mapped(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The record with every tensor in it changed."""
     if isinstance(record, Tensor):
         return change(record)
-    if isinstance(record, Encoded | Group):
+    if isinstance(record, Measured):
+        parts = {name: _mapped(value, change) for name, value in record._asdict().items()}
+        return Measured(**parts)
+    if isinstance(record, dict):
+        return {name: _mapped(value, change) for name, value in record.items()}
+    if isinstance(record, tuple):
+        return tuple(_mapped(value, change) for value in record)
+    if isinstance(record, Encoded | Deferred | Group):
         values = {f.name: _mapped(getattr(record, f.name), change) for f in fields(record)}
         return replace(record, **values)
     return record
@@ -62,7 +86,8 @@ class ReferenceBank:
     Made by :meth:`torch_mapss.MAPSS.prepare`; valid only for a MAPSS of equal settings (``key``).
     The key knows an encoder and a distortion of your own by name and settings, not by weights or
     code: give each version another name. Holds no graph. Its size is about
-    S · (P_PS + P_PM) · F · M numbers, see ``nbytes``.
+    S · (P_PS + P_PM) · F · M numbers, see ``nbytes``; of clips longer than a segment it holds what
+    it takes to make their distortions again, which is little more than the references.
     """
 
     groups: tuple[Group, ...]
@@ -125,6 +150,11 @@ class ReferenceBank:
             raise ValueError(
                 f"only mixtures of one length can be recombined, got {len(self.groups)} lengths: "
                 f"{sorted({group.samples for group in self.groups})} samples. Cut them first."
+            )
+        if self.groups[0].deferred:
+            raise ValueError(
+                "only mixtures that are kept encoded can be recombined, and these are so long that "
+                "they are made in segments. Cut them into clips first, or pass segment=None."
             )
         if chosen.ndim != 2 or chosen.shape[1] != self.sources or len(chosen) == 0:
             raise ValueError(
@@ -210,8 +240,8 @@ def _recombined(group: Group, index: Tensor) -> Group:
     def pick(tensor: Tensor) -> Tensor:
         return tensor[index, source]  # a group that is alone holds the mixtures in order
 
-    def encoded(part: Encoded | None) -> Encoded | None:
-        return None if part is None else _mapped(part, pick)
+    def encoded(part: Encoded | Deferred | None) -> Encoded | None:
+        return _mapped(part, pick) if isinstance(part, Encoded) else None
 
     active = pick(group.active)
     return Group(
@@ -227,9 +257,11 @@ def _recombined(group: Group, index: Tensor) -> Group:
 
 def _stacked(groups: Sequence[Group]) -> tuple[Group, ...]:
     """Groups of one length as one group, distortions padded to the most and masked."""
-    by_length: dict[tuple[int, int], list[Group]] = {}
+    by_length: dict[tuple[int, ...], list[Group]] = {}
     for group in groups:
-        by_length.setdefault((group.samples, group.waveforms.shape[-1]), []).append(group)
+        length = group.samples, group.waveforms.shape[-1]
+        alone = group.items if group.deferred else ()
+        by_length.setdefault((*length, *alone), []).append(group)
     return tuple(_stack(same) if len(same) > 1 else same[0] for same in by_length.values())
 
 
@@ -253,8 +285,8 @@ def _stack(groups: Sequence[Group]) -> Group:
     )
 
 
-def _stack_encoded(parts: Sequence[Encoded | None]) -> Encoded | None:
-    there = [part for part in parts if part is not None]
+def _stack_encoded(parts: Sequence[Encoded | Deferred | None]) -> Encoded | None:
+    there = [part for part in parts if isinstance(part, Encoded)]
     if len(there) < len(parts):
         return None
     most = max(part.distortions.shape[2] for part in there)
@@ -285,7 +317,9 @@ def _padded(tensor: Tensor, most: int, value: float | bool) -> Tensor:
 
 def _plain(record: Any) -> Any:
     """Records as dictionaries, which ``torch.load(weights_only=True)`` reads."""
-    if isinstance(record, Encoded | Group | ReferenceBank):
+    if isinstance(record, Measured):
+        return {name: _plain(value) for name, value in record._asdict().items()}
+    if isinstance(record, Encoded | Deferred | Group | ReferenceBank):
         return {f.name: _plain(getattr(record, f.name)) for f in fields(record)}
     if isinstance(record, tuple):
         return [_plain(value) for value in record]
@@ -296,9 +330,16 @@ def _restored(stored: dict[str, Any]) -> ReferenceBank:
     groups = []
     for group in stored["groups"]:
         for name in ("separation", "match"):
-            group[name] = None if group[name] is None else Encoded(**group[name])
+            group[name] = None if group[name] is None else _restored_part(group[name])
         groups.append(Group(**{**group, "items": tuple(group["items"])}))
     return ReferenceBank(**{**stored, "groups": tuple(groups), "lengths": tuple(stored["lengths"])})
+
+
+def _restored_part(stored: dict[str, Any]) -> Encoded | Deferred:
+    if "measured" not in stored:
+        return Encoded(**stored)
+    known = stored["measured"]
+    return Deferred(Measured(**{**known, "values": tuple(known["values"])}), stored["gains"])
 
 
 class UtteranceScores(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from torch_mapss.pipeline.admit import Call, Clips
 from torch_mapss.pipeline.frames import Canvas, Part, activity, choose, chunks, gather
 from torch_mapss.pipeline.prepare import prepare_bank, silenced
 from torch_mapss.pipeline.records import FrameBounds, Group, ReferenceBank, ScoreBounds, Scores
+from torch_mapss.pipeline.segments import Job, Work, estimate_gains, score_segments
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
@@ -33,8 +34,8 @@ _SCORES = (SEPARATION_SCORES, MATCH_SCORES)
 # The same for the kernels of :func:`torch_mapss.bounds.frames.kernels_with_scores`.
 _BOUNDS = (("ps_radius", "ps_tail", *SEPARATION_SCORES), ("pm_radius", "pm_tail", *MATCH_SCORES))
 
-# Scores a chunk of frames: its gathered clouds, and which measure (0 for PS, 1 for PM).
-ScoreChunk = Callable[..., tuple[Tensor, ...]]
+# Told after every segment of a long clip how many are done, and how many there are.
+OnSegment = Callable[[int, int], object]
 
 
 def prepared(mapss: MAPSS, call: Call) -> Call:
@@ -48,11 +49,24 @@ def score(
     mapss: MAPSS, call: Call, frames: int | None = None, generator: torch.Generator | None = None
 ) -> Scores:
     """Frame scores of a prepared call; see :meth:`torch_mapss.MAPSS.forward`."""
-    graph = call.estimates.waves.requires_grad and torch.is_grad_enabled()
-    canvas = _placed(
-        mapss, call, frames, generator, graph, (separation_scores, match_scores), _SCORES
-    )
-    return canvas.scores(_times(mapss, call), call.measures)
+    return score_together(mapss, [call], frames, generator)[0]
+
+
+def score_together(
+    mapss: MAPSS,
+    calls: Sequence[Call],
+    frames: int | None = None,
+    generator: torch.Generator | None = None,
+    on_segment: OnSegment | None = None,
+) -> list[Scores]:
+    """Frame scores of calls that share a bank and a measure: long clips are made once for all."""
+    graph = any(call.estimates.waves.requires_grad for call in calls) and torch.is_grad_enabled()
+    kernels = separation_scores, match_scores
+    work = Work(calls[0].kinds, kernels, _SCORES, mapss.settings, rest=False)
+    canvases = _placed(mapss, calls, frames, generator, graph, work, on_segment)
+    return [
+        canvas.scores(_times(mapss, call), call.measures) for call, canvas in zip(calls, canvases)
+    ]
 
 
 def bound(
@@ -65,51 +79,115 @@ def bound(
     confidence: float,
 ) -> ScoreBounds:
     """Error bounds of a prepared call; see :meth:`torch_mapss.MAPSS.bounds`."""
-    canvas = _placed(mapss, call, frames, generator, False, kernels, _BOUNDS, settings)
-    ps, pm = (
-        FrameBounds(canvas[radius], canvas[tail], canvas[radius] + canvas[tail])
-        for radius, tail, *_ in _BOUNDS
-    )
-    scores = canvas.scores(_times(mapss, call)) if settings == mapss.settings else None
-    return ScoreBounds(ps, pm, canvas["active"], confidence, scores)
+    made = bound_together(mapss, [call], kernels, settings, frames, generator, confidence)
+    return made[0]
+
+
+def bound_together(
+    mapss: MAPSS,
+    calls: Sequence[Call],
+    kernels: tuple[Kernel, Kernel],
+    settings: Settings,
+    frames: int | None,
+    generator: torch.Generator | None,
+    confidence: float,
+    on_segment: OnSegment | None = None,
+) -> list[ScoreBounds]:
+    """Error bounds of calls that share a bank: long clips are made once for all."""
+    work = Work((True, True), kernels, _BOUNDS, settings, rest=True)
+    canvases = _placed(mapss, calls, frames, generator, False, work, on_segment)
+    found = []
+    for call, canvas in zip(calls, canvases):
+        ps, pm = (
+            FrameBounds(canvas[radius], canvas[tail], canvas[radius] + canvas[tail])
+            for radius, tail, *_ in _BOUNDS
+        )
+        scores = canvas.scores(_times(mapss, call)) if settings == mapss.settings else None
+        found.append(ScoreBounds(ps, pm, canvas["active"], confidence, scores))
+    return found
 
 
 def _placed(
     mapss: MAPSS,
-    call: Call,
+    calls: Sequence[Call],
     frames: int | None,
     generator: torch.Generator | None,
     graph: bool,
-    kernels: tuple[Kernel, Kernel],
-    names: tuple[tuple[str, ...], tuple[str, ...]],
-    settings: Settings | None = None,
-) -> Canvas:
-    """What the kernels return of the chosen frames, on a canvas of all frames."""
-    bank, index = bank_of(call), call.attributed
-    parts = encoded_estimates(mapss, call)
-    canvas = Canvas((bank.batch, len(index), bank.frames), call.estimates.waves)
-    rest = settings is not None  # bounds read the discarded coordinates as well
-    chosen = settings or mapss.settings
-    for part in chunks(choose(parts, frames, generator), graph):
+    work: Work,
+    on_segment: OnSegment | None,
+) -> list[Canvas]:
+    """What the kernels return of the chosen frames of every call, on canvases of all frames."""
+    bank = bank_of(calls[0])
+    canvases, long = [], []
+    state = None if generator is None else generator.get_state()
+    for call in calls:
+        canvas = Canvas((bank.batch, len(call.attributed), bank.frames), call.estimates.waves)
+        if generator is not None and state is not None:
+            generator.set_state(state)  # every call draws the frames that it would draw alone
+        parts = choose(encoded_estimates(mapss, call), frames, generator)
+        long.append([part for part in parts if part.group.deferred])
+        parts = [part for part in parts if not part.group.deferred]
+        place_parts(mapss, parts, call, work, canvas, graph)
+        canvases.append(canvas)
+    if graph and any(long):
+        raise ValueError(
+            "scores of clips longer than a segment have no gradient, and the estimates require "
+            "one. Cut the clips, score under torch.no_grad(), or use a MAPSS with segment=None."
+        )
+    for shared in zip(*long):
+        jobs = [_job(mapss, c, part, canvas) for c, part, canvas in zip(calls, shared, canvases)]
+        score_segments(mapss, shared[0].group, jobs, work, on_segment)
+    return canvases
+
+
+def place_parts(
+    mapss: MAPSS, parts: Sequence[Part], call: Call, work: Work, canvas: Canvas, graph: bool
+) -> None:
+    """What the kernels return of encoded estimates, on a canvas."""
+    index = call.attributed
+    budget = mapss.budget(call.estimates.waves.device)
+    for part in chunks(parts, graph, budget.gathered):
         active, ok = activity(part, index)
         canvas.put("active", part.group, part.where, ok)
         works = {
-            place: pending(gather(part, place, index, active), chosen, kernels[place], rest=rest)
+            place: pending(
+                gather(part, place, index, active),
+                work.settings,
+                work.kernels[place],
+                rest=work.rest,
+                chunk_bytes=budget.frames,
+            )
             for place, wanted in enumerate(call.kinds)
             if wanted
         }
         for place, values in zip(works, finished(list(works.values()))):
-            for name, value in zip(names[place], values):
+            for name, value in zip(work.names[place], values):
                 canvas.put(name, part.group, part.where, torch.where(ok, value, 0.0))
-    return canvas
+
+
+def _job(mapss: MAPSS, call: Call, part: Part, canvas: Canvas) -> Job:
+    """The estimates of a call against the deferred clip of a part."""
+    (item,) = part.group.items
+    (waves,) = (clips.waves[0] for clips in call.estimates.clips if clips.items == (item,))
+    waves = waves.detach()
+    gains = estimate_gains(mapss, waves, part.group, call.attributed)
+    whole = call.estimates.whole
+    frames = part.where[:, 1]
+    if whole is not None:  # a mixture with a bad sample is active nowhere
+        frames = frames[whole[item].expand(len(frames))]
+    return Job(waves, gains, call.attributed, frames, canvas)
 
 
 def encoded_estimates(mapss: MAPSS, call: Call) -> list[Part]:
     """Normalised and encoded estimates of every length, with all scored frames."""
-    return [
-        _encoded(mapss, call, normalised(mapss, clips, group, call.attributed), group)
-        for clips, group in zip(call.estimates.clips, bank_of(call).groups)
-    ]
+    parts = []
+    for clips, group in zip(call.estimates.clips, bank_of(call).groups):
+        if group.deferred:  # encoded segment by segment
+            parts.append(Part(group, group.scored, (None, None)))
+        else:
+            waves = normalised(mapss, clips, group, call.attributed)
+            parts.append(_encoded(mapss, call, waves, group))
+    return parts
 
 
 def normalised(mapss: MAPSS, clips: Clips, group: Group, index: tuple[int, ...]) -> Tensor:

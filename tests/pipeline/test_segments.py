@@ -1,0 +1,278 @@
+"""Long clips in segments score as the whole does, in one pass for all systems."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_mapss import MAPSS, DistortionBank, ReferenceBank
+from torch_mapss.audio.loudness import Meter, at_loudness, gain_to
+from torch_mapss.pipeline import clusters, segments
+from torch_mapss.pipeline.admit import admit
+from torch_mapss.pipeline.budget import Budget
+from torch_mapss.pipeline.scoring import score_together
+
+RATE = 16000
+NAMES = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
+
+
+def bursts(seconds: float, sources: int = 2, seed: int = 0, rate: int = RATE) -> Tensor:
+    """Low-heavy noise whose sources come and go at rates of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    samples = round(seconds * rate)
+    noise = torch.randn(sources, samples, generator=generator)
+    noise = noise + 4 * torch.nn.functional.avg_pool1d(noise.unsqueeze(1), 9, 1, 4).squeeze(1)
+    time = torch.arange(samples) / rate
+    beats = 1.7 + 0.6 * torch.arange(sources).unsqueeze(-1)
+    return 0.05 * noise * (0.05 + (torch.sin(2 * math.pi * beats * time) > -0.4))
+
+
+def leaky(references: Tensor) -> Tensor:
+    return references + 0.3 * references.flip(-2) + 0.01 * torch.sign(references)
+
+
+def small(encoder: object = "mel", **options: object) -> MAPSS:
+    return MAPSS(
+        encoder,  # type: ignore[arg-type]
+        separation_bank=DistortionBank(size=14),
+        match_bank=DistortionBank("match", size=15),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def assert_alike(a: object, b: object) -> None:
+    """Equal frames, and equal scores in nearly all of them."""
+    active = a.active  # type: ignore[attr-defined]
+    assert torch.equal(active, b.active)  # type: ignore[attr-defined]
+    assert active.any()
+    for name in NAMES:
+        one, other = getattr(a, name), getattr(b, name)
+        assert torch.equal(one == 0, other == 0)
+        error = (one - other).abs()[active]
+        if name not in ("ps", "pm"):
+            error = error / one.abs()[active].clamp(min=1e-3)
+        assert (error < 1e-3).double().mean() >= 0.99, name
+
+
+@pytest.mark.parametrize("encoder", ["mel", "waveform"])
+def test_segments_score_as_the_whole(encoder: str) -> None:
+    references = bursts(7.3)
+    estimates = leaky(references)
+    whole = small(encoder)(estimates, references, frames=60)
+    segmented = small(encoder, segment=2.5)
+    bank = segmented.prepare(references)
+    assert bank.groups[0].deferred
+    assert_alike(whole, segmented(estimates, bank, frames=60))
+    assert bank.nbytes < small(encoder).prepare(references).nbytes / 4
+
+
+@pytest.mark.slow
+def test_full_banks_and_all_frames() -> None:
+    references = bursts(9.0)
+    whole = MAPSS("mel")(leaky(references), references)
+    assert_alike(whole, MAPSS("mel", segment=3.0)(leaky(references), references))
+
+
+def test_bounds_attribution_and_polarity_in_segments() -> None:
+    references = bursts(5.2, sources=3)
+    estimates = -leaky(references)[[2, 0]]
+    options = {"align_polarity": True}
+    kept = {"attributed": (2, 0), "frames": 25}
+    whole = small(**options).bounds(estimates, references, **kept)
+    parts = small(segment=2.0, **options).bounds(estimates, references, **kept)
+    assert_alike(whole.scores, parts.scores)
+    for measure in ("ps", "pm"):
+        for one, other in zip(getattr(whole, measure), getattr(parts, measure)):
+            close = (one - other).abs() <= 1e-3 * (1 + one.abs())
+            assert close.double().mean() >= 0.99
+
+
+def test_long_and_short_clips_of_a_batch_at_another_rate() -> None:
+    references = torch.stack([bursts(2.4, seed=s, rate=24000) for s in range(3)])
+    estimates = leaky(references)
+    lengths = (2 * 24000 + 17, 23000, 2 * 24000 + 17)
+    options = {"sample_rate": 24000}
+    whole = small(**options)(estimates, references, lengths=lengths)
+    mapss = small(segment=1.1, **options)
+    bank = mapss.prepare(references, lengths)
+    assert [group.deferred for group in bank.groups] == [True, False, True]
+    assert_alike(whole, mapss(estimates, bank))
+
+
+def test_one_measure_alone_and_drawn_frames() -> None:
+    references = bursts(4.0)
+    mapss = small(segment=1.2)
+    bank = mapss.prepare(references)
+    both = mapss(leaky(references), bank, frames=30)
+    ps = mapss(leaky(references), references, measures="separation", frames=30)
+    torch.testing.assert_close(ps.ps, both.ps)
+    assert not ps.pm.any()
+    seeds = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
+    drawn = [mapss(leaky(references), bank, frames=9, generator=seed) for seed in seeds]
+    assert torch.equal(drawn[0].active, drawn[1].active)
+    assert not torch.equal(drawn[0].active, drawn[2].active)
+    assert int(drawn[0].active.any(1).sum()) == 9
+
+
+class Counting:
+    """Features of the waveform and of its mean over all that the encoder hears."""
+
+    sample_rate, hop, receptive_field = RATE, 320, 400
+
+    def __init__(self, spoil: float | None = None) -> None:
+        self.heard: list[tuple[int, int]] = []
+        self.spoil = spoil
+
+    def __call__(self, waves: Tensor) -> Tensor:
+        self.heard.append((len(waves), waves.shape[-1]))
+        frames = waves.unfold(-1, 400, 320)[..., ::16].clone()
+        frames[..., 0] = waves.mean(-1, keepdim=True)
+        if self.spoil is not None:  # frames that are loud
+            frames[frames.abs().amax(-1) > self.spoil] = torch.nan
+        return frames
+
+
+def test_systems_share_one_pass() -> None:
+    references = bursts(4.0)
+    others = [leaky(references), references + 0.1 * bursts(4.0, seed=3)]
+    encoder = Counting()
+    mapss = small(encoder, segment=1.5)
+    bank = mapss.prepare(references)
+    alone = [mapss(each, bank) for each in others]
+    encoder.heard.clear()
+    mapss(others[0], bank)
+    once = sum(rows for rows, _ in encoder.heard)
+    encoder.heard.clear()
+    calls = [admit(mapss, each, bank) for each in others]
+    told: list[tuple[int, int]] = []
+    together = score_together(mapss, calls, on_segment=lambda k, n: told.append((k, n)))
+    rows = sum(rows for rows, _ in encoder.heard)
+    blocks = len(told) * 2  # of both measures
+    assert rows - once == 2 * blocks  # the second system's two estimates, and nothing else
+    assert told == [(k + 1, len(told)) for k in range(len(told))]
+    for one, other in zip(alone, together):
+        for name in NAMES:
+            assert torch.equal(getattr(one, name), getattr(other, name))
+
+
+def test_an_encoder_that_hears_further_hears_a_segment_and_a_second() -> None:
+    encoder = Counting()
+    references = bursts(5.0)
+    tight = small(encoder, segment=1.5, memory=2**24)(leaky(references), references, frames=60)
+    longest = max(length for _, length in encoder.heard)
+    assert 2.9 * RATE < longest <= 3.5 * RATE + 400
+    # The blocks of a segment are cut out of one and the same: memory changes no context.
+    roomy = small(Counting(), segment=1.5)(leaky(references), references, frames=60)
+    torch.testing.assert_close(roomy.ps, tight.ps, rtol=1e-4, atol=1e-5)
+
+
+def test_frames_with_bad_embeddings_are_left_out_alone() -> None:
+    references = bursts(4.0)
+    references[0, 30000:30100] = 3.0  # after normalisation still far above the rest
+    fine = small(Counting(), segment=1.5)(leaky(references), references)
+    bad = small(Counting(spoil=0.6), segment=1.5)(leaky(references), references)
+    lost = (fine.active & ~bad.active)[0].any(0).nonzero().flatten().tolist()
+    assert lost
+    assert all(30000 - 400 < 320 * frame < 30100 for frame in lost)
+    assert not bad.ps[~bad.active].any()
+    kept = bad.active
+    torch.testing.assert_close(bad.ps[kept], fine.ps[kept])
+
+
+def test_a_deferred_bank_is_moved_joined_saved_and_loaded(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    mapss = small(segment=1.5)
+    references = torch.stack([bursts(3.0, seed=s) for s in range(2)])
+    estimates = leaky(references)
+    banks = [mapss.prepare(x) for x in references]
+    joined = ReferenceBank.join(banks)
+    assert [group.items for group in joined.groups] == [(0,), (1,)]
+    expected = mapss(estimates, references, frames=12)
+    joined.to("cpu").save(tmp_path / "bank.pt")
+    again = ReferenceBank.load(tmp_path / "bank.pt")
+    one, other = (mapss(estimates, bank, frames=12) for bank in (joined, again))
+    for name in NAMES:
+        torch.testing.assert_close(getattr(one, name), getattr(expected, name))
+        assert torch.equal(getattr(one, name), getattr(other, name))
+    with pytest.raises(ValueError, match="segment=None"):
+        banks[0].recombined([[0, 0]])
+    with pytest.raises(ValueError, match="other settings"):
+        small(segment=2.0)(estimates, joined)
+
+
+def test_what_has_no_segments_is_refused() -> None:
+    references = bursts(3.0)
+    mapss = small(segment=1.5)
+    with pytest.raises(ValueError, match="no gradient"):
+        mapss(leaky(references).requires_grad_(), references)
+    with torch.no_grad():
+        assert mapss(leaky(references).requires_grad_(), references).active.any()
+    short = leaky(references[:, :20000]).requires_grad_()
+    mapss(short, references[:, :20000]).ps.sum().backward()  # a clip within one segment
+    assert short.grad is not None
+    for wrong, error in (("long", TypeError), (0, ValueError), (0.2, ValueError), (-3, ValueError)):
+        with pytest.raises(error, match="segment"):
+            small(segment=wrong)
+    limited = Counting()
+    made = small(limited, segment=20.0)
+    type(made.encoder).maximum_samples = property(lambda self: 10 * RATE)  # type: ignore[assignment]
+    try:
+        with pytest.raises(ValueError, match="at most 8 s"):
+            small(limited, segment=20.0)
+    finally:
+        del type(made.encoder).maximum_samples
+
+
+def test_out_of_memory_goes_on_within_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    references = bursts(3.0)
+    mapss = small(segment=1.5, memory=2**28)
+    expected = mapss(leaky(references), references, frames=20)
+    budgets: list[Budget] = []
+    original = clusters.copies
+
+    def failing(*given: object) -> object:
+        budgets.append(given[5])  # type: ignore[arg-type]
+        if len(budgets) in (1, 4):
+            raise torch.OutOfMemoryError("no memory left")
+        return original(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(segments, "copies", failing)
+    with pytest.warns(UserWarning, match="ran out of memory"):
+        found = mapss(leaky(references), references, frames=20)
+    assert budgets[1].total == budgets[0].total // 2
+    assert_alike(expected, found)
+
+
+@pytest.mark.parametrize("level", [1.0, 1e-5, 30.0])
+@pytest.mark.parametrize("samples", [16000 * 3, 16000 * 3 + 517, 5000, 1600, 90])
+def test_the_meter_measures_in_pieces_what_the_whole_is(samples: int, level: float) -> None:
+    waves = level * bursts(samples / RATE, sources=3)[:, :samples]
+    waves[1] = 0
+    waves[2, samples // 3] = 20 * level  # a peak that limits
+    expected = at_loudness(waves, RATE, -23.0)
+    gain = gain_to(waves, RATE, -23.0, at_once=3 * 8000)
+    torch.testing.assert_close(waves * gain.unsqueeze(-1), expected, rtol=2e-5, atol=1e-7)
+    assert float(gain[1]) == 1
+
+
+def test_the_meter_takes_rows_in_any_order() -> None:
+    waves = bursts(2.0, sources=4)
+    meter = Meter((2, 2), waves.shape[-1], RATE, waves)
+    for source in (1, 0):
+        for start in (16000, 0):
+            lead = meter.lead if start else 0
+            rows = torch.tensor([source, source]), torch.tensor([0, 1])
+            meter.add(rows, waves[2 * source : 2 * source + 2, start - lead : start + 16000], start)
+    torch.testing.assert_close(meter.gain(-23.0).flatten(), gain_to(waves, RATE, -23.0, 10**9))
+
+
+def test_segments_are_even_and_cover_all_frames() -> None:
+    for frames in (1, 7, 100, 3001):
+        for most in (1, 3, 50, 5000):
+            spans = list(segments.segments(frames, most))
+            assert [f for a, b in spans for f in range(a, b)] == list(range(frames))
+            sizes = [b - a for a, b in spans]
+            assert max(sizes) <= most
+            assert max(sizes) - min(sizes) <= 1
