@@ -20,6 +20,7 @@ import toolkit
 from torch import Tensor
 
 from torch_mapss import MAPSS
+from torch_mapss.audio import shift
 
 SHOWN = ("ps", "pm", "log_pm", "log_foreign_distance")
 RATED = ("ps", "pm", "log_pm", "log_foreign_distance")
@@ -27,7 +28,7 @@ RATED = ("ps", "pm", "log_pm", "log_foreign_distance")
 
 def delayed(wave: Tensor, rate: int, milliseconds: float) -> Tensor:
     """(T,) later by so much; silence comes in, the end is cut off."""
-    return toolkit.shifted(wave, round(rate * milliseconds / 1000))
+    return shift(wave, -round(rate * milliseconds / 1000))
 
 
 def estimates(mixture: toolkit.Mixture, rated: bool) -> Iterator[tuple[str, int, Tensor]]:

@@ -24,6 +24,7 @@ import numpy as np
 import rivals
 import toolkit
 
+from torch_mapss import MAPSS, DistortionBank
 from torch_mapss.evaluation.correlate import Correlation, correlate
 
 SHOWN = ("ps", "ps_pesq", "pm", "log_pm", "foreign_distance", "log_foreign_distance")
@@ -223,6 +224,35 @@ def saturation(found: dict[tuple[str, str], Correlation]) -> str:
     return toolkit.markdown([*header, "median log PM"], lines)
 
 
+def dimensions(options: argparse.Namespace) -> str:
+    """Mean retained d of both maps in some frames, beside the number of distortions."""
+    lines = []
+    for encoder in options.encoders:
+        for convention in options.conventions:
+            banks = {}
+            if options.bank_size:
+                kinds = ("separation", "match")
+                banks = {f"{k}_bank": DistortionBank(k, size=options.bank_size) for k in kinds}
+            mapss = MAPSS(encoder, convention=convention, **banks)
+            found: dict[str, list[float]] = {"separation": [], "match": [], "members": []}
+            mixtures = toolkit.load_mixtures(
+                options.manifest, mapss.sample_rate, limit=options.dimension_mixtures, seconds=4.0
+            )
+            for mixture in mixtures:
+                bank = mapss.prepare(mixture.references[None])
+                scores = mapss(mixture.references[None, :1], bank, attributed=(0,), frames=12)
+                active = scores.active[0, 0]
+                for kind in ("separation", "match"):
+                    of_frame = getattr(scores, f"{kind}_dimension")[0][active].double()
+                    found[kind].append(float(of_frame.mean()))
+                found["members"].append(float(bank.groups[0].match.distortions.shape[2]))
+            cells = [f"{np.mean(found[k]):.0f}" for k in ("separation", "match", "members")]
+            cells.insert(1, str(len(mapss.separation_bank)))
+            lines.append([encoder, convention, *cells])
+    header = ["encoder", "convention", "d of PS's map", "N_p of PS", "d of PM's map", "N_p of PM"]
+    return toolkit.markdown(header, lines)
+
+
 def page(
     options: argparse.Namespace,
     folders: dict[tuple[str, str], Path],
@@ -246,6 +276,11 @@ def page(
         "## How far PM has run into 0",
         "",
         saturation(found),
+        "",
+        f"Retained coordinates d, means over 12 frames of {options.dimension_mixtures} mixtures, "
+        "and distortions N_p of each source:",
+        "",
+        dimensions(options),
     ]
     for scenario, question in groups_of(first):
         title = question if scenario == "all" else f"{question}, {scenario}"
@@ -277,6 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], Correl
     parser.add_argument("--sample-frames", type=int, metavar="N", help="of each mixture")
     parser.add_argument("--bank-size", type=int, metavar="N")
     parser.add_argument("--rate", type=int, default=16000, help="Hz, of the rivals' energy ratios")
+    parser.add_argument("--dimension-mixtures", type=int, default=2, metavar="N")
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--no-rivals", action="store_true")
     parser.add_argument("--scored", action="store_true", help="take the scores that are in --out")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
-from torch_mapss.audio import load_audio, resample, to_mono
+from torch_mapss.audio import estimate_lag, load_audio, resample, shift, to_mono
 
 RESULTS = Path(__file__).parent / "results"
 MEASURES = ("ps", "pm", "log_pm", "foreign_distance", "log_foreign_distance", "ps_pesq")
@@ -219,21 +219,8 @@ def aligned(estimate: Tensor, reference: Tensor, rate: int, longest: float = 0.2
         rate: in Hz.
         longest: seconds, either way, that are looked at.
     """
-    from scipy.signal import correlate, correlation_lags
-
-    product = correlate(estimate.double().numpy(), reference.double().numpy(), method="fft")
-    lags = correlation_lags(len(estimate), len(reference))
-    near = abs(lags) <= longest * rate
-    lag = int(lags[near][abs(product[near]).argmax()])
-    return shifted(estimate, -lag)
-
-
-def shifted(wave: Tensor, samples: int) -> Tensor:
-    """(T,) later by so many samples (earlier where negative); silence comes in."""
-    gap = wave.new_zeros(min(abs(samples), len(wave)))
-    if samples >= 0:
-        return torch.cat([gap, wave])[: len(wave)]
-    return torch.cat([wave, gap])[len(gap) :]
+    lag = int(estimate_lag(estimate, reference, round(longest * rate)).samples)
+    return shift(estimate, lag)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -517,7 +504,9 @@ def number(value: float, digits: int = 2) -> str:
 
 def percent(value: float) -> str:
     """A correlation as the paper prints it."""
-    return "–" if not math.isfinite(value) else f"{100 * value:.2f}"
+    if not math.isfinite(value):
+        return "–"
+    return f"{100 * value:.2f}" if abs(value) < 10.0 else f"{100 * value:.0e}"
 
 
 def latex(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

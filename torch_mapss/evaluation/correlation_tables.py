@@ -23,7 +23,10 @@ HEADER = ("measure", "SRCC", "PCC", "p (Holm)", "pooled SRCC", "PCC", "n")
 
 
 def _percent(value: float) -> str:
-    return _DASH if math.isnan(value) else f"{100 * value:.1f}"
+    if math.isnan(value):
+        return _DASH
+    # Printed half-widths have no limit: of scores that hardly differ they reach any size.
+    return f"{100 * value:.1f}" if abs(value) < 10.0 else f"{100 * value:.0e}"
 
 
 def _with_interval(row: dict[str, Any], method: str) -> str:
