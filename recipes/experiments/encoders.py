@@ -68,9 +68,9 @@ def language_mixtures(manifest: Path, out: Path) -> Path:
     if not items or any({"path", "speaker", "language"} - set(item) for item in items):
         raise SystemExit("--languages needs items with path, speaker and language.")
     entries = []
-    for place, item in enumerate(items):
-        strangers = [other for other in items if other["speaker"] != item["speaker"]]
-        for alike in (True, False):
+    for alike in (True, False):  # first all of one kind, so that every n-th takes of both
+        for place, item in enumerate(items):
+            strangers = [other for other in items if other["speaker"] != item["speaker"]]
             fitting = [o for o in strangers if (o["language"] == item["language"]) == alike]
             if fitting:
                 other = fitting[(7 * place) % len(fitting)]
