@@ -21,6 +21,7 @@ sys.path.insert(0, str(HERE.parent / "recipes" / "experiments"))
 import encoders  # noqa: E402
 import rated  # noqa: E402
 import toolkit  # noqa: E402
+import untrained  # noqa: E402
 
 PAGE = HERE / "results" / "whisper.md"
 
@@ -100,6 +101,8 @@ def section(one: Set, found: dict[int, toolkit.Rows], options: argparse.Namespac
         for method in rated.METHODS:
             title = f"### {method}" + (f", {leakage} leakage members in PM's bank" * bool(leakage))
             lines += ["", title, "", toolkit.markdown(*_cross(here, questions, method))]
+    lines += ["", "### What was learned: SRCC less that of the same shape untrained", ""]
+    lines += [_learned(rows, questions, rated.shown_name(str(options.whisper)))]
     lines += ["", "### Frames at the ends", "", _saturation(rows)]
     return "\n".join(lines)
 
@@ -116,6 +119,19 @@ def _cross(rows: toolkit.Rows, questions: tuple[str, ...], method: str) -> Any:
             ]
             lines.append([toolkit.LABELS[measure], encoder, *cells])
     return header, lines
+
+
+def _learned(rows: toolkit.Rows, questions: tuple[str, ...], name: str) -> str:
+    """Differences over the tracks of both; beyond two standard errors they are in bold."""
+    lines = []
+    for measure in rated.SHOWN:
+        cells = []
+        for question in questions:
+            found = rated.difference(rows, measure, question, "SRCC", name, name + untrained.MARK)
+            bold = "**" if abs(found.value) > 2 * found.error else ""
+            cells.append(f"{bold}{found}{bold}")
+        lines.append([toolkit.LABELS[measure], *cells])
+    return toolkit.markdown(["measure", *questions], lines)
 
 
 def _saturation(rows: toolkit.Rows) -> str:

@@ -171,7 +171,9 @@ def draw(rows: toolkit.Rows, asked: dict[str, str], path: Path) -> None:
     """A panel per measure: an encoder's SRCC with its error."""
     names = rows.distinct("encoder")
     figure = toolkit.new_figure(9.0, 1.2 + 0.3 * len(names))
-    for axis, measure in zip(figure.subplots(1, len(rated.SHOWN), sharey=True), rated.SHOWN):
+    for axis, measure in zip(
+        figure.subplots(1, len(rated.SHOWN), sharex=True, sharey=True), rated.SHOWN
+    ):
         found = [
             rated.correlation(rows, measure, asked[measure], "SRCC", encoder=name) for name in names
         ]

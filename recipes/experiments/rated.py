@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,79 +18,18 @@ from typing import Any, NamedTuple
 import leakage_distortion
 import toolkit
 import torch
+from every_layer import Layers, View
 from torch import Tensor
 
 from torch_mapss import DistortionBank
 from torch_mapss.correlation import pearson, spearman
-from torch_mapss.encoders import Encoder, TransformerEncoder, load_encoder
+from torch_mapss.encoders import Encoder, load_encoder
 
 CONTROL = "control:"
 KEYS = ("encoder", "layer", "scenario", "track", "source", "system")
 PLAIN = ("mel", "waveform")  # encoders that have no layers and learned nothing
 SHOWN = ("ps", "log_foreign_distance", "pm", "log_pm")
 METHODS = {"SRCC": spearman, "PCC": pearson}
-
-
-# ------------------------------------------------------------------------------------------------
-# Every layer in one pass
-# ------------------------------------------------------------------------------------------------
-
-
-class Layers:
-    """Features of several layers of an encoder; every waveform goes through it once.
-
-    Args:
-        encoder: loaded at the highest layer that is wanted.
-        layers: those wanted; (None,) for an encoder without layers.
-        every: keep one frame in so many, which is also what memory there is for.
-    """
-
-    def __init__(self, encoder: Encoder, layers: Sequence[int | None], every: int = 1) -> None:
-        self.encoder, self.layers, self.every = encoder, tuple(layers), every
-        self.encoded = 0  # waveforms so far
-        self._kept: dict[bytes, tuple[Tensor, ...]] = {}
-
-    def features(self, waves: Tensor, layer: int | None) -> Tensor:
-        """(n, T) -> (n, F, M) of one layer."""
-        names = [hashlib.sha1(wave.cpu().numpy().tobytes()).digest() for wave in waves]
-        new = {name: wave for name, wave in zip(names, waves) if name not in self._kept}
-        if new:
-            self.encoded += len(new)
-            states = self._states(torch.stack([*new.values()]))
-            self._kept.update(zip(new, zip(*states)))
-        place = self.layers.index(layer)
-        return torch.stack([self._kept[name][place] for name in names])
-
-    @torch.no_grad()
-    def _states(self, waves: Tensor) -> list[Tensor]:
-        if isinstance(self.encoder, TransformerEncoder) and len(self.layers) > 1:
-            states = self.encoder.hidden_states(waves)
-            # Copies: a part of a state would keep the whole of it in memory.
-            return [states[k][:, :: self.every].clone() for k in self.layers if k is not None]
-        return [self.encoder(waves)[:, :: self.every].clone()]
-
-    def forget(self) -> None:
-        """Release what is kept, between two mixtures."""
-        self._kept.clear()
-
-    def view(self, layer: int | None) -> View:
-        """One layer as an encoder of its own."""
-        return View(self, layer)
-
-
-class View:
-    """What `MAPSS` takes for an encoder: one layer, on the frames that are kept."""
-
-    def __init__(self, all_layers: Layers, layer: int | None) -> None:
-        encoder = all_layers.encoder
-        self.all_layers, self.layer, self.name = all_layers, layer, encoder.name
-        self.sample_rate, self.receptive_field = encoder.sample_rate, encoder.receptive_field
-        self.hop = encoder.hop * all_layers.every
-        self.feature_size = encoder.feature_size
-
-    def __call__(self, waves: Tensor) -> Tensor:
-        """(n, T) -> (n, F, M)."""
-        return self.all_layers.features(waves, self.layer)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -308,15 +246,15 @@ def common_tracks(rows: toolkit.Rows) -> set[str]:
     return set.intersection(*runs.values()) if runs else set()
 
 
-def correlation(
+def track_correlations(
     rows: toolkit.Rows,
     measure: str,
     question: str,
     method: str,
     within: Collection[str] | None = None,
     **where: Any,
-) -> Correlation:
-    """SRCC or PCC of a measure with the ratings of a question, in the rows with these values.
+) -> dict[tuple[str, str], float]:
+    """SRCC or PCC over the systems of every track and source, where it is defined.
 
     Args:
         rows: scores and ratings.
@@ -333,9 +271,36 @@ def correlation(
         if row[measure] and row[f"rating:{question}"]:
             pair = float(row[measure]), float(row[f"rating:{question}"])
             tracks.setdefault((row["track"], row["source"]), []).append(pair)
-    values = [
-        value for pairs in tracks.values() if math.isfinite(value := _correlated(pairs, method))
-    ]
+    found = {track: _correlated(pairs, method) for track, pairs in tracks.items()}
+    return {track: value for track, value in found.items() if math.isfinite(value)}
+
+
+def correlation(
+    rows: toolkit.Rows,
+    measure: str,
+    question: str,
+    method: str,
+    within: Collection[str] | None = None,
+    **where: Any,
+) -> Correlation:
+    """The average of `track_correlations`, which takes the same arguments."""
+    return _averaged(
+        [*track_correlations(rows, measure, question, method, within, **where).values()]
+    )
+
+
+def difference(
+    rows: toolkit.Rows, measure: str, question: str, method: str, first: str, second: str
+) -> Correlation:
+    """By how much the first encoder correlates better than the second, paired over tracks."""
+    one, other = (
+        track_correlations(rows, measure, question, method, encoder=name)
+        for name in (first, second)
+    )
+    return _averaged([one[track] - other[track] for track in one if track in other])
+
+
+def _averaged(values: Sequence[float]) -> Correlation:
     count = len(values)
     if not count:
         return Correlation(math.nan, math.nan, 0)

@@ -155,6 +155,28 @@ def test_correlations_are_those_of_scipy(tmp_path, monkeypatch):
     assert constant.tracks == 0
 
 
+def test_differences_are_paired_over_tracks(tmp_path, monkeypatch):
+    rated = recipe("rated", monkeypatch)
+    rows = rated.toolkit.Rows(tmp_path, rated.KEYS, ("ps", "rating:leak"), {})
+    generator = torch.Generator().manual_seed(4)
+    expected = []
+    for track in range(4):
+        one, other, said = torch.rand(3, 6, generator=generator).double()
+        for place in range(6):
+            key = dict.fromkeys(rated.KEYS, "x") | {"track": str(track), "system": str(place)}
+            for encoder, scores in (("one", one), ("other", other)):
+                if (encoder, track) != ("other", 3):  # which the other did not come to
+                    values = {"ps": float(scores[place]), "rating:leak": float(said[place])}
+                    rows.add(**{**key, "encoder": encoder}, **values)
+        if track < 3:
+            values = [scipy.stats.spearmanr(scores, said).statistic for scores in (one, other)]
+            expected.append(values[0] - values[1])
+    found = rated.difference(rows, "ps", "leak", "SRCC", "one", "other")
+    assert found.tracks == 3
+    assert found.value == pytest.approx(sum(expected) / 3)
+    assert found.error == pytest.approx(scipy.stats.sem(expected))
+
+
 def test_encoders_are_compared_on_the_tracks_that_all_of_them_have(tmp_path, monkeypatch):
     rated = recipe("rated", monkeypatch)
     rows = rated.toolkit.Rows(tmp_path, rated.KEYS, ("ps",), {})
