@@ -111,7 +111,7 @@ class Separation(pl.LightningModule):
         self.mapss, self.train_set = mapss, train_set  # the callback looks for ``mapss``
         self.rate = options["rate"]
         self.network = MaskNet()
-        self.loss = MAPSSLoss(small, si_sdr=0.1, frames=options["frames"])
+        self.loss = MAPSSLoss(small, si_sdr=0.15, frames=options["frames"])
         self.val_metrics = MetricCollection(
             {"ps": PerceptualSeparation(mapss), "pm": PerceptualMatch(mapss)}, prefix="val/"
         )

@@ -79,6 +79,59 @@ def test_the_table_has_every_loss_and_every_measure(speech, tmp_path):
     assert not torch.equal(weights[0]["leave.bias"], weights[1]["leave.bias"])
 
 
+class Clock:
+    """Tells the times it is given, one after the other."""
+
+    def __init__(self, *times: float) -> None:
+        self.times = list(times)
+
+    def __call__(self) -> float:
+        return self.times.pop(0)
+
+
+def test_the_pace_is_told_between_tests():
+    train = recipe("train_separator")
+    clock = Clock(0.0, 10.0, 30.0, 34.0, 44.0, 75.0)
+    pace = train.Pace(steps=8, tests=4, every=30.0, clock=clock)
+    pace.step()
+    assert not pace.is_due()
+    pace.step()  # at 30 s: two steps, of 15 s each
+    assert pace.is_due()
+    assert not pace.is_due()
+    assert str(pace) == "2 of all 8 steps, 15.00 s each, about 2 min left"
+    pace.test()  # 4 s
+    assert pace.left() == pytest.approx(6 * 15.0 + 3 * 4.0)
+    pace.step()
+    assert not pace.is_due()
+    pace.step()
+    assert pace.is_due()
+    assert pace.done == 4
+    values = dict.fromkeys(train.MEASURES, 0.25)
+    said = train.expectation(pace, values, values | {"log_pm": -90.0})
+    assert "8 steps and 4 tests take about 3 min in all (17.75 s a step, 4.0 s a test)" in said
+    assert "log_pm -90.000" in said
+    assert train.spoken(45.0) == "45 s"
+    assert train.spoken(3 * 3600.0) == "3 h 00 min"
+
+
+def test_what_to_expect_is_said_once_after_the_first_test(speech, tmp_path, capsys):
+    train = recipe("train_separator")
+    options = ["--losses", "si_sdr", "--steps", "4", "--tell-every", "0", "--target", "low"]
+    train.main(call(speech, tmp_path, *options, "--same", "high=alto"))
+    said = capsys.readouterr().out
+    assert said.count("What to expect: 4 steps and 2 tests") == 1
+    assert said.index("step 2: si_sdr") < said.index("What to expect") < said.index("step 3: loss")
+    assert [f"{n} of all 4 steps" in said for n in range(1, 5)] == [True] * 4
+
+
+def test_tests_are_scored_with_whole_banks(speech, tmp_path):
+    train = recipe("train_separator")
+    stage = train.prepare(train.arguments(call(speech, tmp_path)))
+    for kind in ("separation", "match"):
+        assert stage.held_out.mapss.banks[kind] == DistortionBank(kind)
+        assert stage.mapss.banks[kind].size == 6
+
+
 def test_the_interferer_rises_when_the_trigger_fires(speech, tmp_path, capsys, monkeypatch):
     from torch_mapss.training.curriculum import FrameTrigger, Quantile
 

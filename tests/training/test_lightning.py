@@ -20,7 +20,12 @@ from torchmetrics import MetricCollection
 
 pl = pytest.importorskip("lightning.pytorch")
 
-from torch_mapss import FrameTrigger, PerceptualMatch, PerceptualSeparation  # noqa: E402
+from torch_mapss import (  # noqa: E402
+    DistortionBank,
+    FrameTrigger,
+    PerceptualMatch,
+    PerceptualSeparation,
+)
 from torch_mapss.metrics import (  # noqa: E402
     perceptual_match,
     perceptual_separation,
@@ -241,6 +246,9 @@ def test_recipe_logs_fires_and_resumes(tmp_path):
     assert column(log, "curriculum/stage") == [0.0, 1.0]
     assert column(log, "curriculum/held") == [1.0, 0.0]
     assert trainer.model.train_set.stage == 1
+    whole, small_one = trainer.model.mapss, trainer.model.loss.mapss
+    assert whole.encoder is small_one.encoder
+    assert (whole.match_bank, small_one.match_bank.size) == (DistortionBank("match"), 6)
 
     # In the middle: one epoch has held, one more is needed. A fresh trigger would need two.
     options = [*SMALL, "--out", str(tmp_path / "b"), "--resume"]
@@ -337,3 +345,35 @@ def test_values_that_are_no_single_number_are_logged_by_hand():
     for source in range(2):
         assert float(logged[f"ps_{source}"]) == pytest.approx(float(scores.ps[:, source].mean()))
     assert {"pm", "pm_half_width"} <= set(logged)
+
+
+def test_outputs_in_any_order_reach_the_trigger():
+    mapss = small()
+    preds, target = pair(2)
+    callback = CurriculumCallback(trigger(), mapss, pit="si_sdr")
+    model = Model(mapss)
+    model.validation_step = lambda batch, batch_idx: {"preds": batch[0], "target": batch[1]}
+    fit(model, callback, 1, loader(preds.flip(1), target))
+    scores = mapss(preds, target)
+    median = torch.quantile(scores.ps[scores.active], 0.5)
+    assert callback.events[0].statistics["50 % quantile of PS"] == pytest.approx(float(median))
+    with pytest.raises(ValueError, match="pit='si_sdr' looks for the source"):
+        CurriculumCallback(trigger(), mapss, attributed=(0, 1), pit="si_sdr")
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_half_precision_rounds_no_monitored_score(precision):
+    """Lightning rounds what comes in; what comes out is the score of that, to the last bit."""
+    mapss, (preds, target) = small(), pair(4)
+    if precision == "bf16-true":
+        preds, target = preds.bfloat16(), target.bfloat16()
+    expected = float(PerceptualSeparation(mapss)(preds, target))
+    callback = CurriculumCallback(trigger(), mapss)
+    model = Model(mapss)
+    trainer = fit(model, callback, 1, loader(preds, target, batch=4), precision=precision)
+    logged = trainer.callback_metrics
+    for name in ("val/ps", "single"):
+        assert logged[name].dtype == torch.float32
+        assert float(logged[name]) == expected
+    assert expected != float(torch.tensor(expected).bfloat16())
+    assert model.single["ps"].item_sum.dtype == torch.float64

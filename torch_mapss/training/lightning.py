@@ -18,6 +18,7 @@ from torch_mapss.bounds.frames import check_confidence
 from torch_mapss.core import checks
 from torch_mapss.metrics.shared_batch import Pooling, Request, batch_of, frame_scores
 from torch_mapss.pipeline.mapss import MAPSS
+from torch_mapss.pipeline.order import check_pit
 from torch_mapss.training.curriculum import FrameTrigger, TriggerEvent
 
 try:
@@ -50,6 +51,7 @@ class CurriculumCallback(Callback):
     ``validation_step`` returns a dictionary with the estimates ``"preds"`` (B, S', T), the
     references ``"target"`` (B, S, T) or a bank of them, and optionally ``"lengths"``. Metrics that
     were updated with them and share ``mapss`` have scored them already: nothing is encoded again.
+    Give it whole banks: a small one, cheap for a loss, is another measure with levels of its own.
 
     Logged after every validation epoch: ``curriculum/stage``, ``curriculum/held`` (epochs in a row
     that the conditions have held), and the statistic of every condition, NaN where it is
@@ -62,6 +64,7 @@ class CurriculumCallback(Callback):
         on_stage: called with (module, stage). None: the module's method ``on_curriculum_stage``
             is called with (stage).
         attributed: (S',) the reference each estimate belongs to; all in order if None.
+        pit: ``"si_sdr"`` for outputs in any order, as in the metrics. None: they are in order.
         confidence: of the half-widths that the trigger compares.
         prefix: of the logged names; give two curricula different ones.
 
@@ -84,6 +87,7 @@ class CurriculumCallback(Callback):
         *,
         on_stage: StageHook | None = None,
         attributed: Sequence[int] | None = None,
+        pit: str | None = None,
         confidence: float = 0.95,
         prefix: str = "curriculum/",
     ) -> None:
@@ -99,6 +103,7 @@ class CurriculumCallback(Callback):
         self.attributed = None
         if attributed is not None:
             self.attributed = checks.whole_numbers(attributed, "attributed")
+        self.pit = check_pit(pit, self.attributed)
         self.confidence = confidence
         self._mapss = mapss
         self._frames: dict[str, list[Tensor]] = {}
@@ -164,7 +169,7 @@ class CurriculumCallback(Callback):
         confidence = None if self.trigger.half_width is None else self.confidence
         for name in self.trigger.measures:
             pooling = _POOLING[name]
-            wanted = Request(pooling.measure, self.attributed, None, confidence)
+            wanted = Request(pooling.measure, self.attributed, None, confidence, self.pit)
             with torch.no_grad():
                 scores, bounds = frame_scores(mapss, preds, target, batch_seen, wanted)
             self._frames.setdefault(name, []).append(_scored(pooling, scores))

@@ -327,7 +327,8 @@ class MAPSSLoss(_PerceptualLoss):
         match: weight of the PM term; 0 leaves it out. With the defaults both pull alike on the
             outputs of real separators (``benchmarks/results/training_gradients.md``).
         si_sdr: weight of -SI-SDR, in 1/dB, at the encoder's sample rate. It anchors what PS and PM
-            do not hear, the waveform itself; 0.1 makes it pull like the other two. 0 leaves it out.
+            do not hear, the waveform itself; 0.15 makes it pull like the other two, 0 leaves it
+            out.
         extra: a term of your own, called with estimates and their references (B, S', T) as
             handed in (permuted and picked, never resampled or normalised); returns (), or (B,) or
             (B, S') of losses.
