@@ -524,3 +524,110 @@ def test_blank_names_are_refused(
 ) -> None:
     assert score(files, "--names", *names) == 2
     assert "one name for each" in error_of(capsys)
+
+
+# ------------------------------------------------------------------------------------------------
+# Messages, options, figures
+# ------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_is_told_to_be_one(
+    tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    references, estimates = files
+    pipe = tmp_path / "pipe.wav"
+    os.mkfifo(pipe)
+    for path in (str(pipe), os.devnull):
+        assert score(([path, references[1]], estimates)) == 2
+        assert f"{path!r} is a pipe or device" in error_of(capsys)
+
+
+def test_options_of_banks_and_map_reach_the_scorer(
+    tmp_path: Path, files: tuple[list[str], list[str]]
+) -> None:
+    options = ("--match-encoder", "waveform", "--energy", "0.9", "--alpha", "0.5")
+    options += ("--activity", "0.2", "--without", "noise", "tone", "notch/peak01")
+    references, estimates = files
+    arguments = ["score", "--references", *references, "--estimates", *estimates]
+    arguments += ["--encoder", "mel", "--out", str(tmp_path), "--quiet", *options]
+    assert cli.main(arguments) == 0
+    settings = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["settings"]
+    assert settings["match_encoder"]["name"] == "waveform"
+    assert (settings["energy"], settings["alpha"], settings["activity"]) == (0.9, 0.5, 0.2)
+    families = [settings[f"{kind}_bank"]["families"] for kind in ("separation", "match")]
+    assert all({"noise", "tone"}.isdisjoint(found) for found in families)
+    assert [found["notch"] for found in families] == [5, 19]  # the member is PM's alone
+
+
+def test_families_are_chosen_or_refused(
+    tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--only", "comb", "echo", "--out", str(tmp_path), "--quiet")
+    assert score(files, *given) == 0
+    content = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert set(content["settings"]["match_bank"]["families"]) == {"comb", "echo"}
+    for option in ("--only", "--without"):
+        assert score(files, option, "nois") == 2
+        assert f"{option} names 'nois', which neither bank has" in error_of(capsys)
+
+
+def test_distortions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    from torch_mapss.distortions import DistortionBank
+
+    for rate in (16_000, 8000):
+        assert cli.main(["distortions", "--rate", str(rate)]) == 0
+        told = capsys.readouterr().out
+        counts = [len(DistortionBank(kind).names(rate)) for kind in ("separation", "match")]
+        assert f"At {rate} Hz: PS {counts[0]}, PM {counts[1]} members" in told
+    for name in DistortionBank("match").names(8000):
+        assert name.split("/", 1)[1] in told
+    assert cli.main(["distortions", "--rate", "100"]) == 2
+    assert "4000 to 384000 Hz" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "module://nowhere.to.be.found",
+        pytest.param("foo", marks=pytest.mark.slow),
+        pytest.param("svg", marks=pytest.mark.slow),
+    ],
+)
+def test_figures_need_no_backend(tmp_path: Path, backend: str) -> None:
+    code = (
+        "import os, sys\nfrom torch_mapss.evaluation import plots\n"
+        "plots.save_figure(plots.new_figure(2, 2), sys.argv[1])\nimport matplotlib\n"
+        "print(os.environ['MPLBACKEND'], matplotlib.rcParams['backend'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "x.png")],
+        env=environment(MPLBACKEND=backend),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "x.png").stat().st_size > 0
+    variable, chosen = done.stdout.split()
+    assert variable == backend  # whoever draws afterwards finds what was there
+    assert chosen == backend or backend != "svg"
+
+
+def test_the_device_is_the_fastest_there_is(
+    files: tuple[list[str], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert options.device_of_options("cpu") == "cpu"
+    assert score(files) == 0
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    assert f"Computed on {best}" in capsys.readouterr().out
+    monkeypatch.setattr("torch_mapss.core.devices.best_device", lambda: torch.device("meta"))
+    assert options.device_of_options("auto") == "meta"
+    assert options.device_of_options("cpu") == "cpu"
+
+
+def test_what_a_half_width_is_not(
+    files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert score(files, "--bounds") == 0
+    assert "It is no sampling error over files." in capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -215,7 +216,7 @@ def test_names_of_files_are_kept_apart() -> None:
     [
         ("{not json", "is no valid JSON (line 1, column 2"),
         ("[]", "lists no mixture"),
-        ('{"mixture_id": "x"}', "must be a JSON list of mixtures, got dict"),
+        ('{"mixture_id": "x"}', "must be a JSON list of mixtures, got an object with 'mixture_id'"),
         ("[3]", "entry 0 must be an object, got int"),
         ('[{"mixture_id": "x", "systems": {}}]', "mixture 'x' lacks 'references'"),
         ('[{"references": ["a", "b"], "systems": {}}]', "entry 0 lacks 'mixture_id'"),
@@ -619,3 +620,33 @@ def test_a_confidence_that_nothing_uses_is_no_setting(tmp_path: Path) -> None:
     assert evaluate_command(path, out, "--confidence", "0.8") == options.OK
     assert evaluate_command(path, out, "--confidence", "7") == options.BAD_INPUT
     assert evaluate_command(path, out, "--bounds") == options.BAD_INPUT
+
+
+def test_manifests_of_other_tools_are_shown_a_valid_one(tmp_path: Path) -> None:
+    cases = {
+        '{"utts": {"a": {}}, "x": 1}': r"got an object with 'utts', 'x'\. The least that is valid",
+        '{"mixture_id": "m", "references": [], "systems": {}}': "got a single one: put it in",
+        '{"id": 1}\n{"id": 2}\n': "One object per line is no manifest. The least that is valid",
+        "3": "must be a JSON list of mixtures, got 3",
+    }
+    path = tmp_path / "m.json"
+    for text, message in cases.items():
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ManifestError, match=message):
+            load_manifest(path)
+    with pytest.raises(ManifestError) as error:
+        load_manifest(path)
+    shown = str(error.value)
+    for name in "ab":
+        write(tmp_path / f"{name}.wav", torch.zeros(800))
+        write(tmp_path / f"{name}_est.wav", torch.zeros(800))
+    path.write_text(shown[shown.index("[{") :], encoding="utf-8")
+    assert len(load_manifest(path)) == 1  # what is shown is valid
+
+
+@pytest.mark.skipif(os.sep == "\\", reason="backslashes separate folders here")
+def test_backslashes_get_a_hint(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path, 1, ("good",))
+    path.write_text(path.read_text().replace("/", "\\\\"))
+    with pytest.raises(ManifestError, match=r"backslashes do not .*'m0/truth/a.wav' is there"):
+        load_manifest(path)

@@ -421,6 +421,7 @@ def test_tables_line_up_for_wide_and_combining_characters() -> None:
     ("estimates", "references", "message"),
     [
         ("x.wav", sources(), "single path 'x.wav'"),
+        (sources().T, sources(), r"looks like \(samples, sources\)\. Turn it over: estimates\.T"),
         (sources()[None], sources(), r"must have shape \(S, T\).*\(1, 2, 8000\)"),
         (list(sources()[:, None]), sources(), r"estimates\[0\] must be one mono signal"),
         (sources(), ["a.wav", sources()[0]], "mix files and arrays"),

@@ -78,7 +78,12 @@ def _check_file(path: str) -> None:
         raise ValueError(
             f"expected an audio file, got the folder {path!r}. Name the files inside it one by one."
         )
-    if os.path.isfile(path) and os.path.getsize(path) == 0:
+    if not os.path.isfile(path):  # <(...), a named pipe, a device
+        raise ValueError(
+            f"expected an audio file, but {path!r} is a pipe or device. Audio files are read out "
+            "of order, and more than once: write it to a file on disk first."
+        )
+    if os.path.getsize(path) == 0:
         raise ValueError(
             f"expected an audio file, but {path!r} is empty (0 bytes): its writing or copying "
             "failed. Write it again."

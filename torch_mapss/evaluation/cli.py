@@ -31,6 +31,7 @@ COMMANDS = (
     "correlate",
     "demo",
     "encoders",
+    "distortions",
 )
 
 

@@ -102,8 +102,7 @@ def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
     name = files.shown(path)
     entries = _read_json(path, name)
     if not isinstance(entries, list):
-        kind = type(entries).__name__
-        raise ManifestError(name, [f"must be a JSON list of mixtures, got {kind}"])
+        raise ManifestError(name, [_no_list(entries)])
     if not entries:
         raise ManifestError(name, ["lists no mixture"])
     folder = os.path.dirname(os.fspath(path))
@@ -119,6 +118,23 @@ def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
     return tuple(mixtures)
 
 
+def _no_list(content: Any) -> str:
+    """Why a manifest that is no list is none, with what one looks like."""
+    if isinstance(content, dict) and {"references", "systems"} <= content.keys():
+        return "must be a JSON list of mixtures, got a single one: put it in [ ]"
+    found = short(content)
+    if isinstance(content, dict):
+        found = f"an object with {files.listed(map(repr, content), 3)}"
+    return f"must be a JSON list of mixtures, got {found}. {_EXAMPLE}"
+
+
+# The shortest manifest that there can be, on one line.
+_EXAMPLE = (
+    'The least that is valid: [{"mixture_id": "song1", "references": ["a.wav", "b.wav"], '
+    '"systems": {"mine": ["a_est.wav", "b_est.wav"]}}]'
+)
+
+
 def _read_json(path: str | os.PathLike[str], name: str) -> Any:
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -129,7 +145,9 @@ def _read_json(path: str | os.PathLike[str], name: str) -> Any:
         raise ManifestError(name, [f"cannot be read: {error.strerror}"]) from None
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
-        raise ManifestError(name, [f"is no valid JSON ({place}: {error.msg})"]) from None
+        lines = error.msg == "Extra data"  # an entry a line, as Lhotse and others write them
+        hint = f". One object per line is no manifest. {_EXAMPLE}" if lines else ""
+        raise ManifestError(name, [f"is no valid JSON ({place}: {error.msg}){hint}"]) from None
     except UnicodeDecodeError as error:
         raise ManifestError(name, [f"is no UTF-8 text (byte {error.start})"]) from None
     except _RepeatedKey as error:
@@ -295,9 +313,19 @@ def _missing_files(mixture: Mixture) -> list[str]:
     listed += [] if mixture.mixture is None else [("mixture", mixture.mixture)]
     return [
         f"mixture {mixture.name!r}, {whose}: no file {os.path.join(mixture.folder, path)!r}"
+        + _slashes(mixture, path)
         for whose, path in listed
         if not os.path.isfile(mixture.locate(path))
     ]
+
+
+def _slashes(mixture: Mixture, path: str) -> str:
+    """A hint for paths of a system that separates folders in another way than this one."""
+    if "\\" not in path or os.sep == "\\":
+        return ""
+    turned = path.replace("\\", "/")
+    there = "is there" if os.path.isfile(mixture.locate(turned)) else "is not there either"
+    return f" (backslashes do not separate folders here; {turned!r} {there})"
 
 
 # ------------------------------------------------------------------------------------------------

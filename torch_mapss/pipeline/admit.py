@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
 MEASURES = ("both", "separation", "match")
+_LIKE_SAMPLES = 100  # an axis of so many, longer than the last, is time and not sources
 ACCEPTED = "(B, S, T) or (S, T): batch, sources, samples"
 
 
@@ -240,6 +241,12 @@ def as_batch(x: object, name: str) -> Tensor:
         )
     if 0 in x.shape:
         raise ValueError(f"{name} must not be empty, got shape {tuple(x.shape)}.")
+    if x.shape[-2] > x.shape[-1] and x.shape[-2] >= _LIKE_SAMPLES:
+        axes = "(samples, sources)" if x.ndim == 2 else "(batch, samples, sources)"
+        raise ValueError(
+            f"{name} must have shape {ACCEPTED}, got {tuple(x.shape)}, which looks like {axes}. "
+            f"Turn it over: {name}.mT."
+        )
     waves = audio.as_waveform(x, name)
     return waves if waves.ndim == 3 else waves.unsqueeze(0)
 

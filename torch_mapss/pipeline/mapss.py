@@ -152,6 +152,7 @@ class MAPSS(nn.Module):
         self.match_bank = _checked_bank(match_bank, "match", seed, rate, leakage)
         if sample_rate is not None:
             sample_rate = checks.check_whole(sample_rate, "sample_rate", 1)
+            audio.check_source_rate(sample_rate, "sample_rate")
         self.sample_rate = sample_rate or self.grid.sample_rate
         self.trim, self.align_polarity = trim, align_polarity
         self.loudness = checks.check_real(loudness, "loudness")

@@ -12,6 +12,7 @@ from torch_mapss.evaluation import console, files
 from torch_mapss.evaluation.processes import local_device
 
 if TYPE_CHECKING:
+    from torch_mapss.distortions import DistortionBank
     from torch_mapss.evaluation.scorer import Request
     from torch_mapss.pipeline.mapss import MAPSS
 
@@ -73,6 +74,11 @@ def add_scoring_options(parser: Any) -> None:
     )
     group.add_argument("--layer", type=int, help="of the encoder (default: its own)")
     group.add_argument(
+        "--match-encoder",
+        metavar="NAME",
+        help="another encoder for PM, on the same rate and hop (default: that of PS)",
+    )
+    group.add_argument(
         "--permute",
         action="store_true",
         help="find out which reference each estimate belongs to, by SI-SDR",
@@ -127,6 +133,44 @@ def add_scoring_options(parser: Any) -> None:
         metavar="N",
         help="use N of the distortions of each measure (70 for PS, up to 83 for PM): quicker, "
         "coarser, not comparable with full banks",
+    )
+    group.add_argument(
+        "--only",
+        nargs="+",
+        metavar="FAMILY",
+        help="keep these families or members of the distortions alone; `torch-mapss distortions` "
+        "lists them",
+    )
+    group.add_argument(
+        "--without",
+        nargs="+",
+        default=[],
+        metavar="FAMILY",
+        help="leave these families or members of the distortions out",
+    )
+    group.add_argument(
+        "--alpha",
+        type=float,
+        default=1.0,
+        metavar="A",
+        help="of the diffusion map: how far the density of the points is taken out, 0 to 1 "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--energy",
+        type=float,
+        default=0.99,
+        metavar="TAU",
+        help="of the diffusion map: the share of the spectrum that is kept, above 0 to 1 (default: "
+        "%(default)s)",
+    )
+    group.add_argument(
+        "--activity",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="a source is active where its RMS exceeds this share of its RMS over the whole file "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--convention",
@@ -204,25 +248,58 @@ def bar(args: argparse.Namespace) -> Any:
 
 def scorer_of(args: argparse.Namespace) -> MAPSS:
     """The scorer that the options ask for."""
-    from torch_mapss.distortions import DistortionBank
     from torch_mapss.pipeline.mapss import MAPSS
 
-    banks = [
-        DistortionBank(kind, seed=args.seed, size=args.bank_size, leakage=leakage)
-        for kind, leakage in (("separation", 0), ("match", args.leakage))
-    ]
+    banks = [bank_of(args, kind) for kind in ("separation", "match")]
     return MAPSS(
         args.encoder,
         args.layer,
+        match_encoder=args.match_encoder,
         separation_bank=banks[0],
         match_bank=banks[1],
         align_polarity=args.align_polarity,
+        alpha=args.alpha,
+        energy=args.energy,
+        activity=args.activity,
         convention=args.convention,
         max_dimension=args.max_dimension,
         dtype=args.dtype,
         device=args.device,
         local_files_only=args.local_files_only,
         cache_dir=args.cache_dir,
+    )
+
+
+def bank_of(args: argparse.Namespace, kind: str) -> DistortionBank:
+    """The bank of ``kind`` that the options ask for.
+
+    Families are in both banks, members in one: a name that one of them has will do.
+
+    Raises:
+        ValueError: a name that neither has, or nothing is left.
+    """
+    from torch_mapss.distortions import DistortionBank
+
+    leakage = {"separation": 0, "match": args.leakage}
+    banks = {name: DistortionBank(name, leakage=count) for name, count in leakage.items()}
+    names = {name: {*bank.families, *bank.names()} for name, bank in banks.items()}
+    for option, given in (("--only", args.only or []), ("--without", args.without)):
+        unknown = [name for name in given if not any(name in known for known in names.values())]
+        if unknown:
+            raise ValueError(
+                f"{option} names {', '.join(map(repr, unknown))}, which neither bank has. Families "
+                f"are {', '.join(banks['match'].families)}; `torch-mapss distortions` lists their "
+                "members."
+            )
+    only = None if args.only is None else [name for name in args.only if name in names[kind]]
+    without = [name for name in args.without if name in names[kind]]
+    return DistortionBank(
+        kind,
+        only=only,
+        without=without,
+        seed=args.seed,
+        size=args.bank_size,
+        leakage=leakage[kind],
     )
 
 

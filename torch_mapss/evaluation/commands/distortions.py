@@ -1,0 +1,60 @@
+"""``torch-mapss distortions``: the members of both banks."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from typing import Any
+
+from torch_mapss.evaluation import console, files
+from torch_mapss.evaluation.commands.options import OK, add_manners, make_parser
+
+_WIDTH = 70  # of the names
+_KINDS = {"separation": "PS", "match": "PM"}
+
+
+def add_parser(commands: Any) -> None:
+    distortions = make_parser(
+        commands,
+        "distortions",
+        "The distortions that make the cluster of every source: one bank for PS, another for PM.\n"
+        "Families and members may be left out or chosen with --without and --only of the commands\n"
+        "that score.",
+        "",
+        "list the distortions of both banks",
+    )
+    distortions.set_defaults(run=run)
+    distortions.add_argument(
+        "--rate",
+        type=int,
+        default=16_000,
+        metavar="HZ",
+        help="of the encoder: a member may need a higher one than there is (default: %(default)s)",
+    )
+    add_manners(distortions, quiet=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """``torch-mapss distortions``."""
+    from torch_mapss.audio import check_source_rate
+    from torch_mapss.distortions import DistortionBank
+
+    rate = check_source_rate(args.rate, "--rate")
+    rows, counts = [], []
+    for kind, measure in _KINDS.items():
+        bank = DistortionBank(kind)
+        available = set(bank.names(rate))
+        members = [member for member in bank.members if member.name in available]
+        counts.append(f"{measure} {len(members)}")
+        for family in bank.families:
+            own = [member.name for member in members if member.family == family]
+            names = " ".join(name.removeprefix(f"{family}/") for name in own)
+            first, *rest = textwrap.wrap(names, _WIDTH, break_on_hyphens=False) or [""]
+            rows.append([measure, family, str(len(own)), first])
+            rows += [["", "", "", line] for line in rest]
+    console.say(files.text_table(["bank", "family", "members", "names, after FAMILY/"], rows, 4))
+    console.say(
+        f"\nAt {rate} Hz: {', '.join(counts)} members. Those of PM take their parameters from each "
+        "reference\nsignal; where it has fewer spectral peaks, it has fewer notches."
+    )
+    return OK
