@@ -33,8 +33,8 @@ Array = NDArray[np.float64]
 FEW = 10
 #: Draws of every bootstrap.
 RESAMPLES = 9999
-# A block of draws: so many indices at once.
-_BLOCK = 2**21
+# A block of draws: so many indices at once, which stay in the processor's cache.
+_BLOCK = 2**18
 # Up to here tied differences have the exact null distribution; beyond, the normal one will do.
 _EXACT = 50
 
