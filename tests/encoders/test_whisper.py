@@ -15,7 +15,7 @@ import torch
 from checkpoints import LAYERS, WHISPER_POSITIONS, WIDTH, random_whisper, write_whisper
 from torch import Tensor
 
-from torch_mapss import MAPSS
+from torch_mapss import MAPSS, DistortionBank
 from torch_mapss.encoders import TransformerEncoder, encoder_table, load_encoder, log_mel
 
 SAMPLES = 9600
@@ -320,7 +320,8 @@ def test_damaged_settings(folder: Folder, tmp_path: Path) -> None:
 def test_scores_and_their_gradient(folder: Folder) -> None:
     waves = torch.stack([noise(SAMPLES, seed=seed).float() for seed in (5, 6)])
     estimates = (waves + 0.1 * waves.flip(0)).requires_grad_()
-    mapss = MAPSS(folder(), layer=1)
+    banks = {f"{kind}_bank": DistortionBank(kind, size=8) for kind in ("separation", "match")}
+    mapss = MAPSS(folder(), layer=1, **banks)
     scores = mapss(estimates, waves)
     assert scores.ps.shape == (1, 2, 29)
     assert scores.times[0] == pytest.approx(0.0125)
@@ -329,3 +330,23 @@ def test_scores_and_their_gradient(folder: Folder) -> None:
     assert estimates.grad is not None
     assert estimates.grad.isfinite().all()
     assert estimates.grad.abs().max() > 0
+
+
+@pytest.mark.slow
+def test_clips_longer_than_the_positions_are_scored_in_segments(folder: Folder) -> None:
+    # Positions for 3.2 s: a segment of 1 s with a second on each side fits in.
+    path = folder(max_source_positions=160)
+    rows = [torch.cat([noise(SAMPLES, seed=k + s).float() for k in range(7)]) for s in (20, 40)]
+    waves = torch.stack(rows)
+    estimates = waves + 0.2 * waves.flip(0)
+    banks = {f"{kind}_bank": DistortionBank(kind, size=6) for kind in ("separation", "match")}
+    with pytest.raises(ValueError, match=r"positions for at most 51200.*segment"):
+        MAPSS(path, **banks)(estimates, waves)
+    with pytest.raises(ValueError, match=r"segment must be at most 1\.2 s"):
+        MAPSS(path, segment=2.0, **banks)
+    with torch.no_grad():
+        scores = MAPSS(path, segment=1.0, **banks)(estimates, waves)
+    assert scores.ps.shape == (1, 2, (7 * SAMPLES - 400) // 320 + 1)
+    assert scores.active.any(-1).all()
+    assert scores.ps[scores.active].isfinite().all()
+    assert 0.5 < float(scores.ps[scores.active].mean()) < 1.0
