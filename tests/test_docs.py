@@ -48,7 +48,7 @@ def python_blocks(text: str) -> list[str]:
 def readme() -> dict[str, Any]:
     """The namespace after all blocks of the README have run, in order."""
     blocks = python_blocks(README.read_text(encoding="utf-8"))
-    assert len(blocks) >= 2
+    assert len(blocks) >= 1
     namespace: dict[str, Any] = {}
     torch.manual_seed(0)
     for number, code in enumerate(blocks):
@@ -68,9 +68,9 @@ def test_shapes_that_the_readme_states(readme: dict[str, Any]) -> None:
     assert readme["bank"].batch == 1
 
 
-def test_calls_that_the_readme_lists_exist() -> None:
-    table = README.read_text(encoding="utf-8").split("## Measure, call, equation")[1]
-    cells = [row.split("|")[2] for row in table.split("##")[0].splitlines() if row.count("|") >= 4]
+def test_calls_that_the_table_of_equations_lists_exist() -> None:
+    table = (F.__doc__ or "").split("Measure, call, equation")[1]
+    cells = [row.split("|")[2] for row in table.splitlines() if row.count("|") >= 4]
     calls = [name for cell in cells for name in re.findall(r"`([A-Za-z_.]+)[(`]", cell)]
     assert len(calls) > 12
     room = ""
@@ -214,8 +214,8 @@ def test_shapes_of_the_pipeline(mapss: MAPSS, waves: tuple[Tensor, Tensor]) -> N
         for name, given in zip(("estimates", "references"), waves):
             assert given.shape == documented(argument(thing, name))
     scores = mapss(estimates, references)
-    assert check_record(scores) == 7
-    assert check_record(scores.utterance()) == 5
+    assert check_record(scores) == 9
+    assert check_record(scores.utterance()) == 6
     bounds = mapss.bounds(estimates, references)
     for part in (bounds.ps, bounds.pm):
         assert check_record(part) == 3

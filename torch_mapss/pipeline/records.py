@@ -365,12 +365,11 @@ class Scores:
     foreign_distance: Tensor  # (B, S', F) B, to the closest other cluster (PS graph)
     times: Tensor  # (F,) seconds, centre of the encoder's receptive field
     measures: str = "both"  # which were computed, see :meth:`torch_mapss.MAPSS.forward`
-    # What the maps retained, d: (B, F) int64; 0 where no estimate is scored.
-    separation_dimension: Tensor | None = None
-    match_dimension: Tensor | None = None
-    # (B, S', F) in (0, 1], no gradient: rank of the output among its N_p distortions, at least
-    # 1/(N_p + 1); P(pm_rank <= u) <= u under exchangeability. None unless conformal.
-    pm_rank: Tensor | None = None
+    separation_dimension: Tensor | None = None  # (B, F) int64, d of PS's map; 0: nothing scored
+    match_dimension: Tensor | None = None  # (B, F) int64, d of PM's map; 0: nothing scored
+    # Rank of the output among its N_p distortions, at least 1/(N_p + 1);
+    # P(pm_rank <= u) <= u under exchangeability. None unless conformal.
+    pm_rank: Tensor | None = None  # (B, S', F) in (0, 1], without gradient
 
     def utterance(self) -> UtteranceScores:
         """Pool frames to one number per estimate: plain means, and the paper's pooling of PS.

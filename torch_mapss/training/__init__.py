@@ -15,6 +15,29 @@ Example:
     >>> loss(estimates, references).backward()
     >>> bool(estimates.grad.isfinite().all())
     True
+
+A loop that validates and raises the interferer's level once a quarter of the frames is separated:
+
+    >>> from torch_mapss import FrameTrigger, PerceptualSeparation
+    >>> from torch_mapss.curriculum import Quantile
+    >>> separator = torch.nn.Conv1d(1, 2, 33, padding=16)            # yours
+    >>> optimizer = torch.optim.Adam(separator.parameters(), lr=1e-3)
+    >>> frames = PerceptualSeparation(loss.mapss, reduction="none")   # frame scores
+    >>> trigger = FrameTrigger(Quantile("ps", 0.25, above=0.7), patience=2)
+    >>> level = -6.0                                                  # dB
+    >>> for epoch in range(2):
+    ...     gain = torch.tensor([1.0, 10 ** (level / 20)]).view(1, 2, 1)
+    ...     mixture = (gain * references).sum(1, keepdim=True)
+    ...     optimizer.zero_grad()
+    ...     loss(separator(mixture), references).backward()
+    ...     optimizer.step()
+    ...     with torch.no_grad():
+    ...         frames.update(separator(mixture), references)
+    ...     event = trigger.update({"ps": frames.compute()})
+    ...     frames.reset()
+    ...     level += 3.0 if event else 0.0
+    >>> level
+    -6.0
 """
 
 from __future__ import annotations
