@@ -9,19 +9,22 @@ Stages: :mod:`torch_mapss.core.manifold` (diffusion maps), :mod:`torch_mapss.cor
 Measure, call, equation (labels of the paper's source):
 
 | what | call | equation |
-|---|---|---|
-| diffusion map of a cloud of points | `functional.diffusion_map` | `eq:K` to `eq:truncation_threshold_short` |
+| --- | --- | --- |
+| diffusion map of a cloud of points | `functional.diffusion_map` | `eq:K`, `eq:P_short` |
 | PS from embeddings | `functional.perceptual_separation` | `eq:PS_final` |
 | its two distances A and B | `functional.separation_distances` | `eq:B` |
 | PM, log PM from embeddings | `functional.perceptual_match` | `eq:pm_gamma_mm_short` |
 | PM as a rank, output included | `functional.match_rank` | none: full conformal prediction |
-| Q(k, x), log Q, with derivatives in both | `functional.gammaincc`, `log_gammaincc` | `eq:Q_partials` |
+| Q(k, x), log Q, differentiable | `functional.gammaincc`, `log_gammaincc` | `eq:Q_partials` |
 | error radius and half-width of PS | `functional.separation_bounds` | `eq:ps_final_bound` |
 | error radius and half-width of PM | `functional.match_bounds` | `eq:pm_final_bound` |
 | truncation error of the embedding | `functional.truncation_bounds` | `app:conf_bound_pi` |
-| utterance PS, PM | `functional.pool_separation`, `pool_match` | `eq:pesq_pooling_ps`, `eq:avg_pooling_pm` |
-| utterance bounds | `utterance.pool_separation_bounds`, `pool_match_bounds` | `eq:pesq_pool_h`, `eq:avg_pool_h` |
-| correlation with ratings, its bounds | `correlation.correlation_bounds`, `scenario_bounds` | `eq:pcc_hw`, `eq:srcc_hw` |
+| utterance PS | `functional.pool_separation` | `eq:pesq_pooling_ps` |
+| utterance PM | `functional.pool_match` | `eq:avg_pooling_pm` |
+| its bounds | `utterance.pool_separation_bounds` | `eq:pesq_pool_h` |
+| bounds of utterance PM | `utterance.pool_match_bounds` | `eq:avg_pool_h` |
+| correlation with ratings | `correlation.correlation_bounds` | `eq:pcc_hw` |
+| the same over mixtures | `correlation.scenario_bounds` | `eq:srcc_hw` |
 | the distortions | `DistortionBank("separation")`, `("match")` | `app:distortionsbank` |
 | waveforms to frame scores | `MAPSS` | all of the above |
 """
