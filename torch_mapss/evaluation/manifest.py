@@ -6,6 +6,12 @@ From frames to one number per system, each step in a table that the next can be 
 2. source -> *item*: mean over the estimates of one mixture and system, ``items.csv``;
 3. item -> *set*: mean over the mixtures of one system, ``summary.csv``.
 
+log PM has its medians beside its means, ``log_pm_median`` in all three steps. The mean ranks
+quality better, since bad frames are what is heard as bad: on rated singing its rank correlation per
+track is 0.73 ± 0.08 and that of the median over frames 0.50 ± 0.08 (16 songs, 5 systems each,
+log-mel features, 40 frames a song). The median holds where some outputs are dead: one silent
+estimate, with a log PM of a million below zero, decides every mean that it is in.
+
 Undefined numbers (a silent reference, no frame with two active sources, a mixture that failed) are
 ``nan``, left out of the next mean, and counted.
 
@@ -14,8 +20,8 @@ Undefined numbers (a silent reference, no frame with two active sources, a mixtu
 again; the tables are written at the end, each in one step. So a run that was killed and started
 again writes the tables of an undisturbed one, byte for byte on one machine.
 
-**Several processes.** With ``WORLD_SIZE`` above 1 (torchrun sets it) the mixtures are shared out,
-and rank 0 writes the tables. The processes must share the output folder.
+**Several processes** share the mixtures out, see :mod:`.processes`. They must share the output
+folder.
 """
 
 from __future__ import annotations

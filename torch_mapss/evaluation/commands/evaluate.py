@@ -30,15 +30,7 @@ if TYPE_CHECKING:
     from torch_mapss.evaluation.manifest import Mixture
     from torch_mapss.evaluation.run import Outcome
 
-# As folders.LAYOUTS, which --help need not load for.
-LAYOUTS = ("mixture", "source")
-
-
-def add_parser(commands: Any) -> None:
-    evaluate = make_parser(
-        commands,
-        "evaluate",
-        f"""\
+ABOUT = f"""\
 Score whole test sets of one or more systems, listed in a manifest.
 
 {MEASURES}
@@ -51,15 +43,27 @@ null stands for a source that a system does not estimate. "mixture": its path, a
 per reference, may be added. Instead of a manifest, folders may be given:
   --references refs --system A=outA B=outB
 pairs files by their names (refs/song1/vocals.wav with outA/song1/vocals.wav, or refs/s1/0001.wav
-with outA/s1/0001.wav) and says what it understood. {FILES}
+with outA/s1/0001.wav) and says what it understood.
+{FILES}
 DIR gets scores.csv (one row per estimate), items.csv (per mixture and system: means over its
 estimates), summary.csv (per system: means over mixtures), frames (the scores of every frame),
 settings.json (with hashes of the audio), mixtures.json and, while it runs, the finished rows:
 started again with the same settings, it goes on where it stopped. A mixture that fails is listed
-with its reason, and tried again the next time.
+with its reason, and tried again the next time. log_pm is averaged by means, log_pm_median by
+medians throughout: bad frames are what is heard as bad, so means rank better; medians are not
+moved by outputs that are dead.
 Under torchrun, and under SLURM's srun, the mixtures are shared out over the processes; for job
 arrays there is --shard.
-""",
+"""
+# As folders.LAYOUTS, which --help need not load for.
+LAYOUTS = ("mixture", "source")
+
+
+def add_parser(commands: Any) -> None:
+    evaluate = make_parser(
+        commands,
+        "evaluate",
+        ABOUT,
         f"Example:\n  torch-mapss evaluate manifest.json --encoder mel --out results\n\n{CODES}",
         "score the systems of a manifest, with resuming",
     )

@@ -64,7 +64,16 @@ def make_parser(
 
 
 def add_scoring_options(parser: Any) -> None:
-    group = parser.add_argument_group("what is computed")
+    """The options of every command that scores, in groups."""
+    _add_encoder(parser.add_argument_group("encoder"))
+    _add_signals(parser.add_argument_group("what is scored"))
+    _add_bounds(parser.add_argument_group("errors of the scores"))
+    _add_bank(parser.add_argument_group("distortions"))
+    _add_map(parser.add_argument_group("measures"))
+    _add_machine(parser.add_argument_group("machine"))
+
+
+def _add_encoder(group: Any) -> None:
     group.add_argument(
         "--encoder",
         default="wav2vec2-large",
@@ -78,6 +87,14 @@ def add_scoring_options(parser: Any) -> None:
         metavar="NAME",
         help="another encoder for PM, on the same rate and hop (default: that of PS)",
     )
+    group.add_argument(
+        "--dtype", help="of the encoder's weights: float32, float16, bfloat16 (default: float32)"
+    )
+    group.add_argument("--local-files-only", action="store_true", help="never fetch a checkpoint")
+    group.add_argument("--cache-dir", metavar="DIR", help="where fetched checkpoints are kept")
+
+
+def _add_signals(group: Any) -> None:
     group.add_argument(
         "--permute",
         action="store_true",
@@ -95,6 +112,28 @@ def add_scoring_options(parser: Any) -> None:
         help="move every estimate by one constant lag, of at most 500 ms, onto its reference; the "
         "tables say by how much (default: nothing is moved, and delay counts as distortion)",
     )
+    group.add_argument(
+        "--align-polarity",
+        action="store_true",
+        help="flip an estimate whose correlation with its reference is negative",
+    )
+    group.add_argument(
+        "--sample-frames",
+        type=int,
+        metavar="N",
+        help="score at most N frames of a mixture, drawn at random: quicker, means stay unbiased",
+    )
+    group.add_argument(
+        "--activity",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="a source is active where its RMS exceeds this share of its RMS over the whole file "
+        "(default: %(default)s)",
+    )
+
+
+def _add_bounds(group: Any) -> None:
     group.add_argument(
         "--bounds",
         action="store_true",
@@ -121,12 +160,9 @@ def add_scoring_options(parser: Any) -> None:
         help="of the bounds: the paper's inequalities, or the distortions drawn again, which is "
         "narrow and holds for PS, and takes longer (default: %(default)s)",
     )
-    group.add_argument(
-        "--sample-frames",
-        type=int,
-        metavar="N",
-        help="score at most N frames of a mixture, drawn at random: quicker, means stay unbiased",
-    )
+
+
+def _add_bank(group: Any) -> None:
     group.add_argument(
         "--bank-size",
         type=int,
@@ -149,6 +185,28 @@ def add_scoring_options(parser: Any) -> None:
         help="leave these families or members of the distortions out",
     )
     group.add_argument(
+        "--leakage",
+        type=int,
+        default=0,
+        metavar="N",
+        help="add N distortions with the other sources to PM's bank, so that PM falls less with "
+        "leakage; 7 is a good number (default: none, as in the paper)",
+    )
+    group.add_argument(
+        "--seed", type=int, default=0, help="of the noise in the distortions (default: %(default)s)"
+    )
+
+
+def _add_map(group: Any) -> None:
+    group.add_argument(
+        "--convention",
+        choices=("paper", "reference", "conformal"),
+        default="paper",
+        help="the paper's equations, those of the released implementation, or the paper's with PM "
+        "by the output's rank among its distortions: valid under exchangeability, and far less "
+        "saturated (default: %(default)s)",
+    )
+    group.add_argument(
         "--alpha",
         type=float,
         default=1.0,
@@ -165,43 +223,14 @@ def add_scoring_options(parser: Any) -> None:
         "%(default)s)",
     )
     group.add_argument(
-        "--activity",
-        type=float,
-        default=0.1,
-        metavar="SHARE",
-        help="a source is active where its RMS exceeds this share of its RMS over the whole file "
-        "(default: %(default)s)",
-    )
-    group.add_argument(
-        "--convention",
-        choices=("paper", "reference", "conformal"),
-        default="paper",
-        help="the paper's equations, those of the released implementation, or the paper's with PM "
-        "by the output's rank among its distortions: valid under exchangeability, and far less "
-        "saturated (default: %(default)s)",
-    )
-    group.add_argument(
-        "--leakage",
-        type=int,
-        default=0,
-        metavar="N",
-        help="add N distortions with the other sources to PM's bank, so that PM falls less with "
-        "leakage; 7 is a good number (default: none, as in the paper)",
-    )
-    group.add_argument(
         "--max-dimension",
         type=int,
         metavar="D",
         help="keep at most D coordinates of each map (default: as many as hold 99 %% of it)",
     )
-    group.add_argument(
-        "--align-polarity",
-        action="store_true",
-        help="flip an estimate whose correlation with its reference is negative",
-    )
-    group.add_argument(
-        "--seed", type=int, default=0, help="of the noise in the distortions (default: %(default)s)"
-    )
+
+
+def _add_machine(group: Any) -> None:
     add_device_option(group)
     group.add_argument(
         "--threads",
@@ -210,11 +239,6 @@ def add_scoring_options(parser: Any) -> None:
         help="of the CPU. 1 is best where other work shares it: threads that wait for each other "
         "are slow (default: torch's own choice)",
     )
-    group.add_argument(
-        "--dtype", help="of the encoder's weights: float32, float16, bfloat16 (default: float32)"
-    )
-    group.add_argument("--local-files-only", action="store_true", help="never fetch a checkpoint")
-    group.add_argument("--cache-dir", metavar="DIR", help="where fetched checkpoints are kept")
 
 
 def add_device_option(parser: Any) -> None:

@@ -36,6 +36,13 @@ def add_parser(commands: Any) -> None:
         "score the estimates of one mixture",
     )
     score.set_defaults(run=run)
+    _add_signals(score)
+    _add_results(score)
+    add_scoring_options(score)
+    add_manners(score)
+
+
+def _add_signals(score: Any) -> None:
     score.add_argument(
         "--references",
         nargs="+",
@@ -51,7 +58,11 @@ def add_parser(commands: Any) -> None:
         help="the separator's outputs, in the order of the references (or see --permute and "
         "--attributed)",
     )
-    score.add_argument("--mixture", metavar="FILE", help="the mixture, shown in the plot")
+    score.add_argument(
+        "--mixture",
+        metavar="FILE",
+        help="the mixture, for the plot, and to tell an estimate that is the mixture itself",
+    )
     score.add_argument(
         "--names", nargs="+", metavar="NAME", help="one name per reference, for tables and plots"
     )
@@ -63,6 +74,9 @@ def add_parser(commands: Any) -> None:
         help="which reference each estimate belongs to, from 0: `--attributed 0` scores the "
         "first source alone",
     )
+
+
+def _add_results(score: Any) -> None:
     score.add_argument(
         "--plot",
         nargs="?",
@@ -76,8 +90,6 @@ def add_parser(commands: Any) -> None:
         metavar="DIR",
         help="write scores.csv, ps.csv, pm.csv (per frame) and report.json to this folder",
     )
-    add_scoring_options(score)
-    add_manners(score)
 
 
 def run(args: argparse.Namespace) -> int:
