@@ -371,6 +371,8 @@ def page(options: argparse.Namespace, found: Mapping[str, Correlation]) -> str:
             "",
         ]
         text += [toolkit.markdown(*tables["errors"])]
+        if not tables["correlations"][1]:
+            text += ["", "No correlation: at least three rated systems of a source are needed."]
         for name, table in tables.items():
             path = options.out / f"{name}_{_slug(question)}.tex"
             toolkit.write_page(path, toolkit.latex(*table))
