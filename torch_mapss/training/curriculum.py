@@ -20,116 +20,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torch_mapss.core import checks
 from torch_mapss.pipeline.records import ScoreBounds, Scores
+from torch_mapss.training.conditions import (
+    Condition,
+    Fraction,
+    Memory,
+    Quantile,
+    Trend,
+    check_number,
+    checked_conditions,
+    holds,
+    reason,
+    remember,
+)
+from torch_mapss.training.observed import observed
 
 __all__ = ["Fraction", "FrameTrigger", "Quantile", "Trend", "TriggerEvent"]
 
-MEASURES = ("ps", "pm", "log_pm")
 FORMAT = 1  # of saved states
-
-
-# ------------------------------------------------------------------------------------------------
-# Conditions
-# ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Quantile:
-    """A quantile of the frame scores has risen above (or fallen below) a level.
-
-    Args:
-        measure: ``"ps"``, ``"pm"`` or ``"log_pm"``.
-        q: which quantile, in [0, 1]; 0.5 is the median. Small ones look at the worst frames.
-        above, below: the level; exactly one of them.
-    """
-
-    measure: str
-    q: float
-    above: float | None = None
-    below: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_measure(self.measure)
-        _check_unit(self.q, "q")
-        _check_level(self.above, self.below)
-
-    def statistic(self, frames: Tensor) -> float:
-        """The quantile of (n,) frame scores."""
-        return float(np.quantile(frames.numpy(), self.q))  # torch's takes at most 2^24 values
-
-    def __str__(self) -> str:
-        return f"{100 * self.q:g} % quantile of {_spoken(self.measure)}"
-
-
-@dataclass(frozen=True)
-class Fraction:
-    """The share of frames whose score exceeds a limit has risen above (or fallen below) a level.
-
-    Args:
-        measure: ``"ps"``, ``"pm"`` or ``"log_pm"``.
-        over: frames with a score greater than this count.
-        above, below: the level of their share, in [0, 1]; exactly one of them.
-    """
-
-    measure: str
-    over: float
-    above: float | None = None
-    below: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_measure(self.measure)
-        _check_number(self.over, "over")
-        _check_level(self.above, self.below)
-        _check_unit(self.above if self.above is not None else self.below, "the level of a share")
-
-    def statistic(self, frames: Tensor) -> float:
-        """The share of (n,) frame scores above the limit."""
-        return float((frames > self.over).double().mean())
-
-    def __str__(self) -> str:
-        return f"share of frames with {_spoken(self.measure)} > {self.over:g}"
-
-
-@dataclass(frozen=True)
-class Trend:
-    """The smoothed mean score changes by more (or less) than a level per epoch.
-
-    The slope of the least-squares line through the smoothed means of the last ``span`` epochs;
-    undefined until there are so many. ``Trend("ps", below=0.002)`` says that PS has levelled off.
-
-    Args:
-        measure: ``"ps"``, ``"pm"`` or ``"log_pm"``.
-        span: epochs the line is fitted to, at least 2. More are calmer and later.
-        above, below: the level, in score per epoch; exactly one of them.
-    """
-
-    measure: str
-    span: int = 5
-    above: float | None = None
-    below: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_measure(self.measure)
-        checks.check_whole(self.span, "span", 2)
-        _check_level(self.above, self.below)
-
-    def statistic(self, frames: Tensor) -> float:
-        """The mean of (n,) frame scores, of which the slope is taken."""
-        return float(frames.mean())
-
-    def __str__(self) -> str:
-        return f"slope of mean {_spoken(self.measure)} over {self.span} epochs"
-
-
-Condition = Quantile | Fraction | Trend
 
 
 @dataclass(frozen=True)
@@ -149,21 +64,6 @@ class TriggerEvent:
             f"epoch {self.epoch}, firing {self.firing}: {'; '.join(self.reasons)} "
             f"(held for {self.held} epoch{plural})"
         )
-
-
-# ------------------------------------------------------------------------------------------------
-# Trigger
-# ------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Memory:
-    """What one condition remembers."""
-
-    smoothed: float | None = None  # running mean of its statistic
-    recent: list[float] = field(default_factory=list)  # smoothed, the last ``span``
-    best: float | None = None  # compared values
-    on: bool = False  # beyond its level, and not back behind level and hysteresis since
 
 
 class FrameTrigger:
@@ -207,16 +107,16 @@ class FrameTrigger:
         half_width: float | None = None,
         min_frames: int = 1,
     ) -> None:
-        self.conditions = _checked_conditions(conditions)
+        self.conditions = checked_conditions(conditions)
         self.require = checks.check_choice(require, "require", ("all", "any"))
         self.patience = checks.check_whole(patience, "patience", 1)
-        self.hysteresis = _check_number(hysteresis, "hysteresis", least=0.0)
+        self.hysteresis = check_number(hysteresis, "hysteresis", least=0.0)
         self.cooldown = checks.check_whole(cooldown, "cooldown", 0)
-        self.smoothing = _check_number(smoothing, "smoothing", least=0.0)
+        self.smoothing = check_number(smoothing, "smoothing", least=0.0)
         if self.smoothing >= 1.0:
             raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}. 1 would never move.")
         self.half_width = (
-            None if half_width is None else _check_number(half_width, "half_width", least=0.0)
+            None if half_width is None else check_number(half_width, "half_width", least=0.0)
         )
         self.min_frames = checks.check_whole(min_frames, "min_frames", 1)
         self.events: list[TriggerEvent] = []
@@ -224,7 +124,7 @@ class FrameTrigger:
         self.statistics: dict[str, float] = {}
         self._held = 0
         self._waiting = 0
-        self._memories = [_Memory() for _ in self.conditions]
+        self._memories = [Memory() for _ in self.conditions]
         self._frames: dict[str, list[Tensor]] = {}
 
     @property
@@ -261,15 +161,8 @@ class FrameTrigger:
             KeyError: a measure that a condition needs is missing.
             ValueError: shapes differ, or ``half_width`` is set and bounds are missing.
         """
-        found = {}  # all or nothing: a batch that is refused leaves no measure behind
-        for measure in self.measures:
-            values = _values(scores, measure)
-            counted = values.isfinite()
-            if self.half_width is not None:
-                widths = _half_widths(bounds, measure, values)
-                counted &= widths <= self.half_width  # False for NaN
-            found[measure] = values[counted]
-        for measure, values in found.items():
+        found = observed(scores, bounds, self.measures, self.half_width)
+        for measure, values in found.items():  # all or nothing: what is refused leaves nothing
             self._frames.setdefault(measure, []).append(values)
 
     def step(self) -> TriggerEvent | None:
@@ -287,7 +180,7 @@ class FrameTrigger:
         cooling = self._waiting > 0
         memories = [replace(m) for m in self._memories] if cooling else self._memories
         values = [
-            self._remember(condition, memory, frames[condition.measure])
+            remember(condition, memory, frames[condition.measure], self.smoothing)
             for condition, memory in zip(self.conditions, memories)
         ]
         self.statistics = {str(c): value for c, value in zip(self.conditions, values)}
@@ -304,35 +197,20 @@ class FrameTrigger:
 
     # ------------------------------------------------------------------------- decision
 
-    def _remember(self, condition: Condition, memory: _Memory, frames: Tensor) -> float:
-        """The value to be compared with the level; NaN if there are too few epochs for it."""
-        now = condition.statistic(frames)
-        past = self.smoothing if memory.smoothed is not None else 0.0
-        memory.smoothed = past * (memory.smoothed or 0.0) + (1.0 - past) * now
-        value = memory.smoothed
-        if isinstance(condition, Trend):
-            memory.recent = [*memory.recent, memory.smoothed][-condition.span :]
-            value = _slope(memory.recent) if len(memory.recent) == condition.span else math.nan
-        if not math.isnan(value):
-            sign = 1.0 if condition.above is not None else -1.0
-            known = value if memory.best is None else memory.best
-            memory.best = sign * max(sign * known, sign * value)
-        return value
-
     def _judge(self, values: Sequence[float], frames: dict[str, int]) -> TriggerEvent | None:
         if self._waiting > 0:
             self._waiting -= 1
             return None
         for condition, memory, value in zip(self.conditions, self._memories, values):
-            memory.on = _holds(condition, value, self.hysteresis if memory.on else 0.0)
+            memory.on = holds(condition, value, self.hysteresis if memory.on else 0.0)
         states = [memory.on for memory in self._memories]
-        holds = all(states) if self.require == "all" else any(states)
-        self._held = self._held + 1 if holds else 0
+        good = all(states) if self.require == "all" else any(states)
+        self._held = self._held + 1 if good else 0
         return self._fire(values, frames) if self._held >= self.patience else None
 
     def _fire(self, values: Sequence[float], frames: dict[str, int]) -> TriggerEvent:
         together = list(zip(self.conditions, self._memories, values))
-        reasons = [_reason(c, v, self.hysteresis) for c, memory, v in together if memory.on]
+        reasons = [reason(c, v, self.hysteresis) for c, memory, v in together if memory.on]
         event = TriggerEvent(
             epoch=self.epoch,
             firing=len(self.events) + 1,
@@ -343,7 +221,7 @@ class FrameTrigger:
         )
         self.events.append(event)
         self._held, self._waiting = 0, self.cooldown
-        self._memories = [_Memory(best=memory.best) for memory in self._memories]
+        self._memories = [Memory(best=memory.best) for memory in self._memories]
         return event
 
     # ------------------------------------------------------------------------- state
@@ -370,19 +248,10 @@ class FrameTrigger:
         Raises:
             ValueError: no state of a trigger, or one of other settings.
         """
-        if state.get("format") != FORMAT:
-            raise ValueError(
-                f"state must be what FrameTrigger.state_dict() returns (format {FORMAT}), got keys "
-                f"{sorted(state)}."
-            )
-        if list(state["settings"]) != self._settings():
-            raise ValueError(
-                f"the state belongs to a trigger of other settings: {state['settings']}, this one "
-                f"has {self._settings()}. Build the trigger as it was, or start a new state."
-            )
+        _check_state(state, self._settings())
         self.epoch, self._held = int(state["epoch"]), int(state["held"])
         self._waiting = int(state["waiting"])
-        self._memories = [_Memory(**memory) for memory in state["memories"]]
+        self._memories = [Memory(**memory) for memory in state["memories"]]
         self.statistics = dict(state["statistics"])
         self.events = [
             TriggerEvent(**{**event, "reasons": tuple(event["reasons"])})
@@ -399,113 +268,15 @@ class FrameTrigger:
         return f"FrameTrigger({', '.join(self._settings())})"
 
 
-# ------------------------------------------------------------------------------------------------
-# Small parts
-# ------------------------------------------------------------------------------------------------
-
-
-def _holds(condition: Condition, value: float, slack: float) -> bool:
-    """Whether the value is beyond the level, less ``slack``; NaN never is."""
-    if condition.above is not None:
-        return value >= condition.above - slack
-    assert condition.below is not None
-    return value <= condition.below + slack
-
-
-def _reason(condition: Condition, value: float, hysteresis: float) -> str:
-    level = condition.above if condition.above is not None else condition.below
-    assert level is not None
-    relation = ">=" if condition.above is not None else "<="
-    slack = "" if _holds(condition, value, 0.0) else f" within the hysteresis of {hysteresis:g}"
-    return f"{condition} is {value:.4g} {relation} {level:g}{slack}"
-
-
-def _slope(values: Sequence[float]) -> float:
-    """Of the least-squares line through values at 0, 1, 2, …"""
-    n = len(values)
-    middle, mean = (n - 1) / 2.0, math.fsum(values) / n
-    products = math.fsum((i - middle) * (v - mean) for i, v in enumerate(values))
-    return products / math.fsum((i - middle) ** 2 for i in range(n))
-
-
-def _values(scores: Scores | Mapping[str, Any], measure: str) -> Tensor:
-    """Frame scores as float64 on the CPU, NaN where undefined."""
-    if isinstance(scores, Scores):
-        values = getattr(scores, measure).detach()
-        return torch.where(scores.active, values, torch.nan).double().cpu()
-    if measure not in scores:
-        raise KeyError(
-            f"scores lack {measure!r}, which a condition of this trigger looks at; they hold "
-            f"{sorted(scores)}."
-        )
-    return _tensor(scores[measure])
-
-
-def _half_widths(
-    bounds: ScoreBounds | Mapping[str, Any] | None, measure: str, like: Tensor
-) -> Tensor:
-    of = "ps" if measure == "ps" else "pm"
-    if bounds is None or (not isinstance(bounds, ScoreBounds) and of not in bounds):
+def _check_state(state: Mapping[str, Any], settings: list[str]) -> None:
+    """Raise ValueError unless a state is one of a trigger of these settings."""
+    if state.get("format") != FORMAT:
         raise ValueError(
-            f"half_width is set, so the half-widths of {of!r} must come with the scores. Pass "
-            "bounds=mapss.bounds(estimates, references), or set half_width=None."
+            f"state must be what FrameTrigger.state_dict() returns (format {FORMAT}), got keys "
+            f"{sorted(state)}."
         )
-    found = getattr(bounds, of).tail if isinstance(bounds, ScoreBounds) else bounds[of]
-    widths = _tensor(found)
-    if widths.shape != like.shape:
+    if list(state["settings"]) != settings:
         raise ValueError(
-            f"half-widths of {of!r} must have the shape of its scores {tuple(like.shape)}, got "
-            f"{tuple(widths.shape)}. Take both from the same estimates."
+            f"the state belongs to a trigger of other settings: {state['settings']}, this one "
+            f"has {settings}. Build the trigger as it was, or start a new state."
         )
-    return widths
-
-
-def _tensor(values: Any) -> Tensor:
-    if isinstance(values, Tensor):
-        return values.detach().double().cpu()
-    return torch.as_tensor(values, dtype=torch.float64)
-
-
-def _spoken(measure: str) -> str:
-    return {"ps": "PS", "pm": "PM", "log_pm": "log PM"}[measure]
-
-
-def _checked_conditions(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
-    if not conditions:
-        raise ValueError(
-            "at least one condition is needed, got none. Pass e.g. Quantile('ps', 0.5, above=0.8)."
-        )
-    for condition in conditions:
-        if not isinstance(condition, Condition):
-            raise TypeError(
-                "conditions must be Quantile, Fraction or Trend, got "
-                f"{type(condition).__name__}: {condition!r}."
-            )
-    names = [str(condition) for condition in conditions]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two conditions look at the same statistic: {names}. Keep one of them.")
-    return tuple(conditions)
-
-
-def _check_measure(measure: str) -> None:
-    checks.check_choice(measure, "measure", MEASURES)
-
-
-def _check_level(above: float | None, below: float | None) -> None:
-    if (above is None) == (below is None):
-        raise ValueError(
-            f"exactly one of above and below must be given, got above={above}, below={below}."
-        )
-    _check_number(above if above is not None else below, "the level")
-
-
-def _check_number(value: Any, name: str, least: float = -math.inf) -> float:
-    number = checks.check_real(value, name)
-    if number < least:
-        raise ValueError(f"{name} must be at least {least:g}, got {value!r}.")
-    return number
-
-
-def _check_unit(value: Any, name: str) -> None:
-    if _check_number(value, name) < 0.0 or value > 1.0:
-        raise ValueError(f"{name} must lie in [0, 1], got {value!r}.")
