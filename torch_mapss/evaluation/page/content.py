@@ -218,6 +218,24 @@ def segment_entry(
 # ------------------------------------------------------------------------------------------------
 
 
+class Tracks:
+    """The audio files of the page, each once however many items play it."""
+
+    def __init__(self, sounds: Sounds, budget: Budget) -> None:
+        self.sounds, self.budget = sounds, budget
+        self.entries: list[dict[str, Any]] = []
+        self._known: dict[str, int | None] = {}
+
+    def place(self, path: str) -> int | None:
+        """Where the file stands in ``entries``; None: it is gone."""
+        if path not in self._known:
+            name = os.path.basename(files.shown(path))
+            made = track_entry(path, name, self.sounds, self.budget)
+            self._known[path] = None if made is None else len(self.entries)
+            self.entries += [] if made is None else [made]
+        return self._known[path]
+
+
 def all_details(
     results: Results,
     rows: list[dict[str, Any]],
@@ -227,46 +245,26 @@ def all_details(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Curves and tracks of the rows in ``order``; rows learn where their detail is."""
     details: list[dict[str, Any]] = []
-    tracks: list[dict[str, Any]] = []
-    known: dict[str, int] = {}
+    tracks = Tracks(sounds, budget)
     frames_of = functools.lru_cache(4)(results.frames)
-
-    def track(path: str, name: str) -> int | None:
-        if path not in known:
-            made = track_entry(path, name, sounds, budget)
-            if made is None:
-                return None
-            known[path] = len(tracks)
-            tracks.append(made)
-        return known[path]
-
-    for number in order:
-        row = rows[number]
+    for row in (rows[number] for number in order):
         if row["place"] is None:
             continue
-        curve = curves(frames_of(row["mixture"]), row["system"], row["place"])
+        frames = frames_of(row["mixture"])
+        curve = curves(frames, row["system"], row["place"])
         if not budget.take(12 * len(curve["ps"]) + 200):
             break
         paths = results.audio(row["mixture"])
-        system = frames_of(row["mixture"]).systems[row["system"]]
-        source = int(system.attributed[row["place"]])
+        source = int(frames.systems[row["system"]].attributed[row["place"]])
         given = {
             "reference": paths.references[source],
             "estimate": paths.estimates[row["system"]][row["place"]],
             "mixture": paths.mixture,
         }
         row["detail"] = len(details)
-        details.append(
-            {
-                **curve,
-                "tracks": {
-                    role: track(path, os.path.basename(files.shown(path)))
-                    for role, path in given.items()
-                    if path is not None
-                },
-            }
-        )
-    return details, tracks
+        there = {role: tracks.place(path) for role, path in given.items() if path is not None}
+        details.append({**curve, "tracks": there})
+    return details, tracks.entries
 
 
 def curves(frames: MixtureFrames, system: str, place: int) -> dict[str, Any]:
