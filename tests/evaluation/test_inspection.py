@@ -130,6 +130,8 @@ def test_absurd_rates_are_refused(tmp_path: Path, mapss: MAPSS, rate: int) -> No
     truth = sources()
     with pytest.raises(ValueError, match="4000 to 384000 Hz"):
         evaluate(estimates=truth, references=truth, sample_rate=rate, mapss=mapss)
+    with pytest.raises(ValueError, match="4000 to 384000 Hz"):
+        MAPSS("mel", sample_rate=rate)
     paths = [write(tmp_path / f"{k}.wav", wave, rate) for k, wave in enumerate(truth)]
     with pytest.raises(ValueError, match=r"0\.wav' is at .* 4000 to 384000 Hz"):
         evaluate(estimates=paths, references=paths, mapss=mapss)

@@ -687,3 +687,12 @@ def test_a_device_without_float64_gets_none(monkeypatch):
     monkeypatch.undo()
     assert devices.working_device(torch.device("mps")).type == "cpu"
     assert devices.working_device(torch.device("cuda")).type == "cuda"
+
+
+@pytest.mark.parametrize("shape", [(8000, 2), (3, 8000, 2)])
+def test_turned_arrays_are_told_to_be_turned(shape: tuple[int, ...]) -> None:
+    waves = torch.randn(shape)
+    with pytest.raises(ValueError, match=r"looks like \(.*samples, sources\).*estimates\.mT"):
+        MAPSS("mel")(waves, waves)
+    with pytest.raises(ValueError, match=r"references\.mT"):
+        MAPSS("mel").prepare(waves)

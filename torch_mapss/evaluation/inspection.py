@@ -301,6 +301,7 @@ def _order(signals: Signals) -> Iterator[Finding]:
         )
         yield Finding(
             "order",
-            f"estimates seem to be in another order than the references: {pairs} (SI-SDR). Reorder "
-            'them, or let it be found: --permute, permute=True, in metrics and losses pit="si_sdr"',
+            f"estimates fit other references better than their own: {pairs} (SI-SDR). If they are "
+            "in another order than the references, reorder them, or let it be found: --permute, "
+            'permute=True, in metrics and losses pit="si_sdr"',
         )

@@ -117,7 +117,7 @@ def pair(text: str) -> tuple[str, str]:
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss correlate``."""
-    from torch_mapss.evaluation import files, plots
+    from torch_mapss.evaluation import console, files, plots
     from torch_mapss.evaluation.correlate import correlate
 
     plots.check_available()
@@ -138,6 +138,6 @@ def run(args: argparse.Namespace) -> int:
     )
     found.save(args.out)
     if not args.quiet:
-        print(found.summary())
+        console.say(found.summary())
     say_written([args.out], args.quiet)
     return OK
