@@ -100,6 +100,18 @@ def test_items_and_sets_are_means_below(results: Results) -> None:
             assert one[name] == pytest.approx(np.mean([item[name] for item in own]), rel=1e-8)
 
 
+def test_cells_have_the_type_of_their_column(results: Results) -> None:
+    row = results.scores[0]
+    for name in ("source_index", "frames", "total_frames", "estimate_rate", "silent"):
+        assert type(row[name]) is int, name
+    for name in (*MEASURES, "log_pm_median", "estimate_bandwidth", "lag_ms"):
+        assert type(row[name]) is float, name
+    for name in ("mixture_id", "source", "estimate", "reason", "notes", "warnings"):
+        assert type(row[name]) is str, name
+    assert row["ps_tail"] is None
+    assert type(results.sets[0]["rates"]) is str
+
+
 def test_names_and_paths(manifest: Path, results: Results) -> None:
     assert results.mixtures == ("m0", "m1")
     assert results.systems == ("good", "bad")
