@@ -44,7 +44,12 @@ def test_what_a_kill_left_is_cleared_away(tmp_path: Path) -> None:
     assert subprocess.run(command, env=environment(), check=False).returncode == 9
     (left,) = names(tmp_path)
     assert left.startswith(".part-")
-    files.write_bytes(path, b"whole")
+
+    def write_on(name: str) -> None:
+        with open(name, "ab") as file:  # goes on where the file ends: it must be empty
+            file.write(b"whole")
+
+    files.write_with(path, write_on)
     assert names(tmp_path) == [path.name]
     assert path.read_bytes() == b"whole"
 
@@ -83,4 +88,29 @@ def test_many_writers_leave_one_whole_file(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert path.read_bytes() in contents
+    assert names(tmp_path) == ["a.csv"]
+
+
+def test_a_lock_on_a_file_that_was_moved_away_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another writer moves its file to the target between the opening and the locking of ours."""
+    fcntl = pytest.importorskip("fcntl")
+    path = tmp_path / "a.csv"
+    flock = fcntl.flock
+
+    def late(handle: int, operation: int) -> None:
+        (own,) = tmp_path.glob(".part-*")
+        own.write_bytes(b"another")
+        own.rename(path)
+        flock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+
+    def look(name: str) -> None:
+        assert path.read_bytes() == b"another"  # not emptied
+        Path(name).write_bytes(b"mine")
+
+    files.write_with(path, look)
+    assert path.read_bytes() == b"mine"
     assert names(tmp_path) == ["a.csv"]
