@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     console.say(files.text_table(columns, rows, left=2))
     console.say(
         "\nlayer: the default of --layer; 0 is what enters the first block. mert: layer 1 suits "
-        "drums better.\nA local folder or hub id (owner/name) works as well."
+        "drums better; whisper: clips of at most 30 s.\n"
+        "A local folder or hub id (owner/name) works as well."
     )
     return OK
