@@ -6,7 +6,7 @@ Without such a device autograd's engine refuses them, so :func:`backward` walks 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -42,13 +42,17 @@ def fake_device() -> Iterator[None]:
     An operator that is given tensors of two devices raises, as on a real one.
     """
 
-    def numbers(tensor: Tensor) -> np.ndarray:
+    def array(tensor: Tensor) -> np.ndarray:
         return np.full(tensor.shape, 3 if tensor.dtype != torch.bool else True)
+
+    def listed(tensor: Tensor) -> Any:
+        return np.full(tensor.shape, 3 if tensor.dtype != torch.bool else False).tolist()
 
     _forget_kept_tensors()
     with (
-        mock.patch.object(Tensor, "numpy", numbers),
-        mock.patch.object(Tensor, "tolist", lambda tensor: numbers(tensor).tolist()),
+        mock.patch.object(Tensor, "numpy", array),
+        mock.patch.object(Tensor, "tolist", listed),
+        mock.patch.object(torch.autograd, "grad", _grad),
         FakeTensorMode(),
         _Guesses(),
     ):
@@ -75,12 +79,24 @@ def backward(score: Tensor) -> dict[Tensor, Tensor]:
         AssertionError: a gradient lies elsewhere than the tensor it belongs to, or differs from it
             in type or shape.
     """
-    root = score.grad_fn
-    assert root is not None
-    waiting: dict[Any, int] = _arrows(root)
-    incoming: dict[Any, dict[int, Tensor]] = {root: {0: torch.ones_like(score)}}
+    return _walked([score], [torch.ones_like(score)])
+
+
+def _grad(outputs: Any, inputs: Any, weights: Any, allow_unused: bool = False) -> Any:
+    """What the package asks of ``torch.autograd.grad``."""
+    del allow_unused
+    found = _walked(outputs, weights)
+    return tuple(found.get(leaf) for leaf in inputs)
+
+
+def _walked(outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+    """Gradients of the weighted sum of ``outputs`` in the leaves."""
+    incoming: dict[Any, dict[int, Tensor]] = {}
+    for output, weight in zip(outputs, weights):
+        incoming.setdefault(output.grad_fn, {})[output.output_nr] = weight
+    waiting = _arrows(list(incoming))
+    ready = [root for root in incoming if waiting.get(root, 0) == 0]
     found: dict[Tensor, Tensor] = {}
-    ready: list[Any] = [root]
     with torch.no_grad():
         while ready:
             node = ready.pop()
@@ -99,10 +115,10 @@ def backward(score: Tensor) -> dict[Tensor, Tensor]:
     return found
 
 
-def _arrows(root: Any) -> dict[Any, int]:
+def _arrows(roots: list[Any]) -> dict[Any, int]:
     """How many gradients every node of the graph waits for."""
     waiting: dict[Any, int] = {}
-    seen, stack = {root}, [root]
+    seen, stack = set(roots), list(roots)
     while stack:
         for target, _ in stack.pop().next_functions:
             if target is not None:

@@ -13,8 +13,6 @@ from edge import MEMBERS, Stub, leaky, scores_of, small, voices
 from torchmetrics import MetricCollection
 
 from torch_mapss import PerceptualMatch, PerceptualSeparation, SeparationLoss, audio
-from torch_mapss.core import chunks
-from torch_mapss.pipeline import frames, prepare
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 near = torch.testing.assert_close
@@ -44,15 +42,12 @@ def test_a_subset_of_frames_bounds_the_cost(mapss):
     assert SeparationLoss(mapss, frames=7)(leaky(references), references).isfinite()
 
 
-def test_chunks_do_not_change_scores(monkeypatch):
+def test_chunks_do_not_change_scores():
     references = voices(seconds=4.0)
     estimates = leaky(references)
     mapss = small()
     whole = mapss(estimates, references)
-    monkeypatch.setattr(prepare, "AT_ONCE", 20_000)
-    monkeypatch.setattr(frames, "GATHER_BYTES", 100_000)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**16)
-    parts = small()
+    parts = small(memory="16MiB")
     parts.encoder.memory_budget = 2**16
     cut = parts(estimates, references)
     assert torch.equal(cut.active, whole.active)

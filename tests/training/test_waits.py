@@ -55,6 +55,7 @@ def test_recomputed_chunks_read_no_more(mapss: MAPSS, monkeypatch: pytest.Monkey
     from torch_mapss.core import chunks
 
     monkeypatch.setattr(chunks, "GRAPH_BYTES", 0)
+    # What a scorer's memory gives a chunk counts in these.
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**22)
     forward, backward = step(mapss, 1.0)
     assert forward.reads.total() <= 4, forward.lines

@@ -18,6 +18,8 @@ from torch_mapss.core.settings import Settings
 # Working memory of one chunk of frames, and how much a graph may hold before it is recomputed.
 CHUNK_BYTES = 96 * 2**20
 GRAPH_BYTES = 3 * 2**29
+# So many times that chunk on an accelerator, where every chunk costs the launches of its operators.
+FAR_CHUNKS = 8
 
 
 # --------------------------------------------------------------------------------------------
@@ -27,7 +29,7 @@ GRAPH_BYTES = 3 * 2**29
 Kernel = Callable[[Embedding, Layout, Settings], tuple[Tensor, ...]]
 
 
-def frames_per_chunk(points: int, features: int, chunk_bytes: int = CHUNK_BYTES) -> int:
+def frames_per_chunk(points: int, features: int, chunk_bytes: int) -> int:
     """How many frames of N points and M features fit the working memory of a chunk."""
     each = 8 * (2 * points * features + 8 * points * points)
     return max(1, chunk_bytes // each)
@@ -44,7 +46,7 @@ def score_frames(
     kernel: Kernel,
     *,
     rest: bool = False,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> tuple[Tensor, ...]:
     """Run ``kernel`` on the maps of all frames, in chunks of bounded memory.
 
@@ -61,7 +63,8 @@ def score_frames(
         settings: of the map.
         kernel: (embedding, layout, settings) -> tensors with leading frames.
         rest: whether the kernel reads the discarded coordinates.
-        chunk_bytes: working memory of a chunk.
+        chunk_bytes: working memory of a chunk, to which the limit of a graph is proportional; None
+            for ``CHUNK_BYTES``, or more on an accelerator.
 
     Returns:
         The kernel's tensors over all frames, leading dimensions restored, on the device of the
@@ -85,16 +88,18 @@ def pending(
     kernel: Kernel,
     *,
     rest: bool = False,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> Pending:
     """The work of :func:`score_frames`, queued on an accelerator without reading a value."""
     frames, sources, count, features = clouds.distortions.shape
     points = clouds.outputs.shape[1] + sources * (count + 1)
-    size = frames_per_chunk(points, features, chunk_bytes)
+    look = not devices.is_far(devices.working_device(clouds.outputs.device))
+    bytes_, most = _limits(chunk_bytes, look)
+    size = frames_per_chunk(points, features, bytes_)
     inputs = clouds.outputs, clouds.references, clouds.distortions
     tracked = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    heavy = tracked and frames * 8 * (points * features + 10 * points**2) > GRAPH_BYTES
-    look = not devices.is_far(devices.working_device(clouds.outputs.device))
+    squares = 10 if look else 15  # of N² numbers a frame: all N-1 columns are kept
+    heavy = tracked and frames * 8 * (points * features + squares * points**2) > most
     runs: list[Callable[[bool], tuple[Tensor, ...]]] = []
     # Split, not sliced: the gradient of a slice is as large as the whole, once a chunk.
     chunks = zip(*(x.split(size) for x in inputs))
@@ -102,6 +107,13 @@ def pending(
         run = functools.partial(_chunk, clouds, part, settings, kernel, rest)
         runs.append(functools.partial(_run, run, chunk, heavy))
     return Pending(clouds, runs, [run(look) for run in runs], look)
+
+
+def _limits(chunk_bytes: int | None, look: bool) -> tuple[int, int]:
+    """Bytes of a chunk, and of a graph."""
+    if chunk_bytes is None:
+        return CHUNK_BYTES * (1 if look else FAR_CHUNKS), GRAPH_BYTES
+    return chunk_bytes, GRAPH_BYTES * chunk_bytes // CHUNK_BYTES
 
 
 def _run(
