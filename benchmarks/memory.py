@@ -1,22 +1,28 @@
 """Peak memory of scoring a long mixture, in a fresh process each.
 
-    python benchmarks/memory.py [--seconds 15 30 60] [--sources 3] [--frames N]
+    python benchmarks/memory.py [--seconds 60 120 600] [--segment 60] [--encoder mel] [--frames N]
 
-Memory should grow linearly with duration. ``--frames`` scores a random subset, which needs the
-same memory and less time.
+Peak is above the start: beside the interpreter, torch, and the references and estimates that are
+handed over. With ``--segment`` it should not grow with duration but for a few copies of the
+waveforms; without, linearly, by the embeddings of every distortion. ``--encoder 1024`` stands for
+a large transformer: 1024 features a frame, random projections of the waveform, which hears a
+segment as a clip of its own. ``--dry`` leaves the graphs out, which take nearly all the time and
+their share of the budget alone: for a look at long files.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import time
+from typing import Any
 
 import torch
 
 from torch_mapss import MAPSS
+
+COLUMNS = "| encoder | s | sources | segment | frames | bank MiB | peak GiB | prepare s | score s |"
 
 
 def voices(sources: int, seconds: float, rate: int = 16000) -> torch.Tensor:
@@ -28,18 +34,58 @@ def voices(sources: int, seconds: float, rate: int = 16000) -> torch.Tensor:
     return 0.1 * level * torch.randn(sources, samples, generator=generator)
 
 
-def child(seconds: float, sources: int, frames: int | None) -> None:
-    references = voices(sources, seconds)
+class Projection:
+    """1024 random features of every 25 ms, 50 times a second."""
+
+    sample_rate, hop, receptive_field, feature_size = 16000, 320, 400, 1024
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.weight = torch.randn(400, 1024, generator=generator) / 20
+
+    def __call__(self, waves: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(waves.unfold(-1, 400, 320) @ self.weight)
+
+
+def resident(field: str) -> float:
+    """GiB of this process: VmRSS now, VmHWM at its highest."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines[field].split()[0]) / 2**20
+
+
+def without_graphs() -> None:
+    """Let the core return zeros."""
+    from torch_mapss.pipeline import scoring, segments
+
+    def nothing(clouds: Any, *_: Any, **__: Any) -> Any:
+        return tuple(clouds.outputs[..., 0].clone() for _ in range(4))
+
+    segments.score_frames = nothing  # type: ignore[assignment]
+    scoring.pending = nothing  # type: ignore[assignment]
+    scoring.finished = list  # type: ignore[assignment]
+
+
+def child(options: argparse.Namespace) -> None:
+    seconds = options.seconds[0]
+    references = voices(options.sources, seconds)
     estimates = references + 0.1 * references.roll(1, 0)
+    encoder = Projection() if options.encoder == "1024" else options.encoder
+    mapss = MAPSS(encoder, segment=options.segment, memory=options.memory)
+    small = references[:, :16000]
+    mapss(small, small, frames=4)  # loads what is loaded once
+    if options.dry:
+        without_graphs()
+    before = resident("VmRSS")
     start = time.perf_counter()
-    mapss = MAPSS("waveform")
     bank = mapss.prepare(references)
     prepared = time.perf_counter()
-    mapss(estimates, bank, frames=frames)
+    mapss(estimates, bank, frames=options.frames)
     done = time.perf_counter()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"| {seconds:g} | {sources} | {bank.frames} | {bank.nbytes / 2**30:.2f} | {peak:.2f} "
+        f"| {options.encoder} | {seconds:g} | {options.sources} | {options.segment or 'none'} "
+        f"| {options.frames or bank.frames}{' (dry)' if options.dry else ''} "
+        f"| {bank.nbytes / 2**20:.0f} | {resident('VmHWM') - before:.2f} "
         f"| {prepared - start:.1f} | {done - prepared:.1f} |",
         flush=True,
     )
@@ -47,22 +93,21 @@ def child(seconds: float, sources: int, frames: int | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, nargs="+", default=[15.0, 30.0, 60.0])
-    parser.add_argument("--sources", type=int, default=3)
+    parser.add_argument("--seconds", type=float, nargs="+", default=[60.0, 120.0, 600.0])
+    parser.add_argument("--sources", type=int, default=2)
+    parser.add_argument("--segment", type=float)
+    parser.add_argument("--memory", default="auto")
+    parser.add_argument("--encoder", default="mel", help="a name, or 1024")
     parser.add_argument("--frames", type=int)
+    parser.add_argument("--dry", action="store_true")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        child(arguments.seconds[0], arguments.sources, arguments.frames)
+    options = parser.parse_args()
+    if options.child:
+        child(options)
         return
-    print(
-        "| s | sources | frames | bank GiB | peak GiB | prepare s | score s |\n" + "|---" * 7 + "|"
-    )
-    for seconds in arguments.seconds:
-        command = [sys.executable, __file__, "--child", "--seconds", str(seconds)]
-        command += ["--sources", str(arguments.sources)]
-        if arguments.frames is not None:
-            command += ["--frames", str(arguments.frames)]
+    print(COLUMNS + "\n" + "|---" * 9 + "|", flush=True)
+    for seconds in options.seconds:
+        command = [sys.executable, __file__, "--child", *sys.argv[1:], "--seconds", str(seconds)]
         subprocess.run(command, check=True)
 
 
