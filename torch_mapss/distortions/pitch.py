@@ -334,7 +334,8 @@ def warp(waveform: Tensor, sample_rate: int, offset: Tensor) -> Tensor:
     fine = OVERSAMPLING * offset
     whole = fine.floor()
     place = OVERSAMPLING * (torch.arange(length, device=waveform.device) + MARGIN)
-    shape = torch.broadcast_shapes(waveform.shape, offset.shape)
+    # Not torch.broadcast_shapes, whose first call imports a computer algebra system.
+    shape = torch.Size([*(waveform[..., 0] + offset[..., 0]).shape, length])
     index = (place + whole.long()).clamp(2, dense.shape[-1] - 4).expand(shape)
     dense = dense.expand(*shape[:-1], -1)
     weights = lagrange(fine - whole)

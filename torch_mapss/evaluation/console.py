@@ -154,7 +154,38 @@ def progress(
         return items  # type: ignore[no-any-return]
     if not has_terminal():
         return _with_lines(items, desc, unit)
-    return _bar()(items, desc=desc, unit=unit, **options)  # type: ignore[no-any-return]
+    return _drawn(_bar()(items, desc=desc, unit=unit, **options))
+
+
+_DETAIL = [""]  # how far the item at work is; drawn behind what stands above it
+
+
+def detail(text: str) -> None:
+    """Say how far the item at work is, in the bar or in the next line; "" when it is done."""
+    _DETAIL[0] = text
+    bar = _BARS[-1] if _BARS else None
+    if bar is not None:
+        bar.set_postfix_str(text)
+
+
+_BARS: list[Any] = []  # that are drawn
+
+
+def segment_detail() -> Callable[[int, int], None]:
+    """What tells, segment by segment of a long file, how far it is and how long it will take."""
+    started = [0.0, 0.0]  # of the first segment's end, and how many were done then
+
+    def tell(done: int, total: int) -> None:
+        now = time.monotonic()
+        if done == 1:
+            started[:] = [now, 1.0]
+        text = f"segment {done} of {total}"
+        if 1 < done < total:
+            each = (now - started[0]) / (done - started[1])
+            text += f", about {duration(each * (total - done))} left in this file"
+        detail("" if done == total else text)
+
+    return tell
 
 
 def _bar() -> Callable[..., Any]:
@@ -167,16 +198,28 @@ def _bar() -> Callable[..., Any]:
     return lambda items, **options: tqdm(items, file=sys.stderr, dynamic_ncols=True, **options)
 
 
+def _drawn(bar: Any) -> Iterator[Any]:
+    _BARS.append(bar)
+    try:
+        yield from bar
+    finally:
+        _BARS.remove(bar)
+
+
 def _with_lines(items: Any, desc: str, unit: str) -> Iterator[Any]:
     total, done, started = len(items), 0, time.monotonic()
 
     def line() -> str:
-        return f"{desc}: {state(done, total, unit, time.monotonic() - started)}"
+        return f"{desc}: {state(done, total, unit, time.monotonic() - started)}{_behind()}"
 
     with heartbeat(line):
         for item in items:
             yield item
             done += 1
+
+
+def _behind() -> str:
+    return f" ({_DETAIL[0]})" if _DETAIL[0] else ""
 
 
 def state(done: int, total: int, unit: str, seconds: float) -> str:
@@ -243,7 +286,11 @@ def stages(count: int, quiet: bool) -> Iterator[Callable[[str], None] | None]:
         bar.update()
 
     with bar:
-        yield named
+        _BARS.append(bar)
+        try:
+            yield named
+        finally:
+            _BARS.remove(bar)
 
 
 @contextmanager
@@ -252,7 +299,7 @@ def _stage_lines(count: int) -> Iterator[Callable[[str], None]]:
 
     def line() -> str:
         so_far = duration(time.monotonic() - started)
-        return f"{names[-1]} (stage {len(names) - 1} of {count}), {so_far} so far"
+        return f"{names[-1]} (stage {len(names) - 1} of {count}), {so_far} so far{_behind()}"
 
     with heartbeat(line):
         yield names.append

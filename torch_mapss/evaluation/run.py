@@ -29,7 +29,14 @@ from torch_mapss.evaluation.progress import (
 )
 from torch_mapss.evaluation.protocol import described
 from torch_mapss.evaluation.report import MEANS, MEDIANS, Report, SourceRow, mean, median, number
-from torch_mapss.evaluation.scorer import PreparedOnce, Request, device_of, score_clips
+from torch_mapss.evaluation.scorer import (
+    Entry,
+    PreparedOnce,
+    Request,
+    device_of,
+    entered,
+    score_entries,
+)
 
 if TYPE_CHECKING:
     from torch_mapss.evaluation.clips import Clip
@@ -42,8 +49,15 @@ class _Scorer:
     """Scores the systems of a mixture; its references are read and prepared once."""
 
     def __init__(
-        self, mapss: MAPSS, request: Request, device: Any, folder: str, save_frames: bool
+        self,
+        mapss: MAPSS,
+        request: Request,
+        device: Any,
+        folder: str,
+        save_frames: bool,
+        on_segment: Callable[[int, int], object] | None = None,
     ) -> None:
+        self.on_segment = on_segment
         self.mapss, self.request, self.folder = mapss, request, folder
         self.save_frames = save_frames
         self.device = device_of(mapss, device)
@@ -62,31 +76,67 @@ class _Scorer:
         mixed = self._mixture(mixture)
         noted = hashes(mixture, (*mixture.references, mixture.mixture))
         frames = frame_store.Kept(self.folder, mixture.name)
-        for system in systems:
-            state = signature(mixture, system)
-            report, reason = None, None
-            try:
-                if isinstance(references, Exception):
-                    raise references
-                report = self._report(mixture, system, references, mixed)
-                rows = _scored_rows(mixture, system, report)
-            except files.WriteError:
-                raise
-            except _FAILURES as error:
-                reason = " ".join((str(error) or type(error).__name__).split())
-                rows = _failed_rows(mixture, system, reason)
+        names = list(systems)
+        signatures = {system: signature(mixture, system) for system in names}
+        for system, outcome in self._outcomes(mixture, names, references, mixed):
+            report, reason = (outcome, None) if isinstance(outcome, Report) else (None, outcome)
             # Before the record: a pair that is finished has its frames on the disk.
             frames.put(system, report)
             yield {
                 "mixture_id": mixture.name,
                 "system": system,
                 "reason": reason,
-                "rows": rows,
+                "rows": _scored_rows(mixture, system, report)
+                if report is not None
+                else _failed_rows(mixture, system, str(reason)),
                 "findings": [] if report is None else [list(found) for found in report.findings],
-                "files": state,
+                "files": signatures[system],
                 "seconds": None if report is None else _seconds(report),
                 "sha256": noted | hashes(mixture, mixture.systems[system]),
             }
+
+    def _outcomes(
+        self,
+        mixture: Mixture,
+        systems: list[str],
+        references: tuple[Clip, ...] | Exception,
+        mixed: Clip | None,
+    ) -> Iterator[tuple[str, Report | str]]:
+        """The report of each system, or why there is none.
+
+        One after another; those of a long mixture together, in one pass over its segments.
+        """
+        found: dict[str, Report | str] = {}
+        entries: dict[str, Entry] = {}
+        long = not isinstance(references, Exception) and self._is_long(references)
+        for system in systems:
+            try:
+                if isinstance(references, Exception):
+                    raise references
+                entries[system] = self._entry(mixture, system, references, mixed)
+                if not long:
+                    found |= self._reports(mixture, {system: entries.pop(system)})
+            except files.WriteError:
+                raise
+            except _FAILURES as error:
+                found[system] = _reason(error)
+            if not long:
+                yield system, found.pop(system)
+        if long:
+            for together in _of_one_length(entries):
+                try:
+                    found |= self._reports(mixture, together)
+                except files.WriteError:
+                    raise
+                except _FAILURES as error:
+                    found |= dict.fromkeys(together, _reason(error))
+            yield from ((system, found[system]) for system in systems)
+
+    def _is_long(self, references: Sequence[Clip]) -> bool:
+        """Whether the mixture is scored in segments."""
+        samples = min(len(clip.wave) for clip in references)
+        rate, wanted = self.mapss.sample_rate, self.mapss.grid.sample_rate
+        return self.mapss.is_long(-(-samples * wanted // rate))
 
     def _mixture(self, mixture: Mixture) -> Clip | None:
         """The mixture's own file, if it is named and can be read: no score depends on it."""
@@ -98,24 +148,39 @@ class _Scorer:
         except _FAILURES:
             return None
 
-    def _report(
+    def _entry(
         self, mixture: Mixture, system: str, references: tuple[Clip, ...], mixed: Clip | None
-    ) -> Report:
+    ) -> Entry:
         paths = [None if p is None else mixture.locate(p) for p in mixture.systems[system]]
         estimates = clips.read_set(paths, "estimates", self.mapss.sample_rate)
-        report = score_clips(
+        return entered(self.mapss, estimates, references, self.request, self.device, mixture=mixed)
+
+    def _reports(self, mixture: Mixture, entries: dict[str, Entry]) -> dict[str, Report]:
+        """The reports of systems of one length, in one pass."""
+        reports = score_entries(
             self.mapss,
-            estimates,
-            references,
+            list(entries.values()),
             self.request,
-            mixture=mixed,
-            device=self.device,
-            prepared=self.prepared,
+            self.prepared,
+            on_segment=self.on_segment,
         )
         if self.save_frames:
-            parts = (files.native(file_name(name)) for name in (mixture.name, system))
-            report.save(os.path.join(self.folder, "frames", *parts))
-        return report
+            for system, report in zip(entries, reports):
+                parts = (files.native(file_name(name)) for name in (mixture.name, system))
+                report.save(os.path.join(self.folder, "frames", *parts))
+        return dict(zip(entries, reports))
+
+
+def _reason(error: Exception) -> str:
+    return " ".join((str(error) or type(error).__name__).split())
+
+
+def _of_one_length(entries: dict[str, Entry]) -> list[dict[str, Entry]]:
+    """The entries by the number of samples that is scored."""
+    found: dict[int, dict[str, Entry]] = {}
+    for system, entry in entries.items():
+        found.setdefault(entry.truth.shape[-1], {})[system] = entry
+    return list(found.values())
 
 
 def _seconds(report: Report) -> float:
@@ -227,6 +292,7 @@ def run(
     progress: Callable[..., Iterable[Any]] | None = None,
     share: World | None = None,
     tell: Callable[[str], object] = lambda text: None,
+    on_segment: Callable[[int, int], object] | None = None,
 ) -> Outcome:
     """Score the mixtures of a manifest, going on from what ``out`` holds already.
 
@@ -242,6 +308,7 @@ def run(
         progress: wraps the mixtures in a progress bar.
         share: score this share of the mixtures alone, see :mod:`.processes`.
         tell: handed sentences about the run, e.g. what is done already.
+        on_segment: told, after every segment of a long mixture, how many are done, and of how many.
 
     Returns:
         The tables, the same on every rank; of a share that is not the last to end, none.
@@ -261,7 +328,7 @@ def run(
         settings = _settings(mapss, request, save_frames)
         extra = {} if options is None else {"options": options}
         processes.together(lambda: claim(folder, settings, extra))
-        scorer = _Scorer(mapss, request, device, folder, save_frames)
+        scorer = _Scorer(mapss, request, device, folder, save_frames, on_segment)
         try:
             _score_share(mixtures, folder, scorer, processes, progress, tell)
         except KeyboardInterrupt:

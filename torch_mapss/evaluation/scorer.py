@@ -63,6 +63,7 @@ def evaluate(
     mapss: MAPSS | None = None,
     prepared: PreparedOnce | None = None,
     on_stage: Callable[[str], object] | None = None,
+    on_segment: Callable[[int, int], object] | None = None,
     **options: Any,
 ) -> Report:
     """Score the separated sources of one mixture against their references.
@@ -101,6 +102,8 @@ def evaluate(
         prepared: shared by the calls for several systems on one mixture: its references are then
             distorted and encoded once, ``prepared = PreparedOnce(mapss)``.
         on_stage: told the name of each stage as it begins, for a progress display.
+        on_segment: told, after every segment of a clip longer than ``segment``, how many are done
+            and how many there are.
         options: of :class:`~torch_mapss.MAPSS` otherwise: ``encoder="wav2vec2-large"`` (the
             default; ``"mel"`` needs no download), ``layer``, ``seed``, ``convention``, ...
 
@@ -141,6 +144,7 @@ def evaluate(
         device=place,
         prepared=prepared,
         on_stage=stage,
+        on_segment=on_segment,
     )
     for finding in report.findings:
         checks.warn_user(f"{finding.text}.")
@@ -286,6 +290,7 @@ def score_clips(
     mixture: Clip | None = None,
     prepared: Callable[[Tensor], ReferenceBank] | None = None,
     on_stage: Callable[[str], object] = _silent,
+    on_segment: Callable[[int, int], object] | None = None,
 ) -> Report:
     """Score clips that are read already.
 
@@ -299,7 +304,34 @@ def score_clips(
         mixture: for the plot, and to tell an estimate that is the mixture.
         prepared: turns reference waveforms (S, T) into a bank, e.g. from a cache.
         on_stage: told the name of each stage as it begins.
+        on_segment: told how many segments of a long clip are done, and of how many.
     """
+    entry = entered(
+        scorer, estimates, references, request, device, attributed=attributed, mixture=mixture
+    )
+    return score_entries(scorer, [entry], request, prepared, on_stage, on_segment)[0]
+
+
+class Entry(NamedTuple):
+    """One system's estimates of a mixture, ready to be scored."""
+
+    signals: Signals
+    lags: Lags
+    outputs: Tensor  # (S', T), moved by the lags that are removed
+    truth: Tensor  # (S, T)
+
+
+def entered(
+    scorer: MAPSS,
+    estimates: Sequence[Clip | None],
+    references: Sequence[Clip],
+    request: Request,
+    device: torch.device,
+    *,
+    attributed: Sequence[int] | None = None,
+    mixture: Clip | None = None,
+) -> Entry:
+    """What can be refused or found out of estimates before they are scored."""
     given, index = _present(estimates, len(references), attributed)
     if len(references) < 2:
         raise ValueError(
@@ -312,15 +344,30 @@ def score_clips(
     if request.permute:
         index = _matched(outputs, truth, attributed)
     index = checks.check_attributed(index, len(given), len(references))
+    checks_of = _signals(scorer, given, references, outputs, truth, index, mixture)
+    lags = measure_lags(checks_of, request.align is not None)
+    return Entry(checks_of, lags, _moved(outputs, lags.removed), truth)
+
+
+def score_entries(
+    scorer: MAPSS,
+    entries: Sequence[Entry],
+    request: Request,
+    prepared: Callable[[Tensor], ReferenceBank] | None = None,
+    on_stage: Callable[[str], object] = _silent,
+    on_segment: Callable[[int, int], object] | None = None,
+) -> list[Report]:
+    """Reports of several systems on the same references, of one length, in one pass."""
     on_stage("encoding references and distortions")
-    bank = (prepared or scorer.prepare)(truth)
-    signals = _signals(scorer, given, references, outputs, truth, index, mixture)
-    lags = measure_lags(signals, request.align is not None)
-    outputs = _moved(outputs, lags.removed)
+    bank = (prepared or scorer.prepare)(entries[0].truth)
     on_stage("scoring frames and their bounds" if request.bounds else "scoring frames")
-    scores, bounds = _scored(scorer, outputs, bank, index, request)
-    scores, bounds = _within_reach(scores, bounds, lags, signals)
-    return _assembled(scorer, signals, lags, scores, bounds, request)
+    reports = []
+    for entry, (scores, bounds) in zip(
+        entries, _scored(scorer, entries, bank, request, on_segment)
+    ):
+        scores, bounds = _within_reach(scores, bounds, entry.lags, entry.signals)
+        reports.append(_assembled(scorer, entry.signals, entry.lags, scores, bounds, request))
+    return reports
 
 
 def _signals(
@@ -358,17 +405,23 @@ def _moved(outputs: Tensor, lags: Sequence[int]) -> Tensor:
 
 
 def _scored(
-    scorer: MAPSS, outputs: Tensor, bank: ReferenceBank, index: tuple[int, ...], request: Request
-) -> tuple[Scores, ScoreBounds | None]:
-    frames: dict[str, Any] = {"attributed": index, "frames": request.sample_frames}
-    bounds = None
+    scorer: MAPSS,
+    entries: Sequence[Entry],
+    bank: ReferenceBank,
+    request: Request,
+    on_segment: Callable[[int, int], object] | None,
+) -> list[tuple[Scores, ScoreBounds | None]]:
+    outputs = [entry.outputs for entry in entries]
+    indices = [entry.signals.attributed for entry in entries]
+    frames: dict[str, Any] = {"frames": request.sample_frames, "on_segment": on_segment}
+    bounds: list[ScoreBounds | None] = [None] * len(entries)
     if request.bounds:  # which reads the scores off the same maps
         kind: dict[str, Any] = {"convention": request.bounds_convention, "tail": request.tail}
-        bounds = scorer.bounds(outputs, bank, request.confidence, **frames, **kind)
-        if bounds.scores is not None:
-            return bounds.scores, bounds
-    with torch.no_grad():
-        return scorer(outputs, bank, **frames), bounds
+        made = scorer.bound_systems(outputs, bank, request.confidence, indices, **kind, **frames)
+        if made[0].scores is not None:
+            return [(each.scores, each) for each in made if each.scores is not None]
+        bounds = list(made)
+    return list(zip(scorer.score_systems(outputs, bank, indices, **frames), bounds))
 
 
 def _within_reach(

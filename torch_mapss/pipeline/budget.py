@@ -34,9 +34,8 @@ class Budget:
 
     @property
     def samples(self) -> int:
-        """Samples of distorted copies made at a time: making one needs some thirty times 4 bytes,
-        of several at once."""
-        return max(1, self.total // 512)
+        """Samples of distorted copies made at a time; each takes some 400 bytes in the making."""
+        return max(1, self.total // 1024)
 
     @property
     def encoder(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -20,21 +21,30 @@ from torch import Tensor, nn
 
 from torch_mapss import audio
 from torch_mapss.core import checks
-from torch_mapss.core.settings import MATCH_CONVENTIONS, map_settings
+from torch_mapss.core.chunks import Kernel
+from torch_mapss.core.settings import MATCH_CONVENTIONS, Settings, map_settings
 from torch_mapss.core.surroundings import undisturbed
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, as_encoder, check_embeddings
-from torch_mapss.pipeline.admit import admit, admit_references
+from torch_mapss.pipeline.admit import Call, admit, admit_references
 from torch_mapss.pipeline.budget import Budget, budget, checked_memory
 from torch_mapss.pipeline.clusters import LEAST_MEMBERS
-from torch_mapss.pipeline.prepare import Grid, prepare_bank, shared_grid, warn_unscored
+from torch_mapss.pipeline.prepare import prepare_bank, shared_grid, warn_unscored
 from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
-from torch_mapss.pipeline.scoring import bank_of, bound, prepared, score
+from torch_mapss.pipeline.scoring import (
+    OnSegment,
+    bank_of,
+    bound,
+    prepared,
+    score,
+    score_together,
+)
 from torch_mapss.pipeline.segments import CONTEXT
 
 Recall = Callable[[Encoder, Tensor], Tensor]
 EncoderChoice = str | Encoder | Callable[[Tensor], Tensor]
 DEFAULT_ENCODER = "wav2vec2-large"
+SEGMENT = 60.0  # seconds, of segment="auto"
 
 
 class MAPSS(nn.Module):
@@ -71,8 +81,8 @@ class MAPSS(nn.Module):
             much, in memory that does not grow with them; gradients are then not to be had. Encoders
             whose frames see no further than their receptive field (``"mel"``, ``"waveform"``) give
             the scores of the whole clip up to rounding. For transformers the segment, with a second
-            more on each side, is all that they hear, so that scores depend on it. None: everything
-            is scored whole.
+            more on each side, is all that they hear, so that scores depend on it. ``"auto"`` is 60,
+            or what the encoder can hear at once. None: everything is scored whole.
         memory: to work in, beside waveforms, weights and results: bytes, a text like ``"2GiB"``,
             or ``"auto"``: 1 GiB on a CPU, a quarter of what is free on CUDA. How many distortions
             are made, clips encoded and frames scored at a time follows from it, and no score.
@@ -123,7 +133,7 @@ class MAPSS(nn.Module):
         loudness: float = -23.0,
         activity: float = 0.1,
         check_finite: bool = True,
-        segment: float | None = None,
+        segment: float | str | None = None,
         memory: int | str = "auto",
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
@@ -161,7 +171,7 @@ class MAPSS(nn.Module):
             raise ValueError(f"activity must be at least 0, got {activity}. 0.1 is the default.")
         self.check_finite = check_finite
         self.memory = checked_memory(memory)
-        self.segment = _checked_segment(segment, self.encoders, self.grid)
+        self.segment = _checked_segment(segment, self.encoders)
 
     # ------------------------------------------------------------------------- module manners
 
@@ -369,6 +379,87 @@ class MAPSS(nn.Module):
         Raises:
             TypeError, ValueError: as for scoring, and for options that are unknown or out of range.
         """
+        kernels, settings = self._of_bounds(confidence, convention, options)
+        call = prepared(self, admit(self, estimates, references, attributed, lengths))
+        return bound(self, [call], kernels, settings, frames, generator, confidence)[0]
+
+    # ------------------------------------------------------------------------- several systems
+
+    @torch.no_grad()
+    def score_systems(
+        self,
+        estimates: Sequence[Tensor],
+        bank: ReferenceBank,
+        attributed: Sequence[Any] | None = None,
+        *,
+        frames: int | None = None,
+        on_segment: OnSegment | None = None,
+    ) -> list[Scores]:
+        """Scores of several systems' estimates of the same mixtures.
+
+        As calls one by one, without gradients; but of clips longer than ``segment``, distortions
+        are made and encoded once for all systems.
+
+        Args:
+            estimates: of each system, (B, S', T) or (S', T).
+            bank: made by :meth:`prepare`.
+            attributed: of each system, as for scoring; None: all in order.
+            frames: as for scoring; every system has the same frames drawn.
+            on_segment: told after every segment of a long clip how many are done, and of how many.
+
+        Returns:
+            The :class:`Scores` of each.
+
+        Raises:
+            TypeError, ValueError: as for scoring.
+        """
+        calls = self._calls(estimates, bank, attributed)
+        return score_together(self, calls, frames, None, on_segment)
+
+    @torch.no_grad()
+    def bound_systems(
+        self,
+        estimates: Sequence[Tensor],
+        bank: ReferenceBank,
+        confidence: float = 0.95,
+        attributed: Sequence[Any] | None = None,
+        convention: str | None = None,
+        *,
+        frames: int | None = None,
+        on_segment: OnSegment | None = None,
+        **options: Any,
+    ) -> list[ScoreBounds]:
+        """What :meth:`bounds` returns, of several systems as :meth:`score_systems` takes them.
+
+        Args:
+            estimates, bank, attributed, frames, on_segment: as for :meth:`score_systems`.
+            confidence, convention, options: as for :meth:`bounds`.
+
+        Returns:
+            The :class:`ScoreBounds` of each.
+
+        Raises:
+            TypeError, ValueError: as :meth:`bounds`.
+        """
+        kernels, settings = self._of_bounds(confidence, convention, options)
+        calls = self._calls(estimates, bank, attributed)
+        return bound(self, calls, kernels, settings, frames, None, confidence, on_segment)
+
+    def _calls(
+        self, estimates: Sequence[Tensor], bank: ReferenceBank, attributed: Sequence[Any] | None
+    ) -> list[Call]:
+        indices = [None] * len(estimates) if attributed is None else list(attributed)
+        if len(indices) != len(estimates) or not indices:
+            raise ValueError(
+                f"estimates must be those of at least one system, and attributed have one entry "
+                f"for each, got {len(estimates)} and {len(indices)}."
+            )
+        return [admit(self, each, bank, index) for each, index in zip(estimates, indices)]
+
+    def _of_bounds(
+        self, confidence: float, convention: str | None, options: dict[str, Any]
+    ) -> tuple[tuple[Kernel, Kernel], Settings]:
+        """The kernels of bounds, and the settings of the maps that they read."""
         from torch_mapss.bounds import frames as stage
 
         conformal = self.settings.convention == "conformal"  # the paper's but for PM
@@ -383,8 +474,7 @@ class MAPSS(nn.Module):
         own = "conformal" if conformal else "paper"
         graph = "reference" if convention == "reference" else own
         settings = self.settings._replace(convention=graph)
-        call = prepared(self, admit(self, estimates, references, attributed, lengths))
-        return bound(self, call, kernels, settings, frames, generator, confidence)
+        return kernels, settings
 
 
 def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]) -> MAPSS:
@@ -448,21 +538,20 @@ def _checked_bank(
     return bank
 
 
-def _checked_segment(segment: Any, encoders: Sequence[Encoder], grid: Grid) -> float | None:
+def _checked_segment(segment: Any, encoders: Sequence[Encoder]) -> float | None:
     if segment is None:
         return None
+    limits = [e.maximum_samples / e.sample_rate for e in encoders if e.maximum_samples]
+    most = min(limits, default=math.inf) - 2 * CONTEXT
+    if segment == "auto":
+        return min(SEGMENT, most)
     seconds = checks.check_positive(segment, "segment")
-    for encoder in encoders:
-        most = encoder.maximum_samples
-        if most is None:
-            continue
-        longest = most / encoder.sample_rate - 2 * CONTEXT
-        if seconds > longest:
-            raise ValueError(
-                f"segment must be at most {longest:g} s for encoder {encoder.name!r}, got "
-                f"{segment!r}: it hears clips of {most / encoder.sample_rate:g} s and no longer, "
-                f"and {CONTEXT:g} s on each side of a segment."
-            )
+    if seconds > most:
+        raise ValueError(
+            f"segment must be at most {most:g} s for encoder {encoders[0].name!r}, got "
+            f"{segment!r}: it hears clips of {min(limits):g} s and no longer, and {CONTEXT:g} s on "
+            "each side of a segment."
+        )
     if seconds < 1.0:
         raise ValueError(
             f"segment must be at least 1 s, got {segment!r}: every segment is distorted with "

@@ -71,20 +71,6 @@ def score_together(
 
 def bound(
     mapss: MAPSS,
-    call: Call,
-    kernels: tuple[Kernel, Kernel],
-    settings: Settings,
-    frames: int | None,
-    generator: torch.Generator | None,
-    confidence: float,
-) -> ScoreBounds:
-    """Error bounds of a prepared call; see :meth:`torch_mapss.MAPSS.bounds`."""
-    made = bound_together(mapss, [call], kernels, settings, frames, generator, confidence)
-    return made[0]
-
-
-def bound_together(
-    mapss: MAPSS,
     calls: Sequence[Call],
     kernels: tuple[Kernel, Kernel],
     settings: Settings,
@@ -93,7 +79,7 @@ def bound_together(
     confidence: float,
     on_segment: OnSegment | None = None,
 ) -> list[ScoreBounds]:
-    """Error bounds of calls that share a bank: long clips are made once for all."""
+    """Error bounds of calls that share a bank; see :meth:`torch_mapss.MAPSS.bounds`."""
     work = Work((True, True), kernels, _BOUNDS, settings, rest=True)
     canvases = _placed(mapss, calls, frames, generator, False, work, on_segment)
     found = []

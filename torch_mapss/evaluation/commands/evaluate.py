@@ -200,6 +200,7 @@ def run(args: argparse.Namespace) -> int:
             options=scoring_options(args),
             progress=bar(args),
             share=share,
+            on_segment=None if args.quiet else console.segment_detail(),
             tell=(lambda text: None) if args.quiet else console.complain,
         )
     if outcome.processes.speaks:

@@ -231,6 +231,21 @@ def _add_map(group: Any) -> None:
 
 
 def _add_machine(group: Any) -> None:
+    group.add_argument(
+        "--segment",
+        type=float,
+        metavar="S",
+        help="score longer files in segments of at most S seconds, in memory that does not grow "
+        "with them; 0: all whole (default: 60, or what the encoder can hear at once). mel and "
+        "waveform give the scores of the whole; for transformers the segment is all they hear",
+    )
+    group.add_argument(
+        "--memory",
+        default="auto",
+        metavar="SIZE",
+        help="to work in, e.g. 2GiB: less is slower and changes no score (default: %(default)s, 1 "
+        "GiB on a CPU, a quarter of what is free on a GPU)",
+    )
     add_device_option(group)
     group.add_argument(
         "--threads",
@@ -275,10 +290,13 @@ def scorer_of(args: argparse.Namespace) -> MAPSS:
     from torch_mapss.pipeline.mapss import MAPSS
 
     banks = [bank_of(args, kind) for kind in ("separation", "match")]
+    segment = "auto" if args.segment is None else (args.segment or None)
     return MAPSS(
         args.encoder,
         args.layer,
         match_encoder=args.match_encoder,
+        segment=segment,
+        memory=args.memory,
         separation_bank=banks[0],
         match_bank=banks[1],
         align_polarity=args.align_polarity,

@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
             device=args.device,
             mapss=scorer_of(args),
             on_stage=stage,
+            on_segment=None if args.quiet else console.segment_detail(),
             **request_of(args)._asdict(),
         )
     written = _write(report, args)

@@ -99,7 +99,9 @@ def scoring_namespace(stored: dict[str, Any]) -> argparse.Namespace:
 
 def scoring_options(args: argparse.Namespace) -> dict[str, Any]:
     """What :func:`scoring_namespace` needs to make the scorer of ``args`` again elsewhere."""
-    names = {*vars(scoring_namespace({}))} - {"device", "threads", "local_files_only", "cache_dir"}
+    names = {*vars(scoring_namespace({}))} - {
+        *("device", "threads", "memory", "local_files_only", "cache_dir")
+    }
     found = {name: value for name, value in vars(args).items() if name in names}
     if os.path.isdir(args.encoder):
         found["encoder"] = os.path.abspath(args.encoder)
