@@ -163,6 +163,8 @@ def draw(header: Sequence[str], lines: Sequence[Sequence[str]], path: Path) -> N
                 continue  # the rest is on other scales
             values = [float(cell.split("/")[0].replace("–", "nan")) for cell in line[4:]]
             axis.plot(delays, values, "o-", label=line[3], markersize=3)
+        if "/" not in lines[0][4]:
+            axis.set_ylim(-0.02, 1.02)
         axis.set_title(", ".join(group), fontsize=9)
         axis.set_xlabel("delay (ms)")
         axis.grid(alpha=0.3)
