@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -295,3 +296,30 @@ def test_infinite_frames_are_undefined():
     trigger = median(min_frames=2)
     trigger.update({"ps": [math.inf, 0.2]})
     assert all(math.isnan(value) for value in trigger.statistics.values())
+
+
+# -------------------------------------------------------------------- the rank form of PM
+
+
+def test_ranks_fire_with_their_guarantee_and_need_no_half_widths():
+    trigger = FrameTrigger(Quantile("pm_rank", 0.5, above=0.2), half_width=0.1)
+    event = trigger.update({"pm_rank": [0.1, 0.3, 0.5]})
+    assert "50 % quantile of PM rank is 0.3 >= 0.2" in str(event)
+    assert "at most u with probability at most u" in str(event)
+    assert "exchangeable" in str(event)
+    assert "exchangeable" not in str(
+        FrameTrigger(Quantile("pm", 0.5, above=0.2)).update({"pm": [0.9]})
+    )
+
+
+def test_ranks_of_another_convention_and_missing_half_widths_are_refused():
+    plain = scores(torch.tensor([[[0.5, 0.6]]]), torch.ones(1, 1, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="conformal convention"):
+        FrameTrigger(Quantile("pm_rank", 0.5, above=0.2)).update(plain)
+    ranked = dataclasses.replace(plain, pm_rank=torch.tensor([[[0.4, 0.6]]]))
+    trigger = FrameTrigger(Quantile("pm_rank", 0.5, above=0.2))
+    assert trigger.update(ranked) is not None
+    unsure = FrameTrigger(Quantile("pm", 0.5, above=0.2), half_width=0.1)
+    nan = torch.full((1, 1, 2), torch.nan)
+    with pytest.raises(ValueError, match="states none"):
+        unsure.update({"pm": plain.ps}, {"pm": nan})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from torch_mapss.bounds.frames import check_confidence
+from torch_mapss.bounds.frames import CONVENTIONS, TAILS, check_confidence
 from torch_mapss.core import checks
 from torch_mapss.core.devices import back
 from torch_mapss.core.surroundings import undisturbed
@@ -67,6 +67,7 @@ class PerceptualMetric(SteadyMetric):
         super().__init__(**kwargs)
         # In a tuple: no submodule, so that half() and float() leave it alone. _apply moves it.
         self._mapss = (resolve(mapss, encoder, options),)
+        check_convention(self.mapss, pooling, request.confidence)
         self.reduction, self.keep_items = reduction, keep_items
         self._pooling, self._request = pooling, request
         self._keeps = keep_items or reduction == "none"
@@ -225,6 +226,8 @@ def request_of(
     half_width: float | None,
     frames: int | None,
     pit: str | None,
+    tail: str,
+    bounds_convention: str | None,
 ) -> Request:
     """What a metric wants of every batch, checked.
 
@@ -232,16 +235,39 @@ def request_of(
         TypeError, ValueError: arguments that do not fit, see the message.
     """
     index = None if attributed is None else checks.whole_numbers(attributed, "attributed")
-    if half_width is not None and (pooling.pesq or pooling.field == "log_pm"):
+    if half_width is not None and (pooling.pesq or pooling.field not in ("ps", "pm")):
         raise ValueError(
             "half_width is the error of a plain mean of PS or PM. Leave it out with "
-            "reduction='pesq' and with log=True, which have none."
+            "reduction='pesq' and with log=True or rank=True, which have none."
         )
     if half_width is not None:
         check_confidence(half_width)
     if frames is not None:
         frames = checks.check_whole(frames, "frames", 1)
-    return Request(pooling.measure, index, frames, half_width, check_pit(pit, index))
+    checks.check_choice(tail, "tail", TAILS)
+    if bounds_convention is not None:
+        checks.check_choice(bounds_convention, "bounds_convention", CONVENTIONS)
+    pit = check_pit(pit, index)
+    return Request(pooling.measure, index, frames, half_width, pit, tail, bounds_convention)
+
+
+def check_convention(mapss: MAPSS, pooling: Pooling, half_width: float | None) -> None:
+    """Refuse what PM of the convention has not: ranks are conformal, half-widths are not.
+
+    Raises:
+        ValueError: one of them is asked for.
+    """
+    conformal = mapss.settings.convention == "conformal"
+    if pooling.field == "pm_rank" and not conformal:
+        raise ValueError(
+            "rank=True needs the conformal convention, got "
+            f"{mapss.settings.convention!r}. Make the MAPSS with convention='conformal'."
+        )
+    if pooling.field == "pm" and conformal and half_width is not None:
+        raise ValueError(
+            "PM of the conformal convention states no half-width. Leave half_width out, and see "
+            "rank=True: the rank form is valid under exchangeability without one."
+        )
 
 
 def check_signals(preds: object, target: object, device: torch.device) -> None:

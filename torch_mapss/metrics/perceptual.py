@@ -64,6 +64,10 @@ class PerceptualSeparation(PerceptualMetric):
         pit: ``"si_sdr"`` for separators whose outputs come in any order: each reference gets the
             estimate that maximises the total SI-SDR of its mixture, as in the losses, and the
             places of ``reduction="source"`` are those of the references. None: they are in order.
+        tail: of the half-width: ``"concentration"``, the paper's inequalities, or ``"bootstrap"``,
+            which is narrow and holds for PS, and takes longer.
+        bounds_convention: of the half-width, ``"paper"``, ``"reference"`` or ``"derived"``; that of
+            the scores if None.
         kwargs: keywords of :class:`torch_mapss.MAPSS` (``layer``, ``trim``, ``seed``, ...;
             ``sample_rate=8000`` for input at 8 kHz, which is resampled to the encoder's rate) and
             of :class:`torchmetrics.Metric` (``sync_on_compute``, ...).
@@ -105,11 +109,13 @@ class PerceptualSeparation(PerceptualMetric):
         half_width: float | None = None,
         frames: int | None = None,
         pit: str | None = None,
+        tail: str = "concentration",
+        bounds_convention: str | None = None,
         **kwargs: Any,
     ) -> None:
         checks.check_choice(reduction, "reduction", ("mean", "source", "pesq", "none"))
         pooling = Pooling("separation", "ps", reduction == "pesq")
-        request = request_of(pooling, attributed, half_width, frames, pit)
+        request = request_of(pooling, attributed, half_width, frames, pit, tail, bounds_convention)
         super().__init__(mapss, encoder, pooling, reduction, request, keep_items, kwargs)
 
 
@@ -120,14 +126,17 @@ class PerceptualMatch(PerceptualMetric):
     that the distortions of the reference reach. Input as for :class:`PerceptualSeparation`.
 
     Args:
-        mapss, encoder, attributed, keep_items, frames, pit, kwargs: as for
-            :class:`PerceptualSeparation`.
+        mapss, encoder, attributed, keep_items, frames, pit, tail, bounds_convention, kwargs: as
+            for :class:`PerceptualSeparation`.
         reduction: ``"mean"``, ``"source"`` or ``"none"``, as for :class:`PerceptualSeparation`;
             the paper's pooling of PM is the mean.
         log: accumulate log PM, at most 0. PM saturates at 0 on audible distortion; its log goes on
             ranking.
+        rank: accumulate the rank form of the conformal convention (``convention="conformal"``),
+            in (0, 1] and at least 1/(N_p + 1) with N_p distortions; no gradient. Of a frame it is
+            at most u with probability at most u, if estimate and distortions are exchangeable.
         half_width: as for :class:`PerceptualSeparation`, under ``"pm"`` and ``"pm_half_width"``;
-            not with ``log``.
+            not with ``log`` and ``rank``, nor in the conformal convention.
 
     Raises:
         TypeError, ValueError: arguments that do not fit, see the message.
@@ -151,14 +160,19 @@ class PerceptualMatch(PerceptualMetric):
         encoder: EncoderChoice = DEFAULT_ENCODER,
         reduction: str = "mean",
         log: bool = False,
+        rank: bool = False,
         attributed: Sequence[int] | Tensor | None = None,
         keep_items: bool = False,
         half_width: float | None = None,
         frames: int | None = None,
         pit: str | None = None,
+        tail: str = "concentration",
+        bounds_convention: str | None = None,
         **kwargs: Any,
     ) -> None:
         checks.check_choice(reduction, "reduction", ("mean", "source", "none"))
-        pooling = Pooling("match", "log_pm" if log else "pm")
-        request = request_of(pooling, attributed, half_width, frames, pit)
+        if log and rank:
+            raise ValueError("log=True and rank=True exclude each other. Make two metrics.")
+        pooling = Pooling("match", "pm_rank" if rank else "log_pm" if log else "pm")
+        request = request_of(pooling, attributed, half_width, frames, pit, tail, bounds_convention)
         super().__init__(mapss, encoder, pooling, reduction, request, keep_items, kwargs)

@@ -175,13 +175,20 @@ class Request(NamedTuple):
     frames: int | None
     confidence: float | None  # of the half-width; None: not wanted
     pit: str | None = None  # how estimates find their references; None: they are in order
+    tail: str = "concentration"  # of the bounds
+    bounds_convention: str | None = None  # of the bounds; None: that of the scores
+
+    @property
+    def of_scores(self) -> Request:
+        """The same without bounds."""
+        return self._replace(confidence=None, tail="concentration", bounds_convention=None)
 
 
 def frame_scores(
     mapss: MAPSS, preds: Tensor, target: Target, batch: Batch, wanted: Request
 ) -> tuple[Scores, ScoreBounds | None]:
     """Frame scores, and their bounds if asked for; with both encoded as rarely as can be."""
-    key = wanted._replace(confidence=None)
+    key = wanted.of_scores
     if wanted.pit is not None:
         preds = batch.ordered(mapss, preds, target, wanted)
     with mapss.recalling(batch.embed):
@@ -213,9 +220,11 @@ def _score_with_bounds(
         target,
         wanted.confidence,
         wanted.attributed,
+        convention=wanted.bounds_convention,
+        tail=wanted.tail,
         frames=wanted.frames,  # the same ones: both draw with the generator they have by default
     )
     for measure in ("separation", "match"):
         here = wanted._replace(measure=measure)
         batch.results[here] = found
-        batch.results[here._replace(confidence=None)] = scores
+        batch.results[here.of_scores] = scores

@@ -12,7 +12,12 @@ from torch import Tensor
 
 from torch_mapss.core import checks
 
-MEASURES = ("ps", "pm", "log_pm")
+MEASURES = ("ps", "pm", "log_pm", "pm_rank")
+# What the rank form of PM says for itself, in the sentence of a firing.
+GUARANTEE = (
+    "where a frame's rank is at most u with probability at most u if estimate and distortions are "
+    "exchangeable"
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class Quantile:
     """A quantile of the frame scores has risen above (or fallen below) a level.
 
     Args:
-        measure: ``"ps"``, ``"pm"`` or ``"log_pm"``.
+        measure: ``"ps"``, ``"pm"``, ``"log_pm"``, or ``"pm_rank"`` (conformal convention).
         q: which quantile, in [0, 1]; 0.5 is the median. Small ones look at the worst frames.
         above, below: the level; exactly one of them.
     """
@@ -48,7 +53,7 @@ class Fraction:
     """The share of frames whose score exceeds a limit has risen above (or fallen below) a level.
 
     Args:
-        measure: ``"ps"``, ``"pm"`` or ``"log_pm"``.
+        measure: ``"ps"``, ``"pm"``, ``"log_pm"``, or ``"pm_rank"`` (conformal convention).
         over: frames with a score greater than this count.
         above, below: the level of their share, in [0, 1]; exactly one of them.
     """
@@ -80,7 +85,7 @@ class Trend:
     undefined until there are so many. ``Trend("ps", below=0.002)`` says that PS has levelled off.
 
     Args:
-        measure: ``"ps"``, ``"pm"`` or ``"log_pm"``.
+        measure: ``"ps"``, ``"pm"``, ``"log_pm"``, or ``"pm_rank"`` (conformal convention).
         span: epochs the line is fitted to, at least 2. More are calmer and later.
         above, below: the level, in score per epoch; exactly one of them.
     """
@@ -155,7 +160,8 @@ def reason(condition: Condition, value: float, hysteresis: float) -> str:
     assert level is not None
     relation = ">=" if condition.above is not None else "<="
     slack = "" if holds(condition, value, 0.0) else f" within the hysteresis of {hysteresis:g}"
-    return f"{condition} is {value:.4g} {relation} {level:g}{slack}"
+    said = f"{condition} is {value:.4g} {relation} {level:g}{slack}"
+    return f"{said}, {GUARANTEE}" if condition.measure == "pm_rank" else said
 
 
 def slope(values: Sequence[float]) -> float:
@@ -167,7 +173,7 @@ def slope(values: Sequence[float]) -> float:
 
 
 def spoken(measure: str) -> str:
-    return {"ps": "PS", "pm": "PM", "log_pm": "log PM"}[measure]
+    return {"ps": "PS", "pm": "PM", "log_pm": "log PM", "pm_rank": "PM rank"}[measure]
 
 
 def checked_conditions(conditions: Sequence[Condition]) -> tuple[Condition, ...]:

@@ -155,7 +155,8 @@ class FrameTrigger:
             scores: what a :class:`~torch_mapss.MAPSS` returns, of which active frames count; or
                 measure -> frame scores (tensor, array or list of any shape), NaN where undefined.
             bounds: confidence half-widths: what ``MAPSS.bounds`` returns (``tail`` is used), or
-                measure -> half-widths of the same shape. ``"log_pm"`` takes those of ``"pm"``.
+                measure -> half-widths of the same shape. ``"log_pm"`` takes those of ``"pm"``;
+                ``"pm_rank"`` needs none, and all its frames count.
 
         Raises:
             KeyError: a measure that a condition needs is missing.

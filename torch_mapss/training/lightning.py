@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from torch_mapss.bounds.frames import check_confidence
+from torch_mapss.bounds.frames import CONVENTIONS, TAILS, check_confidence
 from torch_mapss.core import checks
 from torch_mapss.metrics.shared_batch import Pooling, Request, batch_of, frame_scores
 from torch_mapss.pipeline.mapss import MAPSS
@@ -37,6 +37,7 @@ _POOLING = {
     "ps": Pooling("separation", "ps"),
     "pm": Pooling("match", "pm"),
     "log_pm": Pooling("match", "log_pm"),
+    "pm_rank": Pooling("match", "pm_rank"),
 }
 
 
@@ -66,6 +67,10 @@ class CurriculumCallback(Callback):
         attributed: (S',) the reference each estimate belongs to; all in order if None.
         pit: ``"si_sdr"`` for outputs in any order, as in the metrics. None: they are in order.
         confidence: of the half-widths that the trigger compares.
+        tail: of the half-widths, ``"concentration"``, the paper's inequalities, or
+            ``"bootstrap"``, which is narrow and holds for PS, and takes longer.
+        bounds_convention: of the half-widths, ``"paper"``, ``"reference"`` or ``"derived"``; that
+            of the scores if None.
         prefix: of the logged names; give two curricula different ones.
 
     Raises:
@@ -89,6 +94,8 @@ class CurriculumCallback(Callback):
         attributed: Sequence[int] | None = None,
         pit: str | None = None,
         confidence: float = 0.95,
+        tail: str = "concentration",
+        bounds_convention: str | None = None,
         prefix: str = "curriculum/",
     ) -> None:
         if not isinstance(trigger, FrameTrigger):
@@ -105,6 +112,10 @@ class CurriculumCallback(Callback):
             self.attributed = checks.whole_numbers(attributed, "attributed")
         self.pit = check_pit(pit, self.attributed)
         self.confidence = confidence
+        self.tail = checks.check_choice(tail, "tail", TAILS)
+        if bounds_convention is not None:
+            checks.check_choice(bounds_convention, "bounds_convention", CONVENTIONS)
+        self.bounds_convention = bounds_convention
         self._mapss = mapss
         self._frames: dict[str, list[Tensor]] = {}
         self._widths: dict[str, list[Tensor]] = {}
@@ -169,7 +180,15 @@ class CurriculumCallback(Callback):
         confidence = None if self.trigger.half_width is None else self.confidence
         for name in self.trigger.measures:
             pooling = _POOLING[name]
-            wanted = Request(pooling.measure, self.attributed, None, confidence, self.pit)
+            wanted = Request(
+                pooling.measure,
+                self.attributed,
+                None,
+                None if name == "pm_rank" else confidence,
+                self.pit,
+                self.tail,
+                self.bounds_convention,
+            )
             with torch.no_grad():
                 scores, bounds = frame_scores(mapss, preds, target, batch_seen, wanted)
             self._frames.setdefault(name, []).append(_scored(pooling, scores))
@@ -231,6 +250,12 @@ class CurriculumCallback(Callback):
                 f"{type(found).__name__}. Set it in the module, or pass mapss= to "
                 "CurriculumCallback."
             )
+        if "pm_rank" in self.trigger.measures and found.settings.convention != "conformal":
+            raise ValueError(
+                "the trigger looks at 'pm_rank', the rank form of the conformal convention, but "
+                f"the MAPSS has convention={found.settings.convention!r}. Make it with "
+                "convention='conformal'."
+            )
         return found
 
 
@@ -246,7 +271,8 @@ def _scored(pooling: Pooling, scores: Any) -> Tensor:
 
 def _by_measure(widths: dict[str, Tensor]) -> dict[str, Tensor]:
     """The trigger asks for half-widths under "ps" and "pm"; log PM goes by those of PM."""
-    return {("ps" if name == "ps" else "pm"): values for name, values in widths.items()}
+    wanted = {name: values for name, values in widths.items() if name != "pm_rank"}
+    return {("ps" if name == "ps" else "pm"): values for name, values in wanted.items()}
 
 
 def _signals(outputs: Any) -> tuple[Tensor, Any, tuple[int, ...] | None]:

@@ -32,7 +32,7 @@ def observed(
     for measure in measures:
         values = _values(scores, measure)
         counted = values.isfinite()
-        if half_width is not None:
+        if half_width is not None and measure != "pm_rank":  # whose guarantee needs none
             counted &= _half_widths(bounds, measure, values) <= half_width  # False for NaN
         found[measure] = values[counted]
     return found
@@ -41,8 +41,14 @@ def observed(
 def _values(scores: Scores | Mapping[str, Any], measure: str) -> Tensor:
     """Frame scores as float64 on the CPU, NaN where undefined."""
     if isinstance(scores, Scores):
-        values = getattr(scores, measure).detach()
-        return torch.where(scores.active, values, torch.nan).double().cpu()
+        values = getattr(scores, measure)
+        if values is None:
+            raise ValueError(
+                f"the scores have no {measure!r}, which a condition of this trigger looks at: the "
+                "rank form is one of the conformal convention. Score with MAPSS(convention="
+                "'conformal')."
+            )
+        return torch.where(scores.active, values.detach(), torch.nan).double().cpu()
     if measure not in scores:
         raise KeyError(
             f"scores lack {measure!r}, which a condition of this trigger looks at; they hold "
@@ -66,6 +72,12 @@ def _half_widths(
         raise ValueError(
             f"half-widths of {of!r} must have the shape of its scores {tuple(like.shape)}, got "
             f"{tuple(widths.shape)}. Take both from the same estimates."
+        )
+    counted = like.isfinite()
+    if bool(counted.any()) and bool(widths[counted].isnan().all()):
+        raise ValueError(
+            f"half_width is set, but the half-widths of {of!r} are NaN: the conformal convention "
+            "states none. Look at 'pm_rank', which needs none, or set half_width=None."
         )
     return widths
 
