@@ -82,24 +82,40 @@ def test_a_closed_pipe_hides_no_failure(folder: Path, tmp_path: Path, unbuffered
 
 
 @BUFFERING
-@pytest.mark.parametrize("arguments", [["--help"], ["encoders"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        *(pytest.param([name], marks=pytest.mark.slow) for name in ("encoders", "--version")),
+    ],
+)
 def test_words_into_a_closed_pipe(arguments: list[str], unbuffered: str) -> None:
     assert into_a_closed_pipe(arguments, PYTHONUNBUFFERED=unbuffered) == (0, "")
 
 
 @BUFFERING
 def test_a_full_disk_is_one_line(folder: Path, tmp_path: Path, unbuffered: str) -> None:
+    out = tmp_path / "o"
+    check_full_disk([*score_of(folder), "--out", str(out)], unbuffered)
+    assert (out / "scores.csv").exists()
+
+
+@BUFFERING
+def test_words_onto_a_full_disk(unbuffered: str) -> None:
+    check_full_disk(["--help"], unbuffered)
+
+
+def check_full_disk(arguments: list[str], unbuffered: str) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full")
-    for arguments in (["--help"], ["encoders"], [*score_of(folder), "--out", str(tmp_path / "o")]):
-        with open("/dev/full", "wb") as full:
-            code, said = started(arguments, full.fileno(), PYTHONUNBUFFERED=unbuffered)
-        assert code == 2
-        (line,) = said.strip().splitlines()
-        assert line.startswith("torch-mapss: error: the output cannot be printed: No space left")
-    assert (tmp_path / "o" / "scores.csv").exists()
+    with open("/dev/full", "wb") as full:
+        code, said = started(arguments, full.fileno(), PYTHONUNBUFFERED=unbuffered)
+    assert code == 2
+    (line,) = said.strip().splitlines()
+    assert line.startswith("torch-mapss: error: the output cannot be printed: No space left")
 
 
+@pytest.mark.slow
 def test_closed_streams_are_no_files_of_ours(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch_mapss", *score_of(folder), "--out", str(tmp_path / "o")]
     shell = " ".join(f"'{word}'" for word in command) + " >&- 2>&-"
