@@ -1,0 +1,98 @@
+"""Long files on the way through evaluate and the command line: one pass, progress, settings."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_mapss import MAPSS, DistortionBank, evaluate
+from torch_mapss.evaluation import console
+from torch_mapss.evaluation.manifest import load_manifest
+from torch_mapss.evaluation.run import run
+
+soundfile = pytest.importorskip("soundfile")
+
+
+def voices(seconds: float) -> torch.Tensor:
+    time = torch.arange(round(16000 * seconds)) / 16000
+    generator = torch.Generator().manual_seed(2)
+    noise = 0.05 * torch.randn(2, len(time), generator=generator)
+    beats = torch.tensor([[1.3], [2.1]])
+    return noise * (0.1 + (torch.sin(2 * math.pi * beats * time) > -0.5))
+
+
+def small(**options: object) -> MAPSS:
+    banks = {
+        "separation_bank": DistortionBank(size=6, without=("pitch", "vibrato")),
+        "match_bank": DistortionBank("match", size=6, without=("pitch", "vibrato")),
+    }
+    return MAPSS("mel", **banks, **options)  # type: ignore[arg-type]
+
+
+def written(folder: Path, name: str, waves: torch.Tensor) -> list[str]:
+    names = [f"{name}{k}.wav" for k in range(len(waves))]
+    for path, wave in zip(names, waves):
+        soundfile.write(folder / path, wave.numpy(), 16000, subtype="FLOAT")
+    return names
+
+
+def test_systems_of_a_long_mixture_share_a_pass_and_fail_alone(tmp_path: Path) -> None:
+    references = voices(3.0)
+    entry = {
+        "mixture_id": "long",
+        "references": written(tmp_path, "s", references),
+        "systems": {
+            "A": written(tmp_path, "a", references + 0.2 * references.flip(0)),
+            "short": written(tmp_path, "x", references[:, :20000]),
+            "B": [written(tmp_path, "b", references.sign() * 0.1)[0], None],
+        },
+    }
+    (tmp_path / "m.json").write_text(json.dumps([entry]))
+    told: list[tuple[int, int]] = []
+    mixtures = load_manifest(tmp_path / "m.json")
+    outcome = run(
+        mixtures,
+        tmp_path / "out",
+        lambda: small(segment=1.2),
+        on_segment=lambda done, count: told.append((done, count)),
+    )
+    assert told == [(1, 3), (2, 3), (3, 3)]  # not once more for the second system
+    assert [item["status"] for item in outcome.items] == ["ok", "failed", "ok"]
+    assert "20000 samples" in outcome.failures[0]
+    whole = run(mixtures, tmp_path / "whole", small)
+    for one, other in zip(outcome.items, whole.items):
+        if one["status"] == "ok":
+            assert one["ps"] == pytest.approx(other["ps"], abs=1e-3)
+            assert one["pm"] == pytest.approx(other["pm"], abs=1e-3)
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())["settings"]
+    assert settings["segment"] == 1.2
+
+
+def test_evaluate_takes_segments_and_tells_of_them() -> None:
+    references = voices(2.0)
+    told: list[tuple[int, int]] = []
+    report = evaluate(
+        estimates=references.flip(0) * 0.2 + references,
+        references=references,
+        mapss=small(segment=1.0),
+        on_segment=lambda *state: told.append(state),
+    )
+    assert told == [(1, 2), (2, 2)]
+    assert report.settings["segment"] == 1.0
+    assert MAPSS("mel", segment="auto").segment == 60
+
+
+def test_the_line_tells_the_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 14.0, 18.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    tell = console.segment_detail()
+    tell(1, 4)
+    assert console._behind() == " (segment 1 of 4)"
+    tell(3, 4)
+    assert console._behind() == " (segment 3 of 4, about 2 s left in this file)"
+    tell(4, 4)
+    assert console._behind() == ""
