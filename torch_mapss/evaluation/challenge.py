@@ -20,7 +20,7 @@ page says how to see to that with what the package writes anyway.
 5. *References of the test set*, as they were before mixing, aligned sample by sample with what is
    to be handed in, and the rate to hand it in at.
 
-**During**: participants run the very command, on the development set::
+**During**: participants run the very command, on the development set:
 
     torch-mapss evaluate manifest.json --encoder facebook/wav2vec2-large-lv60 --out results
     torch-mapss compare results baseline --out comparison
