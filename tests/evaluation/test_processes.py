@@ -205,7 +205,8 @@ def test_a_full_disk_ends_the_run_in_one_line(
     told = capsys.readouterr().err
     assert "scores.csv' cannot be written: No space left on device" in told
     assert told.count("\n") == 1
-    # Not a failure of the mixture: it is scored once there is room.
+    # Not a failure of the mixture: nothing is noted, and it is scored once there is room.
+    assert (tmp_path / "o" / "progress" / "rank-0.jsonl").read_bytes() == b""
     monkeypatch.undo()
     assert cli.main(["evaluate", str(path), "--out", str(tmp_path / "o"), *options]) == 0
     assert frame_store.systems_of(frame_store.path_of(str(tmp_path / "o"), "m0")) == ("one",)
