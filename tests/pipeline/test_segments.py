@@ -276,3 +276,14 @@ def test_segments_are_even_and_cover_all_frames() -> None:
             sizes = [b - a for a, b in spans]
             assert max(sizes) <= most
             assert max(sizes) - min(sizes) <= 1
+
+
+def test_checks_of_embeddings_keep_none_of_them() -> None:
+    mapss = small()
+    notes = clusters.Checks(mapss.encoder)
+    notes.note(torch.randn(5, 40, 80))
+    assert notes.seen[0].untyped_storage().nbytes() == 0
+    notes.read()
+    notes.note(torch.full((2, 40, 80), torch.nan))
+    with pytest.raises(RuntimeError, match=r"\(0, 40, 80\).*NaN"):
+        notes.read()

@@ -140,7 +140,8 @@ class Checks:
         """The embeddings, unchanged."""
         if embeddings.numel():
             self.flags.append(is_usable(embeddings))
-            self.seen.append(embeddings[:0])
+            # For the message: of the same shape, but no view, which would keep all of it alive.
+            self.seen.append(embeddings.new_empty((0, *embeddings.shape[1:])))
         return embeddings
 
     def read(self) -> None:
