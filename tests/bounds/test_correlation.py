@@ -363,3 +363,30 @@ def test_warnings_point_at_the_line_that_asked() -> None:
     with pytest.warns(UserWarning, match="undefined") as found:
         correlation.pearson(torch.ones(3), torch.ones(3))
     assert found[0].filename == __file__
+
+
+def test_the_printed_errors_of_a_correlation_agree_with_their_formulas() -> None:
+    """[eq:pcc_bias], [eq:srcc_bias], [eq:srcc_hw] as the paper prints them, in NumPy alone."""
+    from scipy import stats
+
+    x, m = _uniform(7, seed=1).numpy(), _uniform(7, seed=2).numpy()
+    b, h = _uniform(7, seed=3, top=0.2).numpy(), _uniform(7, seed=4, top=0.3).numpy()
+    given = [torch.from_numpy(v) for v in (x, b, h, m)]
+    found = correlation.correlation_bounds(*given, method="pearson", convention="paper")
+    xc, mc, bc = (v - v.mean() for v in (x, m, b))
+    r = stats.pearsonr(x, m)[0]
+    gradient = mc / np.linalg.norm(xc) / np.linalg.norm(mc) - r * xc / (xc @ xc)
+    radius = np.linalg.norm(gradient) * np.linalg.norm(bc)
+    assert found.radius.item() == pytest.approx(radius, rel=1e-12)
+    assert found.half_width.item() == pytest.approx(np.linalg.norm(gradient * h), rel=1e-12)
+    found = correlation.correlation_bounds(*given, method="spearman", convention="paper")
+    rho = stats.spearmanr(x, m)[0]
+    moved = [abs(stats.spearmanr(x + sign * b, m)[0] - rho) for sign in (1, -1)]
+    assert found.radius.item() == pytest.approx(max(moved), abs=1e-12)
+    rng = np.random.default_rng(0)
+    jittered = x + rng.normal(size=(10_000, 7)) * h / stats.norm.ppf(0.975)
+    ranks = stats.rankdata(jittered, axis=1)
+    change = [abs(np.corrcoef(line, stats.rankdata(m))[0, 1] - rho) for line in ranks]
+    assert found.half_width.item() == pytest.approx(np.quantile(change, 0.975), rel=0.05)
+    with pytest.raises(ValueError, match="convention"):
+        correlation.correlation_bounds(*given, convention="printed")
