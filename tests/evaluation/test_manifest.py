@@ -71,6 +71,17 @@ def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def as_many_threads() -> dict[str, str]:
+    """A subprocess on as many threads as this process: their number changes last digits."""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    env = environment()
+    if threads is None:
+        del env["OMP_NUM_THREADS"]
+    else:
+        env["OMP_NUM_THREADS"] = threads
+    return env
+
+
 def same_tables(one: Path, other: Path) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in TABLES)
 
@@ -456,7 +467,7 @@ def test_a_kill_loses_nothing_that_was_finished(tmp_path: Path) -> None:
     arguments = ["evaluate", str(path), "--out", str(out), *QUICK]
     process = subprocess.Popen(
         [sys.executable, "-m", "torch_mapss", *arguments],
-        env=environment(),
+        env=as_many_threads(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
