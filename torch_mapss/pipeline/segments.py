@@ -247,10 +247,12 @@ def _score_block(
                 rest=work.rest,
                 chunk_bytes=budget.frames,
             )
+            del clouds
             for name, value in zip(work.names[place], values):
                 whole = value.new_zeros(len(share), *value.shape[1:])
                 whole[usable.nonzero().squeeze(-1)] = value
                 results[k][name] = whole
+        del references, distortions  # before those of the other measure are made
     for job, share, found, usable in zip(jobs, shares, results, fine):
         if len(share):
             _put(group, job, share, found, usable)
