@@ -208,6 +208,9 @@ def test_errors_are_one_line(
         (files, ("--bounds", "--confidence", "1.5"), "confidence"),
         (files, ("--layer", "3"), "layer"),
         (files, ("--threads", "0"), "--threads must be at least 1"),
+        (files, ("--sample-frames", "0"), "sample_frames must be at least 1, got 0"),
+        (files, ("--tail", "bootstrap"), "--tail says how bounds are made"),
+        (files, ("--bounds-convention", "derived"), "--bounds-convention says how bounds"),
     ]
     for given, flags, message in cases:
         assert score(given, *flags) == 2

@@ -156,6 +156,14 @@ def test_a_system_without_a_score_has_no_group() -> None:
     assert "none" in found.summary()
 
 
+def test_without_any_score_the_reason_is_said() -> None:
+    found = compare_items(items({"one": [math.nan] * 3, "none": [math.nan] * 3}))
+    assert "No mixture has a score" in found.summary()
+    assert "no p below" not in found.summary()  # it is not for want of mixtures
+    single = compare_items(items({"one": [0.1], "two": [0.2]}))
+    assert "with 1 mixture and 2 systems" in single.summary()
+
+
 def test_one_system_alone_is_ranked() -> None:
     found = compare_items(items({"one": [0.1, 0.2, 0.4]}))
     assert found.table() == []

@@ -137,6 +137,24 @@ def test_the_command_lists_and_writes(
     assert (both[:, 0] == left).all()
 
 
+def test_what_is_not_there_is_said(
+    folder: Path, results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="systems must be of 'good', 'bad', got 'god'"):
+        worst_segments(results, 1, systems=["bad", "god"])
+    with pytest.raises(ValueError, match="mixtures must be of 'm0', got 'm1'"):
+        worst_segments(results, 1, mixtures=["m1"])
+    manifest = load_manifest(folder.parent / "manifest.json")
+    soundfile.write(tmp_path / "still.wav", np.zeros(3 * RATE), RATE)
+    still = manifest[0]._replace(references=(str(tmp_path / "still.wav"),) * 2)
+    with pytest.warns(UserWarning, match="no frame in which two sources"):
+        run([still], tmp_path / "out", small_mapss)
+    assert cli.main(["worst", str(tmp_path / "out"), "--wav", str(tmp_path / "wav")]) == 0
+    out = capsys.readouterr().out
+    assert "No estimate has enough scored frames" in out
+    assert "`reason` of scores.csv" in out
+
+
 def test_sampled_frames_stand_alone(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,7 +79,9 @@ class Comparison:
             lines.append(
                 f"Intervals over fewer than {statistics.FEW} mixtures are approximate: too narrow."
             )
-        if any(TOO_SMALL in row["note"] for row in rows):
+        if not any(counts):
+            lines.append("No mixture has a score: scores.csv says why, in `status` and `reason`.")
+        elif any(TOO_SMALL in row["note"] for row in rows):
             lines.append(self._too_small(max(counts)))
         if len(set(counts)) > 1:
             lines.append(
@@ -96,9 +98,10 @@ class Comparison:
         systems = len(self.scores.systems)
         pairs = systems * (systems - 1) // 2
         least = statistics.least_holm_p(count, pairs)
+        given = f"{_counted(count, 'mixture')} and {_counted(systems, 'system')}"
         return (
-            f"{TOO_SMALL}: with {count} mixtures and {systems} systems no p below {least:.2g} can "
-            f"come out, whatever the scores, and the level is {self.alpha:g}."
+            f"{TOO_SMALL}: with {given} no p below {least:.2g} can come out, whatever the scores, "
+            f"and the level is {self.alpha:g}."
         )
 
     def plot(self, measure: str = "ps", *, figure: Figure | None = None) -> Figure:
@@ -157,6 +160,10 @@ class Comparison:
             for suffix in (".png", ".svg"):
                 written.append(save_figure(figure, os.path.join(folder, name + suffix)))
         return tuple(written)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _interval(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -197,6 +197,8 @@ class Request(NamedTuple):
         if self.bounds_convention is not None:
             checks.check_choice(self.bounds_convention, "bounds_convention", CONVENTIONS)
         checks.check_choice(self.tail, "tail", TAILS)
+        if self.sample_frames is not None:
+            checks.check_whole(self.sample_frames, "sample_frames", 1)
         return self
 
 

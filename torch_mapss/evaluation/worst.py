@@ -68,7 +68,7 @@ def worst_segments(
         Up to ``count`` for every measure, measure after measure.
 
     Raises:
-        ValueError: another measure, or a count below 1.
+        ValueError: another measure, mixture or system, or a count below 1.
     """
     known = ("ps", "pm", "log_pm", "foreign_distance")
     unknown = [name for name in measures if name not in known]
@@ -76,6 +76,8 @@ def worst_segments(
         raise ValueError(f"measures must be of {', '.join(known)}, got {unknown[0]!r}.")
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}.")
+    _check_known(mixtures, "mixtures", results.mixtures)
+    _check_known(systems, "systems", results.systems)
     lowest: dict[str, list[Segment]] = {name: [] for name in measures}
     for mixture in results.mixtures if mixtures is None else mixtures:
         frames = results.frames(mixture)
@@ -92,6 +94,13 @@ def worst_segments(
                 # Merged as they come, so that a large set needs no more memory than its answer.
                 lowest[name] = heapq.nsmallest(count, [*lowest[name], *own], key=_order)
     return [segment for name in measures for segment in lowest[name]]
+
+
+def _check_known(wanted: Sequence[str] | None, name: str, there: Sequence[str]) -> None:
+    for one in wanted or ():
+        if one not in there:
+            known = ", ".join(map(repr, there[:20])) + (", ..." if len(there) > 20 else "")
+            raise ValueError(f"{name} must be of {known}, got {one!r}.")
 
 
 def _order(segment: Segment) -> tuple[Any, ...]:

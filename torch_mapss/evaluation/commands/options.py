@@ -346,9 +346,20 @@ def bank_of(args: argparse.Namespace, kind: str) -> DistortionBank:
 
 
 def request_of(args: argparse.Namespace) -> Request:
-    """What the options want computed."""
+    """What the options want computed.
+
+    Raises:
+        ValueError: a setting that is none, or one of bounds where no bounds are asked for.
+    """
     from torch_mapss.evaluation.scorer import Request
 
+    if not args.bounds:
+        named = {
+            "--tail": args.tail != "concentration",
+            "--bounds-convention": args.bounds_convention is not None,
+        }
+        for flag in (flag for flag, given in named.items() if given):
+            raise ValueError(f"{flag} says how bounds are made, and none are: add --bounds.")
     return Request(
         permute=args.permute,
         trim=args.trim,

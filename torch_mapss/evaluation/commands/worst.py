@@ -61,7 +61,12 @@ def run(args: argparse.Namespace) -> int:
         write_segments(results, segments, args.wav, stereo=args.stereo)
     if not args.quiet:
         console.say(files.text_table(*listed(segments), left=4))
-        if results.sampled:
+        if not segments:
+            console.say(
+                "\nNo estimate has enough scored frames to make a segment of: see the columns "
+                "`status` and `reason` of scores.csv in the results."
+            )
+        elif results.sampled:
             console.say("\nFrames were sampled: these are single frames, which have no neighbours.")
     say_written([args.wav] if args.wav is not None else [], args.quiet)
     return OK
