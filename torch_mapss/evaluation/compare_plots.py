@@ -80,6 +80,7 @@ def _draw_box(ax: Axes, place: int, values: Any, row: Any) -> None:
 
 def scatter(comparison: Comparison, *, figure: Figure | None = None) -> Figure:
     """PS against log PM: small, the mixtures; large, the systems' means with their intervals."""
+    # One drawing, from top to bottom.
     figure = plots.new_figure(6.4, 4.4) if figure is None else figure
     ax = figure.add_subplot()
     scores = comparison.scores

@@ -119,6 +119,7 @@ def evaluate(
         UserWarning: what makes the scores mean something else than a reader thinks, as a silent
             estimate or a delay, see :attr:`Report.findings`.
     """
+    # Long for its signature; below it stands one call per stage.
     if sample_rate is not None:
         sample_rate = checks.check_whole(sample_rate, "sample_rate", 1)
     request = Request(

@@ -140,6 +140,7 @@ class MAPSS(nn.Module):
         local_files_only: bool = False,
         cache_dir: str | None = None,
     ) -> None:
+        # As long as its arguments are many: each is checked and kept once.
         super().__init__()
         self.settings = map_settings(
             alpha, time, energy, convention, max_dimension, MATCH_CONVENTIONS, eigh

@@ -223,6 +223,7 @@ def _score_block(
     budget: Budget,
 ) -> None:
     """Score some frames of a stretch, for all jobs that want them."""
+    # Whole, because every line needs what the block holds, and frees it at once.
     frames = frames.to(group.waveforms.device)
     shares = [frames[torch.isin(frames, job.frames)] for job in jobs]
     results: list[dict[str, Tensor]] = [{} for _ in jobs]

@@ -11,6 +11,7 @@ from torch_mapss.evaluation.commands.options import OK, add_manners, make_parser
 
 
 def add_parser(commands: Any) -> None:
+    # A list of options, which reads best whole.
     listen = make_parser(
         commands,
         "listen",
