@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from torch_mapss import distortions as D
+from torch_mapss.core.fourier import fast_length
 from torch_mapss.distortions import Distortion, DistortionBank
-from torch_mapss.distortions.signal import fast_length
 from torch_mapss.distortions.traits import Traits, cumulative_energy, percentile, spectral_peaks
 
 RATE = 16000

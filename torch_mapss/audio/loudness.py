@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.audio.waveforms import SILENCE_PEAK, check_levels, check_rate, with_samples
+from torch_mapss.core.fourier import fast_length
 
 # ---------------------------------------------------------------------------------------------
 # Loudness: ITU-R BS.1770-4, one channel
@@ -91,12 +92,10 @@ def _k_weight(wave: Tensor, sample_rate: int) -> Tensor:
     autograd. Sampling the response on a grid of n points folds the impulse response at n; with
     n >= T + decay the fold reaches the T samples kept only with what is left after the decay.
     """
-    from scipy.fft import next_fast_len
-
     if wave.numel() == 0:
         return wave  # an empty batch, which not every FFT takes
     samples = wave.shape[-1]
-    length = int(next_fast_len(samples + math.ceil(_DECAY * sample_rate), real=True))
+    length = fast_length(samples + math.ceil(_DECAY * sample_rate))
     spectrum = torch.fft.rfft(wave, n=length)
     response = _kept_k_response(sample_rate, length, spectrum.dtype, spectrum.device)
     return torch.fft.irfft(spectrum * response, n=length)[..., :samples]

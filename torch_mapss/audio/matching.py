@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_mapss.audio.loudness import check_samples, unit_peak
 from torch_mapss.audio.waveforms import from_integers, with_samples
 from torch_mapss.core.devices import wide
+from torch_mapss.core.fourier import fast_length
 
 # ---------------------------------------------------------------------------------------------
 # Estimates and references
@@ -261,11 +262,9 @@ def _cross_correlation(e: Tensor, s: Tensor, limit: int) -> Tensor:
     n >= B + 2 limit points the product conj(S_b) E_b is their correlation at lags 0 ... 2 limit,
     unwrapped; spectra of all pieces are added before the one transform back.
     """
-    from scipy.fft import next_fast_len
-
     samples = s.shape[-1]
     piece = min(max(_PIECE, 4 * limit), samples)
-    length = int(next_fast_len(piece + 2 * limit, real=True))
+    length = fast_length(piece + 2 * limit)
     around = torch.nn.functional.pad(e, (limit, limit))
     total = torch.zeros((), dtype=e.dtype, device=e.device)
     for start in range(0, samples, piece):

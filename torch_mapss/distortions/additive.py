@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_mapss.core.fourier import fast_length
 from torch_mapss.distortions.records import Distortion
-from torch_mapss.distortions.signal import beside, clock, fast_length, root_mean_square
+from torch_mapss.distortions.signal import beside, clock, root_mean_square
 from torch_mapss.distortions.traits import HIGHEST, Scaled
 
 LOWEST_NOISE = 20.0

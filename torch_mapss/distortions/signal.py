@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+from torch_mapss.core.fourier import fast_length
 
 PADDING = 0.2
 """Seconds of zeros before a zero-phase response is applied: its two sides get 0.1 s each."""
@@ -16,14 +16,6 @@ PADDING = 0.2
 def samples(seconds: float, sample_rate: int) -> int:
     """Number of samples nearest to a duration, at least one."""
     return max(1, round(seconds * sample_rate))
-
-
-@lru_cache(maxsize=1024)
-def fast_length(minimum: int) -> int:
-    """Smallest even 2^a 3^b 5^c that is at least `minimum`: FFTs of such lengths are fast."""
-    half = max(1, -(-minimum // 2))
-    odd_parts = (3**b * 5**c for b in range(21) for c in range(14))
-    return 2 * min(odd * 2 ** max(0, math.ceil(math.log2(half / odd))) for odd in odd_parts)
 
 
 def frequencies(length: int, sample_rate: int, like: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core.devices import wide
-from torch_mapss.distortions.signal import fast_length, frequencies, root_mean_square
+from torch_mapss.core.fourier import fast_length
+from torch_mapss.distortions.signal import frequencies, root_mean_square
 
 NOTCHES = 20  # number of notches, "<= 20"
 LOWEST_PEAK = 80.0  # operating band, 80 Hz to 0.45 f_s
