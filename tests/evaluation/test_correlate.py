@@ -240,6 +240,7 @@ def test_tables_of_ratings_are_read_and_refused(tmp_path):
         ("item,system,mos\nx,A,3\n", None, r"lacks the column\(s\) mean_rating, track"),
         ("track,system,mean_rating\nx,A,good\n", None, r"line 2: mean_rating must be a number"),
         ("track,system,mean_rating\n", None, "holds no rating"),
+        ("", None, "is empty. It should be a CSV table"),
         ("track,system,mean_rating\nx,A,1\n", {"trck": "a"}, "columns must be of"),
         ("track,system,mean_rating\nx,A,1\n", {"scenario": "z"}, r"lacks the column\(s\) z"),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,21 @@ def test_what_is_not_there_is_said(
     out = capsys.readouterr().out
     assert "No estimate has enough scored frames" in out
     assert "`reason` of scores.csv" in out
+
+
+def test_audio_that_was_moved(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder.parent, tmp_path / "set")
+    command = ["worst", str(folder), "--n", "1", "--wav", str(tmp_path / "wav")]
+    truth = folder.parent / "m0"
+    truth.rename(folder.parent / "moved")
+    try:
+        assert cli.main(command) == 2
+        assert "moved since it was scored, say where with --audio-root" in capsys.readouterr().err
+        assert cli.main([*command, "--audio-root", str(tmp_path / "set")]) == 0
+    finally:
+        (folder.parent / "moved").rename(truth)
 
 
 def test_sampled_frames_stand_alone(

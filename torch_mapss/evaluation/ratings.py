@@ -69,6 +69,8 @@ def load_ratings(path: str | os.PathLike[str], columns: Mapping[str, str] | None
             lines = list(reader)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{shown!r} cannot be read as a table of ratings: {error}") from None
+    if not header:
+        raise ValueError(f"{shown!r} is empty. It should be a CSV table, a line per rating.")
     asked = {*_NEEDED, *(columns or {})}
     missing = sorted(names[name] for name in asked if names[name] not in header)
     if missing:

@@ -373,6 +373,23 @@ def request_of(args: argparse.Namespace) -> Request:
 
 
 @contextmanager
+def audio_where_it_was(root: str | None) -> Iterator[None]:
+    """Tell of ``--audio-root``, where it was not given and an audio file is gone.
+
+    Raises:
+        FileNotFoundError: the one raised meanwhile, with that way out.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        if root is not None:
+            raise
+        raise FileNotFoundError(
+            f"{error} If the audio was moved since it was scored, say where with --audio-root DIR."
+        ) from None
+
+
+@contextmanager
 def threads(count: int | None) -> Iterator[None]:
     """Let torch use ``count`` threads of the CPU for a while; its own choice if None.
 

@@ -6,7 +6,13 @@ import argparse
 from typing import Any
 
 from torch_mapss.evaluation import console, files
-from torch_mapss.evaluation.commands.options import OK, add_manners, make_parser, say_written
+from torch_mapss.evaluation.commands.options import (
+    OK,
+    add_manners,
+    audio_where_it_was,
+    make_parser,
+    say_written,
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -58,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     results = load_results(args.results, args.audio_root)
     segments = worst_segments(results, args.n, args.measures, systems=args.systems)
     if args.wav is not None:
-        write_segments(results, segments, args.wav, stereo=args.stereo)
+        with audio_where_it_was(args.audio_root):
+            write_segments(results, segments, args.wav, stereo=args.stereo)
     if not args.quiet:
         console.say(files.text_table(*listed(segments), left=4))
         if not segments:
