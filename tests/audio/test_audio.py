@@ -642,6 +642,7 @@ def test_samples_that_are_not_finite(tmp_path: Path, bad: float) -> None:
         audio.load_audio(tmp_path / "bad.wav")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="locales of POSIX")
 def test_names_outside_ascii_in_the_c_locale_and_a_light_import(tmp_path: Path) -> None:
     path = tmp_path / "Größe 音.wav"

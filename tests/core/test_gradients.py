@@ -246,6 +246,7 @@ def hard_frames(count, seed):
     return outputs * scale, references * scale, distortions * scale.unsqueeze(-1)
 
 
+@pytest.mark.slow
 def test_gradients_are_finite_in_ten_thousand_hard_frames():
     embeddings = hard_frames(10_000, 0)
     for name, measure in MEASURES.items():

@@ -360,6 +360,7 @@ def check_named_results(out: Path, estimates: list[str]) -> None:
     assert (out / "scores.png").exists()
 
 
+@pytest.mark.slow
 def test_names_survive_the_c_locale(tmp_path: Path) -> None:
     references, estimates = named_files(tmp_path)
     out = tmp_path / "ergebnis_ü"
@@ -373,6 +374,7 @@ def test_names_survive_the_c_locale(tmp_path: Path) -> None:
     check_named_results(out, estimates)
 
 
+@pytest.mark.slow
 def test_names_survive_where_file_names_are_bytes(tmp_path: Path) -> None:
     references, estimates = named_files(tmp_path)
     manifest = write_manifest(tmp_path / "größer", 1, ("système",))
@@ -439,6 +441,7 @@ def test_a_missing_progress_bar_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 # ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_closed_streams_are_no_failure(files: tuple[list[str], list[str]]) -> None:
     references, estimates = files
     arguments = ["score", "--references", *references, "--estimates", *estimates, *QUICK]

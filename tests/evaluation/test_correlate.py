@@ -448,6 +448,7 @@ def test_results_that_are_none_are_refused(files, tmp_path):
             correlate(files[0], ratings, **settings)
 
 
+@pytest.mark.slow
 def test_the_command(files, tmp_path):
     results, ratings = files
     arguments = ["correlate", str(results), str(ratings), "--out", str(tmp_path / "c")]

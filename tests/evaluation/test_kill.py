@@ -66,6 +66,7 @@ def killed(manifest: Path, out: Path, rows: int, pause: float) -> bool:
     return process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_kills_at_random_moments_change_nothing(tmp_path: Path, kills: int) -> None:
     chance = random.Random(kills)

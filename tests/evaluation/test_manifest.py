@@ -459,6 +459,7 @@ def test_two_runs_do_not_write_to_one_folder(corpus: Path, tmp_path: Path) -> No
         run(corpus, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_kill_loses_nothing_that_was_finished(tmp_path: Path) -> None:
     path = write_manifest(tmp_path / "set", 10, ("sys",))
     whole = (tmp_path / "set" / "m8" / "sys" / "a.wav").read_bytes()

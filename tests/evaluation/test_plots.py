@@ -163,6 +163,7 @@ def test_a_given_figure_is_filled(report: Report) -> None:
     assert len(figure.axes) == 5
 
 
+@pytest.mark.slow
 def test_nothing_global_changes_and_no_display_is_needed(tmp_path: Path) -> None:
     code = (
         "import sys, torch, matplotlib\n"

@@ -59,6 +59,7 @@ def into_a_closed_pipe(arguments: list[str], **env: str) -> tuple[int, str]:
 BUFFERING = pytest.mark.parametrize("unbuffered", ["1", pytest.param("", marks=pytest.mark.slow)])
 
 
+@pytest.mark.slow
 @BUFFERING
 def test_a_closed_pipe_loses_no_file(folder: Path, tmp_path: Path, unbuffered: str) -> None:
     out = tmp_path / "o"
@@ -69,6 +70,7 @@ def test_a_closed_pipe_loses_no_file(folder: Path, tmp_path: Path, unbuffered: s
     assert {"scores.csv", "ps.csv", "pm.csv", "report.json", "scores.png"} <= names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
 def test_a_closed_pipe_hides_no_failure(folder: Path, tmp_path: Path, unbuffered: str) -> None:
     arguments = ["evaluate", str(folder / "set" / "manifest.json"), *QUICK]
@@ -93,6 +95,7 @@ def test_words_into_a_closed_pipe(arguments: list[str], unbuffered: str) -> None
     assert into_a_closed_pipe(arguments, PYTHONUNBUFFERED=unbuffered) == (0, "")
 
 
+@pytest.mark.slow
 @BUFFERING
 def test_a_full_disk_is_one_line(folder: Path, tmp_path: Path, unbuffered: str) -> None:
     out = tmp_path / "o"

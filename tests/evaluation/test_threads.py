@@ -40,6 +40,7 @@ def test_once_torch_is_there_nothing_is_set(before_torch: pytest.MonkeyPatch) ->
     assert "OMP_WAIT_POLICY" not in os.environ
 
 
+@pytest.mark.slow
 def test_the_command_line_sets_it_before_torch_loads() -> None:
     code = (
         "import sys\n"

@@ -186,6 +186,7 @@ def test_a_file_where_the_folder_should_be(tmp_path, capsys, action):
     assert taken.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_names_of_any_language_in_the_c_locale(tmp_path, pair):
     folder = tmp_path / "réf 音源"
     names = ["größe.wav", "声.wav"]
@@ -233,6 +234,7 @@ for name, code in parts.items():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "parts"),
     [

@@ -166,6 +166,7 @@ def test_the_default_value_is_a_scalar_for_loggers(mapss, metric_class, items):
     assert "log_dict" in (PerceptualSeparation.__doc__ or "")
 
 
+@pytest.mark.slow
 @each_metric
 def test_states_neither_grow_nor_hold_graphs(mapss, metric_class, items):
     metric = metric_class(mapss)

@@ -123,6 +123,7 @@ def single() -> MetricCollection:
         return accumulated([list(range(ITEMS))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("split", SPLITS)
 def test_two_processes_equal_one(found, single, split, rank):

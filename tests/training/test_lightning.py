@@ -235,6 +235,7 @@ SIZES = {"members": 6, "items": 4, "batch": 2, "seconds": 0.4, "level": 0, "pati
 SMALL = [text for name, value in SIZES.items() for text in (f"--{name}", str(value))]
 
 
+@pytest.mark.slow
 def test_recipe_logs_fires_and_resumes(tmp_path):
     module = recipe()
     trainer = module.main([*SMALL, "--epochs", "2", "--out", str(tmp_path / "a")])

@@ -91,6 +91,7 @@ def found() -> dict[int, Any]:
     return reports
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRAPS)
 @pytest.mark.parametrize("name", BATCHES)
 def test_two_processes_average_their_gradients(found, kind, name):
