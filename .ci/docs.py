@@ -39,7 +39,13 @@ def pages() -> list[str]:
     """The package, which brings its wings, and every public room of theirs."""
     found = pkgutil.walk_packages(torch_mapss.__path__, "torch_mapss.")
     rooms = [module.name for module in found if module.name.count(".") == 2]
-    return ["torch_mapss", *(name for name in rooms if "._" not in name)]
+    return ["torch_mapss", *(name for name in rooms if "._" not in name and not is_handed_on(name))]
+
+
+def is_handed_on(room: str) -> bool:
+    """Whether a wing has a public name like the room's: pdoc then makes its page by itself."""
+    wing, _, name = room.rpartition(".")
+    return name in getattr(importlib.import_module(wing), "__all__", ())
 
 
 def with_formulas(text: str) -> str:
