@@ -6,6 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import torch_mapss
 from torch_mapss.core import devices
 
+_PACKAGE = str(Path(torch_mapss.__file__).parent)
 # Operators whose result, or whose size, the host has to know before it goes on.
 _READS = {
     *("_local_scalar_dense", "nonzero", "bincount", "equal", "is_nonzero", "masked_select"),
@@ -58,7 +61,7 @@ def _is_mask(index: Tensor | None) -> bool:
 
 
 def _line() -> str:
-    ours = [frame for frame in traceback.extract_stack() if "torch_mapss" in frame.filename]
+    ours = [frame for frame in traceback.extract_stack() if frame.filename.startswith(_PACKAGE)]
     if not ours:
         return "outside"
     return f"{ours[-1].filename}:{ours[-1].lineno} of {ours[-1].name}"

@@ -927,7 +927,9 @@ def test_permutation_invariant_training(function):
             swapped, target, bound, mode="permutation-wise"
         )
         assert order.tolist() == [[1, 0], [0, 1], [1, 0]]
-        torch.testing.assert_close(value, function(preds, target, scorer, **options))
+        expected = function(preds, target, scorer, **options)
+        # log PM lies in the millions here: float32 waveforms in another order of a batch move it.
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
         metric = PermutationInvariantTraining(bound, mode="permutation-wise")
         torch.testing.assert_close(metric(swapped, target), value.mean())
         values.append(value)
