@@ -86,6 +86,20 @@ def same_tables(one: Path, other: Path) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in TABLES)
 
 
+def alike_tables(one: Path, other: Path) -> bool:
+    """As `same_tables`, up to the last digits that the number of threads changes."""
+    for name in TABLES:
+        rows, others = rows_of(one / name), rows_of(other / name)
+        assert len(rows) == len(others)
+        for row, expected in zip(rows, others):
+            assert row.keys() == expected.keys()
+            for column, text in row.items():
+                assert text == expected[column] or float(text) == pytest.approx(
+                    float(expected[column]), rel=1e-5, abs=1e-9
+                ), (name, column)
+    return True
+
+
 # ------------------------------------------------------------------------------------------------
 # Scores and means
 # ------------------------------------------------------------------------------------------------
@@ -519,12 +533,12 @@ def test_ranks_share_the_work_and_write_one_table(
     done = torchrun(corpus, tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Written to") == 1
-    assert same_tables(tmp_path / "out", undisturbed)
+    assert alike_tables(tmp_path / "out", undisturbed)
     logs = sorted((tmp_path / "out" / "progress").iterdir())
     assert [log.read_bytes().count(b"\n") for log in logs] == [4, 2]
     # Goes on in one process, with nothing left to do.
     assert evaluate_command(corpus, tmp_path / "out", "--quiet") == 0
-    assert same_tables(tmp_path / "out", undisturbed)
+    assert alike_tables(tmp_path / "out", undisturbed)
 
 
 @pytest.mark.slow
