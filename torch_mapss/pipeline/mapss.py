@@ -74,9 +74,9 @@ class MAPSS(nn.Module):
             maps are then those of the paper convention.
         loudness: target of the normalisation of every waveform, in LUFS.
         activity: a source is active where its RMS exceeds this share of its RMS over all samples.
-        check_finite: look for NaN and infinite samples and refuse them. Without, such a source is
-            left out with its frames; a training step on an accelerator then waits for the device
-            twice instead of four times.
+        check_finite: look for NaN and infinite samples and refuse them. Without, the mixture
+            of such a source is left out, undefined; a training step on an accelerator then waits
+            for the device twice instead of four times.
         segment: seconds. Longer clips are distorted, encoded and scored in segments of at most so
             much, in memory that does not grow with them; gradients are then not to be had. Encoders
             whose frames see no further than their receptive field (``"mel"``, ``"waveform"``) give
