@@ -21,6 +21,12 @@ PS and PM are trained against small banks (``--bank-size``), which are cheap, an
 whole ones: a small bank is another measure, and only whole ones give numbers to compare. The
 curriculum's trigger looks at what it trains on, so its levels belong to the small banks.
 
+``--convention``, ``--leakage`` and ``--mode`` choose the PM of the loss. Leakage members hold the
+other source of a mixture and so belong to it: the pool then gives its pairs as they were drawn, and
+more of them are wanted (``--pool 128``). ``--pairs`` does so in any case, so that runs with and
+without such members train on equal mixtures. Other modes have other slopes: give the PM term a
+weight with ``--match`` (``benchmarks/training_losses.py`` measures them).
+
 Progress is printed every ``--tell-every`` seconds, and after the first test what to expect: how
 long all runs take, and how to read the measures. Writes into ``--out``: ``log.csv`` (and
 TensorBoard events where tensorboard is installed), a table of held-out results after equal steps,
@@ -54,7 +60,10 @@ LOSSES = {
     "pm": {"separation": 0.0, "match": 0.1},
     "both": {"separation": 1.0, "match": 0.1},
 }
-MEASURES = ("si_sdr", "si_sdr_gain", "stoi", "ps", "pm", "log_pm")
+# Held-out results. PS, PM and log PM are those of the paper convention, whatever the loss has.
+MEASURES = ("si_sdr", "si_sdr_gain", "si_sir", "si_sar", "stoi")
+MEASURES += ("ps", "pm", "log_pm", "pm_conformal", "pm_rank")
+CLAMP = 60.0  # dB; a mixture has no artefact, and so an infinite SI-SAR
 
 
 # ------------------------------------------------------------------------------------------------
@@ -161,6 +170,9 @@ class Batch(NamedTuple):
 class Pool:
     """Segments in two slots, some renewed now and then, mixed at random across the slots.
 
+    Or not mixed (``--pairs``, ``--leakage``): the pairs stay as they were drawn, as a bank with
+    leakage members asks for (``bank.mixes``).
+
     Equal seeds give equal batches, with and without preparation; ``cache`` may be handed from run
     to run of one seed, so that each segment is prepared once. With a target the first slot is
     always the target's; without one, a draw of two segments of one talker is drawn again.
@@ -176,6 +188,7 @@ class Pool:
     ) -> None:
         self.voices, self.mapss, self.cache = voices, mapss, cache
         self.options, self.samples = options, round(options.seconds * RATE)
+        self.whole = options.pairs or options.leakage > 0
         self.generator = torch.Generator("cpu").manual_seed(seed)
         self.pairs: list[Pair] = []
         self.names: list[int] = []  # which draw each pair was
@@ -207,6 +220,8 @@ class Pool:
         """Places of a first and a second source, of two talkers."""
         while True:
             i, j = torch.randint(len(self.pairs), (2,), generator=self.generator).tolist()
+            if self.whole:
+                return i, i
             if self.pairs[i].talkers[0] != self.pairs[j].talkers[1]:
                 return i, j
 
@@ -301,8 +316,9 @@ def make_loss(
 
         return plain
     pit = "si_sdr" if options.target is None else None
-    settings = {"si_sdr": 0.1, "pit": pit, "frames": options.frames}
-    module = MAPSSLoss(mapss, **LOSSES[name], **settings)
+    settings = {"si_sdr": 0.1, "pit": pit, "frames": options.frames, "match_mode": options.mode}
+    weights = LOSSES[name] | ({"match": options.match} if LOSSES[name]["match"] else {})
+    module = MAPSSLoss(mapss, **weights, **settings)
     return lambda estimates, batch: module(estimates, batch.bank)
 
 
@@ -328,6 +344,8 @@ class HeldOut:
         self.mixtures = self.references.sum(1)
         self.mapss, self.frames, self.target = mapss, options.test_frames, options.target
         self.bank = mapss.prepare(self.references)
+        # A bank serves all conventions: the distortions are the same.
+        self.conformal = MAPSS(mapss.encoder, convention="conformal")
 
     @torch.no_grad()
     def results(self, separate: Callable[[Tensor], Tensor]) -> dict[str, float]:
@@ -336,9 +354,24 @@ class HeldOut:
         pooled = self.mapss(estimates, self.bank, frames=self.frames).utterance()
         reached = audio.si_sdr(estimates, self.references)
         start = audio.si_sdr(self.mixtures.unsqueeze(1).expand_as(estimates), self.references)
+        interference, artefacts = self._sir_sar(estimates)
         values = {"si_sdr": reached, "si_sdr_gain": reached - start, "stoi": self._stoi(estimates)}
+        values |= {"si_sir": interference, "si_sar": artefacts}
         values |= {"ps": pooled.ps, "pm": pooled.pm, "log_pm": pooled.log_pm}
-        return {name: float(value.nanmean()) for name, value in values.items()}
+        settings = {"frames": self.frames, "measures": "match"}
+        pooled = self.conformal(estimates, self.bank, **settings).utterance()
+        values |= {"pm_conformal": pooled.pm, "pm_rank": pooled.pm_rank}
+        return {name: float(values[name].nanmean()) for name in MEASURES}
+
+    def _sir_sar(self, estimates: Tensor) -> tuple[Tensor, Tensor]:
+        """Interference and artefacts apart [dB], NaN without the fast_bss_eval package."""
+        try:
+            from fast_bss_eval import si_bss_eval_sources
+        except ImportError:
+            return (torch.tensor(float("nan")),) * 2
+        settings = {"compute_permutation": False, "clamp_db": CLAMP}
+        _, sir, sar = si_bss_eval_sources(self.references, estimates, **settings)
+        return sir, sar
 
     def _stoi(self, estimates: Tensor) -> Tensor:
         """Short-time objective intelligibility, NaN without the pystoi package."""
@@ -424,12 +457,12 @@ def plot_curves(rows: Sequence[dict[str, Any]], path: Path) -> None:
     except ImportError:
         print("no learning curves: pip install matplotlib")
         return
-    figure = Figure(figsize=(11, 6), layout="constrained")
+    figure = Figure(figsize=(15, 6), layout="constrained")
     FigureCanvasAgg(figure)
-    for axis, measure in zip(figure.subplots(2, 3).flat, MEASURES):
+    for axis, measure in zip(figure.subplots(2, 5).flat, MEASURES):
         for place, loss in enumerate(dict.fromkeys(row["loss"] for row in rows)):
             _plot_loss(axis, [r for r in rows if r["loss"] == loss], measure, place)
-        axis.set_title(measure + (" [dB]" if "sdr" in measure else ""))
+        axis.set_title(measure + (" [dB]" if measure.startswith("si_") else ""))
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
     figure.axes[0].legend()
@@ -679,6 +712,16 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--rate", type=float, default=2e-3, help="learning rate")
     add("--frames", type=int, default=60, help="random frames per step that PS and PM see")
     add("--bank-size", type=int, default=24, help="distortions per source in training")
+    add(
+        "--convention",
+        choices=["paper", "reference", "conformal"],
+        default="paper",
+        help='of the loss; "conformal" is one of PM, the tests show the others besides',
+    )
+    add("--leakage", type=int, default=0, help="leakage members of PM in training, beside those")
+    add("--mode", choices=["linear", "log", "log1p"], default="log1p", help="of the PM term")
+    add("--match", type=float, default=0.1, help="weight of the PM term")
+    add("--pairs", action="store_true", help="keep pairs as drawn, as --leakage does")
     add("--pool", type=int, default=64, help="segments kept prepared in each of two slots")
     add("--refresh", type=int, default=50, help="renew a few every so many steps; 0: never")
     add(
@@ -700,11 +743,19 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def small_scorer(options: argparse.Namespace) -> MAPSS:
     """The scorer of training: the encoder of the test, smaller banks."""
-    banks = {
-        f"{kind}_bank": DistortionBank(kind, size=options.bank_size)
-        for kind in ("separation", "match")
-    }
-    return MAPSS(options.encoder, device=options.device, **banks)
+    separation, match = (
+        DistortionBank(kind, size=options.bank_size) for kind in ("separation", "match")
+    )
+    if options.leakage:  # all of these, beside the few of the paper's
+        kept = [*match.names(), "leakage"]
+        match = DistortionBank("match", only=kept, leakage=options.leakage)
+    return MAPSS(
+        options.encoder,
+        device=options.device,
+        convention=options.convention,
+        separation_bank=separation,
+        match_bank=match,
+    )
 
 
 def prepare(options: argparse.Namespace) -> Stage:

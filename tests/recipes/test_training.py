@@ -65,8 +65,9 @@ def test_the_table_has_every_loss_and_every_measure(speech, tmp_path):
     table = train.main(call(speech, tmp_path))
     lines = table.splitlines()
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["mixture", *train.LOSSES]
-    assert lines[0].split("|")[2:8] == [f" {name} " for name in train.MEASURES]
-    numbers = [float(cell) for line in lines[2:] for cell in line.split("|")[2:8]]
+    shown = slice(2, 2 + len(train.MEASURES))
+    assert lines[0].split("|")[shown] == [f" {name} " for name in train.MEASURES]
+    numbers = [float(cell) for line in lines[2:] for cell in line.split("|")[shown]]
     assert all(math.isfinite(number) for number in numbers)
     assert (tmp_path / "table.md").read_text(encoding="utf-8") == table
     assert (tmp_path / "curves.png").stat().st_size > 1000
@@ -178,6 +179,94 @@ def test_pools_of_one_seed_give_equal_batches_with_and_without_banks(speech):
         torch.testing.assert_close(got.ps, expected.ps, rtol=1e-3, atol=1e-3)
         assert torch.equal(got.active, expected.active)
     assert len(cache) <= first.drawn  # what was renewed before it was needed is not prepared
+
+
+def test_leakage_members_stand_beside_the_few_distortions_of_training(speech):
+    train = recipe("train_separator")
+    options = train.arguments(
+        call(speech, Path("x"), "--leakage", "3", "--convention", "conformal")
+    )
+    mapss = train.small_scorer(options)
+    assert mapss.settings.convention == "conformal"
+    assert mapss.banks["separation"] == DistortionBank("separation", size=6)
+    few = DistortionBank("match", size=6)
+    assert mapss.banks["match"].names()[:6] == few.names()
+    assert mapss.banks["match"].families == few.families | {"leakage": 3}
+
+
+def test_pairs_of_a_pool_stay_together_where_the_bank_mixes_them(speech):
+    train = recipe("train_separator")
+    voices = train.load_voices(str(speech), {"alto": "high"})
+    options = [
+        train.arguments(call(speech, Path("x"), *more))
+        for more in (("--leakage", "3"), ("--pairs",))
+    ]
+    scorers = [train.small_scorer(option) for option in options]
+    pools = [
+        train.Pool(voices, options[0], 5, scorers[0], {}),
+        train.Pool(voices, options[0], 5, None, {}),
+        train.Pool(voices, options[1], 5, scorers[1], {}),
+    ]
+    for _ in range(3):
+        batches = [pool.draw(-6.0, 0.0) for pool in pools]
+        assert torch.equal(batches[0].references, batches[1].references)
+        assert torch.equal(batches[0].references, batches[2].references)
+        whole = [pair.waves for pair in pools[0].pairs]
+        for mixture in batches[0].references:
+            assert any(torch.equal(mixture[0], waves[0]) for waves in whole)
+            (own,) = (waves for waves in whole if torch.equal(mixture[0], waves[0]))
+            gain = mixture[1].norm() / own[1].norm()
+            torch.testing.assert_close(mixture[1], gain * own[1])
+            assert 10 ** (-6.1 / 20) < float(gain) < 1.01
+        assert batches[0].bank is not None
+        assert batches[0].bank.mixes
+        assert batches[2].bank is not None
+        assert not batches[2].bank.mixes
+        estimates = batches[0].references + 0.3 * batches[0].references.flip(1)
+        expected = scorers[0](estimates, scorers[0].prepare(batches[0].references))
+        got = scorers[0](estimates, batches[0].bank)
+        torch.testing.assert_close(got.log_pm, expected.log_pm, rtol=1e-3, atol=1e-2)
+
+
+def test_the_loss_has_the_form_of_pm_that_is_asked_for(speech):
+    from torch_mapss import MAPSSLoss
+
+    train = recipe("train_separator")
+    asked = ["--convention", "conformal", "--leakage", "2", "--mode", "linear", "--match", "0.7"]
+    options = train.arguments(call(speech, Path("x"), *asked, "--target", "low"))
+    mapss = train.small_scorer(options)
+    voices = train.load_voices(str(speech), {"alto": "high"})
+    batch = train.Pool(voices, options, 0, mapss, {}).draw(-6.0, 0.0)
+    estimates = batch.references + 0.2 * batch.references.flip(1)
+    weights = {"si_sdr": 0.1, "frames": options.frames}
+    form = {"match": 0.7, "match_mode": "linear"}
+    expected = {
+        "pm": MAPSSLoss(mapss, separation=0.0, **form, **weights),
+        "ps": MAPSSLoss(mapss, separation=1.0, match=0.0, **weights),
+        "both": MAPSSLoss(mapss, separation=1.0, **form, **weights),
+    }
+    for name, loss in expected.items():
+        got = train.make_loss(name, mapss, options)(estimates, batch)
+        torch.testing.assert_close(got, loss(estimates, batch.bank))
+
+
+def test_held_out_results_show_every_convention_whatever_the_loss_has(speech, tmp_path):
+    train = recipe("train_separator")
+    stages = [
+        train.prepare(train.arguments(call(speech, tmp_path, *more, "--target", "low")))
+        for more in ((), ("--convention", "conformal", "--leakage", "2"))
+    ]
+    assert stages[0].untouched == stages[1].untouched
+    held = stages[0].held_out
+    found = held.results(lambda mix: held.references + 0.5 * held.references.flip(1))
+    conformal = MAPSS("mel", convention="conformal")
+    estimates = held.references + 0.5 * held.references.flip(1)
+    scores = conformal(estimates, held.references, frames=held.frames).utterance()
+    assert found["pm_conformal"] == pytest.approx(float(scores.pm.mean()), abs=1e-5)
+    assert found["pm_rank"] == pytest.approx(float(scores.pm_rank.mean()), abs=1e-5)
+    # Leakage of half the amplitude and nothing else. The levels of the two cancel in the mean.
+    assert found["si_sar"] > 50.0
+    assert found["si_sir"] == pytest.approx(6.02, abs=1.0)
 
 
 def test_what_the_recipe_refuses(speech, tmp_path):
