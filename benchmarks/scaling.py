@@ -1,12 +1,15 @@
 """How time and memory grow with duration, sources, mixtures and systems, and one picture of it.
 
     python benchmarks/scaling.py [--axis seconds sources mixtures systems] [--encoder mel]
-        [--frames-per-second 2] [--out benchmarks/results/scaling]
+        [--frames-per-second 50]
 
-Every point is a fresh process with one thread. Time is processor seconds of preparing and scoring,
-memory the peak above the start. An exponent is the slope of the log of the time over the log of the
-size from the second point on: 1 is linear. Frames are drawn (a share of the duration), as the
-graphs take the same time in every frame; ``--frames-per-second 50`` is all of ``mel``.
+Every point is a fresh process with one thread. Time is processor seconds: of preparing, of scoring,
+and of the eigenproblems in it; memory is the peak above the start. ``mel`` has 50 frames a second;
+fewer are drawn at random. An exponent is the slope of the log of the time over the log of the size,
+from the second point on: 1 is linear.
+
+Each axis is a section of ``results/scaling.md`` and may be run by itself; the picture
+``results/scaling.png`` shows all that the page holds.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from memory import resident, voices
+from memory import forget_peak, resident, voices
+from scaling_page import PAGE, kept_rows, machine, put_rows
 
 from torch_mapss import MAPSS
 
@@ -32,19 +37,39 @@ AXES = {
 }
 BASE = {"seconds": 4, "sources": 2, "mixtures": 1, "systems": 1}
 SEGMENT = 30.0
+SHORT_SEGMENT = 1.5  # of the axis of systems: several systems share a pass over segments
+COLUMNS = ["size", "prepare s", "score s", "of it eigh s", "both s", "peak GiB"]
+INTRO = """## Time and memory over {axis} (`scaling.py --axis {axis}`)
+
+{point}; encoder `{encoder}`, {frames} scored frames a second. {segments} Processor seconds on
+{machine}."""
+
+
+class Stopwatch:
+    """Processor seconds spent in ``torch.linalg.eigh``."""
+
+    def __init__(self) -> None:
+        self.seconds, self._eigh = 0.0, torch.linalg.eigh
+        torch.linalg.eigh = self
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        start = time.process_time()
+        found = self._eigh(*given, **options)
+        self.seconds += time.process_time() - start
+        return found
 
 
 def measure(point: dict[str, int], encoder: str, rate: float) -> dict[str, float]:
     """Processor seconds and GiB above the start of one point."""
     torch.set_num_threads(1)
     references = voices(point["sources"], point["seconds"])
-    batch = references.expand(point["mixtures"], -1, -1)
+    batch = references.repeat(point["mixtures"], 1, 1)
     systems = [batch + 0.1 * (k + 1) * batch.roll(1, 1) for k in range(point["systems"])]
-    # Several systems of one short mixture share a pass as well: of segments of a second.
-    segment = 1.5 if point["systems"] > 1 else SEGMENT
-    mapss = MAPSS(encoder, segment=segment)
+    mapss = MAPSS(encoder, segment=segment_of(point))
     mapss(references[:, :16000], references[:, :16000], frames=2)
     frames = max(1, round(rate * point["seconds"] * point["mixtures"]))
+    eigh = Stopwatch()
+    forget_peak()
     before, start = resident("VmRSS"), time.process_time()
     bank = mapss.prepare(batch)
     prepared = time.process_time()
@@ -52,8 +77,13 @@ def measure(point: dict[str, int], encoder: str, rate: float) -> dict[str, float
     return {
         "prepare": prepared - start,
         "score": time.process_time() - prepared,
+        "eigh": eigh.seconds,
         "memory": resident("VmHWM") - before,
     }
+
+
+def segment_of(point: dict[str, int]) -> float:
+    return SHORT_SEGMENT if point.get("short") else SEGMENT
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
@@ -65,74 +95,90 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return sum((a - mx) * (b - my) for a, b in zip(x, y)) / spread if spread else math.nan
 
 
-def run_axis(
-    axis: str, sizes: Sequence[int], options: argparse.Namespace
-) -> list[dict[str, float]]:
-    """The points of one axis, each in a process of its own, as rows of a table."""
-    found = []
+def run_axis(axis: str, sizes: Sequence[int], options: argparse.Namespace) -> None:
+    """The points of one axis, each in a process of its own, into the axis's section."""
+    rate = options.frames_per_second
+    base = BASE | ({"short": 1} if axis == "systems" else {})
+    others = [f"{BASE[name]} {name}" for name in BASE if name != axis]
+    intro = INTRO.format(
+        axis=axis,
+        point=", ".join(others).replace("1 mixtures", "1 mixture").replace("1 systems", "1 system"),
+        encoder=options.encoder,
+        frames=f"{rate:g}",
+        segments=f"Longer clips in segments of {segment_of(base):g} s.",
+        machine=machine(),
+    )
     for size in sizes:
-        point = json.dumps(BASE | {axis: size})
+        point = json.dumps(base | {axis: size})
         command = [sys.executable, __file__, "--point", point, "--encoder", options.encoder]
-        command += ["--frames-per-second", str(options.frames_per_second)]
-        line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        found.append(json.loads(line.splitlines()[-1]))
-        row = found[-1]
-        total = row["prepare"] + row["score"]
-        print(
-            f"| {axis} | {size} | {row['prepare']:.1f} | {row['score']:.1f} | {total:.1f} "
-            f"| {row['memory']:.2f} |",
-            flush=True,
-        )
-    total = [row["prepare"] + row["score"] for row in found]
-    if len(found) > 2:
-        slopes = exponent(sizes, total), exponent(sizes, [row["memory"] for row in found])
-        print(f"| {axis} | exponent | | | {slopes[0]:.2f} | {slopes[1]:.2f} |", flush=True)
-    return found
+        command += ["--frames-per-second", str(rate)]
+        line = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        found = json.loads(line.splitlines()[-1])
+        row = [str(size), *(f"{found[name]:.2f}" for name in ("prepare", "score", "eigh"))]
+        row += [f"{found['prepare'] + found['score']:.2f}", f"{found['memory']:.3f}"]
+        rows = [r for r in kept_rows(axis) if r[0] != "exponent"]
+        rows = sorted([r for r in rows if r[0] != row[0]] + [row], key=lambda r: float(r[0]))
+        if len(rows) > 2:
+            rows.append(slopes(rows))
+        put_rows(axis, intro, COLUMNS, rows, keys=1)
 
 
-def draw(results: dict[str, tuple[Sequence[int], list[dict[str, float]]]], path: str) -> None:
-    """Time and memory over size, a panel for each axis, both scales logarithmic."""
+def slopes(rows: list[list[str]]) -> list[str]:
+    """The row of exponents under a table."""
+    columns = [[float(cell) for cell in column] for column in zip(*rows, strict=True)]
+    found = (exponent(columns[0], column) for column in columns[1:])
+    return ["exponent", *(f"{slope:.2f}" for slope in found)]
+
+
+def draw() -> None:
+    """Time and memory over size, a panel for each axis of the page, both scales logarithmic."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    stored = {axis: [r for r in kept_rows(axis) if r[0] != "exponent"] for axis in AXES}
+    stored = {axis: rows for axis, rows in stored.items() if rows}
     figure, panels = pyplot.subplots(
-        2, len(results), figsize=(3.2 * len(results), 5.5), squeeze=False, layout="constrained"
+        2, len(stored), figsize=(3.2 * len(stored), 5.5), squeeze=False, layout="constrained"
     )
-    for (axis, (sizes, rows)), time_panel, memory_panel in zip(results.items(), *panels):
-        time_panel.loglog(sizes, [r["prepare"] for r in rows], "o-", label="prepare")
-        time_panel.loglog(sizes, [r["score"] for r in rows], "s-", label="score")
-        memory_panel.loglog(sizes, [max(r["memory"], 1e-3) for r in rows], "o-")
+    for (axis, rows), time_panel, memory_panel in zip(stored.items(), *panels, strict=True):
+        size, prepare, score, eigh, both, memory = (
+            [float(cell) for cell in column] for column in zip(*rows, strict=True)
+        )
+        time_panel.loglog(size, prepare, "o-", label="preparing")
+        time_panel.loglog(size, score, "s-", label="scoring")
+        time_panel.loglog(size, eigh, "^:", label="of it eigh")
+        line = [both[-1] * s / size[-1] for s in size]
+        time_panel.loglog(size, line, "k--", linewidth=0.8, label="linear")
+        memory_panel.loglog(size, memory, "o-", color="tab:purple")
         memory_panel.set_xlabel(axis)
         for panel in (time_panel, memory_panel):
-            panel.grid(True, which="both", alpha=0.3)
+            panel.set_xticks(size, [f"{s:g}" for s in size])
+            panel.minorticks_off()
+            panel.grid(True, alpha=0.3)
+        memory_panel.set_ylim(0.01, 4)
     panels[0][0].set_ylabel("processor seconds")
-    panels[0][0].legend()
+    panels[0][0].legend(fontsize="small")
     panels[1][0].set_ylabel("peak memory above the start, GiB")
-    figure.savefig(path, dpi=100)
+    figure.savefig(PAGE.with_suffix(".png"), dpi=90)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--axis", nargs="+", choices=tuple(AXES), default=list(AXES))
-    parser.add_argument("--most", type=int, help="leave larger sizes out")
+    parser.add_argument("--axis", nargs="*", choices=tuple(AXES), default=list(AXES))
+    parser.add_argument("--sizes", type=int, nargs="+", help="of the axis: some points alone")
     parser.add_argument("--encoder", default="mel")
-    parser.add_argument("--frames-per-second", type=float, default=2.0)
-    parser.add_argument("--out", help="where to draw the picture: PATH.png")
+    parser.add_argument("--frames-per-second", type=float, default=50.0)
     parser.add_argument("--point", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.point:
         point = json.loads(options.point)
         print(json.dumps(measure(point, options.encoder, options.frames_per_second)))
         return
-    print("| axis | size | prepare s | score s | both s | peak GiB |\n" + "|---" * 6 + "|")
-    results = {}
     for axis in options.axis:
-        sizes = [size for size in AXES[axis] if options.most is None or size <= options.most]
-        results[axis] = (sizes, run_axis(axis, sizes, options))
-    if options.out:
-        draw(results, f"{options.out}.png")
+        run_axis(axis, options.sizes or AXES[axis], options)
+    draw()
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_systems_of_a_long_mixture_share_a_pass_and_fail_alone(tmp_path: Path) -
         lambda: small(segment=1.2),
         on_segment=lambda done, count: told.append((done, count)),
     )
-    assert told == [(1, 3), (2, 3), (3, 3)]  # not once more for the second system
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]  # not once more for the second system
     assert [item["status"] for item in outcome.items] == ["ok", "failed", "ok"]
     assert "20000 samples" in outcome.failures[0]
     whole = run(mixtures, tmp_path / "whole", small)
@@ -81,18 +81,45 @@ def test_evaluate_takes_segments_and_tells_of_them() -> None:
         mapss=small(segment=1.0),
         on_segment=lambda *state: told.append(state),
     )
-    assert told == [(1, 2), (2, 2)]
+    assert told == [(0, 2), (1, 2), (2, 2)]
     assert report.settings["segment"] == 1.0
     assert MAPSS("mel", segment="auto").segment == 60
 
 
 def test_the_line_tells_the_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 14.0, 18.0])
+    clock = iter([10.0, 12.0, 16.0, 18.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     tell = console.segment_detail()
+    tell(0, 4)
+    assert console._behind() == " (0 of 4 segments scored)"
     tell(1, 4)
-    assert console._behind() == " (segment 1 of 4)"
+    assert console._behind() == " (1 of 4 segments scored, about 6 s left in this file)"
     tell(3, 4)
-    assert console._behind() == " (segment 3 of 4, about 2 s left in this file)"
+    assert console._behind() == " (3 of 4 segments scored, about 2 s left in this file)"
     tell(4, 4)
     assert console._behind() == ""
+
+
+def test_a_log_gets_lines_with_segment_and_time_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    references = voices(3.0)
+    entry = {
+        "mixture_id": "long",
+        "references": written(tmp_path, "s", references),
+        "systems": {"A": written(tmp_path, "a", references + 0.2 * references.flip(0))},
+    }
+    (tmp_path / "m.json").write_text(json.dumps([entry]))
+    monkeypatch.setattr(console, "INTERVAL", 0.01)
+    run(
+        load_manifest(tmp_path / "m.json"),
+        tmp_path / "out",
+        lambda: small(segment=1.0),
+        progress=console.progress,
+        on_segment=console.segment_detail(),
+    )
+    lines = capsys.readouterr().err.splitlines()
+    found = [line for line in lines if "2 of 3 segments scored, about" in line]
+    assert found, lines
+    assert "scoring: 0 of 1 mixtures done, 1 left" in found[0]
+    assert found[0].endswith("s left in this file)")

@@ -173,16 +173,16 @@ _BARS: list[Any] = []  # that are drawn
 
 def segment_detail() -> Callable[[int, int], None]:
     """What tells, segment by segment of a long file, how far it is and how long it will take."""
-    started = [0.0, 0.0]  # of the first segment's end, and how many were done then
+    started = [0.0]
 
     def tell(done: int, total: int) -> None:
         now = time.monotonic()
-        if done == 1:
-            started[:] = [now, 1.0]
-        text = f"segment {done} of {total}"
-        if 1 < done < total:
-            each = (now - started[0]) / (done - started[1])
-            text += f", about {duration(each * (total - done))} left in this file"
+        if done == 0:
+            started[0] = now
+        text = f"{done} of {total} segments scored"
+        if 0 < done < total:
+            left = (now - started[0]) / done * (total - done)
+            text += f", about {duration(left)} left in this file"
         detail("" if done == total else text)
 
     return tell

@@ -308,7 +308,8 @@ def run(
         progress: wraps the mixtures in a progress bar.
         share: score this share of the mixtures alone, see :mod:`.processes`.
         tell: handed sentences about the run, e.g. what is done already.
-        on_segment: told, after every segment of a long mixture, how many are done, and of how many.
+        on_segment: told how many segments of a long mixture are scored, and of how many: as scoring
+            begins, and after each.
 
     Returns:
         The tables, the same on every rank; of a share that is not the last to end, none.

@@ -102,8 +102,8 @@ def evaluate(
         prepared: shared by the calls for several systems on one mixture: its references are then
             distorted and encoded once, ``prepared = PreparedOnce(mapss)``.
         on_stage: told the name of each stage as it begins, for a progress display.
-        on_segment: told, after every segment of a clip longer than ``segment``, how many are done
-            and how many there are.
+        on_segment: told how many segments of a clip longer than ``segment`` are scored and how many
+            there are: as scoring begins, and after each.
         options: of :class:`~torch_mapss.MAPSS` otherwise: ``encoder="wav2vec2-large"`` (the
             default; ``"mel"`` needs no download), ``layer``, ``seed``, ``convention``, ...
 
@@ -307,7 +307,7 @@ def score_clips(
         mixture: for the plot, and to tell an estimate that is the mixture.
         prepared: turns reference waveforms (S, T) into a bank, e.g. from a cache.
         on_stage: told the name of each stage as it begins.
-        on_segment: told how many segments of a long clip are done, and of how many.
+        on_segment: told how many segments of a long clip are scored, and of how many.
     """
     entry = entered(
         scorer, estimates, references, request, device, attributed=attributed, mixture=mixture

@@ -406,7 +406,8 @@ class MAPSS(nn.Module):
             bank: made by :meth:`prepare`.
             attributed: of each system, as for scoring; None: all in order.
             frames: as for scoring; every system has the same frames drawn.
-            on_segment: told after every segment of a long clip how many are done, and of how many.
+            on_segment: told how many segments of a long clip are scored, and of how many: as
+                scoring begins, and after each.
 
         Returns:
             The :class:`Scores` of each.

@@ -34,7 +34,7 @@ _SCORES = (SEPARATION_SCORES, MATCH_SCORES)
 # The same for the kernels of :func:`torch_mapss.bounds.frames.kernels_with_scores`.
 _BOUNDS = (("ps_radius", "ps_tail", *SEPARATION_SCORES), ("pm_radius", "pm_tail", *MATCH_SCORES))
 
-# Told after every segment of a long clip how many are done, and how many there are.
+# Told how many segments of a long clip are scored, from 0 on, and how many there are.
 OnSegment = Callable[[int, int], object]
 
 

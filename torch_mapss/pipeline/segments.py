@@ -164,14 +164,15 @@ def score_segments(
     for job in jobs:
         wanted[job.frames.cpu()] = True
     budget = mapss.budget(group.waveforms.device)
+    tell = on_segment or (lambda done, count: None)
+    tell(0, len(spans))
     for done, (first, last) in enumerate(spans):
         for stretch in _stretches(mapss, group, first, last, wanted, budget):
             frames = wanted[stretch.keep_first : stretch.keep_last].nonzero().squeeze(-1)
             if len(frames):
                 kept = frames + stretch.keep_first
                 lowered(partial(_score_block, mapss, group, jobs, work, stretch, kept), budget)
-        if on_segment is not None:
-            on_segment(done + 1, len(spans))
+        tell(done + 1, len(spans))
 
 
 def segments(frames: int, most: int) -> Iterator[tuple[int, int]]:
