@@ -12,10 +12,13 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch_mapss.core.kernel import BankDistances
 
 # Where a warning is not to point: this package, and torch, whose decorators call it.
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
@@ -40,6 +43,7 @@ class Clouds(NamedTuple):
     active: Tensor | None  # (F, S) bool, None: every source is active
     mask: Tensor | None  # (F, S, P) bool, None: every distortion is there
     lead: torch.Size  # the leading dimensions that were flattened
+    known: BankDistances | None = None  # D² of references and distortions; None: not yet taken
 
 
 def check_floating(tensor: object, name: str) -> Tensor:

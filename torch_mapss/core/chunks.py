@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_mapss.core import checks, devices
 from torch_mapss.core.autograd import once
+from torch_mapss.core.kernel import BankDistances, bank_distances
 from torch_mapss.core.layout import Layout, point_validity
 from torch_mapss.core.manifold import Embedding, broken_points, embed, gather
 from torch_mapss.core.settings import Settings
@@ -71,6 +72,43 @@ def score_frames(
         input; floating point ones in float64 if the input is, else in float32.
     """
     return finished([pending(clouds, settings, kernel, rest=rest, chunk_bytes=chunk_bytes)])[0]
+
+
+def known_distances(
+    references: Tensor,
+    distortions: Tensor,
+    active: Tensor | None,
+    mask: Tensor | None,
+    chunk_bytes: int | None = None,
+) -> BankDistances:
+    """D² among the points of a bank, for the ``known`` of all clouds with these points.
+
+    Where :func:`torch_mapss.core.kernel.worth_keeping` says so.
+
+    Args:
+        references: (F, S, M).
+        distortions: (F, S, P, M).
+        active: (F, S) bool, which sources are there; None: all.
+        mask: (F, S, P) bool, which distortions are; None: all.
+        chunk_bytes: working memory beside what is returned.
+    """
+    frames, sources, count, features = distortions.shape
+    points = sources * (count + 1)
+    layout = Layout((), sources, count, active, mask)
+    size = frames_per_chunk(points, features, chunk_bytes or CHUNK_BYTES)
+    device = references.device
+    found = BankDistances(
+        torch.empty(frames, points, points, dtype=torch.float64, device=device),
+        torch.empty(frames, 1, features, dtype=torch.float64, device=device),
+        torch.empty(frames, dtype=torch.float64, device=device),
+    )
+    valid = point_validity(layout, frames, device)
+    for part in _slices(frames, size):
+        cloud = gather(references[part], distortions[part].flatten(1, 2))
+        there = None if valid is None else valid[part]
+        for whole, values in zip(found, bank_distances(cloud.points, there)):
+            whole[part] = values
+    return found
 
 
 class Pending(NamedTuple):
@@ -200,7 +238,8 @@ def _chunk(
 ) -> tuple[Tensor, ...]:
     """The kernel's tensors of one chunk, then whether to do it again and ``look`` this time."""
     with torch.autocast(outputs.device.type, enabled=False):
-        cloud = gather(outputs, references, distortions.flatten(1, 2))
+        known = None if clouds.known is None else clouds.known.of(part)
+        cloud = gather(outputs, references, distortions.flatten(1, 2), known=known)
         points = cloud.points
         active, mask = clouds.active, clouds.mask
         layout = Layout(

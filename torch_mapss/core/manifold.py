@@ -47,7 +47,7 @@ from torch import Tensor
 
 from torch_mapss.core import checks
 from torch_mapss.core.devices import working_device
-from torch_mapss.core.kernel import GaussianKernel, centre
+from torch_mapss.core.kernel import BankDistances, GaussianKernel, centre
 from torch_mapss.core.settings import Settings, map_settings
 from torch_mapss.core.spectrum import Operator, RetainedEigenvectors
 
@@ -85,17 +85,21 @@ class Cloud(NamedTuple):
 
     points: Tensor  # (F, N, M) float64, a copy without graph
     parts: tuple[Tensor, ...]  # (F, n, M) each, any floating type; their n add up to N
+    known: BankDistances | None = None  # D² of all points but the first part's
 
 
-def gather(*parts: Tensor) -> Cloud:
-    """Parts (F, n, M) as one cloud, on a device that has float64 (MPS has not: on the CPU)."""
+def gather(*parts: Tensor, known: BankDistances | None = None) -> Cloud:
+    """Parts (F, n, M) as one cloud, on a device that has float64 (MPS has not: on the CPU).
+
+    ``known`` are the distances among all parts but the first, if they have been taken before.
+    """
     frames, _, features = parts[0].shape
     device = working_device(parts[0].device)
     count = sum(part.shape[1] for part in parts)
     points = torch.empty(frames, count, features, dtype=torch.float64, device=device)
     for rows, part in zip(points.split([part.shape[1] for part in parts], 1), parts):
         rows.copy_(part.detach())
-    return Cloud(points, parts)
+    return Cloud(points, parts, known)
 
 
 def embed(
@@ -146,11 +150,11 @@ def embed(
 def _kernel(
     cloud: Cloud, valid: Tensor | None, settings: Settings, look: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    points = centre(cloud.points, valid)
+    points = centre(cloud.points, valid, cloud.known)
     parts = *cloud.parts, *(part[:0].clone() for part in cloud.parts)
     if settings.convention == "reference":  # exp(-D²/(2 σ²)), lower middle value
-        return GaussianKernel.apply(points, valid, 2.0, False, look, *parts)
-    return GaussianKernel.apply(points, valid, 1.0, True, look, *parts)
+        return GaussianKernel.apply(points, valid, 2.0, False, look, cloud.known, *parts)
+    return GaussianKernel.apply(points, valid, 1.0, True, look, cloud.known, *parts)
 
 
 def _count(points: Tensor, valid: Tensor | None) -> Tensor:
