@@ -13,7 +13,7 @@ from separations import leaky, small_mapss, sources
 
 from torch_mapss import MAPSS, evaluate
 from torch_mapss.evaluation.adapters import evaluate_museval, mapss_metric, mapss_setup
-from torch_mapss.evaluation.results import MEASURES
+from torch_mapss.evaluation.measures import MEASURES
 
 RATE = 16_000
 

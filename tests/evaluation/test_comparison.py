@@ -28,7 +28,8 @@ from torch_mapss.evaluation.comparison import (
     compare_items,
 )
 from torch_mapss.evaluation.manifest import load_manifest
-from torch_mapss.evaluation.results import MEASURES, load_results
+from torch_mapss.evaluation.measures import MEASURES
+from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.run import run
 from torch_mapss.evaluation.scorer import Request
 
@@ -360,7 +361,7 @@ import re, time
 from pathlib import Path
 import numpy as np
 from torch_mapss.evaluation.comparison import compare_items
-from torch_mapss.evaluation.results import MEASURES
+from torch_mapss.evaluation.measures import MEASURES
 rng = np.random.default_rng(0)
 items = [
     {"mixture_id": f"m{n}", "system": f"s{k}", "seconds": 1.0, "references": 2}

@@ -247,6 +247,30 @@ def test_utterance_bounds_are_those_of_the_pooling(
 # ------------------------------------------------------------------------------------------------
 
 
+def test_the_row_of_means_has_the_mean_half_width_of_those_that_are_scored(
+    mapss: MAPSS,
+) -> None:
+    waves = sources(3, 0.4)
+    waves[2] = 0.0  # is never active: its estimate has no score, and no bound
+    estimates = leaky(waves)
+    report = evaluate(
+        estimates=estimates, references=waves, sample_rate=RATE, mapss=mapss, bounds=True
+    )
+    lines = report.summary().splitlines()
+    names = [name for name in lines[0].split("  ") if name.strip()]
+    places = [place for place, name in enumerate(names) if name.strip() == "±"]
+    cells = [[cell for cell in line.split("  ") if cell.strip()] for line in lines[2:6]]
+    for place, measure in zip(places, ("ps", "pm")):
+        made = [
+            getattr(row, f"{measure}_radius") + getattr(row, f"{measure}_tail")
+            for row in report.rows[:2]
+        ]
+        # The row of means has no estimate, and so one cell less before it.
+        assert float(cells[3][place - 1]) == pytest.approx(sum(made) / 2, abs=5.1e-4)
+        assert cells[2][place].strip() == "-"
+    assert "± of the means is the mean of those above" in report.summary()
+
+
 def test_silent_reference_is_undefined_counted_and_left_out(mapss: MAPSS) -> None:
     truth = sources(3)
     truth[2] = 0.0

@@ -305,6 +305,7 @@ def test_ranks_fire_with_their_guarantee_and_need_no_half_widths():
     trigger = FrameTrigger(Quantile("pm_rank", 0.5, above=0.2), half_width=0.1)
     event = trigger.update({"pm_rank": [0.1, 0.3, 0.5]})
     assert "50 % quantile of PM rank is 0.3 >= 0.2" in str(event)
+    assert "valid under exchangeability: a frame's rank is at most u with" in str(event)
     assert "at most u with probability at most u" in str(event)
     assert "exchangeable" in str(event)
     assert "exchangeable" not in str(

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torch_mapss.evaluation.measures import measures_of
 from torch_mapss.evaluation.report import Report
-from torch_mapss.evaluation.results import MEASURES
 from torch_mapss.evaluation.scorer import evaluate, make_scorer
 
 if TYPE_CHECKING:
@@ -56,9 +56,10 @@ def mapss_metric(
             estimates is not known, ``attributed=(0,)`` to score one alone, ``trim=True``.
 
     Returns:
-        For ``ps``, ``pm``, ``log_pm``, ``foreign_distance`` and ``log_foreign_distance``, all
-        higher is better: ``mapss_NAME``, the mean over the estimates, and ``mapss_NAME_src1``,
-        ... in the order of ``pred``. NaN where no frame is scored.
+        For ``ps``, ``pm``, ``log_pm``, ``foreign_distance``, ``log_foreign_distance`` and, in the
+        conformal convention, ``pm_rank``, all higher is better: ``mapss_NAME``, the mean over the
+        estimates, and ``mapss_NAME_src1``, ... in the order of ``pred``. NaN where no frame is
+        scored.
 
     Raises:
         ValueError: shapes that are no (S, T) or can be read as (T, S); and what
@@ -73,9 +74,10 @@ def mapss_metric(
         **options,
     )
     means = report.means()
-    found = {f"mapss_{name}": means[name] for name in MEASURES}
+    names = measures_of(report.table())
+    found = {f"mapss_{name}": means[name] for name in names}
     for place, row in enumerate(report.rows, 1):
-        found |= {f"mapss_{name}_src{place}": getattr(row, name) for name in MEASURES}
+        found |= {f"mapss_{name}_src{place}": getattr(row, name) for name in names}
     return found
 
 

@@ -22,6 +22,7 @@ _AXES = {
     "ps": "PS (1: no leakage)",
     "pm": "PM (1: undistorted)",
     "log_pm": "log PM (0: undistorted)",
+    "pm_rank": "PM rank (below 0.5: farther than most distortions)",
     "foreign_distance": "B, distance to the closest other source",
     "log_foreign_distance": "log B",
 }
@@ -125,7 +126,7 @@ def scatter(comparison: Comparison, *, figure: Figure | None = None) -> Figure:
 
 def _scale(ax: Axes, measure: str, values: Any) -> None:
     """Scores in [0, 1] on their whole range; log PM, which has no lower end, so that it shows."""
-    if measure in ("ps", "pm"):
+    if measure in ("ps", "pm", "pm_rank"):
         ax.set_ylim(-0.02, 1.02)
     elif measure == "log_pm" and np.isfinite(values).any() and np.nanmin(values) < -100.0:
         ax.set_yscale("symlog", linthresh=1.0)

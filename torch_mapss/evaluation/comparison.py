@@ -21,8 +21,9 @@ from torch_mapss.evaluation.comparison_rows import (
     gathered,
 )
 from torch_mapss.evaluation.manifest import short
+from torch_mapss.evaluation.measures import LABELS, RANK, rank_meaning
 from torch_mapss.evaluation.protocol import relevant
-from torch_mapss.evaluation.results import LABELS, MEASURES, Results, load_results
+from torch_mapss.evaluation.results import Results, load_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +38,7 @@ RANK_COLUMNS = (
 #: How mixtures may be weighted in means and intervals.
 WEIGHTS = ("equal", "duration", "sources")
 #: Measures of a short ranking; B ranks as its log.
-SHORT = ("ps", "pm", "log_pm", "log_foreign_distance")
+SHORT = ("ps", "pm", "log_pm", RANK, "log_foreign_distance")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Comparison:
     alpha: float  # groups are of tests at this level
     confidence: float  # of the intervals
     weight: str  # of mixtures, one of WEIGHTS
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What is compared: PS, PM, log PM, PM's rank if conformal, B and log B."""
+        return tuple(self.scores.values)
 
     def table(self) -> list[dict[str, Any]]:
         """The rows of ``comparison.csv``, e.g. for ``pandas.DataFrame``."""
@@ -87,6 +93,8 @@ class Comparison:
             lines.append(
                 "Means are over each system's own mixtures, tests over those that both have."
             )
+        if any(row["measure"] == RANK for row in rows):
+            lines.append(rank_meaning())
         if self.weight != "equal":
             lines.append(
                 f"Mixtures are weighted by {self.weight}: that moves means and intervals, and not "
@@ -108,7 +116,7 @@ class Comparison:
         """The mixtures of every system as a box plot; ``"scatter"``: PS against log PM.
 
         Args:
-            measure: one of ``MEASURES``, or ``"scatter"``.
+            measure: one of ``measures``, or ``"scatter"``.
             figure: an empty figure to draw into.
 
         Returns:
@@ -122,8 +130,8 @@ class Comparison:
 
         if measure == "scatter":
             return compare_plots.scatter(self, figure=figure)
-        if measure not in MEASURES:
-            raise ValueError(f"measure must be one of {', '.join(MEASURES)}, got {measure!r}.")
+        if measure not in self.measures:
+            raise ValueError(f"measure must be one of {', '.join(self.measures)}, got {measure!r}.")
         return compare_plots.boxes(self, measure, figure=figure)
 
     def save(self, folder: str | os.PathLike[str], plots: bool = True) -> tuple[str, ...]:
@@ -154,7 +162,7 @@ class Comparison:
         ):
             written.append(os.path.join(folder, name))
             files.write_csv(written[-1], columns, rows)
-        for measure in (*MEASURES, "scatter") if plots else ():
+        for measure in (*self.measures, "scatter") if plots else ():
             figure = self.plot(measure)
             name = measure if measure == "scatter" else f"box_{measure}"
             for suffix in (".png", ".svg"):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torch_mapss.evaluation import statistics
-from torch_mapss.evaluation.results import MEASURES
+from torch_mapss.evaluation.measures import measures_of
 
 APPROXIMATE = f"interval approximate (n < {statistics.FEW})"
 TOO_SMALL = "n too small to order"
@@ -30,32 +30,35 @@ class Scores:
 
 def gathered(items: Iterable[Mapping[str, Any]], weight: str) -> Scores:
     """The rows as arrays; the same pair twice must have the same scores."""
+    items = list(items)
+    measures = measures_of(items)
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     for item in items:
         key = item["mixture_id"], item["system"]
         known = found.setdefault(key, item)
-        if known is not item and any(not _same(known[m], item[m]) for m in MEASURES):
+        if known is not item and any(not _same(known.get(m), item.get(m)) for m in measures):
             raise ValueError(
                 f"mixture {key[0]!r}, system {key[1]!r} occurs twice, with unlike scores "
                 f"({known['ps']} and {item['ps']} in PS). Give the systems names of their own."
             )
     mixtures = {name: place for place, name in enumerate(dict.fromkeys(key[0] for key in found))}
     systems = {name: place for place, name in enumerate(dict.fromkeys(key[1] for key in found))}
-    values = {m: np.full((len(mixtures), len(systems)), np.nan) for m in MEASURES}
+    values = {m: np.full((len(mixtures), len(systems)), np.nan) for m in measures}
     there = np.zeros((len(mixtures), len(systems)), dtype=bool)
     weights = np.ones(len(mixtures))
     column = {"equal": None, "duration": "seconds", "sources": "references"}[weight]
     for (mixture, system), item in found.items():
         place = mixtures[mixture], systems[system]
         there[place] = True
-        for measure in MEASURES:
-            values[measure][place] = item[measure]
+        for measure in measures:
+            value = item.get(measure)  # None: a table that was made before the measure
+            values[measure][place] = np.nan if value is None else value
         # A mixture that failed has no length, and no score to be weighted.
         weights[place[0]] = (item[column] if column else None) or weights[place[0]]
     return Scores(tuple(mixtures), tuple(systems), values, there, weights)
 
 
-def _same(one: float, other: float) -> bool:
+def _same(one: float | None, other: float | None) -> bool:
     return one == other or (one != one and other != other)
 
 
@@ -65,7 +68,7 @@ def all_rows(
     """Pairs and ranking, measure after measure: the rows of ``comparison.csv``, ``ranking.csv``."""
     intervals = _intervals(scores, confidence, seed)
     pairs, ranking = [], []
-    for measure in MEASURES:
+    for measure in scores.values:
         rows = [
             _pair_row(scores, measure, a, b, intervals[measure, a, b])
             for a, b in combinations(range(len(scores.systems)), 2)
@@ -89,7 +92,7 @@ def _intervals(
     wanted: list[tuple[int, int | None]] = [(a, None) for a in systems]
     wanted += list(combinations(systems, 2))
     together: dict[bytes, list[tuple[str, int, int | None]]] = {}
-    for measure in MEASURES:
+    for measure in scores.values:
         for a, b in wanted:
             defined = np.isfinite(_column(scores, measure, a, b))
             together.setdefault(defined.tobytes(), []).append((measure, a, b))

@@ -21,6 +21,8 @@ from torch_mapss.bounds import correlation as propagation
 from torch_mapss.bounds.frames import check_confidence
 from torch_mapss.evaluation import association, correlation_errors, files
 from torch_mapss.evaluation.association import METHODS, POOLINGS, Cell, Data
+from torch_mapss.evaluation.measures import LABELS as _LABELS
+from torch_mapss.evaluation.measures import RANK, columns_of
 from torch_mapss.evaluation.ratings import Joined, Scored, Stimulus, join, load_ratings
 from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.statistics import holm
@@ -28,17 +30,10 @@ from torch_mapss.evaluation.statistics import holm
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MEASURES = ("ps", "ps_pesq", "pm", "log_pm", "foreign_distance", "log_foreign_distance")
+MEASURES = ("ps", "ps_pesq", "pm", "log_pm", RANK, "foreign_distance", "log_foreign_distance")
 """Measures that are correlated, where the results have them."""
 
-LABELS = {
-    "ps": "PS",
-    "ps_pesq": "PS (PESQ-like pooling)",
-    "pm": "PM",
-    "log_pm": "log PM",
-    "foreign_distance": "B",
-    "log_foreign_distance": "log B",
-}
+LABELS = {**_LABELS, "ps_pesq": "PS (PESQ-like pooling)"}
 BOUNDED = ("ps", "ps_pesq", "pm")
 COLUMNS = (
     "scenario",
@@ -213,10 +208,12 @@ def scored_outputs(
             key = line["mixture_id"], line["system"], line["source_index"]
             others.setdefault(key, {}).update(values)
     found = []
-    for row in load_results(results).scores:
+    rows = load_results(results).scores
+    there = columns_of(MEASURES, rows)
+    for row in rows:
         if row["status"] == "failed":
             continue
-        scores = {name: _number(row[name]) for name in MEASURES if name in row}
+        scores = {n: _number(row[n]) for n in MEASURES if n in row and n in there}
         scores |= others.get((row["mixture_id"], row["system"], str(row["source_index"])), {})
         bounds = {
             name: (_number(row[f"{name}_radius"]), _number(row[f"{name}_tail"]))

@@ -12,6 +12,7 @@ import numpy as np
 
 from torch_mapss.evaluation import files
 from torch_mapss.evaluation.correlate import COLUMNS, DIFFERENCES, UNITS, Correlation, grouped
+from torch_mapss.evaluation.measures import RANK, rank_meaning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,8 +91,14 @@ def summary(found: Correlation) -> str:
         "p of permutations within tracks, corrected for the number of measures. pooled: over all "
         "n stimuli at once.",
     ]
+    text += _ranks(found)
     text += [f"Note: {note}." for note in (*found.notes, *_reasons(found))]
     return "\n".join(text)
+
+
+def _ranks(found: Correlation) -> list[str]:
+    """What PM's rank is, where it is correlated."""
+    return [rank_meaning()] if RANK in found.labels else []
 
 
 def _title(scenario: str, question: str) -> str:
@@ -128,6 +135,7 @@ def markdown(found: Correlation) -> str:
         "tracks, corrected (Holm). Pooled: over all n stimuli at once.",
         "",
     ]
+    text += [line for sentence in _ranks(found) for line in (sentence, "")]
     notes = (*found.notes, *_reasons(found))
     return "\n".join([*text, *(f"- {note}." for note in notes)])
 

@@ -6,6 +6,7 @@
 * ``systems`` (number,) str: names, in the order i = 0, 1, ...;
 * ``"{i}.ps"``, ``"{i}.pm"``, ``"{i}.log_pm"``, ``"{i}.attributed_distance"`` (A),
   ``"{i}.foreign_distance"`` (B) (S', F) float32, NaN in frames that are not scored;
+* ``"{i}.pm_rank"`` (S', F) float32, the same, in the conformal convention alone;
 * ``"{i}.active"`` (S', F) bool: the frame is scored;
 * ``"{i}.attributed"`` (S',) int64: the reference that each estimate was scored against.
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 #: Scores kept for every frame.
 FIELDS = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
+# Those that a file may be without.
+_OPTIONAL = ("pm_rank",)
 
 
 class SystemFrames(NamedTuple):
@@ -44,6 +47,7 @@ class SystemFrames(NamedTuple):
     foreign_distance: Floats  # (S', F) B
     active: NDArray[np.bool_]  # (S', F) the frame is scored
     attributed: NDArray[np.int64]  # (S',) the reference of each estimate
+    pm_rank: Floats | None = None  # (S', F) in (0, 1], rank form of PM; None unless conformal
 
 
 class MixtureFrames(NamedTuple):
@@ -60,7 +64,8 @@ def path_of(folder: str, mixture: str) -> str:
 
 def of_report(report: Report) -> MixtureFrames:
     """The frames of a report, under the system name ``""``."""
-    scores = {name: getattr(report, name).float().numpy() for name in FIELDS}
+    there = [*FIELDS, *(name for name in _OPTIONAL if getattr(report, name) is not None)]
+    scores = {name: getattr(report, name).float().numpy() for name in there}
     attributed = np.array(report.attributed, dtype=np.int64)
     frames = SystemFrames(**scores, active=report.active.numpy(), attributed=attributed)
     return MixtureFrames(report.times.double().numpy(), {"": frames})
@@ -72,7 +77,8 @@ def write(path: str, frames: MixtureFrames) -> None:
     content: dict[str, Any] = {"times": times, "systems": np.array([*frames.systems], dtype=str)}
     for place, system in enumerate(frames.systems.values()):
         for name, values in system._asdict().items():
-            content[f"{place}.{name}"] = _padded(name, values, len(times))
+            if values is not None:
+                content[f"{place}.{name}"] = _padded(name, values, len(times))
     files.make_folder(os.path.dirname(path))
     files.write_with(path, lambda name: np.savez_compressed(name, **content))
 
@@ -130,7 +136,11 @@ def read(path: str) -> MixtureFrames:
         with np.load(path, allow_pickle=False) as content:
             systems = {
                 name: SystemFrames(
-                    **{field: content[f"{place}.{field}"] for field in SystemFrames._fields}
+                    **{
+                        field: content[f"{place}.{field}"]
+                        for field in SystemFrames._fields
+                        if field not in _OPTIONAL or f"{place}.{field}" in content
+                    }
                 )
                 for place, name in enumerate(content["systems"].tolist())
             }

@@ -32,17 +32,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch_mapss.evaluation import files
+from torch_mapss.evaluation.measures import RANK
 from torch_mapss.evaluation.report import MEANS, MEDIANS, SourceRow
 
+# PM's rank leaves all three again where no row has it.
 SCORE_COLUMNS = (
     *("mixture_id", "system", *SourceRow._fields, "status", "reason", "notes", "warnings"),
 )
 ITEM_COLUMNS = (
-    *("mixture_id", "system", *MEANS, *MEDIANS, "estimates", "undefined", "silent"),
+    *("mixture_id", "system", *MEANS, *MEDIANS, RANK, "estimates", "undefined", "silent"),
     *("references", "seconds", "status", "reason"),
 )
 SET_COLUMNS = (
-    *("system", *MEANS, *MEDIANS, "scored", "undefined", "failed"),
+    *("system", *MEANS, *MEDIANS, RANK, "scored", "undefined", "failed"),
     *("estimates", "silent", "frames", "rates"),
 )
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # look like the gaps of frames that are not scored.
 PS_STYLE: dict[str, Any] = {"color": "#0b4f79", "linewidth": 1.7}
 PM_STYLE: dict[str, Any] = {"color": "#e8871e", "linewidth": 1.2}
+RANK_STYLE: dict[str, Any] = {"color": "#4d7c0f", "linewidth": 0.9}
 _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
 INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
 # Characters of a source's name that fit beside its mean scores: in one column, in each of several.
@@ -128,13 +129,15 @@ def plot_scores(
     active: Tensor | None = None,
     ps_total: Tensor | None = None,
     pm_total: Tensor | None = None,
+    pm_rank: Tensor | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """PS and PM of one source over time.
+    """PS and PM of one source over time, and PM's rank if there is one.
 
     Args:
         times: (F,) seconds.
         ps, pm: (F,) in [0, 1]; NaN, or not ``active``, leaves a gap. Either may be left out.
+        pm_rank: (F,) in (0, 1], as ``scores.pm_rank`` of the conformal convention.
         active: (F,) bool, the frames that count.
         ps_total, pm_total: (F,) half-widths of bands around them, e.g. ``bounds.ps.total[0, s]``.
         ax: draw there; a new figure by default (``returned.figure``).
@@ -147,13 +150,16 @@ def plot_scores(
         ValueError: shapes that do not fit.
     """
     ax = new_figure(8.0, 2.6).add_subplot() if ax is None else ax
+    drawn = []
     for values, total, name, style in (
         (ps, ps_total, "PS", PS_STYLE),
         (pm, pm_total, "PM", PM_STYLE),
+        (pm_rank, None, "PM rank", RANK_STYLE),
     ):
         if values is not None:
             _draw_score(ax, times, values, active, total, name, style)
-    _label_scores(ax, [name for name, values in (("PS", ps), ("PM", pm)) if values is not None])
+            drawn.append(name)
+    _label_scores(ax, drawn)
     return ax
 
 
@@ -374,10 +380,13 @@ def _draw_source(ax: Axes, report: Report, place: int) -> None:
         report.pm[place],
         ps_total=totals[0],
         pm_total=totals[1],
+        pm_rank=None if report.pm_rank is None else report.pm_rank[place],
         ax=ax,
     )
     row = report.rows[place]
     text = "not scored" if row.frames == 0 else f"mean PS {row.ps:.2f}, PM {row.pm:.2f}"
+    if row.frames and row.pm_rank is not None:
+        text += f", PM rank {row.pm_rank:.2f}"
     ax.set_title(text, loc="right", fontsize="small", color="#444444")
 
 
@@ -410,7 +419,7 @@ def _finish(figure: Figure, axes: Any, titles: Sequence[str] | None) -> None:
         )
     handles, labels = _legend_entries(axes)
     if handles:
-        figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)
+        figure.legend(handles, labels, loc="outside lower right", ncols=len(handles), frameon=False)
 
 
 def _legend_entries(axes: Any) -> tuple[list[Any], list[str]]:
@@ -418,5 +427,6 @@ def _legend_entries(axes: Any) -> tuple[list[Any], list[str]]:
         handles, labels = row[0].get_legend_handles_labels()
         if handles:
             words = {"PS": "PS: 1 = no leakage", "PM": "PM: 1 = undistorted"}
+            words["PM rank"] = "PM rank: valid under exchangeability"
             return handles, [words.get(label, label) for label in labels]
     return [], []

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch_mapss.evaluation import files
 from torch_mapss.evaluation.clips import Clip
 from torch_mapss.evaluation.inspection import Finding
+from torch_mapss.evaluation.measures import RANK, columns_of, rank_meaning
 from torch_mapss.pipeline.records import ScoreBounds
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Report:
     device: str = "cpu"  # that it was computed on
     bounds: ScoreBounds | None = field(default=None, repr=False)  # (1, S', F), if asked for
     mixture: Clip | None = field(default=None, repr=False)  # for the plot, if given
+    pm_rank: Tensor | None = None  # (S', F) in (0, 1], rank form of PM; None unless conformal
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -112,23 +114,35 @@ class Report:
         return tuple(self.references[index].name for index in self.attributed)
 
     def table(self) -> list[dict[str, Any]]:
-        """One row per estimate as dictionaries, e.g. for ``pandas.DataFrame``."""
-        return [row._asdict() for row in self.rows]
+        """One row per estimate as dictionaries, e.g. for ``pandas.DataFrame``.
+
+        ``pm_rank`` is in them in the conformal convention alone.
+        """
+        rows = [row._asdict() for row in self.rows]
+        columns = columns_of(SourceRow._fields, rows)
+        return [{name: row[name] for name in columns} for row in rows]
 
     def means(self) -> dict[str, float]:
         """The item's scores: means (medians of medians) over the estimates with one, else NaN."""
-        found = {name: mean([getattr(row, name) for row in self.rows]) for name in MEANS}
+        names = MEANS if self.pm_rank is None else (*MEANS, RANK)
+        found = {name: mean([getattr(row, name) for row in self.rows]) for name in names}
         return found | {name: median([getattr(row, name) for row in self.rows]) for name in MEDIANS}
 
     def summary(self) -> str:
         """A table to print, with counts, what the numbers mean, and what was done to the input."""
-        lines = [files.text_table(*_summary_table(self)), "", _counts(self), *MEANINGS]
-        lines += _ranks(self)
+        lines = [files.text_table(*_summary_table(self)), "", _counts(self), *self.meanings()]
         if self.bounds is not None:
             lines += half_widths(self.bounds.confidence)
+            if self.pm_rank is not None:
+                lines.append("PM has no ±: its rank needs no half-width, and none is stated.")
         lines += [f"Warning: {finding.text}." for finding in self.findings]
         lines += [f"Note: {note}." for note in self.notes]
         return "\n".join([*lines, f"Computed on {self.device}."])
+
+    def meanings(self) -> tuple[str, ...]:
+        """What its measures mean, a sentence each."""
+        ranked = self.pm_rank is not None
+        return (*MEANINGS, rank_meaning(self.settings)) if ranked else MEANINGS
 
     def __str__(self) -> str:
         return self.summary()
@@ -167,8 +181,8 @@ class Report:
         """Write ``scores.csv``, ``ps.csv``, ``pm.csv`` and ``report.json`` to a folder.
 
         ``ps.csv`` and ``pm.csv`` have one row per source and frame: time, score, active, and
-        bounds if there are any. Each file is replaced in one step; UTF-8, ``nan`` for undefined
-        (``null`` in the JSON).
+        bounds if there are any; ``pm.csv`` log PM and, if conformal, PM's rank as well. Each file
+        is replaced in one step; UTF-8, ``nan`` for undefined (``null`` in the JSON).
 
         Args:
             folder: is created with its parents if need be.
@@ -181,10 +195,10 @@ class Report:
         """
         folder = files.make_folder(folder)
         rows = self.table()
-        files.write_csv(os.path.join(folder, "scores.csv"), SourceRow._fields, rows)
+        columns = columns_of(SourceRow._fields, rows)
+        files.write_csv(os.path.join(folder, "scores.csv"), columns, rows)
         for measure in ("ps", "pm"):
-            columns, frames = self.frame_table(measure)
-            files.write_csv(os.path.join(folder, f"{measure}.csv"), columns, frames)
+            files.write_csv(os.path.join(folder, f"{measure}.csv"), *self.frame_table(measure))
         files.write_json(os.path.join(folder, "report.json"), self.as_dict())
         return folder
 
@@ -192,7 +206,9 @@ class Report:
         """Columns and rows of ``"ps"`` or ``"pm"``, one row per source and frame."""
         if measure not in ("ps", "pm"):
             raise ValueError(f"measure must be 'ps' or 'pm', got {measure!r}.")
-        extra = ["attributed_distance", "foreign_distance"] if measure == "ps" else ["log_pm"]
+        extra = ["attributed_distance", "foreign_distance"]
+        if measure == "pm":
+            extra = ["log_pm"] if self.pm_rank is None else ["log_pm", RANK]
         values = {name: getattr(self, name).tolist() for name in (measure, *extra)}
         if self.bounds is not None:
             part = getattr(self.bounds, measure)
@@ -218,7 +234,7 @@ class Report:
             "notes": list(self.notes),
             "warnings": [finding._asdict() for finding in self.findings],
             "device": self.device,
-            "measures": list(MEANINGS),
+            "measures": list(self.meanings()),
         }
 
     def plot(
@@ -266,6 +282,8 @@ def half_widths(confidence: float) -> list[str]:
         f"{100 * confidence:g} % confidence,",
         "as clusters are made of a limited number of distortions. It is no sampling error over "
         "files.",
+        "± of the means is the mean of those above: all are compared with the same distortions, so "
+        "that their errors may go together.",
     ]
 
 
@@ -309,26 +327,31 @@ def number(value: float | None, form: str = ".3f") -> str:
 
 
 def _summary_table(report: Report) -> tuple[list[str], list[list[str]], int]:
-    bounded = report.bounds is not None
     columns = ["source", "estimate", "PS", "PM", "log PM", "median", "PS pooled", "frames"]
-    if bounded:
-        columns[3:3], columns[5:5] = ["±"], ["±"]
-    rows = []
-    for row, clip in zip(report.rows, report.estimates):
-        cells = [
-            row.source,
-            clip.name,
-            *score_cells(row._asdict()),
-            f"{row.frames}/{row.total_frames}",
-        ]
-        if bounded:
-            cells[3:3] = [_half_range(row.ps_radius, row.ps_tail)]
-            cells[5:5] = [_half_range(row.pm_radius, row.pm_tail)]
-        rows.append(cells)
-    last = ["mean", "", *score_cells(report.means()), ""]
-    if bounded:
-        last[3:3], last[5:5] = [""], [""]
-    return columns, [*rows, last], 2
+    rows = [
+        [row.source, clip.name, *score_cells(row._asdict()), f"{row.frames}/{row.total_frames}"]
+        for row, clip in zip(report.rows, report.estimates)
+    ]
+    rows.append(["mean", "", *score_cells(report.means()), ""])
+    if report.pm_rank is not None:
+        ranks = [*(row.pm_rank for row in report.rows), report.means()[RANK]]
+        _insert(columns, rows, "log PM", "PM rank", ranks)
+    if report.bounds is not None:
+        # The conformal convention states no half-width of PM.
+        for name in ("PS", "PM") if report.pm_rank is None else ("PS",):
+            found = [half_range(row, name.lower()) for row in report.rows]
+            _insert(columns, rows, name, "±", [*found, mean(found)])
+    return columns, rows, 2
+
+
+def _insert(
+    columns: list[str], rows: list[list[str]], behind: str, name: str, values: Sequence[Any]
+) -> None:
+    """Put a column of numbers behind another one."""
+    place = columns.index(behind) + 1
+    columns.insert(place, name)
+    for row, value in zip(rows, values):
+        row.insert(place, number(value))
 
 
 def score_cells(values: Mapping[str, Any]) -> list[str]:
@@ -337,23 +360,10 @@ def score_cells(values: Mapping[str, Any]) -> list[str]:
     return [number(values["ps"]), number(values["pm"]), *logs, number(values["ps_pesq"])]
 
 
-def _half_range(radius: float | None, tail: float | None) -> str:
-    return number(None if radius is None or tail is None else radius + tail)
-
-
-def _ranks(report: Report) -> list[str]:
-    """The rank form of PM, where the convention has it."""
-    ranks = [
-        f"{clip.name} {number(row.pm_rank)}"
-        for row, clip in zip(report.rows, report.estimates)
-        if row.pm_rank is not None
-    ]
-    if not ranks:
-        return []
-    return [
-        f"PM rank: {', '.join(ranks)} (means). In a frame it is at most u with probability at most "
-        "u if estimate and distortions are exchangeable: no half-width is needed, and none stated."
-    ]
+def half_range(row: SourceRow, measure: str) -> float:
+    """± of ``"ps"`` or ``"pm"`` of an estimate: radius + half-width, NaN where undefined."""
+    radius, tail = (getattr(row, f"{measure}_{part}") for part in ("radius", "tail"))
+    return float("nan") if radius is None or tail is None else float(radius + tail)
 
 
 def _counts(report: Report) -> str:

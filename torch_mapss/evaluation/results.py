@@ -10,6 +10,7 @@ On disk, UTF-8, numbers with nine digits, ``nan`` for undefined:
   ``mixtures``, each with ``mixture_id``, ``references``, ``sources`` (their names), ``mixture``
   (path or null) and ``systems``;
 * ``scores.csv``, ``items.csv``, ``summary.csv``: per estimate, per mixture and system, per system;
+  with ``pm_rank``, PM's rank, in the conformal convention alone;
 * ``frames/MIXTURE.npz``: see :mod:`torch_mapss.evaluation.frame_store`;
 * ``progress``: finished pairs, see :mod:`torch_mapss.evaluation.run`.
 """
@@ -26,17 +27,8 @@ from typing import Any, NamedTuple
 from torch_mapss.evaluation import files, frame_store
 from torch_mapss.evaluation.frame_store import MixtureFrames
 from torch_mapss.evaluation.manifest import FORMAT
+from torch_mapss.evaluation.measures import measures_of
 
-#: Measures that are averaged, tested and drawn; higher is better in all of them.
-MEASURES = ("ps", "pm", "log_pm", "foreign_distance", "log_foreign_distance")
-#: How people write them.
-LABELS = {
-    "ps": "PS",
-    "pm": "PM",
-    "log_pm": "log PM",
-    "foreign_distance": "B",
-    "log_foreign_distance": "log B",
-}
 _WORDS = {
     *("mixture_id", "system", "source", "estimate", "reference", "status", "reason", "notes"),
     *("warnings", "rates"),
@@ -78,6 +70,11 @@ class Results:
     def sampled(self) -> bool:
         """Only some frames, drawn at random, are scored."""
         return self.settings.get("sample_frames") is not None
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Measures of its tables: PS, PM, log PM, PM's rank if conformal, B and log B."""
+        return measures_of(self.items)
 
     def frames(self, mixture_id: str) -> MixtureFrames:
         """Frame scores of a mixture, all of its systems.

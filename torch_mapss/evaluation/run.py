@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_mapss.core.devices import device_name
@@ -16,6 +17,14 @@ from torch_mapss.evaluation.manifest import (
     Record,
     listed,
     of_one_folder,
+)
+from torch_mapss.evaluation.measures import (
+    LABELS,
+    RANK,
+    columns_of,
+    has_rank,
+    measures_of,
+    rank_meaning,
 )
 from torch_mapss.evaluation.processes import World, world
 from torch_mapss.evaluation.progress import (
@@ -242,13 +251,16 @@ class Outcome(NamedTuple):
     processes: World = World()
     device: str = "cpu"  # that it was computed on
     missing: int = 0  # pairs of mixture and system that other shares have still to score: no tables
+    settings: Mapping[str, Any] = MappingProxyType({})  # all that the scores depend on
 
     def summary(self) -> str:
         """A table of the systems to print, with counts."""
         if self.missing:
             return self._share_summary()
-        shown = {"ps": "PS", "pm": "PM", "log_pm": "log PM", "log_pm_median": "median"}
-        shown |= {"log_foreign_distance": "log B"}
+        # B as its log alone, and the median of log PM beside its mean.
+        names = [name for name in measures_of(self.sets) if name != "foreign_distance"]
+        names.insert(names.index("log_pm") + 1, "log_pm_median")
+        shown = {name: LABELS.get(name, "median") for name in names}
         counts = ("scored", "undefined", "failed")
         rows = [
             [
@@ -267,6 +279,7 @@ class Outcome(NamedTuple):
                 "Means over frames, then over the estimates of a mixture, then over mixtures;",
                 "undefined and failed mixtures are left out. scored, undefined, failed: mixtures.",
                 "median: of log PM, by medians in all these steps; a dead output moves it little.",
+                *([rank_meaning(self.settings)] if RANK in shown else []),
                 *(f"Warning: {warning}." for warning in self.warnings),
                 f"Computed on {self.device}.",
             ]
@@ -337,7 +350,8 @@ def run(
         processes.wait()
         rate = mapss.grid.sample_rate
         tables = processes.together(lambda: _join(mixtures, folder, processes, rate))
-        return tables._replace(processes=processes, device=device_name(scorer.device))
+        place = device_name(scorer.device)
+        return tables._replace(processes=processes, device=place, settings=settings)
 
 
 def _settings(mapss: MAPSS, request: Request, save_frames: bool) -> dict[str, Any]:
@@ -448,6 +462,7 @@ def _join(mixtures: Sequence[Mixture], folder: str, processes: World, rate: int)
         records = [found[key] for m in own for s in m.systems if (key := (m.name, s)) in found]
         return Outcome((), (), (), _failures(records), missing=missing)
     records = [found.get((m.name, system)) or _lost(m, system) for m, system in pairs]
+    records = _ranked(records)
     scores = [row for record in records for row in record["rows"]]
     items = [_item(mixture, record) for (mixture, _), record in zip(pairs, records)]
     sets = _sets(items, scores, rate)
@@ -456,11 +471,22 @@ def _join(mixtures: Sequence[Mixture], folder: str, processes: World, rate: int)
         ("items.csv", ITEM_COLUMNS, items),
         ("summary.csv", SET_COLUMNS, sets),
     ):
-        files.write_csv(os.path.join(folder, name), columns, rows)
+        files.write_csv(os.path.join(folder, name), columns_of(columns, rows), rows)
     files.write_json(os.path.join(folder, "mixtures.json"), listed(mixtures, folder))
     note_hashes(folder, {k: v for record in records for k, v in record.get("sha256", {}).items()})
     warnings = (*_warnings(records), *_mixed_rates(sets))
     return Outcome(tuple(scores), tuple(items), tuple(sets), _failures(records), warnings)
+
+
+def _ranked(records: list[Record]) -> list[Record]:
+    """With PM's rank as undefined in the rows of failed pairs, if other rows have it."""
+    if not has_rank(row for record in records for row in record["rows"]):
+        return records
+
+    def filled(row: Record) -> Record:
+        return row if row.get(RANK) is not None else row | {RANK: float("nan")}
+
+    return [record | {"rows": [filled(row) for row in record["rows"]]} for record in records]
 
 
 def _failures(records: Iterable[Record]) -> tuple[str, ...]:
@@ -525,7 +551,8 @@ def _item(mixture: Mixture, record: Record) -> Record:
 
 def _averages(rows: Sequence[Record]) -> Record:
     """Of the scores of estimates or mixtures, the undefined ones left out."""
-    means = {name: mean([row[name] for row in rows]) for name in MEANS}
+    names = (*MEANS, RANK) if has_rank(rows) else MEANS
+    means = {name: mean([row[name] for row in rows]) for name in names}
     return means | {name: median([row[name] for row in rows]) for name in MEDIANS}
 
 

@@ -503,6 +503,7 @@ def _assembled(
         device=device_name(signals.outputs.device),
         bounds=None if bounds is None else _on_cpu(bounds),
         mixture=signals.mixture,
+        pm_rank=None if scores.pm_rank is None else frames("pm_rank"),
     )
 
 

@@ -21,9 +21,10 @@ import numpy as np
 
 from torch_mapss.evaluation import files
 from torch_mapss.evaluation.manifest import short
+from torch_mapss.evaluation.measures import measures_of
 from torch_mapss.evaluation.protocol import described, protocol_id, relevant
 from torch_mapss.evaluation.report import mean, versions
-from torch_mapss.evaluation.results import MEASURES, Results
+from torch_mapss.evaluation.results import Results
 from torch_mapss.evaluation.scorer import Request, evaluate
 
 if TYPE_CHECKING:
@@ -174,7 +175,9 @@ def _of_frames(rows: Sequence[Mapping[str, Any]], frames: Any) -> Iterator[str]:
         return
     for place, row in enumerate(rows):
         active = frames.active[place]
-        for name in ("ps", "pm", "log_pm", "foreign_distance"):
+        for name in ("ps", "pm", "log_pm", "pm_rank", "foreign_distance"):
+            if getattr(frames, name) is None or row.get(name) is None:
+                continue  # PM's rank of another convention
             values = getattr(frames, name)[place][active].astype(np.float64)
             made = float(values.mean()) if len(values) else math.nan
             if not _close(made, row[name], _ROUNDING):
@@ -184,8 +187,8 @@ def _of_frames(rows: Sequence[Mapping[str, Any]], frames: Any) -> Iterator[str]:
 def _of_means(
     where: str, row: Mapping[str, Any], below: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    for name in MEASURES:
-        made = mean([float(other[name]) for other in below])
+    for name in measures_of([row]):
+        made = mean([math.nan if other.get(name) is None else other[name] for other in below])
         if not _close(made, row[name], _ROUNDING):
             yield f"{where}, {name}: {row[name]}, its rows give {made}"
 
@@ -224,7 +227,7 @@ def _of_scores(
             continue
         for row, made in zip(rows[mixture, system], report.rows):
             scored += 1
-            for name in MEASURES:
+            for name in measures_of([row]):
                 found = getattr(made, name)
                 distance = abs(found - row[name]) / max(1.0, abs(row[name]))
                 largest = max(largest, 0.0 if math.isnan(distance) else distance)

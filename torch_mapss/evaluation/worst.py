@@ -21,14 +21,17 @@ from torch import Tensor
 from torch_mapss import audio
 from torch_mapss.evaluation import files
 from torch_mapss.evaluation.frame_store import SystemFrames
+from torch_mapss.evaluation.measures import LABELS, RANK
 from torch_mapss.evaluation.progress import file_name
-from torch_mapss.evaluation.results import LABELS, Results
+from torch_mapss.evaluation.results import Results
 
 #: Seconds a segment lasts at least, and at most.
 LEAST_S, MOST_S = 0.3, 3.0
 #: Seconds of sound around a segment, to hear where it comes from.
 CONTEXT_S = 0.5
-#: Measures that have worst segments by default.
+#: Measures of frames, which may have worst segments; PM's rank in the conformal convention alone.
+MEASURES = ("ps", "pm", "log_pm", RANK, "foreign_distance")
+#: Those that have them by default.
 WORST_OF = ("ps", "log_pm")
 # A window is judged if so much of it is scored.
 _SHARE = 0.5
@@ -37,7 +40,7 @@ _SHARE = 0.5
 class Segment(NamedTuple):
     """A stretch of one estimate where a measure is low."""
 
-    measure: str  # "ps", "pm", "log_pm" or "foreign_distance"
+    measure: str  # one of MEASURES
     mixture_id: str
     system: str
     place: int  # row of the estimate in the frames of its system
@@ -61,7 +64,8 @@ def worst_segments(
     Args:
         results: of :func:`~torch_mapss.evaluation.results.load_results`.
         count: segments of each measure.
-        measures: of "ps", "pm", "log_pm", "foreign_distance".
+        measures: of "ps", "pm", "log_pm", "pm_rank" (of results in the conformal convention),
+            "foreign_distance".
         mixtures, systems: look in these alone.
 
     Returns:
@@ -70,10 +74,7 @@ def worst_segments(
     Raises:
         ValueError: another measure, mixture or system, or a count below 1.
     """
-    known = ("ps", "pm", "log_pm", "foreign_distance")
-    unknown = [name for name in measures if name not in known]
-    if unknown:
-        raise ValueError(f"measures must be of {', '.join(known)}, got {unknown[0]!r}.")
+    _check_measures(measures, results)
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}.")
     _check_known(mixtures, "mixtures", results.mixtures)
@@ -96,6 +97,19 @@ def worst_segments(
     return [segment for name in measures for segment in lowest[name]]
 
 
+def _check_measures(wanted: Sequence[str], results: Results) -> None:
+    known = MEASURES if RANK in results.measures else [m for m in MEASURES if m != RANK]
+    for name in wanted:
+        if name == RANK and RANK not in known:
+            raise ValueError(
+                f"these results have no {RANK}, PM's rank: they were scored in the "
+                f"{results.settings.get('convention')!r} convention. Score the set with "
+                "--convention conformal."
+            )
+        if name not in known:
+            raise ValueError(f"measures must be of {', '.join(known)}, got {name!r}.")
+
+
 def _check_known(wanted: Sequence[str] | None, name: str, there: Sequence[str]) -> None:
     for one in wanted or ():
         if one not in there:
@@ -114,7 +128,10 @@ def _of_system(
     step = float(times[1] - times[0]) if len(times) > 1 else LEAST_S
     least = 1 if sampled else max(1, round(LEAST_S / step))
     most = 1 if sampled else max(least, round(MOST_S / step))
-    for place, (values, active) in enumerate(zip(getattr(frames, name), frames.active)):
+    stored = getattr(frames, name)
+    if stored is None:  # rows with a rank, and frames that were kept before these had one
+        raise ValueError(f"the frames of these results hold no {name}. Score the set again.")
+    for place, (values, active) in enumerate(zip(stored, frames.active)):
         scores = np.where(active, values.astype(np.float64), np.nan)
         for begin, end, score in lowest_runs(scores, least, most, count):
             # A frame stands for the step around its centre.

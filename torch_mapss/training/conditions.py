@@ -15,8 +15,8 @@ from torch_mapss.core import checks
 MEASURES = ("ps", "pm", "log_pm", "pm_rank")
 # What the rank form of PM says for itself, in the sentence of a firing.
 GUARANTEE = (
-    "where a frame's rank is at most u with probability at most u if estimate and distortions are "
-    "exchangeable"
+    "valid under exchangeability: a frame's rank is at most u with probability at most u if "
+    "estimate and distortions are exchangeable"
 )
 
 

@@ -16,10 +16,11 @@ def add_parser(commands: Any) -> None:
         """\
 Rank and test the systems of one or more results folders that `torch-mapss evaluate` wrote.
 
-Everything is over mixtures, for every measure (PS, PM, log PM, and B, the distance to the closest
-other source, with log B): means with BCa bootstrap intervals, and for every pair of systems, over
-the mixtures that both have, the mean difference with its interval, wins, ties and losses, and
-Wilcoxon's signed rank test with Holm's correction. Systems that share a letter are not told apart.
+Everything is over mixtures, for every measure (PS, PM, log PM, PM's rank in the conformal
+convention, and B, the distance to the closest other source, with log B): means with BCa bootstrap
+intervals, and for every pair of systems, over the mixtures that both have, the mean difference
+with its interval, wins, ties and losses, and Wilcoxon's signed rank test with Holm's correction.
+Systems that share a letter are not told apart.
 DIR gets comparison.csv (pairs), ranking.csv (systems), a box plot per measure and a scatter plot of
 PS against log PM (PNG and SVG).
 Folders are joined if all was scored with the same settings.

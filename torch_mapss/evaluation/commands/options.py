@@ -202,9 +202,10 @@ def _add_map(group: Any) -> None:
         "--convention",
         choices=("paper", "reference", "conformal"),
         default="paper",
-        help="the paper's equations, those of the released implementation, or the paper's with PM "
-        "by the output's rank among its distortions: valid under exchangeability, and far less "
-        "saturated (default: %(default)s)",
+        help="the paper's equations, those of the released implementation, or the paper's with the "
+        "output counted among its distortions: PM is far less saturated, and has a rank beside it, "
+        "at least 1/(N_p + 1) with N_p distortions, that is valid under exchangeability (default: "
+        "%(default)s)",
     )
     group.add_argument(
         "--alpha",

@@ -37,7 +37,8 @@ single frames are listed.
         nargs="+",
         default=["ps", "log_pm"],
         metavar="NAME",
-        help="of ps, pm, log_pm, foreign_distance (default: ps log_pm)",
+        help="of ps, pm, log_pm, foreign_distance, and pm_rank, which results of --convention "
+        "conformal have (default: ps log_pm)",
     )
     worst.add_argument("--systems", nargs="+", metavar="NAME", help="of these systems alone")
     worst.add_argument(
@@ -58,6 +59,7 @@ single frames are listed.
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss worst``."""
+    from torch_mapss.evaluation.measures import RANK, rank_meaning
     from torch_mapss.evaluation.results import load_results
     from torch_mapss.evaluation.worst import listed, worst_segments, write_segments
 
@@ -68,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
             write_segments(results, segments, args.wav, stereo=args.stereo)
     if not args.quiet:
         console.say(files.text_table(*listed(segments), left=4))
+        if RANK in args.measures and segments:
+            console.say(f"\n{rank_meaning(results.settings)}")
         if not segments:
             console.say(
                 "\nNo estimate has enough scored frames to make a segment of: see the columns "

@@ -20,12 +20,13 @@ import numpy as np
 from torch_mapss.evaluation import files
 from torch_mapss.evaluation.comparison import Comparison, compare
 from torch_mapss.evaluation.frame_store import MixtureFrames
+from torch_mapss.evaluation.measures import LABELS, RANK
 from torch_mapss.evaluation.page.sound import Sound, data_uri, flac, picture, read_sound
-from torch_mapss.evaluation.results import LABELS, Results
+from torch_mapss.evaluation.results import Results
 from torch_mapss.evaluation.worst import CONTEXT_S, Segment, worst_segments
 
-#: Measures of the box plots and of the table.
-SHOWN = ("ps", "log_pm", "pm", "log_foreign_distance")
+#: Measures of the box plots and of the table, where the results have them.
+SHOWN = ("ps", "log_pm", "pm", RANK, "log_foreign_distance")
 # Audio files kept decoded while the page is made: those of one mixture, and then some.
 _KEPT = 32
 
@@ -91,7 +92,8 @@ def page_content(results: Results, page: str, wanted: Wanted) -> dict[str, Any]:
     """
     comparison = compare(results)
     segments = worst_segments(results, wanted.worst) if wanted.worst else []
-    rows = table_rows(results)
+    shown = [name for name in SHOWN if name in results.measures]
+    rows = table_rows(results, shown)
     places = {(row["mixture"], row["system"], row["place"]): n for n, row in enumerate(rows)}
     sounds, budget = Sounds(page), Budget(wanted.embed_bytes)
     listed = [segment_entry(results, segment, places, sounds, budget) for segment in segments]
@@ -99,10 +101,11 @@ def page_content(results: Results, page: str, wanted: Wanted) -> dict[str, Any]:
     order = [*first, *(n for n in range(len(rows)) if n not in first)]
     details, tracks = all_details(results, rows, order, sounds, budget)
     return {
-        "measures": {name: LABELS[name] for name in SHOWN},
-        "ranking": ranking_rows(comparison),
-        "notes": comparison.notes(SHOWN),
-        "boxes": box_values(comparison),
+        "measures": {name: LABELS[name] for name in shown},
+        "ranking": ranking_rows(comparison, shown),
+        # The page's head tells of PM's rank, with its number of distortions.
+        "notes": comparison.notes([name for name in shown if name != RANK]),
+        "boxes": box_values(comparison, shown),
         "rows": rows,
         "details": details,
         "tracks": tracks,
@@ -117,17 +120,17 @@ def page_content(results: Results, page: str, wanted: Wanted) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------
 
 
-def ranking_rows(comparison: Comparison) -> list[dict[str, Any]]:
+def ranking_rows(comparison: Comparison, shown: Sequence[str]) -> list[dict[str, Any]]:
     """The ranking of the shown measures."""
     kept = ("measure", "system", "n", "mean", "low", "high", "group")
     return [
         {name: plain(row[name]) for name in kept}
         for row in comparison.ranking
-        if row["measure"] in SHOWN
+        if row["measure"] in shown
     ]
 
 
-def box_values(comparison: Comparison) -> dict[str, dict[str, list[float]]]:
+def box_values(comparison: Comparison, shown: Sequence[str]) -> dict[str, dict[str, list[float]]]:
     """The mixtures' values of every measure and system."""
     scores = comparison.scores
     return {
@@ -135,11 +138,11 @@ def box_values(comparison: Comparison) -> dict[str, dict[str, list[float]]]:
             system: [float(f"{v:.6g}") for v in scores.values[name][:, k] if math.isfinite(v)]
             for k, system in enumerate(scores.systems)
         }
-        for name in SHOWN
+        for name in shown
     }
 
 
-def table_rows(results: Results) -> list[dict[str, Any]]:
+def table_rows(results: Results, shown: Sequence[str]) -> list[dict[str, Any]]:
     """One row per estimate; ``place`` is its row in the frames of its system."""
     rows: list[dict[str, Any]] = []
     seen: dict[tuple[str, str], int] = {}
@@ -154,7 +157,7 @@ def table_rows(results: Results) -> list[dict[str, Any]]:
                 "system": row["system"],
                 "source": row["source"],
                 "place": place,
-                **{name: plain(row.get(name)) for name in SHOWN},
+                **{name: plain(row.get(name)) for name in shown},
                 "frames": plain(row.get("frames")),
                 "note": row["reason"] if not ok else row.get("warnings") or "",
                 "detail": None,
@@ -252,7 +255,7 @@ def all_details(
             continue
         frames = frames_of(row["mixture"])
         curve = curves(frames, row["system"], row["place"])
-        if not budget.take(12 * len(curve["ps"]) + 200):
+        if not budget.take(6 * (2 + (RANK in curve)) * len(curve["ps"]) + 200):
             break
         paths = results.audio(row["mixture"])
         source = int(frames.systems[row["system"]].attributed[row["place"]])
@@ -268,7 +271,7 @@ def all_details(
 
 
 def curves(frames: MixtureFrames, system: str, place: int) -> dict[str, Any]:
-    """PS and log PM of one estimate over time, None where a frame is not scored."""
+    """PS, log PM and, if conformal, PM's rank over time, None where a frame is not scored."""
     found = frames.systems[system]
     active = found.active[place]
 
@@ -281,11 +284,11 @@ def curves(frames: MixtureFrames, system: str, place: int) -> dict[str, Any]:
     times = frames.times
     step = float(times[1] - times[0]) if len(times) > 1 else 0.02
     first = float(times[0]) if len(times) else 0.0
+    lines = {"ps": found.ps, "log_pm": found.log_pm, RANK: found.pm_rank}
     return {
         "first": round(first, 6),
         "step": round(step, 6),
-        "ps": line(found.ps),
-        "log_pm": line(found.log_pm),
+        **{name: line(values) for name, values in lines.items() if values is not None},
     }
 
 

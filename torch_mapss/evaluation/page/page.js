@@ -13,7 +13,7 @@
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const number = (value) => value === null || value === undefined ? "–"
     : Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(3);
-  const PS = "#0b4f7d", PM = "#b35900", QUIET = { displayModeBar: false, responsive: true };
+  const PS = "#0b4f7d", PM = "#b35900", RANK = "#4d7c0f", QUIET = { displayModeBar: false, responsive: true };
   const FONT = { family: "system-ui, Segoe UI, DejaVu Sans, sans-serif", size: 13, color: "#1b2430" };
 
   // ------------------------------------------------------------------ ranking and box plots
@@ -183,13 +183,16 @@
     const shown = Object.entries(detail.tracks).filter(([, k]) => k !== null).map(([role, k]) => [role, data.tracks[k]]);
     const end = Math.max(...shown.map(([, track]) => track.seconds), times.length ? times[times.length - 1] : 1);
     const pictures = shown.filter(([, track]) => track.picture);
-    const high = 0.5 / Math.max(1, pictures.length), images = [], notes = [];
+    const ranked = detail.pm_rank !== undefined;
+    // Panels from the bottom: log PM, PM's rank where there is one, PS; the spectrograms above.
+    const panels = ranked ? [[0, 0.14], [0.18, 0.32], [0.36, 0.5]] : [[0, 0.22], null, [0.26, 0.46]];
+    const top0 = panels[2][1] + 0.04, high = (1 - top0) / Math.max(1, pictures.length), images = [], notes = [];
     const layout = {
       margin: { l: 62, r: 12, t: 8, b: 42 }, font: FONT, showlegend: false, hovermode: "x", dragmode: false,
       images, annotations: notes,
       xaxis: { range: span || [0, end], title: { text: "time (s)" }, anchor: "y2", gridcolor: "#e3e8ee", zeroline: false },
-      yaxis: { domain: [0.26, 0.46], range: [-0.03, 1.03], title: { text: "PS" }, gridcolor: "#e3e8ee", zeroline: false },
-      yaxis2: { domain: [0, 0.22], title: { text: "log PM" }, gridcolor: "#e3e8ee", zeroline: false, autorange: true },
+      yaxis: { domain: panels[2], range: [-0.03, 1.03], title: { text: "PS" }, gridcolor: "#e3e8ee", zeroline: false },
+      yaxis2: { domain: panels[0], title: { text: "log PM" }, gridcolor: "#e3e8ee", zeroline: false, autorange: true },
       shapes: [],
     };
     pictures.forEach(([role, track], k) => {
@@ -201,6 +204,11 @@
         yanchor: "top", showarrow: false, bgcolor: "rgba(255,255,255,0.85)", font: { size: 12 } });
     });
     const traces = [line(detail.ps, "PS", PS, "y"), line(detail.log_pm, "log PM", PM, "y2")];
+    if (ranked) {
+      const axis = pictures.length + 3;
+      layout[`yaxis${axis}`] = { domain: panels[1], range: [-0.03, 1.03], title: { text: "PM rank" }, gridcolor: "#e3e8ee", zeroline: false };
+      traces.push(line(detail.pm_rank, "PM rank", RANK, `y${axis}`));
+    }
     pictures.forEach(([, track], k) => traces.push({ x: [0, track.seconds], y: [0, track.khz], yaxis: `y${k + 3}`,
       mode: "markers", marker: { opacity: 0 }, hoverinfo: "skip" }));
     return Plotly.react("curves", traces, layout, QUIET).then(() => place(now()));

@@ -7,6 +7,7 @@ from importlib import resources
 from typing import Any
 
 from torch_mapss.evaluation import files
+from torch_mapss.evaluation.measures import RANK, rank_meaning
 from torch_mapss.evaluation.page.content import Wanted, page_content
 from torch_mapss.evaluation.results import Results, load_results
 
@@ -64,6 +65,7 @@ def write_page(
         script=(here / "page.js").read_text("utf-8"),
         plotly=plotly_script,
         content=content,
+        meaning=rank_meaning(results.settings) if RANK in content["measures"] else "",
         facts=facts(results),
     )
     files.write_bytes(path, text.encode("utf-8", errors="replace"))
