@@ -211,6 +211,12 @@ def test_errors_are_one_line(
         (files, ("--sample-frames", "0"), "sample_frames must be at least 1, got 0"),
         (files, ("--tail", "bootstrap"), "--tail says how bounds are made"),
         (files, ("--bounds-convention", "derived"), "--bounds-convention says how bounds"),
+        (files, ("--tail", "concentration"), "--tail says how bounds are made"),
+        (files, ("--confidence", "0.9"), "--confidence says how bounds are made"),
+        (files, ("--confidence", "0.95"), "add --bounds"),
+        (files, ("--activity", "2"), "activity must be a share of a source's own RMS"),
+        (files, ("--activity", "1"), "at least 0 and below 1, got 1.0"),
+        (files, ("--activity", "-0.1"), "at least 0 and below 1, got -0.1"),
     ]
     for given, flags, message in cases:
         assert score(given, *flags) == 2

@@ -250,12 +250,16 @@ def test_folders_of_other_settings_are_refused(
     manifest: Path, folder: Path, tmp_path: Path
 ) -> None:
     other = one_system(manifest, "bad", tmp_path / "other", alpha=0.5)
-    with pytest.raises(ValueError, match=r"cannot be compared: alpha is 1\.0 in the one and 0\.5"):
+    with pytest.raises(
+        ValueError, match=r"cannot be compared: alpha is 1\.0 in the one and 0\.5"
+    ) as it:
         compare([folder, other])
+    assert str(it.value).endswith("Score both with the same settings.")
 
 
 def test_bounds_are_no_other_settings(manifest: Path, folder: Path, tmp_path: Path) -> None:
-    run(load_manifest(manifest), tmp_path, small_mapss, Request(bounds=True))
+    asked = Request(bounds=True, bounds_convention="derived", tail="bootstrap")
+    run(load_manifest(manifest), tmp_path, small_mapss, asked)
     other = load_results(tmp_path)
     assert compare([folder, other]).table() == compare(folder).table()
     other.items[0]["ps"] += 0.1  # type: ignore[index]
@@ -267,8 +271,11 @@ def test_other_references_are_refused(folder: Path, tmp_path: Path) -> None:
     other = write_manifest(tmp_path / "set", 2, ("third",))
     (tmp_path / "set/m1/truth/a.wav").write_bytes((tmp_path / "set/m0/truth/a.wav").read_bytes())
     run(load_manifest(other), tmp_path / "out", small_mapss)
-    with pytest.raises(ValueError, match="references of mixture 'm1' are not the same audio"):
+    with pytest.raises(ValueError, match="references of mixture 'm1' are not the same audio") as it:
         compare([folder, tmp_path / "out"])
+    assert "Score both against the same reference files" in str(it.value)
+    assert "names of their own (mixture_id)" in str(it.value)
+    assert "same settings" not in str(it.value)
 
 
 def test_the_command_writes_tables_and_figures(

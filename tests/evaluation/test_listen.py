@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +159,101 @@ def test_the_configuration_names_what_is_there(made: Path) -> None:
             for path in (page["reference"], *page["stimuli"].values()):
                 assert path.startswith("configs/trial/audio/")
                 assert (made / path.removeprefix("configs/trial/")).is_file()
+
+
+TEXT, FLAG = (str,), (bool,)
+# As webMUSHRA's manual for experimenters lists them; `popupContent` is what its code calls it.
+OPTIONS: dict[str, dict[str, tuple[type, ...]]] = {
+    "": {
+        **{"testname": TEXT, "testId": TEXT, "bufferSize": (int,), "stopOnErrors": FLAG},
+        **{"showButtonPreviousPage": FLAG, "remoteService": TEXT, "pages": (list,)},
+    },
+    "generic": dict.fromkeys(("type", "id", "name", "content"), TEXT),
+    "volume": {
+        **dict.fromkeys(("type", "id", "name", "content", "stimulus"), TEXT),
+        "defaultVolume": (float,),
+    },
+    "mushra": {
+        **dict.fromkeys(("type", "id", "name", "content", "reference"), TEXT),
+        **dict.fromkeys(("showWaveform", "enableLooping", "strict", "randomize"), FLAG),
+        **dict.fromkeys(("createAnchor35", "createAnchor70", "showConditionNames"), FLAG),
+        "stimuli": (dict,),
+    },
+    "finish": {
+        **dict.fromkeys(("type", "name", "content", "popupContent"), TEXT),
+        **dict.fromkeys(("showResults", "writeResults"), FLAG),
+    },
+}
+
+
+@pytest.mark.parametrize("question", ["quality", "interference"])
+def test_the_configuration_has_all_documented_options_and_no_others(
+    made: Path, question: str
+) -> None:
+    found = yaml.safe_load((made / f"{question}.yaml").read_text(encoding="utf-8"))
+    first, second, (word, *trials), last = found["pages"]
+    assert word == "random"
+    for kind, record in (("", found), *((page["type"], page) for page in (first, second, *trials))):
+        assert record.keys() == OPTIONS[kind].keys()
+        for name, types in OPTIONS[kind].items():
+            assert type(record[name]) in types, name
+    assert last.keys() == OPTIONS["finish"].keys()
+    assert found["bufferSize"] in (256, 512, 1024, 2048, 4096, 8192, 16384)
+    assert 0.0 <= second["defaultVolume"] <= 1.0
+    names = [page["id"] for page in (first, second, *trials)]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.slow
+def test_the_parser_that_webmushra_reads_with_reads_the_same(made: Path) -> None:
+    """Its own is yamljs, which knows less of YAML than others."""
+    ask = "const y = require('yamljs'); console.log(JSON.stringify(y.load(process.argv[1])))"
+    if (
+        shutil.which("node") is None
+        or subprocess.run(["node", "-e", "require('yamljs')"], capture_output=True).returncode
+    ):
+        pytest.skip("needs node with the package yamljs (NODE_PATH)")
+    for question in ("quality", "interference"):
+        path = made / f"{question}.yaml"
+        done = subprocess.run(["node", "-e", ask, str(path)], capture_output=True, check=True)
+        assert json.loads(done.stdout) == yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_nothing_is_left_where_a_file_is_missing_or_broken_midway(
+    folder: Path, results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = choose(results, 8)
+    last = pages[-1]
+    there = Path(results.audio(last.mixture_id).references[last.source_index])
+    kept = there.read_bytes()
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "ratings.csv").write_text("mine")
+    command = ["listen", str(folder), "--pages", "8", "--out"]
+    try:
+        there.unlink()
+        for out in (tmp_path / "new", old):
+            assert cli.main([*command, str(out)]) == 2
+            error = capsys.readouterr().err
+            assert f"1 of 40 audio files cannot be read, first {str(there)!r}" in error
+            assert "--audio-root DIR" in error
+        there.write_bytes(b"RIFF nonsense")
+        for out in (tmp_path / "new", old):
+            assert cli.main([*command, str(out)]) == 2
+            assert str(there) in capsys.readouterr().err
+    finally:
+        there.write_bytes(kept)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert [path.name for path in old.iterdir()] == ["ratings.csv"]
+    # A folder that is there keeps what is in it, and gets the whole test.
+    assert cli.main([*command, str(old), "--quiet"]) == 0
+    assert {p.name for p in old.iterdir()} == {
+        "ratings.csv",
+        "stimuli.csv",
+        "quality.yaml",
+        "audio",
+    }
+    assert len([*(old / "audio").iterdir()]) == 40
 
 
 def test_the_key_tells_and_the_names_do_not(made: Path, results: Results) -> None:

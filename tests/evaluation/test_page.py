@@ -7,6 +7,8 @@ import html
 import io
 import json
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from separations import WILD, sources, wild_results
+from separations import WILD, environment, sources, wild_results
 
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.commands.options import BAD_INPUT, OK
@@ -141,7 +143,11 @@ def test_names_are_text_and_nothing_is_fetched(results: Results, tmp_path: Path)
 
 def test_audio_that_is_gone_is_said_and_not_fatal(results: Results, tmp_path: Path) -> None:
     elsewhere = load_results(results.folder, root=tmp_path)
-    content = content_of(Path(write_page(elsewhere, tmp_path / "page.html")))
+    with pytest.warns(UserWarning, match="14 of 14 audio files cannot be read") as told:
+        content = content_of(Path(write_page(elsewhere, tmp_path / "page.html")))
+    for text in (str(told[0].message), (tmp_path / "page.html").read_text(encoding="utf-8")):
+        assert f"expected below {str(tmp_path)!r}" in html.unescape(text)
+        assert "--audio-root DIR" in text
     assert content["tracks"] == []
     assert content["missing"]
     assert all(segment["clips"] is None for segment in content["segments"])
@@ -166,6 +172,50 @@ def test_the_command_and_what_it_refuses(
         assert cli.main(["report", *arguments]) == BAD_INPUT
         assert words in capsys.readouterr().err
     assert out.read_bytes() == kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["half", "whole"])
+def test_a_kill_while_it_is_written_leaves_the_old_page(
+    results: Results, tmp_path: Path, moment: str
+) -> None:
+    """Ended with SIGKILL when half of the page is on the disk, or all of it and not yet moved."""
+    out = tmp_path / "page.html"
+    old = b"<p>the old page</p>" * 1000
+    out.write_bytes(old)
+    code = f"""
+import sys, time
+from torch_mapss.evaluation import cli, files
+
+def stop():
+    print("now", flush=True)
+    time.sleep(300)
+
+def half(name, content):
+    with open(name, "wb") as file:
+        file.write(content[: len(content) // 2])
+    stop()
+
+if {moment!r} == "half":
+    files._dump = half
+else:
+    files._synced = lambda name: stop()
+cli.main(["report", *sys.argv[1:], "--n", "1"])
+"""
+    command = [results.folder, "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *command], env=environment(), stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"now\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert out.read_bytes() == old
+    begun = [path for path in tmp_path.iterdir() if path != out]
+    assert [path.stat().st_size > 1_000_000 for path in begun] == [True]
+    assert cli.main(["report", *command, "--n", "1", "--quiet"]) == OK
+    assert content_of(out)["rows"]
+    assert [*tmp_path.iterdir()] == [out]  # nor what was begun
 
 
 @pytest.mark.parametrize("name", ["plotly.offline", "jinja2", "PIL"])

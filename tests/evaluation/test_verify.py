@@ -105,6 +105,48 @@ def test_settings_that_were_touched_up(copied: Path, capsys: pytest.CaptureFixtu
     assert "no hashes of audio files" in differs(copied, capsys, "--pairs", "0")
 
 
+def test_results_without_any_score_are_nothing_to_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = write_manifest(tmp_path / "set", 1, ("good",))
+    write(tmp_path / "set/m0/good/a.wav", sources(1, 0.5)[0])  # longer than its reference
+    assert cli.main(["evaluate", str(manifest), "--out", str(tmp_path / "out"), *QUICK]) == 1
+    capsys.readouterr()
+    for options in ((), ("--pairs", "0")):
+        printed = differs(tmp_path, capsys, *options)
+        assert "There was no score to compare: none of 2 estimates has one" in printed
+        assert "`reason`" in printed
+        assert "Nothing differs" not in printed
+
+
+def test_audio_that_is_not_there_names_the_way_out(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = copied / "elsewhere"
+    (copied / "set").rename(moved)
+    (copied / "set").mkdir()
+    printed = differs(copied, capsys, "--pairs", "0")
+    assert "12 of 12 audio files cannot be read, first 'm0/bad/a.wav'" in printed
+    assert f"expected below {str(copied / 'set')!r}" in printed
+    assert "--audio-root DIR" in printed
+    again = ["verify", str(copied / "out"), "--pairs", "0", "--audio-root", str(moved)]
+    assert cli.main(again) == 0
+    assert "--audio-root" not in capsys.readouterr().out
+    assert cli.main([*again[:-1], str(copied / "nowhere")]) == 1
+    assert f"expected below {str(copied / 'nowhere')!r}" in capsys.readouterr().out
+
+
+def test_options_of_bounds_that_were_stored_without_any(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied / "out" / "settings.json"
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    stored["options"] |= {"confidence": 0.95, "tail": "concentration", "bounds": False}
+    path.write_text(json.dumps(stored), encoding="utf-8")
+    assert command(copied, "--pairs", "1") == 0
+    assert "Nothing differs." in capsys.readouterr().out
+
+
 def test_results_of_python_need_a_scorer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +176,7 @@ def test_the_id_follows_every_setting_and_nothing_else() -> None:
     base = identity(small_mapss())
     assert base == identity(small_mapss())
     assert base == identity(small_mapss(), bounds=True, confidence=0.9, key="x", save_frames=True)
+    assert base == identity(small_mapss(), bounds=True, bounds_convention="derived", tail="b")
     changes: list[dict[str, Any]] = [{"alpha": 0.5}, {"time": 2.0}, {"energy": 0.9}]
     changes += [{"convention": "reference"}, {"loudness": -20.0}, {"activity": 0.2}]
     changes += [{"align_polarity": True}, {"trim": True}, {"seed": 1}, {"size": 6}]

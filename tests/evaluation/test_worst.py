@@ -17,7 +17,12 @@ from torch_mapss.evaluation.manifest import load_manifest
 from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.run import run
 from torch_mapss.evaluation.scorer import Request
-from torch_mapss.evaluation.worst import lowest_runs, segment_sound, worst_segments
+from torch_mapss.evaluation.worst import (
+    lowest_runs,
+    segment_sound,
+    worst_segments,
+    write_segments,
+)
 
 RATE = 16_000
 
@@ -169,6 +174,26 @@ def test_audio_that_was_moved(
         assert cli.main([*command, "--audio-root", str(tmp_path / "set")]) == 0
     finally:
         (folder.parent / "moved").rename(truth)
+
+
+def test_nothing_is_written_where_a_later_file_is_gone(folder: Path, tmp_path: Path) -> None:
+    results = load_results(folder)
+    segments = worst_segments(results, 4, ("ps",))
+    path = Path(results.audio(segments[-1].mixture_id).estimates[segments[-1].system][0])
+    for name in ("a", "b"):
+        path.with_name(f"{name}.wav").rename(path.with_name(f"{name}.away"))
+    try:
+        with pytest.raises(FileNotFoundError, match=r"cannot be read.*--audio-root DIR"):
+            write_segments(results, segments, tmp_path / "wav")
+    finally:
+        for name in ("a", "b"):
+            path.with_name(f"{name}.away").rename(path.with_name(f"{name}.wav"))
+    assert not (tmp_path / "wav").exists()
+
+
+def test_stereo_is_of_written_segments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["worst", str(folder), "--stereo"]) == 2
+    assert "add --wav DIR" in capsys.readouterr().err
 
 
 def test_sampled_frames_stand_alone(

@@ -241,11 +241,17 @@ def check_alike(results: Sequence[Results]) -> None:
     """
     first = results[0]
     for other in results[1:]:
-        unlike = _unlike_settings(first, other) or _unlike_references(first, other)
+        unlike, remedy = _unlike_settings(first, other), "Score both with the same settings"
+        if not unlike:
+            unlike = _unlike_references(first, other)
+            remedy = (
+                "Score both against the same reference files; if these are mixtures of different "
+                "audio, give them names of their own (mixture_id)"
+            )
         if unlike:
             raise ValueError(
                 f"{files.shown(first.folder)!r} and {files.shown(other.folder)!r} cannot be "
-                f"compared: {'; '.join(unlike)}. Score both in the same way."
+                f"compared: {'; '.join(unlike)}. {remedy}."
             )
 
 

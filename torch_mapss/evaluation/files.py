@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -93,6 +94,45 @@ def make_folder(path: str | os.PathLike[str]) -> str:
             f"the folder {shown(path)!r} cannot be written to: permission denied. Name another one."
         )
     return path
+
+
+@contextmanager
+def filled_at_once(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A folder to write to, whose content is moved to ``path`` at the end; on an error, none of it.
+
+    Where ``path`` is not there yet, it comes in one step; else its files are replaced one by one,
+    those of subfolders first. What a kill left behind is cleared away by the next call.
+
+    Raises:
+        ValueError: as :func:`make_folder`.
+        WriteError: the content cannot be moved.
+    """
+    path = os.fspath(path)
+    there = os.path.exists(path)
+    # Inside a folder that is there, for nothing may be written beside it.
+    place = make_folder(path if there else os.path.dirname(os.path.abspath(path)))
+    digest = hashlib.sha256(os.fsencode(os.path.basename(os.path.abspath(path)))).hexdigest()[:16]
+    temporary = os.path.join(place, f".part-{digest}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        with writing(path):
+            os.mkdir(temporary)
+        yield temporary
+        with writing(path):
+            if there:
+                _move_files(temporary, path)
+            else:
+                os.rename(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _move_files(source: str, target: str) -> None:
+    for folder, _, names in os.walk(source, topdown=False):
+        place = os.path.normpath(os.path.join(target, os.path.relpath(folder, source)))
+        os.makedirs(place, exist_ok=True)
+        for name in names:
+            os.replace(os.path.join(folder, name), os.path.join(place, name))
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_mapss import audio
 from torch_mapss.evaluation import files
 from torch_mapss.evaluation.frame_store import SystemFrames
-from torch_mapss.evaluation.listen import Page
+from torch_mapss.evaluation.listen import Page, Stimulus
 from torch_mapss.evaluation.progress import file_name
 from torch_mapss.evaluation.results import Results
 
@@ -68,21 +68,26 @@ def write_test(
         The configurations and the key.
 
     Raises:
-        ValueError: an unknown question, a name that makes no path, audio that is gone or not
-            as long as its reference.
+        ValueError: an unknown question, or a name that makes no path.
+        FileNotFoundError: audio that is gone. Nothing is written then, as after every error.
     """
     unknown = [name for name in questions if name not in QUESTIONS]
     if unknown or not questions:
         raise ValueError(f"questions must be of {', '.join(QUESTIONS)}, got {list(questions)!r}.")
     if not test_id or file_name(test_id) != test_id or " " in test_id:
         raise ValueError(f"the test id must make a file name without spaces, got {test_id!r}.")
-    folder = files.make_folder(out)
-    files.make_folder(os.path.join(folder, "audio"))
-    chance, rows, listed = random.Random(seed), [], []
-    for number, page in enumerate(pages, 1):
-        made = _write_page(results, page, f"p{number:02d}", folder, loudness, seconds, chance)
-        rows += [row | {"test_id": test_id} for row in made]
-        listed.append(_page(made, f"configs/{test_id}"))
+    results.check_audio(path for page in pages for path in _paths(results, page))
+    with files.filled_at_once(out) as folder:
+        files.make_folder(os.path.join(folder, "audio"))
+        chance, rows, listed = random.Random(seed), [], []
+        for number, page in enumerate(pages, 1):
+            made = _write_page(results, page, f"p{number:02d}", folder, loudness, seconds, chance)
+            rows += [row | {"test_id": test_id} for row in made]
+            listed.append(_page(made, f"configs/{test_id}"))
+        files.write_csv(os.path.join(folder, "stimuli.csv"), KEY_COLUMNS, rows)
+        for question in questions:
+            text = _yaml(_configuration(listed, test_id, question, rows[0]["file"]))
+            files.write_bytes(os.path.join(folder, f"{question}.yaml"), text.encode())
     longest = max(row["end_s"] - row["start_s"] for row in rows)
     if longest > LONG_S:
         warnings.warn(
@@ -90,13 +95,16 @@ def write_test(
             "two sounds apart. Cut them with seconds=10 (--seconds 10).",
             stacklevel=2,
         )
-    written = [os.path.join(folder, "stimuli.csv")]
-    files.write_csv(written[0], KEY_COLUMNS, rows)
-    for question in questions:
-        written.append(os.path.join(folder, f"{question}.yaml"))
-        text = _yaml(_configuration(listed, test_id, question, rows[0]["file"]))
-        files.write_bytes(written[-1], text.encode())
-    return tuple(written)
+    names = ("stimuli.csv", *(f"{question}.yaml" for question in questions))
+    return tuple(os.path.join(os.fspath(out), name) for name in names)
+
+
+def _paths(results: Results, page: Page, stimuli: Sequence[Stimulus] | None = None) -> list[str]:
+    """The files of a page: reference, then estimates, in the order of ``stimuli``."""
+    paths = results.audio(page.mixture_id)
+    shown = page.stimuli if stimuli is None else stimuli
+    estimates = [paths.estimates[one.system][one.place] for one in shown]
+    return [paths.references[page.source_index], *estimates]
 
 
 def _write_page(
@@ -109,12 +117,9 @@ def _write_page(
     chance: random.Random,
 ) -> list[dict[str, Any]]:
     """The sounds of a page, and its rows of the key: the reference first."""
-    paths = results.audio(page.mixture_id)
     stimuli = list(page.stimuli)
     chance.shuffle(stimuli)
-    given = [paths.references[page.source_index]]
-    given += [paths.estimates[one.system][one.place] for one in stimuli]
-    waves, rate = _read(given)
+    waves, rate = _read(_paths(results, page, stimuli))
     frames = results.frames(page.mixture_id)
     system = frames.systems[stimuli[0].system]
     length = waves.shape[-1] / rate

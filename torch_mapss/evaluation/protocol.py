@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
 #: Settings that no score depends on. "key" tells where a checkpoint lies.
-NEUTRAL = ("bounds", "confidence", "save_frames", "key")
+NEUTRAL = ("bounds", "confidence", "bounds_convention", "tail", "save_frames", "key")
 # What tells an encoder where its weights are known by their hash.
 _PLACES = ("name", "checkpoint")
 

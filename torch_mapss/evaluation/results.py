@@ -20,7 +20,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -117,6 +117,33 @@ class Results:
             },
             mixture=None if mixture is None else self.locate(mixture),
         )
+
+    def without_audio(self, gone: Sequence[str], of: int) -> str:
+        """A sentence about audio files that are not where they were, with the way out.
+
+        Args:
+            gone: the first of the files, as they are written in the tables, or whole paths.
+            of: how many were looked for.
+        """
+        return (
+            f"{len(gone)} of {of} audio files cannot be read, first {gone[0]!r}: expected below "
+            f"{files.shown(self.root)!r}. If the audio was moved since it was scored, say where "
+            "with --audio-root DIR (in Python load_results(folder, root=DIR))"
+        )
+
+    def check_audio(self, paths: Iterable[str]) -> None:
+        """Refuse to begin where audio files are gone.
+
+        Args:
+            paths: to open, as :meth:`audio` gives them.
+
+        Raises:
+            FileNotFoundError: some are not there; says which, and the way out.
+        """
+        wanted = list(dict.fromkeys(paths))
+        gone = [files.shown(path) for path in wanted if not os.path.isfile(path)]
+        if gone:
+            raise FileNotFoundError(f"{self.without_audio(gone, len(wanted))}.")
 
     def locate(self, path: str) -> str:
         """The path to open of one that is written in the tables."""

@@ -43,11 +43,18 @@ class Verification:
     rows: int  # rows of scores.csv redone from their frames
     scored: int  # estimates scored again
     largest: float = field(default=0.0)  # difference of a score from its row
+    estimates: int = 0  # rows of scores.csv, those without a score included
+    advice: str = ""  # what to do about audio that is not there
+
+    @property
+    def compared(self) -> bool:
+        """There was a score to look at."""
+        return self.rows > 0
 
     @property
     def passed(self) -> bool:
-        """Nothing differs."""
-        return not self.differences
+        """Something was compared, and nothing differs."""
+        return self.compared and not self.differences
 
     def summary(self) -> str:
         """What to print."""
@@ -57,7 +64,15 @@ class Verification:
             + (f" (largest difference {self.largest:.2g})." if self.scored else ".")
         ]
         lines += [f"differs: {line}" for line in self.differences]
-        return "\n".join([*lines, "" if self.differences else "Nothing differs."]).rstrip()
+        lines += [f"{self.advice}."] if self.advice else []
+        if not self.compared:
+            lines.append(
+                f"There was no score to compare: none of {self.estimates} estimates has one. The "
+                "column `reason` of scores.csv says why; mend that, and score the set again."
+            )
+        elif not self.differences:
+            lines.append("Nothing differs.")
+        return "\n".join(lines)
 
 
 def verify(
@@ -83,8 +98,9 @@ def verify(
         A :class:`Verification`.
     """
     differences = list(_of_protocol(results))
-    found, checked = _of_audio(results)
+    found, checked, gone = _of_audio(results)
     differences += found
+    advice = results.without_audio(gone, len(results.sha256)) if gone else ""
     found, redone = _of_tables(results)
     differences += found
     scored, largest = 0, 0.0
@@ -97,7 +113,8 @@ def verify(
                 results, scorer, request or Request(), pairs, tolerance, seed
             )
             differences += found
-    return Verification(tuple(differences), checked, redone, scored, largest)
+    estimates = len(results.scores)
+    return Verification(tuple(differences), checked, redone, scored, largest, estimates, advice)
 
 
 def _of_protocol(results: Results) -> Iterator[str]:
@@ -122,21 +139,23 @@ def _of_scorer(results: Results, scorer: MAPSS) -> Iterator[str]:
             )
 
 
-def _of_audio(results: Results) -> tuple[list[str], int]:
-    differences, checked = [], 0
+def _of_audio(results: Results) -> tuple[list[str], int, list[str]]:
+    """What differs, how many files were hashed, and those that are gone."""
+    differences, checked, gone = [], 0, []
     if not results.sha256:
-        return ["no hashes of audio files are noted"], 0
+        return ["no hashes of audio files are noted"], 0, []
     for path, noted in results.sha256.items():
         place = results.locate(path)
         try:
             found = files.sha256(place)
         except OSError as error:
             differences.append(f"{path!r} cannot be read: {error.strerror}")
+            gone.append(path)
             continue
         checked += 1
         if found != noted:
             differences.append(f"{path!r} is other audio than was scored")
-    return differences, checked
+    return differences, checked, gone
 
 
 def _of_tables(results: Results) -> tuple[list[str], int]:

@@ -221,18 +221,22 @@ def segment_sound(
     Raises:
         FileNotFoundError: the audio is gone.
     """
-    paths = results.audio(segment.mixture_id)
-    attributed = results.frames(segment.mixture_id).systems[segment.system].attributed
-    given = (
-        paths.estimates[segment.system][segment.place],
-        paths.references[int(attributed[segment.place])],
-    )
-    read = [audio.load_audio(path) for path in given]
+    read = [audio.load_audio(path) for path in _paths(results, segment)]
     rate = max(found for _, found in read)
     waves = [audio.resample(audio.to_mono(samples), found, rate) for samples, found in read]
     begin = max(0, round((segment.start - context) * rate))
     end = min(round((segment.end + context) * rate), *(len(wave) for wave in waves))
     return waves[0][begin:end], waves[1][begin:end], rate, begin / rate
+
+
+def _paths(results: Results, segment: Segment) -> tuple[str, str]:
+    """Estimate and reference of a segment."""
+    paths = results.audio(segment.mixture_id)
+    attributed = results.frames(segment.mixture_id).systems[segment.system].attributed
+    return (
+        paths.estimates[segment.system][segment.place],
+        paths.references[int(attributed[segment.place])],
+    )
 
 
 def write_segments(
@@ -252,7 +256,11 @@ def write_segments(
 
     Returns:
         The files.
+
+    Raises:
+        FileNotFoundError: audio that is gone; nothing is written then.
     """
+    results.check_audio(path for segment in segments for path in _paths(results, segment))
     folder = files.make_folder(folder)
     written, ranks = [], dict.fromkeys((segment.measure for segment in segments), 0)
     for segment in segments:

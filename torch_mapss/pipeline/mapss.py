@@ -168,8 +168,11 @@ class MAPSS(nn.Module):
         self.trim, self.align_polarity = trim, align_polarity
         self.loudness = checks.check_real(loudness, "loudness")
         self.activity = checks.check_real(activity, "activity")
-        if self.activity < 0.0:
-            raise ValueError(f"activity must be at least 0, got {activity}. 0.1 is the default.")
+        if not 0.0 <= self.activity < 1.0:
+            raise ValueError(
+                f"activity must be a share of a source's own RMS, at least 0 and below 1, got "
+                f"{activity}: at 1 and above a steady source is active nowhere. 0.1 is the default."
+            )
         self.check_finite = check_finite
         self.memory = checked_memory(memory)
         self.segment = _checked_segment(segment, self.encoders)

@@ -10,7 +10,6 @@ from torch_mapss.evaluation import console, files
 from torch_mapss.evaluation.commands.options import (
     OK,
     add_manners,
-    audio_where_it_was,
     make_parser,
     say_written,
 )
@@ -90,17 +89,16 @@ def _write(args: argparse.Namespace) -> int:
 
     results = load_results(args.results, args.audio_root)
     pages = choose(results, args.pages, systems=args.systems, most=args.most, seed=args.seed)
-    with audio_where_it_was(args.audio_root):
-        written = write_test(
-            results,
-            pages,
-            args.out,
-            test_id=args.id,
-            questions=args.question,
-            loudness=args.loudness,
-            seconds=args.seconds,
-            seed=args.seed,
-        )
+    written = write_test(
+        results,
+        pages,
+        args.out,
+        test_id=args.id,
+        questions=args.question,
+        loudness=args.loudness,
+        seconds=args.seconds,
+        seed=args.seed,
+    )
     if not args.quiet:
         stimuli = sum(len(page.stimuli) for page in pages)
         console.say(f"{len(pages)} pages with {stimuli} estimates, one question per configuration.")

@@ -38,6 +38,10 @@ to their mean and the rate is brought to the encoder's, which the result says.
 CODES = "Exit codes: 0 all scored; 1 some mixtures failed; 2 bad usage or input; 130 interrupted."
 
 
+#: Of the bounds: what their options leave open, so that those can tell whether they are given.
+DEFAULTS: dict[str, Any] = {"confidence": 0.95, "tail": "concentration"}
+
+
 class _Parser(argparse.ArgumentParser):
     """Prints as all of the program does; the parsers of commands are of the same class."""
 
@@ -128,8 +132,8 @@ def _add_signals(group: Any) -> None:
         type=float,
         default=0.1,
         metavar="SHARE",
-        help="a source is active where its RMS exceeds this share of its RMS over the whole file "
-        "(default: %(default)s)",
+        help="a source is active where its RMS exceeds this share of its RMS over the whole file, "
+        "at least 0 and below 1 (default: %(default)s)",
     )
 
 
@@ -143,9 +147,8 @@ def _add_bounds(group: Any) -> None:
     group.add_argument(
         "--confidence",
         type=float,
-        default=0.95,
         metavar="P",
-        help="of the half-widths (default: %(default)s)",
+        help=f"of the half-widths (default: {DEFAULTS['confidence']})",
     )
     group.add_argument(
         "--bounds-convention",
@@ -156,9 +159,8 @@ def _add_bounds(group: Any) -> None:
     group.add_argument(
         "--tail",
         choices=("concentration", "bootstrap"),
-        default="concentration",
         help="of the bounds: the paper's inequalities, or the distortions drawn again, which is "
-        "narrow and holds for PS, and takes longer (default: %(default)s)",
+        f"narrow and holds for PS, and takes longer (default: {DEFAULTS['tail']})",
     )
 
 
@@ -355,39 +357,20 @@ def request_of(args: argparse.Namespace) -> Request:
     from torch_mapss.evaluation.scorer import Request
 
     if not args.bounds:
-        named = {
-            "--tail": args.tail != "concentration",
-            "--bounds-convention": args.bounds_convention is not None,
-        }
-        for flag in (flag for flag, given in named.items() if given):
-            raise ValueError(f"{flag} says how bounds are made, and none are: add --bounds.")
+        for name in ("confidence", "bounds_convention", "tail"):
+            if getattr(args, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} says how bounds are made, and none are: add --bounds.")
     return Request(
         permute=args.permute,
         trim=args.trim,
         bounds=args.bounds,
-        confidence=args.confidence,
+        confidence=DEFAULTS["confidence"] if args.confidence is None else args.confidence,
         sample_frames=args.sample_frames,
         align=args.align,
         bounds_convention=args.bounds_convention,
-        tail=args.tail,
+        tail=DEFAULTS["tail"] if args.tail is None else args.tail,
     ).checked()
-
-
-@contextmanager
-def audio_where_it_was(root: str | None) -> Iterator[None]:
-    """Tell of ``--audio-root``, where it was not given and an audio file is gone.
-
-    Raises:
-        FileNotFoundError: the one raised meanwhile, with that way out.
-    """
-    try:
-        yield
-    except FileNotFoundError as error:
-        if root is not None:
-            raise
-        raise FileNotFoundError(
-            f"{error} If the audio was moved since it was scored, say where with --audio-root DIR."
-        ) from None
 
 
 @contextmanager

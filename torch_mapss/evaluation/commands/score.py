@@ -95,6 +95,7 @@ def _add_results(score: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss score``."""
     _check_outputs(args)
+    request = request_of(args)
     args.device = device_of_options(args.device)
     from torch_mapss.evaluation.scorer import evaluate
 
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
             mapss=scorer_of(args),
             on_stage=stage,
             on_segment=None if args.quiet else console.segment_detail(),
-            **request_of(args)._asdict(),
+            **request._asdict(),
         )
     written = _write(report, args)
     if not args.quiet:

@@ -32,7 +32,9 @@ noted when it was scored, the tables against the frame scores, and a few pairs o
 by scoring them again with the settings of the folder. Says what differs.
 """,
         "Example:\n  torch-mapss verify results\n\n"
-        + CODES.replace("all scored", "nothing differs").replace("some mixtures failed", "differs"),
+        + CODES.replace("all scored", "nothing differs").replace(
+            "some mixtures failed", "something differs, or there is no score to compare"
+        ),
         "check results against their audio and settings",
     )
     verify.set_defaults(run=run)
@@ -94,7 +96,10 @@ def scoring_namespace(stored: dict[str, Any]) -> argparse.Namespace:
     """The options of a scoring command: the defaults, with those that were stored."""
     parser = argparse.ArgumentParser()
     add_scoring_options(parser)
-    return argparse.Namespace(**{**vars(parser.parse_args([])), **stored})
+    made = argparse.Namespace(**{**vars(parser.parse_args([])), **stored})
+    if not made.bounds:  # stored by a version that had them whether or not they were given
+        made.confidence = made.bounds_convention = made.tail = None
+    return made
 
 
 def scoring_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from torch_mapss.evaluation import console, files
 from torch_mapss.evaluation.commands.options import (
     OK,
     add_manners,
-    audio_where_it_was,
     make_parser,
     say_written,
 )
@@ -63,11 +62,12 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation.results import load_results
     from torch_mapss.evaluation.worst import listed, worst_segments, write_segments
 
+    if args.stereo and args.wav is None:
+        raise ValueError("--stereo says how segments are written, and none are: add --wav DIR.")
     results = load_results(args.results, args.audio_root)
     segments = worst_segments(results, args.n, args.measures, systems=args.systems)
     if args.wav is not None:
-        with audio_where_it_was(args.audio_root):
-            write_segments(results, segments, args.wav, stereo=args.stereo)
+        write_segments(results, segments, args.wav, stereo=args.stereo)
     if not args.quiet:
         console.say(files.text_table(*listed(segments), left=4))
         if RANK in args.measures and segments:

@@ -58,10 +58,17 @@ class Sounds:
     def __init__(self, page: str) -> None:
         self.folder = os.path.dirname(os.path.abspath(page))
         self.missing: dict[str, str] = {}
+        self._asked: set[str] = set()
         self.read: Callable[[str], Sound] = functools.lru_cache(_KEPT)(read_sound)
+
+    @property
+    def wanted(self) -> int:
+        """How many files were asked for."""
+        return len(self._asked)
 
     def get(self, path: str) -> Sound | None:
         """The sound of a file, or None."""
+        self._asked.add(path)
         try:
             return self.read(path)
         except (OSError, ValueError) as error:
@@ -112,6 +119,9 @@ def page_content(results: Results, page: str, wanted: Wanted) -> dict[str, Any]:
         "segments": listed,
         "sampled": results.sampled,
         "missing": [f"{files.shown(path)}: {why}" for path, why in sounds.missing.items()],
+        "advice": results.without_audio([*map(files.shown, sounds.missing)], sounds.wanted)
+        if sounds.missing
+        else "",
     }
 
 

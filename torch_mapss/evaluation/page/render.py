@@ -6,6 +6,7 @@ import os
 from importlib import resources
 from typing import Any
 
+from torch_mapss.core import checks
 from torch_mapss.evaluation import files
 from torch_mapss.evaluation.measures import RANK, rank_meaning
 from torch_mapss.evaluation.page.content import Wanted, page_content
@@ -39,6 +40,9 @@ def write_page(
     Returns:
         The path written.
 
+    Warns:
+        UserWarning: audio files that are not where they were.
+
     Raises:
         ImportError: plotly, jinja2 or Pillow is missing.
         ValueError: no folder of results, an option out of range, or no place to write to.
@@ -69,6 +73,8 @@ def write_page(
         facts=facts(results),
     )
     files.write_bytes(path, text.encode("utf-8", errors="replace"))
+    if content["missing"]:
+        checks.warn_user(f"{content['advice']}. The page has no sound of them.")
     return path
 
 
