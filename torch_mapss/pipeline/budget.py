@@ -20,6 +20,12 @@ Result = TypeVar("Result")
 GIB = 2**30
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _LEAST = 2**24  # 16 MiB: below it chunks are single frames anyway
+_NOTHING_LEFT = (
+    "That was with frames, distortions and waveforms one by one. What is kept besides is the bank "
+    "and, where gradients are wanted, the graph of the estimates' encodings: pass fewer or shorter "
+    "mixtures or fewer frames (frames=...), score under torch.no_grad() where no gradient is "
+    "needed, set activation_checkpointing of the encoder, or free what else lies on the device."
+)
 
 
 @dataclass(frozen=True)
@@ -121,24 +127,46 @@ def _reclaimable() -> int:
         return 0
 
 
-def lowered(work: Callable[[Budget], Result], start: Budget) -> Result:
-    """The result of work within a budget, halved as often as the device runs out of memory.
+class Allowance:
+    """A budget that is halved whenever the device runs out of memory, and stays so.
 
-    What the work does must be free of side effects up to its end.
+    Args:
+        start: what to begin with.
     """
-    now = start
-    while True:
-        try:
-            return work(now)
-        except torch.OutOfMemoryError:
-            smaller = now.halved()
-            if smaller == now:
-                raise
-            now = smaller
-        # Outside the handler, which keeps what the failed attempt had allocated.
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        warn_user(
-            f"the device ran out of memory: going on within {now.total / GIB:.3g} GiB. Pass "
-            f"memory={now.total} to begin with that."
-        )
+
+    def __init__(self, start: Budget) -> None:
+        self.now = start
+
+    def spend(self, work: Callable[[Budget], Result]) -> Result:
+        """The result of work within the budget, begun anew with half of it as often as needed.
+
+        What the work does must be free of side effects up to its end.
+
+        Raises:
+            torch.OutOfMemoryError: with the least budget there is; its message says what is left
+                to do.
+        """
+        failed = False
+        while True:
+            try:
+                result = work(self.now)
+                break
+            except torch.OutOfMemoryError as error:
+                smaller = self.now.halved()
+                if smaller == self.now:
+                    raise torch.OutOfMemoryError(f"{error}\n{_NOTHING_LEFT}") from error
+                self.now, failed = smaller, True
+            # Outside the handler, which keeps what the failed attempt had allocated.
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        if failed:
+            warn_user(
+                f"the device ran out of memory: going on within {self.now.total / GIB:.3g} GiB. "
+                f"Pass memory={self.now.total} to begin with that."
+            )
+        return result
+
+
+def lowered(work: Callable[[Budget], Result], start: Budget) -> Result:
+    """The result of work within a budget, halved as often as the device runs out of memory."""
+    return Allowance(start).spend(work)

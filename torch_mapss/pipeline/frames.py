@@ -13,10 +13,8 @@ from torch import Tensor
 
 from torch_mapss.core import devices
 from torch_mapss.core.checks import Clouds, check_whole
+from torch_mapss.pipeline.kept import GATHER_BYTES, BankFrames, at_frames, with_distances
 from torch_mapss.pipeline.records import Deferred, Encoded, Group, Scores
-
-# Embeddings gathered for one chunk of frames when no graph is kept.
-GATHER_BYTES = 128 * 2**20
 
 
 class Part(NamedTuple):
@@ -91,27 +89,47 @@ def activity(part: Part, attributed: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return active, devices.picked(active, 1, attributed) & enough & finite.unsqueeze(-1)
 
 
-def gather(part: Part, place: int, index: tuple[int, ...], active: Tensor) -> Clouds:
-    """The embeddings of the frames of a part, frame first."""
-    encoded = (part.group.separation, part.group.match)[place]
-    outputs = part.outputs[place]
+def bank_frames(part: Part, place: int, shared: bool = False) -> BankFrames:
+    """What the frames of a part hold of the bank, for PS (0) or PM (1).
+
+    ``shared`` says that several calls are to be held against them, which makes the distances among
+    them worth taking first where the bank does not keep them.
+    """
+    group, where = part.group, part.where
+    encoded = (group.separation, group.match)[place]
     assert isinstance(encoded, Encoded)
+    found = at_frames(encoded.references, encoded.distortions, encoded.mask, where)
+    item, frame = where.unbind(-1)
+    if encoded.distances is not None and not devices.is_far(where.device):
+        return found._replace(known=encoded.distances.of(item, frame))
+    return with_distances(found, group.active[item, :, frame]) if shared else found
+
+
+def gather(
+    part: Part,
+    place: int,
+    index: tuple[int, ...],
+    active: Tensor,
+    bank: BankFrames | None = None,
+) -> Clouds:
+    """The embeddings of the frames of a part, frame first; the bank's if they are there already."""
+    bank = bank_frames(part, place) if bank is None else bank
+    outputs = part.outputs[place]
     assert outputs is not None
     item, frame = part.where.unbind(-1)
-    references = encoded.references.transpose(1, 2)[item, frame]
-    distortions = encoded.distortions.permute(0, 3, 1, 2, 4)[item, frame]
     chosen = outputs.transpose(1, 2)[item, frame]
     # A non-finite output would spoil its frame's graph; it is not scored, so any point will do.
     finite = chosen.isfinite().all(-1, keepdim=True)
-    chosen = torch.where(finite, chosen, devices.picked(references, 1, index))
+    chosen = torch.where(finite, chosen, devices.picked(bank.references, 1, index))
     return Clouds(
         outputs=chosen,
-        references=references,
-        distortions=distortions,
+        references=bank.references,
+        distortions=bank.distortions,
         attributed=index,
         active=_where_some_are_not(active),
-        mask=None if encoded.mask is None else encoded.mask[item],
+        mask=bank.mask,
         lead=torch.Size([len(item)]),
+        known=bank.known,
     )
 
 

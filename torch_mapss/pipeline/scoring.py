@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,17 @@ from torch_mapss.core.scores import (
 )
 from torch_mapss.core.settings import Settings
 from torch_mapss.pipeline.admit import Call, Clips
-from torch_mapss.pipeline.frames import Canvas, Part, activity, choose, chunks, gather
+from torch_mapss.pipeline.budget import Allowance, Budget
+from torch_mapss.pipeline.frames import (
+    Canvas,
+    Part,
+    activity,
+    bank_frames,
+    choose,
+    chunks,
+    gather,
+)
+from torch_mapss.pipeline.kept import BankFrames
 from torch_mapss.pipeline.prepare import prepare_bank, silenced
 from torch_mapss.pipeline.records import FrameBounds, Group, ReferenceBank, ScoreBounds, Scores
 from torch_mapss.pipeline.segments import Job, Work, estimate_gains, score_segments
@@ -34,8 +45,20 @@ _SCORES = (SEPARATION_SCORES, MATCH_SCORES)
 # The same for the kernels of :func:`torch_mapss.bounds.frames.kernels_with_scores`.
 _BOUNDS = (("ps_radius", "ps_tail", *SEPARATION_SCORES), ("pm_radius", "pm_tail", *MATCH_SCORES))
 
+# So many calls at a time share what they need of their bank: the embeddings of their estimates are
+# then a small part of the bank's own.
+TOGETHER = 8
+
 # Told how many segments of a long clip are scored, from 0 on, and how many there are.
 OnSegment = Callable[[int, int], object]
+
+
+class Take(NamedTuple):
+    """The encoded estimates of one call, and where their scores go."""
+
+    call: Call
+    parts: list[Part]  # of clips that are no longer than a segment
+    canvas: Canvas
 
 
 def prepared(mapss: MAPSS, call: Call) -> Call:
@@ -106,15 +129,17 @@ def _placed(
     bank = bank_of(calls[0])
     canvases, long = [], []
     state = None if generator is None else generator.get_state()
-    for call in calls:
-        canvas = Canvas((bank.batch, len(call.attributed), bank.frames), call.estimates.waves)
-        if generator is not None and state is not None:
-            generator.set_state(state)  # every call draws the frames that it would draw alone
-        parts = choose(encoded_estimates(mapss, call), frames, generator)
-        long.append([part for part in parts if part.group.deferred])
-        parts = [part for part in parts if not part.group.deferred]
-        place_parts(mapss, parts, call, work, canvas, graph)
-        canvases.append(canvas)
+    for first in range(0, len(calls), TOGETHER):
+        takes = []
+        for call in calls[first : first + TOGETHER]:
+            canvas = Canvas((bank.batch, len(call.attributed), bank.frames), call.estimates.waves)
+            if generator is not None and state is not None:
+                generator.set_state(state)  # every call draws the frames that it would draw alone
+            parts = choose(encoded_estimates(mapss, call), frames, generator)
+            long.append([part for part in parts if part.group.deferred])
+            takes.append(Take(call, [part for part in parts if not part.group.deferred], canvas))
+            canvases.append(canvas)
+        place_parts(mapss, takes, work, graph)
     if graph and any(long):
         raise ValueError(
             "scores of clips longer than a segment have no gradient, and the estimates require "
@@ -126,29 +151,55 @@ def _placed(
     return canvases
 
 
-def place_parts(
-    mapss: MAPSS, parts: Sequence[Part], call: Call, work: Work, canvas: Canvas, graph: bool
-) -> None:
-    """What the kernels return of encoded estimates, on a canvas."""
+def place_parts(mapss: MAPSS, takes: Sequence[Take], work: Work, graph: bool) -> None:
+    """What the kernels return of encoded estimates, on their canvases.
+
+    All calls go through the same frames together: what these hold of the bank is gathered once.
+    Where the device runs out of memory, a piece of frames is begun anew in smaller ones.
+    """
+    allowed = Allowance(mapss.budget(takes[0].call.estimates.waves.device))
+    pieces = [chunks(take.parts, graph, allowed.now.gathered) for take in takes]
+    for same in zip(*pieces):
+        found = allowed.spend(partial(_of_pieces, takes, same, work, graph))
+        for take, part, values in found:
+            for name, value in values.items():
+                take.canvas.put(name, part.group, part.where, value)
+
+
+def _of_pieces(
+    takes: Sequence[Take], parts: Sequence[Part], work: Work, graph: bool, budget: Budget
+) -> list[tuple[Take, Part, dict[str, Tensor]]]:
+    """What is to be put on the canvases of the same frames of several calls."""
+    found = []
+    places = [place for place, wanted in enumerate(work.kinds) if wanted]
+    for same in zip(*(chunks([part], graph, budget.gathered) for part in parts)):
+        bank = {place: bank_frames(same[0], place, len(takes) > 1) for place in places}
+        for take, part in zip(takes, same):
+            found.append((take, part, _of_part(take.call, part, bank, work, budget)))
+    return found
+
+
+def _of_part(
+    call: Call, part: Part, bank: dict[int, BankFrames], work: Work, budget: Budget
+) -> dict[str, Tensor]:
+    """What the kernels return of one call's estimates in some frames, by name."""
     index = call.attributed
-    budget = mapss.budget(call.estimates.waves.device)
-    for part in chunks(parts, graph, budget.gathered):
-        active, ok = activity(part, index)
-        canvas.put("active", part.group, part.where, ok)
-        works = {
-            place: pending(
-                gather(part, place, index, active),
-                work.settings,
-                work.kernels[place],
-                rest=work.rest,
-                chunk_bytes=budget.frames,
-            )
-            for place, wanted in enumerate(call.kinds)
-            if wanted
-        }
-        for place, values in zip(works, finished(list(works.values()))):
-            for name, value in zip(work.names[place], values):
-                canvas.put(name, part.group, part.where, torch.where(ok, value, 0.0))
+    active, ok = activity(part, index)
+    values = {"active": ok}
+    works = [
+        pending(
+            gather(part, place, index, active, frames),
+            work.settings,
+            work.kernels[place],
+            rest=work.rest,
+            chunk_bytes=budget.frames,
+        )
+        for place, frames in bank.items()
+    ]
+    for place, results in zip(bank, finished(works)):
+        for name, value in zip(work.names[place], results):
+            values[name] = torch.where(ok, value, 0.0)
+    return values
 
 
 def _job(mapss: MAPSS, call: Call, part: Part, canvas: Canvas) -> Job:
