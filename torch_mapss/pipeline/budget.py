@@ -64,8 +64,8 @@ class Budget:
         return self.total * 3 // 32
 
     def halved(self) -> Budget:
-        """Half of it."""
-        return Budget(max(_LEAST, self.total // 2))
+        """Half of it; itself where that would be too little for single frames."""
+        return Budget(min(self.total, max(_LEAST, self.total // 2)))
 
 
 def checked_memory(memory: Any) -> int | None:

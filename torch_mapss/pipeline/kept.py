@@ -89,6 +89,25 @@ def with_distances(frames: BankFrames, active: Tensor) -> BankFrames:
     return frames._replace(known=known)
 
 
+def shared_distances(
+    references: Tensor, distortions: Tensor, mask: Tensor | None, active: Tensor, most: int
+) -> BankDistances | None:
+    """D² of frames that several systems are held against; None where it does not pay.
+
+    Args:
+        references: (n, S, M).
+        distortions: (n, S, P, M).
+        mask: (S, P) which distortions there are.
+        active: (n, S) which sources are there.
+        most: bytes that it may take.
+    """
+    n, sources, count, _ = distortions.shape
+    if 8 * n * (sources * (count + 1)) ** 2 > most:
+        return None
+    present = None if mask is None else mask.expand(n, *mask.shape)
+    return with_distances(BankFrames(references, distortions, present), active).known
+
+
 def pays(distortions: Tensor) -> bool:
     """Whether to keep D² of a bank with distortions (…, S, P, …, M), by its shape and device."""
     sources, count = distortions.shape[1:3]

@@ -27,7 +27,7 @@ from torch_mapss.core.surroundings import undisturbed
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, as_encoder, check_embeddings
 from torch_mapss.pipeline.admit import Call, admit, admit_references
-from torch_mapss.pipeline.budget import Budget, budget, checked_memory
+from torch_mapss.pipeline.budget import Budget, budget, checked_memory, lowered
 from torch_mapss.pipeline.clusters import LEAST_MEMBERS
 from torch_mapss.pipeline.prepare import prepare_bank, shared_grid, warn_unscored
 from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
@@ -291,7 +291,7 @@ class MAPSS(nn.Module):
         """(b, S, F, M) of references or estimates; distortions are never looked up."""
         if self._recall is not None:
             return self._recall(encoder, waves)
-        return encode_checked(encoder, waves)
+        return encode_checked(encoder, waves, self.budget(waves.device))
 
     @contextmanager
     def recalling(self, recall: Recall) -> Iterator[None]:
@@ -505,9 +505,23 @@ def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]
     return mapss
 
 
-def encode_checked(encoder: Encoder, waves: Tensor) -> Tensor:
-    """Embeddings of waveforms; an encoder that gives no finite number is an error."""
-    return check_embeddings(encoder(waves), encoder)
+def encode_checked(encoder: Encoder, waves: Tensor, most: Budget | None = None) -> Tensor:
+    """Embeddings of waveforms; an encoder that gives no finite number is an error.
+
+    Where the device runs out of memory, fewer waveforms are encoded at a time. A graph keeps the
+    activations of all, so that fewer at a time help where they are recomputed only.
+    """
+    keeps_all = torch.is_grad_enabled() and waves.requires_grad
+    if keeps_all and not encoder.activation_checkpointing:
+        return check_embeddings(encoder(waves), encoder)
+
+    def encode(allowed: Budget) -> Tensor:
+        with encoder.within(allowed.encoder):
+            return encoder(waves)
+
+    own = Budget(2 * encoder.memory_budget)  # half of which is for the encoder
+    start = own if most is None or own.total < most.total else most
+    return check_embeddings(lowered(encode, start), encoder)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -147,12 +147,8 @@ class ReferenceBank:
         """
         groups = []
         for group in self.groups:
-            parts = {
-                kind: replace(part, distances=_distances(part, group))
-                for kind in ("separation", "match")
-                if isinstance(part := getattr(group, kind), Encoded)
-            }
-            groups.append(replace(group, **parts))
+            ps, pm = (_with_distances(part, group) for part in (group.separation, group.match))
+            groups.append(replace(group, separation=ps, match=pm))
         return replace(self, groups=tuple(groups))
 
     def recombined(self, index: Tensor | Sequence[Sequence[int]]) -> ReferenceBank:
@@ -260,8 +256,11 @@ class ReferenceBank:
         )
 
 
-def _distances(part: Encoded, group: Group) -> KeptDistances | None:
-    return keep(part.references, part.distortions, part.mask, group.active, group.scored)
+def _with_distances(part: Encoded | Deferred | None, group: Group) -> Encoded | Deferred | None:
+    if not isinstance(part, Encoded):
+        return part
+    found = keep(part.references, part.distortions, part.mask, group.active, group.scored)
+    return replace(part, distances=found)
 
 
 def _recombined(group: Group, index: Tensor) -> Group:

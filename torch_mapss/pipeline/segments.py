@@ -26,13 +26,15 @@ from torch_mapss.audio.loudness import Meter, gain_to
 from torch_mapss.core import devices
 from torch_mapss.core.checks import Clouds
 from torch_mapss.core.chunks import Kernel, score_frames
+from torch_mapss.core.kernel import BankDistances
 from torch_mapss.core.settings import Settings
 from torch_mapss.distortions import DistortionBank, Measured
 from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline.admit import MEASURES, Clips
-from torch_mapss.pipeline.budget import Budget, lowered
+from torch_mapss.pipeline.budget import Allowance, Budget, lowered
 from torch_mapss.pipeline.clusters import Checks, check_members, copies
 from torch_mapss.pipeline.frames import Canvas
+from torch_mapss.pipeline.kept import shared_distances
 from torch_mapss.pipeline.records import Deferred, Group
 
 if TYPE_CHECKING:
@@ -164,6 +166,7 @@ def score_segments(
     for job in jobs:
         wanted[job.frames.cpu()] = True
     budget = mapss.budget(group.waveforms.device)
+    allowed = Allowance(budget)
     tell = on_segment or (lambda done, count: None)
     tell(0, len(spans))
     for done, (first, last) in enumerate(spans):
@@ -171,7 +174,7 @@ def score_segments(
             frames = wanted[stretch.keep_first : stretch.keep_last].nonzero().squeeze(-1)
             if len(frames):
                 kept = frames + stretch.keep_first
-                lowered(partial(_score_block, mapss, group, jobs, work, stretch, kept), budget)
+                allowed.spend(partial(_score_block, mapss, group, jobs, work, stretch, kept))
         tell(done + 1, len(spans))
 
 
@@ -234,12 +237,16 @@ def _score_block(
             continue
         encode = _Encoding(mapss, place, stretch, frames, budget)
         references, distortions, mask = encode.clusters(group)
+        known = None
+        if len(jobs) > 1:
+            there, most = group.active[0, :, frames].T, budget.embeddings // 2
+            known = shared_distances(references, distortions, mask, there, most)
         for k, (job, share) in enumerate(zip(jobs, shares)):
             if len(share) == 0:
                 continue
             outputs = encode.estimates(job)
             clouds, usable = _clouds(
-                group, job, share, frames, outputs, references, distortions, mask
+                group, job, share, frames, outputs, references, distortions, mask, known
             )
             fine[k] &= usable
             values = score_frames(
@@ -254,7 +261,7 @@ def _score_block(
                 whole = value.new_zeros(len(share), *value.shape[1:])
                 whole[usable.nonzero().squeeze(-1)] = value
                 results[k][name] = whole
-        del references, distortions  # before those of the other measure are made
+        del references, distortions, known  # before those of the other measure are made
     for job, share, found, usable in zip(jobs, shares, results, fine):
         if len(share):
             _put(group, job, share, found, usable)
@@ -279,6 +286,7 @@ def _clouds(
     references: Tensor,
     distortions: Tensor,
     mask: Tensor | None,
+    known: BankDistances | None = None,
 ) -> tuple[Clouds, Tensor]:
     """The points of the frames a job wants, and which of these frames are free of bad numbers.
 
@@ -287,6 +295,7 @@ def _clouds(
         references: (n, S, M).
         distortions: (n, S, P, M).
         mask: (S, P).
+        known: D² of the frames of the block.
     """
     chosen = torch.searchsorted(frames, share)
     everything = len(chosen) == len(frames)
@@ -294,7 +303,8 @@ def _clouds(
     usable = torch.stack([x.sum(-1).isfinite().flatten(1).all(-1) for x in parts]).all(0)
     if not bool(usable.all()):
         kept = usable.nonzero().squeeze(-1)
-        parts, share = [x[kept] for x in parts], share[kept]
+        parts, share, chosen = [x[kept] for x in parts], share[kept], chosen[kept]
+        everything = False
     active = group.active[0, :, share].T
     count = len(share)
     return Clouds(
@@ -305,6 +315,7 @@ def _clouds(
         active=None if bool(active.all()) else active,
         mask=None if mask is None else mask.expand(count, *mask.shape),
         lead=torch.Size([count]),
+        known=known if known is None or everything else known.of(chosen),
     ), usable
 
 
