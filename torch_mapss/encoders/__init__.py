@@ -10,6 +10,7 @@ All share one small interface (`Encoder`): `sample_rate`, `hop`, `receptive_fiel
                  `settings` (what is asked for), `building` (models without storage, filled from
                  a checkpoint) and `sharing` (equal weights are held once)
 * `wav2vec`      wav2vec 2.0, HuBERT, WavLM and MERT, cut off above the layer asked for
+* `convolutions` their layer-norm convolutions, without copies on a CPU
 * `whisper`      Whisper's encoder, cut off likewise, and its log-mel spectrum
 * `checkpoint`   finds what these need, on disk or from the hub; `tensors` reads their weights
 * `custom`       your own callable behind the same interface

@@ -19,6 +19,7 @@ from torch_mapss.core.checks import warn_user
 
 from .building import built_empty, full_config, import_transformers
 from .checkpoint import PREPROCESSOR, Checkpoint
+from .convolutions import keep_channels_last
 from .settings import Architecture, TransformerSettings
 from .transformer import TransformerEncoder, unknown_family
 
@@ -107,6 +108,7 @@ class Wav2VecEncoder(TransformerEncoder):
         with built_empty(settings) as options:
             model = import_transformers().AutoModel.from_config(config, **options)
         _fold_weight_norm(model)
+        keep_channels_last(model)
         if architecture.last_norm and settings.layer != architecture.layers:
             model.encoder.layer_norm = nn.Identity()  # follows the last block, which is not built
         return model

@@ -1,0 +1,257 @@
+"""Layer-norm convolutions with channels last: equal to the stock ones, and left out elsewhere."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import FAMILIES, random_model, randomize, write_checkpoint
+from torch import Tensor, nn
+from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_mapss.encoders import load_encoder
+from torch_mapss.encoders.convolutions import ChannelsLastConvLayer, keep_channels_last
+
+KINDS = (*FAMILIES, "data2vec-audio")
+
+
+def feature_encoder(kind: str = "wav2vec2", large: bool = True) -> Any:
+    """The convolutions of a small random model, as transformers has them."""
+    if kind != "data2vec-audio":
+        return random_model(kind, large).feature_extractor.requires_grad_(False)
+    from transformers import Data2VecAudioConfig, Data2VecAudioModel
+
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Data2VecAudioConfig(**shape, intermediate_size=37, conv_dim=(12,) * 7)
+    return randomize(Data2VecAudioModel(config).eval(), 0).feature_extractor.requires_grad_(False)
+
+
+def replaced(stock: Any) -> Any:
+    """A copy with channels last."""
+    model = nn.Module()
+    model.feature_extractor = copy.deepcopy(stock)
+    keep_channels_last(model)
+    return model.feature_extractor
+
+
+def are_replaced(features: Any) -> list[bool]:
+    return [isinstance(layer, ChannelsLastConvLayer) for layer in features.conv_layers]
+
+
+def waves(items: int = 3, samples: int = 1999) -> Tensor:
+    return torch.randn(items, samples, generator=torch.Generator().manual_seed(0))
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found.detach() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("items", "samples"), [(3, 1999), (1, 400)])
+def test_equals_the_stock_convolutions(kind: str, items: int, samples: int) -> None:
+    stock = feature_encoder(kind)
+    ours, seen = replaced(stock), []
+    assert all(are_replaced(ours))
+    for features in (stock, ours):
+        wave = waves(items, samples).requires_grad_()
+        found = features(wave)
+        weights = torch.linspace(-1.0, 1.0, found.numel()).reshape(found.shape)
+        seen.append((found.detach(), torch.autograd.grad((found * weights).sum(), wave)[0]))
+    (expected, slope), (found, gradient) = seen
+    assert found.shape == expected.shape
+    assert relative_error(found, expected) < 1e-5
+    assert relative_error(gradient, slope) < 1e-5
+
+
+def test_other_kernels_no_bias_and_other_widths() -> None:
+    changes: dict[str, Any] = {
+        "conv_bias": False,
+        "conv_kernel": (9, 4, 3, 5, 1, 2, 2),
+        "conv_stride": (4, 3, 1, 2, 1, 2, 3),
+        "conv_dim": (5, 1, 12, 3, 12, 7, 12),
+    }
+    stock = random_model("wav2vec2", True, **changes).feature_extractor.requires_grad_(False)
+    ours = replaced(stock)
+    assert all(are_replaced(ours))
+    # A norm of one channel is its bias, so compare below it and above it.
+    for layer in range(7):
+        above = stock.conv_layers[layer].conv.in_channels
+        x = torch.randn(2, above, 60, generator=torch.Generator().manual_seed(layer))
+        expected, found = stock.conv_layers[layer](x), ours.conv_layers[layer](x)
+        assert found.shape == expected.shape
+        assert relative_error(found, expected) < 1e-5
+
+
+def test_gradient_against_differences() -> None:
+    ours = replaced(feature_encoder().double())
+    assert torch.autograd.gradcheck(ours, waves(1, 480).double().requires_grad_())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    stock = feature_encoder()
+    expected = stock(waves())
+    found = replaced(stock.to(dtype))(waves().to(dtype))
+    assert found.dtype == dtype
+    assert relative_error(found.float(), expected) < (0.15 if dtype == torch.bfloat16 else 0.02)
+
+
+def test_within_autocast() -> None:
+    stock = feature_encoder()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = replaced(stock)(waves())
+    assert relative_error(found.float(), stock(waves())) < 0.15
+
+
+def copied(features: Any, wave: Tensor) -> list[int]:
+    """Sizes of the tensors that are copied, forward and backward."""
+    with profile(record_shapes=True) as seen:
+        features(wave).sum().backward()
+    copies = [event for event in seen.events() if event.name == "aten::copy_"]
+    return [torch.Size(event.input_shapes[0]).numel() for event in copies]
+
+
+def test_nothing_but_the_waveform_is_copied() -> None:
+    stock = feature_encoder()
+    wave = waves().requires_grad_()
+    size = stock(wave).numel()  # the smallest of the activations
+    assert max(copied(stock, wave)) > 10 * size
+    windows = 3 * 10 * ((1999 - 10) // 5 + 1)  # of the first convolution, each 10 samples
+    assert max(copied(replaced(stock), wave)) <= windows
+
+
+def test_no_tensor_is_laid_out_anew() -> None:
+    ours = replaced(feature_encoder())
+    x = waves()[:, None]
+    for layer in ours.conv_layers:
+        x = layer(x)
+        assert x.transpose(1, 2).is_contiguous()
+
+
+class Convolutions(TorchDispatchMode):
+    """The dimensions of the tensors that are convolved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dims: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution.default:
+            self.dims.append(args[0].dim())
+        return func(*args, **(kwargs or {}))
+
+
+def test_elsewhere_the_convolutions_stay_one_dimensional() -> None:
+    ours = replaced(feature_encoder())
+    with Convolutions() as here:
+        expected = ours(waves())
+    assert here.dims == [4] * 6  # the first is a product
+    ours.to("meta")
+    with Convolutions() as there:
+        assert ours(waves().to("meta")).shape == expected.shape
+    assert there.dims == [3] * 7
+
+
+def test_weights_keep_their_names() -> None:
+    stock = feature_encoder()
+    ours = replaced(stock)
+    assert list(ours.state_dict()) == list(stock.state_dict())
+    ours.load_state_dict(feature_encoder("hubert").state_dict())  # strict
+
+
+# --- Left as they are ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_group_norm_is_left_alone(family: str) -> None:
+    assert not any(are_replaced(replaced(feature_encoder(family, large=False))))
+
+
+def test_models_of_another_build_are_left_alone() -> None:
+    keep_channels_last(nn.Linear(2, 2))
+    model = nn.Module()
+    model.feature_extractor = nn.Conv1d(1, 2, 3)
+    keep_channels_last(model)
+    model.feature_extractor.conv_layers = [1, 2]
+    keep_channels_last(model)
+
+
+def of_other_make(change: str) -> Any:
+    """Convolutions whose third layer is not as it should be."""
+    stock = feature_encoder()
+    layer = stock.conv_layers[2]
+    if change == "padding":
+        layer.conv.padding = (1,)
+    elif change == "dilation":
+        layer.conv.dilation = (2,)
+    elif change == "groups":
+        layer.conv = nn.Conv1d(12, 12, 3, 2, groups=2)
+    elif change == "convolution":
+        layer.conv = nn.utils.parametrizations.weight_norm(layer.conv)
+    elif change == "norm":
+        layer.layer_norm = nn.GroupNorm(12, 12)
+    elif change == "axis":
+        layer.layer_norm = nn.LayerNorm((12, 399))
+    elif change == "child":
+        layer.dropout = nn.Dropout(0.1)
+    elif change == "parameter":
+        layer.scale = nn.Parameter(torch.ones(1))
+    return stock
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["padding", "dilation", "groups", "convolution", "norm", "axis", "child", "parameter"],
+)
+def test_layers_that_look_otherwise_are_left_alone(change: str) -> None:
+    assert not any(are_replaced(replaced(of_other_make(change))))
+
+
+@pytest.mark.parametrize("make", ["residual", "slope", "shape", "argument"])
+def test_layers_that_compute_otherwise_are_left_alone(make: str) -> None:
+    stock = feature_encoder()
+    kind = type(stock.conv_layers[0])
+
+    class Other(kind):  # type: ignore[misc,valid-type]
+        def forward(self, x: Tensor, *mask: Tensor) -> Tensor:
+            if make == "argument":
+                (mask_,) = mask
+                return super().forward(x) * mask_
+            found = super().forward(x)
+            other = {"residual": found + x.mean(), "slope": 1.001 * found, "shape": found[..., 1:]}
+            return other[make]
+
+    for layer in stock.conv_layers:
+        layer.__class__ = Other
+    ours = replaced(stock)
+    assert not any(are_replaced(ours))
+    if make != "argument":
+        assert torch.equal(ours(waves()), stock(waves()))
+
+
+# --- Loaded -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("around", ["nothing", "float64", "bfloat16", "meta", "autocast"])
+def test_loaded_encoders_have_them_whatever_is_set_around(tmp_path: Path, around: str) -> None:
+    write_checkpoint(tmp_path, "wav2vec2", True, conv_dim=(128,) * 7)  # wide: bfloat16 would show
+    before, generator = torch.get_default_dtype(), torch.get_rng_state()
+    try:
+        if around == "meta":
+            with torch.device("meta"):
+                encoder = load_encoder(tmp_path, layer=1)
+        else:
+            torch.set_default_dtype(
+                {"float64": torch.float64, "bfloat16": torch.bfloat16}.get(around, before)
+            )
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around == "autocast"):
+                encoder = load_encoder(tmp_path, layer=1)
+    finally:
+        torch.set_default_dtype(before)
+    assert all(are_replaced(encoder.model.feature_extractor))
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert not any(p.requires_grad for p in encoder.parameters())
