@@ -112,6 +112,25 @@ def test_conformal_scores_with_leakage_members_tell_the_rank(
         assert row["pm_tail"] in ("", "nan")
 
 
+def test_precision_of_the_eigendecomposition(
+    tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {}
+    for precision in ("float64", "float32"):
+        out = tmp_path / precision
+        given = ("--eigh", precision, "--sample-frames", "6", "--quiet", "--out", str(out))
+        assert score(files, *given) == 0
+        content = json.loads((out / "report.json").read_text(encoding="utf-8"))
+        assert content["settings"]["eigh"] == precision
+        found[precision] = [row["ps"] for row in content["scores"]]
+    assert found["float32"] != found["float64"]
+    assert found["float32"] == pytest.approx(found["float64"], abs=2e-3)
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        score(files, "--eigh", "float16")
+    assert "invalid choice: 'float16'" in capsys.readouterr().err
+
+
 def test_settings_of_bounds_reach_them(files: tuple[list[str], list[str]]) -> None:
     references, estimates = files
     given = {"estimates": estimates, "references": references, "mapss": small_mapss()}

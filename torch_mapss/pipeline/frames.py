@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_mapss.core import devices
 from torch_mapss.core.checks import Clouds, check_whole
-from torch_mapss.pipeline.kept import GATHER_BYTES, BankFrames, at_frames, with_distances
+from torch_mapss.pipeline.kept import GATHER_BYTES, BankFrames, at_frames, pays, with_distances
 from torch_mapss.pipeline.records import Deferred, Encoded, Group, Scores
 
 
@@ -65,10 +65,16 @@ class Canvas:
         return self[name].detach().amax(1).round().long()
 
 
-def chunks(parts: Sequence[Part], graph: bool, gathered: int = GATHER_BYTES) -> Iterator[Part]:
-    """The scored frames, in chunks of so many bytes at most unless a graph is kept anyway."""
+def chunks(
+    parts: Sequence[Part], graph: bool, gathered: int = GATHER_BYTES, shared: bool = False
+) -> Iterator[Part]:
+    """The scored frames, in chunks of so many bytes at most unless a graph is kept anyway.
+
+    ``shared`` counts the distances among the bank's points as well.
+    """
     for part in parts:
-        each = max(_frame_bytes(part.group.separation), _frame_bytes(part.group.match), 1)
+        clips = part.group.separation, part.group.match
+        each = max(1, *(_frame_bytes(encoded, shared) for encoded in clips))
         size = len(part.where) if graph else max(1, gathered // each)
         for start in range(0, len(part.where), max(1, size)):
             yield part._replace(where=part.where[start : start + size])
@@ -144,11 +150,13 @@ def _where_some_are_not(active: Tensor) -> Tensor | None:
     return None if not devices.is_far(active.device) and bool(active.all()) else active
 
 
-def _frame_bytes(encoded: Encoded | Deferred | None) -> int:
+def _frame_bytes(encoded: Encoded | Deferred | None, shared: bool) -> int:
     if not isinstance(encoded, Encoded):
         return 0
     _, s, p, _, m = encoded.distortions.shape
-    return s * (p + 1) * m * encoded.distortions.element_size()
+    points = s * (p + 1)
+    distances = 8 * points**2 if shared and pays(encoded.distortions) else 0
+    return points * m * encoded.distortions.element_size() + distances
 
 
 def choose(parts: list[Part], frames: int | None, generator: torch.Generator | None) -> list[Part]:

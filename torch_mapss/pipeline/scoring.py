@@ -158,7 +158,8 @@ def place_parts(mapss: MAPSS, takes: Sequence[Take], work: Work, graph: bool) ->
     Where the device runs out of memory, a piece of frames is begun anew in smaller ones.
     """
     allowed = Allowance(mapss.budget(takes[0].call.estimates.waves.device))
-    pieces = [chunks(take.parts, graph, allowed.now.gathered) for take in takes]
+    shared = len(takes) > 1
+    pieces = [chunks(take.parts, graph, allowed.now.gathered, shared) for take in takes]
     for same in zip(*pieces):
         found = allowed.spend(partial(_of_pieces, takes, same, work, graph))
         for take, part, values in found:
@@ -172,8 +173,9 @@ def _of_pieces(
     """What is to be put on the canvases of the same frames of several calls."""
     found = []
     places = [place for place, wanted in enumerate(work.kinds) if wanted]
-    for same in zip(*(chunks([part], graph, budget.gathered) for part in parts)):
-        bank = {place: bank_frames(same[0], place, len(takes) > 1) for place in places}
+    shared = len(takes) > 1
+    for same in zip(*(chunks([part], graph, budget.gathered, shared) for part in parts)):
+        bank = {place: bank_frames(same[0], place, shared) for place in places}
         for take, part in zip(takes, same):
             found.append((take, part, _of_part(take.call, part, bank, work, budget)))
     return found
