@@ -1,0 +1,86 @@
+"""The whole way from waveforms to scores on a device that is not the CPU, forward and backward.
+
+Run on tensors without values (``fake_device``), so no such device is needed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from fake_device import backward, fake_device
+from torch import Tensor
+
+from torch_mapss import MAPSS, DistortionBank, MAPSSLoss
+from torch_mapss.audio.loudness import normalize_loudness
+from torch_mapss.pipeline import clusters
+from torch_mapss.pipeline import mapss as pipeline
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "reference": {"convention": "reference"},
+    "conformal": {"convention": "conformal"},
+    "float32 eigh": {"eigh": "float32"},
+    "signs aligned": {"align_polarity": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A fake device, on which no embedding is broken, and no memory is to be measured."""
+    monkeypatch.setattr(pipeline, "check_embeddings", lambda embeddings, _: embeddings)
+    monkeypatch.setattr(clusters.Checks, "read", lambda _: None)
+    with fake_device(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing is known of any value: no frame need be scored
+        yield
+
+
+def mapss_of(**options: Any) -> MAPSS:
+    banks = {f"{kind}_bank": DistortionBank(kind, size=12) for kind in ("separation", "match")}
+    return MAPSS("waveform", memory="1GiB", **banks, **options)
+
+
+def signals(requires_grad: bool = True) -> tuple[Tensor, Tensor]:
+    estimates = torch.empty(1, 3, 8000, device="cuda", requires_grad=requires_grad)
+    return estimates, torch.empty(1, 3, 8000, device="cuda")
+
+
+def assert_slopes(score: Tensor, leaf: Tensor) -> None:
+    assert score.device.type == "cuda"
+    (gradient,) = backward(score).values()
+    assert (gradient.device, gradient.shape) == (leaf.device, leaf.shape)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_scores_and_their_gradients(options: str) -> None:
+    estimates, references = signals()
+    mapss = mapss_of(**OPTIONS[options])
+    bank = mapss.prepare(references)
+    assert bank.device.type == "cuda"
+    scores = mapss(estimates, bank)
+    found = [x for x in vars(scores).values() if isinstance(x, Tensor) and x.ndim == 3]
+    assert {x.device.type for x in found} == {"cuda"}
+    assert_slopes(scores.ps.sum() + scores.log_pm.sum() + scores.pm.sum(), estimates)
+
+
+def test_a_step_of_training() -> None:
+    estimates, references = signals()
+    assert_slopes(MAPSSLoss(mapss_of())(estimates, references), estimates)
+
+
+def test_bounds_and_several_systems() -> None:
+    estimates, references = signals(requires_grad=False)
+    mapss = mapss_of()
+    bank = mapss.prepare(references).with_distances()  # which none is kept of, on such a device
+    bounds = mapss.bounds(estimates, bank)
+    assert {x.device.type for x in (*bounds.ps, *bounds.pm)} == {"cuda"}
+    for scores in mapss.score_systems([estimates, estimates], bank):
+        assert scores.ps.device.type == "cuda"
+
+
+def test_loudness() -> None:
+    waves = torch.empty(2, 16_000, device="cuda", requires_grad=True)
+    assert_slopes(normalize_loudness(waves, 16_000).sum(), waves)
