@@ -1,12 +1,13 @@
 """Time and error of the core: manifold and scores beside a bare ``torch.linalg.eigh``.
 
-    python benchmarks/core.py [--frames 500] [--repeats 3]
+    python benchmarks/core.py [--frames 500] [--repeats 3] [--kept]
 
 The yardstick is what cannot be avoided: the inner products of the points of every frame and the
 eigendecomposition of as many matrices of that size. Everything is timed in one run, alternating,
 and the best of the repeats is taken. The error column compares with the NumPy oracle of the tests
 on a few of the same frames. The last lines score many frames in a fresh process and print the
-memory that scoring took beside the embeddings.
+memory that scoring took beside the embeddings. With ``--kept`` instead: frames whose bank keeps the
+distances among its points, beside the same frames without, in turn.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torch_mapss import functional as F
-from torch_mapss.core import linalg
+from torch_mapss.core import checks, chunks, linalg
+from torch_mapss.core.scores import match_scores, separation_scores
+from torch_mapss.core.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -116,6 +121,48 @@ def compare(count: int, repeats: int) -> None:
         print(f"| {name} | {seconds:.2f} | {seconds / yard:.2f} | {shown} |")
 
 
+KEPT_HEADING = (
+    "| features | score | pass | ratio | middle half | error |",
+    "|---|---|---|---|---|---|",
+)
+
+
+def kept(features: int, count: int = 54, repeats: int = 9) -> list[str]:
+    """Rows: time with the distances among the bank's points kept over that without, in turn."""
+    points = [x.double() for x in frames(count, features)]
+    plain = checks.check_clouds(*points, None, None, None, 1)
+    ready = plain._replace(known=chunks.known_distances(*points[1:], None, None))
+    rows = []
+    for name, kernel, place in (("PS", separation_scores, 0), ("log PM", match_scores, 1)):
+        for backwards in (False, True):
+            ratios, worst = [], 0.0
+            for _ in range(repeats):
+                found = []
+                for clouds in (plain, ready):
+                    start = time.perf_counter()
+                    found.append(kept_pass(clouds, kernel, place, backwards))
+                    found.append(time.perf_counter() - start)
+                ratios.append(found[3] / found[1])
+                for ours, theirs in zip(found[2], found[0]):
+                    worst = max(worst, float((ours - theirs).abs().max() / theirs.abs().max()))
+            low, middle, high = (float(q) for q in np.quantile(ratios, [0.25, 0.5, 0.75]))
+            what = "forward + backward to outputs" if backwards else "forward"
+            half = f"{low:.2f} to {high:.2f}"
+            rows.append(f"| {features} | {name} | {what} | {middle:.2f} | {half} | {worst:.0e} |")
+    return rows
+
+
+def kept_pass(clouds: checks.Clouds, kernel: Any, place: int, backwards: bool) -> list[Tensor]:
+    """The scores, and their slopes if asked for."""
+    if not backwards:
+        with torch.no_grad():
+            return [chunks.score_frames(clouds, Settings(), kernel)[place]]
+    leaf = clouds.outputs.clone().requires_grad_()
+    score = chunks.score_frames(clouds._replace(outputs=leaf), Settings(), kernel)[place]
+    (slope,) = torch.autograd.grad(score.sum(), leaf)
+    return [score.detach(), slope]
+
+
 def memory(count: int, features: int) -> None:
     """Peak memory of scoring beside that of the embeddings alone, each in a process of its own."""
     peaks = []
@@ -153,11 +200,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--frames", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--kept", action="store_true", help="distances of the bank, kept or not")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         mode, count, features = arguments.child
         child(mode, int(count), int(features))
+        return
+    if arguments.kept:
+        print("\n".join(KEPT_HEADING))
+        for features in (80, 240, 400, 1024):
+            print("\n".join(kept(features)), flush=True)
         return
     compare(arguments.frames, arguments.repeats)
     memory(10_000, 64)

@@ -1,0 +1,390 @@
+"""What single steps cost on a CPU, and what idle threads do there: `results/cpu.md`.
+
+    python benchmarks/cpu.py kept      # distances among a bank's points, kept or not
+    python benchmarks/cpu.py steps     # median, Gamma tail, whole-space factor, gathering
+    python benchmarks/cpu.py systems   # several systems of a mixture, together and one by one
+    python benchmarks/cpu.py threads   # OMP_WAIT_POLICY, GOMP_SPINCOUNT, threads; with a load
+
+Each section replaces its own part of the page. Whatever is compared runs in turn within one
+process (or, for what must be set before Python starts, in processes in turn), and ratios of
+neighbours are told, since other work on the machine moves all times alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import core
+import numpy as np
+import torch
+from torch import Tensor
+
+from torch_mapss import MAPSS, DistortionBank, ReferenceBank
+from torch_mapss.bounds import frames as bounds
+from torch_mapss.bounds import match as match_bounds
+from torch_mapss.bounds import separation as separation_bounds
+from torch_mapss.core import chunks, gamma, kernel, linalg, match
+from torch_mapss.core.checks import Clouds, check_clouds
+from torch_mapss.core.manifold import gather
+from torch_mapss.core.scores import match_scores, separation_scores
+from torch_mapss.core.settings import Settings
+from torch_mapss.encoders import as_encoder
+
+PAGE = Path(__file__).resolve().parent / "results" / "cpu.md"
+HEAD = "# The CPU: single steps, shared work, idle threads"
+SECTIONS = ("reading", "kept", "systems", "steps", "threads")
+RATE = 16_000
+
+
+# ------------------------------------------------------------------------------------------------
+# The page
+# ------------------------------------------------------------------------------------------------
+
+
+def write(section: str, lines: list[str]) -> None:
+    """Replace a section of the page; the others stay."""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    parts = {}
+    for name in SECTIONS:
+        start, end = f"<!-- {name} -->", f"<!-- end {name} -->"
+        if start in text:
+            parts[name] = text.split(start)[1].split(end)[0].strip()
+    parts[section] = "\n".join(lines)
+    blocks = [
+        f"<!-- {name} -->\n{parts[name]}\n<!-- end {name} -->" for name in SECTIONS if name in parts
+    ]
+    PAGE.write_text("\n\n".join([HEAD, *blocks]) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
+def conditions() -> str:
+    load = os.getloadavg()[0]
+    return (
+        f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, load average {load:.1f}, "
+        f"torch {torch.__version__}."
+    )
+
+
+def in_turn(
+    one: Callable[[], object], other: Callable[[], object], repeats: int
+) -> tuple[float, float, float, float, float]:
+    """Median seconds of both, and quartiles of the ratio of the second to the first."""
+    times = []
+    for _ in range(repeats):
+        pair = []
+        for work in (one, other):
+            start = time.perf_counter()
+            work()
+            pair.append(time.perf_counter() - start)
+        times.append(pair)
+    seconds = np.array(times)
+    low, middle, high = np.quantile(seconds[:, 1] / seconds[:, 0], [0.25, 0.5, 0.75])
+    first, second = np.median(seconds, 0)
+    return first, second, low, middle, high
+
+
+def row(name: str, found: tuple[float, float, float, float, float], count: int) -> str:
+    first, second, low, middle, high = found
+    per = 1e3 / count
+    return (
+        f"| {name} | {first * per:.2f} | {second * per:.2f} | {middle:.2f} | "
+        f"{low:.2f} to {high:.2f} |"
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# Distances among the points of a bank
+# ------------------------------------------------------------------------------------------------
+
+
+def measure_kept() -> None:
+    lines = [
+        "## Distances among a bank's points, kept or taken anew",
+        "",
+        "Frames of 140 points (two sources, 68 distortions, float64), with the block of D² of the "
+        "bank's 138 points kept over the same frames without, in turn. The error is the largest "
+        "difference of scores and slopes, relative to the largest of them; they "
+        f"differ because inner products are taken about another centre. {conditions()}",
+        "",
+        *core.KEPT_HEADING,
+    ]
+    for features in (80, 240, 400, 1024):
+        lines += core.kept(features)
+        print(lines[-1], flush=True)
+    write("kept", lines)
+
+
+def one_by_one(mapss: MAPSS, estimates: list[Tensor], bank: ReferenceBank) -> None:
+    for each in estimates:
+        mapss.score_systems([each], bank)
+
+
+def measure_systems() -> None:
+    generator = torch.Generator().manual_seed(0)
+    references = 0.1 * torch.randn(2, 2 * RATE, generator=generator)
+    lines = [
+        "## Several systems of a mixture",
+        "",
+        "`MAPSS.score_systems` of estimates of one mixture (2 s, two sources, full banks, encoding "
+        "of the estimates included), over one call for each system with the same bank; then single "
+        f"calls with a bank that keeps its distances over one that does not. {conditions()}",
+        "",
+        "| encoder | features | systems | one by one ms | together ms | ratio | middle half |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for encoder, features in (("mel", 80), ("waveform", 400)):
+        mapss = MAPSS(encoder)
+        bank = mapss.prepare(references)
+        for count in (2, 8):
+            noise = [torch.randn(references.shape, generator=generator) for _ in range(count)]
+            estimates = [references + 0.3 * references.flip(0) + 0.02 * x for x in noise]
+            together = partial(mapss.score_systems, estimates, bank)
+            found = in_turn(partial(one_by_one, mapss, estimates, bank), together, 3)
+            lines.append(row(f"{encoder} | {features} | {count}", found, 1))
+            print(lines[-1], flush=True)
+        full = bank.with_distances()
+        plain, ready = (partial(one_by_one, mapss, estimates[:1], x) for x in (bank, full))
+        found = in_turn(plain, ready, 5)
+        size = f"kept with the bank ({bank.nbytes >> 20} to {full.nbytes >> 20} MiB)"
+        lines.append(row(f"{encoder} | {features} | 1, {size}", found, 1))
+        print(lines[-1], flush=True)
+    write("systems", lines)
+
+
+# ------------------------------------------------------------------------------------------------
+# Single steps
+# ------------------------------------------------------------------------------------------------
+
+
+def by_sorting(values: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """As on accelerators: what stands beside NumPy's partition."""
+    last = min(rank, values.shape[-1] - 1)
+    ordered = values.sort(-1).values
+    return ordered[..., rank - 1].clone(), ordered[..., last].clone()
+
+
+def with_places(values: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """A partition that also tells where the middle values stand."""
+    last = min(rank, values.shape[-1] - 1)
+    places = torch.from_numpy(np.argpartition(values.numpy(), (rank - 1, last), axis=-1))
+    found = values.gather(-1, places[..., [rank - 1, last]])
+    return found[..., 0].clone(), found[..., 1].clone()
+
+
+def tails_apart(k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return gamma.gammaincc(k, x), gamma.log_gammaincc(k, x)
+
+
+def patched(where: Any, name: str, instead: Any, work: Callable[[], object]) -> Callable[[], None]:
+    def run() -> None:
+        with mock.patch.object(where, name, instead):
+            work()
+
+    return run
+
+
+def measure_steps() -> None:
+    count, repeats = 54, 9
+    few, many = (check_clouds(*core.frames(count, m), None, None, None, 1) for m in (80, 1024))
+    ps, pm = (partial(whole, few, scores) for scores in (separation_scores, match_scores))
+    lines = [
+        "## Single steps",
+        "",
+        "A frame of 140 points, forward: as it is, and with one step done otherwise, in turn. "
+        "*For nothing* hands the step its result: what could be gained by it at best. *Alone* is "
+        f"the time of that step and nothing else. {conditions()}",
+        "",
+        "| what | as it is, ms a frame | otherwise | ratio | middle half |",
+        "|---|---|---|---|---|",
+    ]
+    for name, one, other in (
+        (
+            "PS, 80 features: median by sorting",
+            ps,
+            patched(kernel, "_ordered_pair", by_sorting, ps),
+        ),
+        (
+            "PS, 80 features: median by a partition with places",
+            ps,
+            patched(kernel, "_ordered_pair", with_places, ps),
+        ),
+        (
+            "PM and log PM, 80 features: a Gamma tail for each",
+            pm,
+            patched(match, "both_tails", tails_apart, pm),
+        ),
+        *factors_for_nothing(few),
+        *parts_alone(many),
+    ):
+        lines.append(row(name, in_turn(one, other, repeats), count))
+        print(lines[-1], flush=True)
+    write("steps", lines)
+
+
+def whole(clouds: Clouds, scores: Any, rest: bool = False) -> None:
+    with torch.no_grad():
+        chunks.score_frames(clouds, Settings(), scores, rest=rest)
+
+
+def factors_for_nothing(clouds: Clouds) -> Iterator[tuple[str, Any, Any]]:
+    """Bounds, and the same with the factors of the whole space handed to them."""
+    both = bounds.kernels_with_scores(bounds.Options(0.95, "paper"))
+    rooms = (separation_bounds, "full_factor"), (match_bounds, "ridge_factor")
+    for measure, scores, (room, name) in zip(("PS", "PM"), both, rooms):
+        ordinary = partial(whole, clouds, scores, True)
+        known: list[Tensor] = []
+        original = getattr(room, name)
+
+        def noted(*given: Any, original: Any = original, known: Any = known) -> Tensor:
+            known.append(original(*given))
+            return known[-1]
+
+        def handed(*given: Any, known: Any = known) -> Tensor:
+            known.append(known.pop(0))  # round and round, chunk by chunk
+            return known[-1]
+
+        patched(room, name, noted, ordinary)()
+        yield (
+            f"bounds of {measure}, 80 features: factors of the whole space for nothing",
+            ordinary,
+            patched(room, name, handed, ordinary),
+        )
+
+
+def parts_alone(clouds: Clouds) -> Iterator[tuple[str, Any, Any]]:
+    """Frames of 1024 features, and single parts of the way alone."""
+    ordinary = partial(whole, clouds, separation_scores)
+    size = 27
+    parts = [x.split(size) for x in clouds[:3]]
+
+    def copies() -> None:
+        for outputs, references, distortions in zip(*parts):
+            gather(outputs, references, distortions.flatten(1, 2))
+
+    points = torch.cat([clouds.outputs, clouds.references, clouds.distortions.flatten(1, 2)], 1)
+    centred = [part - part.mean(-2, keepdim=True) for part in points.double().split(size)]
+
+    def products() -> None:
+        for part in centred:
+            part @ part.mT
+
+    matrices = [part @ part.mT for part in centred]
+
+    def decompositions() -> None:
+        for part in matrices:
+            linalg.eigh(part)
+
+    yield "PS, 1024 features: copies to float64 alone", ordinary, copies
+    yield "PS, 1024 features: inner products of all points alone", ordinary, products
+    yield "PS, 1024 features: eigendecompositions alone", ordinary, decompositions
+
+
+# ------------------------------------------------------------------------------------------------
+# Idle threads
+# ------------------------------------------------------------------------------------------------
+
+SETTINGS: dict[str, dict[str, str]] = {
+    "as torch has it": {},
+    "OMP_WAIT_POLICY=passive": {"OMP_WAIT_POLICY": "passive"},
+    "GOMP_SPINCOUNT=0": {"GOMP_SPINCOUNT": "0"},
+    "OMP_NUM_THREADS=1": {"OMP_NUM_THREADS": "1"},
+}
+OURS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many processes that do nothing but compute."""
+    code = "while True: sum(range(10000))"
+    others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def child() -> None:
+    """Bounds and scores of three seconds of noise, after the modules are there."""
+    generator = torch.Generator().manual_seed(0)
+    references = 0.1 * torch.randn(2, 3 * RATE, generator=generator)
+    banks = {f"{kind}_bank": DistortionBank(kind) for kind in ("separation", "match")}
+    mapss = MAPSS(as_encoder("mel"), **banks)
+    start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+    mapss.bounds(references + 0.3 * references.flip(0), references)
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = spent.ru_utime + spent.ru_stime - used.ru_utime - used.ru_stime
+    print(time.perf_counter() - start, cpu)
+
+
+def one_run(given: dict[str, str]) -> tuple[float, float]:
+    around = {name: value for name, value in os.environ.items() if name not in OURS}
+    command = [sys.executable, __file__, "--child"]
+    done = subprocess.run(
+        command, env={**around, **given}, capture_output=True, text=True, check=True
+    )
+    wall, cpu = done.stdout.split()
+    return float(wall), float(cpu)
+
+
+def measure_threads(rounds: int) -> None:
+    lines = [
+        "## Idle threads",
+        "",
+        "Scores and bounds of 3 s of noise (mel, two sources, full banks), prepared and scored in "
+        f"a process of its own for each setting, in turn, {rounds} rounds; without and beside a "
+        "load of two processes that only compute. Other work may run on the machine; the average "
+        f"load of a minute is told as well. {os.cpu_count()} cores, torch {torch.__version__}.",
+        "",
+        "| beside | load average | setting | seconds (median, worst) | processor seconds |",
+        "|---|---|---|---|---|",
+    ]
+    for load in (0, 2):
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in SETTINGS}
+        with busy(load):
+            for _ in range(rounds):
+                for name, given in SETTINGS.items():
+                    found[name].append(one_run(given))
+            average = os.getloadavg()[0]
+        for name, runs in found.items():
+            wall, cpu = np.array(runs).T
+            beside = f"{load} processes" if load else "nothing of ours"
+            lines.append(
+                f"| {beside} | {average:.1f} | {name} | {np.median(wall):.1f}, {wall.max():.1f} | "
+                f"{np.median(cpu):.1f} |"
+            )
+            print(lines[-1], flush=True)
+    write("threads", lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("section", nargs="?", choices=SECTIONS[1:])
+    parser.add_argument("--rounds", type=int, default=3, help="of `threads`")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child()
+    elif arguments.section == "threads":
+        measure_threads(arguments.rounds)
+    else:
+        work = {"kept": measure_kept, "systems": measure_systems, "steps": measure_steps}
+        if arguments.section is None:
+            parser.error("name a section: kept, systems, steps or threads")
+        work[arguments.section]()
+
+
+if __name__ == "__main__":
+    main()
