@@ -173,9 +173,24 @@ def test_where_nothing_is_left_the_error_says_what_to_do() -> None:
 def test_an_encoder_that_keeps_all_activations_fails_at_once() -> None:
     mapss, estimates, bank = made()
     leaf = estimates.requires_grad_()
-    with without_memory("encoding", {1}) as failing, pytest.raises(torch.OutOfMemoryError):
+    with (
+        without_memory("encoding", {1}) as failing,
+        pytest.raises(torch.OutOfMemoryError, match=r"no memory left\n.*activation_checkpointing"),
+    ):
         mapss(leaf, bank)
     assert failing.calls == 1
+
+
+def test_an_encoder_that_recomputes_goes_on() -> None:
+    mapss, estimates, bank = made()
+    expected = slopes(mapss, estimates, bank)
+    mapss.encoder.activation_checkpointing = True
+    with (
+        without_memory("encoding", {1}),
+        pytest.warns(UserWarning, match="ran out of memory"),
+    ):
+        found = slopes(mapss, estimates, bank)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_an_allowance_stays_lowered() -> None:

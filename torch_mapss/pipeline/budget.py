@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -154,7 +155,7 @@ class Allowance:
             except torch.OutOfMemoryError as error:
                 smaller = self.now.halved()
                 if smaller == self.now:
-                    raise torch.OutOfMemoryError(f"{error}\n{_NOTHING_LEFT}") from error
+                    raise _with_remedy(error, _NOTHING_LEFT) from error
                 self.now, failed = smaller, True
             # Outside the handler, which keeps what the failed attempt had allocated.
             if torch.cuda.is_available():
@@ -165,6 +166,19 @@ class Allowance:
                 f"Pass memory={self.now.total} to begin with that."
             )
         return result
+
+
+@contextmanager
+def explained(remedy: str) -> Iterator[None]:
+    """Within, an error of a device out of memory says what helps against it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise _with_remedy(error, remedy) from error
+
+
+def _with_remedy(error: torch.OutOfMemoryError, remedy: str) -> torch.OutOfMemoryError:
+    return torch.OutOfMemoryError(f"{error}\n{remedy}")
 
 
 def lowered(work: Callable[[Budget], Result], start: Budget) -> Result:

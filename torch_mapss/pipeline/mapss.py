@@ -27,7 +27,7 @@ from torch_mapss.core.surroundings import undisturbed
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, as_encoder, check_embeddings
 from torch_mapss.pipeline.admit import Call, admit, admit_references
-from torch_mapss.pipeline.budget import Budget, budget, checked_memory, lowered
+from torch_mapss.pipeline.budget import Budget, budget, checked_memory, explained, lowered
 from torch_mapss.pipeline.clusters import LEAST_MEMBERS
 from torch_mapss.pipeline.prepare import prepare_bank, shared_grid, warn_unscored
 from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
@@ -402,7 +402,9 @@ class MAPSS(nn.Module):
         """Scores of several systems' estimates of the same mixtures.
 
         As calls one by one, without gradients; but of clips longer than ``segment``, distortions
-        are made and encoded once for all systems.
+        are made and encoded once for all systems, and with at least as many features as points of
+        a frame, on a CPU, the distances among the bank's points are taken once
+        (:meth:`ReferenceBank.with_distances` keeps them for calls one by one).
 
         Args:
             estimates: of each system, (B, S', T) or (S', T).
@@ -505,6 +507,13 @@ def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]
     return mapss
 
 
+_KEEPS_ALL = (
+    "Gradients are wanted, so the graph keeps every activation of the encoder. Set "
+    "activation_checkpointing=True of the encoder (it then runs twice, a few waveforms at a time), "
+    "pass fewer or shorter mixtures, or free what else lies on the device."
+)
+
+
 def encode_checked(encoder: Encoder, waves: Tensor, most: Budget | None = None) -> Tensor:
     """Embeddings of waveforms; an encoder that gives no finite number is an error.
 
@@ -513,7 +522,8 @@ def encode_checked(encoder: Encoder, waves: Tensor, most: Budget | None = None) 
     """
     keeps_all = torch.is_grad_enabled() and waves.requires_grad
     if keeps_all and not encoder.activation_checkpointing:
-        return check_embeddings(encoder(waves), encoder)
+        with explained(_KEEPS_ALL):
+            return check_embeddings(encoder(waves), encoder)
 
     def encode(allowed: Budget) -> Tensor:
         with encoder.within(allowed.encoder):
