@@ -29,9 +29,9 @@ from torch_mapss.evaluation.comparison import (
 )
 from torch_mapss.evaluation.manifest import load_manifest
 from torch_mapss.evaluation.measures import MEASURES
+from torch_mapss.evaluation.request import Request
 from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.run import run
-from torch_mapss.evaluation.scorer import Request
 
 Scores = dict[str, list[float]]
 

@@ -28,15 +28,15 @@ from separations import (
 
 from torch_mapss import MAPSS, DistortionBank, evaluate
 from torch_mapss.distortions import Distortion
-from torch_mapss.evaluation import cli
+from torch_mapss.evaluation import cli, tables
 from torch_mapss.evaluation import run as run_room
 from torch_mapss.evaluation.commands import options
 from torch_mapss.evaluation.manifest import ManifestError, load_manifest
 from torch_mapss.evaluation.processes import local_device
 from torch_mapss.evaluation.progress import Progress, file_name
 from torch_mapss.evaluation.report import MEANS
-from torch_mapss.evaluation.run import Outcome, _join
-from torch_mapss.evaluation.scorer import Request
+from torch_mapss.evaluation.request import Request
+from torch_mapss.evaluation.tables import Outcome, join
 
 QUICK = ("--encoder", "mel", "--bank-size", "5")
 TABLES = ("scores.csv", "items.csv", "summary.csv")
@@ -595,14 +595,13 @@ def test_a_file_that_changes_meanwhile_is_a_failure(
 ) -> None:
     path = write_manifest(tmp_path, 2, ("good",))
     file = path.parent / entries_of(path)[0]["systems"]["good"][0]
-    join = _join
 
     def touched(*arguments: Any) -> Any:
         file.touch()
         return join(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(run_room, "_join", touched)
+        patched.setattr(tables, "join", touched)
         assert evaluate_command(path, tmp_path / "out") == options.SOME_FAILED
     rows = rows_of(tmp_path / "out" / "scores.csv")
     assert [row["status"] for row in rows] == ["failed", "failed", "ok", "ok"]
@@ -641,11 +640,16 @@ def louder(waveform: torch.Tensor, sample_rate: int, amount: float) -> torch.Ten
 
 def test_a_confidence_that_nothing_uses_is_no_setting(tmp_path: Path) -> None:
     path = write_manifest(tmp_path, 1, ("good",))
-    out = tmp_path / "out"
-    assert evaluate_command(path, out) == options.OK
-    assert evaluate_command(path, out, "--confidence", "0.8") == options.OK
-    assert evaluate_command(path, out, "--confidence", "7") == options.BAD_INPUT
-    assert evaluate_command(path, out, "--bounds") == options.BAD_INPUT
+    mixtures, out = load_manifest(path), tmp_path / "out"
+    run_room.run(mixtures, out, small_mapss)
+    run_room.run(mixtures, out, small_mapss, Request(confidence=0.8))
+    with pytest.raises(ValueError, match="bounds"):
+        run_room.run(mixtures, out, small_mapss, Request(bounds=True))
+    # Whoever asks for one in a command means bounds.
+    assert evaluate_command(path, tmp_path / "new", "--confidence", "0.8") == options.BAD_INPUT
+    wrong = ("--bounds", "--confidence", "7")
+    assert evaluate_command(path, tmp_path / "new", *wrong) == options.BAD_INPUT
+    assert not (tmp_path / "new").exists()
 
 
 def test_manifests_of_other_tools_are_shown_a_valid_one(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from separations import small_mapss, write_manifest
 from torch_mapss.evaluation import cli, files, frame_store
 from torch_mapss.evaluation.manifest import load_manifest
 from torch_mapss.evaluation.processes import World, label, local_device, parse_share, world
-from torch_mapss.evaluation.run import Outcome, run
+from torch_mapss.evaluation.run import run
+from torch_mapss.evaluation.tables import Outcome
 
 NAMES = (
     *("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_mapss import MAPSS, Report, evaluate
 from torch_mapss.audio.waveforms import resample
 from torch_mapss.evaluation import files
-from torch_mapss.evaluation.scorer import PreparedOnce
+from torch_mapss.evaluation.request import PreparedOnce
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from torch_mapss.evaluation import frame_store
 from torch_mapss.evaluation.manifest import ManifestError, load_manifest
 from torch_mapss.evaluation.measures import MEASURES
 from torch_mapss.evaluation.progress import file_name
+from torch_mapss.evaluation.request import Request
 from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.run import run
-from torch_mapss.evaluation.scorer import Request
 
 
 def with_extras(folder: Path) -> Path:

@@ -14,9 +14,9 @@ from separations import leaky, small_mapss, sources, write, write_manifest
 
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.manifest import load_manifest
+from torch_mapss.evaluation.request import Request
 from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.run import run
-from torch_mapss.evaluation.scorer import Request
 from torch_mapss.evaluation.worst import (
     lowest_runs,
     segment_sound,

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from torch_mapss.evaluation.measures import measures_of
 from torch_mapss.evaluation.report import Report
-from torch_mapss.evaluation.scorer import evaluate, make_scorer
+from torch_mapss.evaluation.request import make_scorer
+from torch_mapss.evaluation.scorer import evaluate
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch_mapss import audio
 from torch_mapss.evaluation import files, plots
 from torch_mapss.evaluation.report import MEANINGS, Report, SourceRow, number
-from torch_mapss.evaluation.scorer import PreparedOnce, chosen_device, evaluate, make_scorer
+from torch_mapss.evaluation.request import PreparedOnce, chosen_device, make_scorer
+from torch_mapss.evaluation.scorer import evaluate
 
 VOICES = ("low voice", "high voice")
 _CLIPS = ("voice_low.flac", "voice_high.flac")

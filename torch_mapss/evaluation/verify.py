@@ -24,8 +24,9 @@ from torch_mapss.evaluation.manifest import short
 from torch_mapss.evaluation.measures import measures_of
 from torch_mapss.evaluation.protocol import described, protocol_id, relevant
 from torch_mapss.evaluation.report import mean, versions
+from torch_mapss.evaluation.request import Request
 from torch_mapss.evaluation.results import Results
-from torch_mapss.evaluation.scorer import Request, evaluate
+from torch_mapss.evaluation.scorer import evaluate
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS

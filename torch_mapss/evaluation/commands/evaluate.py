@@ -28,7 +28,7 @@ from torch_mapss.evaluation.processes import parse_share
 
 if TYPE_CHECKING:
     from torch_mapss.evaluation.manifest import Mixture
-    from torch_mapss.evaluation.run import Outcome
+    from torch_mapss.evaluation.tables import Outcome
 
 ABOUT = f"""\
 Score whole test sets of one or more systems, listed in a manifest.

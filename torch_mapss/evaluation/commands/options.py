@@ -13,7 +13,7 @@ from torch_mapss.evaluation.processes import local_device
 
 if TYPE_CHECKING:
     from torch_mapss.distortions import DistortionBank
-    from torch_mapss.evaluation.scorer import Request
+    from torch_mapss.evaluation.request import Request
     from torch_mapss.pipeline.mapss import MAPSS
 
 
@@ -364,7 +364,7 @@ def request_of(args: argparse.Namespace) -> Request:
     Raises:
         ValueError: a setting that is none, or one of bounds where no bounds are asked for.
     """
-    from torch_mapss.evaluation.scorer import Request
+    from torch_mapss.evaluation.request import Request
 
     if not args.bounds:
         for name in ("confidence", "bounds_convention", "tail"):
