@@ -22,7 +22,7 @@ _AXES = {
     "ps": "PS (1: no leakage)",
     "pm": "PM (1: undistorted)",
     "log_pm": "log PM (0: undistorted)",
-    "pm_rank": "PM rank (below 0.5: farther than most distortions)",
+    "pm_rank": "PM rank (1: closer than distortions)",
     "foreign_distance": "B, distance to the closest other source",
     "log_foreign_distance": "log B",
 }

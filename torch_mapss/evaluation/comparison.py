@@ -61,8 +61,13 @@ class Comparison:
         """The rows of ``comparison.csv``, e.g. for ``pandas.DataFrame``."""
         return [dict(row) for row in self.pairs]
 
-    def summary(self, measures: Sequence[str] = SHORT) -> str:
-        """The ranking as a table to print, with what can and cannot be told."""
+    def summary(self, measures: Sequence[str] = SHORT, *, rank_told: bool = False) -> str:
+        """The ranking as a table to print, with what can and cannot be told.
+
+        Args:
+            measures: to print; those that are not compared are left out.
+            rank_told: what PM's rank is stands elsewhere already.
+        """
         rows = [row for row in self.ranking if row["measure"] in measures]
         cells = [
             [LABELS[row["measure"]], row["system"], str(row["n"]), *_interval(row), row["group"]]
@@ -70,7 +75,10 @@ class Comparison:
         ]
         percent = f"{100 * self.confidence:g} % interval"
         columns = ["measure", "system", "n", "mean", percent, "group"]
-        return "\n".join([files.text_table(columns, cells, left=2), "", *self.notes(measures)])
+        notes = [line for line in self.notes(measures) if line != rank_meaning()]
+        if not rank_told and any(row["measure"] == RANK for row in rows):
+            notes += files.wrapped(rank_meaning())
+        return "\n".join([files.text_table(columns, cells, left=2), "", *notes])
 
     def notes(self, measures: Sequence[str] = SHORT) -> list[str]:
         """What can and cannot be told from the ranking of some measures, a sentence a line."""

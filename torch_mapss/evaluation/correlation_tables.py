@@ -91,7 +91,7 @@ def summary(found: Correlation) -> str:
         "p of permutations within tracks, corrected for the number of measures. pooled: over all "
         "n stimuli at once.",
     ]
-    text += _ranks(found)
+    text += [line for sentence in _ranks(found) for line in files.wrapped(sentence)]
     text += [f"Note: {note}." for note in (*found.notes, *_reasons(found))]
     return "\n".join(text)
 

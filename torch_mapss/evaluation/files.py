@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -331,6 +332,11 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int 
         text.append("  ".join(cells).rstrip())
     text.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(text)
+
+
+def wrapped(text: str, width: int = 100) -> list[str]:
+    """A long sentence as lines for a terminal."""
+    return textwrap.wrap(text, width)
 
 
 def _one_line(text: str) -> str:

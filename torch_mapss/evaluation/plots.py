@@ -206,7 +206,7 @@ def _alone(values: Tensor) -> Any:
 def _label_scores(ax: Axes, names: Sequence[str]) -> None:
     ax.set_ylim(0.0, 1.0)
     ax.set_yticks([0.0, 0.5, 1.0])
-    ax.set_ylabel(f"{', '.join(names)} (0 to 1)")
+    ax.set_ylabel(f"{', '.join(names).replace('PM rank', 'rank')} (0 to 1)")
     ax.set_xlabel("time (s)")
     ax.grid(True, axis="y", color="#dddddd", linewidth=0.6, zorder=0)
     for side in ("top", "right"):

@@ -130,7 +130,9 @@ class Report:
 
     def summary(self) -> str:
         """A table to print, with counts, what the numbers mean, and what was done to the input."""
-        lines = [files.text_table(*_summary_table(self)), "", _counts(self), *self.meanings()]
+        lines = [files.text_table(*_summary_table(self)), "", _counts(self), *MEANINGS]
+        if self.pm_rank is not None:
+            lines += files.wrapped(rank_meaning(self.settings))
         if self.bounds is not None:
             lines += half_widths(self.bounds.confidence)
             if self.pm_rank is not None:

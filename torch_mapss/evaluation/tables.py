@@ -69,7 +69,7 @@ class Outcome(NamedTuple):
                 "Means over frames, then over the estimates of a mixture, then over mixtures;",
                 "undefined and failed mixtures are left out. scored, undefined, failed: mixtures.",
                 "median: of log PM, by medians in all these steps; a dead output moves it little.",
-                *([rank_meaning(self.settings)] if RANK in shown else []),
+                *(files.wrapped(rank_meaning(self.settings)) if RANK in shown else []),
                 *(f"Warning: {warning}." for warning in self.warnings),
                 f"Computed on {self.device}.",
             ]

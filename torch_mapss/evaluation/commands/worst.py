@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         console.say(files.text_table(*listed(segments), left=4))
         if RANK in args.measures and segments:
-            console.say(f"\n{rank_meaning(results.settings)}")
+            console.say("\n" + "\n".join(files.wrapped(rank_meaning(results.settings))))
         if not segments:
             console.say(
                 "\nNo estimate has enough scored frames to make a segment of: see the columns "
