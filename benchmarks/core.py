@@ -127,7 +127,7 @@ KEPT_HEADING = (
 )
 
 
-def kept(features: int, count: int = 54, repeats: int = 9) -> list[str]:
+def kept(features: int, count: int = 27, repeats: int = 9) -> list[str]:
     """Rows: time with the distances among the bank's points kept over that without, in turn."""
     points = [x.double() for x in frames(count, features)]
     plain = checks.check_clouds(*points, None, None, None, 1)
