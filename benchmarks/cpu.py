@@ -49,9 +49,9 @@ Every section is written by `benchmarks/cpu.py` with the section's name.
 **Reading.** All of it was measured beside other work on the machine: ratios within a row count,
 milliseconds do not.
 
-- *Distances among a bank's points* are a fifth to a quarter of a frame of 1024 features, a tenth
-  and a little more of one of 240 to 400, and nothing that can be measured of one of 80. So they
-  are shared, and kept, where there are as many features as points. Scores and slopes agree to
+- *Distances among a bank's points* are a fifth to a quarter of a frame of 1024 features, about
+  a tenth of one of 240 to 400, and nothing that can be measured of one of 80. So they are shared,
+  and kept, where there are as many features as points. Scores and slopes agree to
   what inner products keep: 1e-12 of the largest and better.
 - *Several systems* share them, and the copies of the bank's frames, by being scored together: eight
   systems of 1024 features take three quarters of the time, two take seven eighths. A bank that
@@ -61,8 +61,8 @@ milliseconds do not.
   that it tells no places is worth nothing. One integration of the Gamma tail instead of two is
   worth a twentieth. If the factors of the whole space cost nothing the bounds would take a seventh
   less, but they need all of it: their ridge of 1e-6 forbids the shorter way through the rank of the
-  cluster (Woodbury), whose terms cancel in their first six digits. The copies of a frame to float64 are a
-  thirtieth of it. Nothing is left there to gain.
+  cluster (Woodbury), whose terms cancel in their first six digits. The copies of a frame to
+  float64 are a thirtieth of it. Nothing is left there to gain.
 """
 SECTIONS = ("kept", "systems", "steps", "threads")
 RATE = 16_000
