@@ -4,6 +4,7 @@ All share one small interface (`Encoder`): `sample_rate`, `hop`, `receptive_fiel
 `frame_count(T)`, and `encoder(waveform (..., T)) -> (..., F, M)`.
 
 * `base`         the interface, its checks, chunking over the batch
+* `joining`      clips of several lengths in one batch
 * `mel`          log-mel frames with context: no weights, the embedded default
 * `waveform`     the raw frames themselves
 * `transformer`  what all pretrained transformers share: layers, frozen weights, loading, with

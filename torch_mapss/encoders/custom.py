@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from .base import Encode, Encoder
 
 _REQUIRED = ("sample_rate", "hop", "receptive_field")
+# Of activations a sample: what a convolution over the waveform with 128 channels a sample needs.
+GUESSED_BYTES = 512
 
 
 @runtime_checkable
@@ -35,7 +37,8 @@ class CustomEncoder(Encoder):
     A module is frozen and held in evaluation mode, at every call anew, for it may also belong to a
     model that is trained: a measure that learns measures nothing. It gets waveforms in the dtype
     of its weights, which `half()` and its like on the encoder leave alone. Copies share it until
-    one of them moves to another device.
+    one of them moves to another device. Only where it says `local` do clips of several lengths
+    share a call, with zeros behind the shorter ones.
 
     Args:
         function: the callable or module; optional attributes are `name`, `layer`, `feature_size`
@@ -70,6 +73,9 @@ class CustomEncoder(Encoder):
 
     def _encode_in_chunks(self, flat: Tensor, encode: Encode, features: int | None) -> Tensor:
         return self._encode_checked(flat, encode)  # what a user's model needs per item is not known
+
+    def _item_bytes(self, samples: int) -> int:
+        return GUESSED_BYTES * samples  # asked for where lengths share a call alone
 
     def _encode(self, flat: Tensor) -> Tensor:
         if isinstance(self.function, nn.Module):  # it may belong to a model that is being trained

@@ -30,7 +30,8 @@ class TransformerEncoder(Encoder):
     """Hidden states of one layer of a speech or music transformer. Use `load_encoder` to make one.
 
     A subclass names its `families` and writes `read_architecture`, `empty_model`, `default_layer`
-    and `_states`.
+    and `_states`. Its clips may share batches with others of another length if it says so by
+    `joins`, and lets no frame see the padding behind the `lengths` that `_states` is then told.
 
     The weights are frozen and shared by all encoders with equal checkpoint, layer, dtype and
     device. They are freed when the last of these encoders is gone. Moving an encoder to another
@@ -100,17 +101,13 @@ class TransformerEncoder(Encoder):
         """Transformer blocks that are built: `layer`, as a number."""
         return self.settings.layer or 0
 
-    def forward(self, waveform: Tensor) -> Tensor:
-        """See `Encoder.forward`. Computes in `dtype` and returns float32 or better."""
-        self._check_device(waveform)
-        return super().forward(waveform)
-
-    def _check_device(self, waveform: Tensor) -> None:
+    def _check(self, waveform: Tensor) -> None:
         if isinstance(waveform, Tensor) and waveform.device != self.device:
             raise ValueError(
                 f"waveform is on {waveform.device}, but encoder {self.name!r} is on {self.device}: "
                 f"they cannot meet. Move one: encoder.to({str(waveform.device)!r})."
             )
+        super()._check(waveform)
 
     def _cast(self, waveform: Tensor) -> Tensor:
         # To the weights' dtype only after what comes before them, which would lose digits in half
@@ -120,6 +117,9 @@ class TransformerEncoder(Encoder):
     def _encode(self, flat: Tensor) -> Tensor:
         return self._lifted(self._hidden, flat)
 
+    def _encode_padded(self, flat: Tensor, lengths: tuple[int, ...]) -> Tensor:
+        return self._lifted(lambda waves: self._hidden(waves, lengths), flat)
+
     def _encode_states(self, flat: Tensor) -> Tensor:
         return self._lifted(lambda waves: torch.cat([*self._states(waves)], -1), flat)
 
@@ -128,12 +128,16 @@ class TransformerEncoder(Encoder):
         found = encode(flat)
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
-    def _hidden(self, flat: Tensor) -> Tensor:
+    def _hidden(self, flat: Tensor, lengths: tuple[int, ...] | None = None) -> Tensor:
         """(N, T) -> (N, F, M), the layer asked for."""
-        return self._states(flat)[-1]
+        return self._states(flat, lengths)[-1]
 
-    def _states(self, flat: Tensor) -> Sequence[Tensor]:
-        """(N, T) -> layers 0 to the one asked for, each (N, F, M)."""
+    def _states(self, flat: Tensor, lengths: tuple[int, ...] | None = None) -> Sequence[Tensor]:
+        """(N, T) -> layers 0 to the one asked for, each (N, F, M).
+
+        `lengths` (N,) are the true ones, in samples, of waveforms padded with zeros; None: all are
+        T long.
+        """
         raise NotImplementedError
 
     def hidden_states(self, waveform: Tensor) -> tuple[Tensor, ...]:
@@ -149,7 +153,6 @@ class TransformerEncoder(Encoder):
         Raises:
             TypeError, ValueError: as a call does.
         """
-        self._check_device(waveform)
         size = self.architecture.features
         joined = self._encoded(waveform, self._encode_states, (self.depth + 1) * size)
         return joined.split(size, -1)

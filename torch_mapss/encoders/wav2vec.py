@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch_mapss.core.checks import warn_user
 from .building import built_empty, full_config, import_transformers
 from .checkpoint import PREPROCESSOR, Checkpoint
 from .convolutions import keep_channels_last
+from .joining import at_true_length, inside
 from .settings import Architecture, TransformerSettings
 from .transformer import TransformerEncoder, unknown_family
 
@@ -48,6 +50,7 @@ class ConvolutionalArchitecture(Architecture):
     strides: tuple[int, ...]
     channels: tuple[int, ...]
     last_norm: bool  # whether a norm follows the last block ("large" models)
+    framewise: bool  # whether every norm is over the features of one frame
 
 
 class Wav2VecEncoder(TransformerEncoder):
@@ -55,6 +58,12 @@ class Wav2VecEncoder(TransformerEncoder):
 
     Nested floors (T - k) // s + 1 of the convolutions fold into a single one, so the frame count of
     `Encoder` is exact.
+
+    Where the convolutions have layer norms ("large" models), clips of several lengths share a
+    batch: each is normalised at its true length, and an attention mask keeps the frames of the
+    padding out of the positional convolution (where they count as the zeros that stand at the end
+    of any clip) and out of the attention. Group norms take their statistics over the whole clip, of
+    which padding would be a part: such models encode every length on its own.
     """
 
     families = tuple(ARCHITECTURES)
@@ -89,6 +98,9 @@ class Wav2VecEncoder(TransformerEncoder):
             strides=strides,
             channels=tuple(config.conv_dim),
             last_norm=bool(config.do_stable_layer_norm),
+            framewise=config.feat_extract_norm == "layer"
+            # Shifts the zeros of the padding before the positional convolution sees them.
+            and not getattr(config, "conv_pos_batch_norm", False),
         )
 
     @classmethod
@@ -113,19 +125,30 @@ class Wav2VecEncoder(TransformerEncoder):
             model.encoder.layer_norm = nn.Identity()  # follows the last block, which is not built
         return model
 
-    def _hidden(self, flat: Tensor) -> Tensor:
+    @property
+    def joins(self) -> bool:
+        """Whether every norm is over one frame: then padding can be kept out of sight."""
+        return bool(self.architecture.framewise)
+
+    def _hidden(self, flat: Tensor, lengths: tuple[int, ...] | None = None) -> Tensor:
         if self.architecture.last_norm and self.layer == self.architecture.layers:
             # The only layer of which versions of transformers disagree, so ask the one at hand.
-            return self._states(flat)[-1]
-        return self._run(flat)[0]
+            return self._states(flat, lengths)[-1]
+        return self._run(flat, lengths)[0]
 
-    def _states(self, flat: Tensor) -> Sequence[Tensor]:
-        return self._run(flat, output_hidden_states=True, return_dict=True).hidden_states
+    def _states(self, flat: Tensor, lengths: tuple[int, ...] | None = None) -> Sequence[Tensor]:
+        options = {"output_hidden_states": True, "return_dict": True}
+        return self._run(flat, lengths, **options).hidden_states
 
-    def _run(self, flat: Tensor, **options: bool) -> Any:
+    def _run(self, flat: Tensor, lengths: tuple[int, ...] | None = None, **options: Any) -> Any:
         if self.architecture.normalize:
-            flat = normalize_input(flat)
-        with torch.random.fork_rng(devices=[]):  # transformers 4.x draws for layer drop even here
+            flat = at_true_length(normalize_input, flat, lengths or (flat.shape[-1],) * len(flat))
+        if lengths is not None:  # of samples: transformers makes that of the frames from it
+            options["attention_mask"] = inside(lengths, flat.shape[-1], flat.device).long()
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            # The attention of WavLM in transformers takes masks of two types, which torch dislikes.
+            warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
+            # Generators are kept because transformers 4.x draws for layer drop even here.
             return self.model(flat.to(self.settings.dtype), **options)
 
     def _item_bytes(self, samples: int) -> int:

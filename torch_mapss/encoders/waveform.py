@@ -26,6 +26,11 @@ class WaveformEncoder(Encoder):
         )
         self.local = True
 
+    @property
+    def joins(self) -> bool:
+        """False: frames are a view of each clip, and there is no work to share."""
+        return False
+
     def forward(self, waveform: Tensor) -> Tensor:
         """(..., T) -> (..., F, 400), F = (T - 400) // 320 + 1: a view of the waveform.
 

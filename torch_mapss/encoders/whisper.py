@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .building import built_empty, full_config, import_transformers
 from .checkpoint import Checkpoint
+from .joining import at_true_length, inside
 from .mel import hann_energies
 from .settings import Architecture, TransformerSettings
 from .transformer import TransformerEncoder
@@ -99,25 +100,39 @@ class WhisperEncoder(TransformerEncoder):
         """As many as there are positions for: 480,000, 30 s."""
         return int(self.architecture.positions * self.hop)
 
-    def _states(self, flat: Tensor) -> Sequence[Tensor]:
-        layers = self.architecture
-        spectrum = log_mel(flat, layers.bands, layers.sample_rate, layers.window, layers.step)
-        states = self._blocks(spectrum.to(self.settings.dtype))
+    @property
+    def joins(self) -> bool:
+        """True: every norm is over one frame, and padding is kept out of everything else."""
+        return True
+
+    def _states(self, flat: Tensor, lengths: tuple[int, ...] | None = None) -> Sequence[Tensor]:
+        true = lengths or (flat.shape[-1],) * len(flat)
+        spectrum = at_true_length(self._spectrum, flat, true)
+        spectra = None if lengths is None else [length // self.architecture.step for length in true]
+        states = self._blocks(spectrum.to(self.settings.dtype), spectra)
         frames = self.frame_count(flat.shape[-1])
         return [state[:, :frames] for state in states]
 
-    def _blocks(self, spectrum: Tensor) -> list[Tensor]:
+    def _spectrum(self, flat: Tensor) -> Tensor:
+        layers = self.architecture
+        return log_mel(flat, layers.bands, layers.sample_rate, layers.window, layers.step)
+
+    def _blocks(self, spectrum: Tensor, spectra: Sequence[int] | None) -> list[Tensor]:
         """(N, bands, spectra) -> what enters the first block and what leaves every one.
 
         The modules are those of transformers, called one by one: its own forward takes clips of
-        30 s and no others.
+        30 s and no others. `spectra` (N,) are the true numbers of padded ones; None: all.
         """
         model, gelu = self.model.encoder, nn.functional.gelu
-        hidden = gelu(model.conv2(gelu(model.conv1(spectrum)))).transpose(1, 2)
+        narrow = gelu(model.conv1(spectrum))
+        if spectra is not None:  # the second convolution has zeros behind the end of any clip
+            narrow = narrow * inside(spectra, narrow.shape[-1], narrow.device).unsqueeze(1)
+        hidden = gelu(model.conv2(narrow)).transpose(1, 2)
         hidden = hidden + model.embed_positions.weight[: hidden.shape[1]]
+        mask = None if spectra is None else _attention_mask([-(-n // 2) for n in spectra], hidden)
         states = [hidden]
         for block in model.layers:
-            states.append(_run_block(block, states[-1]))
+            states.append(_run_block(block, states[-1], mask))
         if self.layer == self.architecture.layers:
             states[-1] = model.layer_norm(states[-1])
         return states
@@ -168,9 +183,19 @@ def _full_config(checkpoint: Checkpoint) -> Any:
     return full_config(checkpoint, "whisper", _INFERENCE)
 
 
-def _run_block(block: Any, hidden: Tensor) -> Tensor:
+def _attention_mask(counts: Sequence[int], hidden: Tensor) -> Tensor:
+    """(N, 1, F, F) to be added to the logits of hidden states (N, F, M): all see the first
+    `counts` (N,) and no more.
+    """
+    frames = hidden.shape[1]
+    seen = inside(counts, frames, hidden.device)[:, None, None]
+    mask = torch.where(seen, 0.0, torch.finfo(hidden.dtype).min).to(hidden.dtype)
+    return mask.expand(-1, 1, frames, frames)
+
+
+def _run_block(block: Any, hidden: Tensor, mask: Tensor | None) -> Tensor:
     """A transformer block, whose call differs between versions of transformers."""
-    arguments: dict[str, Any] = {"attention_mask": None}
+    arguments: dict[str, Any] = {"attention_mask": mask}
     if "layer_head_mask" in inspect.signature(block.forward).parameters:  # 4.x wants it said
         arguments["layer_head_mask"] = None
     output = block(hidden, **arguments)

@@ -126,15 +126,23 @@ class Batch:
             self._ordered = in_order(mapss, preds, target, self.lengths, wanted.measure, wanted.pit)
         return self._ordered
 
-    def embed(self, encoder: Encoder, waves: Tensor) -> Tensor:
+    def embed(self, encoder: Encoder, waves: Sequence[Tensor]) -> list[Tensor]:
         """Embeddings of ``waves``, computed if no equal signals were encoded before."""
+        known = [self._known(encoder, signals) for signals in waves]
+        missing = [signals for signals, features in zip(waves, known) if features is None]
+        made = encode_checked(encoder, missing) if missing else []
+        self.embeddings += [
+            (id(encoder), w.detach(), features) for w, features in zip(missing, made)
+        ]
+        rest = iter(made)
+        return [next(rest) if features is None else features for features in known]
+
+    def _known(self, encoder: Encoder, waves: Tensor) -> Tensor | None:
         graph = _wants_graph(waves)
         for key, known, features in self.embeddings:
             if key == id(encoder) and graph == features.requires_grad and _equal(known, waves):
                 return features
-        features = encode_checked(encoder, waves)
-        self.embeddings.append((id(encoder), waves.detach(), features))
-        return features
+        return None
 
 
 def _wants_graph(x: Tensor) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -92,27 +94,18 @@ class Store:
     embedding: P times F frames of them would take up to receptive_field/hop of the memory.
     """
 
-    def __init__(
-        self, encoder: Encoder, present: np.ndarray, device: torch.device, budget: Budget
-    ) -> None:
-        self.budget = budget
+    def __init__(self, encoder: Encoder, present: np.ndarray, device: torch.device) -> None:
         count = present.sum(-1)
         self.shape = (*present.shape[:2], int(count.max(initial=0)))
         self.encoder = encoder
         self.views = isinstance(encoder, WaveformEncoder)
         self.kept: Tensor | None = None
-        self.checks = Checks(encoder)
         full = bool((count == self.shape[2]).all())
         filled = np.arange(self.shape[2]) < count[..., None]
         self.mask = None if full else torch.from_numpy(filled).to(device)  # (b, S, P)
 
-    def put(self, rows: Rows, waves: Tensor) -> None:
-        """Encode waveforms (n, T) and keep them in their rows' slots."""
-        if self.views:
-            values = waves
-        else:
-            with self.encoder.within(self.budget.encoder):
-                values = self.checks.note(self.encoder(waves))
+    def put(self, rows: Rows, values: Tensor) -> None:
+        """Keep embeddings (n, F, M), or waveforms where these are kept, in their rows' slots."""
         if self.kept is None:
             self.kept = values.new_empty((*self.shape, *values.shape[1:]))
             if self.mask is not None:
@@ -122,7 +115,6 @@ class Store:
     def embeddings(self) -> Tensor:
         """(b, S, P, F, M); zeros where the mask is False."""
         assert self.kept is not None
-        self.checks.read()
         if not self.views:
             return self.kept
         return audio.frame_signal(self.kept, self.encoder.receptive_field, self.encoder.hop)
@@ -154,27 +146,76 @@ class Checks:
 
 
 def encode_distortions(
-    waves: Tensor,
+    waves: Sequence[Tensor],
     bank: DistortionBank,
     encoder: Encoder,
     sample_rate: int,
     loudness: float,
     budget: Budget,
-) -> tuple[Tensor, np.ndarray, Tensor | None]:
-    """All members of a bank for normalised references (b, S, T), normalised and encoded.
+) -> list[tuple[Tensor, np.ndarray, Tensor | None]]:
+    """All members of a bank for normalised references of every length, normalised and encoded.
 
-    Present ones are moved to the front, so that no slot stays empty needlessly.
+    Each length (b, S, T) is distorted on its own, a few members at a time; the encoder gets those
+    of several lengths together. Present ones are moved to the front, so that no slot stays empty
+    needlessly.
 
     Returns:
-        (b, S, P, F, M); how many there are of each source (b, S); and the mask (b, S, P) of the
-        filled slots (None: all are).
+        Of each length (b, S, P, F, M); how many there are of each source (b, S); and the mask
+        (b, S, P) of the filled slots (None: all are).
     """
-    measured = bank.measure(waves, sample_rate, pieces=False)
-    present = measured.mask.cpu().numpy()
-    store = Store(encoder, present, waves.device, budget)
-    for rows, made in copies(waves, bank, sample_rate, measured, present, budget):
-        store.put(rows, at_loudness(made, sample_rate, loudness))
-    return store.embeddings(), present.sum(-1), store.mask
+    measured = [bank.measure(some, sample_rate, pieces=False) for some in waves]
+    # An accelerator is asked once for all of them.
+    masks = torch.cat([found.mask for found in measured]).cpu().numpy()
+    present = np.split(masks, np.cumsum([len(some) for some in waves])[:-1])
+    stores = [Store(encoder, there, some.device) for there, some in zip(present, waves)]
+    checks = Checks(encoder)
+    for places in _shared_rounds(waves, encoder, budget):
+        parts = [
+            copies(waves[k], bank, sample_rate, measured[k], present[k], budget) for k in places
+        ]
+        for made in itertools.zip_longest(*parts):
+            some = [(stores[k], *part) for k, part in zip(places, made) if part is not None]
+            _put(some, partial(at_loudness, rate=sample_rate, target=loudness), checks, budget)
+    checks.read()
+    return [
+        (store.embeddings(), there.sum(-1), store.mask) for store, there in zip(stores, present)
+    ]
+
+
+def _shared_rounds(
+    waves: Sequence[Tensor], encoder: Encoder, budget: Budget
+) -> Iterator[list[int]]:
+    """Places of the lengths whose copies are encoded together: neighbours, as far as memory goes.
+
+    How many of them share a batch is for the encoder to say.
+    """
+    some: list[int] = []
+    waiting = 0
+    for place in sorted(range(len(waves)), key=lambda k: -waves[k].shape[-1]):
+        # At most what `copies` makes at a time.
+        samples = max(waves[place].shape[0] * waves[place].shape[-1], budget.samples)
+        samples = min(samples, MEMBERS * waves[place].numel())
+        if some and not (encoder.joins and waiting + samples <= budget.waiting):
+            yield some
+            some, waiting = [], 0
+        some.append(place)
+        waiting += samples
+    yield some
+
+
+def _put(
+    some: Sequence[tuple[Store, Rows, Tensor]],
+    normalise: Callable[[Tensor], Tensor],
+    checks: Checks,
+    budget: Budget,
+) -> None:
+    """Normalise and encode copies (n, T) of several lengths, and keep them in their stores."""
+    waves = [normalise(made) for _, _, made in some]
+    if not some[0][0].views:
+        with checks.encoder.within(budget.encoder):
+            waves = [checks.note(embeddings) for embeddings in checks.encoder.together(waves)]
+    for (store, rows, _), values in zip(some, waves):
+        store.put(rows, values)
 
 
 def check_members(count: np.ndarray, active: Tensor, items: Sequence[int], kind: str) -> None:

@@ -25,10 +25,10 @@ from torch_mapss.core.chunks import Kernel
 from torch_mapss.core.settings import MATCH_CONVENTIONS, Settings, map_settings
 from torch_mapss.core.surroundings import undisturbed
 from torch_mapss.distortions import DistortionBank
-from torch_mapss.encoders import Encoder, as_encoder, check_embeddings
+from torch_mapss.encoders import Encoder, as_encoder
 from torch_mapss.pipeline.admit import Call, admit, admit_references
 from torch_mapss.pipeline.budget import Budget, budget, checked_memory, explained, lowered
-from torch_mapss.pipeline.clusters import LEAST_MEMBERS
+from torch_mapss.pipeline.clusters import LEAST_MEMBERS, Checks
 from torch_mapss.pipeline.prepare import prepare_bank, shared_grid, warn_unscored
 from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
 from torch_mapss.pipeline.scoring import (
@@ -41,7 +41,7 @@ from torch_mapss.pipeline.scoring import (
 )
 from torch_mapss.pipeline.segments import CONTEXT
 
-Recall = Callable[[Encoder, Tensor], Tensor]
+Recall = Callable[[Encoder, Sequence[Tensor]], list[Tensor]]
 EncoderChoice = str | Encoder | Callable[[Tensor], Tensor]
 DEFAULT_ENCODER = "wav2vec2-large"
 SEGMENT = 60.0  # seconds, of segment="auto"
@@ -287,11 +287,14 @@ class MAPSS(nn.Module):
         warn_unscored(bank)
         return bank
 
-    def embeddings(self, encoder: Encoder, waves: Tensor) -> Tensor:
-        """(b, S, F, M) of references or estimates; distortions are never looked up."""
+    def embeddings(self, encoder: Encoder, waves: Sequence[Tensor]) -> list[Tensor]:
+        """(b, S, F, M) of references or estimates of every length (b, S, T).
+
+        Distortions are never looked up.
+        """
         if self._recall is not None:
             return self._recall(encoder, waves)
-        return encode_checked(encoder, waves, self.budget(waves.device))
+        return encode_checked(encoder, waves, self.budget(waves[0].device))
 
     @contextmanager
     def recalling(self, recall: Recall) -> Iterator[None]:
@@ -514,24 +517,35 @@ _KEEPS_ALL = (
 )
 
 
-def encode_checked(encoder: Encoder, waves: Tensor, most: Budget | None = None) -> Tensor:
-    """Embeddings of waveforms; an encoder that gives no finite number is an error.
+def encode_checked(
+    encoder: Encoder, waves: Sequence[Tensor], most: Budget | None = None
+) -> list[Tensor]:
+    """Embeddings of waveforms of several lengths; an encoder that gives no finite number for one
+    is an error. An accelerator is asked about all of them at once.
 
     Where the device runs out of memory, fewer waveforms are encoded at a time. A graph keeps the
     activations of all, so that fewer at a time help where they are recomputed only.
     """
-    keeps_all = torch.is_grad_enabled() and waves.requires_grad
+    keeps_all = torch.is_grad_enabled() and any(some.requires_grad for some in waves)
     if keeps_all and not encoder.activation_checkpointing:
         with explained(_KEEPS_ALL):
-            return check_embeddings(encoder(waves), encoder)
+            return _checked(encoder, encoder.together(waves))
 
-    def encode(allowed: Budget) -> Tensor:
+    def encode(allowed: Budget) -> list[Tensor]:
         with encoder.within(allowed.encoder):
-            return encoder(waves)
+            return encoder.together(waves)
 
     own = Budget(2 * encoder.memory_budget)  # half of which is for the encoder
     start = own if most is None or own.total < most.total else most
-    return check_embeddings(lowered(encode, start), encoder)
+    return _checked(encoder, lowered(encode, start))
+
+
+def _checked(encoder: Encoder, found: Sequence[Tensor]) -> list[Tensor]:
+    checks = Checks(encoder)
+    for embeddings in found:
+        checks.note(embeddings)
+    checks.read()
+    return list(found)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

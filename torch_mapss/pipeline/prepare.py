@@ -5,6 +5,7 @@ Behind the gate: the waveforms are admitted already. Losses know its :class:`Gri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -59,11 +60,12 @@ def shared_grid(first: Encoder, second: Encoder) -> Grid:
 @torch.no_grad()
 def prepare_bank(mapss: MAPSS, references: Signals, measures: str) -> ReferenceBank:
     """Distort and encode admitted references: normalise, find activity, distort, encode."""
+    long = [mapss.is_long(clips.waves.shape[-1]) for clips in references.clips]
+    short = [clips for clips, is_long in zip(references.clips, long) if not is_long]
+    whole = iter(_prepare_groups(mapss, short, measures))
     groups = [
-        defer(mapss, clips, measures)
-        if mapss.is_long(clips.waves.shape[-1])
-        else _prepare_group(mapss, clips, measures)
-        for clips in references.clips
+        defer(mapss, clips, measures) if is_long else next(whole)
+        for clips, is_long in zip(references.clips, long)
     ]
     batch, sources, samples = references.waves.shape
     return ReferenceBank(
@@ -78,25 +80,35 @@ def prepare_bank(mapss: MAPSS, references: Signals, measures: str) -> ReferenceB
     )
 
 
-def _prepare_group(mapss: MAPSS, clips: Clips, measures: str) -> Group:
+def _prepare_groups(mapss: MAPSS, clips: Sequence[Clips], measures: str) -> list[Group]:
+    """Groups of all lengths: each treated on its own, but for the batches of the encoders."""
+    if not clips:
+        return []
     grid = mapss.grid
-    waves = clips.waves.clone() if clips.waves.is_inference() else clips.waves
-    waves = at_loudness(waves, grid.sample_rate, mapss.loudness)
-    active = active_frames(waves, grid.receptive_field, grid.hop, mapss.activity)
-    encoded: list[Encoded | None] = []
-    plain: dict[int, Tensor] = {}
+    waves = [at_loudness(_usual(some.waves), grid.sample_rate, mapss.loudness) for some in clips]
+    active = [active_frames(some, grid.receptive_field, grid.hop, mapss.activity) for some in waves]
+    encoded: list[list[Encoded | None]] = [[None, None] for _ in clips]
+    plain: dict[int, list[Tensor]] = {}
     for place, (kind, bank) in enumerate(mapss.banks.items()):
         if measures not in ("both", kind):
-            encoded.append(None)
             continue
         encoder = mapss.encoders[place]
         if id(encoder) not in plain:
             plain[id(encoder)] = mapss.embeddings(encoder, waves)
         encode = partial(encode_distortions, waves, bank, encoder, grid.sample_rate, mapss.loudness)
-        distortions, count, mask = lowered(encode, mapss.budget(waves.device))
-        found = (grid.shared(x, place) for x in (plain[id(encoder)], distortions))
-        encoded.append(Encoded(next(found), next(found), mask))
-        check_members(count, active, clips.items, kind)
+        clusters = lowered(encode, mapss.budget(waves[0].device))
+        for k, (distortions, count, mask) in enumerate(clusters):
+            check_members(count, active[k], clips[k].items, kind)
+            found = (grid.shared(x, place) for x in (plain[id(encoder)][k], distortions))
+            encoded[k][place] = Encoded(next(found), next(found), mask)
+    return [_group(*of_length) for of_length in zip(clips, waves, active, encoded)]
+
+
+def _usual(waves: Tensor) -> Tensor:
+    return waves.clone() if waves.is_inference() else waves
+
+
+def _group(clips: Clips, waves: Tensor, active: Tensor, encoded: Sequence[Encoded | None]) -> Group:
     for part in encoded:
         if part is not None:
             active = active & usable(part).unsqueeze(1)

@@ -219,13 +219,17 @@ def _job(mapss: MAPSS, call: Call, part: Part, canvas: Canvas) -> Job:
 
 def encoded_estimates(mapss: MAPSS, call: Call) -> list[Part]:
     """Normalised and encoded estimates of every length, with all scored frames."""
+    pairs = list(zip(call.estimates.clips, bank_of(call).groups))
+    whole = [(clips, group) for clips, group in pairs if not group.deferred]
+    waves = [normalised(mapss, clips, group, call.attributed) for clips, group in whole]
+    outputs = iter(_encoded(mapss, call, waves))
     parts = []
-    for clips, group in zip(call.estimates.clips, bank_of(call).groups):
+    for _, group in pairs:
         if group.deferred:  # encoded segment by segment
             parts.append(Part(group, group.scored, (None, None)))
         else:
-            waves = normalised(mapss, clips, group, call.attributed)
-            parts.append(_encoded(mapss, call, waves, group))
+            group = silenced(group, call.estimates.whole)
+            parts.append(Part(group, group.scored, next(outputs)))
     return parts
 
 
@@ -238,18 +242,22 @@ def normalised(mapss: MAPSS, clips: Clips, group: Group, index: tuple[int, ...])
     return waves
 
 
-def _encoded(mapss: MAPSS, call: Call, waves: Tensor, group: Group) -> Part:
-    """Encoded estimates of one length, with all its scored frames."""
-    encoded: dict[int, Tensor] = {}
-    outputs: list[Tensor | None] = [None, None]
+def _encoded(
+    mapss: MAPSS, call: Call, waves: Sequence[Tensor]
+) -> list[tuple[Tensor | None, Tensor | None]]:
+    """Embeddings of normalised estimates of every length, for PS and for PM if they are wanted."""
+    encoded: dict[int, list[Tensor]] = {}
     for place, wanted in enumerate(call.kinds):
         encoder = mapss.encoders[place]
-        if wanted:
-            if id(encoder) not in encoded:
-                encoded[id(encoder)] = mapss.embeddings(encoder, waves)
-            outputs[place] = mapss.grid.shared(encoded[id(encoder)], place)
-    group = silenced(group, call.estimates.whole)
-    return Part(group, group.scored, (outputs[0], outputs[1]))
+        if wanted and waves and id(encoder) not in encoded:
+            encoded[id(encoder)] = mapss.embeddings(encoder, waves)
+    separation, match = (
+        [mapss.grid.shared(x, place) for x in encoded[id(mapss.encoders[place])]]
+        if wanted and waves
+        else [None] * len(waves)
+        for place, wanted in enumerate(call.kinds)
+    )
+    return list(zip(separation, match))
 
 
 def bank_of(call: Call) -> ReferenceBank:
