@@ -19,19 +19,21 @@ def mapss() -> MAPSS:
     return MAPSS("mel", **banks)
 
 
-def signals(seconds: float, sources: int = 2) -> tuple[Tensor, Tensor]:
+def signals(seconds: float, sources: int = 2, batch: int = 1) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shape = 1, sources, int(seconds * RATE)
+    shape = batch, sources, int(seconds * RATE)
     references = torch.randn(shape, generator=generator)
     noise = torch.randn(shape, generator=generator)
     return references + 0.3 * references.flip(1) + 0.1 * noise, references
 
 
-def step(mapss: MAPSS, seconds: float) -> tuple[Waits, Waits]:
+def step(
+    mapss: MAPSS, seconds: float, lengths: tuple[int, ...] | None = None
+) -> tuple[Waits, Waits]:
     """The counts of a forward and of a backward pass with a prepared bank."""
-    estimates, references = signals(seconds)
+    estimates, references = signals(seconds, batch=len(lengths or (1,)))
     estimates.requires_grad_()
-    bank = mapss.prepare(references)
+    bank = mapss.prepare(references, lengths)
     loss = MAPSSLoss(mapss)
     with counted(far=True) as forward:
         value = loss(estimates, bank)
@@ -49,6 +51,25 @@ def test_a_step_reads_at_most_four_values_forward_and_none_backward(
     assert forward.reads.total() <= 4, forward.lines
     assert backward.reads.total() == 0, backward.lines
     assert not forward.uploads + backward.uploads
+
+
+@pytest.mark.parametrize("lengths", [(9600,) * 4, (9600, 9000, 8100, 4000)])
+def test_a_batch_of_several_lengths_reads_no_more(mapss: MAPSS, lengths: tuple[int, ...]) -> None:
+    forward, backward = step(mapss, 0.6, lengths)
+    assert forward.reads.total() <= 4, forward.lines
+    assert backward.reads.total() == 0, backward.lines
+    assert not forward.uploads + backward.uploads
+
+
+def test_preparing_reads_a_few_values_more_for_each_length(mapss: MAPSS) -> None:
+    _, references = signals(0.6, batch=4)
+    counts = []
+    for lengths in ((9600,) * 4, (9600, 9000, 8100, 4000)):
+        with counted() as waits:
+            mapss.prepare(references, lengths)
+        counts.append(waits.reads.total())
+    assert counts[0] <= 16
+    assert counts[1] <= counts[0] + 3 * 7, waits.lines
 
 
 def test_recomputed_chunks_read_no_more(mapss: MAPSS, monkeypatch: pytest.MonkeyPatch) -> None:

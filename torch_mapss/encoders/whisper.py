@@ -188,8 +188,8 @@ def _attention_mask(counts: Sequence[int], hidden: Tensor) -> Tensor:
     `counts` (N,) and no more.
     """
     frames = hidden.shape[1]
-    seen = inside(counts, frames, hidden.device)[:, None, None]
-    mask = torch.where(seen, 0.0, torch.finfo(hidden.dtype).min).to(hidden.dtype)
+    unseen = ~inside(counts, frames, hidden.device)[:, None, None]
+    mask = hidden.new_zeros(unseen.shape).masked_fill(unseen, torch.finfo(hidden.dtype).min)
     return mask.expand(-1, 1, frames, frames)
 
 

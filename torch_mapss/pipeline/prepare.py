@@ -133,10 +133,10 @@ def usable(encoded: Encoded) -> Tensor:
 
 def warn_unscored(bank: ReferenceBank) -> None:
     """Warn, naming them, of mixtures in which no frame has two active sources."""
-    empty = []
-    for group in bank.groups:
-        some = set(group.scored[:, 0].tolist())
-        empty += [item for row, item in enumerate(group.items) if row not in some]
+    # An accelerator is asked once, whatever the number of lengths.
+    places = [devices.placed(group.items, bank.device) for group in bank.groups]
+    found = [here[group.scored[:, 0]] for here, group in zip(places, bank.groups)]
+    empty = set(range(bank.batch)) - set(torch.cat(found).tolist())
     if empty:
         checks.warn_user(
             f"mixtures {sorted(empty)} have no frame in which two sources are active: their scores "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import devices
-from torch_mapss.core.chunks import Kernel, finished, pending
+from torch_mapss.core.chunks import Kernel, Pending, finished, pending
 from torch_mapss.core.devices import back
 from torch_mapss.core.scores import (
     MATCH_SCORES,

@@ -1,0 +1,315 @@
+"""Mixtures of several lengths: they share encoder calls, and each scores as if it were alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import write_checkpoint, write_whisper
+from torch import Tensor
+
+from torch_mapss import MAPSS, DistortionBank, MAPSSLoss, ReferenceBank
+from torch_mapss.encoders import MelEncoder, load_encoder
+from torch_mapss.metrics import PerceptualMatch, PerceptualSeparation
+from torch_mapss.pipeline import clusters
+from torch_mapss.pipeline.budget import Budget
+
+RATE = 16_000
+LENGTHS = (5600, 5033, 4600, 5500)
+FIELDS = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
+
+
+class Counting(MelEncoder):
+    """Mel that notes the batches it is given."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.shapes: list[tuple[int, ...]] = []
+
+    def _encode(self, flat: Tensor) -> Tensor:
+        self.shapes.append(tuple(flat.shape))
+        return super()._encode(flat)
+
+
+class Apart(Counting):
+    """The same, every length on its own."""
+
+    @property
+    def joins(self) -> bool:
+        return False
+
+
+def small(encoder: Any = "mel", **options: Any) -> MAPSS:
+    options.setdefault("separation_bank", DistortionBank("separation", size=8))
+    options.setdefault("match_bank", DistortionBank("match", size=8))
+    return MAPSS(encoder, **options)
+
+
+def voices(batch: int = len(LENGTHS), samples: int = 5600, seed: int = 0) -> Tensor:
+    """(B, 2, T) noise and a moving tone, their levels moving too."""
+    generator = torch.Generator().manual_seed(seed)
+    time = torch.arange(samples) / RATE
+    waves = []
+    for b in range(batch):
+        for s in range(2):
+            noise = torch.randn(samples, generator=generator)
+            tone = torch.sin(2 * torch.pi * (180 + 130 * s) * time + 3 * torch.sin(9 * time + b))
+            level = 0.6 + 0.4 * torch.sin(2 * torch.pi * (2 + s) * time + s)
+            waves.append(level * (0.15 * noise + 0.3 * tone))
+    return torch.stack(waves).reshape(batch, 2, samples)
+
+
+def leaky(references: Tensor, amount: float = 0.3) -> Tensor:
+    generator = torch.Generator().manual_seed(9)
+    noise = torch.randn(references.shape, generator=generator)
+    return references + amount * references.flip(-2) + 0.02 * noise
+
+
+def alone(mapss: MAPSS, estimates: Tensor, references: Tensor, lengths: Sequence[int]) -> list[Any]:
+    """Scores of each mixture on its own, without its padding."""
+    return [
+        mapss(estimates[k : k + 1, :, :n], references[k : k + 1, :, :n])
+        for k, n in enumerate(lengths)
+    ]
+
+
+def assert_scores_equal(whole: Any, each: Sequence[Any], digits: float) -> None:
+    for k, one in enumerate(each):
+        frames = one.ps.shape[-1]
+        assert torch.equal(whole.active[k : k + 1, :, :frames], one.active)
+        assert not whole.active[k, :, frames:].any()
+        for name in FIELDS:
+            found = getattr(whole, name)[k : k + 1, :, :frames]
+            torch.testing.assert_close(found, getattr(one, name), rtol=digits, atol=digits)
+
+
+# --- Calls --------------------------------------------------------------------------------------
+
+
+def calls(encoder: Counting, lengths: Sequence[int], work: Callable[[MAPSS], object]) -> int:
+    encoder.shapes.clear()
+    work(MAPSS(encoder))
+    return len(encoder.shapes)
+
+
+def test_four_lengths_take_the_calls_of_one() -> None:
+    """Whole banks, 4 mixtures: 21 calls, where one length at a time takes 84."""
+    references = voices()
+
+    def prepared(lengths: Sequence[int]) -> Callable[[MAPSS], object]:
+        return lambda mapss: mapss.prepare(references, lengths)
+
+    same = [5600] * 4
+    assert calls(Counting(), same, prepared(same)) == 21
+    assert calls(Counting(), LENGTHS, prepared(LENGTHS)) == 21
+    assert calls(Apart(), LENGTHS, prepared(LENGTHS)) == 84
+
+
+def test_estimates_of_all_lengths_take_one_call() -> None:
+    encoder = Counting()
+    mapss = small(encoder)
+    references = voices()
+    bank = mapss.prepare(references, LENGTHS)
+    encoder.shapes.clear()
+    mapss(leaky(references), bank)
+    assert encoder.shapes == [(8, 5600)]
+
+
+def test_metrics_that_share_a_batch_encode_it_once() -> None:
+    encoder = Counting()
+    mapss = small(encoder)
+    references = voices()
+    metrics = PerceptualSeparation(mapss), PerceptualMatch(mapss)
+    for metric in metrics:
+        metric.update(leaky(references), references, LENGTHS)
+    # Estimates and references are each encoded once for both, distortions once for each.
+    assert [shape for shape in encoder.shapes if shape == (8, 5600)] == [(8, 5600)] * 2
+    assert len(encoder.shapes) == 4
+
+
+def test_copies_that_wait_keep_within_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    references = voices()
+    encoder = Counting()
+    mapss = small(encoder)
+    whole = mapss.prepare(references, LENGTHS)
+    few = len(encoder.shapes)
+    # So that no more than two lengths fit, a member at a time.
+    monkeypatch.setattr(Budget, "samples", property(lambda self: 11_200))
+    monkeypatch.setattr(Budget, "waiting", property(lambda self: 22_400))
+    rounds = list(clusters._shared_rounds([g.waveforms for g in whole.groups], encoder, Budget(1)))
+    assert rounds == [[0, 3], [1, 2]]  # the longest first
+    encoder.shapes.clear()
+    tight = mapss.prepare(references, LENGTHS)
+    assert len(encoder.shapes) > few
+    assert max(rows * samples for rows, samples in encoder.shapes[1:]) <= 2 * 11_200
+    for a, b in zip(whole.groups, tight.groups):
+        for kind in ("separation", "match"):
+            found, expected = getattr(a, kind), getattr(b, kind)
+            torch.testing.assert_close(found.distortions, expected.distortions)
+            torch.testing.assert_close(found.references, expected.references)
+
+
+# --- As if alone --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoder", ["mel", "waveform"])
+def test_scores_are_those_of_each_alone(encoder: str) -> None:
+    mapss = small(encoder)
+    references = voices()
+    estimates = leaky(references)
+    each = alone(mapss, estimates, references, LENGTHS)
+    assert_scores_equal(mapss(estimates, references, lengths=LENGTHS), each, 1e-5)
+
+
+def transformer(folder: Path, family: str, layer: int = 2) -> Any:
+    """In float64: that scores are equal must not hang on rounding, which distances magnify."""
+    if family == "whisper":
+        write_whisper(folder)
+    else:
+        write_checkpoint(folder, family.removesuffix("-base"), not family.endswith("-base"))
+    return load_encoder(folder, layer=layer, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("family", ["wav2vec2", "hubert", "wavlm", "whisper", "hubert-base"])
+def test_scores_of_transformers_are_those_of_each_alone(tmp_path: Path, family: str) -> None:
+    mapss = small(transformer(tmp_path, family))
+    references = voices().double()
+    estimates = leaky(references)
+    each = alone(mapss, estimates, references, LENGTHS)
+    assert_scores_equal(mapss(estimates, references, lengths=LENGTHS), each, 1e-6)
+
+
+@pytest.mark.parametrize("family", ["mel", "wav2vec2", "hubert", "wavlm", "whisper"])
+def test_gradients_are_those_of_each_alone(tmp_path: Path, family: str) -> None:
+    mapss = small(family if family == "mel" else transformer(tmp_path, family))
+    references = voices().double()
+    bank = mapss.prepare(references, LENGTHS)
+    estimates = leaky(references).requires_grad_()
+    scores = mapss(estimates, bank)
+    (scores.ps.sum() - scores.log_pm.sum()).backward()
+    assert estimates.grad is not None
+    for k, n in enumerate(LENGTHS):
+        one = leaky(references).detach()[k : k + 1, :, :n].requires_grad_()
+        own = mapss(one, references[k : k + 1, :, :n])
+        (own.ps.sum() - own.log_pm.sum()).backward()
+        assert one.grad is not None
+        difference = (estimates.grad[k, :, :n] - one.grad[0]).norm()
+        assert float(difference / one.grad.norm()) < 1e-6
+        assert float(estimates.grad[k, :, n:].abs().sum()) == 0.0
+
+
+def test_losses_weigh_every_length_as_before() -> None:
+    joined, apart = small(Counting()), small(Apart())
+    references = voices()
+    found = []
+    for mapss in (joined, apart):
+        estimates = leaky(references).requires_grad_()
+        value = MAPSSLoss(mapss)(estimates, mapss.prepare(references, LENGTHS))
+        value.backward()
+        found.append((value.detach(), estimates.grad))
+    torch.testing.assert_close(*(value for value, _ in found), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*(grad for _, grad in found), rtol=1e-3, atol=1e-6)
+
+
+def test_two_encoders_and_a_measure_alone() -> None:
+    mapss = small("waveform", match_encoder="mel")
+    references = voices()
+    estimates = leaky(references)
+    whole = mapss(estimates, references, lengths=LENGTHS)
+    assert_scores_equal(whole, alone(mapss, estimates, references, LENGTHS), 1e-5)
+    for measure, name in (("separation", "ps"), ("match", "log_pm")):
+        one = mapss(estimates, references, lengths=LENGTHS, measures=measure)
+        torch.testing.assert_close(getattr(one, name), getattr(whole, name))
+
+
+def test_members_that_are_missing_in_some_lengths() -> None:
+    """Fewer spectral peaks mean fewer notches: rounds of unlike length, and masks of their own."""
+    bank = DistortionBank("match", only=("notch", "echo", "clipping"))
+    mapss = small(match_bank=bank)
+    references = voices()
+    time = torch.arange(5600) / RATE
+    tone = torch.sin(2 * torch.pi * 440 * time) * (1 + 0.5 * torch.sin(11 * time))
+    references[1] = torch.stack([tone, tone.flip(0).roll(9)])
+    estimates = leaky(references)
+    whole = mapss(estimates, references, lengths=LENGTHS)
+    counts = [g.match.distortions.shape[2] for g in mapss.prepare(references, LENGTHS).groups]
+    assert len(set(counts)) > 1
+    assert_scores_equal(whole, alone(mapss, estimates, references, LENGTHS), 1e-5)
+
+
+# --- Silence, bad samples, long clips -----------------------------------------------------------
+
+
+def test_silent_and_inactive_sources_among_other_lengths() -> None:
+    mapss = small()
+    references = voices()
+    references[1, 0] = 0.0  # silent throughout: no frame is scored
+    references[2, 1, :2000] = 0.0  # inactive at first
+    estimates = leaky(references)
+    estimates[3, 0] = 0.0  # a silent estimate of an active source is scored
+    with pytest.warns(UserWarning, match=r"mixtures \[1\] have no frame"):
+        whole = mapss(estimates, references, lengths=LENGTHS)
+    assert not whole.active[1].any()
+    assert whole.active[3].any()
+    with pytest.warns(UserWarning, match="have no frame"):
+        each = alone(mapss, estimates, references, LENGTHS)
+    assert_scores_equal(whole, each, 1e-5)
+
+
+def test_a_bad_sample_silences_its_own_mixture_alone() -> None:
+    mapss = small(check_finite=False)
+    references = voices()
+    estimates = leaky(references)
+    clean = mapss(estimates, references, lengths=LENGTHS)
+    estimates[1, 0, 100] = torch.nan
+    found = mapss(estimates, references, lengths=LENGTHS)
+    assert not found.active[1].any()
+    others = [0, 2, 3]
+    torch.testing.assert_close(found.ps[others], clean.ps[others])
+    assert torch.equal(found.active[others], clean.active[others])
+
+
+def test_an_encoder_that_breaks_on_one_length_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapss = small()
+    together = MelEncoder.together
+
+    def broken(self: MelEncoder, waves: Sequence[Tensor]) -> list[Tensor]:
+        found = together(self, waves)
+        return [x * torch.nan if wave.shape[-1] == 4600 else x for x, wave in zip(found, waves)]
+
+    monkeypatch.setattr(MelEncoder, "together", broken)
+    with pytest.raises(RuntimeError, match="no usable value"):
+        mapss.prepare(voices(), LENGTHS)
+
+
+def test_long_clips_stay_in_segments_beside_the_others() -> None:
+    mapss = small(segment=1.0)
+    references = voices(samples=20_000)
+    lengths = (8000, 20_000, 7000, 20_000)
+    estimates = leaky(references)
+    bank = mapss.prepare(references, lengths)
+    assert [group.deferred for group in bank.groups] == [False, True, False, True]
+    assert [group.items for group in bank.groups] == [(0,), (1,), (2,), (3,)]
+    with torch.no_grad():
+        assert_scores_equal(
+            mapss(estimates, bank), alone(mapss, estimates, references, lengths), 1e-4
+        )
+
+
+def test_banks_of_several_lengths_are_joined_and_saved(tmp_path: Path) -> None:
+    mapss = small()
+    references = voices()
+    whole = mapss.prepare(references, LENGTHS)
+    parts = [mapss.prepare(references[k, :, :n]) for k, n in enumerate(LENGTHS)]
+    estimates = leaky(references)
+    expected = mapss(estimates, ReferenceBank.join(parts))
+    whole.save(tmp_path / "bank.pt")
+    found = mapss(estimates, ReferenceBank.load(tmp_path / "bank.pt"))
+    for name in FIELDS:
+        torch.testing.assert_close(
+            getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-5
+        )
+    assert whole.nbytes == sum(part.nbytes for part in parts)  # no padding is kept
