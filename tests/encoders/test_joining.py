@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import FAMILIES, LAYERS, random_model, write_checkpoint, write_whisper
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from torch_mapss.encoders import Encoder, MelEncoder, WaveformEncoder, as_encoder, load_encoder
 from torch_mapss.encoders.joining import MOST_PADDING, at_true_length, shared_batches
 
-# The second ends within a frame's hop, the last two give equally many frames of unlike clips.
-LENGTHS = (9600, 9111, 8080, 7423, 7400)
+# The second gives an odd number of spectra, the last two equally many frames of unlike clips.
+LENGTHS = (9600, 9271, 8080, 7423, 7400)
 ATTENTION = ("eager", "sdpa", None)
 # Architecture, and what its checkpoint says besides: all whose norms are over one frame.
 FRAMEWISE = [
@@ -92,10 +92,13 @@ def gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tens
 def test_transformers_with_layer_norms(
     folder: Folder, family: str, options: dict[str, Any], attention: str | None
 ) -> None:
-    if family == "wavlm" and attention == "sdpa":
-        pytest.skip("WavLM has no such attention")
     for layer in (0, 2, LAYERS):
-        encoder = load_encoder(folder(family, **options), layer=layer, attention=attention)
+        path = folder(family, **options)
+        try:
+            encoder = load_encoder(path, layer=layer, attention=attention)
+        except ValueError:  # WavLM nowhere, the others not in every version of transformers
+            assert attention == "sdpa"
+            pytest.skip("the architecture has no such attention here")
         waves = [wave.requires_grad_() for wave in clips()]
         alone = [encoder(wave) for wave in waves]
         shapes = counted(encoder)
@@ -224,11 +227,11 @@ def test_batches_keep_within_the_memory() -> None:
     encoder = MelEncoder()
     encoder.memory_budget = 7 * encoder._item_bytes(9600)  # 7 of the longest
     shapes = counted(encoder)
-    found = encoder.together(clips(rows=5))
-    assert sum(rows for rows, _ in shapes) == 25
+    found = encoder.together(clips(rows=9))  # more than fit, of every length
+    assert sum(rows for rows, _ in shapes) == 45
     for rows, samples in shapes:
         assert rows * encoder._item_bytes(samples) <= encoder.memory_budget
-    for one, wave in zip(found, clips(rows=5)):
+    for one, wave in zip(found, clips(rows=9)):
         torch.testing.assert_close(one, encoder(wave), rtol=1e-6, atol=1e-6)
 
 
@@ -243,6 +246,7 @@ def test_recomputed_batches_have_the_same_gradient(folder: Folder) -> None:
         # All at once where the graph keeps it anyway.
         assert [rows for rows, _ in shapes] == ([4, 4, 2] if again else [10])
         found.append((outputs, gradients(outputs, waves)))
+        assert len(shapes) == (6 if again else 1)
     for one, other in zip(*found):
         assert all(relative_error(x, y) < 1e-5 for x, y in zip(one, other))
 
@@ -252,6 +256,7 @@ rows_of_lengths = st.lists(
 )
 
 
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rows_of_lengths, st.one_of(st.none(), st.integers(1, 600_000)))
 def test_every_row_once_within_memory_and_little_padding(
     rows: list[tuple[int, int]], memory: int | None
@@ -259,8 +264,9 @@ def test_every_row_once_within_memory_and_little_padding(
     counts, lengths = [n for n, _ in rows], [length for _, length in rows]
     fitting = None if memory is None else (lambda samples: max(1, memory // samples))
     batches = shared_batches(counts, lengths, fitting)
-    seen = sorted((p.place, row) for pieces in batches for p in pieces for row in range(*p[1:]))
-    assert seen == [(k, row) for k, count in enumerate(counts) for row in range(count)]
+    for place, count in enumerate(counts):
+        pieces = [p for batch in batches for p in batch if p.place == place]
+        assert [row for p in pieces for row in range(p.start, p.stop)] == list(range(count))
     alone = sum(1 if fitting is None else -(-n // fitting(length)) for n, length in rows)
     assert len(batches) <= alone
     for pieces in batches:

@@ -186,13 +186,12 @@ class Encoder(nn.Module):
         """(n, T) -> (n, F, M) of each, T its own, in as few batches as may be."""
         kept = any(_wants_graph(x) for x in flat) and not self.activation_checkpointing
         counts, lengths = [len(x) for x in flat], [x.shape[-1] for x in flat]
-        parts: list[list[tuple[int, Tensor]]] = [[] for _ in flat]
+        parts: list[list[Tensor]] = [[] for _ in flat]
         for pieces in shared_batches(counts, lengths, None if kept else self._fitting):
             for piece, embeddings in zip(pieces, self._encode_pieces(flat, pieces)):
-                parts[piece.place].append((piece.start, embeddings))
+                parts[piece.place].append(embeddings)
         # Copied even where it is one part: a view would keep the padding, and the others, alive.
-        ordered = (sorted(some, key=lambda part: part[0]) for some in parts)
-        found = [torch.cat([embeddings for _, embeddings in some]) for some in ordered]
+        found = [torch.cat(some) for some in parts]
         return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in found]
 
     def _encode_pieces(self, flat: Sequence[Tensor], pieces: Sequence[Piece]) -> list[Tensor]:

@@ -39,7 +39,7 @@ def shared_batches(
         fitting: how many rows of so many samples fit at once; None: any number.
 
     Returns:
-        The pieces of every batch, longest first.
+        The pieces of every batch, longest first; the rows of each length in their order.
     """
     full: list[list[Piece]] = []
     batch: list[Piece] = []
