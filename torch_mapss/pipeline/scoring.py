@@ -159,37 +159,55 @@ def place_parts(mapss: MAPSS, takes: Sequence[Take], work: Work, graph: bool) ->
     """
     allowed = Allowance(mapss.budget(takes[0].call.estimates.waves.device))
     shared = len(takes) > 1
-    pieces = [chunks(take.parts, graph, allowed.now.gathered, shared) for take in takes]
-    for same in zip(*pieces):
-        found = allowed.spend(partial(_of_pieces, takes, same, work, graph))
+    pieces = list(zip(*(chunks(take.parts, graph, allowed.now.gathered, shared) for take in takes)))
+    # A graph keeps them all anyway: an accelerator is then asked once, however many lengths.
+    for some in [pieces] if graph else [[piece] for piece in pieces]:
+        found = allowed.spend(partial(_of_pieces, takes, some, work, graph))
         for take, part, values in found:
             for name, value in values.items():
                 take.canvas.put(name, part.group, part.where, value)
 
 
+class _Begun(NamedTuple):
+    """Frames of one call on their way through the kernels."""
+
+    take: Take
+    part: Part
+    scored: Tensor  # (n, S') bool
+    works: dict[int, Pending]  # of PS (0) and PM (1)
+
+
 def _of_pieces(
-    takes: Sequence[Take], parts: Sequence[Part], work: Work, graph: bool, budget: Budget
+    takes: Sequence[Take],
+    pieces: Sequence[Sequence[Part]],
+    work: Work,
+    graph: bool,
+    budget: Budget,
 ) -> list[tuple[Take, Part, dict[str, Tensor]]]:
-    """What is to be put on the canvases of the same frames of several calls."""
-    found = []
+    """What is to be put on the canvases: of each piece, the same frames of several calls."""
+    found: list[tuple[Take, Part, dict[str, Tensor]]] = []
+    begun: list[_Begun] = []
     places = [place for place, wanted in enumerate(work.kinds) if wanted]
     shared = len(takes) > 1
-    for same in zip(*(chunks([part], graph, budget.gathered, shared) for part in parts)):
-        bank = {place: bank_frames(same[0], place, shared) for place in places}
-        for take, part in zip(takes, same):
-            found.append((take, part, _of_part(take.call, part, bank, work, budget)))
-    return found
+    for parts in pieces:
+        for same in zip(*(chunks([part], graph, budget.gathered, shared) for part in parts)):
+            bank = {place: bank_frames(same[0], place, shared) for place in places}
+            for take, part in zip(takes, same):
+                begun.append(_begin(take, part, bank, work, budget))
+                if not graph:
+                    found += _end(begun, work)
+                    begun = []
+    return found + _end(begun, work)
 
 
-def _of_part(
-    call: Call, part: Part, bank: dict[int, BankFrames], work: Work, budget: Budget
-) -> dict[str, Tensor]:
-    """What the kernels return of one call's estimates in some frames, by name."""
-    index = call.attributed
-    active, ok = activity(part, index)
-    values = {"active": ok}
-    works = [
-        pending(
+def _begin(
+    take: Take, part: Part, bank: dict[int, BankFrames], work: Work, budget: Budget
+) -> _Begun:
+    """Send one call's estimates in some frames through the kernels."""
+    index = take.call.attributed
+    active, scored = activity(part, index)
+    works = {
+        place: pending(
             gather(part, place, index, active, frames),
             work.settings,
             work.kernels[place],
@@ -197,11 +215,21 @@ def _of_part(
             chunk_bytes=budget.frames,
         )
         for place, frames in bank.items()
-    ]
-    for place, results in zip(bank, finished(works)):
-        for name, value in zip(work.names[place], results):
-            values[name] = torch.where(ok, value, 0.0)
-    return values
+    }
+    return _Begun(take, part, scored, works)
+
+
+def _end(begun: Sequence[_Begun], work: Work) -> list[tuple[Take, Part, dict[str, Tensor]]]:
+    """What the kernels return, by name; an accelerator is asked once for all."""
+    results = iter(finished([one for some in begun for one in some.works.values()]))
+    found = []
+    for take, part, scored, works in begun:
+        values = {"active": scored}
+        for place in works:
+            for name, value in zip(work.names[place], next(results)):
+                values[name] = torch.where(scored, value, 0.0)
+        found.append((take, part, values))
+    return found
 
 
 def _job(mapss: MAPSS, call: Call, part: Part, canvas: Canvas) -> Job:
