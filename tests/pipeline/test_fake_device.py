@@ -17,7 +17,6 @@ from torch import Tensor
 from torch_mapss import MAPSS, DistortionBank, MAPSSLoss
 from torch_mapss.audio.loudness import normalize_loudness
 from torch_mapss.pipeline import clusters
-from torch_mapss.pipeline import mapss as pipeline
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -31,16 +30,24 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A fake device, on which no embedding is broken, and no memory is to be measured."""
-    monkeypatch.setattr(pipeline, "check_embeddings", lambda embeddings, _: embeddings)
     monkeypatch.setattr(clusters.Checks, "read", lambda _: None)
     with fake_device(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nothing is known of any value: no frame need be scored
         yield
 
 
-def mapss_of(**options: Any) -> MAPSS:
+class Frames:
+    """The waveform's frames, encoded by calls that lengths share."""
+
+    sample_rate, hop, receptive_field, local = 16_000, 320, 400, True
+
+    def __call__(self, waveform: Tensor) -> Tensor:
+        return waveform.unfold(-1, 400, 320).sin()
+
+
+def mapss_of(encoder: Any = "waveform", **options: Any) -> MAPSS:
     banks = {f"{kind}_bank": DistortionBank(kind, size=12) for kind in ("separation", "match")}
-    return MAPSS("waveform", memory="1GiB", **banks, **options)
+    return MAPSS(encoder, memory="1GiB", **banks, **options)
 
 
 def signals(requires_grad: bool = True) -> tuple[Tensor, Tensor]:
@@ -69,6 +76,13 @@ def test_scores_and_their_gradients(options: str) -> None:
 def test_a_step_of_training() -> None:
     estimates, references = signals()
     assert_slopes(MAPSSLoss(mapss_of())(estimates, references), estimates)
+
+
+def test_a_step_over_several_lengths() -> None:
+    estimates = torch.empty(3, 2, 8000, device="cuda", requires_grad=True)
+    references = torch.empty(3, 2, 8000, device="cuda")
+    loss = MAPSSLoss(mapss_of(Frames()))
+    assert_slopes(loss(estimates, references, lengths=(8000, 7300, 7900)), estimates)
 
 
 def test_bounds_and_several_systems() -> None:
