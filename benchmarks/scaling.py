@@ -140,7 +140,13 @@ def draw() -> None:
     stored = {axis: [r for r in kept_rows(axis) if r[0] != "exponent"] for axis in AXES}
     stored = {axis: rows for axis, rows in stored.items() if rows}
     figure, panels = pyplot.subplots(
-        2, len(stored), figsize=(3.2 * len(stored), 5.5), squeeze=False, layout="constrained"
+        2,
+        len(stored),
+        figsize=(3.0 * len(stored), 5.5),
+        sharex="col",
+        sharey="row",
+        squeeze=False,
+        layout="constrained",
     )
     for (axis, rows), time_panel, memory_panel in zip(stored.items(), *panels, strict=True):
         size, prepare, score, eigh, both, memory = (
@@ -148,19 +154,20 @@ def draw() -> None:
         )
         time_panel.loglog(size, prepare, "o-", label="preparing")
         time_panel.loglog(size, score, "s-", label="scoring")
-        time_panel.loglog(size, eigh, "^:", label="of it eigh")
-        line = [both[-1] * s / size[-1] for s in size]
-        time_panel.loglog(size, line, "k--", linewidth=0.8, label="linear")
+        time_panel.loglog(size, eigh, "^:", label="eigh in it")
+        power = 3 if axis == "sources" else 1
+        guide = [both[-1] * (s / size[-1]) ** power for s in size]
+        label = f"size{'³' if power == 3 else ''}"
+        time_panel.loglog(size, guide, "k--", linewidth=0.8, label=label)
+        time_panel.legend(fontsize="x-small")
         memory_panel.loglog(size, memory, "o-", color="tab:purple")
         memory_panel.set_xlabel(axis)
         for panel in (time_panel, memory_panel):
             panel.set_xticks(size, [f"{s:g}" for s in size])
             panel.minorticks_off()
             panel.grid(True, alpha=0.3)
-        memory_panel.set_ylim(0.01, 4)
     panels[0][0].set_ylabel("processor seconds")
-    panels[0][0].legend(fontsize="small")
-    panels[1][0].set_ylabel("peak memory above the start, GiB")
+    panels[1][0].set_ylabel("peak memory, GiB")
     figure.savefig(PAGE.with_suffix(".png"), dpi=90)
 
 

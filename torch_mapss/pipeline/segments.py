@@ -45,6 +45,10 @@ CONTEXT = 1.0
 
 SHORTEST_BLOCK = 5.0  # seconds; shorter ones would spend their time on what the distortions reach
 
+# Pieces of copies made at a time that the budget holds, less what the distortions reach. A row made
+# alone takes half as long again: Fourier transforms of several rows cost less for each.
+PIECES = 4
+
 
 # ------------------------------------------------------------------------------------------------
 # Preparing
@@ -89,7 +93,7 @@ def copy_gains(
     samples = waves.shape[-1]
     meter = Meter(tuple(present.shape), samples, sample_rate, waves)
     least = max(1, round(SHORTEST_BLOCK * sample_rate) // meter.hop)
-    step = max(least, budget.samples // 2 // meter.hop) * meter.hop
+    step = max(least, budget.samples // PIECES // meter.hop) * meter.hop
     for start in range(0, samples, step):
         stop = min(start + step, samples)
         lead = meter.lead if start else 0
@@ -193,7 +197,7 @@ def _stretches(
     most = max(1, budget.embeddings // max(1, _frame_bytes(mapss, group)))
     local = all(encoder.local for encoder in mapss.encoders)
     if local:  # as long as making its copies allows, too
-        seconds = max(SHORTEST_BLOCK, budget.samples / 2 / grid.sample_rate)
+        seconds = max(SHORTEST_BLOCK, budget.samples / PIECES / grid.sample_rate)
         most = min(most, max(1, round(seconds * grid.sample_rate / grid.hop)))
     context = 0 if local else round(CONTEXT * grid.sample_rate / grid.hop)
     places = wanted[first:last].nonzero().squeeze(-1)
