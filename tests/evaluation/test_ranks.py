@@ -218,6 +218,18 @@ def test_the_page_shows_it_and_says_what_it_is(folder: Path, tmp_path: Path) -> 
     np.testing.assert_allclose(curve[frames.active[0]], frames.pm_rank[0][frames.active[0]], 1e-3)
 
 
+def test_the_key_of_a_listening_test_has_it(folder: Path, plain: Path, tmp_path: Path) -> None:
+    assert cli.main(["listen", str(folder), "--out", str(tmp_path / "t"), "--quiet"]) == 0
+    known = {(r["mixture_id"], r["system"], r["source"]): r for r in load_results(folder).scores}
+    rows = [r for r in table(tmp_path / "t/stimuli.csv") if r["role"] == "system"]
+    assert rows
+    for row in rows:
+        own = known[row["mixture_id"], row["system"], row["source"]]
+        assert float(row[RANK]) == pytest.approx(own[RANK], rel=1e-5)
+    assert cli.main(["listen", str(plain), "--out", str(tmp_path / "p"), "--quiet"]) == 0
+    assert RANK not in table(tmp_path / "p/stimuli.csv")[0]
+
+
 def test_reports_tell_and_draw_it(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     truth = sources(2, 0.4)

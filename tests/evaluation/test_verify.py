@@ -18,7 +18,7 @@ from torch_mapss.evaluation import cli, frame_store
 from torch_mapss.evaluation.challenge import least_mixtures, statement
 from torch_mapss.evaluation.protocol import described, protocol_id, weights_hash
 from torch_mapss.evaluation.results import load_results
-from torch_mapss.evaluation.verify import verify
+from torch_mapss.evaluation.verify import Verification, verify
 
 QUICK = ("--encoder", "mel", "--bank-size", "5", "--quiet")
 
@@ -145,6 +145,14 @@ def test_options_of_bounds_that_were_stored_without_any(
     path.write_text(json.dumps(stored), encoding="utf-8")
     assert command(copied, "--pairs", "1") == 0
     assert "Nothing differs." in capsys.readouterr().out
+
+
+def test_many_differences_are_counted() -> None:
+    found = Verification(tuple(f"file {k}" for k in range(50)), 0, 1, 0).summary()
+    assert "differs: file 19\nand 30 differences more." in found
+    assert "file 20" not in found
+    few = Verification(("one",), 0, 1, 0).summary()
+    assert few.endswith("differs: one")
 
 
 def test_results_of_python_need_a_scorer(

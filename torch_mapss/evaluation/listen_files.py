@@ -17,12 +17,13 @@ from torch_mapss import audio
 from torch_mapss.evaluation import files
 from torch_mapss.evaluation.frame_store import SystemFrames
 from torch_mapss.evaluation.listen import Page, Stimulus
+from torch_mapss.evaluation.measures import RANK, columns_of
 from torch_mapss.evaluation.progress import file_name
 from torch_mapss.evaluation.results import Results
 
 KEY_COLUMNS = (
     *("page", "condition", "mixture_id", "source", "system", "role"),
-    *("ps", "log_pm", "start_s", "end_s", "loudness_lufs", "file", "test_id"),
+    *("ps", "log_pm", RANK, "start_s", "end_s", "loudness_lufs", "file", "test_id"),
 )
 #: Questions that can be put to listeners, as the measures divide them.
 QUESTIONS = {
@@ -84,7 +85,7 @@ def write_test(
             made = _write_page(results, page, f"p{number:02d}", folder, loudness, seconds, chance)
             rows += [row | {"test_id": test_id} for row in made]
             listed.append(_page(made, f"configs/{test_id}"))
-        files.write_csv(os.path.join(folder, "stimuli.csv"), KEY_COLUMNS, rows)
+        files.write_csv(os.path.join(folder, "stimuli.csv"), columns_of(KEY_COLUMNS, rows), rows)
         for question in questions:
             text = _yaml(_configuration(listed, test_id, question, rows[0]["file"]))
             files.write_bytes(os.path.join(folder, f"{question}.yaml"), text.encode())
@@ -148,11 +149,11 @@ def _heard(
 ) -> dict[str, float]:
     """Mean scores of what is heard."""
     inside = frames.active[place] & (times >= start) & (times <= end)
+    names = ("ps", "log_pm") if frames.pm_rank is None else ("ps", "log_pm", RANK)
     if not inside.any():
-        return {"ps": float("nan"), "log_pm": float("nan")}
+        return dict.fromkeys(names, float("nan"))
     return {
-        name: float(getattr(frames, name)[place][inside].mean(dtype=np.float64))
-        for name in ("ps", "log_pm")
+        name: float(getattr(frames, name)[place][inside].mean(dtype=np.float64)) for name in names
     }
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Frames are kept in float32; means over them agree to so much.
 _ROUNDING = 1e-5
+# Differences that are told one by one: of a set whose audio has moved, every file is one.
+_PRINTED = 20
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class Verification:
             f"frames, {self.scored} estimates scored again"
             + (f" (largest difference {self.largest:.2g})." if self.scored else ".")
         ]
-        lines += [f"differs: {line}" for line in self.differences]
+        lines += [f"differs: {line}" for line in self.differences[:_PRINTED]]
+        if len(self.differences) > _PRINTED:
+            lines.append(f"and {len(self.differences) - _PRINTED} differences more.")
         lines += [f"{self.advice}."] if self.advice else []
         if not self.compared:
             lines.append(
