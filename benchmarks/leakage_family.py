@@ -1,29 +1,31 @@
 """Does PM with leakage members tell distortion from leakage? Sweeps of both on speech.
 
-    OMP_NUM_THREADS=1 python benchmarks/leakage_family.py --data FOLDER_OF_SEPARATED [--encoder mel]
+    OMP_NUM_THREADS=1 python benchmarks/leakage_family.py --data FOLDERS [--encoders mel waveform]
 
-FOLDER holds ``manifest.json`` of two-talker mixtures, of which the first source is the target:
+Each folder holds ``manifest.json`` of two-talker mixtures, or of utterances, of which pairs of
+different speakers are made, equally loud. The first source is the target:
 
 * leakage: y1 + a·y2, a from 0 to 1;
 * random phase: the STFT phase of y1 turned by up to ±π·l in every bin;
 * delay: y1 later by up to 40 ms·l;
 * packet loss: a share l/2 of the 20 ms packets of y1 is silence.
 
-Prints PS and PM for banks of no, 7 and 13 leakage members in the paper convention, and for no and 7
-of them in the conformal one, and writes them to the page of results.
+Prints PS, and PM for banks without and with leakage members in every convention, and writes them
+to the page of results.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import conformal_page
 import torch
-from bounds_page import table, write_section
-from conformal_page import PAGE, TITLE
+from bounds_page import table
 from selectivity import leaking, random_phase, read
 from torch import Tensor
 
@@ -34,7 +36,10 @@ LONGEST_DELAY = 0.04
 PACKET = 0.02
 RATE = 16000
 # Leakage members and convention of each column.
-COLUMNS = ((0, "paper"), (7, "paper"), (13, "paper"), (0, "conformal"), (7, "conformal"))
+COLUMNS = (
+    *((count, "paper") for count in (0, 7, 13)),
+    *((count, name) for name in ("reference", "conformal") for count in (0, 7)),
+)
 
 
 def delayed(references: Tensor, amount: float) -> Tensor:
@@ -103,47 +108,60 @@ def row(
     return cells
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--encoder", default="mel")
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--mixtures", type=int, help="only so many, evenly spread")
-    parser.add_argument("--step", type=int, default=4, help="score one frame in so many")
-    arguments = parser.parse_args()
-    start = time.perf_counter()
-    items = json.loads((arguments.data / "manifest.json").read_text())["items"]
-    items = items[:: len(items) // (arguments.mixtures or len(items))]
-    references = [
-        torch.stack([read(arguments.data / p, arguments.seconds) for p in i["references"].values()])
-        for i in items
-    ]
-    ps = MAPSS(arguments.encoder, match_bank=DistortionBank("match", size=2))
+def mixtures(data: Path, seconds: float, count: int) -> list[Tensor]:
+    """(2, T) references of mixtures, evenly spread over those of a folder."""
+    items = json.loads((data / "manifest.json").read_text(encoding="utf-8"))["items"]
+    pairs = [list(item["references"].values()) for item in items if "references" in item]
+    if not pairs:
+        both = itertools.combinations(items, 2)
+        pairs = [[a["path"], b["path"]] for a, b in both if a["speaker"] != b["speaker"]]
+    chosen = pairs[:: max(1, len(pairs) // count)][:count]
+    waves = [torch.stack([read(data / path, seconds) for path in pair]) for pair in chosen]
+    if "references" in items[0]:
+        return waves
+    return [0.05 * wave / wave.square().mean(-1, keepdim=True).sqrt() for wave in waves]
+
+
+def rows_of(encoder: str, references: list[Tensor], step: int) -> list[list[str]]:
+    ps = MAPSS(encoder, match_bank=DistortionBank("match", size=2))
     of_ps = ps, [ps.prepare(waves, measures="separation") for waves in references]
     of_pm, prepared = {}, {}
-    for (count, name), mapss in scorers(arguments.encoder).items():
+    for (count, name), mapss in scorers(encoder).items():
         if count not in prepared:
             prepared[count] = [mapss.prepare(waves, measures="match") for waves in references]
         of_pm[count, name] = mapss, prepared[count]
-    rows = [
-        row(sweep, amount, references, of_ps, of_pm, arguments.step)
-        for sweep in SWEEPS
-        for amount in STEPS
+    return [
+        row(sweep, amount, references, of_ps, of_pm, step) for sweep in SWEEPS for amount in STEPS
     ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, nargs="+", required=True)
+    parser.add_argument("--encoders", nargs="+", default=["mel", "waveform"])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--mixtures", type=int, default=3, help="so many, evenly spread")
+    parser.add_argument("--step", type=int, default=12, help="score one frame in so many")
+    arguments = parser.parse_args()
+    start = time.process_time()
     header = ["estimate", "strength", "PS"]
     header += [f"{name}, {count} leakage members" for count, name in COLUMNS]
-    title = f"Leakage and distortion of known strength, `{arguments.encoder}`"
-    text = f"""## {title} (`leakage_family.py`)
+    for data in arguments.data:
+        references = mixtures(data, arguments.seconds, arguments.mixtures)
+        for encoder in arguments.encoders:
+            rows = rows_of(encoder, references, arguments.step)
+            name = data.resolve().name
+            title = f"Leakage and distortion of known strength, `{name}`, `{encoder}`"
+            text = f"""## {title} (`leakage_family.py`)
 
-{len(items)} two-talker mixtures, first {arguments.seconds:g} s, one frame in {arguments.step}; the
-target alone. PM / log PM, in the conformal convention PM / log PM / rank form, means over frames
-and mixtures.
+{len(references)} two-talker mixtures, first {arguments.seconds:g} s, one frame in {arguments.step};
+the target alone. PM / log PM, in the conformal convention PM / log PM / rank form, means over
+frames and mixtures; PS in the paper convention.
 
 {table(header, rows)}
-
-{time.perf_counter() - start:.0f} s.
 """
-    write_section(f"sweeps-{arguments.encoder}", text, PAGE, TITLE)
+            conformal_page.write(f"sweeps-{name}-{encoder}", text)
+    print(f"{time.process_time() - start:.0f} s")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import conformal_page
 import torch
-from bounds_page import table, write_section
-from conformal_page import PAGE, TITLE
+from bounds_page import table
 from selectivity import read
 from torch import Tensor
 
@@ -132,7 +132,7 @@ embeddings on:
 
 {time.perf_counter() - start:.0f} s.
 """
-    write_section("slopes", text, PAGE, TITLE)
+    conformal_page.write("slopes", text)
 
 
 if __name__ == "__main__":
