@@ -163,6 +163,8 @@ def test_mel_frames_do_not_see_the_padding(context: int) -> None:
 
 def test_waveform_frames_stay_views() -> None:
     encoder, waves = WaveformEncoder(), clips()
+    assert encoder.local
+    assert not encoder.joins
     for found, wave in zip(encoder.together(waves), waves):
         assert torch.equal(found, encoder(wave))
         assert found.untyped_storage().data_ptr() == wave.untyped_storage().data_ptr()

@@ -274,6 +274,7 @@ def test_a_bad_sample_silences_its_own_mixture_alone() -> None:
 
 def test_an_encoder_that_breaks_on_one_length_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     mapss = small()
+    bank = mapss.prepare(voices(), LENGTHS)
     together = MelEncoder.together
 
     def broken(self: MelEncoder, waves: Sequence[Tensor]) -> list[Tensor]:
@@ -283,6 +284,8 @@ def test_an_encoder_that_breaks_on_one_length_is_told(monkeypatch: pytest.Monkey
     monkeypatch.setattr(MelEncoder, "together", broken)
     with pytest.raises(RuntimeError, match="no usable value"):
         mapss.prepare(voices(), LENGTHS)
+    with pytest.raises(RuntimeError, match="no usable value"):
+        mapss(leaky(voices()), bank)
 
 
 def test_long_clips_stay_in_segments_beside_the_others() -> None:

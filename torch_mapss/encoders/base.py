@@ -90,7 +90,8 @@ class Encoder(nn.Module):
     @property
     def joins(self) -> bool:
         """Whether clips of several lengths may share a batch: `local`, unless a subclass says."""
-        return self.local
+        # One that writes another `forward` has no part that could be given a padded batch.
+        return self.local and type(self)._encode is not Encoder._encode
 
     @property
     def frames_per_second(self) -> float:

@@ -11,6 +11,8 @@ from .base import Encoder, check_waveform
 class WaveformEncoder(Encoder):
     """Frames of 400 samples every 320, at 16 kHz; a strided view, no sample is copied.
 
+    Clips of several lengths do not share a batch: there is no work in it.
+
     Args:
         dtype: float32 or float64; None keeps the waveform's own (half precision becomes float32).
     """
@@ -25,11 +27,6 @@ class WaveformEncoder(Encoder):
             dtype=dtype,
         )
         self.local = True
-
-    @property
-    def joins(self) -> bool:
-        """False: frames are a view of each clip, and there is no work to share."""
-        return False
 
     def forward(self, waveform: Tensor) -> Tensor:
         """(..., T) -> (..., F, 400), F = (T - 400) // 320 + 1: a view of the waveform.
