@@ -43,6 +43,7 @@ def test_scores_fall_with_the_grade(ran: tuple[Path, str]) -> None:
     assert [(row["grade"], row["source"]) for row in rows] == [
         (grade.name, voice) for grade in demo.GRADES for voice in demo.VOICES
     ]
+    assert "pm_rank" not in rows[0]  # of another convention
     for place in range(2):
         for measure in ("ps", "pm", "log_pm"):
             values = [float(row[measure]) for row in rows[place::2]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,12 @@ def test_correlate_takes_it(folder: Path, plain: Path, tmp_path: Path) -> None:
     assert "PM rank" in text
     assert "Valid under exchangeability" in text
     assert RANK not in correlate(plain, ratings, draws=0).labels
+    # A table with an empty column of it, as they were once, has it no more than one without.
+    old = shutil.copytree(plain, tmp_path / "old")
+    lines = (old / "scores.csv").read_text(encoding="utf-8").splitlines()
+    text = "\n".join([f"{RANK},{lines[0]}", *(f",{line}" for line in lines[1:])])
+    (old / "scores.csv").write_text(text + "\n", encoding="utf-8")
+    assert RANK not in correlate(old, ratings, draws=0).labels
 
 
 def test_verify_redoes_it(folder: Path) -> None:

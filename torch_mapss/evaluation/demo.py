@@ -20,6 +20,7 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.evaluation import files, plots
+from torch_mapss.evaluation.measures import columns_of
 from torch_mapss.evaluation.report import MEANINGS, Report, SourceRow, number
 from torch_mapss.evaluation.request import PreparedOnce, chosen_device, make_scorer
 from torch_mapss.evaluation.scorer import evaluate
@@ -152,7 +153,7 @@ def _write(
         for row in report.table()
     ]
     written = [os.path.join(folder, "scores.csv")]
-    files.write_csv(written[0], ("grade", *SourceRow._fields), rows)
+    files.write_csv(written[0], ("grade", *columns_of(SourceRow._fields, rows)), rows)
     for grade, report in zip(GRADES, reports):
         written.append(report.save(os.path.join(folder, grade.name)))
     written.append(_write_audio(folder, references, rate))
