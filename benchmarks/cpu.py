@@ -3,6 +3,7 @@
     python benchmarks/cpu.py kept      # distances among a bank's points, kept or not
     python benchmarks/cpu.py steps     # median, Gamma tail, whole-space factor, gathering
     python benchmarks/cpu.py systems   # several systems of a mixture, together and one by one
+    python benchmarks/cpu.py encoder   # where the time goes with a large transformer
     python benchmarks/cpu.py threads   # OMP_WAIT_POLICY, GOMP_SPINCOUNT, threads; with a load
 
 Each section replaces its own part of the page. Whatever is compared runs in turn within one
@@ -18,7 +19,9 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,6 +29,7 @@ from typing import Any
 from unittest import mock
 
 import core
+import gpu
 import numpy as np
 import torch
 from torch import Tensor
@@ -63,8 +67,10 @@ milliseconds do not.
   less, but they need all of it: their ridge of 1e-6 forbids the shorter way through the rank of the
   cluster (Woodbury), whose terms cancel in their first six digits. The copies of a frame to
   float64 are a thirtieth of it. Nothing is left there to gain.
+- *A large transformer*, two blocks of it, spends five sixths of the time in its convolutions and
+  linear layers; what this package adds beyond the encoder is below a twentieth.
 """
-SECTIONS = ("kept", "systems", "steps", "threads")
+SECTIONS = ("kept", "systems", "steps", "encoder", "threads")
 RATE = 16_000
 FRAMES = 27  # scored of a mixture
 
@@ -330,6 +336,55 @@ def parts_alone(clouds: Clouds) -> Iterator[tuple[str, Any, Any]]:
 
 
 # ------------------------------------------------------------------------------------------------
+# A large transformer
+# ------------------------------------------------------------------------------------------------
+
+OPERATORS = {
+    "convolutions": ("convolution", "conv1d"),
+    "linear layers": ("addmm", "aten::mm", "linear"),
+    "attention": ("attention", "softmax"),
+    "layer norm": ("layer_norm",),
+    "GELU": ("gelu",),
+    "copies": ("copy_", "clone", "contiguous", "aten::cat"),
+    "eigendecomposition": ("eigh",),
+    "batched products (attention, core)": ("bmm",),
+    "Fourier transforms": ("fft",),
+}
+
+
+def measure_encoder(seconds: float = 0.6) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    banks = {f"{kind}_bank": DistortionBank(kind, size=16) for kind in ("separation", "match")}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no preprocessor's settings beside random weights
+        gpu.save_encoder(folder, small=False)
+        mapss = MAPSS(folder, layer=2, **banks)
+        references = gpu.voices(seconds, 2)
+        mapss(gpu.leaky(references), references)  # once before, for what is made once
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            mapss(gpu.leaky(references), references)
+    shares = dict.fromkeys((*OPERATORS, "everything else"), 0.0)
+    for event in seen.key_averages():
+        kinds = [kind for kind, names in OPERATORS.items() if any(n in event.key for n in names)]
+        shares[kinds[0] if kinds else "everything else"] += event.self_cpu_time_total
+    total = sum(shares.values())
+    lines = [
+        "## A large transformer",
+        "",
+        f"Preparing and scoring {seconds:g} s of two sources with banks of 16, wav2vec 2.0 of the "
+        f"large shape with random weights up to layer 2: share of the operators' own time in "
+        f"{total / 1e6:.1f} s. {conditions()}",
+        "",
+        "| operators | share |",
+        "|---|---|",
+    ]
+    ranked = sorted(shares.items(), key=lambda item: -item[1])
+    lines += [f"| {kind} | {100.0 * share / total:.1f} % |" for kind, share in ranked]
+    write("encoder", lines)
+
+
+# ------------------------------------------------------------------------------------------------
 # Idle threads
 # ------------------------------------------------------------------------------------------------
 
@@ -420,8 +475,9 @@ def main() -> None:
         measure_threads(arguments.rounds)
     else:
         work = {"kept": measure_kept, "systems": measure_systems, "steps": measure_steps}
+        work["encoder"] = measure_encoder
         if arguments.section is None:
-            parser.error("name a section: kept, systems, steps or threads")
+            parser.error(f"name a section: {', '.join(SECTIONS)}")
         work[arguments.section]()
 
 
