@@ -68,7 +68,7 @@ milliseconds do not.
   cluster (Woodbury), whose terms cancel in their first six digits. The copies of a frame to
   float64 are a thirtieth of it. Nothing is left there to gain.
 - *A large transformer*, two blocks of it, spends five sixths of the time in its convolutions and
-  linear layers; what this package adds beyond the encoder is below a twentieth.
+  linear layers; what this package adds to the encoder is a twentieth at most.
 """
 SECTIONS = ("kept", "systems", "steps", "encoder", "threads")
 RATE = 16_000

@@ -91,6 +91,20 @@ def test_a_system_with_a_broken_mixture_does_not_touch_the_others() -> None:
         assert_alike(one, other)
 
 
+def test_a_mixture_that_one_system_spoils_is_whole_for_the_others() -> None:
+    """The frames of a mixture with a bad sample have no source in that call, but in the bank."""
+    references = torch.stack([bursts(1.0, seed=s) for s in range(2)]).double()
+    mapss = small(check_finite=False)
+    bank = mapss.prepare(references)
+    spoilt = leaky(references)
+    spoilt[1, 0, 5000] = torch.nan
+    given = [spoilt, leaky(references)]
+    expected = [mapss(x, bank) for x in given]
+    assert not expected[0].active[1].any()
+    for one, other in zip(expected, mapss.score_systems(given, bank)):
+        assert_alike(one, other)
+
+
 def test_bounds_share_them(taken: list[int]) -> None:
     references = bursts(1.5).double()
     mapss = small()

@@ -189,9 +189,12 @@ def _of_pieces(
     begun: list[_Begun] = []
     places = [place for place, wanted in enumerate(work.kinds) if wanted]
     shared = len(takes) > 1
+    # Not the groups of a call, in which mixtures that its estimates spoil are active nowhere.
+    own = {group.items: group for group in bank_of(takes[0].call).groups}
     for parts in pieces:
         for same in zip(*(chunks([part], graph, budget.gathered, shared) for part in parts)):
-            bank = {place: bank_frames(same[0], place, shared) for place in places}
+            of_bank = same[0]._replace(group=own[same[0].group.items])
+            bank = {place: bank_frames(of_bank, place, shared) for place in places}
             for take, part in zip(takes, same):
                 begun.append(_begin(take, part, bank, work, budget))
                 if not graph:
