@@ -287,7 +287,9 @@ class MatchLoss(_PerceptualLoss):
             cluster, whose PM has underflown to 0, still has a slope, and costs a few units, so that
             hopeless frames do not outweigh the rest. ``"log"`` is -log PM: the same order, the same
             slopes near a good output, but unbounded, hundreds for an output with audible leakage.
-            ``"linear"`` is 1 - PM, in [0, 1], flat once PM is 0.
+            ``"linear"`` is 1 - PM, in [0, 1], flat once PM is 0. So in the paper convention: in
+            the conformal one all three keep a slope at every distance, and of much the same size
+            (``benchmarks/results/conformal.md``).
         reduction, weighting, pit, frames, seed, encoder, options: as for
             :class:`SeparationLoss`.
     """
@@ -325,7 +327,10 @@ class MAPSSLoss(_PerceptualLoss):
         mapss: as for :class:`SeparationLoss`.
         separation: weight of the PS term; 0 leaves it out, cost and all.
         match: weight of the PM term; 0 leaves it out. With the defaults both pull alike on the
-            outputs of real separators (``benchmarks/results/training_gradients.md``).
+            outputs of real separators (``benchmarks/results/training_gradients.md``). The default
+            is that of the paper convention: in the conformal one the term is several times flatter
+            and wants more, with leakage members in its bank it is a little steeper
+            (``benchmarks/results/training.md`` has weights that pull alike, and what they train).
         si_sdr: weight of -SI-SDR, in 1/dB, at the encoder's sample rate. It anchors what PS and PM
             do not hear, the waveform itself; 0.15 makes it pull like the other two, 0 leaves it
             out.
