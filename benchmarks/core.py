@@ -201,6 +201,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kept", action="store_true", help="distances of the bank, kept or not")
+    parser.add_argument("--memory-frames", type=int, default=10_000, help="of the memory line")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -213,7 +214,7 @@ def main() -> None:
             print("\n".join(kept(features)), flush=True)
         return
     compare(arguments.frames, arguments.repeats)
-    memory(10_000, 64)
+    memory(arguments.memory_frames, 64)
 
 
 if __name__ == "__main__":

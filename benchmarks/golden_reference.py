@@ -20,7 +20,7 @@ file for it), so only the numbers computed by the package are stored, as ``golde
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -188,7 +188,9 @@ def write(path: Path) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "tests/golden")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("tests/golden"))
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "golden_float32.npz")
     with double_precision():

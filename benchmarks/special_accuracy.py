@@ -1,14 +1,15 @@
 """Error and time of the incomplete gamma tail, beside torch and SciPy.
 
-    python benchmarks/special_accuracy.py
+    python benchmarks/special_accuracy.py [--points 120]
 
 Draws k in [1e-2, 1e6] and x on both sides of it, compares with arbitrary precision (the oracle of
-``tests/test_special.py``) and prints the largest relative errors per decade pair of k. Points
+``tests/core/test_gamma.py``) and prints the largest relative errors per decade pair of k. Points
 where Q < 1e-300 are left out. Single thread.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -22,11 +23,10 @@ from torch import Tensor
 
 from torch_mapss.core.gamma import gammaincc, log_gammaincc
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from test_special import oracle, with_gradients
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "core"))
+from test_gamma import oracle, with_gradients
 
 DECADES = (-2, 0, 2, 4, 5, 6)
-PER_DECADE = 120
 COLUMNS = ("value", "value_k", "value_x", "log", "log_k", "log_x")
 
 
@@ -50,10 +50,10 @@ def worst(found: np.ndarray, points: list[tuple[float, float]], name: str) -> tu
     return errors[place], place
 
 
-def accuracy() -> None:
+def accuracy(per_decade: int) -> None:
     print(f"{'k':>14} " + " ".join(f"{c:>8}" for c in (*COLUMNS, "torch", "scipy")) + "  torch at")
     for low, high in pairwise(DECADES):
-        points = draw(low, high, PER_DECADE if high < 6 else PER_DECADE // 4)
+        points = draw(low, high, per_decade if high < 6 else max(per_decade // 4, 2))
         k, x = torch.tensor(points, dtype=torch.float64).unbind(-1)
         found = (*with_gradients(gammaincc, k, x), *with_gradients(log_gammaincc, k, x))
         errors = [worst(f.numpy(), points, n)[0] for f, n in zip(found, COLUMNS)]
@@ -85,7 +85,14 @@ def speed() -> None:
         print(f"{count:7d} elements: torch {plain:.4f} s, ours {ours:.4f} s, slopes {slopes:.4f} s")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--points", type=int, default=120, help="drawn of each row of the table")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    accuracy()
+    accuracy(options.points)
     speed()
+
+
+if __name__ == "__main__":
+    main()
