@@ -722,15 +722,19 @@ def test_a_converted_metric_rounds_nothing(dtype):
 
 
 @contextmanager
-def defaults(dtype: torch.dtype | None = None, device: str | None = None):
-    """The defaults of torch that Lightning and others set around a step."""
+def defaults(dtype: torch.dtype | None = None, device: str | None = None, everywhere: bool = False):
+    """The defaults of torch that Lightning and others set around a step, or once for all."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype or before)
+    if everywhere:
+        torch.set_default_device(device)
     try:
-        with torch.device(device) if device else nullcontext():
+        with torch.device(device) if device and not everywhere else nullcontext():
             yield
     finally:
         torch.set_default_dtype(before)
+        if everywhere:
+            torch.set_default_device(None)
 
 
 @pytest.mark.parametrize("around", [{"dtype": torch.bfloat16}, {"device": "meta"}], ids=str)
@@ -757,6 +761,41 @@ def test_defaults_of_torch_change_no_score(around, rate):
         found = scores()
     for one, other in zip(found, expected):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+AROUND = [{"dtype": torch.bfloat16}, {"device": "meta"}, {"device": "meta", "everywhere": True}]
+CALLS = {
+    "update": lambda metric, batch: metric.update(*batch),
+    "forward": lambda metric, batch: metric(*batch),
+    "compute": lambda metric, batch: metric.compute(),
+    "item_scores": lambda metric, batch: metric.item_scores(),
+    "function": lambda metric, batch: FUNCTIONS[METRICS.index(type(metric))](*batch, metric.mapss),
+}
+
+
+@pytest.mark.parametrize("around", AROUND, ids=str)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("metric_class", METRICS)
+def test_defaults_of_torch_disturb_no_single_call(metric_class, call, around):
+    """All else is done outside, so that no other call can make good what this one does wrong."""
+
+    def called(**around):
+        metric = metric_class(small(), reduction="none")
+        metric.update(*pair(2))
+        batch = [x[..., :4000] for x in pair(1, seed=1)]
+        before = torch.get_default_dtype(), torch.get_default_device()
+        with defaults(**around):
+            within = torch.get_default_dtype(), torch.get_default_device()
+            value = CALLS[call](metric, batch)
+            assert (torch.get_default_dtype(), torch.get_default_device()) == within
+        assert (torch.get_default_dtype(), torch.get_default_device()) == before
+        names = sorted({*metric._defaults} - {"fingerprint"})  # which tells two encoders apart
+        states = [getattr(metric, name) for name in names]
+        flat = [x for state in states for x in (state if isinstance(state, list) else [state])]
+        return [value, *flat, metric.compute()]
+
+    for found, expected in zip(called(**around), called(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -228,26 +228,28 @@ def numbers(value: Any) -> list[Tensor]:
 def test_wrapped_as_a_stock_metric_is(wrapped, copied):
     """Types, names and shapes are those of a stock metric; a copy has the numbers of its like."""
     mapss = small()
-    expected = outline(told(wrapped, Stock, COPIES["itself"]))
+    expected = outline(told(wrapped, Stock, COPIES["itself"])[0])
     for metric_class in METRICS if copied == "itself" else METRICS[:1]:
-        make = functools.partial(metric_class, mapss)
-        found = told(wrapped, make, COPIES[copied])
+        found, original = told(wrapped, functools.partial(metric_class, mapss), COPIES[copied])
         assert outline(found) == expected
-        if copied != "itself":
-            for one, other in zip(numbers(found), numbers(told(wrapped, make, COPIES["itself"]))):
+        if copied != "itself":  # what was done to the copy has not been done to the other
+            assert outline(original) == expected
+            for one, other in zip(numbers(found), numbers(original)):
                 torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
-def told(wrapped: Any, make: Make, copied: Callable[[Any], Any]) -> Any:
-    """What the lines of a wrapped metric return."""
+def told(wrapped: Any, make: Make, copied: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """What the lines of a wrapped metric return of a copy, and then of the metric copied."""
     torch.manual_seed(0)
     metric, lines = wrapped(make)
-    here = copied(metric)
+    here, found = copied(metric), []
     assert type(here) is type(metric)
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return lines(here)
+    for each in (here, metric)[: 1 if here is metric else 2]:
+        torch.manual_seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append(lines(each))
+    return found[0], found[-1]
 
 
 CONVERSIONS = {

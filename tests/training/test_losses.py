@@ -822,6 +822,35 @@ def test_nothing_to_save_or_to_train(references):
     gradient(loss, leaky(references), references)
 
 
+DEFAULTS = {
+    "bfloat16": lambda: torch.set_default_dtype(torch.bfloat16),
+    "device": lambda: torch.set_default_device("meta"),
+}
+
+
+@pytest.mark.parametrize("around", DEFAULTS)
+@pytest.mark.parametrize("known", ["waveforms", "bank"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_defaults_of_torch_change_no_loss(references, name, known, around):
+    """As Lightning's "bf16-true" and a default device set them around a step."""
+    options: dict[str, Any] = {"frames": 7, "pit": "si_sdr", "weighting": "energy"}
+    loss = LOSSES[name](scorer(), **options)
+    given = references if known == "waveforms" else loss.mapss.prepare(references)
+    leaf = leaky(references).requires_grad_()
+    expected = loss.eval()(leaf, given)
+    before = torch.get_default_dtype(), torch.get_default_device()
+    try:
+        DEFAULTS[around]()
+        found = loss(leaf, given)
+    finally:
+        torch.set_default_dtype(before[0])
+        torch.set_default_device(None)
+    assert (torch.get_default_dtype(), torch.get_default_device()) == before
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    slopes = [torch.autograd.grad(value, leaf)[0] for value in (found, expected)]
+    torch.testing.assert_close(*slopes, rtol=0, atol=0)
+
+
 def test_one_scorer_serves_all():
     mapss = scorer()
     losses = [make(mapss) for make in LOSSES.values()]

@@ -185,6 +185,7 @@ class PerceptualMetric(SteadyMetric):
             return states.ratio(self.source_sum, self.source_count)[:sources]
         return states.ratio(self.item_sum, self.items)
 
+    @undisturbed
     def item_scores(self) -> Tensor:
         """One row per item handed in, NaN where undefined: tells which were skipped.
 
