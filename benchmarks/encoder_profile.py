@@ -1,6 +1,6 @@
 """Where the time of a large encoder goes, and what convolutions without copies save.
 
-    python benchmarks/encoder_profile.py shares|layers|alternatives [--small] [--rounds 3] [--out F]
+    python benchmarks/encoder_profile.py shares|layers|alternatives [--rounds 3] [--seconds 1]
 
 A wav2vec 2.0 of the large shape and two blocks with random weights, in one thread; nothing is
 downloaded. Every section stands for itself and goes into its place of `results/encoders.md`:
@@ -152,8 +152,7 @@ def profiled(mapss: MAPSS, seconds: float) -> tuple[Counter[str], Counter[str]]:
     return times, copies
 
 
-def shares(folder: str, small: bool, rounds: int) -> str:
-    seconds = 0.3 if small else 1.0
+def shares(folder: str, seconds: float, rounds: int) -> str:
     runs = [
         (kind, profiled(loaded(folder, kind), seconds)) for _ in range(rounds) for kind in KINDS
     ]
@@ -220,8 +219,8 @@ def compared(ways: dict[str, Encode], batches: list[tuple[int, float]], rounds: 
     return rows
 
 
-def layers(folder: str, small: bool, rounds: int) -> str:
-    batches = [(2, 0.2)] if small else [(16, 1.0), (4, 4.0)]
+def layers(folder: str, seconds: float, rounds: int) -> str:
+    batches = [(16, seconds), (4, 4.0 * seconds)]
     ways = {kind: loaded(folder, kind).encoder for kind in KINDS}
     header = ["batch", "pass", f"{STOCK}, s", f"{OURS}: times as fast (difference)"]
     return (
@@ -271,8 +270,8 @@ def in_dtype(encode: Encode, dtype: torch.dtype) -> Encode:
     return lambda wave: encode(wave.to(dtype)).float()
 
 
-def alternatives(folder: str, small: bool, rounds: int) -> str:
-    batches = [(2, 0.2)] if small else [(4, 1.0)]
+def alternatives(folder: str, seconds: float, rounds: int) -> str:
+    batches = [(4, seconds)]
     models = [loaded(folder, kind).encoder.model.feature_extractor for kind in KINDS]
     stock, ours = models
     ways: dict[str, Encode] = {
@@ -295,7 +294,7 @@ def alternatives(folder: str, small: bool, rounds: int) -> str:
     )
 
 
-SECTIONS: dict[str, Callable[[str, bool, int], str]] = {
+SECTIONS: dict[str, Callable[[str, float, int], str]] = {
     "shares": shares,
     "layers": layers,
     "alternatives": alternatives,
@@ -308,14 +307,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("section", choices=tuple(SECTIONS))
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to try the script")
+    parser.add_argument("--small", action="store_true", help="a tiny model, to try the script")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a waveform")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=PAGE, help="page to write the section into")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         save_encoder(folder, options.small)
-        text = SECTIONS[options.section](folder, options.small, options.rounds)
+        text = SECTIONS[options.section](folder, options.seconds, options.rounds)
     write_section(options.section, text, options.out, TITLE)
 
 
