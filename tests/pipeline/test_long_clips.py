@@ -81,7 +81,8 @@ def test_memory_changes_no_score_of_a_long_clip(
         mapss = MAPSS(encoder, segment=segment, memory=memory, **banks)  # type: ignore[arg-type]
         found.append(mapss(estimates, references))
         counts.append(len(blocks))
-    assert counts[0] > counts[1] >= counts[2] == 2
+    assert counts[0] >= counts[1] >= counts[2] == 2
+    assert counts[0] > 2
     for tight in found[:2]:
         assert_alike(found[2], tight, tolerance=1e-4)
 
