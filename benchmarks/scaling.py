@@ -1,15 +1,16 @@
 """How time and memory grow with duration, sources, mixtures and systems, and one picture of it.
 
     python benchmarks/scaling.py [--axis seconds sources mixtures systems] [--encoder mel]
-        [--frames-per-second 50]
+        [--frames-per-second 50] [--small]
 
 Every point is a fresh process with one thread. Time is processor seconds: of preparing, of scoring,
 and of the eigenproblems in it; memory is the peak above the start. ``mel`` has 50 frames a second;
 fewer are drawn at random. An exponent is the slope of the log of the time over the log of the size,
 from the second point on: 1 is linear.
 
-Each axis is a section of ``results/scaling.md`` and may be run by itself; the picture
-``results/scaling.png`` shows all that the page holds.
+Each axis is a section of ``results/scaling.md`` and may be run by itself, as may some of its sizes;
+the picture ``results/scaling.png`` shows all that the page holds. ``--small`` takes banks of twelve
+distortions: a section of its own, to see ten minutes of audio in one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 from memory import forget_peak, resident, voices
 from scaling_page import PAGE, kept_rows, machine, put_rows
 
-from torch_mapss import MAPSS
+from torch_mapss import MAPSS, DistortionBank
 
 AXES = {
     "seconds": (1, 5, 20, 60, 180, 600),
@@ -37,12 +38,13 @@ AXES = {
 }
 BASE = {"seconds": 4, "sources": 2, "mixtures": 1, "systems": 1}
 SEGMENT = 30.0
+SMALL = 12  # distortions
 SHORT_SEGMENT = 1.5  # of the axis of systems: several systems share a pass over segments
 COLUMNS = ["size", "prepare s", "score s", "of it eigh s", "both s", "peak GiB"]
-INTRO = """## Time and memory over {axis} (`scaling.py --axis {axis}`)
+INTRO = """## Time and memory over {axis} (`scaling.py --axis {axis}{option}`)
 
-{point}; encoder `{encoder}`, {frames} scored frames a second. {segments} Processor seconds on
-{machine}."""
+{point}, {banks}; encoder `{encoder}`, {frames} scored frames a second. {segments} Processor seconds
+on {machine}."""
 
 
 class Stopwatch:
@@ -59,13 +61,20 @@ class Stopwatch:
         return found
 
 
-def measure(point: dict[str, int], encoder: str, rate: float) -> dict[str, float]:
+def measure(
+    point: dict[str, int], encoder: str, rate: float, small: bool = False
+) -> dict[str, float]:
     """Processor seconds and GiB above the start of one point."""
     torch.set_num_threads(1)
     references = voices(point["sources"], point["seconds"])
     batch = references.repeat(point["mixtures"], 1, 1)
     systems = [batch + 0.1 * (k + 1) * batch.roll(1, 1) for k in range(point["systems"])]
-    mapss = MAPSS(encoder, segment=segment_of(point))
+    banks = {
+        f"{kind}_bank": DistortionBank(kind, size=SMALL)
+        for kind in ("separation", "match")
+        if small
+    }
+    mapss = MAPSS(encoder, segment=segment_of(point), **banks)
     mapss(references[:, :16000], references[:, :16000], frames=2)
     frames = max(1, round(rate * point["seconds"] * point["mixtures"]))
     eigh = Stopwatch()
@@ -97,11 +106,13 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 def run_axis(axis: str, sizes: Sequence[int], options: argparse.Namespace) -> None:
     """The points of one axis, each in a process of its own, into the axis's section."""
-    rate = options.frames_per_second
+    rate, section = options.frames_per_second, axis + options.small * "-small"
     base = BASE | ({"short": 1} if axis == "systems" else {})
     others = [f"{BASE[name]} {name}" for name in BASE if name != axis]
     intro = INTRO.format(
         axis=axis,
+        option=" --small" if options.small else "",
+        banks=f"banks of {SMALL}" if options.small else "full banks",
         point=", ".join(others).replace("1 mixtures", "1 mixture").replace("1 systems", "1 system"),
         encoder=options.encoder,
         frames=f"{rate:g}",
@@ -111,23 +122,38 @@ def run_axis(axis: str, sizes: Sequence[int], options: argparse.Namespace) -> No
     for size in sizes:
         point = json.dumps(base | {axis: size})
         command = [sys.executable, __file__, "--point", point, "--encoder", options.encoder]
-        command += ["--frames-per-second", str(rate)]
+        command += ["--frames-per-second", str(rate), *(["--small"] if options.small else [])]
         line = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         found = json.loads(line.splitlines()[-1])
         row = [str(size), *(f"{found[name]:.2f}" for name in ("prepare", "score", "eigh"))]
         row += [f"{found['prepare'] + found['score']:.2f}", f"{found['memory']:.3f}"]
-        rows = [r for r in kept_rows(axis) if r[0] != "exponent"]
+        rows = points(section)
         rows = sorted([r for r in rows if r[0] != row[0]] + [row], key=lambda r: float(r[0]))
-        if len(rows) > 2:
-            rows.append(slopes(rows))
-        put_rows(axis, intro, COLUMNS, rows, keys=1)
+        put_rows(section, intro, COLUMNS, rows + slopes(rows, axis == "seconds"), keys=1)
 
 
-def slopes(rows: list[list[str]]) -> list[str]:
-    """The row of exponents under a table."""
+def points(section: str) -> list[list[str]]:
+    """The rows of a section's table that are no exponents."""
+    return [row for row in kept_rows(section) if not row[0].startswith("exponent")]
+
+
+def slopes(rows: list[list[str]], lengths: bool) -> list[list[str]]:
+    """The rows of exponents under a table; of lengths, those in segments apart as well.
+
+    Copies of a clip in segments are made twice, for the levels and for the scores: a step between
+    the longest clip that is whole and the shortest that is not, which is no growth.
+    """
     columns = [[float(cell) for cell in column] for column in zip(*rows, strict=True)]
-    found = (exponent(columns[0], column) for column in columns[1:])
-    return ["exponent", *(f"{slope:.2f}" for slope in found)]
+    found = {"exponent": columns}
+    if lengths:
+        place = sum(size <= SEGMENT for size in columns[0])
+        first = max(place - 1, 0)  # which `exponent` leaves out
+        found["exponent, in segments"] = [column[first:] for column in columns]
+    return [
+        [name, *(f"{exponent(given[0], column):.2f}" for column in given[1:])]
+        for name, given in found.items()
+        if len(given[0]) > 2
+    ]
 
 
 def draw() -> None:
@@ -137,7 +163,8 @@ def draw() -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    stored = {axis: [r for r in kept_rows(axis) if r[0] != "exponent"] for axis in AXES}
+    sections = [axis + end for axis in AXES for end in ("", "-small")]
+    stored = {name: points(name) for name in sections}
     stored = {axis: rows for axis, rows in stored.items() if rows}
     figure, panels = pyplot.subplots(
         2,
@@ -161,7 +188,7 @@ def draw() -> None:
         time_panel.loglog(size, guide, "k--", linewidth=0.8, label=label)
         time_panel.legend(fontsize="x-small")
         memory_panel.loglog(size, memory, "o-", color="tab:purple")
-        memory_panel.set_xlabel(axis)
+        memory_panel.set_xlabel(axis.replace("-small", f", banks of {SMALL}"))
         for panel in (time_panel, memory_panel):
             panel.set_xticks(size, [f"{s:g}" for s in size])
             panel.minorticks_off()
@@ -177,11 +204,13 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", help="of the axis: some points alone")
     parser.add_argument("--encoder", default="mel")
     parser.add_argument("--frames-per-second", type=float, default=50.0)
+    parser.add_argument("--small", action="store_true", help=f"banks of {SMALL}")
     parser.add_argument("--point", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.point:
         point = json.loads(options.point)
-        print(json.dumps(measure(point, options.encoder, options.frames_per_second)))
+        rate, small = options.frames_per_second, options.small
+        print(json.dumps(measure(point, options.encoder, rate, small)))
         return
     for axis in options.axis:
         run_axis(axis, options.sizes or AXES[axis], options)
