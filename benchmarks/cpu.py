@@ -69,6 +69,12 @@ milliseconds do not.
   float64 are a thirtieth of it. Nothing is left there to gain.
 - *A large transformer*, two blocks of it, spends five sixths of the time in its convolutions and
   linear layers; what this package adds to the encoder is a twentieth at most.
+- *Idle threads* that spin while they wait cost more than all else: on a busy machine bounds took
+  ten times as long and eight times the processor time as with threads that sleep or with one
+  thread (no quiet machine was at hand: its load was 10 and more). The command line makes them
+  sleep by itself (`OMP_WAIT_POLICY=passive`, set before torch loads, unless something of the kind
+  is set); in Python set it before Python starts, or `OMP_NUM_THREADS=1` where other work shares
+  the machine.
 """
 SECTIONS = ("kept", "systems", "steps", "encoder", "threads")
 RATE = 16_000
@@ -460,7 +466,7 @@ def measure_threads(rounds: int) -> None:
                 f"{np.median(cpu):.1f} |"
             )
             print(lines[-1], flush=True)
-    write("threads", lines)
+        write("threads", lines)  # what there is: a load can make the rest long
 
 
 def main() -> None:
