@@ -136,15 +136,14 @@ def test_copies_that_wait_keep_within_the_memory(monkeypatch: pytest.MonkeyPatch
     mapss = small(encoder)
     whole = mapss.prepare(references, LENGTHS)
     few = len(encoder.shapes)
-    # So that no more than two lengths fit, a member at a time.
-    monkeypatch.setattr(Budget, "samples", property(lambda self: 11_200))
-    monkeypatch.setattr(Budget, "waiting", property(lambda self: 22_400))
+    # So that the eight members of two lengths fit, and no more.
+    monkeypatch.setattr(Budget, "samples", property(lambda self: 180_000))
     rounds = list(clusters._shared_rounds([g.waveforms for g in whole.groups], encoder, Budget(1)))
     assert rounds == [[0, 3], [1, 2]]  # the longest first
     encoder.shapes.clear()
     tight = mapss.prepare(references, LENGTHS)
     assert len(encoder.shapes) > few
-    assert max(rows * samples for rows, samples in encoder.shapes[1:]) <= 2 * 11_200
+    assert max(rows * samples for rows, samples in encoder.shapes[1:]) <= 180_000
     for a, b in zip(whole.groups, tight.groups):
         for kind in ("separation", "match"):
             found, expected = getattr(a, kind), getattr(b, kind)

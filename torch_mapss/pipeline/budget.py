@@ -45,11 +45,6 @@ class Budget:
         return max(1, self.total // 1024)
 
     @property
-    def waiting(self) -> int:
-        """Samples of copies of several lengths that are kept to be encoded together."""
-        return 8 * self.samples
-
-    @property
     def encoder(self) -> int:
         """Bytes of activations of an encoder's batch."""
         return self.total // 2

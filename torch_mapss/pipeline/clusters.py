@@ -187,7 +187,9 @@ def _shared_rounds(
 ) -> Iterator[list[int]]:
     """Places of the lengths whose copies are encoded together: neighbours, as far as memory goes.
 
-    How many of them share a batch is for the encoder to say.
+    That is no more than one length alone may take: where its copies fill a round, there is no call
+    worth saving, and on a CPU larger rounds only leave the caches. How many of them share a batch
+    is for the encoder to say.
     """
     some: list[int] = []
     waiting = 0
@@ -195,7 +197,7 @@ def _shared_rounds(
         # At most what `copies` makes at a time.
         samples = max(waves[place].shape[0] * waves[place].shape[-1], budget.samples)
         samples = min(samples, MEMBERS * waves[place].numel())
-        if some and not (encoder.joins and waiting + samples <= budget.waiting):
+        if some and not (encoder.joins and waiting + samples <= budget.samples):
             yield some
             some, waiting = [], 0
         some.append(place)
