@@ -32,11 +32,11 @@ Every section is written by the script it names, a run or an axis at a time.
   in segments, and with banks of twelve up to ten minutes, the exponent is below 1.
 - *Mixtures.* Linear in time. So is memory: the bank of a batch of short clips is held whole. Pass
   fewer at a time, or let `evaluate` take them one by one.
-- *Systems* of one mixture share its distortions and their embeddings: 32 of them cost a third of 32
+- *Systems* of one mixture share its distortions and their embeddings: 32 of them cost 0.4 of 32
   runs, in the memory of one. What is left of each is its own graphs, an eigenproblem per frame and
   measure, as its outputs are points of them: no system can share that with another.
 - *Sources* S: distortions and encodings grow with S, the eigenproblems of about 70 S points a frame
-  towards S cubed: S^2.6 between three and eight. From four sources on they take most of the time.
+  towards S cubed: S^2.6 between three and eight. With six they take more than half of the time.
 - *In segments and whole* scores are the same: d is equal in all frames of speech, of singing and
   of instruments, and there the largest difference is 1.4e-4 for PS and PM, and below 1e-3 of its
   size for log PM.
