@@ -71,8 +71,8 @@ Every section is written by the script it names.
   to 0.13, conformal 0.60 to 0.49), nearer to it with `waveform` (paper, 0.75 to 0.84); nothing
   separates the conventions. *Guitars and bass* are nine outputs and no evidence.
 - *Losses.* In the conformal convention 1 - PM keeps a slope at every distance, where that of the
-  paper has none left, and -log PM stays of the order of 1. It costs no more. Which mode trains
-  best is not decided here.
+  paper has none left, and -log PM stays of the order of 1. It costs no more. What they
+  train is in `training.md`: the modes end alike, and leakage members need the PS term beside them.
 - Levels, number of members, ridge and shift were set before and not chosen from these tables.
 """
 ORDER = ("calibration", "variants", "sweeps", "rated", "slopes")  # of sections, by first word
