@@ -188,7 +188,6 @@ def _shared_rounds(
     """Places of the lengths whose copies are encoded together: neighbours, as far as memory goes.
 
     That is no more than one length alone may take: where its copies fill a round, there is no call
-    That is no more than one length alone may take: where its copies fill a round, there is no call
     worth saving, and on a CPU larger rounds only leave the caches. How many of them share a batch
     is for the encoder to say.
     """
