@@ -399,6 +399,9 @@ def test_leakage_is_off_unless_asked_for_and_leaves_the_other_members_alone() ->
     for wrong, error in ((-1, ValueError), (2.0, TypeError), (True, TypeError)):
         with pytest.raises(error, match="leakage must be"):
             DistortionBank("match", leakage=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="leakage must be at most 81"):
+        DistortionBank("match", leakage=1000)
+    assert len(set(DistortionBank("match", leakage=81, only=["leakage"]).names())) == 81
     with pytest.raises(ValueError, match="'match' bank"):
         DistortionBank("separation", leakage=7)
 

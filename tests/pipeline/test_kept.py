@@ -214,3 +214,10 @@ def test_a_frame_that_is_not_kept_goes_the_ordinary_way() -> None:
         assert part.distances is not None
         part.distances.row[0, :10] = -1
     assert_alike(mapss(leaky(references), bank), mapss(leaky(references), full))
+
+
+def test_systems_are_held_against_a_bank() -> None:
+    references = bursts(0.5)
+    for method in ("score_systems", "bound_systems"):
+        with pytest.raises(TypeError, match=r"mapss\.prepare\(references\)"):
+            getattr(MAPSS("mel"), method)([references], references)

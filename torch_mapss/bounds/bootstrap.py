@@ -62,8 +62,9 @@ def resampled_counts(present: Tensor, draws: int, seed: int) -> Tensor:
     """
     sources, members = present.shape[1:]
     generator = torch.Generator("cpu").manual_seed(seed)
-    uniform = torch.rand(draws, sources, members, generator=generator, dtype=torch.float64)
-    uniform = uniform.to(present.device).unsqueeze(1)
+    # Members first: those that pad a batch come last, and so move no number of the others.
+    uniform = torch.rand(members, draws, sources, generator=generator, dtype=torch.float64)
+    uniform = uniform.permute(1, 2, 0).to(present.device).unsqueeze(1)
     if bool(present.all()):
         present = present[:1]
     count = present.sum(-1, keepdim=True)  # (F, S, 1)

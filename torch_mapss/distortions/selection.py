@@ -28,6 +28,8 @@ FAMILIES = (
 
 KINDS = ("separation", "match")
 
+MOST_LEAKAGE = 81  # members, half a dB apart
+
 
 def paper_members(kind: str) -> tuple[Distortion, ...]:
     """The members of a column of the table, in the order of its rows."""
@@ -129,6 +131,11 @@ def checked_leakage(leakage: int, kind: str) -> int:
         raise TypeError(f"leakage must be an integer, got {leakage!r}. Pass e.g. leakage=7.")
     if leakage < 0:
         raise ValueError(f"leakage must be a number of members, at least 0, got {leakage}.")
+    if leakage > MOST_LEAKAGE:
+        raise ValueError(
+            f"leakage must be at most {MOST_LEAKAGE} members, got {leakage}: more would lie less "
+            "than half a dB apart. 7 is a good number."
+        )
     if leakage and kind != "match":
         raise ValueError(
             f"leakage belongs into the 'match' bank, got kind={kind!r}: members that hold the "

@@ -464,6 +464,11 @@ class MAPSS(nn.Module):
                 f"estimates must be those of at least one system, and attributed have one entry "
                 f"for each, got {len(estimates)} and {len(indices)}."
             )
+        if not isinstance(bank, ReferenceBank):
+            raise TypeError(
+                f"bank must be a ReferenceBank, which all systems share, got "
+                f"{type(bank).__name__}. Make it once: bank = mapss.prepare(references)."
+            )
         return [admit(self, each, bank, index) for each, index in zip(estimates, indices)]
 
     def _of_bounds(
