@@ -78,11 +78,12 @@ class MAPSS(nn.Module):
             of such a source is left out, undefined; a training step on an accelerator then waits
             for the device twice instead of four times.
         segment: seconds. Longer clips are distorted, encoded and scored in segments of at most so
-            much, in memory that does not grow with them; gradients are then not to be had. Encoders
-            whose frames see no further than their receptive field (``"mel"``, ``"waveform"``) give
-            the scores of the whole clip up to rounding. For transformers the segment, with a second
-            more on each side, is all that they hear, so that scores depend on it. ``"auto"`` is 60,
-            or what the encoder can hear at once. None: everything is scored whole.
+            much, in memory that grows with them by some copies of their waveforms alone; gradients
+            are then not to be had. Encoders whose frames see no further than their receptive field
+            (``"mel"``, ``"waveform"``) give the scores of the whole clip up to rounding. For
+            transformers the segment, with a second more on each side, is all that they hear, so
+            that scores depend on it. ``"auto"`` is 60, or what the encoder can hear at once. None:
+            everything is scored whole.
         memory: to work in, beside waveforms, weights and results: bytes, a text like ``"2GiB"``,
             or ``"auto"``: 1 GiB on a CPU, a quarter of what is free on CUDA. How many distortions
             are made, clips encoded and frames scored at a time follows from it, and no score.

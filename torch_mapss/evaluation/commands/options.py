@@ -247,9 +247,10 @@ def _add_machine(group: Any) -> None:
         "--segment",
         type=float,
         metavar="S",
-        help="score longer files in segments of at most S seconds, in memory that does not grow "
-        "with them; 0: all whole (default: 60, or what the encoder can hear at once). mel and "
-        "waveform give the scores of the whole; for transformers the segment is all they hear",
+        help="score longer files in segments of at most S seconds, in memory that grows "
+        "with them by copies of the waveforms alone; 0: all whole (default: 60, or what the "
+        "encoder can hear at once). mel and waveform give the scores of the whole; for transformers "
+        "the segment is all they hear",
     )
     group.add_argument(
         "--memory",
