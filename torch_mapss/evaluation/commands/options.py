@@ -249,8 +249,8 @@ def _add_machine(group: Any) -> None:
         metavar="S",
         help="score longer files in segments of at most S seconds, in memory that grows "
         "with them by copies of the waveforms alone; 0: all whole (default: 60, or what the "
-        "encoder can hear at once). mel and waveform give the scores of the whole; for transformers "
-        "the segment is all they hear",
+        "encoder can hear at once). mel and waveform give the scores of the whole; for "
+        "transformers the segment is all they hear",
     )
     group.add_argument(
         "--memory",
