@@ -52,7 +52,8 @@ class DistortionBank:
         leakage: Add so many members that hold the other sources of the mixture, from -35 to +5 dB,
             to a ``"match"`` bank (a fourteenth family, which the paper's table does not have). With
             them PM falls less with leakage, and with distortion as before. 7 is as many as noise
-            has of each colour; more lets through more leakage.
+            has of each colour; more lets through more leakage. They hold all others at once: where
+            there are more than two sources, one of them leaking alone lowers PM nearly as before.
 
     Attributes:
         kind: As given.

@@ -8,6 +8,10 @@ cluster does not span, and PM falls with leakage as it falls with distortion. Th
 mixture's own 0 dB) and next to nothing of them (35 dB below). -35 to +5 dB is covered evenly in dB,
 as is every range of the paper's table. Seven levels are as many as the noise family has of each of
 its colours, with which leakage shares its make: something added at a ratio in dB.
+
+**Which sources.** All others at one gain. Of three sources or more, one that leaks alone is then
+hardly spanned; members for each alone would span it, at a cost that grows with the sources
+(``benchmarks/results/conformal.md``).
 """
 
 from __future__ import annotations
