@@ -53,7 +53,7 @@ class DistortionBank:
             to a ``"match"`` bank (a fourteenth family, which the paper's table does not have). With
             them PM falls less with leakage, and with distortion as before. 7 is as many as noise
             has of each colour; more lets through more leakage. They hold all others at once: where
-            there are more than two sources, one of them leaking alone lowers PM nearly as before.
+            there are more than two sources, one of them leaking alone still lowers PM.
 
     Attributes:
         kind: As given.
