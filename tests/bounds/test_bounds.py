@@ -7,6 +7,7 @@ import itertools
 import math
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import oracle
@@ -15,6 +16,7 @@ import pytest
 import torch
 from clouds import clouds
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_mapss import functional as F
 from torch_mapss.bounds import bootstrap, effective, frames, match, schur, separation
@@ -578,3 +580,25 @@ def test_the_reference_convention_counts_three_points_at_least() -> None:
     little, three = (frames.separation_bounds(*points, n_eff=n, **options) for n in (0.1, 1.0))
     torch.testing.assert_close(little.tail, three.tail, rtol=0.0, atol=0.0)
     assert (three.tail < 1.0).all()
+
+
+def test_bounds_of_pm_take_hardly_more_operations_than_pm() -> None:
+    """All corners of all boxes are one evaluation of the Gamma tail, however many there are."""
+
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    points = clouds(3, distortions=10, seed=4)
+    counts = []
+    for measure in (F.perceptual_match, frames.match_bounds):
+        with torch.no_grad(), Count() as count:
+            measure(*points)
+        counts.append(count.calls)
+    assert counts[0] > 100
+    assert counts[1] < 1.5 * counts[0]
