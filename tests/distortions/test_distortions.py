@@ -394,7 +394,6 @@ def test_leakage_is_off_unless_asked_for_and_leaves_the_other_members_alone() ->
     assert len(leaking) == len(plain) + 2
     assert plain != leaking
     assert leaking != DistortionBank("match", leakage=3)
-    assert DistortionBank("match", leakage=2, without=("leakage",)) == plain
     assert pickle.loads(pickle.dumps(leaking)) == leaking
     for wrong, error in ((-1, ValueError), (2.0, TypeError), (True, TypeError)):
         with pytest.raises(error, match="leakage must be"):
@@ -404,6 +403,26 @@ def test_leakage_is_off_unless_asked_for_and_leaves_the_other_members_alone() ->
     assert len(set(DistortionBank("match", leakage=81, only=["leakage"]).names())) == 81
     with pytest.raises(ValueError, match="'match' bank"):
         DistortionBank("separation", leakage=7)
+
+
+@pytest.mark.parametrize(
+    "choice", [{"without": ("leakage",)}, {"only": ("notch", "comb")}, {"size": 3}]
+)
+def test_leakage_that_the_choice_leaves_out_is_refused(choice: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"leakage=7 adds .* bank of PM .* leaves all of them out"):
+        DistortionBank("match", leakage=7, **choice)  # type: ignore[arg-type]
+    some = DistortionBank("match", leakage=2, without=("leakage/-35.0dB",))
+    assert some.families["leakage"] == 1
+
+
+@pytest.mark.parametrize(("kind", "measure"), [("separation", "PS"), ("match", "PM")])
+def test_messages_name_the_bank(kind: str, measure: str) -> None:
+    named = rf"the bank of {measure} \('{kind}'\)"
+    for choice in ({"size": 99}, {"only": ("hum",)}, {"without": D.FAMILIES}):
+        with pytest.raises(ValueError, match=named):
+            DistortionBank(kind, **choice)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=named):
+        DistortionBank(kind).subset(0)
 
 
 @pytest.mark.parametrize("function", ["leakage", "neighbours"])

@@ -95,12 +95,16 @@ def test_options_reach_the_scorer(tmp_path: Path, files: tuple[list[str], list[s
 def test_conformal_scores_with_leakage_members_tell_the_rank(
     tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = ("--convention", "conformal", "--leakage", "3", "--max-dimension", "6")
+    # As many distortions as reach the fourteenth family.
+    wanted = ("--convention", "conformal", "--leakage", "3", "--bank-size", "7")
+    wanted += ("--max-dimension", "6")
     bounds = ("--bounds", "--bounds-convention", "derived", "--tail", "bootstrap")
     assert score(files, *wanted, *bounds, "--sample-frames", "6", "--out", str(tmp_path)) == 0
     printed = capsys.readouterr().out
     assert "PM rank: " in printed
     assert "exchangeable" in printed
+    content = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert content["settings"]["match_bank"]["families"]["leakage"] == 1
     with open(tmp_path / "scores.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     for row in rows:
@@ -600,6 +604,17 @@ def test_families_are_chosen_or_refused(
     for option in ("--only", "--without"):
         assert score(files, option, "nois") == 2
         assert f"{option} names 'nois', which neither bank has" in error_of(capsys)
+
+
+def test_leakage_asked_for_and_left_out_is_refused(
+    files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for choice in (("--without", "leakage"), ("--only", "notch")):
+        assert score(files, "--leakage", "7", *choice) == 2
+        assert "leaves all of them out again" in error_of(capsys)
+    wanted = ("--leakage", "7", "--only", "notch", "leakage", "--bank-size", "8")
+    assert score(files, *wanted) == 2
+    assert "the members that the bank of PS ('separation') has, got 8" in error_of(capsys)
 
 
 def test_distortions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

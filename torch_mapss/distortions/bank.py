@@ -13,6 +13,7 @@ from torch_mapss.distortions.apply import Call, check_references, measure_member
 from torch_mapss.distortions.leakage import leakage_members
 from torch_mapss.distortions.records import Distorted, Distortion, Measured
 from torch_mapss.distortions.selection import (
+    check_leakage_kept,
     checked_leakage,
     distinct,
     extras,
@@ -62,8 +63,8 @@ class DistortionBank:
 
     Raises:
         ValueError: If `kind`, a family or a member is unknown, a name occurs twice, nothing is
-            left, `size` is not between 1 and the number of members, or `leakage` is negative or
-            asked of a bank for PS.
+            left, `size` is not between 1 and the number of members, or `leakage` is negative,
+            asked of a bank for PS, or all its members are left out again.
         TypeError: If `extra` holds something else than `Distortion`, or the seed or `leakage` is no
             integer.
     """
@@ -89,11 +90,12 @@ class DistortionBank:
         self.seed = seed
         members = paper_members(kind) + leakage_members(checked_leakage(leakage, kind))
         if only is not None:
-            members = tuple(m for m, hit in selected(members, only, "only") if hit)
-        members = tuple(m for m, hit in selected(members, without, "without") if not hit)
-        self.members = distinct(members + extras(extra))
+            members = tuple(m for m, hit in selected(members, only, "only", kind) if hit)
+        members = tuple(m for m, hit in selected(members, without, "without", kind) if not hit)
+        self.members = distinct(members + extras(extra), kind)
         if size is not None:
-            self.members = spread(self.members, size)
+            self.members = spread(self.members, size, kind)
+        check_leakage_kept(self.members, leakage)
 
     def subset(self, size: int) -> DistortionBank:
         """The same bank with `size` of its members, spread evenly over the families.
@@ -106,7 +108,7 @@ class DistortionBank:
         """
         smaller = object.__new__(type(self))
         smaller.kind, smaller.seed = self.kind, self.seed
-        smaller.members = spread(self.members, size)
+        smaller.members = spread(self.members, size, self.kind)
         return smaller
 
     @property

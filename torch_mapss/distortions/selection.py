@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from torch_mapss.distortions import additive, dynamics, echoes, filters, pitch
+from torch_mapss.distortions.leakage import FAMILY
 from torch_mapss.distortions.records import Distortion
 from torch_mapss.distortions.traits import SpectralPeak
 
@@ -28,7 +29,14 @@ FAMILIES = (
 
 KINDS = ("separation", "match")
 
+_MEASURES = {"separation": "PS", "match": "PM"}
+
 MOST_LEAKAGE = 81  # members, half a dB apart
+
+
+def said(kind: str) -> str:
+    """The bank of a kind, for messages: a user of both must know which one is meant."""
+    return f"the bank of {_MEASURES[kind]} ({kind!r})"
 
 
 def paper_members(kind: str) -> tuple[Distortion, ...]:
@@ -46,7 +54,7 @@ def paper_members(kind: str) -> tuple[Distortion, ...]:
 
 
 def selected(
-    members: tuple[Distortion, ...], chosen: Iterable[str], argument: str
+    members: tuple[Distortion, ...], chosen: Iterable[str], argument: str, kind: str
 ) -> list[tuple[Distortion, bool]]:
     """Each member with whether it, or its family, is among the chosen."""
     wanted = {chosen} if isinstance(chosen, str) else set(chosen)
@@ -54,8 +62,8 @@ def selected(
     unknown = wanted - set(families) - {member.name for member in members}
     if unknown:
         raise ValueError(
-            f"{argument} names {sorted(unknown)}, which this bank has neither as families nor as "
-            f"members. Families: {', '.join(families)}; members: see DistortionBank.names()."
+            f"{argument} names {sorted(unknown)}, which {said(kind)} has neither as families nor "
+            f"as members. Families: {', '.join(families)}; members: see DistortionBank.names()."
         )
     return [(member, bool({member.family, member.name} & wanted)) for member in members]
 
@@ -71,7 +79,7 @@ def extras(extra: Iterable[Distortion]) -> tuple[Distortion, ...]:
     return members
 
 
-def distinct(members: tuple[Distortion, ...]) -> tuple[Distortion, ...]:
+def distinct(members: tuple[Distortion, ...], kind: str) -> tuple[Distortion, ...]:
     """The members, if there are any and no two share a name (they would share their noise)."""
     twice = [name for name, n in Counter(member.name for member in members).items() if n > 1]
     if twice:
@@ -80,15 +88,18 @@ def distinct(members: tuple[Distortion, ...]) -> tuple[Distortion, ...]:
             f"leave the bank's own out with without={twice}."
         )
     if not members:
-        raise ValueError("the bank has no members left. Leave out fewer families, or add extra.")
+        raise ValueError(
+            f"{said(kind)} has no members left. Leave out fewer families, or add extra."
+        )
     return members
 
 
-def spread(members: tuple[Distortion, ...], size: int) -> tuple[Distortion, ...]:
+def spread(members: tuple[Distortion, ...], size: int, kind: str) -> tuple[Distortion, ...]:
     """`size` members, as evenly over the families, and within each, as counts allow."""
     if not 1 <= size <= len(members):
         raise ValueError(
-            f"size must lie between 1 and {len(members)}, the members this bank has, got {size}."
+            f"size must lie between 1 and {len(members)}, the members that {said(kind)} has, got "
+            f"{size}."
         )
     groups: dict[str, list[int]] = {}
     for index, member in enumerate(members):
@@ -143,3 +154,13 @@ def checked_leakage(leakage: int, kind: str) -> int:
             f"leakage={leakage})."
         )
     return leakage
+
+
+def check_leakage_kept(members: tuple[Distortion, ...], leakage: int) -> None:
+    """Raise ValueError if leakage members were asked for and the choice leaves none of them."""
+    if leakage and not any(member.family == FAMILY for member in members):
+        raise ValueError(
+            f"leakage={leakage} adds members with the other sources to {said('match')}, and the "
+            "choice of families or of its size leaves all of them out again: PM would fall with "
+            f"leakage as without them. Keep the family {FAMILY!r}, or ask for no leakage members."
+        )
