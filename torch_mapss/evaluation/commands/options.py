@@ -236,8 +236,8 @@ def _add_map(group: Any) -> None:
         choices=("float64", "float32"),
         default="float64",
         help="precision of the eigendecomposition alone. float32 is for graphics cards with slow "
-        "float64 and for means: a frame's PS moves by 1e-6 (2e-3 at most), its log PM by 4e-5 of "
-        "itself (3e-4 on average, 8 %% at most). Not for single frames, nor to compare with "
+        "float64 and for means: a frame's PS moves by 1e-6 (3e-4 at most), its log PM by 4e-5 of "
+        "itself (2e-4 on average, 20 %% at most). Not for single frames, nor to compare with "
         "published numbers (default: %(default)s)",
     )
 
