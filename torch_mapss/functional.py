@@ -124,7 +124,7 @@ def perceptual_separation(
         eigh: precision of the eigendecomposition alone, ``"float64"`` or ``"float32"``. The
             latter is faster on cards with slow float64 and good enough for training and means: on
             real frames it moves PS by 1e-6 (median; at most 3e-4), log PM by 4e-5 of itself (2e-4
-            on average, at most 20 %) and a frame's gradient by 1e-4 (up to 1 % in 99 of a hundred;
+            on average, at most 20 %) and a frame's gradient by 1e-4 (up to 2 % in 99 of a hundred;
             single ones wholly). ``benchmarks/cpu.py eigh`` measures it.
 
     Returns:
