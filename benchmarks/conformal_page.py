@@ -49,10 +49,10 @@ Every section is written by the script it names.
   less (`mel`, 0.04 to 0.17) and leave distortion alone as well.
 - *Three talkers.* The members hold the sum of the other sources, so they cover both leaking at once
   (as loud as the target: 0.01 to 0.43) and one of them alone hardly (0.14 to 0.18, log PM from -58
-  to -19). Members with each other source alone do the reverse (0.13, 0.49), both kinds cover both
-  (0.48, 0.50) at half as much again for scoring, and grow with the number of sources. None changes
-  what random phase gets. Seven members beside 83 cost 1.14 in scoring, where the eigenproblem
-  grows a little faster than its points, and nothing that can be measured in preparing.
+  to -19). Members with each other source alone do the reverse (0.13, 0.49), both kinds
+  (`leakage_alone=2`) cover both (0.48, 0.50) at 1.75 of the scoring time; they grow with the number
+  of sources. None changes what random phase gets. Seven members beside 83 cost 1.22 in scoring,
+  where the eigenproblem grows faster than its points, and next to nothing in preparing.
 - *The other direction*: with `mel` PS falls to 0.42 under leakage as loud as the source and is
   0.87 under full random phase, but 0.72 under a delay of 40 ms. With `waveform` it falls under
   phase and delay as under leakage (0.59, 0.56, 0.50): what PS overlooks is what its features and

@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/leakage_talkers.py --data FOLDER_OF_SPEECH
 
 FOLDER holds ``manifest.json`` of utterances, of which triples of different speakers are made,
-equally loud; the first is the target. The package's members hold the sum of the other sources.
-Here members that hold one other source alone, at the same levels, stand in their place and beside
-them. Estimates leak one of the others, or both, or are distorted. Tells what each set of members
-costs, too, and writes a section of the page of results.
+equally loud; the first is the target. ``leakage=7`` holds the sum of the other sources. Here
+members that hold one other source alone, at the same levels, stand in their place and beside them
+(``leakage_alone=2``). Estimates leak one of the others, or both, or are distorted. Tells what each
+set of members costs, too, and writes a section of the page of results.
 """
 
 from __future__ import annotations
@@ -24,42 +24,17 @@ from selectivity import random_phase, read
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank
-from torch_mapss.distortions import Distortion
 from torch_mapss.distortions.leakage import leakage_members
 
 LEVELS = 7
 AMOUNTS = (0.11, 0.33, 1.0)
 
 
-def add_one(
-    waveform: Tensor, sample_rate: int, *, others: Tensor, level: float, which: int
-) -> Tensor:
-    """Add one of the other sources."""
-    return waveform + 10 ** (level / 20) * others[..., which, :]
-
-
-def alone(others: int) -> list[Distortion]:
-    """The package's levels, once for every other source."""
-    levels = [member.parameters["level"] for member in leakage_members(LEVELS)]
-    return [
-        Distortion(
-            f"alone/{which}/{level:+.1f}dB",
-            "alone",
-            add_one,
-            {"level": level, "which": which},
-            mixes=True,
-            reach=(0.0, 0.0),
-        )
-        for which in range(others)
-        for level in levels
-    ]
-
-
 BANKS = {
     "none": DistortionBank("match"),
     "7, sum of the others": DistortionBank("match", leakage=LEVELS),
-    "14, each other alone": DistortionBank("match", extra=alone(2)),
-    "21, both": DistortionBank("match", leakage=LEVELS, extra=alone(2)),
+    "14, each other alone": DistortionBank("match", extra=leakage_members(LEVELS, 2)[LEVELS:]),
+    "21, both": DistortionBank("match", leakage=LEVELS, leakage_alone=2),
 }
 
 

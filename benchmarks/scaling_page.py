@@ -29,7 +29,7 @@ Every section is written by the script it names, a run or an axis at a time.
 - *Seconds.* Linear. A clip in segments costs a third as much again for each second as one that is
   scored whole, since its copies are made twice, once for their levels and once for their scores:
   a step at the length of a segment, which lifts the slope over all sizes above 1. Among clips
-  in segments, and with banks of twelve up to ten minutes, the exponent is below 1.
+  in segments, up to ten minutes, the exponent is 0.99 (with banks of twelve below it).
 - *Mixtures.* Linear in time. So is memory: the bank of a batch of short clips is held whole. Pass
   fewer at a time, or let `evaluate` take them one by one.
 - *Systems* of one mixture share its distortions and their embeddings: 32 of them cost 0.4 of 32
@@ -40,9 +40,9 @@ Every section is written by the script it names, a run or an axis at a time.
 - *In segments and whole* scores are the same: d is equal in all frames of speech, of singing and
   of instruments, and there the largest difference is 1.4e-4 for PS and PM, and below 1e-3 of its
   size for log PM.
-- Absolute times are of a machine that was busy with other work; compare within a table. The runs of
-  ten minutes and of 1024 features were made with copies in longer pieces than today's, which is
-  slower and needs as much memory.
+- Absolute times are of a machine that was busy with other work; compare within a table. In the
+  table of memory the runs of ten minutes and of 1024 features were made with copies in longer
+  pieces than today's, which is slower and needs as much memory.
 """
 
 

@@ -455,6 +455,43 @@ def test_mixing_members_are_masked_where_all_other_sources_are_silent() -> None:
     assert alone.mask[0].tolist() == [not x for x in leaking]
 
 
+def test_leakage_of_each_other_source_by_itself() -> None:
+    bank = DistortionBank("match", only=("leakage",), leakage=3, leakage_alone=2)
+    levels = np.linspace(-35, 5, 3)
+    names = [f"leakage/source{which}/{level:+.1f}dB" for which in (1, 2) for level in levels]
+    assert bank.names() == (*(f"leakage/{level:+.1f}dB" for level in levels), *names)
+    waves = torch.stack([speechlike(3, 400), speechlike(3, 400, 1)])
+    made, x = bank(waves, RATE), waves.numpy()
+    for source in range(3):
+        others = [other for other in range(3) if other != source]
+        for which, other in enumerate(others):
+            for place, level in enumerate(levels):
+                expected = x[:, source] + 10 ** (level / 20) * x[:, other]
+                found = made.waveforms[:, source, 3 + 3 * which + place]
+                np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert made.mask.all()
+    # Two sources: the only other one is their sum. Four: the two first others.
+    two = bank(waves[:, :2], RATE)
+    assert two.mask[..., :3].all()
+    assert not two.mask[..., 3:].any()
+    torch.testing.assert_close(two.waveforms[..., 3:, :], waves[:, :2, None].expand(-1, -1, 6, -1))
+    assert bank(speechlike(4, 300), RATE).mask.all()
+    assert not bank(waves[0, :1], RATE).mask.any()
+
+
+def test_a_source_leaks_by_itself_only_beside_another_that_sounds() -> None:
+    bank = DistortionBank("match", only=("leakage",), leakage=1, leakage_alone=2)
+    waves = speechlike(3, 500)
+    waves[2] = 0.0
+    found = bank(waves, RATE).mask
+    assert found.tolist() == [[True, False, False], [True, False, False], [True, True, True]]
+    for wrong, error in ((-1, ValueError), (1.0, TypeError)):
+        with pytest.raises(error, match="leakage_alone must be"):
+            DistortionBank("match", leakage=7, leakage_alone=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="takes the levels of leakage="):
+        DistortionBank("match", leakage_alone=2)
+
+
 def test_mixing_members_are_checked() -> None:
     def spoils(waveform: Tensor, sample_rate: int, *, others: Tensor) -> Tensor:
         return waveform + others.mul_(0.5).sum(-2)

@@ -65,6 +65,15 @@ def test_a_piece_of_every_family(first: int, last: int, waves: Tensor) -> None:
     assert max(found.values()) < (3e-6 if first == FIRST else 5e-5), found
 
 
+def test_pieces_of_a_mixture_with_a_source_that_is_silent_in_them() -> None:
+    waves = bursts(3, 2 * RATE)
+    waves[1, RATE // 2 :] = 0.0  # the piece has two that sound, the whole has three
+    bank = DistortionBank("match", only=("leakage",), leakage=2, leakage_alone=2)
+    found = errors(bank, waves, RATE, RATE + 4000)
+    assert len(found) == 6
+    assert max(found.values()) < 1e-9, found
+
+
 def test_pieces_in_float32(waves: Tensor) -> None:
     # A gate opens at a threshold, which rounding can cross.
     bank = DistortionBank("match", without=("gate",), size=24)

@@ -47,6 +47,25 @@ def test_leakage_members_raise_pm_under_leakage_and_leave_ps_alone():
     assert (perfect.pm > 0.99).all()
 
 
+def with_each_alone(alone: int) -> MAPSS:
+    bank = DistortionBank("match", only=FAMILIES, leakage=4, leakage_alone=alone)
+    return MAPSS("mel", separation_bank=SMALL, match_bank=bank)
+
+
+def test_members_of_each_other_source_alone():
+    references = voices()
+    scores = with_each_alone(0)(leaking(references), references)
+    same = with_each_alone(2)(leaking(references), references)
+    torch.testing.assert_close(same.log_pm, scores.log_pm)  # of two sources they are not there
+    references = voices(1, 3)
+    estimates = references + 0.5 * references[:, [1, 2, 0]]  # one other leaks
+    few, many = (with_each_alone(a)(estimates, references).utterance() for a in (0, 2))
+    assert (many.log_pm > few.log_pm + 2.0).all()
+    order = [2, 0, 1]
+    turned = with_each_alone(2)(estimates[:, order], references[:, order]).utterance()
+    torch.testing.assert_close(turned.log_pm, many.log_pm[:, order], rtol=1e-5, atol=1e-6)
+
+
 def test_items_of_several_lengths_score_as_alone():
     mapss = scorer("conformal")
     references = voices(3, 3)

@@ -32,7 +32,7 @@ from torch_mapss.distortions.bank import DistortionBank
 from torch_mapss.distortions.dynamics import clip, gate, tremolo
 from torch_mapss.distortions.echoes import comb, echo, reverberate
 from torch_mapss.distortions.filters import highpass, lowpass, notch
-from torch_mapss.distortions.leakage import add_leakage
+from torch_mapss.distortions.leakage import add_leakage, add_one_source
 from torch_mapss.distortions.pitch import shift_pitch, vibrato
 from torch_mapss.distortions.records import Distorted, Distortion, Measured
 from torch_mapss.distortions.selection import FAMILIES
@@ -45,6 +45,7 @@ __all__ = [
     "Measured",
     "add_leakage",
     "add_noise",
+    "add_one_source",
     "add_tone",
     "clip",
     "comb",

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_mapss.distortions.leakage import add_leakage
+from torch_mapss.distortions.leakage import add_leakage, add_one_source, are_audible
 from torch_mapss.distortions.philox import normals
 from torch_mapss.distortions.records import Distortion, Measured
 from torch_mapss.distortions.selection import KINDS, paper_members
 from torch_mapss.distortions.traits import Traits
 
-_OWN = {member.function for kind in KINDS for member in paper_members(kind)} | {add_leakage}
+_OWN = {member.function for kind in KINDS for member in paper_members(kind)}
+_OWN |= {add_leakage, add_one_source}
 _PAPER = {member.name for kind in KINDS for member in paper_members(kind)}
 
 
@@ -187,10 +188,14 @@ def _present(call: Call, values: Sequence[dict[str, Tensor]]) -> Tensor:
     """(..., S, P) who exists."""
     present: list[Tensor] = []
     everywhere = torch.ones_like(call.references[..., 0], dtype=torch.bool)
-    others = call.others
-    accompanied = everywhere if others is None else (others != 0).flatten(-2).any(-1)
+    heard: dict[int | None, Tensor] = {}  # by which other source leaks alone; None: all at once
     for i, member in enumerate(call.members):
-        here = accompanied if member.mixes else everywhere
+        here = everywhere
+        if member.mixes and call.others is not None:
+            which = member.parameters["which"] if member.function is add_one_source else None
+            if which not in heard:
+                heard[which] = are_audible(call.others, which)
+            here = heard[which]
         for value in values[i].values():
             here = here & ~value.squeeze(-1).isnan()
         for j in range(i):

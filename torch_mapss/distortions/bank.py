@@ -55,6 +55,9 @@ class DistortionBank:
             them PM falls less with leakage, and with distortion as before. 7 is as many as noise
             has of each colour; more lets through more leakage. They hold all others at once: where
             there are more than two sources, one of them leaking alone still lowers PM.
+        leakage_alone: For mixtures of S > 2 sources: add the same levels of so many other sources
+            by themselves. S - 1 is all of them; fewer are the first ones, so order counts. Of two
+            sources the only other one is there already.
 
     Attributes:
         kind: As given.
@@ -63,10 +66,11 @@ class DistortionBank:
 
     Raises:
         ValueError: If `kind`, a family or a member is unknown, a name occurs twice, nothing is
-            left, `size` is not between 1 and the number of members, or `leakage` is negative,
-            asked of a bank for PS, or all its members are left out again.
-        TypeError: If `extra` holds something else than `Distortion`, or the seed or `leakage` is no
-            integer.
+            left, `size` is not between 1 and the number of members, `leakage` is negative,
+            asked of a bank for PS, or all its members are left out again, or `leakage_alone` is
+            negative or without `leakage`.
+        TypeError: If `extra` holds something else than `Distortion`, or the seed, `leakage` or
+            `leakage_alone` is no integer.
     """
 
     kind: str
@@ -83,12 +87,14 @@ class DistortionBank:
         seed: int = 0,
         size: int | None = None,
         leakage: int = 0,
+        leakage_alone: int = 0,
     ) -> None:
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise TypeError(f"seed must be an integer, got {seed!r}. Pass e.g. seed=0.")
         self.kind = kind
         self.seed = seed
-        members = paper_members(kind) + leakage_members(checked_leakage(leakage, kind))
+        members = paper_members(kind)
+        members += leakage_members(*checked_leakage(leakage, leakage_alone, kind))
         if only is not None:
             members = tuple(m for m, hit in selected(members, only, "only", kind) if hit)
         members = tuple(m for m, hit in selected(members, without, "without", kind) if not hit)

@@ -10,12 +10,13 @@ as is every range of the paper's table. Seven levels are as many as the noise fa
 its colours, with which leakage shares its make: something added at a ratio in dB.
 
 **Which sources.** All others at one gain. Of three sources or more, one that leaks alone is then
-hardly spanned; members for each alone would span it, at a cost that grows with the sources
-(``benchmarks/results/conformal.md``).
+hardly spanned; members for each other source alone span it as well, at a cost that grows with the
+sources (``leakage_alone`` of the bank; measured in ``benchmarks/results/conformal.md``).
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from torch_mapss.distortions.records import Distortion
@@ -40,15 +41,70 @@ def add_leakage(waveform: Tensor, sample_rate: int, *, others: Tensor, level: fl
     return waveform + 10 ** (level / 20) * others.sum(-2)
 
 
+def add_one_source(
+    waveform: Tensor, sample_rate: int, *, others: Tensor, level: float, which: int
+) -> Tensor:
+    """Add one other source of the mixture.
+
+    Args:
+        waveform: (..., S, T), loudness-normalised references.
+        sample_rate: In Hz; changes nothing.
+        others: (..., S, S-1, T), for each of them the other references.
+        level: Gain of the other source in dB.
+        which: Its place among the others. A mixture of fewer has no such copy: the waveform.
+
+    Returns:
+        (..., S, T).
+    """
+    if which >= others.shape[-2]:
+        return waveform.clone()
+    return waveform + 10 ** (level / 20) * others[..., which, :]
+
+
+def are_audible(others: Tensor, which: int | None) -> Tensor:
+    """Where a leakage member exists, (..., S): some other source is not silent.
+
+    One source alone is a member of its own where there are others to tell it from: of the only
+    other one the sum is made already.
+
+    Args:
+        others: (..., S, S-1, T).
+        which: Place of the source that leaks alone; None: all leak.
+    """
+    heard = (others != 0).any(-1)
+    if which is None:
+        return heard.any(-1)
+    if which >= heard.shape[-1]:
+        return torch.zeros_like(heard[..., :0].any(-1))
+    return heard[..., which] & (heard.sum(-1) >= 2)
+
+
 def leakage_at(level: float) -> Distortion:
     """Leakage at a level in dB."""
     name = f"{FAMILY}/{level:+.1f}dB"
     return Distortion(name, FAMILY, add_leakage, {"level": level}, mixes=True, reach=(0.0, 0.0))
 
 
-def leakage_members(count: int) -> tuple[Distortion, ...]:
+def leakage_levels(count: int) -> list[float]:
     """`count` levels in even steps of dB over the whole range; a single one in its middle."""
     if count == 1:
-        return (leakage_at((LOWEST + HIGHEST) / 2),)
+        return [(LOWEST + HIGHEST) / 2]
     step = (HIGHEST - LOWEST) / max(count - 1, 1)
-    return tuple(leakage_at(LOWEST + place * step) for place in range(count))
+    return [LOWEST + place * step for place in range(count)]
+
+
+def leakage_members(count: int, alone: int = 0) -> tuple[Distortion, ...]:
+    """All other sources at `count` levels, then each of the first `alone` of them by itself."""
+    levels = leakage_levels(count)
+    return tuple(map(leakage_at, levels)) + tuple(
+        Distortion(
+            f"{FAMILY}/source{which + 1}/{level:+.1f}dB",
+            FAMILY,
+            add_one_source,
+            {"level": level, "which": which},
+            mixes=True,
+            reach=(0.0, 0.0),
+        )
+        for which in range(alone)
+        for level in levels
+    )

@@ -137,11 +137,12 @@ def _even(count: int, quota: int) -> list[int]:
     return [(2 * i + 1) * count // (2 * quota) for i in range(quota)]
 
 
-def checked_leakage(leakage: int, kind: str) -> int:
-    if not isinstance(leakage, int) or isinstance(leakage, bool):
-        raise TypeError(f"leakage must be an integer, got {leakage!r}. Pass e.g. leakage=7.")
-    if leakage < 0:
-        raise ValueError(f"leakage must be a number of members, at least 0, got {leakage}.")
+def checked_leakage(leakage: int, alone: int, kind: str) -> tuple[int, int]:
+    for name, value in (("leakage", leakage), ("leakage_alone", alone)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{name} must be an integer, got {value!r}. Pass e.g. leakage=7.")
+        if value < 0:
+            raise ValueError(f"{name} must be a number, at least 0, got {value}.")
     if leakage > MOST_LEAKAGE:
         raise ValueError(
             f"leakage must be at most {MOST_LEAKAGE} members, got {leakage}: more would lie less "
@@ -153,7 +154,12 @@ def checked_leakage(leakage: int, kind: str) -> int:
             f"other sources would hide from PS what it measures. Make a DistortionBank('match', "
             f"leakage={leakage})."
         )
-    return leakage
+    if alone and not leakage:
+        raise ValueError(
+            f"leakage_alone={alone} takes the levels of leakage=, which is 0. Pass e.g. leakage=7 "
+            "with it."
+        )
+    return leakage, alone
 
 
 def check_leakage_kept(members: tuple[Distortion, ...], leakage: int) -> None:

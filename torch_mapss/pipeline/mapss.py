@@ -61,7 +61,8 @@ class MAPSS(nn.Module):
         match_bank: distortions for PM; the paper's up to 83 if None.
         leakage: members with the other sources that the default bank of PM is given beside the
             paper's (:class:`~torch_mapss.DistortionBank`; 7 is a good number): PM then falls less
-            with leakage. 0 leaves them out.
+            with leakage. 0 leaves them out. For more than two sources hand in a ``match_bank``
+            with ``leakage_alone`` besides.
         seed: of the noise in the default banks. Equal seeds give equal scores.
         sample_rate: of the waveforms handed in, in Hz; they are resampled to the encoder's rate,
             which None says they already have.
