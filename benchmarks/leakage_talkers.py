@@ -5,8 +5,9 @@
 FOLDER holds ``manifest.json`` of utterances, of which triples of different speakers are made,
 equally loud; the first is the target. ``leakage=7`` holds the sum of the other sources. Here
 members that hold one other source alone, at the same levels, stand in their place and beside them
-(``leakage_alone=2``). Estimates leak one of the others, or both, or are distorted. Tells what each
-set of members costs, too, and writes a section of the page of results.
+(``leakage_alone=2``); as many of the sum tell what comes of their number. Estimates leak one of the
+others, or both, or are distorted. Tells what each set of members costs, too, and writes a section
+of the page of results.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from bounds_page import table
 from selectivity import random_phase, read
 from torch import Tensor
 
-from torch_mapss import MAPSS, DistortionBank
+from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss.distortions.leakage import leakage_members
 
 LEVELS = 7
 AMOUNTS = (0.11, 0.33, 1.0)
-
+Made = list[dict[tuple[str, str], Tensor]]
 
 BANKS = {
     "none": DistortionBank("match"),
     "7, sum of the others": DistortionBank("match", leakage=LEVELS),
+    "14, sum of the others": DistortionBank("match", leakage=2 * LEVELS),
     "14, each other alone": DistortionBank("match", extra=leakage_members(LEVELS, 2)[LEVELS:]),
     "21, both": DistortionBank("match", leakage=LEVELS, leakage_alone=2),
 }
@@ -64,6 +66,29 @@ def estimates(references: Tensor) -> dict[tuple[str, str], Tensor]:
     return made
 
 
+def means(
+    mapss: MAPSS, prepared: list[ReferenceBank], made: Made, measures: str, fields: str, step: int
+) -> dict[tuple[str, str], list[float]]:
+    """Means of the target's scores over frames and mixtures, for every estimate."""
+    found = {}
+    for key in made[0]:
+        each = [
+            mapss(
+                one[key],
+                clips,
+                attributed=(0,),
+                measures=measures,
+                frames=max(1, clips.frames // step),
+            ).utterance()
+            for one, clips in zip(made, prepared, strict=True)
+        ]
+        found[key] = [
+            float(torch.stack([getattr(x, field)[0, 0] for x in each]).mean())
+            for field in fields.split()
+        ]
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
@@ -73,7 +98,10 @@ def main() -> None:
     arguments = parser.parse_args()
     references = triples(arguments.data, arguments.seconds, arguments.mixtures)
     made = [estimates(waves) for waves in references]
-    cells: dict[tuple[str, str], list[str]] = {key: list(key) for key in made[0]}
+    ps = MAPSS("mel", match_bank=DistortionBank("match", size=2))
+    of_ps = [ps.prepare(waves, measures="separation") for waves in references]
+    found = means(ps, of_ps, made, "separation", "ps", arguments.step)
+    cells = {key: [*key, f"{values[0]:.2f}"] for key, values in found.items()}
     costs: dict[str, tuple[int, float, float]] = {}
     MAPSS("mel").prepare(references[0], measures="match")  # what is slow the first time
     for name, bank in BANKS.items():
@@ -81,21 +109,8 @@ def main() -> None:
         start = time.process_time()
         prepared = [mapss.prepare(waves, measures="match") for waves in references]
         middle = time.process_time()
-        for key in cells:
-            each = [
-                mapss(
-                    one[key],
-                    clips,
-                    attributed=(0,),
-                    measures="match",
-                    frames=max(1, clips.frames // arguments.step),
-                ).utterance()
-                for one, clips in zip(made, prepared, strict=True)
-            ]
-            pm, log_pm = (
-                float(torch.stack([getattr(x, field)[0, 0] for x in each]).mean())
-                for field in ("pm", "log_pm")
-            )
+        found = means(mapss, prepared, made, "match", "pm log_pm", arguments.step)
+        for key, (pm, log_pm) in found.items():
             cells[key].append(f"{pm:.2f} / {log_pm:.1f}")
         costs[name] = len(bank), middle - start, time.process_time() - middle
         print(f"{name}: {costs[name]}", flush=True)
@@ -107,9 +122,9 @@ def main() -> None:
     text = f"""## Three talkers: the others at once, or each alone (`leakage_talkers.py`)
 
 {len(references)} mixtures of three talkers, `mel`, paper convention, first {arguments.seconds:g} s,
-one frame in {arguments.step}; PM / log PM of the target, by the leakage members in PM's bank.
+one frame in {arguments.step}; the target's PS, and PM / log PM by the leakage members in PM's bank.
 
-{table(["estimate", "strength", *BANKS], list(cells.values()))}
+{table(["estimate", "strength", "PS", *BANKS], list(cells.values()))}
 
 Processor time over that without leakage members, in one run:
 
