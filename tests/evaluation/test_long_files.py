@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from torch_mapss import MAPSS, DistortionBank, evaluate
-from torch_mapss.evaluation import console
+from torch_mapss.evaluation import cli, console
+from torch_mapss.evaluation.commands import evaluate as commands
 from torch_mapss.evaluation.manifest import load_manifest
 from torch_mapss.evaluation.run import run
 
@@ -100,16 +101,52 @@ def test_the_line_tells_the_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert console._behind() == ""
 
 
+def write_manifest(folder: Path, references: torch.Tensor) -> None:
+    entry = {
+        "mixture_id": "long",
+        "references": written(folder, "s", references),
+        "systems": {"A": written(folder, "a", references + 0.2 * references.flip(0))},
+    }
+    (folder / "m.json").write_text(json.dumps([entry]))
+
+
+@pytest.mark.parametrize("segment", [1.0, None])
+def test_the_line_tells_that_a_long_mixture_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment: float | None
+) -> None:
+    """And nothing of a short one, of which there may be thousands."""
+    write_manifest(tmp_path, voices(3.0))
+    seen: list[str] = []
+    prepare = MAPSS.prepare
+
+    def watched(self: MAPSS, *given: object) -> object:
+        seen.append(console._behind())
+        return prepare(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MAPSS, "prepare", watched)
+    monkeypatch.setattr(commands, "scorer_of", lambda args: small(segment=segment))
+    arguments = ["evaluate", str(tmp_path / "m.json"), "--out", str(tmp_path / "o")]
+    assert cli.main(arguments) == 0
+    assert seen == ["" if segment is None else " (preparing references and distortions)"]
+    assert console._behind() == ""
+
+
+def test_the_line_of_a_mixture_that_failed_half_way_is_not_that_of_the_next(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    left = []
+    for _ in console.progress([1, 2]):
+        left.append(console._behind())
+        console.detail("3 of 9 segments scored")
+    assert left == ["", ""]
+    assert console._behind() == ""
+
+
 def test_a_log_gets_lines_with_segment_and_time_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     references = voices(3.0)
-    entry = {
-        "mixture_id": "long",
-        "references": written(tmp_path, "s", references),
-        "systems": {"A": written(tmp_path, "a", references + 0.2 * references.flip(0))},
-    }
-    (tmp_path / "m.json").write_text(json.dumps([entry]))
+    write_manifest(tmp_path, references)
     monkeypatch.setattr(console, "INTERVAL", 0.01)
     run(
         load_manifest(tmp_path / "m.json"),

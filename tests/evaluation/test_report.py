@@ -211,7 +211,7 @@ def test_stages_are_told_as_they_begin(mapss: MAPSS, truth: Tensor) -> None:
     evaluate(estimates=truth, references=truth, mapss=mapss, bounds=True, on_stage=told.append)
     assert told == [
         "reading files",
-        "encoding references and distortions",
+        "preparing references and distortions",
         "scoring frames and their bounds",
     ]
 

@@ -201,7 +201,9 @@ def _bar() -> Callable[..., Any]:
 def _drawn(bar: Any) -> Iterator[Any]:
     _BARS.append(bar)
     try:
-        yield from bar
+        for item in bar:
+            yield item
+            detail("")  # also of an item that failed half way
     finally:
         _BARS.remove(bar)
 
@@ -216,6 +218,7 @@ def _with_lines(items: Any, desc: str, unit: str) -> Iterator[Any]:
         for item in items:
             yield item
             done += 1
+            detail("")  # also of an item that failed half way
 
 
 def _behind() -> str:

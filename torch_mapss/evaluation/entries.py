@@ -73,7 +73,7 @@ def score_entries(
     on_segment: Callable[[int, int], object] | None = None,
 ) -> list[Report]:
     """Reports of several systems on the same references, of one length, in one pass."""
-    on_stage("encoding references and distortions")
+    on_stage("preparing references and distortions")
     bank = (prepared or scorer.prepare)(entries[0].truth)
     on_stage("scoring frames and their bounds" if request.bounds else "scoring frames")
     reports = []

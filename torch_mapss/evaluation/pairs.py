@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_mapss.evaluation import clips, files, frame_store
-from torch_mapss.evaluation.entries import Entry, entered, score_entries
+from torch_mapss.evaluation.entries import Entry, entered, score_entries, silent
 from torch_mapss.evaluation.manifest import Mixture, Record
 from torch_mapss.evaluation.progress import file_name, hashes, signature
 from torch_mapss.evaluation.report import MEANS, MEDIANS, Report, SourceRow
@@ -33,8 +33,9 @@ class PairScorer:
         folder: str,
         save_frames: bool,
         on_segment: Callable[[int, int], object] | None = None,
+        on_stage: Callable[[str], object] = silent,
     ) -> None:
-        self.on_segment = on_segment
+        self.on_segment, self.on_stage = on_segment, on_stage
         self.mapss, self.request, self.folder = mapss, request, folder
         self.save_frames = save_frames
         self.device = device_of(mapss, device)
@@ -134,12 +135,11 @@ class PairScorer:
 
     def _reports(self, mixture: Mixture, entries: dict[str, Entry]) -> dict[str, Report]:
         """The reports of systems of one length, in one pass."""
+        given = list(entries.values())
+        long = self.mapss.is_long(given[0].truth.shape[-1])
+        stage = self.on_stage if long else silent
         reports = score_entries(
-            self.mapss,
-            list(entries.values()),
-            self.request,
-            self.prepared,
-            on_segment=self.on_segment,
+            self.mapss, given, self.request, self.prepared, stage, self.on_segment
         )
         if self.save_frames:
             for system, report in zip(entries, reports):

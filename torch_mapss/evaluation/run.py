@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_mapss.core.devices import device_name
 from torch_mapss.evaluation import files, frame_store, tables
+from torch_mapss.evaluation.entries import silent
 from torch_mapss.evaluation.manifest import Mixture, of_one_folder
 from torch_mapss.evaluation.pairs import PairScorer
 from torch_mapss.evaluation.processes import World, world
@@ -33,6 +34,7 @@ def run(
     share: World | None = None,
     tell: Callable[[str], object] = lambda text: None,
     on_segment: Callable[[int, int], object] | None = None,
+    on_stage: Callable[[str], object] = silent,
 ) -> Outcome:
     """Score the mixtures of a manifest, going on from what ``out`` holds already.
 
@@ -50,6 +52,7 @@ def run(
         tell: handed sentences about the run, e.g. what is done already.
         on_segment: told how many segments of a long mixture are scored, and of how many: as scoring
             begins, and after each.
+        on_stage: told what is done of a long mixture, before and when its segments are scored.
 
     Returns:
         The tables, the same on every rank; of a share that is not the last to end, none.
@@ -69,7 +72,7 @@ def run(
         settings = _settings(mapss, request, save_frames)
         extra = {} if options is None else {"options": options}
         processes.together(lambda: claim(folder, settings, extra))
-        scorer = PairScorer(mapss, request, device, folder, save_frames, on_segment)
+        scorer = PairScorer(mapss, request, device, folder, save_frames, on_segment, on_stage)
         try:
             _score_share(mixtures, folder, scorer, processes, progress, tell)
         except KeyboardInterrupt:

@@ -201,6 +201,7 @@ def run(args: argparse.Namespace) -> int:
             progress=bar(args),
             share=share,
             on_segment=None if args.quiet else console.segment_detail(),
+            on_stage=console.detail,
             tell=(lambda text: None) if args.quiet else console.complain,
         )
     if outcome.processes.speaks:
