@@ -52,9 +52,10 @@ Every section is written by the script it names.
   noise and from 0.55 to 0.59 with distortion, mean PM from 0.80 to 0.66 and 0.47 to 0.53; only the
   changes with the noise are beyond chance. Items with mean PM below 0.001 fall from 22 to 3 %. The
   price: log PM ranks the overall rating, which counts noise too, worse (0.87 to 0.77). The members
-  cost more than their number in scoring (1.09 times the members 1.13 to 1.29 times, by run and
-  number of sources; 1.17 times the members 1.35): the eigenproblem grows faster than its points.
-  Preparing costs about 1.1 times at most.
+  cost somewhat more than their number in scoring, since the eigenproblem grows faster than its
+  points (1.09 times the members 1.13, 1.17 times the members 1.35, the fastest of five rounds;
+  for three talkers single rounds of a busy machine gave 1.10 and 1.29 for 7 members, so the second
+  digit is noise). Preparing costs about 1.1 times at most.
 - *Three talkers.* The members hold the sum of the other sources, so they cover both leaking at once
   (as loud as the target: 0.01 to 0.43) and one of them alone hardly (0.14 to 0.18, log PM from -58
   to -19); twice as many of the sum do no more for it (0.19), so it is their kind that is missing.
@@ -62,7 +63,7 @@ Every section is written by the script it names.
   cover both (0.50, 0.48). None changes what random phase gets by more than 0.03. So three times the
   members are worth it where single sources leak, those of each alone beside those of the sum
   (`leakage_alone=2`) and not in their place; their number grows with that of the sources. Scoring
-  then costs 1.5 to 1.75 times as much, by run, preparing 1.14 times at most.
+  then costs 1.3 to 1.7 times as much, by run, preparing no more than can be measured.
 - *The other direction*: with `mel` PS falls to 0.42 under leakage as loud as the source and is
   0.87 under full random phase, but 0.72 under a delay of 40 ms. With `waveform` it falls under
   phase and delay as under leakage (0.59, 0.56, 0.50): what PS overlooks is what its features and
