@@ -49,9 +49,10 @@ Every section is written by the script it names.
   less (`mel`, 0.04 to 0.17) and leave distortion alone as well.
 - *Both directions from one command* (`--rated`, section "Both directions at once"): leakage and
   random phase as above, and on speech rated apart 7 members bring log PM from 0.75 to 0.55 with the
-  noise and from 0.55 to 0.59 with distortion, mean PM from 0.80 to 0.66 and 0.47 to 0.53; only the
-  changes with the noise are beyond chance. Items with mean PM below 0.001 fall from 22 to 3 %. The
-  price: log PM ranks the overall rating, which counts noise too, worse (0.87 to 0.77). The members
+  noise and from 0.55 to 0.59 with distortion, mean PM from 0.80 to 0.66 and 0.47 to 0.53; of
+  these only the changes with the noise are beyond chance. Items with mean PM below 0.001 fall from
+  22 to 3 %. The price, beyond chance as well: log PM ranks the overall rating, which counts noise
+  too, worse (0.87 to 0.77). The members
   cost somewhat more than their number in scoring, since the eigenproblem grows faster than its
   points (1.09 times the members 1.13, 1.17 times the members 1.35, the fastest of five rounds;
   for three talkers single rounds of a busy machine gave 1.10 and 1.29 for 7 members, so the second
