@@ -212,6 +212,7 @@ def compare(options: argparse.Namespace) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--side"]:
+        del sys.path[0]  # this folder, whose coverage.py would hide the package of that name
         side, request, answer = sys.argv[2:5]
         result = SIDES[side](json.loads(Path(request).read_text()))
         Path(answer).write_text(json.dumps(result))
