@@ -606,6 +606,24 @@ def test_families_are_chosen_or_refused(
         assert f"{option} names 'nois', which neither bank has" in error_of(capsys)
 
 
+def test_leakage_of_each_source_alone(
+    tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch_mapss.distortions import DistortionBank
+
+    families = ("comb", "echo", "leakage")
+    wanted = ("--leakage", "2", "--leakage-alone", "2", "--only", *families, "--bank-size", "10")
+    assert score(files, *wanted, "--sample-frames", "4", "--quiet", "--out", str(tmp_path)) == 0
+    content = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    bank = DistortionBank("match", only=families, size=10, leakage=2, leakage_alone=2)
+    assert content["settings"]["match_bank"]["families"] == bank.families
+    assert bank.families["leakage"] > 2
+    assert "leakage" not in content["settings"]["separation_bank"]["families"]
+    capsys.readouterr()
+    assert score(files, "--leakage-alone", "2") == 2
+    assert "takes the levels of leakage=" in error_of(capsys)
+
+
 def test_leakage_asked_for_and_left_out_is_refused(
     files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

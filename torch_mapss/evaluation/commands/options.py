@@ -195,6 +195,14 @@ def _add_bank(group: Any) -> None:
         "leakage; 7 is a good number (default: none, as in the paper)",
     )
     group.add_argument(
+        "--leakage-alone",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of more than two sources: the same levels of N other sources by themselves besides; "
+        "one less than there are sources is all of them (default: none)",
+    )
+    group.add_argument(
         "--seed", type=int, default=0, help="of the noise in the distortions (default: %(default)s)"
     )
 
@@ -336,8 +344,11 @@ def bank_of(args: argparse.Namespace, kind: str) -> DistortionBank:
     """
     from torch_mapss.distortions import DistortionBank
 
-    leakage = {"separation": 0, "match": args.leakage}
-    banks = {name: DistortionBank(name, leakage=count) for name, count in leakage.items()}
+    leakage = {"separation": (0, 0), "match": (args.leakage, args.leakage_alone)}
+    banks = {
+        name: DistortionBank(name, leakage=count, leakage_alone=alone)
+        for name, (count, alone) in leakage.items()
+    }
     names = {name: {*bank.families, *bank.names()} for name, bank in banks.items()}
     for option, given in (("--only", args.only or []), ("--without", args.without)):
         unknown = [name for name in given if not any(name in known for known in names.values())]
@@ -355,7 +366,8 @@ def bank_of(args: argparse.Namespace, kind: str) -> DistortionBank:
         without=without,
         seed=args.seed,
         size=args.bank_size,
-        leakage=leakage[kind],
+        leakage=leakage[kind][0],
+        leakage_alone=leakage[kind][1],
     )
 
 
