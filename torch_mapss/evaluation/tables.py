@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch_mapss.evaluation import files
@@ -41,7 +40,7 @@ class Outcome(NamedTuple):
     processes: World = World()
     device: str = "cpu"  # that it was computed on
     missing: int = 0  # pairs of mixture and system that other shares have still to score: no tables
-    settings: Mapping[str, Any] = MappingProxyType({})  # all that the scores depend on
+    settings: Mapping[str, Any] = {}  # all that the scores depend on
 
     def summary(self) -> str:
         """A table of the systems to print, with counts."""
