@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,8 @@ def test_findings_of_a_set_are_told_once_and_counted(tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "out" / "progress" / "rank-0.jsonl").read_text().splitlines()[0])
     assert kept["findings"][0][0] == "silent"
     assert scored(path, tmp_path / "out").warnings == outcome.warnings  # also of a run that resumes
+
+
+def test_an_outcome_can_be_sent_to_other_processes() -> None:
+    outcome = Outcome((), (), (), ("a failure",))
+    assert pickle.loads(pickle.dumps(outcome)) == outcome
