@@ -84,6 +84,16 @@ def gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tens
     return torch.autograd.grad(total, inputs)
 
 
+def alone_and_together(encoder: Encoder) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Clips of several lengths that want a gradient; encoded one by one; and in one batch."""
+    waves = [wave.requires_grad_() for wave in clips()]
+    alone = [encoder(wave) for wave in waves]
+    shapes = counted(encoder)
+    found = encoder.together(waves)
+    assert shapes == [(10, 9600)]
+    return waves, alone, found
+
+
 # --- Equal to single calls ----------------------------------------------------------------------
 
 
@@ -99,11 +109,7 @@ def test_transformers_with_layer_norms(
         except ValueError:  # WavLM nowhere, the others not in every version of transformers
             assert attention == "sdpa"
             pytest.skip("the architecture has no such attention here")
-        waves = [wave.requires_grad_() for wave in clips()]
-        alone = [encoder(wave) for wave in waves]
-        shapes = counted(encoder)
-        found = encoder.together(waves)
-        assert shapes == [(10, 9600)]
+        waves, alone, found = alone_and_together(encoder)
         for one, expected in zip(found, alone):
             assert one.shape == expected.shape
             assert relative_error(one, expected) < 1e-5
@@ -150,11 +156,7 @@ def test_wavlm_is_no_longer_warned_of_by_torch(folder: Folder) -> None:
 @pytest.mark.parametrize("context", [0, 2])
 def test_mel_frames_do_not_see_the_padding(context: int) -> None:
     encoder = MelEncoder(context=context)
-    waves = [wave.requires_grad_() for wave in clips()]
-    alone = [encoder(wave) for wave in waves]
-    shapes = counted(encoder)
-    found = encoder.together(waves)
-    assert shapes == [(10, 9600)]
+    waves, alone, found = alone_and_together(encoder)
     for one, expected in zip(found, alone):
         torch.testing.assert_close(one, expected, rtol=1e-6, atol=1e-6)
     for one, expected in zip(gradients(found, waves), gradients(alone, waves)):
