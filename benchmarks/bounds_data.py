@@ -15,8 +15,8 @@ from torch_mapss import MAPSS
 from torch_mapss.audio.files import load_audio
 from torch_mapss.audio.waveforms import resample, to_mono
 from torch_mapss.core.checks import Clouds
-from torch_mapss.pipeline.admit import admit
 from torch_mapss.pipeline.frames import activity, chunks, gather
+from torch_mapss.pipeline.inputs import admit
 from torch_mapss.pipeline.records import ReferenceBank
 from torch_mapss.pipeline.scoring import encoded_estimates
 

@@ -24,11 +24,11 @@ from torch_mapss.bounds.schur import Options, full_factor, is_retained, schur_pa
 from torch_mapss.bounds.separation import separation_kernel, separation_sides
 from torch_mapss.core import checks
 from torch_mapss.core import match as core_match
-from torch_mapss.core.chunks import Kernel, score_frames
+from torch_mapss.core.diffusion_map import Embedding
+from torch_mapss.core.frame_batches import Kernel, score_frames
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.layout import Layout, presence, split_points
 from torch_mapss.core.mahalanobis import RIDGE
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.match import gamma_fit, masked_moments
 from torch_mapss.core.separation import cluster_statistics
 from torch_mapss.core.settings import Settings

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss import functional as F
-from torch_mapss.core import checks, chunks, linalg
+from torch_mapss.core import checks, frame_batches, linalg
 from torch_mapss.core.scores import match_scores, separation_scores
 from torch_mapss.core.settings import Settings
 
@@ -131,7 +131,7 @@ def kept(features: int, count: int = 27, repeats: int = 9) -> list[str]:
     """Rows: time with the distances among the bank's points kept over that without, in turn."""
     points = [x.double() for x in frames(count, features)]
     plain = checks.check_clouds(*points, None, None, None, 1)
-    ready = plain._replace(known=chunks.known_distances(*points[1:], None, None))
+    ready = plain._replace(known=frame_batches.known_distances(*points[1:], None, None))
     rows = []
     for name, kernel, place in (("PS", separation_scores, 0), ("log PM", match_scores, 1)):
         for backwards in (False, True):
@@ -156,9 +156,9 @@ def kept_pass(clouds: checks.Clouds, kernel: Any, place: int, backwards: bool) -
     """The scores, and their slopes if asked for."""
     if not backwards:
         with torch.no_grad():
-            return [chunks.score_frames(clouds, Settings(), kernel)[place]]
+            return [frame_batches.score_frames(clouds, Settings(), kernel)[place]]
     leaf = clouds.outputs.clone().requires_grad_()
-    score = chunks.score_frames(clouds._replace(outputs=leaf), Settings(), kernel)[place]
+    score = frame_batches.score_frames(clouds._replace(outputs=leaf), Settings(), kernel)[place]
     (slope,) = torch.autograd.grad(score.sum(), leaf)
     return [score.detach(), slope]
 

@@ -32,10 +32,10 @@ from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation, 
 from torch_mapss.bounds.match import match_kernel
 from torch_mapss.bounds.schur import Options
 from torch_mapss.bounds.separation import separation_kernel
+from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.layout import Layout
 from torch_mapss.core.mahalanobis import RIDGE
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.settings import Settings
 
 DISTORTIONS = 70

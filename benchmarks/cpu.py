@@ -40,9 +40,9 @@ from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss.bounds import frames as bounds
 from torch_mapss.bounds import match as match_bounds
 from torch_mapss.bounds import separation as separation_bounds
-from torch_mapss.core import chunks, gamma, kernel, linalg, match
+from torch_mapss.core import frame_batches, gamma, kernel, linalg, match
 from torch_mapss.core.checks import Clouds, check_clouds
-from torch_mapss.core.manifold import gather
+from torch_mapss.core.diffusion_map import gather
 from torch_mapss.core.scores import match_scores, separation_scores
 from torch_mapss.core.settings import Settings
 from torch_mapss.encoders import as_encoder
@@ -291,7 +291,7 @@ def measure_steps() -> None:
 
 def whole(clouds: Clouds, scores: Any, rest: bool = False) -> None:
     with torch.no_grad():
-        chunks.score_frames(clouds, Settings(), scores, rest=rest)
+        frame_batches.score_frames(clouds, Settings(), scores, rest=rest)
 
 
 def factors_for_nothing(clouds: Clouds) -> Iterator[tuple[str, Any, Any]]:

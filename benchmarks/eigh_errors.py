@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_mapss import MAPSS, audio
 from torch_mapss.core import checks
-from torch_mapss.core.chunks import Kernel, score_frames
+from torch_mapss.core.frame_batches import Kernel, score_frames
 from torch_mapss.core.scores import (
     MATCH_SCORES,
     SEPARATION_SCORES,

@@ -29,8 +29,8 @@ from match_scores import log_scores
 from torch import Tensor
 
 from torch_mapss.core.conformal import leverages, log_match, log_normal_fit, match_rank
+from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.layout import Layout
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.match import match_parts
 from torch_mapss.core.settings import Settings
 

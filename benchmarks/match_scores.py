@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import checks
-from torch_mapss.core.chunks import score_frames
 from torch_mapss.core.conformal import conformal_parts
+from torch_mapss.core.diffusion_map import Embedding
+from torch_mapss.core.frame_batches import score_frames
 from torch_mapss.core.layout import Layout
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.match import match_parts
 from torch_mapss.core.settings import Settings
 

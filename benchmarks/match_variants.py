@@ -42,11 +42,11 @@ from rated_match import (
 from torch import Tensor
 
 from torch_mapss.core import checks
-from torch_mapss.core.chunks import score_frames
 from torch_mapss.core.conformal import KAPPA, SHIFT, log_match, match_rank
+from torch_mapss.core.diffusion_map import Embedding
+from torch_mapss.core.frame_batches import score_frames
 from torch_mapss.core.gamma import both_tails
 from torch_mapss.core.layout import Layout
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.match import attributed_deviations, masked_moments, match_parts
 from torch_mapss.core.settings import Settings
 

@@ -2,8 +2,8 @@
 
 Shapes: S' outputs, S sources, P distortions, M features, N points of a frame; ``...`` any
 leading dimensions (batch, frames). Order is always outputs (estimates), references, distortions.
-Stages: :mod:`torch_mapss.core.manifold` (diffusion maps), :mod:`torch_mapss.core.layout` (PS, PM),
-:mod:`torch_mapss.core.aggregate` (pooling), :mod:`torch_mapss.core.gamma` (incomplete gamma),
+Stages: :mod:`torch_mapss.core.diffusion_map`, :mod:`torch_mapss.core.layout` (PS, PM),
+:mod:`torch_mapss.core.pooling` (pooling), :mod:`torch_mapss.core.gamma` (incomplete gamma),
 :mod:`torch_mapss.bounds` (error radius and half-width, without gradients).
 
 Measure, call, equation (labels of the paper's source):
@@ -46,15 +46,15 @@ from torch_mapss.bounds.frames import (
 )
 from torch_mapss.core import checks
 from torch_mapss.core import separation as of_separation
-from torch_mapss.core.aggregate import pool_match, pool_separation
-from torch_mapss.core.chunks import score_frames
 from torch_mapss.core.conformal import match_rank as rank_of
+from torch_mapss.core.diffusion_map import DiffusionMap, Embedding, diffusion_map
+from torch_mapss.core.frame_batches import score_frames
 from torch_mapss.core.gamma import gammaincc, log_gammaincc
 from torch_mapss.core.layout import Layout
-from torch_mapss.core.manifold import DiffusionMap, Embedding, diffusion_map
+from torch_mapss.core.pooling import pool_match, pool_separation
 from torch_mapss.core.scores import any_match
 from torch_mapss.core.settings import MATCH_CONVENTIONS, Settings, map_settings
-from torch_mapss.core.surroundings import undisturbed
+from torch_mapss.core.torch_defaults import with_torch_defaults
 
 __all__ = [
     "Bounds",
@@ -83,7 +83,7 @@ class SeparationDistances(NamedTuple):
     foreign: Tensor  # (..., S') B, to the closest cluster of another active source
 
 
-@undisturbed
+@with_torch_defaults
 def perceptual_separation(
     outputs: Tensor,
     references: Tensor,
@@ -141,7 +141,7 @@ def perceptual_separation(
     return score
 
 
-@undisturbed
+@with_torch_defaults
 def separation_distances(
     outputs: Tensor,
     references: Tensor,
@@ -170,7 +170,7 @@ def separation_distances(
     return SeparationDistances(*score_frames(clouds, settings, _distances))
 
 
-@undisturbed
+@with_torch_defaults
 def perceptual_match(
     outputs: Tensor,
     references: Tensor,
@@ -217,7 +217,7 @@ def perceptual_match(
     return log_pm if log else pm
 
 
-@undisturbed
+@with_torch_defaults
 def match_rank(
     outputs: Tensor,
     references: Tensor,

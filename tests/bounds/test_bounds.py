@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_mapss import functional as F
 from torch_mapss.bounds import bootstrap, effective, frames, match, schur, separation
+from torch_mapss.core.diffusion_map import embed, gather
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.layout import Layout, presence, split_points
 from torch_mapss.core.mahalanobis import ridge_factor
-from torch_mapss.core.manifold import embed, gather
 from torch_mapss.core.match import attributed_deviations, masked_moments
 from torch_mapss.core.separation import cluster_statistics
 from torch_mapss.core.settings import Settings

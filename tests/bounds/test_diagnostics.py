@@ -132,8 +132,8 @@ def test_errors_of_ps_go_together_and_those_of_pm_do_not() -> None:
 
 def test_source_correlation_is_numpys_of_the_centred_errors() -> None:
     from torch_mapss.bounds.bootstrap import bootstrap_separation
+    from torch_mapss.core.diffusion_map import embed, gather
     from torch_mapss.core.layout import Layout
-    from torch_mapss.core.manifold import embed, gather
     from torch_mapss.core.settings import Settings
 
     points = clouds(3, sources=3, seed=6)

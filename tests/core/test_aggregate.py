@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torch_mapss import functional as F
-from torch_mapss.core.aggregate import pesq_slope
+from torch_mapss.core.pooling import pesq_slope
 
 
 def pesq(frames, window=20, hop=10, p=6):

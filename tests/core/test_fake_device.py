@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torch_mapss import functional as F
 from torch_mapss.bounds import diagnostics, utterance
+from torch_mapss.core import frame_batches
 
 FRAMES, SOURCES, DISTORTIONS, FEATURES = 5, 3, 6, 4
 SCORES: dict[str, Callable[..., Any]] = {
@@ -83,14 +84,13 @@ def test_the_conformal_convention(form: str) -> None:
 
 
 def test_recomputed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_mapss.core import chunks
 
     points = SOURCES * (DISTORTIONS + 2)
     two = 2 * 8 * (2 * points * FEATURES + 8 * points**2)
-    assert chunks.frames_per_chunk(points, FEATURES, two) == 2
-    monkeypatch.setattr(chunks, "FAR_CHUNKS", 1)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", two)
-    monkeypatch.setattr(chunks, "GRAPH_BYTES", 0)
+    assert frame_batches.frames_per_chunk(points, FEATURES, two) == 2
+    monkeypatch.setattr(frame_batches, "FAR_CHUNKS", 1)
+    monkeypatch.setattr(frame_batches, "CHUNK_BYTES", two)
+    monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 0)
     with fake_device():
         given = cloud()
         assert_there(F.perceptual_separation(*given), *given)

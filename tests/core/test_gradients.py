@@ -12,7 +12,7 @@ from clouds import assert_derivative, clouds, random_direction
 from torch import Tensor
 
 from torch_mapss import functional as F
-from torch_mapss.core import chunks
+from torch_mapss.core import frame_batches
 
 MEASURES = {
     "ps": F.perceptual_separation,
@@ -337,9 +337,9 @@ def test_recomputed_chunks_give_the_same_gradient(monkeypatch):
 
     embeddings = clouds(6, distortions=8, features=5, seed=29)
     expected = pulled(F_sum(F.perceptual_separation), embeddings)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(frame_batches, "CHUNK_BYTES", 1)
     chunked = pulled(F_sum(F.perceptual_separation), embeddings)
-    monkeypatch.setattr(chunks, "GRAPH_BYTES", 1)
+    monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 1)
     recomputed = pulled(F_sum(F.perceptual_separation), embeddings)
     for a, b, c in zip(expected, chunked, recomputed):
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-12)
@@ -375,7 +375,7 @@ def lone_map(outputs, references, distortions):
 def test_second_derivatives_raise_instead_of_being_dropped(loss, place, recomputed, monkeypatch):
 
     if recomputed:
-        monkeypatch.setattr(chunks, "GRAPH_BYTES", 1)
+        monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 1)
     embeddings = [x.requires_grad_(i == place) for i, x in enumerate(clouds(2, seed=32))]
     value = loss(*embeddings)
     (g,) = torch.autograd.grad(value, embeddings[place], create_graph=True)
@@ -403,7 +403,7 @@ def test_inside_activation_checkpointing(reentrant, recomputed, monkeypatch):
     from torch.utils.checkpoint import checkpoint
 
     if recomputed:
-        monkeypatch.setattr(chunks, "GRAPH_BYTES", 1)
+        monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 1)
     outputs, references, distortions = clouds(2, seed=34)
 
     def loss(x):

@@ -13,7 +13,7 @@ import torch
 from clouds import clouds
 from torch import Tensor
 
-from torch_mapss.core import chunks, kernel
+from torch_mapss.core import frame_batches, kernel
 from torch_mapss.core.checks import Clouds, check_clouds
 from torch_mapss.core.scores import match_scores, separation_scores
 from torch_mapss.core.settings import map_settings
@@ -74,7 +74,7 @@ CASES: dict[str, Callable[[], Points]] = {
 
 
 def known(given: Clouds, **options: Any) -> Clouds:
-    found = chunks.known_distances(
+    found = frame_batches.known_distances(
         given.references, given.distortions, given.active, given.mask, **options
     )
     return given._replace(known=found)
@@ -85,7 +85,7 @@ def scored(given: Clouds, scores: Any, place: int, **settings: Any) -> tuple[Ten
     convention = settings.pop("convention", "paper")
     wanted = map_settings(1.0, 1.0, 0.99, convention, conventions=(convention,), **settings)
     leaf = given.outputs.clone().requires_grad_()
-    found = chunks.score_frames(given._replace(outputs=leaf), wanted, scores)
+    found = frame_batches.score_frames(given._replace(outputs=leaf), wanted, scores)
     (slope,) = torch.autograd.grad(found[place].sum(), leaf)
     return *(x.detach() for x in found), slope
 
@@ -173,7 +173,7 @@ def test_slopes_in_the_references_are_those_without() -> None:
         leaves = [x.clone().requires_grad_() for x in cloud[:3]]
         wanted = map_settings(1.0, 1.0, 0.99, "paper")
         moved = cloud._replace(outputs=leaves[0], references=leaves[1], distortions=leaves[2])
-        score = chunks.score_frames(moved, wanted, separation_scores)[0]
+        score = frame_batches.score_frames(moved, wanted, separation_scores)[0]
         found.append(torch.autograd.grad(score.sum(), leaves))
     for ours, theirs in zip(*found):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
@@ -184,8 +184,8 @@ def test_in_chunks_and_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
     points = sum(x.flatten(1, -2).shape[1] for x in given[:3])
     two = 2 * 8 * (2 * points * 60 + 8 * points**2)
     expected = scored(known(given), separation_scores, 0)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", two)
-    monkeypatch.setattr(chunks, "GRAPH_BYTES", 0)
+    monkeypatch.setattr(frame_batches, "CHUNK_BYTES", two)
+    monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 0)
     found = scored(known(given, chunk_bytes=two), separation_scores, 0)
     for ours, theirs in zip(found, expected):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
@@ -195,7 +195,7 @@ def test_where_the_values_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) 
     """As on an accelerator: coarse frames are done again, at the end."""
     given = known(check_clouds(*clusters_far_apart(), None, None, None, 1))
     expected = scored(given, separation_scores, 0)
-    monkeypatch.setattr(chunks.devices, "is_far", lambda _: True)
+    monkeypatch.setattr(frame_batches.devices, "is_far", lambda _: True)
     for ours, theirs in zip(scored(given, separation_scores, 0), expected):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
 

@@ -71,7 +71,7 @@ def killed(manifest: Path, out: Path, rows: int, pause: float) -> bool:
 def test_kills_at_random_moments_change_nothing(tmp_path: Path, kills: int) -> None:
     chance = random.Random(kills)
     manifest = write_manifest(tmp_path / "set", MIXTURES, ("one", "two"), seconds=0.3)
-    before, whole = seconds_of_work(manifest, tmp_path / "undisturbed")
+    before, whole = seconds_of_work(manifest, tmp_path / "reference_run")
     each = (whole - before) / (2 * MIXTURES)  # a row takes about as long
     found, run = 0, 0
     while found < kills:
@@ -88,4 +88,4 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path, kills: int) -> N
         finish(manifest, out)
         frames = [f"frames/m{place}.npz" for place in range(MIXTURES)]
         for name in (*TABLES, *frames, "mixtures.json"):
-            assert (out / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+            assert (out / name).read_bytes() == (tmp_path / "reference_run" / name).read_bytes()

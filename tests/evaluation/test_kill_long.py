@@ -62,7 +62,7 @@ class Terminal:
 def test_a_kill_within_a_segment_loses_that_file_alone(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "set", 3, ("one", "two"), seconds=7.0)
     subprocess.run(
-        command(manifest, tmp_path / "undisturbed", "--quiet"),
+        command(manifest, tmp_path / "reference_run", "--quiet"),
         env=environment(),
         check=True,
         capture_output=True,
@@ -91,4 +91,4 @@ def test_a_kill_within_a_segment_loses_that_file_alone(tmp_path: Path) -> None:
     assert rows(out)[:2] == kept
     assert len(rows(out)) == 6
     for name in (*TABLES, *(f"frames/m{k}.npz" for k in range(3))):
-        assert (out / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
+        assert (out / name).read_bytes() == (tmp_path / "reference_run" / name).read_bytes(), name

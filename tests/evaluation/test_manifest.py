@@ -65,8 +65,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("undisturbed")
+def reference_run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reference_run")
     run(corpus, out)
     return out
 
@@ -105,8 +105,8 @@ def alike_tables(one: Path, other: Path) -> bool:
 # ------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_those_of_single_mixtures(corpus: Path, undisturbed: Path) -> None:
-    rows = rows_of(undisturbed / "scores.csv")
+def test_rows_are_those_of_single_mixtures(corpus: Path, reference_run: Path) -> None:
+    rows = rows_of(reference_run / "scores.csv")
     assert [(r["mixture_id"], r["system"], r["source"]) for r in rows] == [
         (f"m{k}", system, source) for k in range(3) for system in ("good", "bad") for source in "ab"
     ]
@@ -152,9 +152,9 @@ def check_aggregation(out: Path) -> None:
             assert float(row[name]) == pytest.approx(expected, rel=1e-8, nan_ok=True)
 
 
-def test_means_can_be_redone_from_the_tables(undisturbed: Path) -> None:
-    check_aggregation(undisturbed)
-    good, bad = rows_of(undisturbed / "summary.csv")
+def test_means_can_be_redone_from_the_tables(reference_run: Path) -> None:
+    check_aggregation(reference_run)
+    good, bad = rows_of(reference_run / "summary.csv")
     assert (good["system"], bad["system"]) == ("good", "bad")
     assert float(good["ps"]) > float(bad["ps"])
     assert good["scored"] == "3"
@@ -433,9 +433,9 @@ def test_tables_of_others_are_not_overwritten(corpus: Path, tmp_path: Path) -> N
     assert (tmp_path / "scores.csv").read_text() == "mine"
 
 
-def test_a_torn_line_is_scored_again(corpus: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_torn_line_is_scored_again(corpus: Path, reference_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    shutil.copytree(undisturbed, out)
+    shutil.copytree(reference_run, out)
     for name in TABLES:
         (out / name).unlink()
     log = out / "progress" / "rank-0.jsonl"
@@ -443,17 +443,17 @@ def test_a_torn_line_is_scored_again(corpus: Path, undisturbed: Path, tmp_path: 
     assert content.count(b"\n") == 6
     log.write_bytes(content[: content[:-1].rfind(b"\n") - 40])
     run(corpus, out)
-    assert same_tables(out, undisturbed)
+    assert same_tables(out, reference_run)
     assert log.read_bytes().count(b"\n") == 6
 
 
-def test_mixtures_may_be_added(corpus: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_mixtures_may_be_added(corpus: Path, reference_run: Path, tmp_path: Path) -> None:
     entries = entries_of(corpus)
     path = save_manifest(corpus.parent, entries[1:], "grown.json")
     run(path, tmp_path)
     path = save_manifest(corpus.parent, entries, "grown.json")
     run(path, tmp_path)
-    assert same_tables(tmp_path, undisturbed)
+    assert same_tables(tmp_path, reference_run)
 
 
 def test_a_file_in_the_way_is_one_line(
@@ -528,17 +528,17 @@ def torchrun(path: Path, out: Path, processes: int = 2) -> subprocess.CompletedP
 
 @pytest.mark.slow
 def test_ranks_share_the_work_and_write_one_table(
-    corpus: Path, undisturbed: Path, tmp_path: Path
+    corpus: Path, reference_run: Path, tmp_path: Path
 ) -> None:
     done = torchrun(corpus, tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Written to") == 1
-    assert alike_tables(tmp_path / "out", undisturbed)
+    assert alike_tables(tmp_path / "out", reference_run)
     logs = sorted((tmp_path / "out" / "progress").iterdir())
     assert [log.read_bytes().count(b"\n") for log in logs] == [4, 2]
     # Goes on in one process, with nothing left to do.
     assert evaluate_command(corpus, tmp_path / "out", "--quiet") == 0
-    assert alike_tables(tmp_path / "out", undisturbed)
+    assert alike_tables(tmp_path / "out", reference_run)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from bursts import bursts, leaky, small
 from torch import Tensor
 
 from torch_mapss import MAPSS, ReferenceBank
-from torch_mapss.core import chunks, kernel
+from torch_mapss.core import frame_batches, kernel
 from torch_mapss.pipeline import kept, scoring
 from torch_mapss.pipeline.records import Encoded, FrameBounds
 
@@ -35,7 +35,7 @@ def assert_alike(one: Any, other: Any) -> None:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many frames' distances among the bank's points are taken, at each time."""
     seen: list[int] = []
-    original = chunks.known_distances
+    original = frame_batches.known_distances
 
     def counted(references: Tensor, *given: Any) -> Any:
         seen.append(len(references))

@@ -15,7 +15,7 @@ from torch_mapss import MAPSS, DistortionBank, MAPSSLoss, ReferenceBank
 from torch_mapss.encoders import MelEncoder, load_encoder
 from torch_mapss.metrics import PerceptualMatch, PerceptualSeparation
 from torch_mapss.pipeline import clusters
-from torch_mapss.pipeline.budget import Budget
+from torch_mapss.pipeline.memory import Budget
 
 RATE = 16_000
 LENGTHS = (5600, 5033, 4600, 5500)

@@ -13,11 +13,11 @@ from bursts import bursts, leaky, small
 from torch import Tensor
 
 from torch_mapss import MAPSS
-from torch_mapss.core import chunks, linalg
+from torch_mapss.core import frame_batches, linalg
 from torch_mapss.encoders import MelEncoder
 from torch_mapss.pipeline import kept
 from torch_mapss.pipeline import scoring as stage
-from torch_mapss.pipeline.budget import Allowance, Budget
+from torch_mapss.pipeline.memory import Allowance, Budget
 
 NAMES = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
 # What may ask for memory while estimates are encoded and scored.
@@ -25,7 +25,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "encoding": (MelEncoder, "_encode"),
     "gathering the bank": (stage, "bank_frames"),
     "gathering estimates": (stage, "gather"),
-    "points": (chunks, "gather"),
+    "points": (frame_batches, "gather"),
     "distances": (kept, "known_distances"),
     "eigendecomposition": (linalg, "eigh"),
 }
@@ -143,14 +143,16 @@ def test_half_a_budget_recomputes_larger_graphs(monkeypatch: pytest.MonkeyPatch)
         points = 2 * (part.distortions.shape[2] + 2)
         sizes.append(len(bank.groups[0].scored) * 8 * (points * 80 + 10 * points**2))
     allowed = mapss.budget(estimates.device).frames  # 3/4 of which is too little after halving
-    monkeypatch.setattr(chunks, "GRAPH_BYTES", max(sizes) * 3 // 2 * chunks.CHUNK_BYTES // allowed)
-    run, recomputed = chunks._Recomputed.forward, []
+    monkeypatch.setattr(
+        frame_batches, "GRAPH_BYTES", max(sizes) * 3 // 2 * frame_batches.CHUNK_BYTES // allowed
+    )
+    run, recomputed = frame_batches._Recomputed.forward, []
 
     def noted(*given: Any) -> Any:
         recomputed.append(True)
         return run(*given)
 
-    monkeypatch.setattr(chunks._Recomputed, "forward", noted)
+    monkeypatch.setattr(frame_batches._Recomputed, "forward", noted)
     slopes(mapss, estimates, bank)
     assert not recomputed
     with without_memory("points", {1}), pytest.warns(UserWarning, match="ran out of memory"):

@@ -7,7 +7,7 @@ import torch
 from reads import counted
 
 from torch_mapss import MAPSS, DistortionBank
-from torch_mapss.pipeline.budget import Budget, budget, checked_memory
+from torch_mapss.pipeline.memory import Budget, budget, checked_memory
 
 
 def voices(seconds: float) -> torch.Tensor:

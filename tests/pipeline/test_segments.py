@@ -10,8 +10,8 @@ from torch import Tensor
 from torch_mapss import MAPSS, ReferenceBank
 from torch_mapss.audio.loudness import Meter, at_loudness, gain_to
 from torch_mapss.pipeline import clusters, segments
-from torch_mapss.pipeline.admit import admit
-from torch_mapss.pipeline.budget import Budget
+from torch_mapss.pipeline.inputs import admit
+from torch_mapss.pipeline.memory import Budget
 from torch_mapss.pipeline.scoring import score_together
 
 NAMES = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")

@@ -8,6 +8,7 @@ from reads import Waits, counted
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, MAPSSLoss
+from torch_mapss.core import frame_batches
 
 RATE = 16_000
 
@@ -73,11 +74,10 @@ def test_preparing_reads_a_few_values_more_for_each_length(mapss: MAPSS) -> None
 
 
 def test_recomputed_chunks_read_no_more(mapss: MAPSS, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_mapss.core import chunks
 
-    monkeypatch.setattr(chunks, "GRAPH_BYTES", 0)
+    monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 0)
     # What a scorer's memory gives a chunk counts in these.
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**22)
+    monkeypatch.setattr(frame_batches, "CHUNK_BYTES", 2**22)
     forward, backward = step(mapss, 1.0)
     assert forward.reads.total() <= 4, forward.lines
     assert backward.reads.total() == 0, backward.lines

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.layout import Layout, presence, split_points
 from torch_mapss.core.mahalanobis import (
@@ -25,7 +26,6 @@ from torch_mapss.core.mahalanobis import (
     scatter_factor,
     squared_mahalanobis,
 )
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.match import attributed_deviations
 from torch_mapss.core.separation import cluster_statistics
 from torch_mapss.core.settings import Settings

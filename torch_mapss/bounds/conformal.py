@@ -13,8 +13,8 @@ from torch import Tensor
 
 from torch_mapss.bounds.schur import whole_space
 from torch_mapss.core.conformal import smooth_match
+from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.layout import Layout, point_validity, scored_outputs
-from torch_mapss.core.manifold import Embedding
 
 
 def conformal_kernel(embedding: Embedding, layout: Layout) -> tuple[Tensor, Tensor]:

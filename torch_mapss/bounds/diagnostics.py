@@ -18,10 +18,10 @@ from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation
 from torch_mapss.bounds.effective import bartlett_sum, normal_quantile
 from torch_mapss.bounds.match import MatchParts, fit_gamma, match_parts
 from torch_mapss.core import checks
-from torch_mapss.core.chunks import score_frames
+from torch_mapss.core.diffusion_map import Embedding
+from torch_mapss.core.frame_batches import score_frames
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.layout import Layout, presence, scored_outputs, split_points
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.settings import Settings, map_settings
 
 

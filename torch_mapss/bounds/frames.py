@@ -34,8 +34,8 @@ from torch_mapss.bounds.match import match_kernel
 from torch_mapss.bounds.schur import Options
 from torch_mapss.bounds.separation import separation_kernel
 from torch_mapss.core import checks
-from torch_mapss.core.chunks import Kernel, score_frames
-from torch_mapss.core.manifold import DiffusionMap
+from torch_mapss.core.diffusion_map import DiffusionMap
+from torch_mapss.core.frame_batches import Kernel, score_frames
 from torch_mapss.core.scores import match_scores, separation_scores
 from torch_mapss.core.settings import MATCH_CONVENTIONS as GRAPHS
 from torch_mapss.core.settings import Settings, map_settings

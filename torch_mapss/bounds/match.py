@@ -31,10 +31,10 @@ from torch_mapss.bounds.schur import (
     schur_parts,
     whole_space,
 )
+from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.layout import Layout, scored_outputs
 from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.match import attributed_deviations, is_collapsed, masked_moments
 from torch_mapss.core.settings import Settings
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.layout import Layout, point_validity
 from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, scatter_factor
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.settings import Settings
 
 # Extra ridge of the released implementation on the Schur complement.

@@ -40,9 +40,9 @@ from torch_mapss.bounds.schur import (
     whole_space,
 )
 from torch_mapss.core import linalg
+from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.layout import Layout, presence, scored_outputs, split_points
 from torch_mapss.core.mahalanobis import RIDGE, rounding_floor
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.separation import cluster_statistics
 from torch_mapss.core.settings import Settings
 

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.bounds.frames import Bounds
-from torch_mapss.core import aggregate, checks
+from torch_mapss.core import checks, pooling
 
 CONVENTIONS = ("paper", "derived")
 GAP = 4  # g: frames further apart are independent, by the paper's experiments
@@ -73,10 +73,10 @@ def pool_match_bounds(
     gap = _check_settings(convention, gap)
     radius, tail, active = _frames(radius, tail, active)
     count = active.sum(-1).clamp(min=1).to(tail.dtype)
-    mean = aggregate.masked_mean(radius, active)
-    width = (aggregate.masked_mean(tail.square(), active) * (gap + 1) / count).sqrt()
+    mean = pooling.masked_mean(radius, active)
+    width = (pooling.masked_mean(tail.square(), active) * (gap + 1) / count).sqrt()
     if convention == "derived":
-        width = torch.minimum(width, aggregate.masked_mean(tail, active))
+        width = torch.minimum(width, pooling.masked_mean(tail, active))
     return Bounds(mean, width, mean + width)
 
 
@@ -112,25 +112,25 @@ def pool_separation_bounds(
         TypeError, ValueError: as :func:`pool_match_bounds`, or window, hop or p below 1.
     """
     gap = _check_settings(convention, gap)
-    window, hop, p = aggregate.check_windows(window, hop, p)
+    window, hop, p = pooling.check_windows(window, hop, p)
     checks.check_floating(frames, "frames")
     radius, tail, active = _frames(radius, tail, active, frames)
     frames = torch.where(active, checks.lifted(frames), 0.0)
-    level = aggregate.window_level(frames, active, window, hop, p)
+    level = pooling.window_level(frames, active, window, hop, p)
     if convention == "derived":
-        shift = aggregate.window_level(radius, active, window, hop, p)
-        bias = aggregate.pesq_score(level + shift) - aggregate.pesq_score(level)
+        shift = pooling.window_level(radius, active, window, hop, p)
+        bias = pooling.pesq_score(level + shift) - pooling.pesq_score(level)
         weights = _pooling_gradient(frames, active, level, window, hop, p)
         width = (math.sqrt(gap + 1) * (weights * tail).square().sum(-1).sqrt()).minimum(
             (weights * tail).sum(-1)
         )
-        width = aggregate.pesq_slope(level) * width
+        width = pooling.pesq_slope(level) * width
     else:
-        windows = aggregate.window_weights(active, window, hop)[1]
+        windows = pooling.window_weights(active, window, hop)[1]
         scale = math.ceil(window / hop) * windows.to(tail.dtype).rsqrt()
-        scale = scale * aggregate.pesq_slope(level)
-        bias = scale * aggregate.masked_mean(radius.square(), active).sqrt()
-        width = scale * aggregate.masked_mean(tail.square(), active).sqrt()
+        scale = scale * pooling.pesq_slope(level)
+        bias = scale * pooling.masked_mean(radius.square(), active).sqrt()
+        width = scale * pooling.masked_mean(tail.square(), active).sqrt()
     some = active.any(-1)
     bias, width = torch.where(some, bias, torch.nan), torch.where(some, width, torch.nan)
     return Bounds(bias, width, bias + width)
@@ -140,10 +140,10 @@ def _pooling_gradient(
     frames: Tensor, active: Tensor, level: Tensor, window: int, hop: int, p: float
 ) -> Tensor:
     """w (..., F), the gradient of u; where a window is all 0, the steepest one-sided slope."""
-    inside, windows = aggregate.window_weights(active, window, hop)
+    inside, windows = pooling.window_weights(active, window, hop)
     size = inside.sum(-1).clamp(min=1).to(frames.dtype).unsqueeze(-1)  # (..., windows, 1)
     values = torch.where(inside, frames.abs().unsqueeze(-2), 0.0)
-    mean = aggregate.window_means(frames.abs(), inside, p).unsqueeze(-1)
+    mean = pooling.window_means(frames.abs(), inside, p).unsqueeze(-1)
     some = mean > 0.0
     inner = (values / torch.where(some, mean, 1.0)).pow(p - 1.0) / size
     inner = torch.where(some, inner, size.pow(-1.0 / p)) * inside

@@ -6,15 +6,15 @@ Rooms in this order:
 
 * :mod:`torch_mapss.core.kernel`: Gaussian kernel at the median bandwidth [eq:K];
 * :mod:`torch_mapss.core.spectrum`: α-normalisation and eigenpairs, exact backward at ties;
-* :mod:`torch_mapss.core.manifold`: both joined, the diffusion maps of a batch of frames;
+* :mod:`torch_mapss.core.diffusion_map`: both joined, the diffusion maps of a batch of frames;
 * :mod:`torch_mapss.core.layout`: which points are what, and which are there;
 * :mod:`torch_mapss.core.mahalanobis`: distances to a cluster [eq:ps_distance];
 * :mod:`torch_mapss.core.separation`: PS from A and B [eq:PS_final];
 * :mod:`torch_mapss.core.match`: PM, the Gamma tail [eq:pm_gamma_mm_short];
 * :mod:`torch_mapss.core.conformal`: PM with the output counted among its distortions;
 * :mod:`torch_mapss.core.gamma`: Q(k, x) and log Q with derivatives in both;
-* :mod:`torch_mapss.core.chunks`: many frames in bounded memory;
-* :mod:`torch_mapss.core.aggregate`: frames -> utterance [app:agg].
+* :mod:`torch_mapss.core.frame_batches`: many frames in bounded memory;
+* :mod:`torch_mapss.core.pooling`: frames -> utterance [app:agg].
 
 The leaves ``checks``, ``devices``, ``linalg``, ``autograd`` and ``settings`` are for every wing.
 Users meet all of it through :mod:`torch_mapss.functional`.
@@ -38,9 +38,9 @@ Example:
 
 from __future__ import annotations
 
-from torch_mapss.core.aggregate import masked_mean, pool_match, pool_separation
+from torch_mapss.core.diffusion_map import DiffusionMap, diffusion_map
 from torch_mapss.core.gamma import gammaincc, log_gammaincc
-from torch_mapss.core.manifold import DiffusionMap, diffusion_map
+from torch_mapss.core.pooling import masked_mean, pool_match, pool_separation
 
 __all__ = [
     "DiffusionMap",

@@ -56,9 +56,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.layout import Layout, scored_outputs
 from torch_mapss.core.mahalanobis import RIDGE, rounding_floor
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.match import LOG_ZERO, attributed_deviations, coincides, masked_moments
 
 KAPPA = 0.1  # κ, ridge as a share of the mean variance

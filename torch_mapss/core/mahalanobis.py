@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torch_mapss.core.manifold import Embedding
+from torch_mapss.core.diffusion_map import Embedding
 
 RIDGE = 1e-6  # ε of [eq:ps_distance]
 

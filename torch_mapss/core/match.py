@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import both_tails
 from torch_mapss.core.layout import Layout, presence, scored_outputs, split_points
 from torch_mapss.core.mahalanobis import RIDGE, cluster_distances, rounding_floor
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.settings import Settings
 
 LOG_ZERO = math.log(torch.finfo(torch.float64).tiny)  # stands for log 0, which is not finite

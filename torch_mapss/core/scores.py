@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core.conformal import conformal_parts, smooth_match
+from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.layout import Layout
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.match import match_parts
 from torch_mapss.core.separation import separation_parts
 from torch_mapss.core.settings import Settings

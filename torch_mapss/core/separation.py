@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.layout import Layout, presence, scored_outputs, split_points
 from torch_mapss.core.mahalanobis import RIDGE, cluster_distances
-from torch_mapss.core.manifold import Embedding
 from torch_mapss.core.settings import Settings
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from torch_mapss.core.surroundings import undisturbed
+from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.distortions.apply import Call, check_references, measure_members, other_sources
 from torch_mapss.distortions.leakage import leakage_members
 from torch_mapss.distortions.records import Distorted, Distortion, Measured
@@ -145,7 +145,7 @@ class DistortionBank:
         """
         return tuple(member.name for member in self._available(sample_rate))
 
-    @undisturbed
+    @with_torch_defaults
     def __call__(
         self,
         references: Tensor,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.bounds.utterance import pool_match_bounds, pool_separation_bounds
-from torch_mapss.core.aggregate import masked_mean
 from torch_mapss.core.devices import device_name
+from torch_mapss.core.pooling import masked_mean
 from torch_mapss.evaluation import clips
 from torch_mapss.evaluation.inspection import Inspection, Lags, Signals, inspect, muted_frames
 from torch_mapss.evaluation.report import Report, SourceRow, versions

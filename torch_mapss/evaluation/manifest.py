@@ -18,7 +18,7 @@ Undefined numbers (a silent reference, no frame with two active sources, a mixtu
 **Kills.** Every finished pair of mixture and system is one line, flushed to the disk, of
 ``progress/rank-N.jsonl``. A line that was cut off by a kill is dropped, and its pair is scored
 again; the tables are written at the end, each in one step. So a run that was killed and started
-again writes the tables of an undisturbed one, byte for byte on one machine.
+again writes the tables of an with_torch_defaults one, byte for byte on one machine.
 
 **Several processes** share the mixtures out, see :mod:`.processes`. They must share the output
 folder.

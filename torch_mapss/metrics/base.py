@@ -14,7 +14,7 @@ from torchmetrics.utilities import rank_zero_warn
 from torch_mapss.bounds.frames import CONVENTIONS, TAILS, check_confidence
 from torch_mapss.core import checks
 from torch_mapss.core.devices import back
-from torch_mapss.core.surroundings import undisturbed
+from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.metrics import figures, states
 from torch_mapss.metrics.manners import SteadyMetric
 from torch_mapss.metrics.shared_batch import (
@@ -27,7 +27,7 @@ from torch_mapss.metrics.shared_batch import (
     frame_scores,
 )
 from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice, resolve
-from torch_mapss.pipeline.order import check_pit
+from torch_mapss.pipeline.permutation import check_pit
 from torch_mapss.pipeline.records import ReferenceBank
 
 # What the constructors below hand on to a MAPSS of their own.
@@ -106,7 +106,7 @@ class PerceptualMetric(SteadyMetric):
 
     # ------------------------------------------------------------------------- accumulating
 
-    @undisturbed
+    @with_torch_defaults
     def update(
         self,
         preds: Tensor,
@@ -152,7 +152,7 @@ class PerceptualMetric(SteadyMetric):
 
     # ------------------------------------------------------------------------- results
 
-    @undisturbed
+    @with_torch_defaults
     def compute(self) -> Any:
         """The value over everything accumulated.
 
@@ -185,7 +185,7 @@ class PerceptualMetric(SteadyMetric):
             return states.ratio(self.source_sum, self.source_count)[:sources]
         return states.ratio(self.item_sum, self.items)
 
-    @undisturbed
+    @with_torch_defaults
     def item_scores(self) -> Tensor:
         """One row per item handed in, NaN where undefined: tells which were skipped.
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torchmetrics.utilities.plot import plot_single_or_multi_val
 
-from torch_mapss.core.aggregate import PESQ_RANGE
+from torch_mapss.core.pooling import PESQ_RANGE
 from torch_mapss.metrics.shared_batch import Pooling
 
 Limits = tuple[float | None, float | None]

@@ -8,15 +8,15 @@ from typing import Any
 from torch import Tensor
 
 from torch_mapss.core import checks
-from torch_mapss.core.surroundings import undisturbed
+from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.metrics.shared_batch import Pooling, Target, in_order, item_means
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
-from torch_mapss.pipeline.order import check_pit
+from torch_mapss.pipeline.permutation import check_pit
 
 __all__ = ["perceptual_match", "perceptual_separation"]
 
 
-@undisturbed
+@with_torch_defaults
 def perceptual_separation(
     preds: Tensor,
     target: Target,
@@ -73,7 +73,7 @@ def perceptual_separation(
     return _per_item(pooling, reduction, mapss, preds, target, attributed, lengths, pit)
 
 
-@undisturbed
+@with_torch_defaults
 def perceptual_match(
     preds: Tensor,
     target: Target,

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from torch_mapss.core.devices import back
-from torch_mapss.core.surroundings import undisturbed
+from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.metrics import states
 
 
@@ -34,7 +34,7 @@ class SteadyMetric(Metric):
         value = states.kept(name, value) if name in states.DTYPES else value
         super().__setattr__(name, value)
 
-    @undisturbed
+    @with_torch_defaults
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch and return its own value, at the price of one :meth:`update`.
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from torch_mapss.bounds.utterance import pool_match_bounds
-from torch_mapss.core.aggregate import masked_mean, pool_separation
+from torch_mapss.core.pooling import masked_mean, pool_separation
 from torch_mapss.encoders import Encoder
-from torch_mapss.pipeline.admit import admit
+from torch_mapss.pipeline.inputs import admit
 from torch_mapss.pipeline.mapss import MAPSS, encode_checked
-from torch_mapss.pipeline.order import best_order, check_permutable, placed
+from torch_mapss.pipeline.permutation import best_order, check_permutable, placed
 from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
 
 Target = Tensor | ReferenceBank

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torchmetrics.utilities import dim_zero_cat
 
-from torch_mapss.core.aggregate import masked_mean
 from torch_mapss.core.devices import working_device
+from torch_mapss.core.pooling import masked_mean
 from torch_mapss.encoders import CustomEncoder
 from torch_mapss.metrics.shared_batch import item_means
 from torch_mapss.pipeline.mapss import MAPSS

@@ -1,6 +1,6 @@
 """Waveforms -> frame scores: admit, normalise, encode, choose frames, score, place.
 
-* :mod:`torch_mapss.pipeline.admit`: the gate; one record of plain, checked, resampled waveforms;
+* :mod:`torch_mapss.pipeline.inputs`: the gate; one record of plain, checked, resampled waveforms;
 * :mod:`torch_mapss.pipeline.prepare`: references distorted and encoded, once for any number of
   calls;
 * :mod:`torch_mapss.pipeline.scoring`: admitted calls -> scores, or their bounds;

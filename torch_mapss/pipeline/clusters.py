@@ -16,7 +16,7 @@ from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.distortions import DistortionBank, Measured
 from torch_mapss.encoders import Encoder, WaveformEncoder
 from torch_mapss.encoders.base import broken, is_usable
-from torch_mapss.pipeline.budget import Budget
+from torch_mapss.pipeline.memory import Budget
 
 MEMBERS = 8  # distortions made at a time, at most
 # Distortions a cluster needs: PS takes a covariance of them and the reference, PM a variance.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss.core.chunks import known_distances
+from torch_mapss.core.frame_batches import known_distances
 from torch_mapss.core.kernel import BankDistances, worth_keeping
 
 # Bytes of embeddings that are gathered at a time.

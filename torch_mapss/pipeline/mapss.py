@@ -1,6 +1,6 @@
 """The scorer itself: its settings and manners. The work is done by the rooms beside it.
 
-A call is admitted (:mod:`~torch_mapss.pipeline.admit`), its references are prepared unless they
+A call is admitted (:mod:`~torch_mapss.pipeline.inputs`), its references are prepared unless they
 came as a bank (``prepare``), its estimates normalised, encoded, scored and placed (``scoring``).
 What depends on the references alone is computed without gradients; the gradient of a score runs
 through the estimates only.
@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from torch_mapss import audio
 from torch_mapss.core import checks
-from torch_mapss.core.chunks import Kernel
+from torch_mapss.core.frame_batches import Kernel
 from torch_mapss.core.settings import MATCH_CONVENTIONS, Settings, map_settings
-from torch_mapss.core.surroundings import undisturbed
+from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, as_encoder
-from torch_mapss.pipeline.admit import Call, admit, admit_references
-from torch_mapss.pipeline.budget import Budget, budget, checked_memory, explained, lowered
 from torch_mapss.pipeline.clusters import LEAST_MEMBERS, Checks
+from torch_mapss.pipeline.inputs import Call, admit, admit_references
+from torch_mapss.pipeline.memory import Budget, budget, checked_memory, explained, lowered
 from torch_mapss.pipeline.prepare import prepare_bank, shared_grid, warn_unscored
 from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
 from torch_mapss.pipeline.scoring import (
@@ -112,7 +112,7 @@ class MAPSS(nn.Module):
         torch.Size([1, 2, 49])
     """
 
-    @undisturbed
+    @with_torch_defaults
     def __init__(
         self,
         encoder: EncoderChoice = DEFAULT_ENCODER,
@@ -260,7 +260,7 @@ class MAPSS(nn.Module):
 
     # ------------------------------------------------------------------------- references
 
-    @undisturbed
+    @with_torch_defaults
     def prepare(
         self,
         references: Tensor,
@@ -313,7 +313,7 @@ class MAPSS(nn.Module):
 
     # ------------------------------------------------------------------------- scores
 
-    @undisturbed
+    @with_torch_defaults
     def forward(
         self,
         estimates: Tensor,
@@ -353,7 +353,7 @@ class MAPSS(nn.Module):
             warn_unscored(bank_of(call))
         return score(self, call, frames, generator)
 
-    @undisturbed
+    @with_torch_defaults
     @torch.no_grad()
     def bounds(
         self,

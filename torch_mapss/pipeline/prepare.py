@@ -17,9 +17,9 @@ from torch_mapss.audio.frames import active_frames
 from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import checks, devices
 from torch_mapss.encoders import Encoder
-from torch_mapss.pipeline.admit import Clips, Signals
-from torch_mapss.pipeline.budget import lowered
 from torch_mapss.pipeline.clusters import check_members, encode_distortions
+from torch_mapss.pipeline.inputs import Clips, Signals
+from torch_mapss.pipeline.memory import lowered
 from torch_mapss.pipeline.records import Encoded, Group, ReferenceBank
 from torch_mapss.pipeline.segments import defer
 

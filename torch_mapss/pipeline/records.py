@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss.core.aggregate import masked_mean, pool_match, pool_separation
+from torch_mapss.core.pooling import masked_mean, pool_match, pool_separation
 from torch_mapss.distortions import Measured
 from torch_mapss.pipeline.kept import KeptDistances, keep, stacked
 

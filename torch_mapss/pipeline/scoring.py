@@ -12,8 +12,8 @@ from torch import Tensor
 
 from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import devices
-from torch_mapss.core.chunks import Kernel, Pending, finished, pending
 from torch_mapss.core.devices import back
+from torch_mapss.core.frame_batches import Kernel, Pending, finished, pending
 from torch_mapss.core.scores import (
     MATCH_SCORES,
     SEPARATION_SCORES,
@@ -21,8 +21,6 @@ from torch_mapss.core.scores import (
     separation_scores,
 )
 from torch_mapss.core.settings import Settings
-from torch_mapss.pipeline.admit import Call, Clips
-from torch_mapss.pipeline.budget import Allowance, Budget
 from torch_mapss.pipeline.frames import (
     Canvas,
     Part,
@@ -32,7 +30,9 @@ from torch_mapss.pipeline.frames import (
     chunks,
     gather,
 )
+from torch_mapss.pipeline.inputs import Call, Clips
 from torch_mapss.pipeline.kept import BankFrames
+from torch_mapss.pipeline.memory import Allowance, Budget
 from torch_mapss.pipeline.prepare import prepare_bank, silenced
 from torch_mapss.pipeline.records import FrameBounds, Group, ReferenceBank, ScoreBounds, Scores
 from torch_mapss.pipeline.segments import Job, Work, estimate_gains, score_segments

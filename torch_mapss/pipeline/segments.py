@@ -25,16 +25,16 @@ from torch_mapss.audio.frames import active_frames
 from torch_mapss.audio.loudness import Meter, gain_to
 from torch_mapss.core import devices
 from torch_mapss.core.checks import Clouds
-from torch_mapss.core.chunks import Kernel, score_frames
+from torch_mapss.core.frame_batches import Kernel, score_frames
 from torch_mapss.core.kernel import BankDistances
 from torch_mapss.core.settings import Settings
 from torch_mapss.distortions import DistortionBank, Measured
 from torch_mapss.encoders import Encoder
-from torch_mapss.pipeline.admit import MEASURES, Clips
-from torch_mapss.pipeline.budget import Allowance, Budget, lowered
 from torch_mapss.pipeline.clusters import Checks, check_members, copies
 from torch_mapss.pipeline.frames import Canvas
+from torch_mapss.pipeline.inputs import MEASURES, Clips
 from torch_mapss.pipeline.kept import shared_distances
+from torch_mapss.pipeline.memory import Allowance, Budget, lowered
 from torch_mapss.pipeline.records import Deferred, Group
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torch_mapss.core import checks
 from torch_mapss.pipeline.records import ScoreBounds, Scores
-from torch_mapss.training.conditions import (
+from torch_mapss.training.trigger_conditions import (
     Condition,
     Fraction,
     Memory,
@@ -40,7 +40,7 @@ from torch_mapss.training.conditions import (
     reason,
     remember,
 )
-from torch_mapss.training.observed import observed
+from torch_mapss.training.trigger_input import observed
 
 __all__ = ["Fraction", "FrameTrigger", "Quantile", "Trend", "TriggerEvent"]
 

@@ -18,7 +18,7 @@ from torch_mapss.bounds.frames import CONVENTIONS, TAILS, check_confidence
 from torch_mapss.core import checks
 from torch_mapss.metrics.shared_batch import Pooling, Request, batch_of, frame_scores
 from torch_mapss.pipeline.mapss import MAPSS
-from torch_mapss.pipeline.order import check_pit
+from torch_mapss.pipeline.permutation import check_pit
 from torch_mapss.training.curriculum import FrameTrigger, TriggerEvent
 
 try:

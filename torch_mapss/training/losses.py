@@ -49,14 +49,14 @@ import torch
 from torch import Tensor, nn
 
 from torch_mapss.core import checks
-from torch_mapss.core.surroundings import undisturbed
+from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
-from torch_mapss.pipeline.order import check_pit
+from torch_mapss.pipeline.permutation import check_pit
 from torch_mapss.pipeline.records import ReferenceBank, Scores
 from torch_mapss.pipeline.scoring import score
-from torch_mapss.training.admit import Call, admit
+from torch_mapss.training.autocast import precisely
+from torch_mapss.training.inputs import Call, admit
 from torch_mapss.training.permute import PIT, ordered, returned, unplaced
-from torch_mapss.training.precision import precisely
 from torch_mapss.training.reduction import REDUCTIONS, mean_of, reduced, reduced_extra
 from torch_mapss.training.terms import (
     LossRecord,
@@ -116,7 +116,7 @@ class _PerceptualLoss(nn.Module):
         self._warned = False
         self.extra: Extra | None = None
 
-    @undisturbed
+    @with_torch_defaults
     def forward(
         self,
         estimates: Tensor,

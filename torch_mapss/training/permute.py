@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torch_mapss.pipeline.order import best_order, check_permutable
-from torch_mapss.training.admit import Call
+from torch_mapss.pipeline.permutation import best_order, check_permutable
+from torch_mapss.training.inputs import Call
 from torch_mapss.training.terms import Term
 
 PIT = ("si_sdr", "loss")

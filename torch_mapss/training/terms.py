@@ -11,9 +11,9 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core import devices
-from torch_mapss.pipeline.order import pairs
+from torch_mapss.pipeline.permutation import pairs
 from torch_mapss.pipeline.records import Scores
-from torch_mapss.training.admit import Call
+from torch_mapss.training.inputs import Call
 
 # -log PS goes on as a straight line below this PS: PS is exactly 0 where an output is another
 # source, and the slope of the logarithm would be infinite there.

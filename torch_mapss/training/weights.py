@@ -12,7 +12,7 @@ from torch_mapss import audio
 from torch_mapss.core import devices
 from torch_mapss.pipeline.prepare import Grid
 from torch_mapss.pipeline.records import ReferenceBank, Scores
-from torch_mapss.training.admit import Call
+from torch_mapss.training.inputs import Call
 
 Weighting = Callable[[Scores, ReferenceBank], Tensor]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from torch_mapss.core import checks, devices
 from torch_mapss.core.autograd import once
+from torch_mapss.core.diffusion_map import Embedding, broken_points, embed, gather
 from torch_mapss.core.kernel import BankDistances, bank_distances
 from torch_mapss.core.layout import Layout, point_validity
-from torch_mapss.core.manifold import Embedding, broken_points, embed, gather
 from torch_mapss.core.settings import Settings
 
 # Working memory of one chunk of frames, and how much a graph may hold before it is recomputed.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core import devices
-from torch_mapss.pipeline import admit as gate
+from torch_mapss.pipeline import inputs as gate
 from torch_mapss.pipeline.mapss import MAPSS
 from torch_mapss.pipeline.records import ReferenceBank
 from torch_mapss.pipeline.scoring import bank_of, prepared

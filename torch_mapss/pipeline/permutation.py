@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core import checks
-from torch_mapss.pipeline.admit import Call
+from torch_mapss.pipeline.inputs import Call
 
 PIT = ("si_sdr",)
 

@@ -13,7 +13,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def undisturbed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def with_torch_defaults(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """``function``, run eagerly and under torch's own defaults of dtype and device.
 
     A step that is compiled leaves its graph at the call and goes on behind it: eigenvectors, random
