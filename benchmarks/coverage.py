@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from typing import NamedTuple
 
 import torch
-from bounds_page import table, write_section
+from common import table
 from torch import Tensor
 
 from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation, half_width
@@ -162,24 +161,20 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=60, help="bootstrap draws of each")
     parser.add_argument("--dimensions", type=int, nargs="+", default=[8, 24])
     arguments = parser.parse_args()
-    start, rows = time.perf_counter(), []
+    rows = []
     for measure in ("PS", "PM"):
         for dimension in arguments.dimensions:
             for kind in KINDS[measure]:
                 rows += rows_of(measure, kind, dimension, arguments.frames, arguments.draws)
     header = ["measure", "d", "points", "interval", "80 %", "90 %", "95 %"]
     header += ["half-width at 80 %", "at 90 %", "at 95 %"]
-    text = f"""## Coverage (`coverage.py`)
-
-How often the interval score ± tail holds the score of the true mean and covariance, and the median
-half-width, over {arguments.frames} frames a row ({arguments.draws} bootstrap draws; 70 distortions;
-standard error of a coverage about 1 %). A half-width of ½ or more says nothing.
-
-{table(header, rows)}
-
-{time.perf_counter() - start:.0f} s.
-"""
-    write_section("coverage", text)
+    print(
+        f"How often score ± tail holds the score of the true mean and covariance, and the median "
+        f"half-width, over {arguments.frames} frames a row ({arguments.draws} bootstrap draws; 70 "
+        "distortions; standard error of a coverage about 1 %). A half-width of ½ or more says "
+        "nothing.\n"
+    )
+    print(table(header, rows))
 
 
 if __name__ == "__main__":

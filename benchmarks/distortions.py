@@ -8,25 +8,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
-from collections.abc import Callable
 
 import torch
+from common import least_time, table
 from torch import Tensor
 
 from torch_mapss import distortions
 from torch_mapss.distortions import DistortionBank
-
-
-def least_time(work: Callable[[], object], rounds: int) -> float:
-    """Least processor time of several rounds, in milliseconds, after one to warm up."""
-    work()
-    times = []
-    for _ in range(rounds):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return 1000 * min(times)
 
 
 def references(sources: int, seconds: float, rate: int) -> Tensor:
@@ -41,17 +29,16 @@ def references(sources: int, seconds: float, rate: int) -> Tensor:
 def print_times(waves: Tensor, rate: int, rounds: int) -> None:
     """A table of families, members, and milliseconds per bank."""
     kinds = ("separation", "match")
-    banks = {kind: DistortionBank(kind) for kind in kinds}
-    print(f"{'family':<12}" + "".join(f"{kind:>12} n{'ms':>9}" for kind in kinds))
-    for family in distortions.FAMILIES:
-        print(f"{family:<12}", end="")
-        for kind in kinds:
-            one = DistortionBank(kind, only=(family,))
-            print(f"{len(one):>14}{least_time(lambda b=one: b(waves, rate), rounds):>9.1f}", end="")
-        print()
-    totals = [least_time(lambda b=bank: b(waves, rate), rounds) for bank in banks.values()]
-    cells = "".join(f"{len(b):>14}{t:>9.1f}" for b, t in zip(banks.values(), totals))
-    print(f"{'whole bank':<12}{cells}\nboth banks: {sum(totals):.0f} ms")
+    works = {f: [DistortionBank(kind, only=(f,)) for kind in kinds] for f in distortions.FAMILIES}
+    works["all"] = [DistortionBank(kind) for kind in kinds]
+    rows = []
+    for family, banks in works.items():
+        row: list[object] = [family]
+        for bank in banks:
+            took = least_time(lambda b=bank: b(waves, rate), rounds)
+            row += [len(bank), f"{1e3 * took:.1f}"]
+        rows.append(row)
+    print(table(["family", "PS members", "ms", "PM members", "ms"], rows) + "\n")
 
 
 def sine(frequency: float, rate: int) -> Tensor:
@@ -85,9 +72,9 @@ def print_errors(rate: int) -> None:
     """Errors of the families that approximate."""
     for share in (0.05, 0.25, 0.45):
         error = vibrato_error(share * rate, rate)
-        print(f"vibrato, interpolation error at {share:.2f} f_s: {error:7.1f} dB")
+        print(f"* vibrato, interpolation error at {share:.2f} f_s: {error:.1f} dB")
     for semitones in (-4, -2, 2, 4):
-        print(f"pitch {semitones:+d} st, 440 Hz sine: {pitch_error(semitones, rate):+7.3f} cents")
+        print(f"* pitch {semitones:+d} st, 440 Hz sine: {pitch_error(semitones, rate):+.3f} cents")
 
 
 def main() -> None:
@@ -100,7 +87,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     waves = references(options.sources, options.seconds, options.rate)
-    print(f"{options.sources} sources, {options.seconds:g} s at {options.rate} Hz, one thread")
+    print(f"{options.sources} sources, {options.seconds:g} s at {options.rate} Hz, one thread:\n")
     print_times(waves, options.rate, options.rounds)
     print_errors(options.rate)
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import leaky, table, voices
 from torch import Tensor
 
 from torch_mapss import MAPSS, MAPSSLoss, evaluate
@@ -99,23 +100,6 @@ def save_encoder(folder: str, small: bool) -> None:
     Wav2Vec2Model(Wav2Vec2Config(num_hidden_layers=3, **shape, **norm)).save_pretrained(folder)
 
 
-def voices(seconds: float, sources: int, batch: int = 1) -> Tensor:
-    """(B, S, T) noise whose level swells and falls, one seed for all."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    t = torch.arange(round(seconds * RATE)) / RATE
-    level = 1.2 + torch.sin(t * torch.arange(1, sources + 1)[:, None])
-    return 0.1 * level * torch.randn(batch, sources, len(t), generator=generator)
-
-
-def leaky(references: Tensor) -> Tensor:
-    return references + 0.2 * references.roll(1, -2)
-
-
-def table(header: list[str], rows: Rows) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 # ------------------------------------------------------------------------------------ sections
 
 
@@ -161,7 +145,7 @@ def evaluation(bench: Bench) -> str:
         if bench.left < 60.0:
             rows.append([*line, "no time left", ""])
             continue
-        references = voices(seconds, sources)[0]
+        references = voices(seconds, sources)
         estimates = leaky(references)
 
         def work(
@@ -183,7 +167,7 @@ def evaluation(bench: Bench) -> str:
 def training(bench: Bench) -> str:
     """Steps a second, batch of four mixtures of 4 s: forward and backward to the estimates."""
     batch, seconds = (1, 1.0) if bench.small else (4, 4.0)
-    references = voices(seconds, 2, batch).to(bench.device)
+    references = voices(seconds).expand(batch, -1, -1).to(bench.device)
     estimates = leaky(references).requires_grad_()
     rows: Rows = []
     for eigh in ("float64", "float32"):
@@ -242,7 +226,7 @@ def decompositions(bench: Bench) -> str:
 
 def encoders(bench: Bench) -> str:
     """A bfloat16 encoder beside a float32 one: time to encode, and what it does to the scores."""
-    references = voices(1.0 if bench.small else 5.0, 2).to(bench.device)
+    references = voices(1.0 if bench.small else 5.0).unsqueeze(0).to(bench.device)
     estimates, rows, means = leaky(references), [], []
     for dtype in ("float32", "bfloat16"):
         mapss = bench.mapss(dtype=dtype)
@@ -266,7 +250,7 @@ def waiting(bench: Bench) -> str:
     loss = MAPSSLoss(bench.mapss())
     rows: Rows = []
     for seconds in (1.0, 4.0):
-        references = voices(seconds, 2).to(bench.device)
+        references = voices(seconds).unsqueeze(0).to(bench.device)
         bank = loss.mapss.prepare(references)
         estimates = leaky(references).requires_grad_()
         loss(estimates, bank).backward()  # fills caches

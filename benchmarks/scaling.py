@@ -1,16 +1,13 @@
-"""How time and memory grow with duration, sources, mixtures and systems, and one picture of it.
+"""How time and memory grow with duration, sources and systems.
 
-    python benchmarks/scaling.py [--axis seconds sources mixtures systems] [--encoder mel]
-        [--frames-per-second 50] [--small]
+    python benchmarks/scaling.py [--axis seconds sources systems] [--sizes 1 5 20] [--encoder mel]
+        [--measures separation match]
 
-Every point is a fresh process with one thread. Time is processor seconds: of preparing, of scoring,
-and of the eigenproblems in it; memory is the peak above the start. ``mel`` has 50 frames a second;
-fewer are drawn at random. An exponent is the slope of the log of the time over the log of the size,
-from the second point on: 1 is linear.
-
-Each axis is a section of ``results/scaling.md`` and may be run by itself, as may some of its sizes;
-the picture ``results/scaling.png`` shows all that the page holds. ``--small`` takes banks of twelve
-distortions: a section of its own, to see ten minutes of audio in one.
+Every point is a fresh process with one thread. Time is processor seconds of preparing and of
+scoring all frames; memory is the peak above the start, beside interpreter, torch and waveforms.
+Clips longer than 30 s are scored in segments. An exponent is the slope of the log of the time over
+the log of the size, from the second point on: 1 is linear. ``--encoder 1024`` stands for a large
+transformer: 1024 random features a frame. ``--picture FILE`` draws the points.
 """
 
 from __future__ import annotations
@@ -22,77 +19,51 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from memory import forget_peak, resident, voices
-from scaling_page import PAGE, kept_rows, machine, put_rows
+from common import RATE, forget_peak, leaky, resident, table, voices
 
-from torch_mapss import MAPSS, DistortionBank
+from torch_mapss import MAPSS
 
-AXES = {
-    "seconds": (1, 5, 20, 60, 180, 600),
-    "sources": (2, 3, 4, 6, 8),
-    "mixtures": (1, 4, 16, 64),
-    "systems": (1, 2, 8, 32),
-}
-BASE = {"seconds": 4, "sources": 2, "mixtures": 1, "systems": 1}
+AXES = {"seconds": (1, 5, 20, 60, 180), "sources": (2, 3, 4, 6), "systems": (1, 2, 8)}
+BASE = {"seconds": 4, "sources": 2, "systems": 1}
 SEGMENT = 30.0
-SMALL = 12  # distortions
-SHORT_SEGMENT = 1.5  # of the axis of systems: several systems share a pass over segments
-COLUMNS = ["size", "prepare s", "score s", "of it eigh s", "both s", "peak GiB"]
-INTRO = """## Time and memory over {axis} (`scaling.py --axis {axis}{option}`)
-
-{point}, {banks}; encoder `{encoder}`, {frames} scored frames a second. {segments} Processor seconds
-on {machine}."""
 
 
-class Stopwatch:
-    """Processor seconds spent in ``torch.linalg.eigh``."""
+class Projection:
+    """1024 random features of every 25 ms, 50 times a second."""
+
+    sample_rate, hop, receptive_field, feature_size = RATE, 320, 400, 1024
 
     def __init__(self) -> None:
-        self.seconds, self._eigh = 0.0, torch.linalg.eigh
-        torch.linalg.eigh = self
+        generator = torch.Generator().manual_seed(0)
+        self.weight = torch.randn(400, 1024, generator=generator) / 20
 
-    def __call__(self, *given: Any, **options: Any) -> Any:
-        start = time.process_time()
-        found = self._eigh(*given, **options)
-        self.seconds += time.process_time() - start
-        return found
+    def __call__(self, waves: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(waves.unfold(-1, 400, 320) @ self.weight)
 
 
-def measure(
-    point: dict[str, int], encoder: str, rate: float, small: bool = False
-) -> dict[str, float]:
+def measure(point: dict[str, int], encoder: str, measures: Sequence[str]) -> dict[str, float]:
     """Processor seconds and GiB above the start of one point."""
     torch.set_num_threads(1)
-    references = voices(point["sources"], point["seconds"])
-    batch = references.repeat(point["mixtures"], 1, 1)
-    systems = [batch + 0.1 * (k + 1) * batch.roll(1, 1) for k in range(point["systems"])]
-    banks = {
-        f"{kind}_bank": DistortionBank(kind, size=SMALL)
-        for kind in ("separation", "match")
-        if small
-    }
-    mapss = MAPSS(encoder, segment=segment_of(point), **banks)
-    mapss(references[:, :16000], references[:, :16000], frames=2)
-    frames = max(1, round(rate * point["seconds"] * point["mixtures"]))
-    eigh = Stopwatch()
+    references = voices(point["seconds"], point["sources"])
+    systems = [leaky(references, 0.1 * (k + 1)) for k in range(point["systems"])]
+    mapss = MAPSS(
+        Projection() if encoder == "1024" else encoder, segment=SEGMENT, measures=measures
+    )
+    mapss(references[:, :RATE], references[:, :RATE], frames=2)  # loads what is loaded once
     forget_peak()
     before, start = resident("VmRSS"), time.process_time()
-    bank = mapss.prepare(batch)
+    bank = mapss.prepare(references)
     prepared = time.process_time()
-    mapss.score_systems(systems, bank, frames=frames)
+    mapss.score_systems(systems, bank)
     return {
         "prepare": prepared - start,
         "score": time.process_time() - prepared,
-        "eigh": eigh.seconds,
         "memory": resident("VmHWM") - before,
     }
-
-
-def segment_of(point: dict[str, int]) -> float:
-    return SHORT_SEGMENT if point.get("short") else SEGMENT
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
@@ -104,117 +75,74 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return sum((a - mx) * (b - my) for a, b in zip(x, y)) / spread if spread else math.nan
 
 
-def run_axis(axis: str, sizes: Sequence[int], options: argparse.Namespace) -> None:
-    """The points of one axis, each in a process of its own, into the axis's section."""
-    rate, section = options.frames_per_second, axis + options.small * "-small"
-    base = BASE | ({"short": 1} if axis == "systems" else {})
-    others = [f"{BASE[name]} {name}" for name in BASE if name != axis]
-    intro = INTRO.format(
-        axis=axis,
-        option=" --small" if options.small else "",
-        banks=f"banks of {SMALL}" if options.small else "full banks",
-        point=", ".join(others).replace("1 mixtures", "1 mixture").replace("1 systems", "1 system"),
-        encoder=options.encoder,
-        frames=f"{rate:g}",
-        segments=f"Longer clips in segments of {segment_of(base):g} s.",
-        machine=machine(),
-    )
+def run_axis(axis: str, sizes: Sequence[int], options: argparse.Namespace) -> dict[int, Any]:
+    """The points of one axis, each in a process of its own."""
+    found = {}
     for size in sizes:
-        point = json.dumps(base | {axis: size})
+        point = json.dumps(BASE | {axis: size})
         command = [sys.executable, __file__, "--point", point, "--encoder", options.encoder]
-        command += ["--frames-per-second", str(rate), *(["--small"] if options.small else [])]
+        command += ["--measures", *options.measures]
         line = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found = json.loads(line.splitlines()[-1])
-        row = [str(size), *(f"{found[name]:.2f}" for name in ("prepare", "score", "eigh"))]
-        row += [f"{found['prepare'] + found['score']:.2f}", f"{found['memory']:.3f}"]
-        rows = points(section)
-        rows = sorted([r for r in rows if r[0] != row[0]] + [row], key=lambda r: float(r[0]))
-        put_rows(section, intro, COLUMNS, rows + slopes(rows, axis == "seconds"), keys=1)
+        found[size] = json.loads(line.splitlines()[-1])
+    return found
 
 
-def points(section: str) -> list[list[str]]:
-    """The rows of a section's table that are no exponents."""
-    return [row for row in kept_rows(section) if not row[0].startswith("exponent")]
-
-
-def slopes(rows: list[list[str]], lengths: bool) -> list[list[str]]:
-    """The rows of exponents under a table; of lengths, those in segments apart as well.
-
-    Copies of a clip in segments are made twice, for the levels and for the scores: a step between
-    the longest clip that is whole and the shortest that is not, which is no growth.
-    """
-    columns = [[float(cell) for cell in column] for column in zip(*rows, strict=True)]
-    found = {"exponent": columns}
-    if lengths:
-        place = sum(size <= SEGMENT for size in columns[0])
-        first = max(place - 1, 0)  # which `exponent` leaves out
-        found["exponent, in segments"] = [column[first:] for column in columns]
-    return [
-        [name, *(f"{exponent(given[0], column):.2f}" for column in given[1:])]
-        for name, given in found.items()
-        if len(given[0]) > 2
+def show(axis: str, found: dict[int, dict[str, float]], options: argparse.Namespace) -> None:
+    others = ", ".join(f"{BASE[name]} {name}" for name in BASE if name != axis)
+    rows = [
+        [size, *(f"{v[name]:.2f}" for name in ("prepare", "score", "memory"))]
+        for size, v in found.items()
     ]
+    if len(found) > 2:
+        slopes = [
+            exponent(list(found), [v[n] for v in found.values()]) for n in ("prepare", "score")
+        ]
+        rows.append(["exponent", *(f"{slope:.2f}" for slope in slopes), ""])
+    print(f"Over {axis} ({others}; {', '.join(options.measures)}; encoder {options.encoder}):\n")
+    print(table([axis, "prepare s", "score s", "peak GiB"], rows) + "\n", flush=True)
 
 
-def draw() -> None:
-    """Time and memory over size, a panel for each axis of the page, both scales logarithmic."""
+def draw(stored: dict[str, dict[int, dict[str, float]]], path: Path) -> None:
+    """Time and memory over size, a column of panels for each axis, all scales logarithmic."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    sections = [axis + end for axis in AXES for end in ("", "-small")]
-    stored = {name: points(name) for name in sections}
-    stored = {axis: rows for axis, rows in stored.items() if rows}
     figure, panels = pyplot.subplots(
-        2,
-        len(stored),
-        figsize=(3.0 * len(stored), 5.5),
-        sharex="col",
-        sharey="row",
-        squeeze=False,
+        2, len(stored), figsize=(3.2 * len(stored), 5.5), sharex="col", squeeze=False,
         layout="constrained",
-    )
-    for (axis, rows), time_panel, memory_panel in zip(stored.items(), *panels, strict=True):
-        size, prepare, score, eigh, both, memory = (
-            [float(cell) for cell in column] for column in zip(*rows, strict=True)
-        )
-        time_panel.loglog(size, prepare, "o-", label="preparing")
-        time_panel.loglog(size, score, "s-", label="scoring")
-        time_panel.loglog(size, eigh, "^:", label="eigh in it")
-        power = 3 if axis == "sources" else 1
-        guide = [both[-1] * (s / size[-1]) ** power for s in size]
-        label = f"size{'³' if power == 3 else ''}"
-        time_panel.loglog(size, guide, "k--", linewidth=0.8, label=label)
-        time_panel.legend(fontsize="x-small")
-        memory_panel.loglog(size, memory, "o-", color="tab:purple")
-        memory_panel.set_xlabel(axis.replace("-small", f", banks of {SMALL}"))
-        for panel in (time_panel, memory_panel):
-            panel.set_xticks(size, [f"{s:g}" for s in size])
-            panel.minorticks_off()
-            panel.grid(True, alpha=0.3)
-    panels[0][0].set_ylabel("processor seconds")
-    panels[1][0].set_ylabel("peak memory, GiB")
-    figure.savefig(PAGE.with_suffix(".png"), dpi=90)
+    )  # fmt: skip
+    for (axis, found), (upper, lower) in zip(stored.items(), zip(*panels, strict=True)):
+        sizes = list(found)
+        for name, label in (("prepare", "preparing"), ("score", "scoring")):
+            upper.loglog(sizes, [v[name] for v in found.values()], "o-", label=label)
+        lower.loglog(sizes, [v["memory"] for v in found.values()], "o-", color="tab:purple")
+        upper.legend(fontsize="x-small")
+        upper.set_ylabel("processor seconds")
+        lower.set_ylabel("peak memory, GiB")
+        lower.set_xlabel(axis)
+    figure.savefig(path, dpi=90)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--axis", nargs="*", choices=tuple(AXES), default=list(AXES))
     parser.add_argument("--sizes", type=int, nargs="+", help="of the axis: some points alone")
-    parser.add_argument("--encoder", default="mel")
-    parser.add_argument("--frames-per-second", type=float, default=50.0)
-    parser.add_argument("--small", action="store_true", help=f"banks of {SMALL}")
+    parser.add_argument("--encoder", default="mel", help="a name, or 1024")
+    parser.add_argument("--measures", nargs="+", default=["separation", "match"])
+    parser.add_argument("--picture", type=Path, help="draw the points into a file")
     parser.add_argument("--point", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.point:
-        point = json.loads(options.point)
-        rate, small = options.frames_per_second, options.small
-        print(json.dumps(measure(point, options.encoder, rate, small)))
+        print(json.dumps(measure(json.loads(options.point), options.encoder, options.measures)))
         return
+    stored = {}
     for axis in options.axis:
-        run_axis(axis, options.sizes or AXES[axis], options)
-    draw()
+        stored[axis] = run_axis(axis, options.sizes or AXES[axis], options)
+        show(axis, stored[axis], options)
+    if options.picture is not None:
+        draw(stored, options.picture)
 
 
 if __name__ == "__main__":

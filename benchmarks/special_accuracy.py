@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import scipy.special
 import torch
+from common import least_time, table
 from torch import Tensor
 
 from torch_mapss.core.gamma import gammaincc, log_gammaincc
@@ -51,7 +50,7 @@ def worst(found: np.ndarray, points: list[tuple[float, float]], name: str) -> tu
 
 
 def accuracy(per_decade: int) -> None:
-    print(f"{'k':>14} " + " ".join(f"{c:>8}" for c in (*COLUMNS, "torch", "scipy")) + "  torch at")
+    rows = []
     for low, high in pairwise(DECADES):
         points = draw(low, high, per_decade if high < 6 else max(per_decade // 4, 2))
         k, x = torch.tensor(points, dtype=torch.float64).unbind(-1)
@@ -59,17 +58,10 @@ def accuracy(per_decade: int) -> None:
         errors = [worst(f.numpy(), points, n)[0] for f, n in zip(found, COLUMNS)]
         by_torch, at = worst(torch.special.gammaincc(k, x).numpy(), points, "value")
         by_scipy, _ = worst(scipy.special.gammaincc(k.numpy(), x.numpy()), points, "value")
-        cells = " ".join(f"{e:8.1e}" for e in (*errors, by_torch, by_scipy))
-        print(f"1e{low:+d} .. 1e{high:+d} {cells}  k={points[at][0]:.6g} x={points[at][1]:.6g}")
-
-
-def seconds(call: Callable[[], object]) -> float:
-    times = []
-    for _ in range(7):
-        start = time.process_time()
-        call()
-        times.append(time.process_time() - start)
-    return min(times)
+        cells = [f"{e:.1e}" for e in (*errors, by_torch, by_scipy)]
+        where = f"{points[at][0]:.6g}, {points[at][1]:.6g}"
+        rows.append([f"1e{low:+d} to 1e{high:+d}", *cells, where])
+    print(table(["k", *COLUMNS, "torch", "scipy", "k, x of torch's worst"], rows))
 
 
 def both_slopes(k: Tensor, x: Tensor) -> None:
@@ -77,12 +69,16 @@ def both_slopes(k: Tensor, x: Tensor) -> None:
 
 
 def speed() -> None:
+    rows = []
     for count in (1_000, 10_000, 100_000):
         k, x = (200 * torch.rand(2, count, dtype=torch.float64)).unbind(0)
-        plain = seconds(lambda k=k, x=x: torch.special.gammaincc(k, x))
-        ours = seconds(lambda k=k, x=x: gammaincc(k, x))
-        slopes = seconds(lambda k=k, x=x: both_slopes(k.detach(), x.detach()))
-        print(f"{count:7d} elements: torch {plain:.4f} s, ours {ours:.4f} s, slopes {slopes:.4f} s")
+        works = (
+            lambda k=k, x=x: torch.special.gammaincc(k, x),
+            lambda k=k, x=x: gammaincc(k, x),
+            lambda k=k, x=x: both_slopes(k.detach(), x.detach()),
+        )
+        rows.append([count, *(f"{least_time(work, 7):.4f}" for work in works)])
+    print("\n" + table(["elements", "torch s", "ours s", "log Q and both slopes s"], rows))
 
 
 def main() -> None:

@@ -5,31 +5,13 @@ Weights kept once and released: test_edge_encoders. States of metrics: test_edge
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import torch
 from edge import MEMBERS, Stub, leaky, scores_of, small, voices
 from torchmetrics import MetricCollection
 
 from torch_mapss import PerceptualMatch, PerceptualSeparation, SeparationLoss, audio
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 near = torch.testing.assert_close
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("core.py", "eigh"),
-        ("loudness.py", "loudness"),
-        ("memory.py", "GiB"),
-        ("reference_speed.py", "reference"),
-        ("encoders.py", "layer"),
-    ],
-)
-def test_the_benchmarks_are_there(name, words):
-    assert words in (BENCHMARKS / name).read_text(encoding="utf-8")
 
 
 def test_a_subset_of_frames_bounds_the_cost(mapss):

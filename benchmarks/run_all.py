@@ -1,0 +1,104 @@
+"""Runs the benchmarks and writes one page: `RESULTS.md` beside this file.
+
+    python benchmarks/run_all.py [--only core pair …] [--reference-python ref/bin/python]
+
+The page begins with machine, versions and commit; each section gives its command. Scripts that need
+a graphics card or the released package are left out where these are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+
+import numpy
+import torch
+import transformers
+
+import torch_mapss
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE / "RESULTS.md"
+# Name of the script -> title and what it is asked.
+SECTIONS: dict[str, tuple[str, list[str]]] = {
+    "core": ("Kernels", []),
+    "pair": ("Clearance and fidelity beside PS and PM", []),
+    "training_step": ("A training step", []),
+    "scaling": ("Duration, sources, systems: time and memory", []),
+    "reference_speed": ("Beside the released package", []),
+    "distortions": ("Distortion banks", []),
+    "loudness": ("Loudness", []),
+    "encoders": ("A transformer cut above its layer", []),
+    "special_accuracy": ("Incomplete gamma function", []),
+    "coverage": ("Coverage of the error bounds", []),
+    "threads": ("Idle threads", []),
+    "gpu": ("Graphics card", []),
+}
+
+
+def machine() -> str:
+    """Processor, cores, versions and commit."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model n"))
+    except (OSError, UnicodeDecodeError, StopIteration):  # not Linux, or not x86
+        pass
+    asked = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True).stdout.strip() or "none"
+    return (
+        f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start. "
+        f"torch_mapss {torch_mapss.__version__} (commit {commit}), torch {torch.__version__}, "
+        f"transformers {transformers.__version__}, NumPy {numpy.__version__}, "
+        f"Python {platform.python_version()}. {date.today().isoformat()}."
+    )
+
+
+def stored() -> dict[str, str]:
+    """The sections of the page as it stands."""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    parts = text.split("<!-- ")[1:]
+    return {part.split(" -->")[0]: part.split(" -->", 1)[1].strip() for part in parts}
+
+
+def section(name: str, options: argparse.Namespace) -> str:
+    """Run one script; its section of the page."""
+    title, arguments = SECTIONS[name]
+    if name == "reference_speed" and options.reference_python:
+        arguments = ["--reference-python", options.reference_python]
+    start = time.perf_counter()
+    command = [sys.executable, str(HERE / f"{name}.py"), *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    shown = " ".join(["python", f"benchmarks/{name}.py", *SECTIONS[name][1]])
+    took = time.perf_counter() - start
+    return f"## {title}\n\n`{shown}` ({took:.0f} s)\n\n{done.stdout.strip()}\n\n{machine()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, help="these alone; others stay")
+    parser.add_argument("--reference-python", help="interpreter with mapss-measures installed")
+    options = parser.parse_args()
+    chosen = options.only or [
+        name
+        for name in SECTIONS
+        if (name != "reference_speed" or options.reference_python)
+        and (name != "gpu" or torch.cuda.is_available())
+    ]
+    found = stored()
+    for name in chosen:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        found[name] = section(name, options)
+        body = [f"<!-- {key} -->\n\n{found[key]}" for key in SECTIONS if key in found]
+        head = "# Benchmarks: what the scripts printed\n\nWritten by `benchmarks/run_all.py`."
+        PAGE.write_text("\n\n".join([head, *body]) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
