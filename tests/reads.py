@@ -86,6 +86,6 @@ def counted(*, far: bool = False) -> Iterator[Waits]:
 
     with watching("tolist"), watching("cpu"), watching("numpy"), ExitStack() as stack:
         if far:
-            stack.enter_context(mock.patch.object(devices, "is_far", return_value=True))
+            stack.enter_context(mock.patch.object(devices, "is_accelerator", return_value=True))
         with waits:
             yield waits

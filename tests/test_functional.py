@@ -187,7 +187,7 @@ def test_batching_equals_looping():
 def test_chunks_change_nothing(monkeypatch):
     embeddings = clouds(9, distortions=10, seed=6)
     whole = both(*embeddings)
-    monkeypatch.setattr(frame_batches, "CHUNK_BYTES", 40_000)
+    monkeypatch.setattr(frame_batches, "BATCH_BYTES", 40_000)
     torch.testing.assert_close(both(*embeddings), whole, rtol=1e-10, atol=1e-12)
 
 

@@ -2,8 +2,9 @@
 
 Shapes: S' outputs, S sources, P distortions, M features, N points of a frame; ``...`` any
 leading dimensions (batch, frames). Order is always outputs (estimates), references, distortions.
-Stages: :mod:`torch_mapss.core.diffusion_map`, :mod:`torch_mapss.core.layout` (PS, PM),
-:mod:`torch_mapss.core.pooling` (pooling), :mod:`torch_mapss.core.gamma` (incomplete gamma),
+Stages: :mod:`torch_mapss.core.diffusion_map`, :mod:`torch_mapss.core.separation` (PS),
+:mod:`torch_mapss.core.match` (PM), :mod:`torch_mapss.core.pooling` (pooling),
+:mod:`torch_mapss.core.gamma` (incomplete gamma),
 :mod:`torch_mapss.bounds` (error radius and half-width, without gradients).
 
 Measure, call, equation (labels of the paper's source):
@@ -14,7 +15,6 @@ Measure, call, equation (labels of the paper's source):
 | PS from embeddings | `functional.perceptual_separation` | `eq:PS_final` |
 | its two distances A and B | `functional.separation_distances` | `eq:B` |
 | PM, log PM from embeddings | `functional.perceptual_match` | `eq:pm_gamma_mm_short` |
-| PM as a rank, output included | `functional.match_rank` | none: full conformal prediction |
 | Q(k, x), log Q, differentiable | `functional.gammaincc`, `log_gammaincc` | `eq:Q_partials` |
 | error radius and half-width of PS | `functional.separation_bounds` | `eq:ps_final_bound` |
 | error radius and half-width of PM | `functional.match_bounds` | `eq:pm_final_bound` |
@@ -34,7 +34,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from torch_mapss.bounds.frames import (
@@ -44,16 +43,14 @@ from torch_mapss.bounds.frames import (
     separation_bounds,
     truncation_bounds,
 )
-from torch_mapss.core import checks
-from torch_mapss.core import separation as of_separation
-from torch_mapss.core.conformal import match_rank as rank_of
-from torch_mapss.core.diffusion_map import DiffusionMap, Embedding, diffusion_map
-from torch_mapss.core.frame_batches import score_frames
+from torch_mapss.core.diffusion_map import DiffusionMap, diffusion_map
+from torch_mapss.core.frame_batches import run_shaped
 from torch_mapss.core.gamma import gammaincc, log_gammaincc
-from torch_mapss.core.layout import Layout
+from torch_mapss.core.match import match_scores
+from torch_mapss.core.points import checked_points
 from torch_mapss.core.pooling import pool_match, pool_separation
-from torch_mapss.core.scores import any_match
-from torch_mapss.core.settings import MATCH_CONVENTIONS, Settings, map_settings
+from torch_mapss.core.separation import separation_scores
+from torch_mapss.core.settings import map_settings
 from torch_mapss.core.torch_defaults import with_torch_defaults
 
 __all__ = [
@@ -65,7 +62,6 @@ __all__ = [
     "gammaincc",
     "log_gammaincc",
     "match_bounds",
-    "match_rank",
     "perceptual_match",
     "perceptual_separation",
     "pool_match",
@@ -136,9 +132,8 @@ def perceptual_separation(
             first frame and source); an active source without any distortion.
     """
     settings = map_settings(alpha, time, energy, convention, max_dimension, eigh=eigh)
-    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
-    (score,) = score_frames(clouds, settings, _separation)
-    return score
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
+    return run_shaped(*points, settings, separation_scores)["ps"]
 
 
 @with_torch_defaults
@@ -166,8 +161,9 @@ def separation_distances(
         A :class:`SeparationDistances` of two (..., S') tensors, at least 0; 0 where undefined.
     """
     settings = map_settings(alpha, time, energy, convention, max_dimension, eigh=eigh)
-    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
-    return SeparationDistances(*score_frames(clouds, settings, _distances))
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
+    found = run_shaped(*points, settings, separation_scores)
+    return SeparationDistances(found["attributed_distance"], found["foreign_distance"])
 
 
 @with_torch_defaults
@@ -196,12 +192,8 @@ def perceptual_match(
 
     Args:
         outputs, references, distortions, attributed, active, mask, alpha, time, energy,
-            max_dimension, eigh: as for :func:`perceptual_separation`; an active source needs at
-            least two distortions.
-        convention: ``"paper"``, ``"reference"``, or ``"conformal"``, on the paper's map: the output
-            counted among the distortions, whose distances are then measured alike, and a
-            log-normal in place of the Gamma. Far less saturated; see :func:`match_rank` for the
-            form of it that has a guarantee, and :mod:`torch_mapss.core.conformal` for both.
+            convention, max_dimension, eigh: as for :func:`perceptual_separation`; an active
+            source needs at least two distortions.
         log: return log PM. PM of an audible distortion is often 1e-100: its log still ranks, and
             still has a gradient. In the reference convention it is not floored at 1e-16.
 
@@ -211,62 +203,6 @@ def perceptual_match(
     Raises:
         TypeError, ValueError: as :func:`perceptual_separation`.
     """
-    settings = map_settings(alpha, time, energy, convention, max_dimension, MATCH_CONVENTIONS, eigh)
-    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
-    pm, log_pm = score_frames(clouds, settings, any_match)
-    return log_pm if log else pm
-
-
-@with_torch_defaults
-def match_rank(
-    outputs: Tensor,
-    references: Tensor,
-    distortions: Tensor,
-    *,
-    attributed: Sequence[int] | Tensor | None = None,
-    active: Tensor | None = None,
-    mask: Tensor | None = None,
-    alpha: float = 1.0,
-    time: float = 1.0,
-    energy: float = 0.99,
-    max_dimension: int | None = None,
-    eigh: str = "float64",
-) -> Tensor:
-    """Rank of every output among its distortions: the rank form of PM's conformal convention.
-
-    (1 + the number of the N_p distortions at least as far from the reference) / (N_p + 1), far by
-    the leverage among the distortions and the output together. If these are exchangeable, it is
-    at most u with probability at most u, for every u, whatever their distribution and number and
-    the encoder. Valid under exchangeability, which a designed bank does not have with what
-    separators do. It cannot fall below 1/(N_p + 1). No gradient.
-
-    Args:
-        outputs, references, distortions, attributed, active, mask, alpha, time, energy,
-            max_dimension, eigh: as for :func:`perceptual_match`. The map is the paper's.
-
-    Returns:
-        (..., S') in (0, 1], a multiple of 1/(N_p + 1); float64 if an input is, else float32. 0
-        where undefined. 1/(N_p + 1) or 1 where there is no map.
-
-    Raises:
-        TypeError, ValueError: as :func:`perceptual_separation`.
-    """
-    settings = map_settings(alpha, time, energy, "paper", max_dimension, eigh=eigh)
-    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
-    with torch.no_grad():
-        (rank,) = score_frames(clouds, settings, _rank)
-    return rank
-
-
-def _separation(*frame: object) -> tuple[Tensor, ...]:
-    return (of_separation.separation(*frame),)  # type: ignore[arg-type]
-
-
-def _distances(*frame: object) -> tuple[Tensor, ...]:
-    distances = of_separation.separation_distances(*frame)  # type: ignore[arg-type]
-    return distances.own, distances.foreign
-
-
-def _rank(embedding: Embedding, layout: Layout, settings: Settings) -> tuple[Tensor, ...]:
-    del settings
-    return (rank_of(embedding, layout),)
+    settings = map_settings(alpha, time, energy, convention, max_dimension, eigh=eigh)
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 2)
+    return run_shaped(*points, settings, match_scores)["log_pm" if log else "pm"]

@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_mapss import functional as F
 from torch_mapss.bounds import bootstrap, effective, frames, match, schur, separation
-from torch_mapss.core.diffusion_map import embed, gather
+from torch_mapss.core.diffusion_map import embed
 from torch_mapss.core.gamma import gammaincc
-from torch_mapss.core.layout import Layout, presence, split_points
 from torch_mapss.core.mahalanobis import ridge_factor
 from torch_mapss.core.match import attributed_deviations, masked_moments
+from torch_mapss.core.points import Points, presence, split_points
 from torch_mapss.core.separation import cluster_statistics
 from torch_mapss.core.settings import Settings
 
@@ -55,17 +55,16 @@ def _frame(case: str) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.from_numpy(x).double() for x in points)  # type: ignore[return-value]
 
 
-def _layout(points: tuple[Tensor, Tensor, Tensor]) -> Layout:
-    outputs, _, distortions = points
-    return Layout(
-        tuple(range(outputs.shape[-2])), distortions.shape[-3], distortions.shape[-2], None, None
-    )
+def _frames(case: str) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(x[None] for x in _frame(case))  # type: ignore[return-value]
+
+
+def _layout(points: tuple[Tensor, Tensor, Tensor]) -> Points:
+    return Points(*points, tuple(range(points[0].shape[-2])))
 
 
 def _embedding(points: tuple[Tensor, Tensor, Tensor], energy: float = 0.99):
-    outputs, references, distortions = points
-    stacked = torch.cat([outputs, references, distortions.flatten(-3, -2)], -2)
-    return embed(gather(stacked), None, Settings(energy=energy), rest=True)
+    return embed(_layout(points), Settings(energy=energy), discarded=True)
 
 
 @pytest.mark.parametrize("convention", ["paper", "reference", "derived"])
@@ -165,9 +164,9 @@ def test_constants_enter_as_in_the_oracle(monkeypatch: pytest.MonkeyPatch) -> No
 def test_bartlett_agrees_with_the_oracle(case: str) -> None:
     frame = oracle.embed_frame(*golden.embeddings(golden.CASES[case]))
     assert frame is not None
-    embedding, layout = _embedding(tuple(x[None] for x in _frame(case))), _layout(_frame(case))
+    embedding, layout = _embedding(_frames(case)), _layout(_frames(case))
     _, clusters = split_points(embedding.coordinates, layout)
-    _, present = presence(layout, 1, clusters.device)
+    _, present = presence(layout)
     lags = effective.lag_correlations(clusters, present, embedding.dimension)[0]
     total = effective.bartlett_sum(clusters, present, embedding.dimension)[0]
     for j in frame.sources:
@@ -214,7 +213,7 @@ def test_schur_identity(energy: float) -> None:
     layout, embedding = _layout(points), _embedding(points, energy)
     full = schur.whole_space(embedding)
     _, clusters = split_points(full.coordinates, layout)
-    _, present = presence(layout, 6, clusters.device)
+    _, present = presence(layout)
     mean, deviations, divisor = cluster_statistics(clusters, present)
     delta = full.coordinates.unsqueeze(1) - mean.unsqueeze(2)  # every point to every cluster
     retained = schur.is_retained(embedding, delta.shape[-1])

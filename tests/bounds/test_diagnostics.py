@@ -132,16 +132,15 @@ def test_errors_of_ps_go_together_and_those_of_pm_do_not() -> None:
 
 def test_source_correlation_is_numpys_of_the_centred_errors() -> None:
     from torch_mapss.bounds.bootstrap import bootstrap_separation
-    from torch_mapss.core.diffusion_map import embed, gather
-    from torch_mapss.core.layout import Layout
+    from torch_mapss.core.diffusion_map import embed
+    from torch_mapss.core.points import Points
     from torch_mapss.core.settings import Settings
 
     points = clouds(3, sources=3, seed=6)
     found = diagnostics.source_correlation(*points, draws=40)
-    cloud = gather(points[0], points[1], points[2].flatten(1, 2))
-    embedding = embed(cloud, None, Settings())
-    layout = Layout((0, 1, 2), 3, points[2].shape[2], None, None)
-    _, draws = bootstrap_separation(embedding, layout, Settings(), 40, 0)  # (draws, F, S')
+    record = Points(*points, (0, 1, 2))
+    embedding = embed(record, Settings())
+    _, draws = bootstrap_separation(embedding, record, Settings(), 40, 0)  # (draws, F, S')
     errors = (draws - draws.mean(0)).permute(2, 1, 0).reshape(3, -1)
     expected = torch.from_numpy(np.corrcoef(errors.numpy()))
     torch.testing.assert_close(found.matrix, expected, rtol=1e-6, atol=1e-6)

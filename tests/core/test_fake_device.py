@@ -72,24 +72,13 @@ def test_absent_sources_and_distortions(score: str) -> None:
         assert_there(SCORES[score](*points, active=active, mask=mask), *points)
 
 
-@pytest.mark.parametrize("form", ["smooth", "log", "rank"])
-def test_the_conformal_convention(form: str) -> None:
-    with fake_device():
-        points = cloud()
-        if form == "rank":
-            assert F.match_rank(*points).device.type == "cuda"
-            return
-        score = F.perceptual_match(*points, log=form == "log", convention="conformal")
-        assert_there(score, *points)
-
-
 def test_recomputed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     points = SOURCES * (DISTORTIONS + 2)
     two = 2 * 8 * (2 * points * FEATURES + 8 * points**2)
-    assert frame_batches.frames_per_chunk(points, FEATURES, two) == 2
-    monkeypatch.setattr(frame_batches, "FAR_CHUNKS", 1)
-    monkeypatch.setattr(frame_batches, "CHUNK_BYTES", two)
+    assert frame_batches.frames_per_batch(points, FEATURES, two) == 2
+    monkeypatch.setattr(frame_batches, "ACCELERATOR_BATCHES", 1)
+    monkeypatch.setattr(frame_batches, "BATCH_BYTES", two)
     monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 0)
     with fake_device():
         given = cloud()

@@ -337,7 +337,7 @@ def test_recomputed_chunks_give_the_same_gradient(monkeypatch):
 
     embeddings = clouds(6, distortions=8, features=5, seed=29)
     expected = pulled(F_sum(F.perceptual_separation), embeddings)
-    monkeypatch.setattr(frame_batches, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(frame_batches, "BATCH_BYTES", 1)
     chunked = pulled(F_sum(F.perceptual_separation), embeddings)
     monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 1)
     recomputed = pulled(F_sum(F.perceptual_separation), embeddings)

@@ -1,4 +1,4 @@
-"""Leakage members, the conformal convention and the largest dimension, from waveforms on."""
+"""Leakage members and the largest dimension, from waveforms on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_mapss import MAPSS, DistortionBank, MatchLoss, ReferenceBank
+from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 
 FAMILIES = ("echo", "tone", "comb", "leakage")
 SMALL = DistortionBank("separation", size=6)
@@ -31,7 +31,7 @@ def leaking(references: Tensor, amount: float = 0.3) -> Tensor:
 
 
 def assert_same(scores, whole, item: int, frames: int) -> None:
-    for name in ("ps", "pm", "log_pm", "pm_rank"):
+    for name in ("ps", "pm", "log_pm"):
         one, other = getattr(scores, name), getattr(whole, name)
         torch.testing.assert_close(one[0], other[item, :, :frames], rtol=1e-3, atol=1e-3)
 
@@ -67,7 +67,7 @@ def test_members_of_each_other_source_alone():
 
 
 def test_items_of_several_lengths_score_as_alone():
-    mapss = scorer("conformal")
+    mapss = scorer()
     references = voices(3, 3)
     lengths = torch.tensor([4000, 2500, 4000])
     references[1, :, 2500:] = 7.0  # padding may hold anything
@@ -91,7 +91,7 @@ def test_sources_prepared_apart_still_get_their_whole_mixture():
 
 
 def test_silent_other_sources_leave_their_slots_masked():
-    mapss = scorer("conformal")
+    mapss = scorer()
     references = voices(1, 3)
     references[0, 2] = 0.0
     two = mapss(leaking(references[:, :2]), references[:, :2])
@@ -137,44 +137,6 @@ def test_leakage_of_the_default_bank():
         MAPSS("mel", leakage=7, match_bank=DistortionBank("match", size=9))
 
 
-def test_conformal_scores_change_pm_alone():
-    references = voices()
-    estimates = leaking(references)
-    paper, conformal = scorer("paper"), scorer("conformal")
-    bank = paper.prepare(references)  # no part of it depends on the convention
-    one, other = paper(estimates, bank), conformal(estimates, bank)
-    for name in ("ps", "attributed_distance", "foreign_distance", "active"):
-        torch.testing.assert_close(getattr(other, name), getattr(one, name), rtol=0, atol=0)
-    assert one.pm_rank is None
-    assert one.utterance().pm_rank.isnan().all()
-    members = bank.groups[0].match.distortions.shape[2]
-    rank = other.pm_rank[other.active] * (members + 1)
-    torch.testing.assert_close(rank, rank.round(), rtol=0, atol=1e-4)
-    assert (other.pm > one.pm)[other.active].double().mean() > 0.6
-    assert other.utterance().pm_rank.isfinite().all()
-    assert other.detach().pm_rank is not None
-
-
-def test_conformal_bounds_have_a_radius_and_no_tail():
-    references = voices(1)
-    estimates = leaking(references)
-    mapss = scorer("conformal")
-    bank = mapss.prepare(references)
-    found = mapss.bounds(estimates, bank)
-    active = found.active
-    assert found.pm.tail[active].isnan().all()
-    assert (found.pm.tail[~active] == 0.0).all()
-    assert found.pm.radius.isfinite().all()
-    torch.testing.assert_close(found.scores.pm, mapss(estimates, bank).pm)
-    torch.testing.assert_close(found.scores.pm_rank, mapss(estimates, bank).pm_rank)
-    paper = scorer("paper").bounds(estimates, bank)
-    torch.testing.assert_close(found.ps.total, paper.ps.total)
-    derived = mapss.bounds(estimates, bank, convention="derived", tail="bootstrap", draws=5)
-    assert derived.pm.tail[active].isnan().all()
-    assert derived.ps.tail[active].isfinite().all()
-    assert mapss.bounds(estimates, bank, convention="reference").scores is None
-
-
 def test_dimensions_are_told_and_capped():
     references = voices()
     references[1, 1, :2000] = 0.0  # frames with one active source
@@ -190,23 +152,3 @@ def test_dimensions_are_told_and_capped():
     assert scores.match_dimension.max() > 5
     alone = scorer()(estimates, references, measures="match")
     assert (alone.separation_dimension == 0).all()
-
-
-@pytest.mark.parametrize("mode", ["linear", "log", "log1p"])
-def test_losses_train_through_leakage_members_and_the_conformal_convention(mode):
-    references = voices(1)
-    mapss = scorer("conformal", leakage=7)
-    bank = mapss.prepare(references)
-    loss = MatchLoss(mapss, mode=mode)
-    last = None
-    estimates = leaking(references, 0.5) + 0.05 * voices(1, seed=3)
-    for _ in range(2):
-        estimates = estimates.detach().requires_grad_()
-        value = loss(estimates, bank)
-        value.backward()
-        assert estimates.grad.isfinite().all()
-        assert estimates.grad.abs().sum() > 0.0
-        assert last is None or value < last
-        last = value.detach()
-        step = 0.02 * estimates.detach().norm() / estimates.grad.norm()
-        estimates = estimates - step * estimates.grad

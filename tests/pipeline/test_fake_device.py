@@ -21,7 +21,6 @@ from torch_mapss.pipeline import clusters
 OPTIONS: dict[str, dict[str, Any]] = {
     "paper": {},
     "reference": {"convention": "reference"},
-    "conformal": {"convention": "conformal"},
     "float32 eigh": {"eigh": "float32"},
     "signs aligned": {"align_polarity": True},
 }
@@ -88,7 +87,7 @@ def test_a_step_over_several_lengths() -> None:
 def test_bounds_and_several_systems() -> None:
     estimates, references = signals(requires_grad=False)
     mapss = mapss_of()
-    bank = mapss.prepare(references).with_distances()  # which none is kept of, on such a device
+    bank = mapss.prepare(references)
     bounds = mapss.bounds(estimates, bank)
     assert {x.device.type for x in (*bounds.ps, *bounds.pm)} == {"cuda"}
     for scores in mapss.score_systems([estimates, estimates], bank):

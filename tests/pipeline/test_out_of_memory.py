@@ -13,9 +13,8 @@ from bursts import bursts, leaky, small
 from torch import Tensor
 
 from torch_mapss import MAPSS
-from torch_mapss.core import frame_batches, linalg
+from torch_mapss.core import diffusion_map, frame_batches, linalg
 from torch_mapss.encoders import MelEncoder
-from torch_mapss.pipeline import kept
 from torch_mapss.pipeline import scoring as stage
 from torch_mapss.pipeline.memory import Allowance, Budget
 
@@ -25,8 +24,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "encoding": (MelEncoder, "_encode"),
     "gathering the bank": (stage, "bank_frames"),
     "gathering estimates": (stage, "gather"),
-    "points": (frame_batches, "gather"),
-    "distances": (kept, "known_distances"),
+    "points": (diffusion_map, "joined"),
     "eigendecomposition": (linalg, "eigh"),
 }
 
@@ -144,7 +142,7 @@ def test_half_a_budget_recomputes_larger_graphs(monkeypatch: pytest.MonkeyPatch)
         sizes.append(len(bank.groups[0].scored) * 8 * (points * 80 + 10 * points**2))
     allowed = mapss.budget(estimates.device).frames  # 3/4 of which is too little after halving
     monkeypatch.setattr(
-        frame_batches, "GRAPH_BYTES", max(sizes) * 3 // 2 * frame_batches.CHUNK_BYTES // allowed
+        frame_batches, "GRAPH_BYTES", max(sizes) * 3 // 2 * frame_batches.BATCH_BYTES // allowed
     )
     run, recomputed = frame_batches._Recomputed.forward, []
 

@@ -77,7 +77,7 @@ def test_recomputed_chunks_read_no_more(mapss: MAPSS, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 0)
     # What a scorer's memory gives a chunk counts in these.
-    monkeypatch.setattr(frame_batches, "CHUNK_BYTES", 2**22)
+    monkeypatch.setattr(frame_batches, "BATCH_BYTES", 2**22)
     forward, backward = step(mapss, 1.0)
     assert forward.reads.total() <= 4, forward.lines
     assert backward.reads.total() == 0, backward.lines

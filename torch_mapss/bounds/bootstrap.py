@@ -19,7 +19,6 @@ from torch.nn.functional import pad
 
 from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import gammaincc
-from torch_mapss.core.layout import Layout, presence, split_points
 from torch_mapss.core.mahalanobis import (
     RIDGE,
     rounding_floor,
@@ -27,6 +26,7 @@ from torch_mapss.core.mahalanobis import (
     squared_mahalanobis,
 )
 from torch_mapss.core.match import attributed_deviations
+from torch_mapss.core.points import Points, presence, split_points
 from torch_mapss.core.separation import cluster_statistics
 from torch_mapss.core.settings import Settings
 
@@ -94,16 +94,16 @@ def _weighted_scatter(weights: Tensor, deviations: Tensor) -> Tensor:
 
 
 def bootstrap_separation(
-    embedding: Embedding, layout: Layout, settings: Settings, draws: int, seed: int
+    embedding: Embedding, points: Points, settings: Settings, draws: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """PS (F, S') of the clusters as they are, and of every draw (R, F, S')."""
-    outputs, clusters = split_points(embedding.coordinates, layout)
-    active, present = presence(layout, len(outputs), outputs.device)
+    outputs, clusters = split_points(embedding.coordinates, points)
+    active, present = presence(points)
     centre, deviations, divisor = cluster_statistics(clusters, present)
     counts = pad(resampled_counts(present[..., 1:], draws, seed), (1, 0), value=1.0)
     delta = outputs.unsqueeze(-3) - centre.unsqueeze(-2)  # (F, S, S', D)
-    everyone = torch.arange(layout.sources, device=active.device)
-    own = everyone == layout.source_index(active.device).unsqueeze(-1)
+    everyone = torch.arange(points.sources, device=active.device)
+    own = everyone == points.source_index().unsqueeze(-1)
     foreign = ~own & active.unsqueeze(-2)
     once = pad(present[None, ..., 1:].to(clusters.dtype), (1, 0), value=1.0)
 
@@ -145,16 +145,16 @@ def _separation(squared: Tensor, own: Tensor, foreign: Tensor, convention: str) 
 
 
 def bootstrap_match(
-    embedding: Embedding, layout: Layout, settings: Settings, draws: int, seed: int
+    embedding: Embedding, points: Points, settings: Settings, draws: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """PM (F, S') of the clusters as they are, and of every draw (R, F, S').
 
     Draws whose resampled cluster is collapsed (all squared distances equal) keep no fit: 1 if the
     output coincides with its reference, else 0, as the score.
     """
-    deviations, output, there, count = attributed_deviations(embedding, layout)
-    _, present = presence(layout, len(output), output.device)
-    counts = layout.of_outputs(resampled_counts(present[..., 1:], draws, seed), 2)
+    deviations, output, there, count = attributed_deviations(embedding, points)
+    _, present = presence(points)
+    counts = points.of_outputs(resampled_counts(present[..., 1:], draws, seed), 2)
     rows = torch.cat([deviations, output.unsqueeze(-2)], -2)
     ridge = RIDGE if settings.convention == "reference" else 0.0
     floor = rounding_floor(embedding).unsqueeze(-1)

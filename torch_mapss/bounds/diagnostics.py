@@ -18,10 +18,16 @@ from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation
 from torch_mapss.bounds.effective import bartlett_sum, normal_quantile
 from torch_mapss.bounds.match import MatchParts, fit_gamma, match_parts
 from torch_mapss.core import checks
-from torch_mapss.core.diffusion_map import Embedding
-from torch_mapss.core.frame_batches import score_frames
+from torch_mapss.core.diffusion_map import embed
+from torch_mapss.core.frame_batches import Scored, run, run_shaped
 from torch_mapss.core.gamma import gammaincc
-from torch_mapss.core.layout import Layout, presence, scored_outputs, split_points
+from torch_mapss.core.points import (
+    Points,
+    checked_points,
+    presence,
+    scored_outputs,
+    split_points,
+)
 from torch_mapss.core.settings import Settings, map_settings
 
 
@@ -86,8 +92,8 @@ def gamma_fit_test(
         TypeError, ValueError: as the score.
     """
     settings = map_settings(alpha, time, energy, convention)
-    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
-    return GammaTest(*score_frames(clouds, settings, _gamma_kernel, rest=True))
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 2)
+    return GammaTest(**run_shaped(*points, settings, _gamma_test))
 
 
 @torch.no_grad()
@@ -113,8 +119,8 @@ def bank_correlation(
         source is inactive.
     """
     settings = map_settings(alpha, time, energy, convention)
-    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
-    (total,) = score_frames(clouds, settings, _bank_kernel)
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
+    total = run_shaped(*points, settings, _lag_sum)["total"]
     return BankCorrelation(total, 1.0 / (1.0 + 2.0 * total).clamp(min=1.0))
 
 
@@ -198,18 +204,18 @@ def source_correlation(
     draws, seed = checks.check_whole(draws, "draws", 2), checks.check_seed(seed)
     settings = map_settings(alpha, time, energy, convention)
     least = 1 if measure == "separation" else 2
-    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, least)
+    points, _ = checked_points(outputs, references, distortions, attributed, active, mask, least)
     if outputs.shape[-2] < 2:
         raise ValueError("a correlation between sources needs at least 2 outputs, got 1.")
     resample = bootstrap_separation if measure == "separation" else bootstrap_match
 
-    def kernel(embedding: Embedding, layout: Layout, settings: Settings) -> tuple[Tensor, ...]:
-        _, scores = resample(embedding, layout, settings, draws, seed)
-        scored = scored_outputs(layout, scores.shape[1], scores.device)
-        return (torch.where(scored, scores - scores.mean(0), 0.0).movedim(0, -1),)
+    def resampled(points: Points, settings: Settings, may_sync: bool) -> Scored:
+        embedding = embed(points, settings, may_sync=may_sync)
+        _, scores = resample(embedding, points, settings, draws, seed)
+        errors = torch.where(scored_outputs(points), scores - scores.mean(0), 0.0)
+        return {"errors": errors.movedim(0, -1)}, embedding.again
 
-    (errors,) = score_frames(clouds, settings, kernel)
-    errors = errors.double().reshape(-1, *errors.shape[-2:])  # (frames, S', draws)
+    errors = run(points, settings, resampled)["errors"].double()  # (frames, S', draws)
     covariance = torch.einsum("fir,fjr->ij", errors, errors)
     scale = covariance.diagonal().sqrt()
     matrix = covariance / (scale.unsqueeze(-1) * scale)  # NaN for a source without any error
@@ -218,19 +224,18 @@ def source_correlation(
 
 
 # --------------------------------------------------------------------------------------------
-# Kernels
+# Score functions
 # --------------------------------------------------------------------------------------------
 
 
-def _gamma_kernel(
-    embedding: Embedding, layout: Layout, settings: Settings
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    parts = match_parts(embedding, layout, settings)
+def _gamma_test(points: Points, settings: Settings, may_sync: bool) -> Scored:
+    embedding = embed(points, settings, discarded=True, may_sync=may_sync)
+    parts = match_parts(embedding, points, settings)
     fit, collapsed = fit_gamma(parts, embedding, settings)
     statistic = _kolmogorov_distance(parts, fit.k, fit.theta)
-    scored = scored_outputs(layout, len(statistic), statistic.device) & ~collapsed
-    statistic = torch.where(scored, statistic, 0.0)
-    return statistic, kolmogorov_tail(statistic, parts.members), fit.k, fit.theta
+    statistic = torch.where(scored_outputs(points) & ~collapsed, statistic, 0.0)
+    found = GammaTest(statistic, kolmogorov_tail(statistic, parts.members), fit.k, fit.theta)
+    return found._asdict(), embedding.again
 
 
 def _kolmogorov_distance(parts: MatchParts, k: Tensor, theta: Tensor) -> Tensor:
@@ -259,11 +264,11 @@ def kolmogorov_tail(statistic: Tensor, count: Tensor) -> Tensor:
     return torch.where(argument < 0.3, 1.0, (terms * signs).sum(-1).clamp(0.0, 1.0))
 
 
-def _bank_kernel(embedding: Embedding, layout: Layout, settings: Settings) -> tuple[Tensor]:
-    del settings
-    _, clusters = split_points(embedding.coordinates, layout)
-    _, present = presence(layout, len(clusters), clusters.device)
-    return (bartlett_sum(clusters, present, embedding.dimension),)
+def _lag_sum(points: Points, settings: Settings, may_sync: bool) -> Scored:
+    embedding = embed(points, settings, may_sync=may_sync)
+    _, clusters = split_points(embedding.coordinates, points)
+    _, present = presence(points)
+    return {"total": bartlett_sum(clusters, present, embedding.dimension)}, embedding.again
 
 
 def _lagged_products(x: Tensor, size: int) -> Tensor:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -34,14 +33,14 @@ from torch_mapss.bounds.match import match_kernel
 from torch_mapss.bounds.schur import Options
 from torch_mapss.bounds.separation import separation_kernel
 from torch_mapss.core import checks
-from torch_mapss.core.diffusion_map import DiffusionMap
-from torch_mapss.core.frame_batches import Kernel, score_frames
-from torch_mapss.core.scores import match_scores, separation_scores
-from torch_mapss.core.settings import MATCH_CONVENTIONS as GRAPHS
+from torch_mapss.core.diffusion_map import DiffusionMap, embed
+from torch_mapss.core.frame_batches import Score, Scored, run_shaped
+from torch_mapss.core.match import of_match
+from torch_mapss.core.points import Points, checked_points
+from torch_mapss.core.separation import of_separation
 from torch_mapss.core.settings import Settings, map_settings
 
 CONVENTIONS = ("paper", "reference", "derived")
-MATCH_CONVENTIONS = (*CONVENTIONS, "conformal")  # of the bounds of PM alone
 TAILS = ("concentration", "bootstrap")
 
 
@@ -120,10 +119,8 @@ def separation_bounds(
     """
     options = Options(confidence, convention, tail, n_eff, c, floor=floor, draws=draws, seed=seed)
     settings = _settings(alpha, time, energy, eigh, max_dimension, options)
-    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 1)
-    kernel = partial(separation_kernel, options=options)
-    radius, width = score_frames(clouds, settings, kernel, rest=True)
-    return Bounds(radius, width, radius + width)
+    found = checked_points(outputs, references, distortions, attributed, active, mask, 1)
+    return _bounds(*found, settings, separation_errors(options), "ps")
 
 
 @torch.no_grad()
@@ -156,10 +153,7 @@ def match_bounds(
     Args:
         outputs, references, distortions, attributed, active, mask, alpha, time, energy,
             eigh, max_dimension: as for :func:`torch_mapss.functional.perceptual_match`.
-        confidence, convention, tail, draws, seed: as for :func:`separation_bounds`. The convention
-            may also be ``"conformal"``: the radius is then the very change that keeping all
-            coordinates makes, and the tail and total are NaN, since none is stated (the rank form
-            needs none).
+        confidence, convention, tail, draws, seed: as for :func:`separation_bounds`.
         c1: C₁ of [eq:pm_k_bias], which the paper leaves open; scales the half-width of k.
         c2: C₂ of [eq:pm_theta_bias], the same for θ.
         cap: largest half-width of k, θ and a as a share of each. The paper's ½ keeps the tail from
@@ -174,11 +168,17 @@ def match_bounds(
         TypeError, ValueError: as the score; and a setting out of its range.
     """
     options = Options(confidence, convention, tail, c1=c1, c2=c2, cap=cap, draws=draws, seed=seed)
-    settings = _settings(alpha, time, energy, eigh, max_dimension, options, MATCH_CONVENTIONS)
-    clouds = checks.check_clouds(outputs, references, distortions, attributed, active, mask, 2)
-    kernel = partial(match_kernel, options=options)
-    radius, width = score_frames(clouds, settings, kernel, rest=True)
-    return Bounds(radius, width, radius + width)
+    settings = _settings(alpha, time, energy, eigh, max_dimension, options)
+    found = checked_points(outputs, references, distortions, attributed, active, mask, 2)
+    return _bounds(*found, settings, match_errors(options), "pm")
+
+
+def _bounds(
+    points: Points, lead: torch.Size, settings: Settings, score: Score, name: str
+) -> Bounds:
+    found = run_shaped(points, lead, settings, score)
+    radius, tail = found[f"{name}_radius"], found[f"{name}_tail"]
+    return Bounds(radius, tail, radius + tail)
 
 
 @torch.no_grad()
@@ -242,21 +242,39 @@ def truncation_bounds(
 # --------------------------------------------------------------------------------------------
 
 
-def kernels_with_scores(options: Options) -> tuple[Kernel, Kernel]:
-    """What the pipeline runs on the maps of PS and of PM: radius, tail, then the scores' parts.
+def separation_errors(options: Options, *, scores: bool = False) -> Score:
+    """A score function of ``ps_radius`` and ``ps_tail``, and of what PS itself returns.
 
     Making a map is most of the work, and the bounds read the scores' own.
 
-    Raises:
-        ValueError: an option out of its range.
+    Args:
+        options: checked, see :func:`check_options`.
+        scores: also return the fields of :func:`torch_mapss.core.separation.separation_scores`.
     """
-    _check_options(options)
-    separation = partial(separation_kernel, options=options)
-    match = partial(match_kernel, options=options)
-    return (
-        lambda *frame: (*separation(*frame), *separation_scores(*frame)),
-        lambda *frame: (*match(*frame), *match_scores(*frame)),
-    )
+
+    def score(points: Points, settings: Settings, may_sync: bool) -> Scored:
+        embedding = embed(points, settings, discarded=True, may_sync=may_sync)
+        radius, tail = separation_kernel(embedding, points, settings, options)
+        found = {"ps_radius": radius, "ps_tail": tail}
+        if scores:
+            found |= of_separation(embedding, points, settings)
+        return found, embedding.again
+
+    return score
+
+
+def match_errors(options: Options, *, scores: bool = False) -> Score:
+    """The same of ``pm_radius`` and ``pm_tail``, and of PM."""
+
+    def score(points: Points, settings: Settings, may_sync: bool) -> Scored:
+        embedding = embed(points, settings, discarded=True, may_sync=may_sync)
+        radius, tail = match_kernel(embedding, points, settings, options)
+        found = {"pm_radius": radius, "pm_tail": tail}
+        if scores:
+            found |= of_match(embedding, points, settings)
+        return found, embedding.again
+
+    return score
 
 
 # --------------------------------------------------------------------------------------------
@@ -280,16 +298,16 @@ def _settings(
     eigh: str,
     max_dimension: int | None,
     options: Options,
-    conventions: tuple[str, ...] = CONVENTIONS,
 ) -> Settings:
-    _check_options(options, conventions)
+    check_options(options)
     graph = "paper" if options.convention == "derived" else options.convention
-    return map_settings(alpha, time, energy, graph, max_dimension, GRAPHS, eigh=eigh)
+    return map_settings(alpha, time, energy, graph, max_dimension, eigh)
 
 
-def _check_options(options: Options, conventions: tuple[str, ...] = CONVENTIONS) -> None:
+def check_options(options: Options) -> Options:
+    """The options of a bound, in range."""
     check_confidence(options.confidence)
-    checks.check_choice(options.convention, "convention", conventions)
+    checks.check_choice(options.convention, "convention", CONVENTIONS)
     checks.check_choice(options.tail, "tail", TAILS)
     share = options.n_eff
     if isinstance(share, str):
@@ -309,3 +327,4 @@ def _check_options(options: Options, conventions: tuple[str, ...] = CONVENTIONS)
         )
     checks.check_whole(options.draws, "draws", 1)
     checks.check_seed(options.seed)
+    return options

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from torch_mapss.bounds.bootstrap import bootstrap_match, half_width
-from torch_mapss.bounds.conformal import conformal_kernel
 from torch_mapss.bounds.schur import (
     REFERENCE_RIDGE,
     Options,
@@ -33,9 +32,9 @@ from torch_mapss.bounds.schur import (
 )
 from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import gammaincc
-from torch_mapss.core.layout import Layout, scored_outputs
 from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor
 from torch_mapss.core.match import attributed_deviations, is_collapsed, masked_moments
+from torch_mapss.core.points import Points, scored_outputs
 from torch_mapss.core.settings import Settings
 
 # Guards of the released implementation: on a variance, on divisors, on an upper limit.
@@ -73,31 +72,29 @@ class Box(NamedTuple):
 
 
 def match_kernel(
-    embedding: Embedding, layout: Layout, settings: Settings, options: Options
+    embedding: Embedding, points: Points, settings: Settings, options: Options
 ) -> tuple[Tensor, Tensor]:
     """Radius and tail of PM (F, S') of a chunk of frames."""
-    if settings.convention == "conformal":
-        return conformal_kernel(embedding, layout)
-    parts = match_parts(embedding, layout, settings)
+    parts = match_parts(embedding, points, settings)
     fit, collapsed = fit_gamma(parts, embedding, settings)
     centre, boxes = (fit.k, fit.theta, parts.a), [_radius_box(parts, fit, options)]
     if options.tail == "bootstrap":
         (radius,) = corner_maxima(centre, boxes)
-        score, draws = bootstrap_match(embedding, layout, settings, options.draws, options.seed)
+        score, draws = bootstrap_match(embedding, points, settings, options.draws, options.seed)
         tail = half_width(draws, score, options.confidence)
     else:
         radius, tail = corner_maxima(centre, [*boxes, _tail_box(parts, fit, options)])
     radius, tail = torch.where(collapsed, 0.0, radius), torch.where(collapsed, 1.0, tail)
-    scored = scored_outputs(layout, len(radius), radius.device)
+    scored = scored_outputs(points)
     if options.convention == "reference":
-        scored = scored & ~nothing_discarded(embedding, layout)
+        scored = scored & ~nothing_discarded(embedding, points)
     return torch.where(scored, radius, 0.0), torch.where(scored, tail, 0.0)
 
 
-def match_parts(embedding: Embedding, layout: Layout, settings: Settings) -> MatchParts:
+def match_parts(embedding: Embedding, points: Points, settings: Settings) -> MatchParts:
     """:class:`MatchParts` of every output of a chunk of frames."""
     full = whole_space(embedding)
-    deviations, output, there, count = attributed_deviations(full, layout)
+    deviations, output, there, count = attributed_deviations(full, points)
     rows = torch.cat([deviations, output.unsqueeze(-2)], -2)
     divisor = (count - 1).clamp(min=1)
     if settings.convention == "reference":

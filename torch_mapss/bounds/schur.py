@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torch_mapss.core.diffusion_map import Embedding
-from torch_mapss.core.layout import Layout, point_validity
 from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, scatter_factor
+from torch_mapss.core.points import Points, point_validity
 from torch_mapss.core.settings import Settings
 
 # Extra ridge of the released implementation on the Schur complement.
@@ -43,10 +43,11 @@ class Options(NamedTuple):
 
 def whole_space(embedding: Embedding) -> Embedding:
     """The embedding with all N-1 coordinates in place of the d retained ones."""
-    if embedding.rest is None:
+    if embedding.discarded is None:
         return embedding
-    missing = embedding.rest.shape[-1] - embedding.coordinates.shape[-1]
-    return embedding._replace(coordinates=pad(embedding.coordinates, (0, missing)) + embedding.rest)
+    retained, discarded = embedding.coordinates, embedding.discarded
+    missing = discarded.shape[-1] - retained.shape[-1]
+    return embedding._replace(coordinates=pad(retained, (0, missing)) + discarded)
 
 
 def is_retained(embedding: Embedding, width: int) -> Tensor:
@@ -82,9 +83,8 @@ def full_factor(
     return scatter_factor(deviations.mT @ deviations, divisor, ridge.unsqueeze(-2))
 
 
-def nothing_discarded(embedding: Embedding, layout: Layout) -> Tensor:
+def nothing_discarded(embedding: Embedding, points: Points) -> Tensor:
     """(F, 1) bool: d = N-1."""
-    points = embedding.coordinates
-    valid = point_validity(layout, len(points), points.device)
-    count = points.shape[-2] if valid is None else valid.sum(-1)
+    valid = point_validity(points)
+    count = embedding.coordinates.shape[-2] if valid is None else valid.sum(-1)
     return (embedding.dimension == count - 1).unsqueeze(-1)

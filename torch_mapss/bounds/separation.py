@@ -41,8 +41,8 @@ from torch_mapss.bounds.schur import (
 )
 from torch_mapss.core import linalg
 from torch_mapss.core.diffusion_map import Embedding
-from torch_mapss.core.layout import Layout, presence, scored_outputs, split_points
 from torch_mapss.core.mahalanobis import RIDGE, rounding_floor
+from torch_mapss.core.points import Points, presence, scored_outputs, split_points
 from torch_mapss.core.separation import cluster_statistics
 from torch_mapss.core.settings import Settings
 
@@ -66,51 +66,51 @@ class Spread(NamedTuple):
 
 
 def separation_kernel(
-    embedding: Embedding, layout: Layout, settings: Settings, options: Options
+    embedding: Embedding, points: Points, settings: Settings, options: Options
 ) -> tuple[Tensor, Tensor]:
     """Radius and tail of PS (F, S') of a chunk of frames."""
-    sides = separation_sides(embedding, layout, settings)
+    sides = separation_sides(embedding, points, settings)
     radius = _separation_radius(sides)
     if options.tail == "bootstrap":
         score, draws = bootstrap_separation(
-            embedding, layout, settings, options.draws, options.seed
+            embedding, points, settings, options.draws, options.seed
         )
         tail = half_width(draws, score, options.confidence)
     else:
-        tail = _separation_tail(sides, _spread(embedding, layout, options), options)
+        tail = _separation_tail(sides, _spread(embedding, points, options), options)
     # Both distances 0, or no map: PS is ½ by rule, and nothing bounds it but its range.
     undecided = (sides.distance.sum(-1) <= 0.0) | embedding.degenerate.unsqueeze(-1)
     tail = torch.where(undecided, 0.5, tail)
     if options.convention == "reference":
-        unbounded = ~nothing_discarded(embedding, layout)
+        unbounded = ~nothing_discarded(embedding, points)
         radius, tail = radius * unbounded, tail * unbounded
     return torch.where(sides.scored, radius, 0.0), torch.where(sides.scored, tail, 0.0)
 
 
-def separation_sides(embedding: Embedding, layout: Layout, settings: Settings) -> Sides:
+def separation_sides(embedding: Embedding, points: Points, settings: Settings) -> Sides:
     """Retained and discarded parts of every output's two distances, j* that of the retained."""
     full = whole_space(embedding)
-    outputs, clusters = split_points(full.coordinates, layout)
-    active, present = presence(layout, len(outputs), outputs.device)
+    outputs, clusters = split_points(full.coordinates, points)
+    active, present = presence(points)
     mean, deviations, divisor = cluster_statistics(clusters, present)
     retained = is_retained(embedding, outputs.shape[-1])
     factor = full_factor(deviations, divisor, retained, settings)
     delta = outputs.unsqueeze(-3) - mean.unsqueeze(-2)  # (F, S, S', D)
     kept, discarded = (part.mT for part in schur_parts(factor, delta, retained))
-    cluster = _own_and_nearest(kept, active, layout)
+    cluster = _own_and_nearest(kept, active, points)
     ridge = RIDGE if settings.convention == "reference" else 0.0
     return Sides(
         (kept.gather(-1, cluster) + ridge).sqrt(),
         discarded.gather(-1, cluster),
         cluster,
-        scored_outputs(layout, len(outputs), outputs.device),
+        scored_outputs(points),
     )
 
 
-def _own_and_nearest(squared: Tensor, active: Tensor, layout: Layout) -> Tensor:
+def _own_and_nearest(squared: Tensor, active: Tensor, points: Points) -> Tensor:
     """(F, S', 2) index of the attributed and of the closest other active cluster."""
-    own = layout.source_index(squared.device).expand(len(squared), -1).unsqueeze(-1)
-    everyone = torch.arange(layout.sources, device=squared.device)
+    own = points.source_index().expand(len(squared), -1).unsqueeze(-1)
+    everyone = torch.arange(points.sources, device=squared.device)
     foreign = (everyone != own) & active.unsqueeze(-2)
     nearest = torch.where(foreign, squared, torch.inf).argmin(-1, keepdim=True)
     return torch.cat([own, nearest], -1)
@@ -124,10 +124,10 @@ def _separation_radius(sides: Sides) -> Tensor:
     return torch.where(total > 0.0, weighted / safe.square(), 0.0)
 
 
-def _spread(embedding: Embedding, layout: Layout, options: Options) -> Spread:
+def _spread(embedding: Embedding, points: Points, options: Options) -> Spread:
     """:class:`Spread` of every cluster, each field (F, S)."""
-    _, clusters = split_points(embedding.coordinates, layout)
-    _, present = presence(layout, len(clusters), clusters.device)
+    _, clusters = split_points(embedding.coordinates, points)
+    _, present = presence(points)
     _, deviations, divisor = cluster_statistics(clusters, present)
     covariance = deviations.mT @ deviations / divisor[..., None, None]
     ridge = RIDGE if options.convention == "reference" else 0.0

@@ -7,11 +7,10 @@ Rooms in this order:
 * :mod:`torch_mapss.core.kernel`: Gaussian kernel at the median bandwidth [eq:K];
 * :mod:`torch_mapss.core.spectrum`: α-normalisation and eigenpairs, exact backward at ties;
 * :mod:`torch_mapss.core.diffusion_map`: both joined, the diffusion maps of a batch of frames;
-* :mod:`torch_mapss.core.layout`: which points are what, and which are there;
+* :mod:`torch_mapss.core.points`: which points are what, and which are present;
 * :mod:`torch_mapss.core.mahalanobis`: distances to a cluster [eq:ps_distance];
 * :mod:`torch_mapss.core.separation`: PS from A and B [eq:PS_final];
 * :mod:`torch_mapss.core.match`: PM, the Gamma tail [eq:pm_gamma_mm_short];
-* :mod:`torch_mapss.core.conformal`: PM with the output counted among its distortions;
 * :mod:`torch_mapss.core.gamma`: Q(k, x) and log Q with derivatives in both;
 * :mod:`torch_mapss.core.frame_batches`: many frames in bounded memory;
 * :mod:`torch_mapss.core.pooling`: frames -> utterance [app:agg].
@@ -20,10 +19,9 @@ The leaves ``checks``, ``devices``, ``linalg``, ``autograd`` and ``settings`` ar
 Users meet all of it through :mod:`torch_mapss.functional`.
 
 Conventions. ``"paper"`` follows the printed equations where they can be computed, ``"reference"``
-the released implementation from embeddings on, frame by frame, to check published numbers;
-``"conformal"`` is a further PM. Read differently from print everywhere: the Schur complement
-carries its ridge, the eigenvalue sum runs to N - 1, the last pooling window is kept, and N_p is at
-least 2.
+the released implementation from embeddings on, frame by frame, to check published numbers. Read
+differently from print everywhere: the Schur complement carries its ridge, the eigenvalue sum runs
+to N - 1, the last pooling window is kept, and N_p is at least 2.
 
 Example:
     >>> import torch

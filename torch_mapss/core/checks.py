@@ -12,13 +12,10 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from torch_mapss.core.kernel import BankDistances
 
 # Where a warning is not to point: this package, and torch, whose decorators call it.
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
@@ -31,19 +28,6 @@ def warn_user(text: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, UserWarning, stacklevel=level)
-
-
-class Clouds(NamedTuple):
-    """Validated embeddings with all leading dimensions flattened to one of F frames."""
-
-    outputs: Tensor  # (F, S', M)
-    references: Tensor  # (F, S, M)
-    distortions: Tensor  # (F, S, P, M)
-    attributed: tuple[int, ...]  # source of each output
-    active: Tensor | None  # (F, S) bool, None: every source is active
-    mask: Tensor | None  # (F, S, P) bool, None: every distortion is there
-    lead: torch.Size  # the leading dimensions that were flattened
-    known: BankDistances | None = None  # D² of references and distortions; None: not yet taken
 
 
 def check_floating(tensor: object, name: str) -> Tensor:
@@ -232,43 +216,6 @@ def check_attributed(attributed: object, outputs: int, sources: int) -> tuple[in
     return given
 
 
-def _check_ranks(outputs: Tensor, references: Tensor, distortions: Tensor) -> None:
-    got = (
-        f"got outputs {tuple(outputs.shape)}, references {tuple(references.shape)}, "
-        f"distortions {tuple(distortions.shape)}"
-    )
-    expected = (
-        "expected outputs (..., S', M), references (..., S, M) and distortions (..., S, P, M) "
-        "with the same leading dimensions and features M"
-    )
-    ranks_fit = (
-        outputs.ndim >= 2
-        and references.ndim == outputs.ndim
-        and distortions.ndim == outputs.ndim + 1
-    )
-    if not ranks_fit:
-        raise ValueError(f"{expected}; {got}. Nothing is broadcast: expand to full shapes.")
-    shapes_fit = (
-        outputs.shape[:-2] == references.shape[:-2] == distortions.shape[:-3]
-        and outputs.shape[-1] == references.shape[-1] == distortions.shape[-1]
-        and references.shape[-2] == distortions.shape[-3]
-    )
-    if not shapes_fit:
-        raise ValueError(f"{expected}; {got}. Nothing is broadcast: expand to full shapes.")
-    if references.shape[-2] < 2:
-        raise ValueError(
-            f"at least two sources are needed (PS compares with the other sources), {got}: the "
-            "sources are axis -2 of references."
-        )
-    if distortions.shape[-2] < 2:
-        raise ValueError(
-            f"at least two distortions of every reference are needed for a covariance, {got}: the "
-            "distortions are axis -2 of distortions."
-        )
-    if outputs.shape[-1] < 1 or outputs.shape[-2] < 1:
-        raise ValueError(f"at least one output and one feature are needed, {got}.")
-
-
 def check_bool(mask: object, name: str, shape: tuple[int, ...]) -> Tensor:
     """``mask`` expanded to ``shape``; TypeError unless bool, ValueError if it does not fit."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
@@ -298,72 +245,6 @@ def check_devices(**tensors: Tensor | None) -> torch.device:
             "there is nothing to score. Move the data to a real device."
         )
     return device
-
-
-def check_clouds(
-    outputs: Tensor,
-    references: Tensor,
-    distortions: Tensor,
-    attributed: object,
-    active: Tensor | None,
-    mask: Tensor | None,
-    minimum_distortions: int,
-) -> Clouds:
-    """Validate the embeddings of a scoring call and flatten their leading dimensions.
-
-    Shapes and types are checked without looking at values; only ``mask`` is read, to find an
-    active source that has too few distortions left.
-
-    Raises:
-        TypeError: a dtype that is not floating point (or not bool for the masks).
-        ValueError: ranks or shapes that do not fit, S < 2, P < 2, different devices, a bad
-            ``attributed``, or an active source with fewer than ``minimum_distortions`` left.
-    """
-    for name, tensor in (
-        ("outputs", outputs),
-        ("references", references),
-        ("distortions", distortions),
-    ):
-        check_floating(tensor, name)
-    _check_ranks(outputs, references, distortions)
-    check_devices(
-        outputs=outputs, references=references, distortions=distortions, active=active, mask=mask
-    )
-    lead = outputs.shape[:-2]
-    sources, count = distortions.shape[-3], distortions.shape[-2]
-    sources_of = check_attributed(attributed, outputs.shape[-2], sources)
-    frames = math.prod(lead)
-    if active is not None:
-        active = check_bool(active, "active", (*lead, sources)).reshape(frames, sources)
-    if mask is not None:
-        mask = check_bool(mask, "mask", (*lead, sources, count)).reshape(frames, sources, count)
-        check_distortions_left(mask, active, minimum_distortions, lead)
-    return Clouds(
-        outputs=lifted(outputs).reshape(frames, *outputs.shape[-2:]),
-        references=lifted(references).reshape(frames, *references.shape[-2:]),
-        distortions=lifted(distortions).reshape(frames, *distortions.shape[-3:]),
-        attributed=sources_of,
-        active=active,
-        mask=mask,
-        lead=lead,
-    )
-
-
-def check_distortions_left(
-    mask: Tensor, active: Tensor | None, minimum: int, lead: torch.Size
-) -> None:
-    """Raise ValueError if an active source has under ``minimum`` distortions (reads values)."""
-    left = mask.sum(-1)
-    short = left < minimum
-    if active is not None:
-        short = short & active
-    if bool(short.any()):
-        frame, source = (int(index) for index in short.nonzero()[0])
-        raise ValueError(
-            f"mask leaves {int(left[frame, source])} distortions for active source {source} in "
-            f"{describe_frame(frame, lead)}; at least {minimum} are needed. Unmask some, or mark "
-            "the source inactive there."
-        )
 
 
 def describe_frame(frame: int, lead: torch.Size) -> str:

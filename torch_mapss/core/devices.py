@@ -49,7 +49,7 @@ def back(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=device.type == "cuda" and x.device.type == "cpu")
 
 
-def is_far(device: torch.device) -> bool:
+def is_accelerator(device: torch.device) -> bool:
     """Whether reading a value waits for work that is queued on ``device``."""
     return device.type != "cpu"
 

@@ -39,6 +39,7 @@ or :math:`\tfrac12 A_{ij}\lambda_j^t/(\lambda_j - \lambda_i)` for discarded i, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,8 +47,8 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import checks
-from torch_mapss.core.devices import working_device
-from torch_mapss.core.kernel import BankDistances, GaussianKernel, centre
+from torch_mapss.core.kernel import GaussianKernel, centre
+from torch_mapss.core.points import Points, broken_points, joined, point_validity, refuse_broken
 from torch_mapss.core.settings import Settings, map_settings
 from torch_mapss.core.spectrum import Operator, RetainedEigenvectors
 
@@ -64,15 +65,20 @@ class DiffusionMap:
 
 
 class Embedding(NamedTuple):
-    """The map of a chunk of frames, as the measures read it."""
+    """The map of a batch of frames, as the measures read it."""
 
     coordinates: Tensor  # (F, N, D) retained λ^t u, D = largest d; zero beyond d; differentiable
     dimension: Tensor  # (F,) int64, d
     squared_distances: Tensor  # (F, N, N) D² of the points, detached
     degenerate: Tensor  # (F,) bool: the bandwidth is zero and there is no map
-    rest: Tensor | None = None  # (F, N, N-1) columns from d on, zero before; detached
+    discarded: Tensor | None = None  # (F, N, N-1) columns from d on, zero before; detached
     precision: torch.dtype = torch.float64  # of the eigendecomposition
-    coarse: Tensor | None = None  # (F,) bool: distances too inexact; None: nowhere
+    again: Tensor | None = None  # () bool: to be made anew with ``may_sync``; None: no need
+
+    def dimensions(self, outputs: int) -> Tensor:
+        """d of the frame (F, S'), the same for all its outputs; 1 where there is no map."""
+        d = torch.where(self.degenerate, 1, self.dimension)
+        return d.unsqueeze(-1).expand(-1, outputs)
 
 
 # --------------------------------------------------------------------------------------------
@@ -80,81 +86,57 @@ class Embedding(NamedTuple):
 # --------------------------------------------------------------------------------------------
 
 
-class Cloud(NamedTuple):
-    """The points of a chunk of frames, and where their gradients go."""
-
-    points: Tensor  # (F, N, M) float64, a copy without graph
-    parts: tuple[Tensor, ...]  # (F, n, M) each, any floating type; their n add up to N
-    known: BankDistances | None = None  # D² of all points but the first part's
-
-
-def gather(*parts: Tensor, known: BankDistances | None = None) -> Cloud:
-    """Parts (F, n, M) as one cloud, on a device that has float64 (MPS has not: on the CPU).
-
-    ``known`` are the distances among all parts but the first, if they have been taken before.
-    """
-    frames, _, features = parts[0].shape
-    device = working_device(parts[0].device)
-    count = sum(part.shape[1] for part in parts)
-    points = torch.empty(frames, count, features, dtype=torch.float64, device=device)
-    for rows, part in zip(points.split([part.shape[1] for part in parts], 1), parts):
-        rows.copy_(part.detach())
-    return Cloud(points, parts, known)
-
-
 def embed(
-    cloud: Cloud,
-    valid: Tensor | None,
-    settings: Settings,
-    *,
-    rest: bool = False,
-    look: bool = True,
+    points: Points, settings: Settings, *, discarded: bool = False, may_sync: bool = True
 ) -> Embedding:
-    """Retained diffusion coordinates of a chunk of frames; see :func:`diffusion_map`.
+    """Retained diffusion coordinates of a batch of frames; see :func:`diffusion_map`.
 
     Args:
-        cloud: N points a frame, finite where valid; its copy is used up (centred in place).
-            Parts that want no gradient make the backward pass cheaper.
-        valid: (F, N) bool or None.
+        points: N points a frame. Those that want no gradient make the backward pass cheaper.
         settings: of the map.
-        rest: also return the coordinates from d on (detached), which error bounds read.
-        look: whether values may be read, which waits for an accelerator. Without, all N-1 columns
-            of coordinates are kept, and ``coarse`` says which frames should be done again.
+        discarded: also return the coordinates from d on (detached), which error bounds read.
+        may_sync: whether values may be read, which synchronises an accelerator. Without, all N-1
+            columns of coordinates are kept, frames with bad numbers count as zeros, and ``again``
+            says whether the batch must be done again.
+
+    Raises:
+        NonFiniteError: a present point is not finite, where values may be read.
     """
-    kernel, squared, degenerate, coarse = _kernel(cloud, valid, settings, look)
+    parts = points.outputs, points.references, points.distortions.flatten(1, 2)
+    x, valid = joined(*parts), point_validity(points)
+    broken = broken_points(x, valid)
+    if may_sync:
+        refuse_broken(broken, points)
+    else:
+        x.masked_fill_(broken.any(-1)[:, None, None], 0.0)
+    kernel, squared, degenerate, imprecise = _kernel(x, parts, valid, settings, may_sync)
     s, root = Operator.apply(kernel, valid, settings.alpha)
-    count = _count(cloud.points, valid)
     phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
-        s, count, settings, None if look else s.shape[-1] - 1, True
+        s, _count(x, valid), settings, None if may_sync else s.shape[-1] - 1, True
     )
     inverse_root = _row_scale(root, settings.convention)
     coordinates = torch.where(degenerate[:, None, None], 0.0, phi * inverse_root.unsqueeze(-1))
     others = None
-    if rest:
+    if discarded:
         with torch.no_grad():
-            whole = _all_coordinates(vectors, eigenvalues, inverse_root, settings.time)
-            index = torch.arange(whole.shape[-1], device=whole.device)
+            every = _all_coordinates(vectors, eigenvalues, inverse_root, settings.time)
+            index = torch.arange(every.shape[-1], device=every.device)
             omitted = (index >= dimension.unsqueeze(-1)) & ~degenerate.unsqueeze(-1)
-            others = torch.where(omitted.unsqueeze(-2), whole, 0.0)
-    return Embedding(
-        coordinates,
-        dimension,
-        squared,
-        degenerate,
-        others,
-        settings.precision,
-        None if look else coarse,
-    )
+            others = torch.where(omitted.unsqueeze(-2), every, 0.0)
+    again = None if may_sync else broken.any() | imprecise.any()
+    return Embedding(coordinates, dimension, squared, degenerate, others, settings.precision, again)
 
 
 def _kernel(
-    cloud: Cloud, valid: Tensor | None, settings: Settings, look: bool = True
+    x: Tensor, parts: Sequence[Tensor], valid: Tensor | None, settings: Settings, may_sync: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    points = centre(cloud.points, valid, cloud.known)
-    parts = *cloud.parts, *(part[:0].clone() for part in cloud.parts)
-    if settings.convention == "reference":  # exp(-D²/(2 σ²)), lower middle value
-        return GaussianKernel.apply(points, valid, 2.0, False, look, cloud.known, *parts)
-    return GaussianKernel.apply(points, valid, 1.0, True, look, cloud.known, *parts)
+    """Of points (F, N, M), which are used up (centred in place), made of ``parts`` (F, n, M)."""
+    reference = settings.convention == "reference"  # exp(-D²/(2 σ²)), lower middle value
+    anchors = (part[:0].clone() for part in parts)
+    factor = 2.0 if reference else 1.0
+    return GaussianKernel.apply(
+        centre(x, valid), valid, factor, not reference, may_sync, *parts, *anchors
+    )
 
 
 def _count(points: Tensor, valid: Tensor | None) -> Tensor:
@@ -229,42 +211,37 @@ def diffusion_map(
     valid = None
     if mask is not None:
         valid = checks.check_bool(mask, "mask", (*lead, n)).reshape(-1, n)
+    part = points.reshape(-1, n, m)
     with torch.autocast(points.device.type, enabled=False):
-        cloud = gather(points.reshape(-1, n, m))
+        x = joined(part)
         if valid is not None:
-            valid = valid.to(cloud.points.device)
-        check_finite(cloud.points, valid, lead)
-        return _assemble(cloud, valid, settings, lead)
+            valid = valid.to(x.device)
+        _check_finite(x, valid, lead)
+        return _assemble(x, part, valid, settings, lead)
 
 
 def _assemble(
-    cloud: Cloud, valid: Tensor | None, settings: Settings, lead: torch.Size
+    x: Tensor, part: Tensor, valid: Tensor | None, settings: Settings, lead: torch.Size
 ) -> DiffusionMap:
-    kernel, _, degenerate, _ = _kernel(cloud, valid, settings)
+    kernel, _, degenerate, _ = _kernel(x, [part], valid, settings, True)
     s, root = Operator.apply(kernel, valid, settings.alpha)
-    n = cloud.points.shape[-2]
+    n = x.shape[-2]
     phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
-        s, _count(cloud.points, valid), settings, n - 1, False
+        s, _count(x, valid), settings, n - 1, False
     )
     scale = _row_scale(root, settings.convention)
-    gone = degenerate[:, None, None]
-    whole = _all_coordinates(vectors, eigenvalues, scale.detach(), settings.time)
+    no_map = degenerate[:, None, None]
+    every = _all_coordinates(vectors, eigenvalues, scale.detach(), settings.time)
     return DiffusionMap(
         eigenvalues=torch.where(degenerate.unsqueeze(-1), 0.0, eigenvalues).reshape(*lead, n - 1),
         dimension=torch.where(degenerate, 1, dimension).reshape(lead),
         stationary=root.square().reshape(*lead, n),
-        retained=torch.where(gone, 0.0, phi * scale.unsqueeze(-1)).reshape(*lead, n, n - 1),
-        coordinates=torch.where(gone, 0.0, whole).reshape(*lead, n, n - 1).detach(),
+        retained=torch.where(no_map, 0.0, phi * scale.unsqueeze(-1)).reshape(*lead, n, n - 1),
+        coordinates=torch.where(no_map, 0.0, every).reshape(*lead, n, n - 1).detach(),
     )
 
 
-def broken_points(points: Tensor, valid: Tensor | None) -> Tensor:
-    """(F, N) bool: points that are there and not finite, or whose squares overflow."""
-    broken = ~torch.isfinite(torch.linalg.vector_norm(points, dim=-1).square())
-    return broken if valid is None else broken & valid
-
-
-def check_finite(x: Tensor, valid: Tensor | None, lead: torch.Size) -> None:
+def _check_finite(x: Tensor, valid: Tensor | None, lead: torch.Size) -> None:
     """Raise ValueError naming the first point whose squared norm is not finite (reads values).
 
     One non-finite matrix makes a whole batched ``eigh`` fail, so this comes before it.

@@ -1,19 +1,9 @@
-r"""Points -> Gaussian kernel at the median bandwidth, with its backward pass.
-
-**The bank's block.** :math:`D_{ij}^2 = |x_i|^2 + |x_j|^2 - 2 x_i \cdot x_j` does not change when
-all points of a frame move; which centre they are measured from only sets how many digits the inner
-products lose, about :math:`10^{-16} |x|^2`. All points but the :math:`S'` outputs are references
-and distortions. With the mean of these as the centre, their block of :math:`D^2` depends on the
-bank alone: of :math:`N^2 M` products :math:`S' N M` are left for each further system that is scored
-against it, and these rows are taken by differences, which lose nothing. The median, and so the
-bandwidth, is that of all pairs as ever; where it is small beside the largest :math:`|x|^2` of the
-block, the whole frame is taken by differences, as without the block (``GRAM_RATIO``).
-"""
+"""Points -> Gaussian kernel at the median bandwidth, with its backward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,47 +17,6 @@ from torch_mapss.core.autograd import once
 GRAM_RATIO = 1e-3
 # Squared distances below this have too few digits left to divide by: the bandwidth is zero.
 SMALLEST_BANDWIDTH = 1e-290
-# Keeping the bank's block pays with at least so many features a point of it: products of fewer are
-# cheap beside the eigendecomposition, and the block is larger than twice their float32 embeddings.
-LEAST_FEATURES = 1.0
-
-
-# --------------------------------------------------------------------------------------------
-# What does not change from system to system
-# --------------------------------------------------------------------------------------------
-
-
-class BankDistances(NamedTuple):
-    """D² among the C points of a bank, taken once for all outputs that are held against them."""
-
-    squared: Tensor  # (F, C, C) float64: references, then distortions, of all sources
-    centre: Tensor  # (F, 1, M) float64, their mean
-    largest: Tensor  # (F,) float64, the largest squared norm about it
-
-    def of(self, frames: slice | Tensor) -> BankDistances:
-        """Those of some of the frames."""
-        return BankDistances(*(x[frames] for x in self))
-
-
-def bank_distances(points: Tensor, valid: Tensor | None) -> BankDistances:
-    """D² of the points of a bank, to be completed by the rows of outputs.
-
-    Args:
-        points: (F, C, M) float64 references and distortions; used up (centred in place).
-        valid: (F, C) bool, the points that are there, or None.
-    """
-    mean = _mean(points, valid)
-    squared, largest = _gram_distances(_moved(points, valid, mean))
-    return BankDistances(squared, mean, largest)
-
-
-def worth_keeping(points: int, features: int, device: torch.device) -> bool:
-    """Whether the block of a bank of so many points a frame is worth its 8 C² bytes.
-
-    Not on accelerators, whose products are fast beside their eigendecompositions.
-    """
-    return features >= LEAST_FEATURES * points and not devices.is_far(device)
-
 
 # --------------------------------------------------------------------------------------------
 # Points -> kernel
@@ -92,11 +41,10 @@ class GaussianKernel(torch.autograd.Function):
         valid: Tensor | None,
         factor: float,
         middle: bool,
-        look: bool,
-        known: BankDistances | None,
+        may_sync: bool,
         *parts: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        squared, (lower, upper), coarse = _distances_and_median(x, valid, middle, look, known)
+        squared, (lower, upper), imprecise = _distances_and_median(x, valid, middle, may_sync)
         median = (lower + upper) / 2.0
         degenerate = median < SMALLEST_BANDWIDTH
         scale = torch.where(degenerate, 1.0, factor * median)
@@ -108,8 +56,8 @@ class GaussianKernel(torch.autograd.Function):
             x, squared, kernel, scale, lower, upper, degenerate, valid, *parts[count:]
         )
         ctx.factor, ctx.counts = factor, [part.shape[-2] for part in parts[:count]]
-        ctx.mark_non_differentiable(squared, degenerate, coarse)
-        return kernel, squared, degenerate, coarse
+        ctx.mark_non_differentiable(squared, degenerate, imprecise)
+        return kernel, squared, degenerate, imprecise
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -119,7 +67,7 @@ class GaussianKernel(torch.autograd.Function):
             found = GaussianKernel._gradients(ctx, saved, grad)
         what = "diffusion maps and the scores read off them"
         guarded = (g if g is None else once(g, what, anchor) for g, anchor in zip(found, anchors))
-        return *[None] * 6, *guarded, *[None] * len(anchors)
+        return *[None] * 5, *guarded, *[None] * len(anchors)
 
     @staticmethod
     def _gradients(ctx: Any, saved: Sequence[Any], grad: Tensor) -> list[Tensor | None]:
@@ -134,7 +82,7 @@ class GaussianKernel(torch.autograd.Function):
             weighted.add_(tied * share[:, None, None])
         found: list[Tensor | None] = []
         first = 0
-        for count, anchor, wanted in zip(ctx.counts, anchors, ctx.needs_input_grad[6:]):
+        for count, anchor, wanted in zip(ctx.counts, anchors, ctx.needs_input_grad[5:]):
             gradient = None
             if wanted:
                 gradient = _laplacian(weighted, first, count) @ x
@@ -171,22 +119,22 @@ def _pairs(valid: Tensor) -> Tensor:
 
 
 def _distances_and_median(
-    x: Tensor, valid: Tensor | None, middle: bool, look: bool, known: BankDistances | None
+    x: Tensor, valid: Tensor | None, middle: bool, may_sync: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
-    """D² (F, N, N), its middle values, and the frames (F,) where they are still coarse.
+    """D² (F, N, N), its middle values, and the frames (F,) where they are still imprecise.
 
-    Accurate also where most points coincide, if one may ``look`` where that is.
+    Accurate also where most points coincide, if values may be read to find where (``may_sync``).
     """
-    squared, largest = _gram_distances(x) if known is None else _completed(x, known)
+    squared, largest = _gram_distances(x)
     lower, upper = _middle_of_pairs(squared, valid, middle)
-    coarse = (lower + upper) / 2.0 < GRAM_RATIO * largest
-    if look and bool(coarse.any()):
-        frames = coarse.nonzero()[:, 0]
+    imprecise = (lower + upper) / 2.0 < GRAM_RATIO * largest
+    if may_sync and bool(imprecise.any()):
+        frames = imprecise.nonzero()[:, 0]
         squared[frames] = _difference_distances(x[frames], x[frames])
-        there = None if valid is None else valid[frames]
-        lower[frames], upper[frames] = _middle_of_pairs(squared[frames], there, middle)
-        coarse = torch.zeros_like(coarse)
-    return squared, (lower, upper), coarse
+        present = None if valid is None else valid[frames]
+        lower[frames], upper[frames] = _middle_of_pairs(squared[frames], present, middle)
+        imprecise = torch.zeros_like(imprecise)
+    return squared, (lower, upper), imprecise
 
 
 def _gram_distances(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,17 +144,6 @@ def _gram_distances(x: Tensor) -> tuple[Tensor, Tensor]:
     squared = gram.mul_(-2.0).add_(norms.unsqueeze(-1)).add_(norms.unsqueeze(-2)).clamp_(min=0.0)
     squared.diagonal(dim1=-2, dim2=-1).zero_()
     return squared, norms.amax(-1)
-
-
-def _completed(x: Tensor, known: BankDistances) -> tuple[Tensor, Tensor]:
-    """The bank's block with the rows and columns of the outputs, which are the first points."""
-    first = x.shape[-2] - known.squared.shape[-1]
-    rows = _difference_distances(x[:, :first], x)
-    squared = x.new_empty(*x.shape[:-1], x.shape[-2])
-    squared[:, :first] = rows
-    squared[:, first:, :first] = rows[..., first:].mT
-    squared[:, first:, first:] = known.squared
-    return squared, known.largest
 
 
 def _difference_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -250,30 +187,21 @@ def _ordered_pair(values: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     kthvalue and median have no deterministic form on accelerators.
     """
     last = min(rank, values.shape[-1] - 1)
-    if devices.is_far(values.device):
+    if devices.is_accelerator(values.device):
         ordered = values.sort(-1).values
     else:
         ordered = torch.from_numpy(np.partition(values.numpy(), (rank - 1, last), axis=-1))
     return ordered[..., rank - 1].clone(), ordered[..., last].clone()
 
 
-def centre(points: Tensor, valid: Tensor | None, known: BankDistances | None = None) -> Tensor:
+def centre(points: Tensor, valid: Tensor | None) -> Tensor:
     """Points less the mean of their frame, absent ones at zero: keeps inner products small.
 
-    In place. Less the mean of the bank's points where their distances are ``known``. The kernel
-    does not change when a frame moves, so nothing here has a gradient.
+    In place. The kernel does not change when a frame moves, so nothing here has a gradient.
     """
-    return _moved(points, valid, _mean(points, valid) if known is None else known.centre)
-
-
-def _mean(points: Tensor, valid: Tensor | None) -> Tensor:
-    """(F, 1, M) of the points that are there; absent ones are set to zero."""
     if valid is None:
-        return points.mean(-2, keepdim=True)
-    points.masked_fill_(~valid.unsqueeze(-1), 0.0)
-    return points.sum(-2, keepdim=True) / valid.sum(-1).clamp(min=1)[:, None, None]
-
-
-def _moved(points: Tensor, valid: Tensor | None, mean: Tensor) -> Tensor:
-    points.sub_(mean)
-    return points if valid is None else points.masked_fill_(~valid.unsqueeze(-1), 0.0)
+        return points.sub_(points.mean(-2, keepdim=True))
+    absent = ~valid.unsqueeze(-1)
+    points.masked_fill_(absent, 0.0)
+    points.sub_(points.sum(-2, keepdim=True) / valid.sum(-1).clamp(min=1)[:, None, None])
+    return points.masked_fill_(absent, 0.0)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss.core.diffusion_map import Embedding
+from torch_mapss.core.diffusion_map import Embedding, embed
 from torch_mapss.core.gamma import both_tails
-from torch_mapss.core.layout import Layout, presence, scored_outputs, split_points
 from torch_mapss.core.mahalanobis import RIDGE, cluster_distances, rounding_floor
+from torch_mapss.core.points import Points, presence, scored_outputs, split_points
 from torch_mapss.core.settings import Settings
 
 LOG_ZERO = math.log(torch.finfo(torch.float64).tiny)  # stands for log 0, which is not finite
@@ -33,7 +33,7 @@ class GammaFit(NamedTuple):
 
 
 def attributed_deviations(
-    embedding: Embedding, layout: Layout
+    embedding: Embedding, points: Points
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What PM reads, centred at the reference of each output's source.
 
@@ -41,9 +41,9 @@ def attributed_deviations(
         Distortions (F, S', P, D), rows of absent ones zero; outputs (F, S', D); which
         distortions are present (F, S', P); and their number N_p (F, S').
     """
-    outputs, clusters = split_points(embedding.coordinates, layout)
-    _, present = presence(layout, len(outputs), outputs.device)
-    clusters, present = layout.of_outputs(clusters), layout.of_outputs(present)
+    outputs, clusters = split_points(embedding.coordinates, points)
+    _, present = presence(points)
+    clusters, present = points.of_outputs(clusters), points.of_outputs(present)
     reference = clusters[..., :1, :]
     there = present[..., 1:]
     deviations = (clusters[..., 1:, :] - reference) * there.unsqueeze(-1)
@@ -57,14 +57,14 @@ def masked_moments(values: Tensor, there: Tensor, count: Tensor) -> tuple[Tensor
     return mean, centred.square().sum(-1) / (count - 1).clamp(min=1)
 
 
-def gamma_fit(embedding: Embedding, layout: Layout, settings: Settings) -> GammaFit:
+def gamma_fit(embedding: Embedding, points: Points, settings: Settings) -> GammaFit:
     """k, θ [eq:gamma_matching] and a of every output of a chunk of frames.
 
     A cluster is collapsed where the mean or variance of its squared distances is not positive,
     up to what rounding gives coincident points; so is the distance of an output to its reference
     zero.
     """
-    deviations, output, there, count = attributed_deviations(embedding, layout)
+    deviations, output, there, count = attributed_deviations(embedding, points)
     both = torch.cat([deviations, output.unsqueeze(-2)], -2)
     squared = cluster_distances(deviations, (count - 1).clamp(min=1), both)
     floor = rounding_floor(embedding).unsqueeze(-1)
@@ -74,7 +74,7 @@ def gamma_fit(embedding: Embedding, layout: Layout, settings: Settings) -> Gamma
         g, a = g + RIDGE, a + RIDGE
     mean, variance = masked_moments(g, there, count)
     collapsed = is_collapsed(mean, variance, floor, settings)
-    scored = scored_outputs(layout, len(mean), mean.device)
+    scored = scored_outputs(points)
     safe = collapsed | ~scored | embedding.degenerate.unsqueeze(-1)
     mean, variance = torch.where(safe, 1.0, mean), torch.where(safe, 1.0, variance)
     return GammaFit(
@@ -94,30 +94,46 @@ def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settin
     return (mean <= least) | (variance <= spread)
 
 
-def match_parts(embedding: Embedding, layout: Layout, settings: Settings) -> tuple[Tensor, Tensor]:
+def match_scores(
+    points: Points, settings: Settings, may_sync: bool = True
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """PM, log PM and d (F, S') of a batch of frames; see :mod:`torch_mapss.core.frame_batches`."""
+    embedding = embed(points, settings, may_sync=may_sync)
+    return of_match(embedding, points, settings), embedding.again
+
+
+def of_match(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
+    """The same of one map."""
+    pm, log_pm = match_parts(embedding, points, settings)
+    dimension = embedding.dimensions(len(points.attributed))
+    return {"pm": pm, "log_pm": log_pm, "match_dimension": dimension}
+
+
+def match_parts(embedding: Embedding, points: Points, settings: Settings) -> tuple[Tensor, Tensor]:
     """PM [eq:pm_gamma_mm_short] and log PM (F, S') of one map; 0 where they are not defined."""
-    fit = gamma_fit(embedding, layout, settings)
+    fit = gamma_fit(embedding, points, settings)
     plain = fit.defined & ~fit.collapsed
     score, log_score = both_tails(fit.shape, torch.where(plain, fit.distance / fit.scale, 0.0))
     if settings.convention == "reference":
         score = torch.where(score < 1e-16, 0.0, score)  # 1 - cdf, which rounds to 0 there
-    without, log_without = _without_fit(fit, embedding, layout)
+    without, log_without = _without_fit(fit, embedding, points)
     return torch.where(plain, score, without), torch.where(plain, log_score, log_without)
 
 
-def _without_fit(fit: GammaFit, embedding: Embedding, layout: Layout) -> tuple[Tensor, Tensor]:
+def _without_fit(fit: GammaFit, embedding: Embedding, points: Points) -> tuple[Tensor, Tensor]:
     """The collapse rule: PM 1 if the output coincides with its reference, else 0; no gradient.
 
     log PM of 0 is the log of the smallest normal number rather than -inf: it enters means.
     """
-    same = coincides(embedding, layout, fit.distance.detach() <= 0.0)
-    scored = scored_outputs(layout, len(same), same.device)
+    same = coincides(embedding, points, fit.distance.detach() <= 0.0)
+    scored = scored_outputs(points)
     one = (same & scored).to(fit.distance.dtype)
     return one, torch.where(scored & ~same, LOG_ZERO, 0.0).to(fit.distance.dtype)
 
 
-def coincides(embedding: Embedding, layout: Layout, on_reference: Tensor) -> Tensor:
+def coincides(embedding: Embedding, points: Points, on_reference: Tensor) -> Tensor:
     """(F, S') whether an output is its reference: as coordinates say, or, without a map, points."""
-    rows = torch.arange(layout.outputs, device=on_reference.device)
-    apart = embedding.squared_distances[:, rows, layout.outputs + layout.source_index(rows.device)]
+    outputs = len(points.attributed)
+    rows = torch.arange(outputs, device=on_reference.device)
+    apart = embedding.squared_distances[:, rows, outputs + points.source_index()]
     return torch.where(embedding.degenerate.unsqueeze(-1), apart <= 0.0, on_reference)

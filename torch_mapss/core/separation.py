@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss.core.diffusion_map import Embedding
-from torch_mapss.core.layout import Layout, presence, scored_outputs, split_points
+from torch_mapss.core.diffusion_map import Embedding, embed
 from torch_mapss.core.mahalanobis import RIDGE, cluster_distances
+from torch_mapss.core.points import Points, presence, scored_outputs, split_points
 from torch_mapss.core.settings import Settings
 
 
@@ -41,20 +41,20 @@ def cluster_statistics(clusters: Tensor, present: Tensor) -> tuple[Tensor, Tenso
     return mean, deviations, (count - 1).clamp(min=1)
 
 
-def all_distances(embedding: Embedding, layout: Layout) -> tuple[Tensor, Tensor]:
+def all_distances(embedding: Embedding, points: Points) -> tuple[Tensor, Tensor]:
     """Squared distance of every output to every cluster (F, S', S), and active sources (F, S)."""
-    outputs, clusters = split_points(embedding.coordinates, layout)
-    active, present = presence(layout, len(outputs), outputs.device)
+    outputs, clusters = split_points(embedding.coordinates, points)
+    active, present = presence(points)
     mean, deviations, divisor = cluster_statistics(clusters, present)
     delta = outputs.unsqueeze(-3) - mean.unsqueeze(-2)  # (F, S, S', D)
     return cluster_distances(deviations, divisor, delta).mT, active
 
 
-def separation_distances(embedding: Embedding, layout: Layout, settings: Settings) -> Distances:
+def separation_distances(embedding: Embedding, points: Points, settings: Settings) -> Distances:
     """A, B and j* of [eq:B] for every output of a chunk of frames."""
-    squared, active = all_distances(embedding, layout)
-    own_index = layout.source_index(squared.device).expand(len(squared), -1).unsqueeze(-1)
-    everyone = torch.arange(layout.sources, device=squared.device)
+    squared, active = all_distances(embedding, points)
+    own_index = points.source_index().expand(len(squared), -1).unsqueeze(-1)
+    everyone = torch.arange(points.sources, device=squared.device)
     foreign = (everyone != own_index) & active.unsqueeze(-2)
     defined = active.gather(-1, own_index.squeeze(-1)) & foreign.any(-1)
     nearest = torch.where(foreign, squared.detach(), torch.inf).argmin(-1, keepdim=True)
@@ -74,21 +74,31 @@ def _pick(values: Tensor, index: Tensor) -> Tensor:
     return torch.where(everyone == index, values, 0.0).sum(-1, keepdim=True)
 
 
-def separation_parts(
-    embedding: Embedding, layout: Layout, settings: Settings
-) -> tuple[Tensor, Tensor, Tensor]:
-    """PS, A and B (F, S') of one map, see :func:`separation`."""
-    distances = separation_distances(embedding, layout, settings)
-    ps = separation(embedding, layout, settings, distances)
-    return ps, distances.own, distances.foreign
+def separation_scores(
+    points: Points, settings: Settings, may_sync: bool = True
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """PS, A, B and d (F, S') of a batch of frames; see :mod:`torch_mapss.core.frame_batches`."""
+    embedding = embed(points, settings, may_sync=may_sync)
+    return of_separation(embedding, points, settings), embedding.again
+
+
+def of_separation(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
+    """The same of one map."""
+    distances = separation_distances(embedding, points, settings)
+    return {
+        "ps": separation(embedding, points, settings, distances),
+        "attributed_distance": distances.own,
+        "foreign_distance": distances.foreign,
+        "separation_dimension": embedding.dimensions(len(points.attributed)),
+    }
 
 
 def separation(
-    embedding: Embedding, layout: Layout, settings: Settings, distances: Distances | None = None
+    embedding: Embedding, points: Points, settings: Settings, distances: Distances | None = None
 ) -> Tensor:
     """PS [eq:PS_final] (F, S'); 0 where it is not defined, ½ where there is no map."""
     if distances is None:
-        distances = separation_distances(embedding, layout, settings)
+        distances = separation_distances(embedding, points, settings)
     a, b, defined = distances.own, distances.foreign, distances.defined
     if settings.convention == "reference":
         ps = 1.0 - a / (a + b + RIDGE)
@@ -96,4 +106,4 @@ def separation(
         some = a + b > 0.0
         ps = torch.where(some, b / torch.where(some, a + b, 1.0), 0.5)
     ps = torch.where(embedding.degenerate.unsqueeze(-1), 0.5, torch.where(defined, ps, 0.0))
-    return torch.where(scored_outputs(layout, len(ps), ps.device), ps, 0.0)
+    return torch.where(scored_outputs(points), ps, 0.0)

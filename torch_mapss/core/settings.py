@@ -9,7 +9,6 @@ import torch
 from torch_mapss.core import checks
 
 CONVENTIONS = ("paper", "reference")  # of the map, and so of every measure
-MATCH_CONVENTIONS = (*CONVENTIONS, "conformal")  # of PM
 PRECISIONS = ("float64", "float32")  # of the eigendecomposition
 
 
@@ -35,16 +34,15 @@ def map_settings(
     energy: float,
     convention: str,
     max_dimension: int | None = None,
-    conventions: tuple[str, ...] = CONVENTIONS,
     eigh: str = "float64",
 ) -> Settings:
-    """The settings of a diffusion map; ``"conformal"`` is the paper's map, read otherwise by PM.
+    """The settings of a diffusion map, checked.
 
     Raises:
         TypeError: one is no number.
         ValueError: one is out of its range.
     """
-    checks.check_choice(convention, "convention", conventions)
+    checks.check_choice(convention, "convention", CONVENTIONS)
     checks.check_choice(eigh, "eigh", PRECISIONS)
     for name, value in (("alpha", alpha), ("energy", energy)):
         checks.check_real(value, name)

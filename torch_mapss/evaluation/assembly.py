@@ -61,7 +61,7 @@ def assembled(
         device=device_name(signals.outputs.device),
         bounds=None if bounds is None else _on_cpu(bounds),
         mixture=signals.mixture,
-        pm_rank=None if scores.pm_rank is None else frames("pm_rank"),
+        pm_rank=None,
     )
 
 
@@ -134,8 +134,6 @@ def _columns(scores: Scores, bounds: ScoreBounds | None) -> dict[str, Tensor]:
             scores.foreign_distance.clamp(min=_LEAST_DISTANCE).log(), active
         ),
     }
-    if scores.pm_rank is not None:
-        columns["pm_rank"] = pooled.pm_rank
     for name in ("separation_dimension", "match_dimension"):
         each = getattr(scores, name).to(scores.ps).unsqueeze(1).expand_as(scores.ps)
         columns[name] = masked_mean(each, active)

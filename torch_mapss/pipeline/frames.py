@@ -12,9 +12,20 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import devices
-from torch_mapss.core.checks import Clouds, check_whole
-from torch_mapss.pipeline.kept import GATHER_BYTES, BankFrames, at_frames, pays, with_distances
+from torch_mapss.core.checks import check_whole
+from torch_mapss.core.points import Points
 from torch_mapss.pipeline.records import Deferred, Encoded, Group, Scores
+
+# Bytes of embeddings that are gathered at a time.
+GATHER_BYTES = 128 * 2**20
+
+
+class BankFrames(NamedTuple):
+    """What some frames hold of the clips of one length, frame first."""
+
+    references: Tensor  # (n, S, M)
+    distortions: Tensor  # (n, S, P, M)
+    mask: Tensor | None  # (n, S, P)
 
 
 class Part(NamedTuple):
@@ -51,7 +62,6 @@ class Canvas:
 
     def scores(self, times: Tensor, measures: str = "both") -> Scores:
         names = ["ps", "pm", "log_pm", "active", "attributed_distance", "foreign_distance"]
-        names += ["pm_rank"] if "pm_rank" in self._parts else []  # conformal convention only
         return Scores(
             **{name: self[name] for name in names},
             times=times,
@@ -65,16 +75,11 @@ class Canvas:
         return self[name].detach().amax(1).round().long()
 
 
-def chunks(
-    parts: Sequence[Part], graph: bool, gathered: int = GATHER_BYTES, shared: bool = False
-) -> Iterator[Part]:
-    """The scored frames, in chunks of so many bytes at most unless a graph is kept anyway.
-
-    ``shared`` counts the distances among the bank's points as well.
-    """
+def chunks(parts: Sequence[Part], graph: bool, gathered: int = GATHER_BYTES) -> Iterator[Part]:
+    """The scored frames, in chunks of so many bytes at most unless a graph is kept anyway."""
     for part in parts:
         clips = part.group.separation, part.group.match
-        each = max(1, *(_frame_bytes(encoded, shared) for encoded in clips))
+        each = max(1, *(_frame_bytes(encoded) for encoded in clips))
         size = len(part.where) if graph else max(1, gathered // each)
         for start in range(0, len(part.where), max(1, size)):
             yield part._replace(where=part.where[start : start + size])
@@ -95,20 +100,16 @@ def activity(part: Part, attributed: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return active, devices.picked(active, 1, attributed) & enough & finite.unsqueeze(-1)
 
 
-def bank_frames(part: Part, place: int, shared: bool = False) -> BankFrames:
-    """What the frames of a part hold of the bank, for PS (0) or PM (1).
-
-    ``shared`` says that several calls are to be held against them, which makes the distances among
-    them worth taking first where the bank does not keep them.
-    """
-    group, where = part.group, part.where
-    encoded = (group.separation, group.match)[place]
+def bank_frames(part: Part, place: int) -> BankFrames:
+    """What the frames of a part hold of the bank, for PS (0) or PM (1)."""
+    encoded = (part.group.separation, part.group.match)[place]
     assert isinstance(encoded, Encoded)
-    found = at_frames(encoded.references, encoded.distortions, encoded.mask, where)
-    item, frame = where.unbind(-1)
-    if encoded.distances is not None and not devices.is_far(where.device):
-        return found._replace(known=encoded.distances.of(item, frame))
-    return with_distances(found, group.active[item, :, frame]) if shared else found
+    item, frame = part.where.unbind(-1)
+    return BankFrames(
+        encoded.references.transpose(1, 2)[item, frame],
+        encoded.distortions.permute(0, 3, 1, 2, 4)[item, frame],
+        None if encoded.mask is None else encoded.mask[item],
+    )
 
 
 def gather(
@@ -117,7 +118,7 @@ def gather(
     index: tuple[int, ...],
     active: Tensor,
     bank: BankFrames | None = None,
-) -> Clouds:
+) -> Points:
     """The embeddings of the frames of a part, frame first; the bank's if they are there already."""
     bank = bank_frames(part, place) if bank is None else bank
     outputs = part.outputs[place]
@@ -127,15 +128,13 @@ def gather(
     # A non-finite output would spoil its frame's graph; it is not scored, so any point will do.
     finite = chosen.isfinite().all(-1, keepdim=True)
     chosen = torch.where(finite, chosen, devices.picked(bank.references, 1, index))
-    return Clouds(
+    return Points(
         outputs=chosen,
         references=bank.references,
         distortions=bank.distortions,
         attributed=index,
         active=_where_some_are_not(active),
         mask=bank.mask,
-        lead=torch.Size([len(item)]),
-        known=bank.known,
     )
 
 
@@ -147,16 +146,14 @@ def _where_some_are_not(active: Tensor) -> Tensor | None:
     """
     if active.shape[-1] == 2:
         return None
-    return None if not devices.is_far(active.device) and bool(active.all()) else active
+    return None if not devices.is_accelerator(active.device) and bool(active.all()) else active
 
 
-def _frame_bytes(encoded: Encoded | Deferred | None, shared: bool) -> int:
+def _frame_bytes(encoded: Encoded | Deferred | None) -> int:
     if not isinstance(encoded, Encoded):
         return 0
     _, s, p, _, m = encoded.distortions.shape
-    points = s * (p + 1)
-    distances = 8 * points**2 if shared and pays(encoded.distortions) else 0
-    return points * m * encoded.distortions.element_size() + distances
+    return s * (p + 1) * m * encoded.distortions.element_size()
 
 
 def choose(parts: list[Part], frames: int | None, generator: torch.Generator | None) -> list[Part]:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from torch_mapss import audio
 from torch_mapss.core import checks
-from torch_mapss.core.frame_batches import Kernel
-from torch_mapss.core.settings import MATCH_CONVENTIONS, Settings, map_settings
+from torch_mapss.core.frame_batches import Score
+from torch_mapss.core.settings import Settings, map_settings
 from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder, as_encoder
@@ -70,9 +70,7 @@ class MAPSS(nn.Module):
         align_polarity: flip an estimate whose correlation with its reference is negative.
             Checkpoints hear the sign, people do not.
         alpha, time, energy, max_dimension, convention, eigh: of the diffusion map, see
-            :func:`torch_mapss.functional.perceptual_separation`. ``"conformal"`` is one of PM
-            (:func:`torch_mapss.functional.perceptual_match`), with ``scores.pm_rank``; PS and the
-            maps are then those of the paper convention.
+            :func:`torch_mapss.functional.perceptual_separation`.
         loudness: target of the normalisation of every waveform, in LUFS.
         activity: a source is active where its RMS exceeds this share of its RMS over all samples.
         check_finite: look for NaN and infinite samples and refuse them. Without, the mixture
@@ -144,9 +142,7 @@ class MAPSS(nn.Module):
     ) -> None:
         # As long as its arguments are many: each is checked and kept once.
         super().__init__()
-        self.settings = map_settings(
-            alpha, time, energy, convention, max_dimension, MATCH_CONVENTIONS, eigh
-        )
+        self.settings = map_settings(alpha, time, energy, convention, max_dimension, eigh)
         options: dict[str, Any] = {"layer": layer, "dtype": dtype, "device": device}
         options |= {"local_files_only": local_files_only or None, "cache_dir": cache_dir}
         first = as_encoder(encoder, **_given(options))
@@ -376,9 +372,7 @@ class MAPSS(nn.Module):
             estimates, references, attributed, lengths, frames, generator: as for scoring.
             confidence: of the half-width of each measure, in (0, 1).
             convention: ``"paper"``, ``"reference"`` or ``"derived"``; that of the scores by
-                default. See :mod:`torch_mapss.bounds` for what each guarantees. PM of the
-                conformal convention has a radius, the very change that truncation makes, and no
-                tail: NaN.
+                default. See :mod:`torch_mapss.bounds` for what each guarantees.
             options: further settings of :func:`torch_mapss.functional.separation_bounds` and
                 ``match_bounds``, e.g. ``tail="bootstrap"``.
 
@@ -388,9 +382,9 @@ class MAPSS(nn.Module):
         Raises:
             TypeError, ValueError: as for scoring, and for options that are unknown or out of range.
         """
-        kernels, settings = self._of_bounds(confidence, convention, options)
+        scores, settings = self._of_bounds(confidence, convention, options)
         call = prepared(self, admit(self, estimates, references, attributed, lengths))
-        return bound(self, [call], kernels, settings, frames, generator, confidence)[0]
+        return bound(self, [call], scores, settings, frames, generator, confidence)[0]
 
     # ------------------------------------------------------------------------- several systems
 
@@ -407,9 +401,7 @@ class MAPSS(nn.Module):
         """Scores of several systems' estimates of the same mixtures.
 
         As calls one by one, without gradients; but of clips longer than ``segment``, distortions
-        are made and encoded once for all systems, and with at least as many features as points of
-        a frame, on a CPU, the distances among the bank's points are taken once
-        (:meth:`ReferenceBank.with_distances` keeps them for calls one by one).
+        are made and encoded once for all systems.
 
         Args:
             estimates: of each system, (B, S', T) or (S', T).
@@ -453,9 +445,9 @@ class MAPSS(nn.Module):
         Raises:
             TypeError, ValueError: as :meth:`bounds`.
         """
-        kernels, settings = self._of_bounds(confidence, convention, options)
+        scores, settings = self._of_bounds(confidence, convention, options)
         calls = self._calls(estimates, bank, attributed)
-        return bound(self, calls, kernels, settings, frames, None, confidence, on_segment)
+        return bound(self, calls, scores, settings, frames, None, confidence, on_segment)
 
     def _calls(
         self, estimates: Sequence[Tensor], bank: ReferenceBank, attributed: Sequence[Any] | None
@@ -475,23 +467,24 @@ class MAPSS(nn.Module):
 
     def _of_bounds(
         self, confidence: float, convention: str | None, options: dict[str, Any]
-    ) -> tuple[tuple[Kernel, Kernel], Settings]:
-        """The kernels of bounds, and the settings of the maps that they read."""
+    ) -> tuple[tuple[Score, Score], Settings]:
+        """The score functions of bounds, and the settings of the maps that they read."""
         from torch_mapss.bounds import frames as stage
 
-        conformal = self.settings.convention == "conformal"  # the paper's but for PM
-        convention = convention or ("paper" if conformal else self.settings.convention)
+        convention = convention or self.settings.convention
         unknown = set(options) - set(stage.Options._fields)
         if unknown:
             raise TypeError(
                 f"bounds takes no {', '.join(sorted(unknown))}; it takes "
                 f"{', '.join(stage.Options._fields)}."
             )
-        kernels = stage.kernels_with_scores(stage.Options(confidence, convention, **options))
-        own = "conformal" if conformal else "paper"
-        graph = "reference" if convention == "reference" else own
-        settings = self.settings._replace(convention=graph)
-        return kernels, settings
+        checked = stage.check_options(stage.Options(confidence, convention, **options))
+        graph = "reference" if convention == "reference" else "paper"
+        scores = (
+            stage.separation_errors(checked, scores=True),
+            stage.match_errors(checked, scores=True),
+        )
+        return scores, self.settings._replace(convention=graph)
 
 
 def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]) -> MAPSS:

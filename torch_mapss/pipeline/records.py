@@ -16,9 +16,8 @@ from torch import Tensor
 
 from torch_mapss.core.pooling import masked_mean, pool_match, pool_separation
 from torch_mapss.distortions import Measured
-from torch_mapss.pipeline.kept import KeptDistances, keep, stacked
 
-FORMAT = 2  # of saved banks; a bank of another format is refused
+FORMAT = 3  # of saved banks; a bank of another format is refused
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,6 @@ class Encoded:
     references: Tensor  # (b, S, F, M)
     distortions: Tensor  # (b, S, P, F, M)
     mask: Tensor | None  # (b, S, P) bool, absent distortions; None: all are there
-    distances: KeptDistances | None = None  # of the scored frames, if they are kept
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def _mapped(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return {name: _mapped(value, change) for name, value in record.items()}
     if isinstance(record, tuple):
         return tuple(_mapped(value, change) for value in record)
-    if isinstance(record, Encoded | Deferred | Group | KeptDistances):
+    if isinstance(record, Encoded | Deferred | Group):
         values = {f.name: _mapped(getattr(record, f.name), change) for f in fields(record)}
         return replace(record, **values)
     return record
@@ -129,27 +127,6 @@ class ReferenceBank:
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> ReferenceBank:
         return replace(self, groups=tuple(_mapped(group, change) for group in self.groups))
-
-    @torch.no_grad()
-    def with_distances(self) -> ReferenceBank:
-        """The bank with the distances among its points, so that scoring need not take them anew.
-
-        They are the same for whatever is scored against it. Worth it for a bank of many features
-        that is used several times on a CPU: in training, or for systems that come one by one
-        (:meth:`torch_mapss.MAPSS.score_systems` shares them by itself). They take 8 C² bytes a
-        scored frame of C points: with two sources a quarter of the bank's own at 1024 features,
-        as much as those with the ``waveform`` encoder.
-
-        Returns:
-            A bank that scores alike, up to rounding. Saving, moving and joining keep the
-            distances; recombining drops them. Nothing is added where it would not pay: with fewer
-            features than points, on an accelerator, and for clips scored in segments.
-        """
-        groups = []
-        for group in self.groups:
-            ps, pm = (_with_distances(part, group) for part in (group.separation, group.match))
-            groups.append(replace(group, separation=ps, match=pm))
-        return replace(self, groups=tuple(groups))
 
     def recombined(self, index: Tensor | Sequence[Sequence[int]]) -> ReferenceBank:
         """The bank of new mixtures of the same sources, without preparing anything again.
@@ -256,13 +233,6 @@ class ReferenceBank:
         )
 
 
-def _with_distances(part: Encoded | Deferred | None, group: Group) -> Encoded | Deferred | None:
-    if not isinstance(part, Encoded):
-        return part
-    found = keep(part.references, part.distortions, part.mask, group.active, group.scored)
-    return replace(part, distances=found)
-
-
 def _recombined(group: Group, index: Tensor) -> Group:
     """Source s of new mixture b is source s of mixture ``index[b, s]``, a place in the batch."""
     source = torch.arange(index.shape[1], device=index.device)
@@ -273,7 +243,7 @@ def _recombined(group: Group, index: Tensor) -> Group:
     def encoded(part: Encoded | Deferred | None) -> Encoded | None:
         if not isinstance(part, Encoded):
             return None
-        return _mapped(replace(part, distances=None), pick)  # those between sources are others
+        return _mapped(part, pick)
 
     active = pick(group.active)
     return Group(
@@ -323,12 +293,10 @@ def _stack_encoded(parts: Sequence[Encoded | Deferred | None]) -> Encoded | None
         return None
     most = max(part.distortions.shape[2] for part in there)
     ragged = any(p.mask is not None or p.distortions.shape[2] < most for p in there)
-    sources = there[0].references.shape[1]
     return Encoded(
         torch.cat([part.references for part in there]),
         torch.cat([_padded(part.distortions, most, 0.0) for part in there]),
         torch.cat([_padded(_full_mask(part), most, False) for part in there]) if ragged else None,
-        stacked([part.distances for part in there], sources, most),
     )
 
 
@@ -353,7 +321,7 @@ def _plain(record: Any) -> Any:
     """Records as dictionaries, which ``torch.load(weights_only=True)`` reads."""
     if isinstance(record, Measured):
         return {name: _plain(value) for name, value in record._asdict().items()}
-    if isinstance(record, Encoded | Deferred | Group | ReferenceBank | KeptDistances):
+    if isinstance(record, Encoded | Deferred | Group | ReferenceBank):
         return {f.name: _plain(getattr(record, f.name)) for f in fields(record)}
     if isinstance(record, tuple):
         return [_plain(value) for value in record]
@@ -371,10 +339,7 @@ def _restored(stored: dict[str, Any]) -> ReferenceBank:
 
 def _restored_part(stored: dict[str, Any]) -> Encoded | Deferred:
     if "measured" not in stored:
-        distances = stored.get("distances")
-        if distances is not None:
-            distances = KeptDistances(**distances)
-        return Encoded(**{**stored, "distances": distances})
+        return Encoded(**stored)
     known = stored["measured"]
     return Deferred(Measured(**{**known, "values": tuple(known["values"])}), stored["gains"])
 
@@ -387,7 +352,6 @@ class UtteranceScores(NamedTuple):
     log_pm: Tensor  # (B, S') mean log PM, <= 0
     ps_pesq: Tensor  # (B, S') PESQ-like pooling of PS, [1.085, 1.315]
     frames: Tensor  # (B, S') int64, how many frames are scored
-    pm_rank: Tensor  # (B, S') mean rank form of PM, (0, 1]; NaN unless conformal
 
 
 @dataclass(frozen=True)
@@ -404,9 +368,6 @@ class Scores:
     measures: str = "both"  # which were computed, see :meth:`torch_mapss.MAPSS.forward`
     separation_dimension: Tensor | None = None  # (B, F) int64, d of PS's map; 0: nothing scored
     match_dimension: Tensor | None = None  # (B, F) int64, d of PM's map; 0: nothing scored
-    # Rank of the output among its N_p distortions, at least 1/(N_p + 1);
-    # P(pm_rank <= u) <= u under exchangeability. None unless conformal.
-    pm_rank: Tensor | None = None  # (B, S', F) in (0, 1], without gradient
 
     def utterance(self) -> UtteranceScores:
         """Pool frames to one number per estimate: plain means, and the paper's pooling of PS.
@@ -423,13 +384,7 @@ class Scores:
             log_pm=pool_match(self.log_pm, of_pm, log=True),
             ps_pesq=pool_separation(self.ps, of_ps),
             frames=self.active.sum(-1),
-            pm_rank=self._mean_rank(of_pm),
         )
-
-    def _mean_rank(self, of_pm: Tensor) -> Tensor:
-        if self.pm_rank is None:
-            return torch.full_like(self.pm[..., 0].detach(), torch.nan)
-        return pool_match(self.pm_rank, of_pm)
 
     def detach(self) -> Scores:
         """The same numbers without a graph."""

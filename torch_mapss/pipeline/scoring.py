@@ -13,15 +13,12 @@ from torch import Tensor
 from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import devices
 from torch_mapss.core.devices import back
-from torch_mapss.core.frame_batches import Kernel, Pending, finished, pending
-from torch_mapss.core.scores import (
-    MATCH_SCORES,
-    SEPARATION_SCORES,
-    match_scores,
-    separation_scores,
-)
+from torch_mapss.core.frame_batches import Score, Started, finish, start
+from torch_mapss.core.match import match_scores
+from torch_mapss.core.separation import separation_scores
 from torch_mapss.core.settings import Settings
 from torch_mapss.pipeline.frames import (
+    BankFrames,
     Canvas,
     Part,
     activity,
@@ -31,7 +28,6 @@ from torch_mapss.pipeline.frames import (
     gather,
 )
 from torch_mapss.pipeline.inputs import Call, Clips
-from torch_mapss.pipeline.kept import BankFrames
 from torch_mapss.pipeline.memory import Allowance, Budget
 from torch_mapss.pipeline.prepare import prepare_bank, silenced
 from torch_mapss.pipeline.records import FrameBounds, Group, ReferenceBank, ScoreBounds, Scores
@@ -39,11 +35,6 @@ from torch_mapss.pipeline.segments import Job, Work, estimate_gains, score_segme
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
-
-# What the kernels return, for PS and for PM.
-_SCORES = (SEPARATION_SCORES, MATCH_SCORES)
-# The same for the kernels of :func:`torch_mapss.bounds.frames.kernels_with_scores`.
-_BOUNDS = (("ps_radius", "ps_tail", *SEPARATION_SCORES), ("pm_radius", "pm_tail", *MATCH_SCORES))
 
 # So many calls at a time share what they need of their bank: the embeddings of their estimates are
 # then a small part of the bank's own.
@@ -84,8 +75,7 @@ def score_together(
 ) -> list[Scores]:
     """Frame scores of calls that share a bank and a measure: long clips are made once for all."""
     graph = any(call.estimates.waves.requires_grad for call in calls) and torch.is_grad_enabled()
-    kernels = separation_scores, match_scores
-    work = Work(calls[0].kinds, kernels, _SCORES, mapss.settings, rest=False)
+    work = Work(calls[0].kinds, (separation_scores, match_scores), mapss.settings)
     canvases = _placed(mapss, calls, frames, generator, graph, work, on_segment)
     return [
         canvas.scores(_times(mapss, call), call.measures) for call, canvas in zip(calls, canvases)
@@ -95,7 +85,7 @@ def score_together(
 def bound(
     mapss: MAPSS,
     calls: Sequence[Call],
-    kernels: tuple[Kernel, Kernel],
+    scores: tuple[Score, Score],
     settings: Settings,
     frames: int | None,
     generator: torch.Generator | None,
@@ -103,16 +93,16 @@ def bound(
     on_segment: OnSegment | None = None,
 ) -> list[ScoreBounds]:
     """Error bounds of calls that share a bank; see :meth:`torch_mapss.MAPSS.bounds`."""
-    work = Work((True, True), kernels, _BOUNDS, settings, rest=True)
+    work = Work((True, True), scores, settings)
     canvases = _placed(mapss, calls, frames, generator, False, work, on_segment)
     found = []
     for call, canvas in zip(calls, canvases):
         ps, pm = (
             FrameBounds(canvas[radius], canvas[tail], canvas[radius] + canvas[tail])
-            for radius, tail, *_ in _BOUNDS
+            for radius, tail in (("ps_radius", "ps_tail"), ("pm_radius", "pm_tail"))
         )
-        scores = canvas.scores(_times(mapss, call)) if settings == mapss.settings else None
-        found.append(ScoreBounds(ps, pm, canvas["active"], confidence, scores))
+        read = canvas.scores(_times(mapss, call)) if settings == mapss.settings else None
+        found.append(ScoreBounds(ps, pm, canvas["active"], confidence, read))
     return found
 
 
@@ -158,8 +148,7 @@ def place_parts(mapss: MAPSS, takes: Sequence[Take], work: Work, graph: bool) ->
     Where the device runs out of memory, a piece of frames is begun anew in smaller ones.
     """
     allowed = Allowance(mapss.budget(takes[0].call.estimates.waves.device))
-    shared = len(takes) > 1
-    pieces = list(zip(*(chunks(take.parts, graph, allowed.now.gathered, shared) for take in takes)))
+    pieces = list(zip(*(chunks(take.parts, graph, allowed.now.gathered) for take in takes)))
     # A graph keeps them all anyway: an accelerator is then asked once, however many lengths.
     for some in [pieces] if graph else [[piece] for piece in pieces]:
         found = allowed.spend(partial(_of_pieces, takes, some, work, graph))
@@ -174,7 +163,7 @@ class _Begun(NamedTuple):
     take: Take
     part: Part
     scored: Tensor  # (n, S') bool
-    works: dict[int, Pending]  # of PS (0) and PM (1)
+    works: dict[int, Started]  # of PS (0) and PM (1)
 
 
 def _of_pieces(
@@ -188,13 +177,12 @@ def _of_pieces(
     found: list[tuple[Take, Part, dict[str, Tensor]]] = []
     begun: list[_Begun] = []
     places = [place for place, wanted in enumerate(work.kinds) if wanted]
-    shared = len(takes) > 1
     # Not the groups of a call, in which mixtures that its estimates spoil are active nowhere.
     own = {group.items: group for group in bank_of(takes[0].call).groups}
     for parts in pieces:
-        for same in zip(*(chunks([part], graph, budget.gathered, shared) for part in parts)):
+        for same in zip(*(chunks([part], graph, budget.gathered) for part in parts)):
             of_bank = same[0]._replace(group=own[same[0].group.items])
-            bank = {place: bank_frames(of_bank, place, shared) for place in places}
+            bank = {place: bank_frames(of_bank, place) for place in places}
             for take, part in zip(takes, same):
                 begun.append(_begin(take, part, bank, work, budget))
                 if not graph:
@@ -210,11 +198,10 @@ def _begin(
     index = take.call.attributed
     active, scored = activity(part, index)
     works = {
-        place: pending(
+        place: start(
             gather(part, place, index, active, frames),
             work.settings,
-            work.kernels[place],
-            rest=work.rest,
+            work.scores[place],
             chunk_bytes=budget.frames,
         )
         for place, frames in bank.items()
@@ -224,12 +211,12 @@ def _begin(
 
 def _end(begun: Sequence[_Begun], work: Work) -> list[tuple[Take, Part, dict[str, Tensor]]]:
     """What the kernels return, by name; an accelerator is asked once for all."""
-    results = iter(finished([one for some in begun for one in some.works.values()]))
+    results = iter(finish([one for some in begun for one in some.works.values()]))
     found = []
     for take, part, scored, works in begun:
         values = {"active": scored}
-        for place in works:
-            for name, value in zip(work.names[place], next(results)):
+        for _ in works:
+            for name, value in next(results).items():
                 values[name] = torch.where(scored, value, 0.0)
         found.append((take, part, values))
     return found

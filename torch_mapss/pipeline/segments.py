@@ -24,16 +24,14 @@ from torch import Tensor
 from torch_mapss.audio.frames import active_frames
 from torch_mapss.audio.loudness import Meter, gain_to
 from torch_mapss.core import devices
-from torch_mapss.core.checks import Clouds
-from torch_mapss.core.frame_batches import Kernel, score_frames
-from torch_mapss.core.kernel import BankDistances
+from torch_mapss.core.frame_batches import Score, run
+from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
 from torch_mapss.distortions import DistortionBank, Measured
 from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline.clusters import Checks, check_members, copies
 from torch_mapss.pipeline.frames import Canvas
 from torch_mapss.pipeline.inputs import MEASURES, Clips
-from torch_mapss.pipeline.kept import shared_distances
 from torch_mapss.pipeline.memory import Allowance, Budget, lowered
 from torch_mapss.pipeline.records import Deferred, Group
 
@@ -132,10 +130,8 @@ class Work(NamedTuple):
     """What is computed of every frame."""
 
     kinds: tuple[bool, bool]  # PS, PM
-    kernels: tuple[Kernel, Kernel]
-    names: tuple[tuple[str, ...], tuple[str, ...]]  # of what they return
+    scores: tuple[Score, Score]  # score functions
     settings: Settings
-    rest: bool  # whether they read the discarded coordinates
 
 
 class Stretch(NamedTuple):
@@ -241,31 +237,21 @@ def _score_block(
             continue
         encode = _Encoding(mapss, place, stretch, frames, budget)
         references, distortions, mask = encode.clusters(group)
-        known = None
-        if len(jobs) > 1:
-            there, most = group.active[0, :, frames].T, budget.embeddings // 2
-            known = shared_distances(references, distortions, mask, there, most)
         for k, (job, share) in enumerate(zip(jobs, shares)):
             if len(share) == 0:
                 continue
             outputs = encode.estimates(job)
-            clouds, usable = _clouds(
-                group, job, share, frames, outputs, references, distortions, mask, known
+            points, usable = _points(
+                group, job, share, frames, outputs, references, distortions, mask
             )
             fine[k] &= usable
-            values = score_frames(
-                clouds,
-                work.settings,
-                work.kernels[place],
-                rest=work.rest,
-                chunk_bytes=budget.frames,
-            )
-            del clouds
-            for name, value in zip(work.names[place], values):
+            values = run(points, work.settings, work.scores[place], chunk_bytes=budget.frames)
+            del points
+            for name, value in values.items():
                 whole = value.new_zeros(len(share), *value.shape[1:])
                 whole[usable.nonzero().squeeze(-1)] = value
                 results[k][name] = whole
-        del references, distortions, known  # before those of the other measure are made
+        del references, distortions  # before those of the other measure are made
     for job, share, found, usable in zip(jobs, shares, results, fine):
         if len(share):
             _put(group, job, share, found, usable)
@@ -281,7 +267,7 @@ def _put(group: Group, job: Job, share: Tensor, found: dict[str, Tensor], usable
         job.canvas.put(name, group, where, torch.where(ok, value, 0.0))
 
 
-def _clouds(
+def _points(
     group: Group,
     job: Job,
     share: Tensor,
@@ -290,8 +276,7 @@ def _clouds(
     references: Tensor,
     distortions: Tensor,
     mask: Tensor | None,
-    known: BankDistances | None = None,
-) -> tuple[Clouds, Tensor]:
+) -> tuple[Points, Tensor]:
     """The points of the frames a job wants, and which of these frames are free of bad numbers.
 
     Args:
@@ -299,27 +284,24 @@ def _clouds(
         references: (n, S, M).
         distortions: (n, S, P, M).
         mask: (S, P).
-        known: D² of the frames of the block.
     """
     chosen = torch.searchsorted(frames, share)
-    everything = len(chosen) == len(frames)
-    parts = [x if everything else x[chosen] for x in (outputs, references, distortions)]
+    parts = [outputs, references, distortions]
+    if len(chosen) < len(frames):
+        parts = [x[chosen] for x in parts]
     usable = torch.stack([x.sum(-1).isfinite().flatten(1).all(-1) for x in parts]).all(0)
     if not bool(usable.all()):
         kept = usable.nonzero().squeeze(-1)
-        parts, share, chosen = [x[kept] for x in parts], share[kept], chosen[kept]
-        everything = False
+        parts, share = [x[kept] for x in parts], share[kept]
     active = group.active[0, :, share].T
     count = len(share)
-    return Clouds(
+    return Points(
         outputs=parts[0],
         references=parts[1],
         distortions=parts[2],
         attributed=job.attributed,
         active=None if bool(active.all()) else active,
         mask=None if mask is None else mask.expand(count, *mask.shape),
-        lead=torch.Size([count]),
-        known=known if known is None or everything else known.of(chosen),
     ), usable
 
 

@@ -1,0 +1,263 @@
+"""The points of some frames as one record: what they are, which of them are present, their checks.
+
+The cluster of a source is its reference and its distortions; outputs are points of the graph, but
+never of a cluster. Rows of a frame's graph come in the order outputs, references, distortions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.core import checks, devices
+
+
+class Points(NamedTuple):
+    """Embeddings of F frames, and which of them are present.
+
+    ``outputs`` to ``distortions`` may be of any floating-point type of at least 32 bits.
+    """
+
+    outputs: Tensor  # (F, S', M)
+    references: Tensor  # (F, S, M)
+    distortions: Tensor  # (F, S, P, M)
+    attributed: tuple[int, ...]  # (S',) source of each output
+    active: Tensor | None = None  # (F, S) bool; None: every source is active
+    mask: Tensor | None = None  # (F, S, P) bool; None: every distortion is present
+    others: Tensor | None = None  # (F, S, M) the sum of the other references, where it is used
+
+    @property
+    def frames(self) -> int:
+        """F."""
+        return len(self.outputs)
+
+    @property
+    def sources(self) -> int:
+        """S."""
+        return self.references.shape[1]
+
+    @property
+    def members(self) -> int:
+        """P."""
+        return self.distortions.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the frames are scored: their own device, or the CPU where that has no float64."""
+        return devices.working_device(self.outputs.device)
+
+    def embeddings(self) -> tuple[Tensor, ...]:
+        """All tensors of embeddings, frame first."""
+        found = self.outputs, self.references, self.distortions
+        return found if self.others is None else (*found, self.others)
+
+    def batch(self, frames: slice, embeddings: tuple[Tensor, ...]) -> Points:
+        """Those of some frames, whose ``embeddings`` are given; masks where they are scored."""
+        outputs, references, distortions, *others = embeddings
+        active, mask = (
+            None if x is None else x[frames].to(self.device) for x in (self.active, self.mask)
+        )
+        rest = others[0] if others else None
+        return Points(outputs, references, distortions, self.attributed, active, mask, rest)
+
+    def source_index(self) -> Tensor:
+        """(S',) the source of each output."""
+        return devices.placed(self.attributed, self.device)
+
+    def of_outputs(self, values: Tensor, dim: int = 1) -> Tensor:
+        """Values of sources (S along ``dim``) as values of the source of each output (S')."""
+        return devices.picked(values, dim, self.attributed)
+
+
+# --------------------------------------------------------------------------------------------
+# Which are present
+# --------------------------------------------------------------------------------------------
+
+
+def presence(points: Points) -> tuple[Tensor, Tensor]:
+    """Active sources (F, S) and present cluster points (F, S, P+1), reference first."""
+    active = points.active
+    shape = points.frames, points.sources
+    if active is None:
+        active = torch.ones(shape, dtype=torch.bool, device=points.device)
+    present = active.unsqueeze(-1).expand(*shape, points.members + 1)
+    if points.mask is not None:
+        present = present & torch.nn.functional.pad(points.mask, (1, 0), value=True)
+    return active, present
+
+
+def point_validity(points: Points) -> Tensor | None:
+    """(F, N) which points enter the graph; None: all."""
+    if points.active is None and points.mask is None:
+        return None
+    active, present = presence(points)
+    parts = points.of_outputs(active), present[..., 0], present[..., 1:].flatten(1)
+    return torch.cat(parts, -1)
+
+
+def split_points(coordinates: Tensor, points: Points) -> tuple[Tensor, Tensor]:
+    """Outputs (F, S', D) and clusters (F, S, P+1, D), reference first, of (F, N, D)."""
+    s, p = points.sources, points.members
+    outputs, references, distortions = coordinates.split([len(points.attributed), s, s * p], -2)
+    distortions = distortions.unflatten(-2, (s, p))
+    return outputs, torch.cat([references.unsqueeze(-2), distortions], -2)
+
+
+def scored_outputs(points: Points) -> Tensor:
+    """(F, S') whether the source of an output is active together with another one."""
+    active, _ = presence(points)
+    return points.of_outputs(active) & (active.sum(-1, keepdim=True) >= 2)
+
+
+# --------------------------------------------------------------------------------------------
+# Joined, and finite
+# --------------------------------------------------------------------------------------------
+
+
+class NonFiniteError(ValueError):
+    """An embedding that is present is NaN, infinite or huge.
+
+    Args:
+        what: point, in words.
+        frame: of all frames that are scored.
+        lead: the leading dimensions that the frames were flattened from.
+    """
+
+    def __init__(self, what: str, frame: int, lead: torch.Size | None = None) -> None:
+        self.what, self.frame = what, frame
+        where = f"frame {frame}" if lead is None else checks.describe_frame(frame, lead)
+        super().__init__(
+            f"embeddings must be finite (and below 1e150): {what} holds NaN, infinite or huge "
+            f"values in {where}. Repair it, or take its source out of that frame with active, or a "
+            "distortion with mask."
+        )
+
+
+def joined(*parts: Tensor) -> Tensor:
+    """Parts (F, n, M) as (F, N, M) float64 without a graph, on a device that has float64."""
+    frames, _, features = parts[0].shape
+    device = devices.working_device(parts[0].device)
+    counts = [part.shape[1] for part in parts]
+    points = torch.empty(frames, sum(counts), features, dtype=torch.float64, device=device)
+    for rows, part in zip(points.split(counts, 1), parts):
+        rows.copy_(part.detach())
+    return points
+
+
+def broken_points(x: Tensor, valid: Tensor | None) -> Tensor:
+    """(F, N) bool: points (F, N, M) that are present and not finite, or whose squares overflow."""
+    broken = ~torch.isfinite(torch.linalg.vector_norm(x, dim=-1).square())
+    return broken if valid is None else broken & valid
+
+
+def refuse_broken(broken: Tensor, points: Points) -> None:
+    """Raise :class:`NonFiniteError` for the first of ``broken`` (F, N) points (reads values)."""
+    if not bool(broken.any()):
+        return
+    frame, point = (int(index) for index in broken.nonzero()[0])
+    s, first = points.sources, len(points.attributed)
+    if point < first:
+        what = f"the output of source {points.attributed[point]}"
+    elif point < first + s:
+        what = f"the reference of source {point - first}"
+    else:
+        source, member = divmod(point - first - s, points.members)
+        what = f"distortion {member} of source {source}"
+    raise NonFiniteError(what, frame)
+
+
+# --------------------------------------------------------------------------------------------
+# Made of what a caller hands in
+# --------------------------------------------------------------------------------------------
+
+
+def checked_points(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    attributed: object,
+    active: Tensor | None,
+    mask: Tensor | None,
+    minimum_distortions: int,
+) -> tuple[Points, torch.Size]:
+    """The embeddings of a scoring call, their leading dimensions flattened; and these dimensions.
+
+    Shapes and types are checked without reading values; only ``mask`` is read, to find an
+    active source that has too few distortions left.
+
+    Raises:
+        TypeError: a dtype that is not floating point (or not bool for the masks).
+        ValueError: ranks or shapes that do not fit, S < 2, P < 2, different devices, a bad
+            ``attributed``, or an active source with fewer than ``minimum_distortions`` left.
+    """
+    given = {"outputs": outputs, "references": references, "distortions": distortions}
+    for name, tensor in given.items():
+        checks.check_floating(tensor, name)
+    _check_shapes(outputs, references, distortions)
+    checks.check_devices(**given, active=active, mask=mask)
+    lead = outputs.shape[:-2]
+    sources, count = distortions.shape[-3], distortions.shape[-2]
+    index = checks.check_attributed(attributed, outputs.shape[-2], sources)
+    frames = math.prod(lead)
+    if active is not None:
+        active = checks.check_bool(active, "active", (*lead, sources)).reshape(frames, sources)
+    if mask is not None:
+        mask = checks.check_bool(mask, "mask", (*lead, sources, count))
+        mask = mask.reshape(frames, sources, count)
+        _check_distortions_left(mask, active, minimum_distortions, lead)
+    flat = (checks.lifted(x).reshape(frames, *x.shape[len(lead) :]) for x in given.values())
+    return Points(*flat, index, active, mask), lead
+
+
+def _check_shapes(outputs: Tensor, references: Tensor, distortions: Tensor) -> None:
+    got = (
+        f"got outputs {tuple(outputs.shape)}, references {tuple(references.shape)}, "
+        f"distortions {tuple(distortions.shape)}"
+    )
+    rank = outputs.ndim
+    fits = (
+        rank >= 2
+        and references.ndim == rank
+        and distortions.ndim == rank + 1
+        and outputs.shape[:-2] == references.shape[:-2] == distortions.shape[:-3]
+        and outputs.shape[-1] == references.shape[-1] == distortions.shape[-1]
+        and references.shape[-2] == distortions.shape[-3]
+    )
+    if not fits:
+        raise ValueError(
+            "expected outputs (..., S', M), references (..., S, M) and distortions (..., S, P, M) "
+            f"with the same leading dimensions and features M; {got}. Nothing is broadcast: expand "
+            "to full shapes."
+        )
+    if references.shape[-2] < 2:
+        raise ValueError(
+            f"at least two sources are needed (PS compares with the other sources), {got}: the "
+            "sources are axis -2 of references."
+        )
+    if distortions.shape[-2] < 2:
+        raise ValueError(
+            f"at least two distortions of every reference are needed for a covariance, {got}: the "
+            "distortions are axis -2 of distortions."
+        )
+    if outputs.shape[-1] < 1 or outputs.shape[-2] < 1:
+        raise ValueError(f"at least one output and one feature are needed, {got}.")
+
+
+def _check_distortions_left(
+    mask: Tensor, active: Tensor | None, minimum: int, lead: torch.Size
+) -> None:
+    """Raise ValueError if an active source has under ``minimum`` distortions (reads values)."""
+    left = mask.sum(-1)
+    short = left < minimum
+    if active is not None:
+        short = short & active
+    if bool(short.any()):
+        frame, source = (int(index) for index in short.nonzero()[0])
+        raise ValueError(
+            f"mask leaves {int(left[frame, source])} distortions for active source {source} in "
+            f"{checks.describe_frame(frame, lead)}; at least {minimum} are needed. Unmask some, or "
+            "mark the source inactive there."
+        )
