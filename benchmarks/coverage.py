@@ -33,8 +33,8 @@ from torch_mapss.bounds.schur import Options
 from torch_mapss.bounds.separation import separation_kernel
 from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import gammaincc
-from torch_mapss.core.layout import Layout
 from torch_mapss.core.mahalanobis import RIDGE
+from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
 
 DISTORTIONS = 70
@@ -43,7 +43,6 @@ CORRELATION = 0.3
 KURTOSIS = {"Gaussian": 3.0, "heavy-tailed": 9.0, "correlated": 3.0}  # of one coordinate
 SCALES = {"small": (1.0 / 30.0, 1.0), "far": (1.0, 20.0)}  # of coordinates, of distances
 KINDS = {"PS": [*KURTOSIS, *SCALES], "PM": [*KURTOSIS]}
-LAYOUT = Layout((0, 1), 2, DISTORTIONS, None, None)
 ROWS: dict[str, Options] = {
     "paper": Options(convention="paper"),
     "reference": Options(convention="reference"),
@@ -128,14 +127,17 @@ def half_widths(measure: str, sample: Sample, draws: int) -> dict[str, list[Tens
     """Tails (F, 2) of every row at every confidence, after the estimated score."""
     kernel = separation_kernel if measure == "PS" else match_kernel
     resample = bootstrap_separation if measure == "PS" else bootstrap_match
+    frames = len(sample.truth)
+    blank = torch.zeros(frames, 2, DISTORTIONS, 0)  # what is read is the map alone
+    record = Points(blank[:, :, 0], blank[:, :, 0], blank, (0, 1))
     found = {}
     for name, options in (ROWS | (PS_ROWS if measure == "PS" else PM_ROWS)).items():
         graph = Settings(convention="reference" if name == "reference" else "paper")
         found[name] = [
-            kernel(sample.embedding, LAYOUT, graph, options._replace(confidence=c))[1]
+            kernel(sample.embedding, record, graph, options._replace(confidence=c))[1]
             for c in CONFIDENCES
         ]
-    score, resampled = resample(sample.embedding, LAYOUT, Settings(), draws, 0)
+    score, resampled = resample(sample.embedding, record, Settings(), draws, 0)
     found["bootstrap"] = [half_width(resampled, score, c) for c in CONFIDENCES]
     found["score"] = [score]
     return found

@@ -13,7 +13,7 @@ from bursts import bursts, leaky, small
 from torch import Tensor
 
 from torch_mapss import MAPSS
-from torch_mapss.core import diffusion_map, frame_batches, linalg
+from torch_mapss.core import frame_batches, linalg
 from torch_mapss.encoders import MelEncoder
 from torch_mapss.pipeline import scoring as stage
 from torch_mapss.pipeline.memory import Allowance, Budget
@@ -24,7 +24,6 @@ PLACES: dict[str, tuple[Any, str]] = {
     "encoding": (MelEncoder, "_encode"),
     "gathering the bank": (stage, "bank_frames"),
     "gathering estimates": (stage, "gather"),
-    "points": (diffusion_map, "joined"),
     "eigendecomposition": (linalg, "eigh"),
 }
 
@@ -101,7 +100,7 @@ def test_scores_are_the_same(place: str, fails: set[int]) -> None:
 
 
 @pytest.mark.usefixtures("pieces")
-@pytest.mark.parametrize("place", ["encoding", "gathering the bank", "points"])
+@pytest.mark.parametrize("place", ["encoding", "gathering the bank"])
 def test_bounds_are_the_same(place: str) -> None:
     mapss, estimates, bank = made()
     expected = mapss.bounds(estimates, bank, frames=30)
@@ -120,7 +119,7 @@ def slopes(mapss: MAPSS, estimates: Tensor, bank: Any) -> Tensor:
     return slope
 
 
-@pytest.mark.parametrize("place", ["gathering estimates", "points", "eigendecomposition"])
+@pytest.mark.parametrize("place", ["gathering estimates", "eigendecomposition"])
 def test_with_a_graph_frames_are_begun_anew(place: str) -> None:
     mapss, estimates, bank = made()
     expected = slopes(mapss, estimates, bank)
@@ -153,7 +152,7 @@ def test_half_a_budget_recomputes_larger_graphs(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(frame_batches._Recomputed, "forward", noted)
     slopes(mapss, estimates, bank)
     assert not recomputed
-    with without_memory("points", {1}), pytest.warns(UserWarning, match="ran out of memory"):
+    with without_memory("eigendecomposition", {1}), pytest.warns(UserWarning, match="ran out of memory"):
         found = slopes(mapss, estimates, bank)
     assert recomputed
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
@@ -163,7 +162,7 @@ def test_where_nothing_is_left_the_error_says_what_to_do() -> None:
     mapss, estimates, bank = made()
     always = set(range(1, 100))
     with (
-        without_memory("points", always) as failing,
+        without_memory("eigendecomposition", always) as failing,
         pytest.raises(torch.OutOfMemoryError, match=r"no memory left\n.*fewer frames"),
     ):
         mapss(estimates, bank)
