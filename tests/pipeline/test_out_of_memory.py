@@ -152,7 +152,7 @@ def test_half_a_budget_recomputes_larger_graphs(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(frame_batches._Recomputed, "forward", noted)
     slopes(mapss, estimates, bank)
     assert not recomputed
-    with without_memory("eigendecomposition", {1}), pytest.warns(UserWarning):
+    with without_memory("eigendecomposition", {1}), pytest.warns(UserWarning, match="memory"):
         found = slopes(mapss, estimates, bank)
     assert recomputed
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
