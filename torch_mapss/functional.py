@@ -12,6 +12,8 @@ Measure, call, equation (labels of the paper's source):
 | what | call | equation |
 | --- | --- | --- |
 | diffusion map of a cloud of points | `functional.diffusion_map` | `eq:K`, `eq:P_short` |
+| clearance and fidelity from embeddings | `functional.clearance`, `fidelity` | none: ours |
+| their half-width | `functional.decomposition_bounds` | none: jackknife |
 | PS from embeddings | `functional.perceptual_separation` | `eq:PS_final` |
 | its two distances A and B | `functional.separation_distances` | `eq:B` |
 | PM, log PM from embeddings | `functional.perceptual_match` | `eq:pm_gamma_mm_short` |
@@ -32,10 +34,13 @@ Measure, call, equation (labels of the paper's source):
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from torch_mapss.bounds.decomposition import decomposition_widths
 from torch_mapss.bounds.frames import (
     Bounds,
     TruncationBounds,
@@ -43,8 +48,10 @@ from torch_mapss.bounds.frames import (
     separation_bounds,
     truncation_bounds,
 )
+from torch_mapss.core import checks
+from torch_mapss.core.decomposition import decomposition_scores
 from torch_mapss.core.diffusion_map import DiffusionMap, diffusion_map
-from torch_mapss.core.frame_batches import run_shaped
+from torch_mapss.core.frame_batches import Score, run_shaped
 from torch_mapss.core.gamma import gammaincc, log_gammaincc
 from torch_mapss.core.match import match_scores
 from torch_mapss.core.points import checked_points
@@ -55,10 +62,14 @@ from torch_mapss.core.torch_defaults import with_torch_defaults
 
 __all__ = [
     "Bounds",
+    "DecompositionBounds",
     "DiffusionMap",
     "SeparationDistances",
     "TruncationBounds",
+    "clearance",
+    "decomposition_bounds",
     "diffusion_map",
+    "fidelity",
     "gammaincc",
     "log_gammaincc",
     "match_bounds",
@@ -77,6 +88,161 @@ class SeparationDistances(NamedTuple):
 
     attributed: Tensor  # (..., S') A, to the cluster of the output's own source
     foreign: Tensor  # (..., S') B, to the closest cluster of another active source
+
+
+class DecompositionBounds(NamedTuple):
+    """Half-widths of clearance and fidelity; the radius of both is 0."""
+
+    clearance: Bounds
+    fidelity: Bounds
+
+
+@with_torch_defaults
+def clearance(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    *,
+    attributed: Sequence[int] | Tensor | None = None,
+    active: Tensor | None = None,
+    mask: Tensor | None = None,
+    others: Tensor | None = None,
+    alpha: float = 1.0,
+    time: float = 1.0,
+) -> Tensor:
+    """Clearance of every output: how far it is from the other sources.
+
+    The distance from the output to the nearest other source over that from its own reference
+    there, in diffusion coordinates, at most 1. 1 is as free of leakage as the reference, 0 is
+    another source. Differentiable, without a gradient once 1 is reached; computed in float64
+    inside. See :mod:`torch_mapss.core.decomposition` for the definition. No eigendecomposition.
+
+    Args:
+        outputs: (..., S', M) embeddings of the estimates, floating point. Each has a graph of its
+            own: scores do not depend on which outputs are given together.
+        references: (..., S, M) embeddings of the references, S from 2 to 14 (time and memory
+            grow with 2^S: 8 are fast).
+        distortions: (..., S, P, M) embeddings of the distorted references, P at least 2; 20 do.
+        attributed: (S',) the source of each output, no duplicates; all in order by default.
+        active: (..., S) bool; an inactive source leaves the graph with its distortions and output.
+        mask: (..., S, P) bool, False where a distortion is absent.
+        others: (..., S, M) embedding of the sum of the *other* references, for each source. From
+            three sources on it is a further foreign point where two or more other sources are
+            active; without it, two others that leak alone are not recognised as such.
+        alpha: density exponent of the kernel in [0, 1].
+        time: diffusion time t, a whole number of at least 1.
+
+    Returns:
+        (..., S') in [0, 1]; float64 if an input is, else float32. 0 without gradient where
+        undefined: own source inactive or no other active, an own reference that coincides with a
+        foreign point, or more than half of the pairs of points coincident (no bandwidth).
+
+    Raises:
+        TypeError: inputs not floating point, masks not bool.
+        ValueError: shapes, devices or settings that do not fit; non-finite embeddings (names the
+            first frame and source); an active source without any distortion.
+    """
+    arguments = outputs, references, distortions, attributed, active, mask, others, alpha, time
+    return _decomposition(*arguments, decomposition_scores)["clearance"]
+
+
+@with_torch_defaults
+def fidelity(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    *,
+    attributed: Sequence[int] | Tensor | None = None,
+    active: Tensor | None = None,
+    mask: Tensor | None = None,
+    others: Tensor | None = None,
+    alpha: float = 1.0,
+    time: float = 1.0,
+) -> Tensor:
+    """Fidelity of every output: how little of its displacement is not leakage.
+
+    What remains of the displacement from the own reference after its non-negative least squares
+    fit by the directions to the other sources, over the distance to the nearest of them; 1 less
+    this, at least 0. 1 is undistorted. An output that *is* another source has no distortion: read
+    it together with :func:`clearance`, where that is below 0.1 fidelity is undefined.
+    Differentiable; no gradient where it is 0.
+
+    Args:
+        outputs, references, distortions, attributed, active, mask, others, alpha, time: as for
+            :func:`clearance`.
+
+    Returns:
+        (..., S') in [0, 1]; float64 if an input is, else float32. 0 without gradient where
+        undefined: where clearance is undefined or below 0.1.
+
+    Raises:
+        TypeError, ValueError: as :func:`clearance`.
+    """
+    arguments = outputs, references, distortions, attributed, active, mask, others, alpha, time
+    return _decomposition(*arguments, decomposition_scores)["fidelity"]
+
+
+@with_torch_defaults
+@torch.no_grad()
+def decomposition_bounds(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    *,
+    confidence: float = 0.95,
+    attributed: Sequence[int] | Tensor | None = None,
+    active: Tensor | None = None,
+    mask: Tensor | None = None,
+    others: Tensor | None = None,
+    alpha: float = 1.0,
+    time: float = 1.0,
+) -> DecompositionBounds:
+    """What the choice of distortions does to clearance and fidelity: a jackknife half-width.
+
+    Args:
+        outputs, references, distortions, attributed, active, mask, others, alpha, time: as for
+            :func:`clearance`.
+        confidence: in (0, 1), of each number on its own.
+
+    Returns:
+        Two :class:`Bounds` of (..., S') tensors, radius 0; 0 where the score is undefined.
+
+    Raises:
+        TypeError, ValueError: as :func:`clearance`; a confidence out of its range.
+    """
+    if not 0.0 < checks.check_real(confidence, "confidence") < 1.0:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}. Use 0.95.")
+    score = partial(decomposition_widths, confidence=confidence)
+    arguments = outputs, references, distortions, attributed, active, mask, others, alpha, time
+    widths = _decomposition(*arguments, score)
+    bounds = (Bounds(torch.zeros_like(w), w, w.clone()) for w in widths.values())
+    return DecompositionBounds(*bounds)
+
+
+def _decomposition(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    attributed: Sequence[int] | Tensor | None,
+    active: Tensor | None,
+    mask: Tensor | None,
+    others: Tensor | None,
+    alpha: float,
+    time: float,
+    score: Score,
+) -> dict[str, Tensor]:
+    settings = map_settings(alpha, time, 1.0, "paper")
+    points, lead = checked_points(outputs, references, distortions, attributed, active, mask, 1)
+    if others is not None:
+        checks.check_floating(others, "others")
+        checks.check_devices(references=references, others=others)
+        if others.shape != references.shape:
+            raise ValueError(
+                "others must have the shape of references: the sum of the other references for "
+                f"each of them, {tuple(references.shape)}, got {tuple(others.shape)}."
+            )
+        points = points._replace(others=checks.lifted(others).reshape(points.references.shape))
+    return run_shaped(points, lead, settings, score)
 
 
 @with_torch_defaults

@@ -1,0 +1,382 @@
+"""Clearance and fidelity: against an independent oracle, by their laws, and their gradients."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import oracle_decomposition as oracle
+import pytest
+import torch
+from clouds import assert_derivative, clouds, random_direction
+from scipy.optimize import nnls
+from torch import Tensor
+
+from torch_mapss import functional as F
+from torch_mapss.core.decomposition import (
+    decomposition_scores,
+    nonnegative_least_squares,
+)
+from torch_mapss.core.frame_batches import run
+from torch_mapss.core.points import Points
+from torch_mapss.core.settings import Settings
+
+MEASURES = {"clearance": F.clearance, "fidelity": F.fidelity}
+
+
+def scene(*lead: int, sources: int = 2, distortions: int = 7, features: int = 6, seed: int = 0):
+    """Outputs with leakage and noise, references, distortions and sums of the others."""
+    _, references, distorted = clouds(
+        *lead, sources=sources, distortions=distortions, features=features, seed=seed
+    )
+    g = torch.Generator().manual_seed(seed + 100)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*lead, *shape, generator=g, dtype=torch.float64)
+
+    leakage = 0.3 * torch.rand(*lead, sources, sources, generator=g, dtype=torch.float64)
+    outputs = references + leakage @ references + 0.15 * normal(sources, features)
+    others = references.sum(-2, keepdim=True) - references + 0.1 * normal(sources, features)
+    return outputs, references, distorted, others
+
+
+def scored(outputs, references, distortions, *, active=None, mask=None, others=None, **settings):
+    attributed = tuple(range(outputs.shape[1]))
+    points = Points(outputs, references, distortions, attributed, active, mask, others)
+    return run(points, Settings(**settings), decomposition_scores)
+
+
+# ---------------------------------------------------------------------------------- the oracle
+
+
+@pytest.mark.parametrize("time", [1, 2, 4])
+@pytest.mark.parametrize("sources", range(2, 9))
+@pytest.mark.parametrize(("masked", "summed"), [(False, False), (False, True), (True, True)])
+def test_equals_the_oracle(sources, time, masked, summed):
+    frames, members = 3, 5
+    y, r, d, others = scene(frames, sources=sources, distortions=members, seed=sources)
+    y[0, 0] = r[0, 1]  # an output that is another source
+    y[1, 1] = r[1, 1]
+    g = torch.Generator().manual_seed(time)
+    active = torch.rand(frames, sources, generator=g) > 0.25 if masked else None
+    mask = torch.rand(frames, sources, members, generator=g) > 0.2 if masked else None
+    others = others if summed else None
+    alpha = 0.5 if masked else 1.0
+    found = scored(y, r, d, active=active, mask=mask, others=others, time=time, alpha=alpha)
+    for f, i in np.ndindex(frames, sources):
+        options = {"active": active, "mask": mask, "others": others}
+        frame = {k: v if v is None else v[f].numpy() for k, v in options.items()}
+        points = y[f, i].numpy(), r[f].numpy(), d[f].numpy()
+        expected = oracle.pair(*points, i, alpha=alpha, time=time, **frame)
+        for name, value, where in (
+            ("clearance", expected.clearance, "clearance_defined"),
+            ("fidelity", expected.fidelity, "fidelity_defined"),
+            ("distortion_ratio", expected.ratio, "clearance_defined"),
+        ):
+            assert bool(found[where][f, i]) == (not np.isnan(value))
+            assert float(found[name][f, i]) == pytest.approx(np.nan_to_num(value), abs=1e-9)
+
+
+@pytest.mark.parametrize("time", [1, 2, 4])
+def test_distances_are_those_of_the_diffusion_map(time):
+    y, r, d, others = (x[0] for x in scene(1, sources=3, seed=3))
+    for i in range(3):
+        points = torch.cat([y[i : i + 1], r, others[i : i + 1], d.flatten(0, 1)])
+        psi = F.diffusion_map(points, energy=1.0, time=time).coordinates
+        foreign = [1 + j for j in range(3) if j != i] + [4]
+        length = (psi[foreign] - psi[1 + i]).norm(dim=-1)
+        expected = ((psi[0] - psi[foreign]).norm(dim=-1) / length).min().clamp(max=1.0)
+        u, e = (psi[foreign] - psi[1 + i]).numpy(), (psi[0] - psi[1 + i]).numpy()
+        residual = nnls(u.T, e)[1] / float(length.min())
+        c, f = (measure(y, r, d, others=others, time=time)[i] for measure in MEASURES.values())
+        assert float(c) == pytest.approx(float(expected), abs=1e-9)
+        assert float(f) == pytest.approx(max(0.0, 1.0 - residual), abs=1e-9)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5, 8])
+def test_least_squares_are_those_of_scipy(columns):
+    g = torch.Generator().manual_seed(columns)
+    u = torch.randn(200, columns, 10, generator=g, dtype=torch.float64)
+    u[:50] += 3.0 * torch.randn(50, 1, 10, generator=g, dtype=torch.float64)  # nearly parallel
+    if columns > 1:
+        u[50:60, 1] = 2.0 * u[50:60, 0]  # exactly
+    e = torch.randn(200, 10, generator=g, dtype=torch.float64)
+    e[100:150] = (u[100:150] * torch.rand(50, columns, 1, generator=g)).sum(1)  # in the cone
+    present = torch.rand(200, columns, generator=g) > 0.1
+    c = nonnegative_least_squares(u, e, present)
+    assert (c >= 0).all()
+    assert (c[~present] == 0).all()
+    found = (e - (c.unsqueeze(-1) * u).sum(1)).norm(dim=-1)
+    for k in range(200):
+        a = u[k][present[k]].numpy().T
+        expected = nnls(a, e[k].numpy())[1] if a.size else float(e[k].norm())
+        assert float(found[k]) == pytest.approx(expected, abs=1e-9)
+
+
+# ---------------------------------------------------------------------------------------- laws
+
+
+def test_reference_has_one_and_one_and_another_source_has_zero():
+    _, r, d, others = scene(4, sources=3)
+    for y, clearance in ((r, 1.0), (r.roll(1, 1), 0.0)):
+        found = scored(y, r, d, others=others)
+        torch.testing.assert_close(found["clearance"], torch.full_like(r[..., 0], clearance))
+        assert (found["distortion_ratio"] < 1e-9).all()
+        assert (found["fidelity_defined"] == (clearance > 0)).all()
+        assert (found["fidelity"] == clearance).all()
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+def test_order_and_place_of_the_points_do_not_matter(measure):
+    y, r, d, others = scene(2, sources=4)
+    expected = measure(y, r, d, others=others)
+    order = [2, 0, 3, 1]
+    turned = measure(*(x[:, order] for x in (y, r, d)), others=others[:, order])
+    torch.testing.assert_close(turned, expected[:, order], rtol=0, atol=1e-12)
+    moved = measure(*(3.0 * x + 5.0 for x in (y, r, d)), others=3.0 * others + 5.0)
+    torch.testing.assert_close(moved, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+def test_an_output_has_a_graph_of_its_own(measure):
+    """Neither another output nor the order of the outputs changes a score."""
+    y, r, d, others = scene(2, sources=3)
+    expected = measure(y, r, d, others=others)
+    alone = measure(y[:, [2, 0]], r, d, others=others, attributed=(2, 0))
+    torch.testing.assert_close(alone, expected[:, [2, 0]], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+def test_inactive_sources_and_masked_members_leave(measure):
+    y, r, d, others = scene(2, sources=4)
+    active = torch.tensor([True, True, False, True])
+    mask = torch.ones(4, 7, dtype=torch.bool)
+    mask[:, 2] = False
+    left, kept = [0, 1, 3], [0, 1, 3, 4, 5, 6]
+    found = measure(y, r, d, active=active, mask=mask, others=others)
+    smaller = measure(y[:, left], r[:, left], d[:, left][:, :, kept], others=others[:, left])
+    torch.testing.assert_close(found[:, left], smaller, rtol=0, atol=1e-12)
+    assert (found[:, 2] == 0).all()
+
+
+def test_the_sum_enters_only_where_two_others_are_active():
+    y, r, d, others = scene(2, sources=3)
+    active = torch.tensor([True, True, False])
+    without = F.clearance(y, r, d, active=active)
+    with_sum = F.clearance(y, r, d, active=active, others=others)
+    torch.testing.assert_close(with_sum, without, rtol=0, atol=1e-12)
+    assert (F.clearance(y, r, d, others=others) != F.clearance(y, r, d)).any()
+    two = [x[:, :2] for x in (y, r, d)]
+    assert (F.fidelity(*two, others=others[:, :2]) == F.fidelity(*two)).all()
+
+
+def test_two_others_alone_have_no_clearance():
+    _, r, d, others = scene(1, sources=3)
+    found = F.clearance(others[:, :1], r, d, attributed=(0,), others=others)
+    assert float(found) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_undefined_where_two_references_are_equal_or_there_is_no_bandwidth():
+    y, r, d, _ = scene(3)
+    r[1, 1] = r[1, 0]
+    y[2], r[2], d[2] = 0.0, 0.0, 0.0
+    found = scored(y.requires_grad_(), r, d)
+    assert found["clearance_defined"].all(-1).tolist() == [True, False, False]
+    values = found["clearance"] + found["fidelity"] + found["distortion_ratio"]
+    assert (values[1:] == 0).all()
+    values.sum().backward()
+    assert torch.isfinite(y.grad).all()
+    assert (y.grad[1:] == 0).all()
+
+
+def test_without_values_being_read():
+    """As on an accelerator: broken frames are asked for again, and nothing else changes."""
+    y, r, d, others = scene(2, sources=3)
+    points = Points(y, r, d, (0, 1, 2), None, None, others)
+    expected, _ = decomposition_scores(points, Settings(), True)
+    found, again = decomposition_scores(points, Settings(), False)
+    assert not bool(again)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    y[1, 2] = torch.nan
+    found, again = decomposition_scores(points, Settings(), False)
+    assert bool(again)
+    assert torch.isfinite(found["clearance"]).all()
+
+
+def test_float32_and_empty_batches():
+    y, r, d, _ = scene(2)
+    found = F.clearance(*(x.float() for x in (y, r, d)))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), F.clearance(y, r, d), rtol=0, atol=1e-5)
+    assert F.fidelity(y[:0], r[:0], d[:0]).shape == (0, 2)
+
+
+@pytest.mark.parametrize("time", [0.5, 1.5, 0, -1])
+def test_time_is_a_whole_number_of_steps(time):
+    y, r, d, _ = scene(1)
+    with pytest.raises(ValueError, match="time"):
+        F.clearance(y, r, d, time=time)
+
+
+def test_bad_input_is_named():
+    y, r, d, others = scene(2, sources=3)
+    with pytest.raises(ValueError, match="others"):
+        F.clearance(y, r, d, others=others[:, :2])
+    with pytest.raises(TypeError, match="others"):
+        F.clearance(y, r, d, others=others.long())
+    broken = others.clone()
+    broken[1, 0] = torch.inf
+    with pytest.raises(ValueError, match="others"):
+        F.fidelity(y, r, d, others=broken)
+    y[1, 2, 0] = torch.nan
+    with pytest.raises(ValueError, match="output of source 2"):
+        F.fidelity(y, r, d)
+
+
+# ----------------------------------------------------------------------------------- gradients
+
+
+def weighted(**options):
+    """A scalar of clearance and of the uncapped ratio that tells outputs apart."""
+
+    def loss(y: Tensor, r: Tensor, d: Tensor, others: Tensor | None = None) -> Tensor:
+        found = scored(y, r, d, others=others, **options)
+        values = found["clearance"] + 0.7 * found["distortion_ratio"] + 0.3 * found["fidelity"]
+        return (values * torch.arange(1.0, 1.0 + values.shape[-1], dtype=values.dtype)).sum()
+
+    return loss
+
+
+@pytest.mark.parametrize("sources", range(2, 9))
+@pytest.mark.parametrize("options", [{}, {"time": 2, "alpha": 0.5}])
+def test_gradients_against_differences(sources, options):
+    members = 5 if sources < 5 else 2
+    points = scene(2, sources=sources, distortions=members, features=5, seed=sources)
+    for seed in range(2):
+        assert_derivative(weighted(**options), points, random_direction(points, seed))
+        assert_derivative(weighted(**options), points[:3], random_direction(points[:3], seed))
+
+
+def test_gradients_with_masks():
+    y, r, d, others = scene(2, sources=4, distortions=5)
+    g = torch.Generator().manual_seed(0)
+    mask = torch.rand(2, 4, 5, generator=g) > 0.3
+    active = torch.tensor([[True, True, True, False], [True, False, True, True]])
+    points = (y, r, d, others)
+    loss = weighted(active=active, mask=mask)
+    assert_derivative(loss, points, random_direction(points, 0))
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+def test_gradcheck(measure):
+    points = [x.requires_grad_() for x in scene(sources=3, distortions=2, features=3, seed=1)]
+    y, r, d, others = points
+    function = functools.partial(measure, time=2)
+    assert torch.autograd.gradcheck(
+        lambda y, r, d, o: function(y, r, d, others=o), (y, r, d, others), rtol=1e-5, atol=1e-7
+    )
+
+
+def _equal(y, r, d):
+    y[:] = r
+
+
+def _other(y, r, d):
+    y[:] = r.roll(1, 1)
+
+
+def _mean(y, r, d):
+    y[:] = r.mean(1, keepdim=True)
+
+
+def _far(y, r, d):
+    y[:] = 40.0
+
+
+def _coincident(y, r, d):
+    d[:, :, 1:] = d[:, :, :1]
+    y[:, 0] = d[:, 0, 0]
+
+
+def _simplex(y, r, d):
+    """Every pair of points equally far apart: all eigenvalues of the map are tied."""
+    n = d.shape[1] * (d.shape[2] + 2)
+    corners = torch.eye(n, dtype=d.dtype)
+    for x, rows in zip((y, r, d), corners.split([y.shape[1], r.shape[1], n - 2 * r.shape[1]])):
+        x[:] = torch.nn.functional.pad(rows, (0, x.shape[-1] - n)).view(x.shape[1:])
+
+
+SPECIAL = (_equal, _other, _mean, _far, _coincident, _simplex)
+
+
+@pytest.mark.parametrize("sources", [2, 3, 8])
+@pytest.mark.parametrize("place", SPECIAL)
+def test_gradients_are_finite_at_special_places(place, sources):
+    members = 4
+    y, r, d, others = scene(
+        2, sources=sources, distortions=members, features=sources * (members + 2)
+    )
+    place(y, r, d)
+    leaves = [x.requires_grad_() for x in (y, r, d, others)]
+    value = weighted()(*leaves)
+    gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+    assert torch.isfinite(value)
+    assert all(torch.isfinite(g).all() for g in gradients if g is not None)
+
+
+def test_no_gradient_at_the_reference_and_beyond_the_caps():
+    _, r, d, _ = scene(1)
+    y = r.clone().requires_grad_()
+    weighted()(y, r, d).backward()
+    assert (y.grad == 0).all()  # C and F are 1, e_dist is 0
+    y = (r + 30.0).requires_grad_()
+    found = scored(y, r, d)
+    (found["clearance"] + found["fidelity"]).sum().backward()
+    assert (found["fidelity"] == 0).all()
+    capped = (found["clearance"] == 1).all()
+    assert not capped or (y.grad == 0).all()
+    assert (found["distortion_ratio"] > 1).all()
+
+
+# ----------------------------------------------------------------------------------- half-widths
+
+
+def test_half_widths_are_records_that_grow_with_confidence():
+    y, r, d, others = scene(2, sources=3, distortions=5)
+    mask = torch.ones(2, 3, 5, dtype=torch.bool)
+    mask[0, 1, 2] = False
+    found = F.decomposition_bounds(y, r, d, mask=mask, others=others, confidence=0.9)
+    for bounds in found:
+        assert (bounds.radius == 0).all()
+        assert torch.equal(bounds.total, bounds.tail)
+        assert ((bounds.tail >= 0) & (bounds.tail <= 1)).all()
+    wider = F.decomposition_bounds(y, r, d, mask=mask, others=others, confidence=0.99)
+    assert (wider.clearance.tail >= found.clearance.tail).all()
+
+
+def test_half_width_against_members_taken_out_of_the_kernel():
+    """One output, one frame: the kernel of all points, less a row and a column at a time."""
+    y, r, d, _ = (x[0].numpy() for x in scene(1, distortions=6, seed=5))
+    points = np.concatenate([y[:1], r, d.reshape(-1, d.shape[-1])])
+    squared = ((points[:, None] - points) ** 2).sum(-1)
+    full = np.exp(-squared / np.median(squared[np.triu_indices(len(points), 1)]))
+
+    def scores(left):
+        kept = [i for i in range(len(points)) if i != left]
+        kernel = full[np.ix_(kept, kept)]
+        density = kernel.sum(1)
+        kernel = kernel / np.outer(density, density)
+        degree = kernel.sum(1)
+        psi = kernel / degree[:, None] / np.sqrt(degree / degree.sum())
+        e, u = psi[0] - psi[1], psi[2] - psi[1]
+        length = np.linalg.norm(u)
+        residual = np.linalg.norm(e - max(0.0, e @ u / (u @ u)) * u)
+        return min(1.0, np.linalg.norm(e - u) / length), max(0.0, 1.0 - residual / length)
+
+    values = np.array([scores(3 + k) for k in range(12)]).reshape(2, 6, 2)
+    variance = (5 / 6) * ((values - values.mean(1, keepdims=True)) ** 2).sum((0, 1))
+    found = F.decomposition_bounds(
+        *(torch.from_numpy(x) for x in (y[:1], r, d)), attributed=(0,), confidence=0.95
+    )
+    for bounds, expected in zip(found, 1.959963984540054 * np.sqrt(variance)):
+        assert float(bounds.tail) == pytest.approx(expected, abs=1e-9)

@@ -1,0 +1,313 @@
+r"""Clearance and fidelity: the displacement of an output, split in diffusion coordinates.
+
+Every output has a graph of its own: the output, the references, the distortions of the active
+sources and, where two or more *other* sources are active, the sum of these. :math:`\psi_i` are
+the diffusion coordinates of its points [eq:embedding_short] with all columns. With the output y,
+its own reference o, the foreign points J (the other active references and their sum),
+:math:`e = \psi_y - \psi_o` and :math:`u_j = \psi_j - \psi_o`:
+
+* **clearance** :math:`C = \min(1, \min_J |\psi_y - \psi_j| / |u_j|)`: as far from the other sources
+  as the true source is;
+* :math:`e = \sum_j c_j u_j + e_{dist}` with :math:`c \ge 0` the non-negative least squares;
+  **fidelity** :math:`F = \max(0, 1 - |e_{dist}| / \min_J |u_j|)`. An output that is another source
+  has :math:`F = 1`, so F is undefined where C < ``LEAST_CLEARANCE``.
+
+BSS Eval's split into interference and artefacts, per frame and in the geometry of an encoder.
+
+**No eigenvectors.** Distances between diffusion coordinates are those between the rows of
+:math:`P^t`, weighted by :math:`1/\pi` [eq:diff_euclid_dist_equal_short]. So row i of
+:math:`P^t` over :math:`\sqrt\pi` serves as :math:`\psi_i` (it also has the trivial coordinate,
+which is 1 in every point and cancels), and only the rows of output and references are needed.
+
+**Gradient.** :math:`|e_{dist}|` is the least value over c, so its derivative is that at c held
+fixed: the least squares need no backward pass. Kinks (a source that enters the cone, the nearest
+source changing, the caps) have a finite subgradient.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.core.kernel import GaussianKernel, centre
+from torch_mapss.core.points import (
+    Points,
+    broken_points,
+    joined,
+    presence,
+    refuse_broken,
+    scored_outputs,
+)
+from torch_mapss.core.settings import Settings
+
+# Lengths in diffusion coordinates below this are rounding (they are about 1 between sources).
+SMALLEST_LENGTH = 1e-10
+# Fidelity of an output that is another source says nothing.
+LEAST_CLEARANCE = 0.1
+# sin² of the angle between a foreign point and the span of others below which it adds nothing.
+SMALLEST_PIVOT = 1e-14
+# The active sets of S sources are enumerated: 2^S of them.
+MOST_SOURCES = 14
+SOLVER_BYTES = 2**25
+
+
+class Decomposition(NamedTuple):
+    """What an output's displacement is made of, in any leading dimensions."""
+
+    clearance: Tensor  # in [0, 1]; 0 where undefined
+    fidelity: Tensor  # in [0, 1]; 0 where undefined
+    distortion_ratio: Tensor  # |e_dist| / min |u_j|, not capped: what training reads
+    clearance_defined: Tensor  # bool
+    fidelity_defined: Tensor  # bool
+
+
+class Graphs(NamedTuple):
+    """The graph of every output of every frame: G = F * S', points in the order
+    output, references, sum of the others (if given), distortions."""
+
+    kernel: Tensor  # (G, N, N), 0 at absent points; differentiable
+    present: Tensor  # (G, N) bool
+    own: Tensor  # (G,) source of the output
+    foreign: Tensor  # (G, J) bool, which of the references and of the sum are foreign points
+    defined: Tensor  # (G,) bool: own source active together with another one, bandwidth not zero
+    again: Tensor  # () bool, see frame_batches
+
+
+def decomposition_scores(
+    points: Points, settings: Settings, may_sync: bool
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Fields of :class:`Decomposition` (F, S') by name; a score function of ``frame_batches``.
+
+    Of ``settings`` it reads ``alpha`` and ``time``, which must be a whole number.
+
+    Raises:
+        ValueError: a time that is no whole number, more than ``MOST_SOURCES`` sources, or (where
+            values may be read) embeddings that are not finite.
+    """
+    steps = whole_steps(settings.time)
+    with torch.autocast(points.device.type, enabled=False):
+        graphs = output_graphs(points, may_sync)
+        keep = graphs.present.unsqueeze(1)
+        parts = decomposed(graphs, keep, settings.alpha, steps)
+    shape = points.frames, len(points.attributed)
+    found = {name: x.squeeze(1).reshape(shape) for name, x in parts._asdict().items()}
+    return found, graphs.again
+
+
+def whole_steps(time: float) -> int:
+    """``time`` as a number of steps; ValueError unless whole."""
+    if time != int(time):
+        raise ValueError(
+            f"clearance and fidelity need a whole number of diffusion steps, got time={time}. "
+            "Use 1, 2, 3, ..., or other measures."
+        )
+    return int(time)
+
+
+# --------------------------------------------------------------------------------------------
+# Points -> kernels
+# --------------------------------------------------------------------------------------------
+
+
+def output_graphs(points: Points, may_sync: bool) -> Graphs:
+    """The kernel of every output's own graph."""
+    s = points.sources
+    if s > MOST_SOURCES:
+        raise ValueError(
+            f"clearance and fidelity take at most {MOST_SOURCES} sources, got {s}. Leave these "
+            "measures out, or score fewer references at a time."
+        )
+    if s < 3:  # the sum of one other source is that source
+        points = points._replace(others=None)
+    parts = _parts(points)
+    x = joined(*parts)
+    present, foreign = _presence(points)
+    again = _check_finite(x, present, points, may_sync)
+    complete = points.active is None and points.mask is None
+    valid = None if complete else present
+    clones = [part[:0].clone() for part in parts]
+    kernel, _, degenerate, imprecise = GaussianKernel.apply(
+        centre(x, valid), valid, 1.0, True, may_sync, *parts, *clones
+    )
+    defined = scored_outputs(points).flatten() & ~degenerate
+    own = points.source_index().repeat(points.frames)
+    return Graphs(kernel, present, own, foreign, defined, again | imprecise.any())
+
+
+def _parts(points: Points) -> list[Tensor]:
+    """Embeddings (G, n, M) of output, references, sum of the others, distortions."""
+    f, count = points.frames, len(points.attributed)
+
+    def repeated(x: Tensor) -> Tensor:
+        return x.unsqueeze(1).expand(f, count, *x.shape[1:]).flatten(0, 1)
+
+    parts = [points.outputs.flatten(0, 1).unsqueeze(1), repeated(points.references)]
+    if points.others is not None:
+        parts.append(points.of_outputs(points.others).flatten(0, 1).unsqueeze(1))
+    return [*parts, repeated(points.distortions.flatten(1, 2))]
+
+
+def _presence(points: Points) -> tuple[Tensor, Tensor]:
+    """Which points are present (G, N), and which of references and sum are foreign (G, J)."""
+    f, s, count = points.frames, points.sources, len(points.attributed)
+    active, cluster = presence(points)
+    mine = points.of_outputs(active).unsqueeze(-1)
+    every = torch.arange(s, device=active.device)
+    foreign = active.unsqueeze(1) & (every != points.source_index().unsqueeze(-1))
+    parts = [mine, active.unsqueeze(1).expand(f, count, s)]
+    if points.others is not None:
+        several = (foreign.sum(-1, keepdim=True) >= 2) & mine
+        parts.append(several)
+        foreign = torch.cat([foreign, several], -1)
+    members = cluster[..., 1:].flatten(1).unsqueeze(1)
+    parts.append(members.expand(f, count, members.shape[-1]))
+    return torch.cat(parts, -1).flatten(0, 1), foreign.flatten(0, 1)
+
+
+def _check_finite(x: Tensor, present: Tensor, points: Points, may_sync: bool) -> Tensor:
+    """Raise for points that are not finite; True and zeros for their graphs if not ``may_sync``."""
+    broken = broken_points(x, present)
+    if not may_sync:
+        x.masked_fill_(broken.any(-1)[:, None, None], 0.0)
+        return broken.any()
+    s = points.sources
+    flags = broken.unflatten(0, (points.frames, len(points.attributed)))
+    sums = 1 + s + (points.others is not None)
+    members = flags[..., sums:].any(1)
+    refuse_broken(torch.cat([flags[..., 0], flags[..., 1 : 1 + s].any(1), members], -1), points)
+    if points.others is not None and bool(flags[..., 1 + s].any()):
+        raise ValueError("others must be finite (and below 1e150), as the other embeddings are.")
+    return broken.any()
+
+
+# --------------------------------------------------------------------------------------------
+# Kernels -> coordinates -> scores
+# --------------------------------------------------------------------------------------------
+
+
+def decomposed(graphs: Graphs, keep: Tensor, alpha: float, steps: int) -> Decomposition:
+    """The scores (G, L) of L choices ``keep`` (G, L, N) bool of points, on the same kernel."""
+    foreign = graphs.foreign.shape[-1]
+    psi = coordinates(graphs.kernel, keep, 1 + foreign, alpha, steps)
+    output, others = psi[:, :, 0], psi[:, :, 1:]
+    picked = torch.arange(foreign, device=psi.device) == graphs.own.unsqueeze(-1)
+    own = (others * picked[:, None, :, None]).sum(2)
+    return _split(output - own, others - own.unsqueeze(2), graphs)
+
+
+def coordinates(kernel: Tensor, keep: Tensor, rows: int, alpha: float, steps: int) -> Tensor:
+    """The first ``rows`` rows of P^t over √π (G, L, rows, N) of a kernel (G, N, N).
+
+    ``keep`` (G, L, N): points that are there, in each of L versions of a graph.
+    """
+    zero = kernel.new_zeros(())
+    weight = keep.to(kernel.dtype)
+    density = torch.where(keep, weight @ kernel, 1.0)  # the kernel is symmetric
+    w = torch.where(keep, density.pow(-alpha), zero)
+    degree = torch.where(keep, w * (w @ kernel), 1.0)
+    present = torch.where(keep, degree, zero)
+    stationary = present / present.sum(-1, keepdim=True).clamp(min=SMALLEST_LENGTH)
+    left, right = w / degree, w
+    p = left[..., :rows, None] * kernel[:, None, :rows] * right.unsqueeze(-2)
+    for _ in range(steps - 1):
+        p = ((p * left.unsqueeze(-2)) @ kernel.unsqueeze(1)) * right.unsqueeze(-2)
+    scale = torch.where(keep, stationary, 1.0).rsqrt() * weight
+    return p * scale.unsqueeze(-2)
+
+
+def _split(e: Tensor, u: Tensor, graphs: Graphs) -> Decomposition:
+    """Scores (G, L) of displacements e (G, L, N) and u (G, L, J, N)."""
+    foreign = graphs.foreign.unsqueeze(1)
+    length = _length(u)  # (G, L, J)
+    nearest = torch.where(foreign, length, torch.inf).amin(-1)
+    defined = graphs.defined.unsqueeze(1) & (nearest >= SMALLEST_LENGTH)
+    nearest = torch.where(defined, nearest, 1.0)
+    usable = foreign & defined.unsqueeze(-1)
+    length = torch.where(usable, length, 1.0)
+
+    apart = _length(torch.where(usable.unsqueeze(-1), e.unsqueeze(2) - u, 0.0)) / length
+    clearance = torch.where(usable, apart, torch.inf).amin(-1)
+    clearance = torch.where(clearance < 1.0 - SMALLEST_LENGTH, clearance, 1.0)
+
+    e = torch.where(defined.unsqueeze(-1), e, 0.0)
+    leaked = nonnegative_least_squares(u.detach(), e.detach(), usable)
+    ratio = _length(e - (leaked.unsqueeze(-1) * u).sum(2)) / nearest
+    fidelity = torch.where(ratio < 1.0, 1.0 - ratio, 0.0)
+
+    clear = defined & (clearance >= LEAST_CLEARANCE)
+    return Decomposition(
+        torch.where(defined, clearance, 0.0),
+        torch.where(clear, fidelity, 0.0),
+        torch.where(defined, ratio, 0.0),
+        defined,
+        clear,
+    )
+
+
+def _length(x: Tensor) -> Tensor:
+    """|x| along the last dimension; below ``SMALLEST_LENGTH`` 0, with derivative 0."""
+    squared = x.square().sum(-1)
+    real = squared > SMALLEST_LENGTH**2
+    return torch.where(real, torch.where(real, squared, 1.0).sqrt(), 0.0)
+
+
+# --------------------------------------------------------------------------------------------
+# Non-negative least squares
+# --------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def nonnegative_least_squares(u: Tensor, e: Tensor, present: Tensor) -> Tensor:
+    """c >= 0 that minimises |e - sum_j c_j u_j|, exactly: every active set is tried.
+
+    Gauss-Jordan elimination of the normal equations of unit vectors, each step once with and once
+    without a column, so that J steps solve all 2^J subsets. The solution is the subset that meets
+    the conditions of Karush, Kuhn and Tucker: no coefficient below 0, and no column left out along
+    which the residual still falls. Linearly dependent subsets are passed over: an independent one
+    is as good.
+
+    Args:
+        u: (..., J, N) float64.
+        e: (..., N).
+        present: (..., J) bool; absent columns have coefficient 0.
+
+    Returns:
+        (..., J), without gradient.
+    """
+    lead, j = present.shape[:-1], present.shape[-1]
+    length = torch.where(present, _length(u), 0.0)
+    usable = length > 0.0
+    length = torch.where(usable, length, 1.0)
+    unit = torch.where(usable.unsqueeze(-1), u / length.unsqueeze(-1), 0.0)
+    gram = unit @ unit.mT
+    table = torch.cat([gram, unit @ e.unsqueeze(-1)], -1).reshape(-1, j, j + 1)
+    size = max(1, SOLVER_BYTES // (2**j * (j + 1) * 24))
+    batches = zip(table.split(size), usable.reshape(-1, j).split(size))
+    solved = [_best_subset(part, there) for part, there in batches]
+    return torch.cat(solved).reshape(*lead, j) / length
+
+
+def _best_subset(table: Tensor, usable: Tensor) -> Tensor:
+    """Coefficients (n, J) of the optimal subset; table (n, J, J+1): Gram matrix and right side."""
+    n, j, _ = table.shape
+    table, regular = table.unsqueeze(1), usable.new_ones(n, 1)
+    members = torch.zeros(1, j, dtype=torch.bool, device=table.device)
+    for k in range(j):  # the first column left is that of k
+        pivot, rest = table[..., k, 0], table[..., 1:]
+        fine = usable[:, None, k] & (pivot > SMALLEST_PIVOT)
+        row = rest[..., k, :] / torch.where(fine, pivot, 1.0).unsqueeze(-1)
+        reduced = rest - table[..., :1] * row.unsqueeze(-2)
+        reduced[..., k, :] = row
+        table = torch.cat([rest, reduced], 1)
+        regular = torch.cat([regular, regular & fine], 1)
+        with_k = members.clone()
+        with_k[:, k] = True
+        members = torch.cat([members, with_k])
+    values = table[..., 0]  # coefficients of members; of the others, the slope of the residual
+    violation = torch.where(members, -values, values).clamp(min=0.0)
+    violation = torch.where(usable.unsqueeze(1), violation, 0.0).amax(-1)
+    best = torch.where(regular, violation, torch.inf).argmin(-1)
+    chosen = torch.where(members, values, 0.0).gather(1, best[:, None, None].expand(n, 1, j))
+    return chosen.squeeze(1).clamp(min=0.0)
