@@ -50,7 +50,7 @@ Example:
 from __future__ import annotations
 
 from torch_mapss.evaluation.results import Results
-from torch_mapss.evaluation.statistics import least_holm_p
+from torch_mapss.evaluation.significance import least_holm_p
 
 
 def least_mixtures(systems: int, alpha: float = 0.05) -> int:

@@ -1,7 +1,7 @@
 """Which system is better: the systems of one or more results folders, ranked and tested.
 
 Everything is over *mixtures*, one number per mixture and system (the rows of ``items.csv``): see
-:mod:`torch_mapss.evaluation.statistics` for intervals, tests and groups. A mixture whose score is
+:mod:`torch_mapss.evaluation.significance` for intervals, tests and groups. A mixture whose score is
 undefined for one of two systems is left out of their pair, and counted.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch_mapss.evaluation import files, statistics
+from torch_mapss.evaluation import files, significance
 from torch_mapss.evaluation.comparison_rows import (
     APPROXIMATE,
     TOO_SMALL,
@@ -90,9 +90,7 @@ class Comparison:
         ]
         counts = [row["n"] for row in rows]
         if any(APPROXIMATE in row["note"] for row in rows):
-            lines.append(
-                f"Intervals over fewer than {statistics.FEW} mixtures are approximate: too narrow."
-            )
+            lines.append(f"Intervals over fewer than {significance.FEW} mixtures are too narrow.")
         if not any(counts):
             lines.append("No mixture has a score: scores.csv says why, in `status` and `reason`.")
         elif any(TOO_SMALL in row["note"] for row in rows):
@@ -113,7 +111,7 @@ class Comparison:
     def _too_small(self, count: int) -> str:
         systems = len(self.scores.systems)
         pairs = systems * (systems - 1) // 2
-        least = statistics.least_holm_p(count, pairs)
+        least = significance.least_holm_p(count, pairs)
         given = f"{_counted(count, 'mixture')} and {_counted(systems, 'system')}"
         return (
             f"{TOO_SMALL}: with {given} no p below {least:.2g} can come out, whatever the scores, "

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torch_mapss.evaluation import statistics
+from torch_mapss.evaluation import significance
 from torch_mapss.evaluation.measures import measures_of
 
-APPROXIMATE = f"interval approximate (n < {statistics.FEW})"
+APPROXIMATE = f"interval approximate (n < {significance.FEW})"
 TOO_SMALL = "n too small to order"
 
 
@@ -23,9 +23,9 @@ class Scores:
 
     mixtures: tuple[str, ...]  # n
     systems: tuple[str, ...]  # s
-    values: Mapping[str, statistics.Array] = field(repr=False)  # measure -> (n, s), NaN undefined
+    values: Mapping[str, significance.Array] = field(repr=False)  # measure -> (n, s), NaN undefined
     there: NDArray[np.bool_] = field(repr=False)  # (n, s) the pair was to be scored
-    weights: statistics.Array = field(repr=False)  # (n,)
+    weights: significance.Array = field(repr=False)  # (n,)
 
 
 def gathered(items: Iterable[Mapping[str, Any]], weight: str) -> Scores:
@@ -73,7 +73,7 @@ def all_rows(
             _pair_row(scores, measure, a, b, intervals[measure, a, b])
             for a, b in combinations(range(len(scores.systems)), 2)
         ]
-        adjusted = statistics.holm(np.array([row["p_wilcoxon"] for row in rows], dtype=float))
+        adjusted = significance.holm(np.array([row["p_wilcoxon"] for row in rows], dtype=float))
         for row, p in zip(rows, adjusted):
             row |= {"p_holm": _blank(p), "weight": weight}
         pairs += rows
@@ -100,7 +100,7 @@ def _intervals(
     for mask, keys in together.items():
         defined = np.frombuffer(mask, dtype=bool)
         values = np.column_stack([_column(scores, *key)[defined] for key in keys])
-        made = statistics.mean_intervals(
+        made = significance.mean_intervals(
             values, scores.weights[defined], confidence=confidence, seed=seed
         )
         for place, key in enumerate(keys):
@@ -109,7 +109,7 @@ def _intervals(
     return found
 
 
-def _column(scores: Scores, measure: str, a: int, b: int | None) -> statistics.Array:
+def _column(scores: Scores, measure: str, a: int, b: int | None) -> significance.Array:
     """(n,) values of a system, or differences of two."""
     values = scores.values[measure]
     return values[:, a] if b is None else values[:, a] - values[:, b]
@@ -133,13 +133,13 @@ def _pair_row(
         "system_b": scores.systems[b],
         "n": count,
         "undefined": int((scores.there[:, a] & scores.there[:, b]).sum()) - count,
-        "note": APPROXIMATE if 2 <= count < statistics.FEW else "",
+        "note": APPROXIMATE if 2 <= count < significance.FEW else "",
     }
     blank = dict.fromkeys(("difference", "low", "high", "p_wilcoxon", "effect"))
     if count < 2:  # neither an interval nor a test
         return row | blank | {"wins": None, "ties": None, "losses": None, "note": "n < 2"}
     differences = _column(scores, measure, a, b)
-    test = statistics.paired_test(differences[np.isfinite(differences)])
+    test = significance.paired_test(differences[np.isfinite(differences)])
     row |= {"difference": difference, "low": low, "high": high}
     row |= {"wins": test.wins, "ties": test.ties, "losses": test.losses}
     return row | {"p_wilcoxon": test.p, "effect": test.effect}
@@ -159,12 +159,12 @@ def _ranked(
         ::-1
     ]
     tested = [row for row in pairs if row["p_wilcoxon"] is not None]
-    reachable = statistics.least_holm_p(max((row["n"] for row in tested), default=0), len(tested))
-    groups = statistics.letters(_different(scores.systems, order, pairs, alpha))
+    reachable = significance.least_holm_p(max((row["n"] for row in tested), default=0), len(tested))
+    groups = significance.letters(_different(scores.systems, order, pairs, alpha))
     rows = []
     for system, group in zip(order, groups):
         count, mean, low, high = made[system]
-        notes = [APPROXIMATE] if 2 <= count < statistics.FEW else []
+        notes = [APPROXIMATE] if 2 <= count < significance.FEW else []
         notes += [TOO_SMALL] if reachable > alpha and len(made) > 1 else []
         rows.append(
             {"measure": measure, "system": scores.systems[system], "n": count, "mean": mean}

@@ -25,7 +25,7 @@ from torch_mapss.evaluation.measures import LABELS as _LABELS
 from torch_mapss.evaluation.measures import RANK, columns_of
 from torch_mapss.evaluation.ratings import Joined, Scored, Stimulus, join, load_ratings
 from torch_mapss.evaluation.results import load_results
-from torch_mapss.evaluation.statistics import holm
+from torch_mapss.evaluation.significance import holm
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,0 +1,416 @@
+r"""Which system is better: intervals, paired tests and groups over the mixtures of a test set.
+
+The sampled unit is the *mixture*: frames and sources of one mixture share its voices and its room,
+so they are averaged first (see :mod:`torch_mapss.evaluation.report`) and never resampled.
+
+* *Intervals* of means and of mean differences are BCa bootstrap intervals (Efron 1987). They need
+  many mixtures: of normal data a nominal 95 % holds the true mean in 85 % of cases with six
+  mixtures, 90 % with ten and 92 % with twenty to thirty; below :data:`FEW` they are called
+  approximate.
+* *Tests* are Wilcoxon's signed rank tests of paired differences (zeros are ranked, then left out:
+  Pratt 1959), corrected for the number of pairs by Holm's step-down. With n mixtures no p is below
+  :math:`2^{1-n}`, so a small set cannot order its systems however far they lie apart:
+  :func:`least_holm_p`.
+* *Ties*: numbers that are equal but for rounding are equal (:func:`merge_ties`), in ranks, signs
+  and intervals alike.
+* *Groups* are a compact letter display: two systems share a letter exactly where their test finds
+  no significant difference. That relation is not transitive, so a system may have several letters.
+
+Weights move means and intervals, and not the rank tests, which have none.
+
+Arrays are NumPy's, float64; n mixtures, K quantities. Imports NumPy and SciPy only.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+#: Below so many mixtures an interval is called approximate.
+FEW = 10
+#: Draws of the bootstrap of a comparison.
+RESAMPLES = 9999
+# Numbers held at once by a block of draws, which stay in the processor's cache.
+_BLOCK = 2**18
+# Up to so many differences the null distribution is exact; beyond, the normal one will do.
+_EXACT = 50
+# Sums and differences of float64 numbers are off by a few units in the last place of the largest.
+_ROUNDING = 16 * float(np.finfo(np.float64).eps)
+
+
+class Intervals(NamedTuple):
+    """Means over mixtures with their intervals; NaN where n < 2."""
+
+    mean: Array  # (K,)
+    low: Array  # (K,)
+    high: Array  # (K,)
+
+
+class PairedTest(NamedTuple):
+    """Two systems on the same mixtures."""
+
+    wins: int  # mixtures in which the first is higher
+    ties: int
+    losses: int
+    p: float  # two-sided, Wilcoxon's signed ranks
+    effect: float  # rank-biserial correlation in [-1, 1], 1: the first is always higher
+    least_p: float  # the smallest p that differences with these ties can have
+
+
+# ------------------------------------------------------------------------------------------------
+# Ties
+# ------------------------------------------------------------------------------------------------
+
+
+def merge_ties(values: Array, scale: float | None = None) -> Array:
+    """Values that are equal but for rounding, made equal; of 0 but for rounding, made 0.
+
+    Args:
+        values: (n,) finite.
+        scale: magnitude of the numbers that ``values`` were computed from, whose rounding counts;
+            by default the largest magnitude of ``values``.
+
+    Example:
+        >>> merge_ties(np.array([0.9 - 0.8, 0.7 - 0.6, 0.3]), 1.0).tolist()
+        [0.09999999999999998, 0.09999999999999998, 0.3]
+    """
+    values = np.asarray(values, dtype=np.float64)
+    tolerance = _ROUNDING * (np.abs(values).max(initial=0.0) if scale is None else scale)
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    first = np.r_[True, np.diff(ordered) > tolerance][: len(values)]  # of each group of equals
+    merged = np.empty_like(values)
+    merged[order] = ordered[first][np.cumsum(first) - 1]
+    return np.where(np.abs(values) <= tolerance, 0.0, merged)
+
+
+def is_constant(values: Array) -> bool:
+    """Whether (n,) values are all equal but for rounding."""
+    return len(values) == 0 or bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())
+
+
+# ------------------------------------------------------------------------------------------------
+# Intervals
+# ------------------------------------------------------------------------------------------------
+
+
+def bca(
+    statistic: Callable[[Array], Array],
+    units: int,
+    *,
+    confidence: float,
+    draws: int,
+    seed: int,
+    size: int = 0,
+    scale: Array | float = 0.0,
+) -> tuple[Array, Array]:
+    """BCa bootstrap intervals of K statistics of the same resampled units.
+
+    Args:
+        statistic: (R, units) how often each unit occurs in each of R samples -> (K, R).
+        units: how many there are, at least 2; each sample draws as many, with replacement.
+        confidence: of the intervals, in (0, 1).
+        draws: samples.
+        seed: equal seeds give equal intervals.
+        size: numbers that ``statistic`` holds for one sample, which limits the samples at once.
+        scale: (K,) magnitude of what the statistics are computed from, for their rounding.
+
+    Returns:
+        (K,) low and (K,) high; NaN where a sample has no value, the value itself where all
+        samples have the same.
+    """
+    from scipy import stats
+
+    def of_places(places: NDArray[np.int64], axis: int = -1) -> Array:
+        del axis  # always the last
+        rows = places.reshape(-1, places.shape[-1])
+        cells = rows + units * np.arange(len(rows))[:, None]
+        times = np.bincount(cells.ravel(), minlength=len(rows) * units).reshape(-1, units)
+        return statistic(times.astype(np.float64)).reshape(-1, *places.shape[:-1])
+
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # of samples that are all the same, which are seen below
+        found: Any = stats.bootstrap(
+            (np.arange(units),),
+            of_places,
+            vectorized=True,
+            axis=-1,
+            n_resamples=draws,
+            batch=max(1, _BLOCK // max(units, size)),
+            confidence_level=confidence,
+            method="BCa",
+            random_state=np.random.default_rng(seed),  # its name in all releases of SciPy
+        )
+    low, high = (np.array(part, dtype=float) for part in found.confidence_interval)
+    samples = found.bootstrap_distribution
+    tolerance = _ROUNDING * np.maximum(np.abs(samples).max(-1), scale)
+    same = np.ptp(samples, axis=-1) <= tolerance  # False where some are NaN
+    low[same] = high[same] = samples[same, 0]
+    undefined = np.isnan(samples).any(-1)
+    low[undefined] = high[undefined] = math.nan
+    return low, high
+
+
+def mean_intervals(
+    values: Array,
+    weights: Array | None = None,
+    *,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    scale: Array | float = 0.0,
+) -> Intervals:
+    r"""Means over mixtures with BCa bootstrap intervals.
+
+    A sample takes n mixtures with replacement, the same ones for all K columns; with m_i the
+    times that mixture i is drawn, its mean is :math:`\sum_i m_i w_i x_i / \sum_i m_i w_i`.
+
+    Args:
+        values: (n, K) finite numbers, K quantities of the same n mixtures.
+        weights: (n,) positive; equal if None.
+        confidence: of the intervals, in (0, 1).
+        resamples: samples drawn.
+        seed: equal seeds give equal intervals.
+        scale: (K,) magnitude of the scores whose differences ``values`` are, for their rounding.
+
+    Returns:
+        :class:`Intervals`. A column of numbers that are equal but for rounding has [mean, mean];
+        n = 1 has a mean and no interval, n = 0 has neither.
+
+    Raises:
+        ValueError: shapes that do not fit, numbers that are not finite, weights not positive.
+    """
+    values, weights = _checked(values, weights)
+    if len(values) < 2:
+        undefined = np.full(values.shape[1], math.nan)
+        return Intervals(values[0] if len(values) else undefined, undefined, undefined)
+    mean = weights @ values / weights.sum()
+    scale = np.broadcast_to(np.maximum(np.abs(values).max(0), scale), mean.shape)
+    varies = np.ptp(values, axis=0) > _ROUNDING * scale
+    low, high = mean.copy(), mean.copy()
+    if varies.any():
+        weighted = np.column_stack([weights[:, None] * values[:, varies], weights])
+
+        def means(times: Array) -> Array:
+            sums = times @ weighted
+            return (sums[:, :-1] / sums[:, -1:]).T
+
+        low[varies], high[varies] = bca(
+            means,
+            len(values),
+            confidence=confidence,
+            draws=resamples,
+            seed=seed,
+            scale=scale[varies],
+        )
+    return Intervals(mean, low, high)
+
+
+def _checked(values: Array, weights: Array | None) -> tuple[Array, Array]:
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim != 2:
+        raise ValueError(f"values must be (n, K): mixtures, quantities; got {values.shape}.")
+    weights = np.ones(len(values)) if weights is None else np.asarray(weights, dtype=np.float64)
+    if weights.shape != values.shape[:1]:
+        raise ValueError(
+            f"weights must be one per mixture, shape {values.shape[:1]}, got {weights.shape}."
+        )
+    if not np.isfinite(values).all():
+        raise ValueError("values must be finite: leave undefined mixtures out first.")
+    if not (np.isfinite(weights).all() and (weights > 0.0).all()):
+        raise ValueError("weights must be finite and positive: leave other mixtures out first.")
+    return values, weights
+
+
+# ------------------------------------------------------------------------------------------------
+# Tests
+# ------------------------------------------------------------------------------------------------
+
+
+def paired_test(differences: Array, scale: float = 1.0) -> PairedTest:
+    """Wilcoxon's signed rank test of paired differences, with counts and effect.
+
+    Exact up to 50 mixtures, ties and zeros included, else by the normal approximation. Zeros are
+    ranked and then left out (Pratt).
+
+    Args:
+        differences: (n,) first minus second, finite; n at least 1.
+        scale: magnitude of the scores that were subtracted: differences that differ by no more
+            than its rounding are tied.
+
+    Returns:
+        :class:`PairedTest`; p = 1 and effect 0 where all differences are zero.
+
+    Raises:
+        ValueError: none, or numbers that are not finite.
+    """
+    differences = np.asarray(differences, dtype=np.float64)
+    if differences.ndim != 1 or len(differences) == 0 or not np.isfinite(differences).all():
+        raise ValueError(
+            f"differences must be (n,) finite numbers, n at least 1, got {differences.shape}."
+        )
+    from scipy import stats
+
+    sizes = merge_ties(np.abs(differences), scale)
+    signs = np.where(sizes > 0.0, np.sign(differences), 0.0)
+    ranks = stats.rankdata(sizes)
+    wins, losses = int((signs > 0).sum()), int((signs < 0).sum())
+    ties = len(differences) - wins - losses
+    if wins + losses == 0:
+        return PairedTest(0, ties, 0, 1.0, 0.0, 1.0)
+    if len(differences) <= _EXACT:
+        p = _exact_p(ranks[signs != 0], float(ranks[signs > 0].sum()))
+    else:
+        p = float(stats.wilcoxon(signs * sizes, zero_method="pratt").pvalue)
+    effect = float(signs @ ranks / ranks[signs != 0].sum())
+    return PairedTest(wins, ties, losses, p, effect, min(1.0, 2.0 ** (1 - wins - losses)))
+
+
+def _exact_p(ranks: Array, positive: float) -> float:
+    """Two-sided p of a sum of positive ranks (m,), tied ones included, which SciPy has not.
+
+    Every sign is as likely as the other: the null distribution of twice the positive sum is the
+    product of the polynomials (1 + z^(2 rank))/2, whose powers are whole numbers.
+    """
+    doubled = np.rint(2.0 * ranks).astype(int)
+    chances = np.ones(1)
+    for step in doubled:
+        grown = np.zeros(len(chances) + step)
+        grown[: len(chances)] += 0.5 * chances
+        grown[step:] += 0.5 * chances
+        chances = grown
+    seen = int(np.rint(2.0 * positive))
+    least = min(seen, int(doubled.sum()) - seen)  # the distribution is symmetric
+    return float(min(1.0, 2.0 * chances[: least + 1].sum()))
+
+
+def holm(p: Array) -> Array:
+    """Holm's step-down adjustment of the p-values of a family.
+
+    Args:
+        p: (m,) p-values; NaN is no test and stays NaN.
+
+    Returns:
+        (m,) adjusted: reject where it is at most α, and the chance of any wrong rejection in the
+        family is at most α.
+    """
+    p = np.asarray(p, dtype=np.float64)
+    adjusted = np.full_like(p, np.nan)
+    tested = np.flatnonzero(~np.isnan(p))
+    order = tested[np.argsort(p[tested], kind="stable")]
+    steps = np.arange(len(order), 0, -1) * p[order]
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return adjusted
+
+
+def holm_of_testable(p: Array, least_p: Array, alpha: float) -> Array:
+    """Holm's adjustment where some tests of the family cannot reject, whatever their data.
+
+    Those, whose least attainable p exceeds α, cost the others nothing: the least p depends on n
+    and ties alone, and not on which system is better (Tarone 1990). They themselves keep the
+    adjustment over all.
+
+    Args:
+        p: (m,) p-values; NaN is no test and stays NaN.
+        least_p: (m,) the smallest p that each test can have.
+        alpha: level of the tests.
+
+    Returns:
+        (m,) adjusted.
+    """
+    adjusted = holm(p)
+    testable = np.asarray(least_p) <= alpha
+    adjusted[testable] = holm(np.asarray(p, dtype=np.float64)[testable])
+    return adjusted
+
+
+def least_holm_p(mixtures: int, pairs: int) -> float:
+    """The least p that Holm can reach: of all n differences of one sign, times the pairs.
+
+    Example:
+        >>> least_holm_p(6, 3)  # six mixtures, three systems: nothing is significant at 0.05
+        0.09375
+    """
+    return min(1.0, max(pairs, 1) * 2.0 ** (1 - mixtures))
+
+
+def least_mixtures(pairs: int, alpha: float = 0.05) -> int:
+    """How many mixtures it takes until one of so many pairs can reach the level.
+
+    Example:
+        >>> least_mixtures(3)
+        7
+    """
+    return 1 + math.ceil(math.log2(max(pairs, 1) / alpha) - 1e-9)
+
+
+# ------------------------------------------------------------------------------------------------
+# Groups
+# ------------------------------------------------------------------------------------------------
+
+
+def letters(different: NDArray[np.bool_]) -> list[str]:
+    """Compact letter display: systems share a letter exactly where they do not differ.
+
+    The letters are the maximal sets without a difference, by insertion and absorption (Piepho
+    2004), less those that say nothing that the others do not.
+
+    Args:
+        different: (s, s) symmetric, True where two systems differ significantly; systems best
+            first, so that the best has the first letter.
+
+    Returns:
+        (s,) the letters of each, e.g. ``["a", "ab", "b"]``.
+
+    Example:
+        >>> letters(np.array([[0, 0, 1], [0, 0, 0], [1, 0, 0]], dtype=bool))
+        ['a', 'ab', 'b']
+    """
+    different = np.asarray(different, dtype=bool)
+    if different.ndim != 2 or different.shape[0] != different.shape[1]:
+        raise ValueError(f"different must be (s, s), got {different.shape}.")
+    if (different != different.T).any() or different.diagonal().any():
+        raise ValueError("different must be symmetric, with False on its diagonal.")
+    groups = [frozenset(range(len(different)))] if len(different) else []
+    for one, other in zip(*np.nonzero(np.triu(different))):
+        split: list[frozenset[int]] = []
+        for group in groups:
+            both = one in group and other in group
+            split += [group - {int(one)}, group - {int(other)}] if both else [group]
+        groups = _absorbed(split)
+    ordered = sorted(_needed(groups), key=sorted)
+    names = [_letter(place) for place in range(len(ordered))]
+    return [
+        "".join(name for name, group in zip(names, ordered) if system in group)
+        for system in range(len(different))
+    ]
+
+
+def _absorbed(groups: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    """Without the sets that are part of another one."""
+    unique = list(dict.fromkeys(groups))
+    return [group for group in unique if not any(group < other for other in unique)]
+
+
+def _needed(groups: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    """Without sets all of whose pairs other sets hold as well; largest kept first."""
+    kept = list(groups)
+    for group in sorted(groups, key=len):
+        rest = [other for other in kept if other is not group]
+        pairs = [(a, b) for a in group for b in group if a <= b]  # a = b: a system keeps a letter
+        if all(any(a in other and b in other for other in rest) for a, b in pairs):
+            kept = rest
+    return kept
+
+
+def _letter(place: int) -> str:
+    """a to z, A to Z, then numbers in brackets."""
+    signs = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    return signs[place] if place < len(signs) else f"({place + 1})"
