@@ -37,7 +37,6 @@ from torch_mapss.encoders import (
     clear_encoder_cache,
     encoder_table,
     load_encoder,
-    mel_filterbank,
     rank_zero_first,
     registry,
 )
@@ -404,89 +403,6 @@ def test_what_is_no_waveform(encoder: Any) -> None:
         encoder(torch.zeros(1, SAMPLES, dtype=torch.int16))
 
 
-# --- mel and waveform -----------------------------------------------------------------------------
-
-
-def test_filterbank_against_torchaudio() -> None:
-    functional = pytest.importorskip("torchaudio").functional
-    expected = functional.melscale_fbanks(257, 0.0, 8000.0, 80, 16_000, "slaney", "slaney")
-    assert relative_error(mel_filterbank(80, 16_000, 512), expected.double()) < 1e-5
-
-
-def test_filters_have_equal_area() -> None:
-    fine = mel_filterbank(20, 16_000, 2**16)
-    area = fine.sum(0) * 16_000 / 2**16
-    assert torch.allclose(area, torch.ones(20, dtype=torch.float64), atol=1e-4)
-
-
-@pytest.mark.parametrize(("bands", "floor", "context"), [(80, 1e-5, 0), (40, 1e-3, 2)])
-def test_mel_by_hand(bands: int, floor: float, context: int) -> None:
-    encoder = MelEncoder(bands, floor, context)
-    wave = noise(2400, dtype=torch.float64)
-    time = torch.arange(400, dtype=torch.float64)
-    window = 0.5 - 0.5 * torch.cos(2 * torch.pi * time / 400)
-    angle = -2 * torch.pi * torch.outer(torch.arange(257, dtype=torch.float64), time) / 512
-    spectra = []
-    for frame in range((2400 - 400) // 320 + 1):  # a plain Fourier sum, one frame at a time
-        part = window * wave[320 * frame : 320 * frame + 400]
-        power = (angle.cos() @ part) ** 2 + (angle.sin() @ part) ** 2
-        spectra.append((mel_filterbank(bands, 16_000, 512).T @ power + floor).log())
-    expected = [
-        torch.cat(spectra[f - context : f + context + 1])
-        for f in range(context, len(spectra) - context)
-    ]
-    assert torch.allclose(encoder(wave), torch.stack(expected), rtol=1e-10, atol=1e-10)
-
-
-def test_mel_of_silence_is_its_floor() -> None:
-    assert torch.allclose(MelEncoder(floor=1e-3)(torch.zeros(800)).exp(), torch.tensor(1e-3))
-
-
-def test_mel_keeps_double_and_lifts_half() -> None:
-    encoder = MelEncoder()
-    assert encoder(noise(800, dtype=torch.float64)).dtype == torch.float64
-    half = noise(800).half()
-    assert torch.equal(encoder(half), encoder(half.float()))
-    assert MelEncoder(dtype=torch.float64)(noise(800)).dtype == torch.float64
-
-
-def test_mel_gradient() -> None:
-    wave = noise(1, 1100, dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(MelEncoder(12, context=1), wave)
-
-
-def test_mel_after_inference_mode_still_has_a_gradient() -> None:
-    encoder = MelEncoder(37)  # filters that no other test has made
-    with torch.inference_mode():
-        encoder(noise(800))
-    wave = noise(800).requires_grad_()
-    encoder(wave).sum().backward()
-    assert wave.grad is not None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"bands": 0}, "at least one band"),
-        ({"context": -1}, "context=-1"),
-        ({"floor": 0.0}, "should be positive"),
-        ({"floor": float("nan")}, "should be positive"),
-        ({"bands": 400}, "too many"),
-    ],
-)
-def test_mel_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MelEncoder(**arguments)
-
-
-def test_waveform_is_a_view() -> None:
-    wave = noise(2, 3, 5 * 320 + 80)
-    frames = WaveformEncoder()(wave)
-    assert frames.shape == (2, 3, 5, 400)
-    assert frames.untyped_storage().data_ptr() == wave.untyped_storage().data_ptr()
-    assert torch.equal(frames[1, 2, 3], wave[1, 2, 960:1360])
-
-
 # --- Layers, names, table -------------------------------------------------------------------------
 
 
@@ -513,12 +429,13 @@ def test_default_layers(folder: Folder, family: str, layers: int) -> None:
 def test_table() -> None:
     rows = {row.name: row for row in encoder_table()}
     assert rows["wav2vec2-large"].checkpoint == "facebook/wav2vec2-large-lv60"
-    assert rows["mert"] == ("mert", "m-a-p/MERT-v1-95M", 24_000, 3, 75.0, True)
-    for name in ("mel", "waveform"):
-        encoder = load_encoder(name)
-        row = rows[name]
-        assert (row.sample_rate, row.frames_per_second) == (16_000, encoder.frames_per_second)
-        assert (row.name, row.needs_download) == (encoder.name, False)
+    assert rows["mert"][:4] == ("mert", "m-a-p/MERT-v1-95M", 24_000, 3)
+    assert (rows["mert"].frames_per_second, rows["mert"].needs_download) == (75.0, True)
+    for name in ("mel", "mel-44k", "waveform"):
+        encoder, row = load_encoder(name), rows[name]
+        for field in ("name", "sample_rate", "hop", "receptive_field", "maximum_samples"):
+            assert getattr(row, field) == getattr(encoder, field)
+        assert not row.needs_download
 
 
 def test_unknown_names() -> None:

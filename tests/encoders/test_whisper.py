@@ -268,7 +268,7 @@ def test_too_short(folder: Folder) -> None:
 def test_table() -> None:
     rows = {row.name: row for row in encoder_table()}
     for name in ("whisper-tiny", "whisper-base", "whisper-tiny.en", "whisper-base.en"):
-        assert rows[name] == (name, f"openai/{name}", 16_000, 1, 50.0, True)
+        assert rows[name] == (name, f"openai/{name}", 16_000, 1, 320, 400, 480_000)
 
 
 def test_the_default_layer_is_the_first(folder: Folder) -> None:

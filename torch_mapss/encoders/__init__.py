@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from .base import Encoder, check_embeddings
 from .custom import CustomEncoder, EncoderLike
-from .mel import MelEncoder, mel_filterbank
+from .mel import MelEncoder, mel_filterbank, mel_on_grid
 from .registry import (
     EncoderRow,
     as_encoder,
@@ -55,5 +55,6 @@ __all__ = [
     "load_encoder",
     "log_mel",
     "mel_filterbank",
+    "mel_on_grid",
     "rank_zero_first",
 ]

@@ -1,36 +1,45 @@
-"""Log-mel frames with context: an encoder without weights, for tests, demos, first looks."""
+"""Log-mel frames with context: an encoder without weights, on any frame grid."""
 
 from __future__ import annotations
 
-import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from torch_mapss.core.torch_defaults import with_torch_defaults
+
 from .base import MEMORY_BUDGET, Encoder
 
-SAMPLE_RATE = 16_000
-WINDOW = 400
-HOP = 320
-FFT = 512
+WINDOW_SECONDS = 0.025
 
 
 class MelEncoder(Encoder):
-    """log(mel energy + floor) of Hann-400 frames in a 512-point FFT, 50 frames a second at 16 kHz.
+    """log(mel energy + floor) of Hann windows, by default 50 frames a second at 16 kHz.
 
     The energies are |rfft|² (neither window nor FFT is normalised) through triangular Slaney mel
-    bands of equal area. Nothing is padded: with `context` c, frame f concatenates the c spectra
-    before it, its own and the c after it, so F shrinks by 2c and the receptive field grows to
-    `400 + 2 * c * 320` samples.
+    bands of equal area. The FFT is the next power of two from the window's length on, and at least
+    25 ms, so that the lowest bands hold a frequency. Nothing is padded: with `context` c, frame f
+    concatenates the c spectra before it, its own and the c after it, so F shrinks by 2c and the
+    receptive field grows to `window + 2 * c * hop` samples.
 
     Args:
-        bands: mel bands from 0 to 8 kHz.
+        bands: mel bands from 0 Hz to `highest`.
         floor: added to every energy before the log. A low floor (1e-5) keeps deep spectral holes,
             which listeners hear as artefacts; a high one (1e-3) reacts to what is loud.
         context: spectra on either side of each frame. More makes frames longer and smoother.
         dtype: float32 or float64; None keeps the waveform's own (half precision becomes float32).
-        memory_budget: see `Encoder`.
+        memory_budget, activation_checkpointing: see `Encoder`.
+        sample_rate: Hz.
+        hop: samples between two frames.
+        window: samples of a Hann window.
+        highest: upper edge of the highest band, in Hz; None: half the rate.
+        margin: samples on either side of the window that belong to the receptive field without
+            being used, which puts the frames on the grid of another encoder; see `mel_on_grid`.
+        name: in tables and messages.
 
     Raises:
         ValueError: an argument is out of range, or there are so many bands that some hold no
@@ -44,30 +53,106 @@ class MelEncoder(Encoder):
         context: int = 0,
         dtype: torch.dtype | None = None,
         memory_budget: int = MEMORY_BUDGET,
+        *,
+        activation_checkpointing: bool = False,
+        sample_rate: int = 16_000,
+        hop: int = 320,
+        window: int = 400,
+        highest: float | None = None,
+        margin: int = 0,
+        name: str = "mel",
     ) -> None:
-        _check_arguments(bands, floor, context)
         super().__init__(
-            name="mel",
-            sample_rate=SAMPLE_RATE,
-            hop=HOP,
-            receptive_field=WINDOW + 2 * context * HOP,
+            name=name,
+            sample_rate=sample_rate,
+            hop=hop,
+            receptive_field=window + 2 * (margin + context * hop),
             feature_size=bands * (2 * context + 1),
             dtype=dtype,
             memory_budget=memory_budget,
+            activation_checkpointing=activation_checkpointing,
         )
         self.local = True
         self.bands = bands
         self.floor = floor
         self.context = context
+        self.window = window
+        self.margin = margin
+        self.highest = sample_rate / 2 if highest is None else float(highest)
+        self.fft_size = fft_length(window, sample_rate)
+        self._check_arguments()
 
     def _encode(self, flat: Tensor) -> Tensor:
-        energies = hann_energies(flat.unfold(-1, WINDOW, HOP), self.bands, SAMPLE_RATE, FFT)
+        frames = flat[:, self.margin : flat.shape[-1] - self.margin].unfold(
+            -1, self.window, self.hop
+        )
+        energies = hann_energies(frames, self.bands, self.sample_rate, self.fft_size, self.highest)
         return _with_context((energies + self.floor).log(), self.context)
 
     def _item_bytes(self, samples: int) -> int:
         # Windowed frames, complex spectrum, squares, bands: counted in numbers of 8 bytes.
-        frames = samples // HOP + 1
-        return 8 * frames * (WINDOW + 4 * (FFT // 2 + 1) + 2 * (self.feature_size or 0))
+        frames = samples // self.hop + 1
+        features = self.feature_size or 0
+        return 8 * frames * (self.window + 4 * (self.fft_size // 2 + 1) + 2 * features)
+
+    def _check_arguments(self) -> None:
+        whole = {"bands": 1, "sample_rate": 1, "hop": 1, "window": 2, "context": 0, "margin": 0}
+        for name, least in whole.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}.")
+        if not self.floor > 0:
+            raise ValueError(
+                f"floor must be positive, not {self.floor}: silence has no logarithm of its own. "
+                "Use 1e-5, or less to keep deeper spectral holes."
+            )
+        if not 0 < self.highest <= self.sample_rate / 2:
+            raise ValueError(
+                f"highest must be positive and at most half the rate ({self.sample_rate / 2:g} "
+                f"Hz), not {self.highest:g}."
+            )
+        filters = mel_filterbank(self.bands, self.sample_rate, self.fft_size, self.highest)
+        empty = (filters.sum(0) == 0).nonzero()
+        if len(empty):
+            raise ValueError(
+                f"bands={self.bands} is too many: band {int(empty[0])} holds none of the "
+                f"{self.fft_size // 2 + 1} frequencies of the FFT and would be constant. Use "
+                "fewer bands; 80 is the default."
+            )
+
+
+def mel_on_grid(
+    sample_rate: int, hop: int, receptive_field: int, *, bands: int = 80, floor: float = 1e-5
+) -> MelEncoder:
+    """A mel encoder with the frames of another encoder: as many, at the same times.
+
+    The window of about 25 ms (the receptive field, if that is shorter) is in the middle of the
+    receptive field. At 16 kHz, hop 320 and receptive field 400 it is `MelEncoder()`.
+
+    Args:
+        sample_rate: Hz.
+        hop: samples between two frames.
+        receptive_field: samples a frame sees.
+        bands, floor: see `MelEncoder`.
+
+    Raises:
+        ValueError: as `MelEncoder`.
+    """
+    window = min(round(WINDOW_SECONDS * sample_rate), receptive_field)
+    window -= (receptive_field - window) % 2  # or the centres would be half a sample apart
+    return MelEncoder(
+        bands,
+        floor,
+        sample_rate=sample_rate,
+        hop=hop,
+        window=window,
+        margin=(receptive_field - window) // 2,
+    )
+
+
+def fft_length(window: int, sample_rate: int) -> int:
+    """The power of two that holds the window, and 25 ms in any case."""
+    longest = max(window, round(WINDOW_SECONDS * sample_rate), 1)
+    return 1 << (longest - 1).bit_length()
 
 
 def _with_context(frames: Tensor, context: int) -> Tensor:
@@ -77,20 +162,23 @@ def _with_context(frames: Tensor, context: int) -> Tensor:
     return frames.unfold(-2, 2 * context + 1, 1).transpose(-1, -2).flatten(-2)
 
 
-def hann_energies(frames: Tensor, bands: int, sample_rate: int, fft_size: int) -> Tensor:
+def hann_energies(
+    frames: Tensor, bands: int, sample_rate: int, fft_size: int, highest: float | None = None
+) -> Tensor:
     """Mel energies of pieces of a waveform under a Hann window.
 
     Args:
         frames: (..., F, W) pieces, W at most `fft_size`.
-        bands: M, mel bands from 0 Hz to half the rate, see `mel_filterbank`.
-        sample_rate: in Hz.
+        bands: M, mel bands from 0 Hz to `highest`, see `mel_filterbank`.
+        sample_rate: Hz.
         fft_size: length of the transform.
+        highest: Hz; None: half the rate.
 
     Returns:
         (..., F, M): |rfft|², neither window nor transform normalised, through the filters.
     """
-    size, place = frames.shape[-1], (frames.dtype, frames.device)
-    window, filters = _window_and_filters(size, bands, sample_rate, fft_size, *place)
+    bank = (bands, sample_rate, fft_size, highest)
+    window, filters = _window_and_filters(frames.shape[-1], bank, frames.dtype, frames.device)
     spectrum = torch.fft.rfft(frames * window, n=fft_size)
     # Squares of both parts, not abs(): the gradient of |0| is not defined, that of 0² is 0.
     power = spectrum.real.square() + spectrum.imag.square()
@@ -99,74 +187,48 @@ def hann_energies(frames: Tensor, bands: int, sample_rate: int, fft_size: int) -
 
 @lru_cache(maxsize=16)
 def _window_and_filters(
-    size: int, bands: int, rate: int, fft_size: int, dtype: torch.dtype, device: torch.device
+    size: int,
+    bank: tuple[int, int, int, float | None],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     # Kept across calls, so never as inference tensors: those cannot be used in a graph later on.
     with torch.inference_mode(False), torch.no_grad():
         window = torch.hann_window(size, dtype=torch.float64, device="cpu")
-        filters = mel_filterbank(bands, rate, fft_size)
-        return window.to(dtype).to(device), filters.to(dtype).to(device)
+        return window.to(dtype).to(device), mel_filterbank(*bank).to(dtype).to(device)
 
 
-def mel_filterbank(bands: int, sample_rate: int, fft_size: int) -> Tensor:
-    """Triangular mel filters on the Slaney scale, each of equal area, from 0 Hz to half the rate.
+@with_torch_defaults
+def mel_filterbank(
+    bands: int, sample_rate: int, fft_size: int, highest: float | None = None
+) -> Tensor:
+    """Triangular mel filters on the Slaney scale, each of equal area, from 0 Hz to `highest`.
 
     Args:
         bands: M, number of filters.
-        sample_rate: in Hz.
+        sample_rate: Hz.
         fft_size: length of the transform.
+        highest: Hz; None: half the rate.
 
     Returns:
         (fft_size // 2 + 1, M) float64 weights, to be applied to |rfft|².
     """
-    frequencies = torch.linspace(
-        0, sample_rate / 2, fft_size // 2 + 1, dtype=torch.float64, device="cpu"
-    )
-    edges = _mel_to_hertz(
-        torch.linspace(
-            0, _hertz_to_mel(sample_rate / 2), bands + 2, dtype=torch.float64, device="cpu"
+    from torchaudio.functional import melscale_fbanks
+
+    top = sample_rate / 2 if highest is None else highest
+    with _float64_constants(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "At least one mel filterbank")  # an error of MelEncoder
+        return melscale_fbanks(
+            fft_size // 2 + 1, 0.0, top, bands, sample_rate, norm="slaney", mel_scale="slaney"
         )
-    )
-    left, centre, right = edges[:-2], edges[1:-1], edges[2:]
-    rising = (frequencies[:, None] - left) / (centre - left)
-    falling = (right - frequencies[:, None]) / (right - centre)
-    triangles = torch.minimum(rising, falling).clamp(min=0)
-    return triangles * (2 / (right - left))  # a triangle of height h and base b has area hb/2
 
 
-# Slaney's scale: linear up to 1 kHz (3 mel per 200 Hz), then 27 mel for each factor of 6.4.
-_BREAK_HERTZ = 1000.0
-_BREAK_MEL = 15.0
-_LOG_STEP = math.log(6.4) / 27
-
-
-def _hertz_to_mel(hertz: float) -> float:
-    if hertz < _BREAK_HERTZ:
-        return hertz * _BREAK_MEL / _BREAK_HERTZ
-    return _BREAK_MEL + math.log(hertz / _BREAK_HERTZ) / _LOG_STEP
-
-
-def _mel_to_hertz(mel: Tensor) -> Tensor:
-    linear = mel * _BREAK_HERTZ / _BREAK_MEL
-    return torch.where(
-        mel < _BREAK_MEL, linear, _BREAK_HERTZ * torch.exp(_LOG_STEP * (mel - _BREAK_MEL))
-    )
-
-
-def _check_arguments(bands: int, floor: float, context: int) -> None:
-    if bands < 1 or context < 0:
-        raise ValueError(
-            f"bands={bands} and context={context} were passed, but mel needs at least one band and "
-            "cannot look at fewer than 0 neighbours. Leave them out for 80 bands and no context."
-        )
-    if not floor > 0:
-        raise ValueError(
-            f"floor={floor} should be positive: it is added before the log, and silence has no "
-            "energy of its own. Use 1e-5, or less to keep deeper spectral holes."
-        )
-    empty = (mel_filterbank(bands, SAMPLE_RATE, FFT).sum(0) == 0).nonzero()
-    if len(empty):
-        raise ValueError(
-            f"bands={bands} is too many: band {int(empty[0])} holds none of the {FFT // 2 + 1} "
-            "frequencies of the FFT and would be constant. Use fewer bands; 80 is the default."
-        )
+@contextmanager
+def _float64_constants() -> Iterator[None]:
+    # In float32 the flanks of the triangles are off by up to 2e-3 of single weights.
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

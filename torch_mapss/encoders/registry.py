@@ -1,4 +1,4 @@
-"""The table of encoders by name, and the one door to all of them."""
+"""The table of encoders by name, and `load_encoder`."""
 
 from __future__ import annotations
 
@@ -25,37 +25,50 @@ class EncoderRow(NamedTuple):
     checkpoint: str | None  # hub id; None: nothing to load
     sample_rate: int  # Hz
     layer: int | None  # default layer; None: there are no layers
-    frames_per_second: float
-    needs_download: bool
+    hop: int = 320  # samples between frames
+    receptive_field: int = 400  # samples
+    maximum_samples: int | None = None  # the longest clip it accepts; None: no limit
+
+    @property
+    def frames_per_second(self) -> float:
+        """Frames a second of audio gives."""
+        return self.sample_rate / self.hop
+
+    @property
+    def needs_download(self) -> bool:
+        """Whether there are weights to fetch."""
+        return self.checkpoint is not None
 
 
-def _pretrained(name: str, checkpoint: str, layer: int, sample_rate: int = 16_000) -> EncoderRow:
-    return EncoderRow(name, checkpoint, sample_rate, layer, sample_rate / 320, True)
+def _whisper(name: str) -> EncoderRow:
+    return EncoderRow(name, f"openai/{name}", 16_000, 1, maximum_samples=480_000)
 
 
 _TABLE = (
-    _pretrained("wav2vec2-large", "facebook/wav2vec2-large-lv60", 2),
-    _pretrained("wav2vec2-base", "facebook/wav2vec2-base", 2),
-    _pretrained("wav2vec2-xlsr", "facebook/wav2vec2-large-xlsr-53", 2),
-    _pretrained("wavlm-large", "microsoft/wavlm-large", 3),
-    _pretrained("wavlm-base", "microsoft/wavlm-base", 2),
-    _pretrained("hubert-large", "facebook/hubert-large-ll60k", 3),
-    _pretrained("hubert-base", "facebook/hubert-base-ls960", 2),
-    _pretrained("mert", "m-a-p/MERT-v1-95M", 3, 24_000),
-    _pretrained("whisper-tiny", "openai/whisper-tiny", 1),
-    _pretrained("whisper-tiny.en", "openai/whisper-tiny.en", 1),
-    _pretrained("whisper-base", "openai/whisper-base", 1),
-    _pretrained("whisper-base.en", "openai/whisper-base.en", 1),
-    EncoderRow("waveform", None, 16_000, None, 50.0, False),
-    EncoderRow("mel", None, 16_000, None, 50.0, False),
+    EncoderRow("wav2vec2-large", "facebook/wav2vec2-large-lv60", 16_000, 2),
+    EncoderRow("wav2vec2-base", "facebook/wav2vec2-base", 16_000, 2),
+    EncoderRow("wav2vec2-xlsr", "facebook/wav2vec2-large-xlsr-53", 16_000, 2),
+    EncoderRow("wavlm-large", "microsoft/wavlm-large", 16_000, 3),
+    EncoderRow("wavlm-base", "microsoft/wavlm-base", 16_000, 2),
+    EncoderRow("hubert-large", "facebook/hubert-large-ll60k", 16_000, 3),
+    EncoderRow("hubert-base", "facebook/hubert-base-ls960", 16_000, 2),
+    EncoderRow("mert", "m-a-p/MERT-v1-95M", 24_000, 3),
+    _whisper("whisper-tiny"),
+    _whisper("whisper-tiny.en"),
+    _whisper("whisper-base"),
+    _whisper("whisper-base.en"),
+    EncoderRow("waveform", None, 16_000, None),
+    EncoderRow("mel", None, 16_000, None),
+    EncoderRow("mel-44k", None, 44_100, None, hop=882, receptive_field=1102),
 )
-_EMBEDDED = ("mel", "waveform")
+_EMBEDDED = ("mel", "mel-44k", "waveform")
 
 
 def encoder_table() -> tuple[EncoderRow, ...]:
     """All encoders that have a name. Any folder or hub id of their architectures works as well.
 
-    `mert` reads layer 3 unless told otherwise; layer 1 suits drums better.
+    `mert` reads layer 3 unless told otherwise; layer 1 suits drums better. `mel-44k` has 128 bands
+    up to 20 kHz, for music.
     """
     return _TABLE
 
@@ -101,14 +114,19 @@ def load_encoder(
         ImportError: transformers is missing.
     """
     name = os.fspath(name_or_path)
-    precision = _as_dtype(dtype)
+    precision = as_dtype(dtype)
     if name in _EMBEDDED:
         _check_embedded(name, layer, precision, attention)
         checked_device("cpu" if device is None else device)
-        return _embedded(name, precision, memory_budget)
+        return _embedded(
+            name,
+            dtype=precision,
+            memory_budget=memory_budget,
+            activation_checkpointing=activation_checkpointing,
+        )
     settings = settings_for(
         name,
-        _checkpoint_of(name),
+        checkpoint_of(name),
         layer=_default_layer(name) if layer is None else layer,
         dtype=precision,
         device=device,
@@ -177,7 +195,12 @@ def _default_layer(name: str) -> int | None:
     return row.layer if row else None
 
 
-def _checkpoint_of(name: str) -> str:
+def checkpoint_of(name: str) -> str:
+    """Folder or hub id that a name, folder or hub id stands for.
+
+    Raises:
+        ValueError: it is none of these.
+    """
     row = _row(name)
     if row is not None and row.checkpoint is not None:
         return row.checkpoint
@@ -192,10 +215,14 @@ def _checkpoint_of(name: str) -> str:
     )
 
 
-def _embedded(name: str, dtype: torch.dtype | None, memory_budget: int) -> Encoder:
+def _embedded(name: str, **options: Any) -> Encoder:
+    if name == "waveform":
+        return WaveformEncoder(dtype=options["dtype"])
     if name == "mel":
-        return MelEncoder(dtype=dtype, memory_budget=memory_budget)
-    return WaveformEncoder(dtype=dtype)
+        return MelEncoder(**options)
+    return MelEncoder(
+        128, sample_rate=44_100, hop=882, window=1102, highest=20_000, name=name, **options
+    )
 
 
 def _check_embedded(
@@ -220,7 +247,12 @@ def _check_embedded(
 _SHORT = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
-def _as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A floating-point dtype from itself or its name.
+
+    Raises:
+        ValueError: there is no such dtype.
+    """
     found = getattr(torch, _SHORT.get(dtype, dtype), None) if isinstance(dtype, str) else dtype
     unknown = dtype is not None and found is None
     if unknown or (found is not None and not getattr(found, "is_floating_point", False)):

@@ -1,0 +1,164 @@
+"""Log-mel frames on any grid, and the waveform itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_mapss.encoders import (
+    MelEncoder,
+    WaveformEncoder,
+    load_encoder,
+    mel_filterbank,
+    mel_on_grid,
+)
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 0.1 * torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def test_filters_have_equal_area() -> None:
+    fine = mel_filterbank(20, 16_000, 2**16)
+    area = fine.sum(0) * 16_000 / 2**16
+    assert torch.allclose(area, torch.ones(20, dtype=torch.float64), atol=1e-4)
+
+
+@pytest.mark.parametrize(("bands", "floor", "context"), [(80, 1e-5, 0), (40, 1e-3, 2)])
+def test_mel_by_hand(bands: int, floor: float, context: int) -> None:
+    encoder = MelEncoder(bands, floor, context)
+    wave = noise(2400, dtype=torch.float64)
+    time = torch.arange(400, dtype=torch.float64)
+    window = 0.5 - 0.5 * torch.cos(2 * torch.pi * time / 400)
+    angle = -2 * torch.pi * torch.outer(torch.arange(257, dtype=torch.float64), time) / 512
+    spectra = []
+    for frame in range((2400 - 400) // 320 + 1):  # a plain Fourier sum, one frame at a time
+        part = window * wave[320 * frame : 320 * frame + 400]
+        power = (angle.cos() @ part) ** 2 + (angle.sin() @ part) ** 2
+        spectra.append((mel_filterbank(bands, 16_000, 512).T @ power + floor).log())
+    expected = [
+        torch.cat(spectra[f - context : f + context + 1])
+        for f in range(context, len(spectra) - context)
+    ]
+    assert torch.allclose(encoder(wave), torch.stack(expected), rtol=1e-10, atol=1e-10)
+
+
+def test_mel_of_silence_is_its_floor() -> None:
+    assert torch.allclose(MelEncoder(floor=1e-3)(torch.zeros(800)).exp(), torch.tensor(1e-3))
+
+
+def test_mel_keeps_double_and_lifts_half() -> None:
+    encoder = MelEncoder()
+    assert encoder(noise(800, dtype=torch.float64)).dtype == torch.float64
+    half = noise(800).half()
+    assert torch.equal(encoder(half), encoder(half.float()))
+    assert MelEncoder(dtype=torch.float64)(noise(800)).dtype == torch.float64
+
+
+def test_mel_gradient() -> None:
+    wave = noise(1, 1100, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(MelEncoder(12, context=1), wave)
+
+
+def test_mel_after_inference_mode_still_has_a_gradient() -> None:
+    encoder = MelEncoder(37)  # filters that no other test has made
+    with torch.inference_mode():
+        encoder(noise(800))
+    wave = noise(800).requires_grad_()
+    encoder(wave).sum().backward()
+    assert wave.grad is not None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"bands": 0},
+        {"context": -1},
+        {"floor": 0.0},
+        {"floor": float("nan")},
+        {"bands": 400},
+        {"hop": 0},
+        {"window": 1},
+        {"highest": 8001},
+    ],
+    ids=str,
+)
+def test_mel_arguments(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        MelEncoder(**arguments)
+
+
+GRIDS = [
+    (24_000, 320, 400),
+    (16_000, 160, 4000),
+    (8_000, 80, 200),
+    (11_025, 128, 301),
+    (48_000, 480, 101),
+]
+
+
+@pytest.mark.parametrize(("rate", "hop", "field"), GRIDS)
+def test_mel_on_the_grid_of_another_encoder(rate: int, hop: int, field: int) -> None:
+    encoder = mel_on_grid(rate, hop, field)
+    assert (encoder.sample_rate, encoder.hop, encoder.receptive_field) == (rate, hop, field)
+    wave = noise(1, field + 4 * hop + 7, dtype=torch.float64).requires_grad_()
+    frames = encoder(wave)
+    assert frames.shape == (1, 5, 80)
+    (gradient,) = torch.autograd.grad(frames[0, 2].sum(), wave)
+    used = gradient[0].nonzero().flatten()
+    # Symmetric about the centre of the receptive field but for the zero at the window's start.
+    assert int(used[0] + used[-1]) - 1 == 2 * (2 * hop) + field - 1
+    assert len(used) == min(field, round(0.025 * rate) - (field - round(0.025 * rate)) % 2) - 1
+
+
+def test_mel_on_its_own_grid_is_the_default() -> None:
+    wave = noise(2, 4000)
+    assert torch.equal(mel_on_grid(16_000, 320, 400)(wave), MelEncoder()(wave))
+
+
+def test_mel_44k_reaches_20_khz_at_50_frames_a_second() -> None:
+    encoder = load_encoder("mel-44k")
+    assert (encoder.frames_per_second, encoder.feature_size) == (50, 128)
+    time = torch.arange(44_100, dtype=torch.float64) / 44_100
+    for hertz, band in ((15_000.0, 118), (19_900.0, 127)):
+        spectrum = encoder(0.1 * torch.sin(2 * torch.pi * hertz * time)).mean(0)
+        assert abs(int(spectrum.argmax()) - band) <= 1
+    above = encoder(0.1 * torch.sin(2 * torch.pi * 21_000 * time))
+    assert float(above.amax()) < -8  # the window's side lobes alone
+
+
+def test_activation_checkpointing_recomputes_mel() -> None:
+    wave, saved, gradients = noise(4, 8000).requires_grad_(), [], []
+    for thrifty in (False, True):
+        encoder = load_encoder("mel", activation_checkpointing=thrifty, memory_budget=1)
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x
+        ):
+            loss = encoder(wave).square().sum()
+        saved.append(sum(sizes))
+        gradients.append(torch.autograd.grad(loss, wave)[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+    assert saved[1] < saved[0] / 3
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_filters_do_not_depend_on_the_default_dtype(default: torch.dtype) -> None:
+    expected = mel_filterbank(31, 16_000, 512)
+    torch.set_default_dtype(default)
+    try:
+        assert torch.equal(mel_filterbank(31, 16_000, 512), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_waveform_is_a_view() -> None:
+    wave = noise(2, 3, 5 * 320 + 80)
+    frames = WaveformEncoder()(wave)
+    assert frames.shape == (2, 3, 5, 400)
+    assert frames.untyped_storage().data_ptr() == wave.untyped_storage().data_ptr()
+    assert torch.equal(frames[1, 2, 3], wave[1, 2, 960:1360])
