@@ -22,6 +22,7 @@ Measure, call, equation (labels of the paper's source):
 | error radius and half-width of PM | `functional.match_bounds` | `eq:pm_final_bound` |
 | truncation error of the embedding | `functional.truncation_bounds` | `app:conf_bound_pi` |
 | utterance PS | `functional.pool_separation` | `eq:pesq_pooling_ps` |
+| utterance fidelity | `functional.pool_fidelity` | ours |
 | utterance PM | `functional.pool_match` | `eq:avg_pooling_pm` |
 | its bounds | `utterance.pool_separation_bounds` | `eq:pesq_pool_h` |
 | bounds of utterance PM | `utterance.pool_match_bounds` | `eq:avg_pool_h` |
@@ -55,7 +56,7 @@ from torch_mapss.core.frame_batches import Score, run_shaped
 from torch_mapss.core.gamma import gammaincc, log_gammaincc
 from torch_mapss.core.match import match_scores
 from torch_mapss.core.points import checked_points
-from torch_mapss.core.pooling import pool_match, pool_separation
+from torch_mapss.core.pooling import pool_fidelity, pool_match, pool_separation
 from torch_mapss.core.separation import separation_scores
 from torch_mapss.core.settings import map_settings
 from torch_mapss.core.torch_defaults import with_torch_defaults
@@ -75,6 +76,7 @@ __all__ = [
     "match_bounds",
     "perceptual_match",
     "perceptual_separation",
+    "pool_fidelity",
     "pool_match",
     "pool_separation",
     "separation_bounds",

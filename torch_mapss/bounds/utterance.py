@@ -115,19 +115,19 @@ def pool_separation_bounds(
     window, hop, p = pooling.check_windows(window, hop, p)
     checks.check_floating(frames, "frames")
     radius, tail, active = _frames(radius, tail, active, frames)
-    frames = torch.where(active, checks.lifted(frames), 0.0)
-    level = pooling.window_level(frames, active, window, hop, p)
+    values = torch.where(active, checks.lifted(frames), 0.0).abs()
+    windows = pooling.windows_of(values, active, window, hop)
+    level = pooling.window_level(windows, p)
     if convention == "derived":
-        shift = pooling.window_level(radius, active, window, hop, p)
+        shift = pooling.window_level(pooling.windows_of(radius, active, window, hop), p)
         bias = pooling.pesq_score(level + shift) - pooling.pesq_score(level)
-        weights = _pooling_gradient(frames, active, level, window, hop, p)
+        weights = _pooling_gradient(windows, active, level, p)
         width = (math.sqrt(gap + 1) * (weights * tail).square().sum(-1).sqrt()).minimum(
             (weights * tail).sum(-1)
         )
         width = pooling.pesq_slope(level) * width
     else:
-        windows = pooling.window_weights(active, window, hop)[1]
-        scale = math.ceil(window / hop) * windows.to(tail.dtype).rsqrt()
+        scale = math.ceil(window / hop) * windows.count.to(tail.dtype).rsqrt()
         scale = scale * pooling.pesq_slope(level)
         bias = scale * pooling.masked_mean(radius.square(), active).sqrt()
         width = scale * pooling.masked_mean(tail.square(), active).sqrt()
@@ -136,22 +136,24 @@ def pool_separation_bounds(
     return Bounds(bias, width, bias + width)
 
 
-def _pooling_gradient(
-    frames: Tensor, active: Tensor, level: Tensor, window: int, hop: int, p: float
-) -> Tensor:
+def _pooling_gradient(windows: pooling.Windows, active: Tensor, level: Tensor, p: float) -> Tensor:
     """w (..., F), the gradient of u; where a window is all 0, the steepest one-sided slope."""
-    inside, windows = pooling.window_weights(active, window, hop)
-    size = inside.sum(-1).clamp(min=1).to(frames.dtype).unsqueeze(-1)  # (..., windows, 1)
-    values = torch.where(inside, frames.abs().unsqueeze(-2), 0.0)
-    mean = pooling.window_means(frames.abs(), inside, p).unsqueeze(-1)
+    values, inside, count, place = windows
+    size = windows.size().to(values.dtype).unsqueeze(-1)  # (..., windows, 1)
+    mean = pooling.window_means(windows, p).unsqueeze(-1)
     some = mean > 0.0
     inner = (values / torch.where(some, mean, 1.0)).pow(p - 1.0) / size
     inner = torch.where(some, inner, size.pow(-1.0 / p)) * inside
-    count = windows.to(frames.dtype)[..., None, None]
-    above = level > 0.0
-    outer = mean / (count * torch.where(above, level, 1.0)[..., None, None])
-    outer = torch.where(above[..., None, None], outer, count.rsqrt())
-    return (outer * inner).sum(-2)
+    count = count.to(values.dtype)[..., None, None]
+    above = level[..., None, None] > 0.0
+    outer = mean / (count * torch.where(above, level[..., None, None], 1.0))
+    outer = torch.where(above, outer, count.rsqrt())
+    by_window = (outer * inner).flatten(-2)
+    joined = values.new_zeros(*active.shape[:-1], max(active.shape[-1], place.shape[-1]))
+    joined.scatter_add_(-1, place.flatten().expand_as(by_window), by_window)
+    weights = torch.zeros_like(active, dtype=values.dtype)
+    joined = joined[..., : active.shape[-1]]
+    return weights.scatter(-1, pooling.joined_order(active), joined)
 
 
 def _check_settings(convention: str, gap: int) -> int:

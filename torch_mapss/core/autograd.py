@@ -1,4 +1,4 @@
-"""Derivatives that must not be differentiated again."""
+"""Derivatives that must not be differentiated again, or that have no finite value."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def once(derivative: Tensor, what: str, *sources: Tensor) -> Tensor:
     Args:
         derivative: any shape.
         what: has only first derivatives, in the plural: the subject of the error.
-        sources: tensors that hang on the graph of what it depends on; empty ones will do.
+        sources: tensors of the graph it depends on; empty ones will do.
 
     ``once_differentiable`` alone would not do: it watches the incoming gradient only, so a
     gradient penalty would silently take the derivative for a constant.
@@ -42,3 +42,9 @@ def once(derivative: Tensor, what: str, *sources: Tensor) -> Tensor:
     if not torch.is_grad_enabled():  # nobody records it
         return derivative
     return _Once.apply(derivative, what, *sources)
+
+
+def safe_sqrt(square: Tensor) -> Tensor:
+    """Square root with derivative 0 at 0."""
+    some = square != 0.0  # NaN is some
+    return torch.where(some, torch.where(some, square, 1.0).sqrt(), 0.0)

@@ -5,10 +5,13 @@ Utterances without any scored frame give NaN, and take no part in gradients.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from torch_mapss.core import checks
+from torch_mapss.core.autograd import safe_sqrt
 
 
 def _frames_first(frames: Tensor, active: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -50,6 +53,74 @@ def pool_match(frames: Tensor, active: Tensor | None = None, log: bool = False) 
     return masked_mean(frames, active)
 
 
+def pool_log_match_compressed(frames: Tensor, active: Tensor | None = None) -> Tensor:
+    """Utterance log PM in which no single frame outweighs the others: mean of -log(1 - log PM).
+
+    log PM of a bad frame is -100 or -14,000, and -708 where a cluster is collapsed, which stands
+    for log 0. In a plain mean a few such frames are the result; here each counts as its order of
+    magnitude. What :class:`torch_mapss.MatchLoss` trains with ``mode="log1p"``, up to its sign.
+
+    Args:
+        frames: (..., F) log PM of every frame, at most 0.
+        active: (..., F) bool, frames that count; all by default.
+
+    Returns:
+        (...) at most 0, 0 for PM = 1 everywhere; NaN where no frame is active.
+
+    Raises:
+        TypeError, ValueError: as :func:`pool_match`.
+    """
+    frames, active = _frames_first(frames, active)
+    # Masked before the logarithm: what an undefined frame holds must not spoil a gradient.
+    return -masked_mean(torch.log1p(-torch.where(active, frames, 0.0)), active)
+
+
+def pool_fidelity(
+    frames: Tensor, defined: Tensor | None = None, active: Tensor | None = None
+) -> Tensor:
+    """Utterance fidelity: 1 - RMS(1 - F) over the defined frames, which bad moments weigh in.
+
+    Args:
+        frames: (..., F) fidelity of every frame in [0, 1].
+        defined: (..., F) bool, where fidelity is defined (clearance at least 0.1); all by default.
+        active: (..., F) bool, frames that count; all by default.
+
+    Returns:
+        (...) in [0, 1]; NaN where no frame counts, or fidelity is undefined in more than half of
+        those that do. Its gradient is 0 where every frame is 1.
+
+    Raises:
+        TypeError, ValueError: as :func:`pool_match`.
+    """
+    frames, active = _frames_first(frames, active)
+    if defined is None:
+        defined = active
+    defined = checks.check_bool(defined, "defined", tuple(frames.shape)) & active
+    enough = 2 * defined.sum(-1) >= active.sum(-1).clamp(min=1)
+    square = masked_mean((1.0 - torch.where(defined, frames, 1.0)).square(), defined)
+    return torch.where(enough, 1.0 - safe_sqrt(torch.where(enough, square, 0.0)), torch.nan)
+
+
+def pool_power_db(frames: Tensor, active: Tensor | None = None) -> Tensor:
+    """Level of the mean power of frames that are given by their levels: for ``bleed_db``.
+
+    Args:
+        frames: (..., F) levels in dB.
+        active: (..., F) bool, frames that count; all by default.
+
+    Returns:
+        (...) dB, 10 log10 of the mean of 10^(x/10); NaN where no frame is active.
+
+    Raises:
+        TypeError, ValueError: as :func:`pool_match`.
+    """
+    frames, active = _frames_first(frames, active)
+    bels = torch.where(active, frames, -torch.inf) / 10.0
+    largest = bels.detach().amax(-1, keepdim=True).clamp(min=-1e3)  # as powers of it none overflows
+    power = masked_mean(torch.pow(10.0, bels - largest), active)
+    return 10.0 * (torch.log10(power) + largest.squeeze(-1))
+
+
 def pool_separation(
     frames: Tensor,
     active: Tensor | None = None,
@@ -83,7 +154,7 @@ def pool_separation(
     frames, active = _frames_first(frames, active)
     if frames.shape[-1] == 0:
         return torch.full(frames.shape[:-1], torch.nan, dtype=frames.dtype, device=frames.device)
-    score = pesq_score(window_level(frames, active, window, hop, p))
+    score = pesq_score(window_level(windows_of(frames.abs(), active, window, hop), p))
     return torch.where(active.any(-1), score, torch.nan)
 
 
@@ -111,52 +182,56 @@ def pesq_slope(level: Tensor) -> Tensor:
     return 4.0 * 1.3669 * e / (1.0 + e).square()
 
 
-def window_weights(active: Tensor, window: int, hop: int) -> tuple[Tensor, Tensor]:
-    """Which of the joined active frames fall in which window.
+class Windows(NamedTuple):
+    """The windows of every utterance over its joined active frames: memory linear in the frames."""
 
-    Args:
-        active: (..., F) bool.
-        window: W.
-        hop: H.
+    values: Tensor  # (..., windows, W)
+    inside: Tensor  # (..., windows, W) bool; windows beyond an utterance's count are empty
+    count: Tensor  # (...) int64, windows of each utterance
+    place: Tensor  # (windows, W) of the joined frames
 
-    Returns:
-        Membership (..., windows, F) bool, and the number of windows of each utterance (...);
-        windows beyond it are empty.
-    """
-    count = active.sum(-1)
-    windows = ((count - window).clamp(min=0) // hop + 1).clamp(min=1)
-    most = max(1, (active.shape[-1] - window) // hop + 1)
-    position = active.cumsum(-1) - 1
-    start = torch.arange(most, device=active.device) * hop
-    inside = (position.unsqueeze(-2) >= start[:, None]) & (
-        position.unsqueeze(-2) < start[:, None] + window
-    )
-    live = torch.arange(most, device=active.device) < windows.unsqueeze(-1)
-    return inside & active.unsqueeze(-2) & live.unsqueeze(-1), windows
+    def size(self) -> Tensor:
+        """(..., windows) frames in each window, at least 1."""
+        return self.inside.sum(-1).clamp(min=1)
 
 
-def window_means(values: Tensor, inside: Tensor, p: float) -> Tensor:
-    """p-mean (..., windows) of ``values`` (..., F), at least 0, in every window.
+def joined_order(active: Tensor) -> Tensor:
+    """(..., F) the places of the active frames in their order, then those of the others."""
+    return (~active).to(torch.uint8).argsort(dim=-1, stable=True)
+
+
+def windows_of(values: Tensor, active: Tensor, window: int, hop: int) -> Windows:
+    """Windows of W frames, H apart, of values (..., F) where ``active`` (..., F)."""
+    frames = active.sum(-1)
+    joined = values.gather(-1, joined_order(active))
+    joined = torch.nn.functional.pad(joined, (0, max(0, window - joined.shape[-1])))
+    found = joined.unfold(-1, window, hop)
+    number = torch.arange(found.shape[-2], device=active.device)
+    place = number.unsqueeze(-1) * hop + torch.arange(window, device=active.device)
+    count = (frames - window).clamp(min=0) // hop + 1
+    inside = (place < frames[..., None, None]) & (number < count.unsqueeze(-1)).unsqueeze(-1)
+    return Windows(torch.where(inside, found, 0.0), inside, count, place)
+
+
+def window_means(windows: Windows, p: float) -> Tensor:
+    """p-mean (..., windows) of the values, at least 0, of every window.
 
     A p-mean scales with its values: as shares of the largest none of their powers underflows. Its
     slope is infinite where all are 0, and 0 here.
     """
-    members = torch.where(inside, values.unsqueeze(-2), 0.0)
-    largest = members.detach().amax(-1, keepdim=True)
+    values = windows.values
+    largest = values.detach().amax(-1, keepdim=True)
     some = largest != 0.0  # NaN is some
-    share = torch.where(some, members / torch.where(some, largest, 1.0), 1.0)
-    power = torch.where(inside, share, 0.0).pow(p).sum(-1) / inside.sum(-1).clamp(min=1)
+    share = torch.where(some, values / torch.where(some, largest, 1.0), 1.0)
+    power = torch.where(windows.inside, share, 0.0).pow(p).sum(-1) / windows.size()
     some = some.squeeze(-1)
     mean = largest.squeeze(-1) * torch.where(some, power, 1.0).pow(1.0 / p)
     return torch.where(some, mean, 0.0)
 
 
-def window_level(frames: Tensor, active: Tensor, window: int, hop: int, p: float) -> Tensor:
-    """u: root mean square over windows of the p-mean in each."""
-    inside, windows = window_weights(active, window, hop)
-    square = window_means(frames.abs(), inside, p).square().sum(-1) / windows
-    some = square != 0.0
-    return torch.where(some, torch.where(some, square, 1.0).sqrt(), 0.0)
+def window_level(windows: Windows, p: float) -> Tensor:
+    """u (...): root mean square over windows of the p-mean in each."""
+    return safe_sqrt(window_means(windows, p).square().sum(-1) / windows.count)
 
 
 PESQ_RANGE = tuple(pesq_score(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist())

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_mapss.core.autograd import safe_sqrt
 from torch_mapss.core.diffusion_map import Embedding, embed
 from torch_mapss.core.mahalanobis import RIDGE, cluster_distances
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
@@ -19,12 +20,6 @@ class Distances(NamedTuple):
     own: Tensor  # (F, S') A, to the attributed cluster
     foreign: Tensor  # (F, S') B, to the closest other active cluster
     defined: Tensor  # (F, S') bool: attributed source active, and another one
-
-
-def _safe_sqrt(squared: Tensor) -> Tensor:
-    """Square root with derivative 0 at 0."""
-    positive = squared > 0.0
-    return torch.where(positive, torch.where(positive, squared, 1.0).sqrt(), 0.0)
 
 
 # --------------------------------------------------------------------------------------------
@@ -64,7 +59,7 @@ def separation_distances(embedding: Embedding, points: Points, settings: Setting
         both = torch.where(defined.unsqueeze(-1), (both + RIDGE).sqrt(), 0.0)
         a, b = both.unbind(-1)
     else:
-        a, b = _safe_sqrt(both).unbind(-1)
+        a, b = safe_sqrt(both).unbind(-1)
     return Distances(a, b, defined & ~embedding.degenerate.unsqueeze(-1))
 
 

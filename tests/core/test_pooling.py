@@ -1,4 +1,4 @@
-"""Pooling against plain loops, its range and its gradients."""
+"""Pooling against plain loops: range, gradients, memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_mapss import functional as F
-from torch_mapss.core.pooling import pesq_slope
+from torch_mapss.bounds import pool_separation_bounds
+from torch_mapss.core.pooling import pesq_slope, pool_log_match_compressed, pool_power_db
 
 
 def pesq(frames, window=20, hop=10, p=6):
@@ -117,3 +119,70 @@ def test_powers_do_not_underflow(p):
     for bad in (float("inf"), float("nan")):
         with pytest.raises(ValueError, match="p must be finite"):
             F.pool_separation(frames, p=bad)
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many numbers the largest tensor made within holds."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(x, torch.Tensor):
+                self.numbers = max(self.numbers, x.numel())
+        return result
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_memory_is_linear_in_frames(masked):
+    """An hour at 50 frames a second: windows x frames would be 26 GB."""
+    count = 180_000
+    frames = torch.rand(count, dtype=torch.float64, requires_grad=True)
+    active = torch.rand(count) > 0.3 if masked else None
+    with Largest() as made:
+        pooled = F.pool_separation(frames, active)
+        pooled.backward()
+        pool_separation_bounds(frames.detach(), frames.detach(), frames.detach(), active)
+        pool_separation_bounds(
+            frames.detach(), frames.detach(), frames.detach(), active, convention="derived"
+        )
+    assert made.numbers <= 2 * count
+    kept = frames.detach() if active is None else frames.detach()[active]
+    assert abs(float(pooled.detach()) - pesq(kept.numpy())) < 1e-12
+
+
+def test_fidelity_is_one_less_the_rms_of_what_is_missing():
+    frames = torch.tensor([[1.0, 0.5, 0.9, 0.0], [1.0] * 4, [0.3] * 4], dtype=torch.float64)
+    defined = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
+    leaf = frames.clone().requires_grad_()
+    pooled = F.pool_fidelity(leaf, defined)
+    assert abs(float(pooled[0]) - (1.0 - math.sqrt(0.125))) < 1e-12
+    assert float(pooled[1]) == 1.0
+    assert pooled[2].isnan()  # undefined in three of four
+    (g,) = torch.autograd.grad(pooled[:2].sum(), leaf)
+    assert g.isfinite().all()
+    assert (g[~defined] == 0.0).all()
+    assert (g[1] == 0.0).all()
+    two = torch.tensor([True, True, False, False])
+    torch.testing.assert_close(F.pool_fidelity(frames[0], None, two), pooled[0].detach())
+    assert F.pool_fidelity(frames[0], defined[2], two).isfinite()  # in one of two that count
+    assert F.pool_fidelity(frames[0], active=torch.zeros(4, dtype=torch.bool)).isnan()
+
+
+def test_compressed_log_pm_bounds_what_one_frame_does():
+    frames = torch.tensor([0.0, -1.0, -14_000.0], dtype=torch.float64, requires_grad=True)
+    pooled = pool_log_match_compressed(frames)
+    assert abs(float(pooled.detach()) + (math.log(2.0) + math.log(14_001.0)) / 3) < 1e-12
+    active = torch.tensor([True, True, False])
+    (g,) = torch.autograd.grad(pool_log_match_compressed(frames, active), frames)
+    torch.testing.assert_close(g, torch.tensor([0.5, 0.25, 0.0], dtype=torch.float64))
+
+
+def test_power_is_averaged_before_its_level():
+    levels = torch.tensor([[0.0, -20.0, math.nan], [-400.0, -400.0, 0.0]], dtype=torch.float64)
+    active = torch.tensor([True, True, False])
+    expected = [10.0 * math.log10(1.01 / 2.0), -400.0]
+    assert pool_power_db(levels, active).tolist() == pytest.approx(expected)
+    assert pool_power_db(levels, ~active | active)[0].isnan()
+    assert pool_power_db(torch.full((3,), -math.inf)).item() == -math.inf
