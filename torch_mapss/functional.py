@@ -35,20 +35,21 @@ Measure, call, equation (labels of the paper's source):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_mapss.bounds.decomposition import decomposition_widths
+from torch_mapss.bounds.decomposition import decomposition_errors
 from torch_mapss.bounds.frames import (
     Bounds,
     TruncationBounds,
+    check_options,
     match_bounds,
     separation_bounds,
     truncation_bounds,
 )
+from torch_mapss.bounds.schur import Options
 from torch_mapss.core import checks
 from torch_mapss.core.decomposition import decomposition_scores
 from torch_mapss.core.diffusion_map import DiffusionMap, diffusion_map
@@ -212,12 +213,11 @@ def decomposition_bounds(
     Raises:
         TypeError, ValueError: as :func:`clearance`; a confidence out of its range.
     """
-    if not 0.0 < checks.check_real(confidence, "confidence") < 1.0:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}. Use 0.95.")
-    score = partial(decomposition_widths, confidence=confidence)
+    score = decomposition_errors(check_options(Options(confidence)))
     arguments = outputs, references, distortions, attributed, active, mask, others, alpha, time
-    widths = _decomposition(*arguments, score)
-    bounds = (Bounds(torch.zeros_like(w), w, w.clone()) for w in widths.values())
+    found = _decomposition(*arguments, score)
+    tails = found["clearance_tail"], found["fidelity_tail"]
+    bounds = (Bounds(torch.zeros_like(tail), tail, tail) for tail in tails)
     return DecompositionBounds(*bounds)
 
 

@@ -17,30 +17,44 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from torch_mapss.bounds.schur import Options
 from torch_mapss.core.decomposition import Graphs, decomposed, output_graphs, whole_steps
+from torch_mapss.core.frame_batches import Score, Scored
 from torch_mapss.core.points import Points, presence
 from torch_mapss.core.settings import Settings
 
 BATCH_BYTES = 2**26  # working memory of the versions of a batch of graphs
 
 
-@torch.no_grad()
-def decomposition_widths(
-    points: Points, settings: Settings, may_sync: bool, *, confidence: float = 0.95
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Half-widths ``clearance`` and ``fidelity`` (F, S'); a score function of ``frame_batches``.
+def decomposition_errors(options: Options, *, scores: bool = False) -> Score:
+    """A score function of radius (0) and tail of clearance and fidelity, (F, S') each.
 
     0 where the score is undefined.
+
+    Args:
+        options: checked; of these it reads ``confidence``.
+        scores: also return what :func:`torch_mapss.core.decomposition.decomposition_scores` does.
     """
-    steps = whole_steps(settings.time)
-    quantile = NormalDist().inv_cdf(0.5 + confidence / 2.0)
-    with torch.autocast(points.device.type, enabled=False):
-        graphs = output_graphs(points, may_sync)
-        members = _members(points)
-        widths = _widths(graphs, members, settings.alpha, steps)
-    shape = points.frames, len(points.attributed)
-    found = {name: (quantile * w).clamp(max=1.0).reshape(shape) for name, w in widths.items()}
-    return found, graphs.again
+    quantile = NormalDist().inv_cdf(0.5 + options.confidence / 2.0)
+
+    @torch.no_grad()
+    def score(points: Points, settings: Settings, may_sync: bool) -> Scored:
+        steps = whole_steps(settings.time)
+        with torch.autocast(points.device.type, enabled=False):
+            graphs = output_graphs(points, may_sync)
+            whole = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
+            errors = _standard_errors(graphs, _members(points), settings.alpha, steps)
+        shape = points.frames, len(points.attributed)
+        found: dict[str, Tensor] = {}
+        for name, error in errors.items():
+            defined = getattr(whole, f"{name}_defined").squeeze(1)
+            tail = torch.where(defined, (quantile * error).clamp(max=1.0), 0.0).reshape(shape)
+            found |= {f"{name}_radius": torch.zeros_like(tail), f"{name}_tail": tail}
+        if scores:
+            found |= {name: x.squeeze(1).reshape(shape) for name, x in whole._asdict().items()}
+        return found, graphs.again
+
+    return score
 
 
 def _members(points: Points) -> Tensor:
@@ -50,34 +64,24 @@ def _members(points: Points) -> Tensor:
     return members.expand(-1, len(points.attributed), -1, -1).flatten(0, 1)
 
 
-def _widths(graphs: Graphs, members: Tensor, alpha: float, steps: int) -> dict[str, Tensor]:
-    """Standard errors (G,)."""
+def _standard_errors(
+    graphs: Graphs, members: Tensor, alpha: float, steps: int
+) -> dict[str, Tensor]:
+    """Of clearance and fidelity (G,), in batches of graphs of bounded memory."""
     g, n = graphs.present.shape
     s, p = members.shape[1:]
-    rows = 1 + graphs.foreign.shape[-1]
-    size = max(1, BATCH_BYTES // (8 * 6 * s * p * rows * n))
-    errors: dict[str, list[Tensor]] = {"clearance": [], "fidelity": []}
     left_out = torch.eye(s * p, dtype=torch.bool, device=members.device)
     left_out = torch.nn.functional.pad(left_out, (n - s * p, 0))  # the distortions come last
+    size = max(1, BATCH_BYTES // (8 * 6 * s * p * n * (1 + graphs.foreign.shape[-1])))
+    errors: dict[str, list[Tensor]] = {"clearance": [], "fidelity": []}
     for first in range(0, max(g, 1), size):
         part = slice(first, first + size)
-        some = graphs._replace(
-            kernel=graphs.kernel[part],
-            present=graphs.present[part],
-            own=graphs.own[part],
-            foreign=graphs.foreign[part],
-            defined=graphs.defined[part],
-        )
+        some = Graphs(*(x[part] for x in graphs[:-1]), again=graphs.again)
         keep = some.present.unsqueeze(1) & ~left_out
-        scores = decomposed(some, keep, alpha, steps)
-        whole = decomposed(some, some.present.unsqueeze(1), alpha, steps)
-        linear = (1.0 - scores.distortion_ratio).clamp(min=0.0)
-        for name, values, defined in (
-            ("clearance", scores.clearance, whole.clearance_defined),
-            ("fidelity", linear, whole.fidelity_defined),
-        ):
-            error = _jackknife(values.unflatten(1, (s, p)), members[part])
-            errors[name].append(torch.where(defined.squeeze(1), error, 0.0))
+        found = decomposed(some, keep, alpha, steps)
+        fidelity = (1.0 - found.distortion_ratio).clamp(min=0.0)
+        for name, values in (("clearance", found.clearance), ("fidelity", fidelity)):
+            errors[name].append(_jackknife(values.unflatten(1, (s, p)), members[part]))
     return {name: torch.cat(found) for name, found in errors.items()}
 
 

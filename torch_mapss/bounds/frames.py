@@ -29,6 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_mapss.bounds.decomposition import decomposition_errors as decomposition_errors
 from torch_mapss.bounds.match import match_kernel
 from torch_mapss.bounds.schur import Options
 from torch_mapss.bounds.separation import separation_kernel
