@@ -18,10 +18,11 @@ from separations import leaky, small_mapss, sources, write_all, write_manifest
 
 from torch_mapss import audio
 from torch_mapss.evaluation import cli
-from torch_mapss.evaluation.listen import choose
+from torch_mapss.evaluation.listen import choose, spanned
 from torch_mapss.evaluation.listen_files import write_test
 from torch_mapss.evaluation.listen_ratings import (
     RATING_COLUMNS,
+    Rating,
     rating_tables,
     read_key,
     read_ratings,
@@ -72,12 +73,12 @@ def made_up(results: Results, seed: int) -> Results:
 
 def spread(pages: Any, reference: Results) -> int:
     """How many of 16 cells of ranks hold a stimulus."""
-    cells = set()
-    for name in ("ps", "log_pm"):
+    cells = []
+    for name in spanned(reference):
         values = np.sort([row[name] for row in reference.scores])
-        found = [np.searchsorted(values, getattr(s, name)) for p in pages for s in p.stimuli]
-        cells.add(tuple(4 * np.array(found) // len(values)))
-    return len(set(zip(*cells)))
+        found = [np.searchsorted(values, row[name]) for page in pages for row in page.rows]
+        cells.append(4 * np.array(found) // len(values))
+    return len(set(zip(*map(tuple, cells))))
 
 
 def test_stimuli_span_the_measures(results: Results) -> None:
@@ -98,11 +99,11 @@ def test_choice_is_seeded_and_bounded(results: Results) -> None:
     assert choose(many, 5) != choose(many, 5, seed=1)
     assert len(choose(results, 50)) == 8  # four mixtures of two sources
     some = choose(results, 3, systems=["one", "three"])
-    assert {s.system for page in some for s in page.stimuli} == {"one", "three"}
-    assert all(len(page.stimuli) == 2 for page in choose(results, 4, most=2))
-    with pytest.raises(ValueError, match="there is no system 'five'"):
+    assert {row["system"] for page in some for row in page.rows} == {"one", "three"}
+    assert all(len(page.rows) == 2 for page in choose(results, 4, most=2))
+    with pytest.raises(ValueError, match=r"systems .*'five'"):
         choose(results, 3, systems=["five"])
-    with pytest.raises(ValueError, match="must be at least 1"):
+    with pytest.raises(ValueError, match="count"):
         choose(results, 0)
 
 
@@ -118,7 +119,7 @@ def test_nothing_scored_is_nothing_to_hear(results: Results) -> None:
 @pytest.fixture(scope="module")
 def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("test")
-    options = ["--id", "trial", "--pages", "8", "--question", "quality", "interference", "--quiet"]
+    options = ["--pages", "8", "--question", "quality", "interference", "--quiet"]
     assert cli.main(["listen", str(folder), "--out", str(out), *options]) == 0
     return out
 
@@ -146,19 +147,22 @@ def test_a_peak_lowers_its_whole_page(results: Results, tmp_path: Path) -> None:
 def test_the_configuration_names_what_is_there(made: Path) -> None:
     for question in ("quality", "interference"):
         found = yaml.safe_load((made / f"{question}.yaml").read_text(encoding="utf-8"))
-        assert found["testId"] == f"trial-{question}"
+        assert found["testId"] == f"mapss-{question}"
         welcome, volume, pages, end = found["pages"]
         assert (welcome["type"], volume["type"], end["type"]) == ("generic", "volume", "finish")
         assert end["writeResults"] is True
         assert pages[0] == "random"
         assert len(pages) == 9
+        assert {row["page"] for row in rows_of(made / "stimuli.csv")} == {
+            p["id"] for p in pages[1:]
+        }
         for page in pages[1:]:
             assert page["type"] == "mushra"
             assert page["content"] == welcome["content"]
             assert [*page["stimuli"]] == ["C1", "C2", "C3", "C4"]
             for path in (page["reference"], *page["stimuli"].values()):
-                assert path.startswith("configs/trial/audio/")
-                assert (made / path.removeprefix("configs/trial/")).is_file()
+                assert path.startswith("configs/mapss/audio/")
+                assert (made / path.removeprefix("configs/mapss/")).is_file()
 
 
 TEXT, FLAG = (str,), (bool,)
@@ -305,10 +309,10 @@ def test_excerpts_have_their_own_scores(results: Results, tmp_path: Path) -> Non
 
 def test_what_is_refused(results: Results, tmp_path: Path) -> None:
     pages = choose(results, 1)
-    with pytest.raises(ValueError, match="questions must be of quality"):
+    with pytest.raises(ValueError, match="questions"):
         write_test(results, pages, tmp_path, questions=["beauty"])
     for name in ("", "a/b", "a b"):
-        with pytest.raises(ValueError, match="the test id must make a file name"):
+        with pytest.raises(ValueError, match="test_id"):
             write_test(results, pages, tmp_path, test_id=name)
 
 
@@ -322,7 +326,7 @@ def answers(key: list[dict[str, str]], scores: Any, *, columns: bool = True) -> 
     for listener in ("ann@x", "bob@x"):
         for row in [*key, {"page": key[0]["page"], "condition": "anchor35"}]:
             score = scores(listener, row["page"], row["condition"])
-            cells = ["trial-quality", listener, "30", row["page"], row["condition"], str(score)]
+            cells = ["mapss-quality", listener, "30", row["page"], row["condition"], str(score)]
             lines.append(",".join([*cells, "1200", ""]))
     text = "\n".join(lines) + "\n"
     if columns:
@@ -335,7 +339,9 @@ def given_score(listener: str, page: str, condition: str) -> int:
         return 100 if listener == "ann@x" else 90
     if condition == "anchor35":
         return 10
-    return 10 * int(condition[1:]) + int(page[1:]) + (20 if listener == "ann@x" else 0)
+    return (
+        10 * int(condition[1:]) + int(page.rpartition("-p")[2]) + (20 if listener == "ann@x" else 0)
+    )
 
 
 @pytest.mark.parametrize("columns", [True, False])
@@ -377,34 +383,93 @@ def test_ratings_come_back_under_their_names(
     assert len({row["listener"] for row in listeners}) == 2
 
 
-def test_a_page_rated_twice_counts_once(made: Path, tmp_path: Path) -> None:
+HEADER = "session_test_id,{}trial_id,rating_stimulus,rating_score"
+
+
+def mushra(path: Path, form: str, rows: list[str]) -> Path:
+    path.write_text("\n".join([HEADER.format(form), *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def test_one_session_that_rates_a_page_again_counts_once(made: Path, tmp_path: Path) -> None:
     key = read_key(made / "stimuli.csv")[:3]
-    text = answers(key, lambda *_: 40)
-    twice = text + "".join(line.replace(",40,", ",60,") + "\n" for line in text.splitlines()[1:5])
+    rows = [
+        f"mapss-quality,{who},{row['page']},{row['condition']},{score}"
+        for who, score in (("ann", 40), ("bob", 40), ("ann", 60))
+        for row in key
+    ]
+    with pytest.warns(UserWarning, match="session_uuid"):
+        ratings = read_ratings([mushra(tmp_path / "m.csv", "session_uuid,", rows)])
+    stimuli, _ = rating_tables(ratings, key)
+    assert [row["n_ratings"] for row in stimuli] == [2] * 3
+    assert stimuli[0]["mean_rating"] == pytest.approx((50 + 40) / 2)
+    assert math.isnan(stimuli[0]["mean_norm"])  # all alike on every page
+
+
+@pytest.mark.parametrize("form", ["age,gender,", ""])
+def test_listeners_with_the_same_answers_stay_apart(
+    made: Path, tmp_path: Path, form: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    key = read_key(made / "stimuli.csv")[:3]
+    rows = [
+        f"mapss-quality,{who if form else ''}{row['page']},{row['condition']},{score}"
+        for who, score in (("25,male,", 30), ("25,male,", 50), ("31,female,", 70))
+        for row in key
+    ]
+    ratings = read_ratings([mushra(tmp_path / "m.csv", form, rows)])
+    stimuli, listeners = rating_tables(ratings, key)
+    assert [row["n_ratings"] for row in stimuli] == [3] * 3
+    assert stimuli[0]["mean_rating"] == 50
+    assert len({row["listener"] for row in listeners}) == 3
+    told = [str(one.message) for one in recwarn if "25/male" in str(one.message)]
+    assert [text.split()[0] for text in told] == ["1"] * bool(form)
+
+
+def test_ratings_of_another_test_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make = ["listen", str(folder), "--pages", "2", "--quiet", "--out"]
+    out, other = tmp_path / "t", tmp_path / "other"
+    assert cli.main([*make, str(out)]) == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert cli.main([*make, str(out), "--seed", "5"]) == 2
+    assert cli.main([*make, str(out), "--pages", "3"]) == 2
+    assert capsys.readouterr().err.count("holds another listening test") == 2
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    # The same test may be made again, with another question as well.
+    assert cli.main([*make, str(out), "--question", "quality", "distortion"]) == 0
+    assert (out / "stimuli.csv").read_bytes() == before[out / "stimuli.csv"]
+    assert (out / "distortion.yaml").exists()
+
+    assert cli.main([*make, str(other), "--seed", "5"]) == 0
     path = tmp_path / "mushra.csv"
-    path.write_text(twice, encoding="utf-8")
-    rows, _ = rating_tables(read_ratings([path]), key)
-    assert [row["n_ratings"] for row in rows] == [2] * 4
-    assert rows[0]["mean_rating"] == pytest.approx((50 + 40) / 2)
-    assert math.isnan(rows[0]["mean_norm"])  # all alike on every page
+    path.write_text(answers(read_key(out / "stimuli.csv"), lambda *_: 40), encoding="utf-8")
+    read = ["listen", str(folder), "--quiet", "--ratings", str(path), "--out"]
+    assert cli.main([*read, str(other)]) == 2
+    assert "of another test" in capsys.readouterr().err
+    assert not (other / "ratings.csv").exists()
+    assert cli.main([*read, str(out)]) == 0
+
+
+def test_a_key_without_a_mark_still_reads() -> None:
+    """Of tests that were made before pages had one."""
+    row = {"page": "p01", "condition": "C1", "mixture_id": "m", "source": "a", "system": "s"}
+    key = [row | {"role": "system"}]
+    rows, _ = rating_tables([Rating("quality", "p01", "C1", "ann", 30.0)], key)
+    assert rows[0]["mean_rating"] == 30.0
+    with pytest.raises(ValueError, match="another test"):
+        rating_tables([Rating("quality", "12345678-p01", "C1", "ann", 30.0)], key)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n", "should be the mushra.csv of webMUSHRA, but lacks the columns"),
-        (
-            "session_test_id,trial_id,rating_stimulus,rating_score\nt-q,p01,C1,x\n",
-            "holds the rating 'x'; ratings are numbers from 0 to 100",
-        ),
-        (
-            "session_test_id,trial_id,rating_stimulus,rating_score\nt-q,p01,C1,101\n",
-            "holds the rating '101'",
-        ),
-        (
-            "session_test_id,trial_id,rating_stimulus,rating_score\nt-q,p77,C1,5\n",
-            "page 'p77', condition 'C1' is not in the key",
-        ),
+        ("a,b\n1,2\n", "lacks the columns"),
+        (f"{HEADER.format('')}\nt-q,p01,C1,x\n", "line 2: rating_score"),
+        (f"{HEADER.format('')}\nt-q,p01,C1,5\nt-q,p01,C1,101\n", "line 3: rating_score"),
+        (f"{HEADER.format('')}\nt-q,p77,C1,5\n", "'p77'"),
+        (f"{HEADER.format('')}\nt-q,p1,C1,5\n{HEADER.format('age,')}\n", "line 3 is a second"),
+        (f"{HEADER.format('')}\nt-q,25,p1,C1,5\n", "line 2 has 5 cells"),
     ],
 )
 def test_ratings_that_are_none(
@@ -424,8 +489,8 @@ def test_ratings_that_are_none(
 def test_a_key_that_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--out", str(folder), "--ratings", str(folder / "scores.csv")]
     assert cli.main(["listen", str(folder), *options]) == 2
-    assert "should be the key of the test" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"should be the stimuli\.csv"):
+    assert "stimuli.csv" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="page, condition"):
         read_key(folder / "scores.csv")
 
 
@@ -433,5 +498,5 @@ def test_long_sounds_are_told(results: Results, tmp_path: Path, monkeypatch: Any
     from torch_mapss.evaluation import listen_files
 
     monkeypatch.setattr(listen_files, "LONG_S", 0.5)
-    with pytest.warns(UserWarning, match="the longest sound lasts 1 s"):
+    with pytest.warns(UserWarning, match="--seconds"):
         write_test(results, choose(results, 1), tmp_path)

@@ -2,19 +2,19 @@
 
 One row per stimulus and question, over listeners, higher is better: ``dataset, track, source,
 system, question, role, mean_rating, n_ratings, std, median_rating, mean_norm, median_norm``, the
-layout that ``torch-mapss correlate`` reads. ``track`` is the ``mixture_id``. A listener who rated a
-page twice counts once, with the mean. ``mean_norm`` and ``median_norm`` are of ratings that were
-brought to 0..100 on every page of every listener first: people use the scale differently.
+layout that ``torch-mapss correlate`` reads. ``track`` is the ``mixture_id``. ``mean_norm`` and
+``median_norm`` are of ratings that were brought to 0..100 on every page of every listener first:
+people use the scale differently.
 """
 
 from __future__ import annotations
 
 import csv
 import os
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch_mapss.core.checks import warn_user
 from torch_mapss.evaluation import files
 
 RATING_COLUMNS = (
@@ -38,11 +38,16 @@ class Rating(NamedTuple):
     score: float
 
 
+# ------------------------------------------------------------------------------------------------
+# Files
+# ------------------------------------------------------------------------------------------------
+
+
 def read_ratings(paths: Sequence[str | os.PathLike[str]]) -> list[Rating]:
     """Read the files ``mushra.csv`` that webMUSHRA wrote.
 
-    Listeners are told apart by all columns of the participant's form (``session_uuid`` alone if
-    there is one); without any, a listener ends where a page comes again with the same condition.
+    A listener is a ``session_uuid``; without that column, all columns of the participant's form
+    together, and a condition of a page that comes again under them begins another listener.
 
     Args:
         paths: of the files.
@@ -50,76 +55,120 @@ def read_ratings(paths: Sequence[str | os.PathLike[str]]) -> list[Rating]:
     Returns:
         The ratings, in order.
 
+    Warns:
+        UserWarning: listeners that gave the same answers in the form, or sessions that rated a
+            page again.
+
     Raises:
         ValueError: a file that cannot be read, without the columns, or with a rating that is no
-            number from 0 to 100.
+            number from 0 to 100; names the line.
     """
     found: list[Rating] = []
-    for place, path in enumerate(paths):
-        rows = _rows(path)
-        listeners = _listeners(rows, place)
-        for row, listener in zip(rows, listeners):
-            score = _score(row["rating_score"], path)
-            test = row["session_test_id"]
-            question = test.rpartition("-")[2]
-            found.append(Rating(question, row["trial_id"], row["rating_stimulus"], listener, score))
+    sessions = _Sessions()
+    for path in paths:
+        for line, row in _rows(path):
+            score = _score(row["rating_score"], path, line)
+            cell = row["session_test_id"], row["trial_id"], row["rating_stimulus"]
+            question = cell[0].rpartition("-")[2]
+            found.append(Rating(question, *cell[1:], sessions.listener(row, cell, path), score))
+    sessions.tell()
     return found
 
 
-def _rows(path: str | os.PathLike[str]) -> list[dict[str, str]]:
+class _Sessions:
+    """Who gave a rating."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, set[tuple[str, ...]]] = {}  # by name, in its present session
+        self.number: dict[str, int] = {}
+        self.alike: list[str] = []  # answers in the form that began another session
+        self.again = 0  # ratings that came again under one session_uuid
+
+    def listener(
+        self, row: Mapping[str, str], cell: tuple[str, ...], path: str | os.PathLike[str]
+    ) -> str:
+        """The name of the listener of a row; ``cell`` is test, page and condition."""
+        if row.get("session_uuid"):
+            name = row["session_uuid"]
+            known = self.seen.setdefault(name, set())
+            self.again += cell in known
+            known.add(cell)
+            return name
+        answers = [text for column, text in row.items() if column not in _OF_A_RATING]
+        name = "/".join(answers) if answers else files.shown(path)
+        if cell in self.seen.setdefault(name, set()):
+            self.seen[name].clear()
+            self.number[name] = self.number.get(name, 1) + 1
+            self.alike += [name] if answers else []
+        self.seen[name].add(cell)
+        number = self.number.get(name, 1)
+        return name if number == 1 else f"{name} ({number})"
+
+    def tell(self) -> None:
+        if self.alike:
+            warn_user(
+                f"{len(self.alike)} sessions have the same answers in the form as one before them "
+                f"(first {self.alike[0]!r}) and rate the same pages: they count as listeners of "
+                "their own. A column session_uuid would tell."
+            )
+        if self.again:
+            warn_user(
+                f"{self.again} ratings were given again by the same session_uuid; a listener "
+                "counts once, with the mean."
+            )
+
+
+def _rows(path: str | os.PathLike[str]) -> list[tuple[int, dict[str, str]]]:
+    """(line, row) of a file of webMUSHRA's."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError) as error:
+            reader = csv.reader(file)
+            columns = next(reader, [])
+            rows = [(reader.line_num, row) for row in reader if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{files.shown(path)!r} cannot be read: {error}.") from None
+    missing = [name for name in _NEEDED if name not in columns]
     if missing:
         raise ValueError(
             f"{files.shown(path)!r} should be the mushra.csv of webMUSHRA, but lacks the columns "
             f"{', '.join(missing)}."
         )
-    return rows
+    for line, row in rows:
+        where = f"{files.shown(path)!r}, line {line}"
+        if "rating_score" in row and "rating_stimulus" in row:
+            raise ValueError(
+                f"{where} is a second header: the participant's form was changed during the test, "
+                "or two files were joined. Cut the file there and pass both parts to --ratings."
+            )
+        if len(row) != len(columns):
+            raise ValueError(
+                f"{where} has {len(row)} cells where the header has {len(columns)}. If the "
+                "participant's form was changed, cut the file there and give each part its header."
+            )
+    return [(line, dict(zip(columns, row))) for line, row in rows]
 
 
-def _score(text: str, path: str | os.PathLike[str]) -> float:
+def _score(text: str, path: str | os.PathLike[str], line: int) -> float:
     try:
         score = float(text)
     except (TypeError, ValueError):
         score = float("nan")
     if not 0.0 <= score <= 100.0:
         raise ValueError(
-            f"{files.shown(path)!r} holds the rating {text!r}; ratings are numbers from 0 to 100."
+            f"{files.shown(path)!r}, line {line}: rating_score must be a number from 0 to 100, got "
+            f"{text!r}."
         )
     return score
 
 
-def _listeners(rows: Sequence[Mapping[str, str]], file: int) -> list[str]:
-    """A name for the listener of every row."""
-    columns = [name for name in (rows[0] if rows else ()) if name and name not in _OF_A_RATING]
-    columns = ["session_uuid"] if "session_uuid" in columns else columns
-    if columns:
-        return ["/".join(row[name] or "" for name in columns) for row in rows]
-    names: list[str] = []
-    seen: set[tuple[str, ...]] = set()
-    number = 1
-    for row in rows:
-        cell = row["session_test_id"], row["trial_id"], row["rating_stimulus"]
-        if cell in seen:
-            seen, number = set(), number + 1
-        seen.add(cell)
-        names.append(f"{file + 1}.{number}")
-    return names
-
-
 def read_key(path: str | os.PathLike[str]) -> list[dict[str, str]]:
-    """The rows of the ``stimuli.csv`` of a test.
+    """The rows of ``stimuli.csv``, the key of a test.
 
     Raises:
-        ValueError: there is none, or it is another table.
+        ValueError: there is no such file, or it is another one.
     """
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
@@ -132,6 +181,16 @@ def read_key(path: str | os.PathLike[str]) -> list[dict[str, str]]:
             f"columns {', '.join(needed)}."
         )
     return rows
+
+
+def mark_of(key: Sequence[Mapping[str, str]]) -> str:
+    """The mark of a test, with which the ids of its pages begin; empty: made without one."""
+    return key[0]["page"].rpartition("-")[0]
+
+
+# ------------------------------------------------------------------------------------------------
+# Tables
+# ------------------------------------------------------------------------------------------------
 
 
 def rating_tables(
@@ -148,97 +207,57 @@ def rating_tables(
         Rows of :data:`RATING_COLUMNS` and of :data:`LISTENER_COLUMNS`.
 
     Raises:
-        ValueError: a page or condition that is not in the key.
+        ValueError: ratings of another test, or a page or condition that is not in the key.
     """
+    import pandas as pd
+
     stimuli = {(row["page"], row["condition"]): row for row in key}
     pages = {row["page"]: row for row in key}
-    single = []
-    for one in _normalised(ratings):
-        rating = one[0]
-        known = stimuli.get((rating.page, rating.condition))
-        if known is None and rating.condition in _ANCHORS and rating.page in pages:
-            role = _ANCHORS[rating.condition]
-            known = {**pages[rating.page], "system": rating.condition, "role": role}
-        if known is None:
-            raise ValueError(
-                f"page {rating.page!r}, condition {rating.condition!r} is not in the key. Give the "
-                "stimuli.csv that was written with this test."
-            )
-        single.append((rating, one[1], known))
-    return _over_listeners(single, dataset), _per_listener(single)
+    given = pd.DataFrame(ratings, columns=Rating._fields)
+    known = [_known(one, stimuli, pages) for one in given[["page", "condition"]].itertuples()]
+    cells = ("mixture_id", "source", "system", "role")
+    given[["track", *cells[1:]]] = [[row[name] for name in cells] for row in known]
+    # The same page rated again is another trial.
+    trial = ["question", "page", "listener"]
+    given["time"] = given.groupby([*trial, "condition"]).cumcount()
+    scores = given.groupby([*trial, "time"])["score"]
+    low, high = scores.transform("min"), scores.transform("max")
+    given["norm"] = (100.0 * (given["score"] - low) / (high - low)).where(high > low)
+    stimulus = ["question", "track", "source", "system", "role"]
+    single = given.groupby([*stimulus, "listener"], sort=False)[["score", "norm"]].mean()
+    over = single.groupby(stimulus, sort=False).agg(
+        mean_rating=("score", "mean"),
+        n_ratings=("score", "size"),
+        std=("score", "std"),
+        median_rating=("score", "median"),
+        mean_norm=("norm", "mean"),
+        median_norm=("norm", "median"),
+    )
+    over.insert(0, "dataset", dataset)
+    single = single.rename(columns={"score": "rating"})
+    return over.reset_index().to_dict("records"), single.reset_index().to_dict("records")
 
 
-def _normalised(ratings: Iterable[Rating]) -> list[tuple[Rating, float]]:
-    """Every rating with itself on 0..100 of its page and listener; NaN where all are equal."""
-    given = list(ratings)
-    trials: dict[tuple[str, str, str, int], list[float]] = {}
-    keys = []
-    times: dict[tuple[str, str, str, str], int] = {}
-    for one in given:  # the same page rated again is another trial
-        cell = one.question, one.page, one.listener, one.condition
-        times[cell] = times.get(cell, 0) + 1
-        keys.append((*cell[:3], times[cell]))
-        trials.setdefault(keys[-1], []).append(one.score)
-    found = []
-    for one, key in zip(given, keys):
-        low, high = min(trials[key]), max(trials[key])
-        norm = 100.0 * (one.score - low) / (high - low) if high > low else float("nan")
-        found.append((one, norm))
-    return found
-
-
-Single = tuple[Rating, float, Mapping[str, str]]
-
-
-def _cell(single: Single) -> tuple[str, str, str, str, str]:
-    rating, _, known = single
-    place = known["mixture_id"], known["source"], known["system"], known["role"]
-    return (rating.question, *place)
-
-
-def _by_listener(single: Sequence[Single]) -> dict[Any, dict[str, tuple[float, float]]]:
-    """Stimulus and question -> listener -> mean rating and mean normalised one."""
-    found: dict[Any, dict[str, list[Single]]] = {}
-    for one in single:
-        found.setdefault(_cell(one), {}).setdefault(one[0].listener, []).append(one)
-    return {
-        cell: {
-            name: (_mean([one[0].score for one in own]), _mean([one[1] for one in own]))
-            for name, own in listeners.items()
-        }
-        for cell, listeners in found.items()
-    }
-
-
-def _mean(values: Sequence[float]) -> float:
-    there = [value for value in values if value == value]
-    return statistics.fmean(there) if there else float("nan")
-
-
-def _median(values: Sequence[float]) -> float:
-    there = [value for value in values if value == value]
-    return statistics.median(there) if there else float("nan")
-
-
-def _over_listeners(single: Sequence[Single], dataset: str) -> list[dict[str, Any]]:
-    rows = []
-    for (question, track, source, system, role), listeners in _by_listener(single).items():
-        scores = [score for score, _ in listeners.values()]
-        norms = [norm for _, norm in listeners.values()]
-        spread = statistics.stdev(scores) if len(scores) > 1 else float("nan")
-        rows.append(
-            {"dataset": dataset, "track": track, "source": source, "system": system}
-            | {"question": question, "role": role, "mean_rating": _mean(scores)}
-            | {"n_ratings": len(scores), "std": spread, "median_rating": _median(scores)}
-            | {"mean_norm": _mean(norms), "median_norm": _median(norms)}
+def _known(
+    rating: Any,
+    stimuli: Mapping[tuple[str, str], Mapping[str, str]],
+    pages: Mapping[str, Mapping[str, str]],
+) -> Mapping[str, str]:
+    """The row of the key that a rating is of; the anchors, which webMUSHRA makes, have none."""
+    page, condition = rating.page, rating.condition
+    found = stimuli.get((page, condition))
+    if found is None and condition in _ANCHORS and page in pages:
+        return {**pages[page], "system": condition, "role": _ANCHORS[condition]}
+    if found is not None:
+        return found
+    mark, own = page.rpartition("-")[0], mark_of([*pages.values()])
+    if page not in pages and mark != own:
+        raise ValueError(
+            f"the ratings are of another test than this key: their page {page!r} has the mark "
+            f"{mark!r}, the key has {own!r}. Read them with the stimuli.csv that was written with "
+            "their test."
         )
-    return rows
-
-
-def _per_listener(single: Sequence[Single]) -> list[dict[str, Any]]:
-    return [
-        {"question": question, "track": track, "source": source, "system": system}
-        | {"listener": name, "rating": score, "norm": norm}
-        for (question, track, source, system, _), listeners in _by_listener(single).items()
-        for name, (score, norm) in listeners.items()
-    ]
+    raise ValueError(
+        f"page {page!r}, condition {condition!r} is not in the key. Give the stimuli.csv that was "
+        "written with this test."
+    )

@@ -16,15 +16,14 @@ from torch_mapss.evaluation.commands.options import (
 
 
 def add_parser(commands: Any) -> None:
-    # A list of options, which reads best whole.
     listen = make_parser(
         commands,
         "listen",
         """\
 Make a listening test (MUSHRA, for webMUSHRA) of a results folder: pages of one source each, whose
 estimates span the measures, all at one loudness. DIR gets the sounds, one configuration per
-question and stimuli.csv, the key, to be kept from the listeners. Copy DIR to configs/ID of
-webMUSHRA and open ?config=ID/QUESTION.yaml.
+question and stimuli.csv, the key, to be kept from the listeners. Copy DIR to configs/mapss of
+webMUSHRA and open ?config=mapss/QUESTION.yaml. A DIR that holds another test is refused.
 With --ratings, read webMUSHRA's mushra.csv back instead: DIR, that of the test, gets ratings.csv,
 as `torch-mapss correlate` reads it, and ratings_listeners.csv.
 """,
@@ -33,47 +32,27 @@ as `torch-mapss correlate` reads it, and ratings_listeners.csv.
         "make a listening test, or read its ratings back",
     )
     listen.set_defaults(run=run)
-    listen.add_argument("results", metavar="RESULTS", help="folder of results")
-    listen.add_argument("--out", required=True, metavar="DIR", help="folder of the test")
-    listen.add_argument(
-        "--pages", type=int, default=12, metavar="N", help="in the test (default: %(default)s)"
-    )
-    listen.add_argument("--systems", nargs="+", metavar="NAME", help="to be rated (default: all)")
-    listen.add_argument(
-        "--most", type=int, default=8, metavar="N", help="systems a page (default: %(default)s)"
-    )
-    listen.add_argument(
+    add = listen.add_argument
+    add("results", metavar="RESULTS", help="folder of results")
+    add("--out", required=True, metavar="DIR", help="folder of the test")
+    add("--pages", type=int, default=12, metavar="N", help="in the test (default: %(default)s)")
+    add("--systems", nargs="+", metavar="NAME", help="to be rated (default: all)")
+    add(
         "--question",
         nargs="+",
         default=["quality"],
         choices=("quality", "interference", "distortion"),
         help="one configuration for each (default: quality)",
     )
-    listen.add_argument(
-        "--id", default="mapss", metavar="ID", help="of the test (default: %(default)s)"
-    )
-    listen.add_argument(
+    add(
         "--seconds",
         type=float,
         metavar="S",
-        help="cut longer sounds to so much, where most frames are scored (default: whole)",
+        help="cut longer sounds to S seconds, where most frames are scored (default: whole)",
     )
-    listen.add_argument(
-        "--loudness",
-        type=float,
-        default=-23.0,
-        metavar="LUFS",
-        help="of all sounds (default: %(default)s)",
-    )
-    listen.add_argument(
-        "--seed", type=int, default=0, help="of pages and order (default: %(default)s)"
-    )
-    listen.add_argument(
-        "--audio-root", metavar="DIR", help="where the audio lies now, if it was moved"
-    )
-    listen.add_argument(
-        "--ratings", nargs="+", metavar="FILE", help="results of the test to be read back"
-    )
+    add("--seed", type=int, default=0, help="of pages and order (default: %(default)s)")
+    add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
+    add("--ratings", nargs="+", metavar="FILE", help="results of the test to be read back")
     add_manners(listen)
 
 
@@ -88,19 +67,11 @@ def _write(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation.results import load_results
 
     results = load_results(args.results, args.audio_root)
-    pages = choose(results, args.pages, systems=args.systems, most=args.most, seed=args.seed)
-    written = write_test(
-        results,
-        pages,
-        args.out,
-        test_id=args.id,
-        questions=args.question,
-        loudness=args.loudness,
-        seconds=args.seconds,
-        seed=args.seed,
-    )
+    pages = choose(results, args.pages, systems=args.systems, seed=args.seed)
+    options = {"questions": args.question, "seconds": args.seconds, "seed": args.seed}
+    written = write_test(results, pages, args.out, **options)
     if not args.quiet:
-        stimuli = sum(len(page.stimuli) for page in pages)
+        stimuli = sum(len(page.rows) for page in pages)
         console.say(f"{len(pages)} pages with {stimuli} estimates, one question per configuration.")
     say_written(written, args.quiet)
     return OK
@@ -116,14 +87,10 @@ def _read_back(args: argparse.Namespace) -> int:
     )
 
     key = read_key(os.path.join(args.out, "stimuli.csv"))
-    stimuli, listeners = rating_tables(read_ratings(args.ratings), key, args.id)
-    written = []
-    for name, columns, rows in (
-        ("ratings.csv", RATING_COLUMNS, stimuli),
-        ("ratings_listeners.csv", LISTENER_COLUMNS, listeners),
-    ):
-        written.append(os.path.join(args.out, name))
-        files.write_csv(written[-1], columns, rows)
+    stimuli, listeners = rating_tables(read_ratings(args.ratings), key)
+    written = [os.path.join(args.out, name) for name in ("ratings.csv", "ratings_listeners.csv")]
+    files.write_csv(written[0], RATING_COLUMNS, stimuli)
+    files.write_csv(written[1], LISTENER_COLUMNS, listeners)
     if not args.quiet:
         people = len({row["listener"] for row in listeners})
         console.say(f"{len(stimuli)} rated stimuli by {people} listeners.")
