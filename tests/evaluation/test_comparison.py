@@ -262,7 +262,7 @@ def test_bounds_are_no_other_settings(manifest: Path, folder: Path, tmp_path: Pa
     run(load_manifest(manifest), tmp_path, small_mapss, asked)
     other = load_results(tmp_path)
     assert compare([folder, other]).table() == compare(folder).table()
-    other.items[0]["ps"] += 0.1  # type: ignore[index]
+    other.items.loc[other.items.index[0], "ps"] += 0.1
     with pytest.raises(ValueError, match="occurs twice, with unlike scores"):
         compare([folder, other])
 

@@ -372,12 +372,18 @@ def test_sources_of_a_track_widen_the_half_width_by_their_correlation():
 
 def _frame(results: Path) -> None:
     """What else a folder of results must hold."""
-    entries = [{"mixture_id": f"t{k}", "systems": {}} for k in range(12)]
+    entries = [
+        {
+            "mixture_id": f"t{k}",
+            "systems": {s: [] for s in (*(f"s{k}" for k in range(9)), "broken")},
+        }
+        for k in range(12)
+    ]
     listed = {"format": FORMAT, "root": ".", "relative": ".", "mixtures": entries}
     (results / "mixtures.json").write_text(json.dumps(listed))
     (results / "settings.json").write_text(json.dumps({"settings": {}, "versions": {}}))
-    for name in ("items.csv", "summary.csv"):
-        (results / name).write_text("system\n")
+    (results / "items.csv").write_text("mixture_id,system,status\n")
+    (results / "summary.csv").write_text("system,scored\n")
 
 
 @pytest.fixture

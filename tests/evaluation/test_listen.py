@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from pandas import DataFrame
 from separations import leaky, small_mapss, sources, write_all, write_manifest
 
 from torch_mapss import audio
@@ -29,7 +30,7 @@ from torch_mapss.evaluation.listen_ratings import (
 )
 from torch_mapss.evaluation.manifest import load_manifest
 from torch_mapss.evaluation.ratings import load_ratings
-from torch_mapss.evaluation.results import Results, load_results
+from torch_mapss.evaluation.results import Results, load_results, records
 from torch_mapss.evaluation.run import run
 
 yaml = pytest.importorskip("yaml")
@@ -68,14 +69,14 @@ def made_up(results: Results, seed: int) -> Results:
         for n in range(60)
         for system in SYSTEMS[:3]
     ]
-    return Results(**{**vars(results), "scores": tuple(rows)})
+    return Results(**{**vars(results), "scores": DataFrame(rows)})
 
 
 def spread(pages: Any, reference: Results) -> int:
     """How many of 16 cells of ranks hold a stimulus."""
     cells = []
     for name in spanned(reference):
-        values = np.sort([row[name] for row in reference.scores])
+        values = np.sort([row[name] for row in records(reference.scores)])
         found = [np.searchsorted(values, row[name]) for page in pages for row in page.rows]
         cells.append(4 * np.array(found) // len(values))
     return len(set(zip(*map(tuple, cells))))
@@ -108,7 +109,7 @@ def test_choice_is_seeded_and_bounded(results: Results) -> None:
 
 
 def test_nothing_scored_is_nothing_to_hear(results: Results) -> None:
-    rows = tuple({**row, "status": "failed"} for row in results.scores)
+    rows = results.scores.assign(status="failed")
     with pytest.raises(ValueError, match="nothing to listen to"):
         choose(Results(**{**vars(results), "scores": rows}), 3)
 
@@ -262,7 +263,7 @@ def test_nothing_is_left_where_a_file_is_missing_or_broken_midway(
 
 def test_the_key_tells_and_the_names_do_not(made: Path, results: Results) -> None:
     rows = rows_of(made / "stimuli.csv")
-    scored = {(r["mixture_id"], r["system"], r["source"]): r for r in results.scores}
+    scored = {(r["mixture_id"], r["system"], r["source"]): r for r in records(results.scores)}
     orders = set()
     for page in {row["page"] for row in rows}:
         own = [row for row in rows if row["page"] == page]

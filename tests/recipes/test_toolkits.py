@@ -11,7 +11,7 @@ import torch
 from separations import leaky, small_mapss, sources, write_all
 
 from torch_mapss import evaluate
-from torch_mapss.evaluation.results import load_results
+from torch_mapss.evaluation.results import load_results, records
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "toolkit_scoring.py"
 
@@ -60,9 +60,9 @@ def test_espnet_lists(recipe: ModuleType, tmp_path: Path) -> None:
     assert recipe.main([*arguments, "--bank-size", "5", "--quiet"]) == 0
     results = load_results(tmp_path / "out")
     assert results.systems == ("net",)
-    assert [row["source_index"] for row in results.scores] == [0, 1, 1, 0]
+    assert [row["source_index"] for row in records(results.scores)] == [0, 1, 1, 0]
     assert results.audio("utt0").sources == ("speaker 1", "speaker 2")
-    assert min(row["ps"] for row in results.scores) > 0.7  # attributed rightly
+    assert min(row["ps"] for row in records(results.scores)) > 0.7  # attributed rightly
 
 
 def test_lists_that_do_not_fit(recipe: ModuleType, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ Example:
 
 from __future__ import annotations
 
-from torch_mapss.evaluation.results import Results
+from torch_mapss.evaluation.results import Results, records
 from torch_mapss.evaluation.significance import least_holm_p
 
 
@@ -91,8 +91,8 @@ def statement(results: Results) -> str:
     layer = f", layer {encoder['layer']}" if "layer" in encoder else ""
     hashed = f" (weights {weights})" if weights else ""
     banks = [settings[f"{kind}_bank"] for kind in ("separation", "match")]
-    seconds = sum({i["mixture_id"]: i["seconds"] or 0.0 for i in results.items}.values())
-    failed = sum(item["status"] == "failed" for item in results.items)
+    seconds = sum({i["mixture_id"]: i["seconds"] or 0.0 for i in records(results.items)}.values())
+    failed = sum(item["status"] == "failed" for item in records(results.items))
     versions = ", ".join(f"{name} {number}" for name, number in results.versions.items())
     return (
         f"{len(results.systems)} systems on {len(results.mixtures)} mixtures ({seconds / 60:.1f} "

@@ -23,7 +23,7 @@ from torch_mapss.evaluation.comparison_rows import (
 from torch_mapss.evaluation.manifest import short
 from torch_mapss.evaluation.measures import LABELS, RANK, rank_meaning
 from torch_mapss.evaluation.protocol import relevant
-from torch_mapss.evaluation.results import Results, load_results
+from torch_mapss.evaluation.results import Results, load_results, records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -235,7 +235,7 @@ def compare(
     if not loaded:
         raise ValueError("results must be at least one folder, got none.")
     check_alike(loaded)
-    items = [item for one in loaded for item in one.items]
+    items = [item for one in loaded for item in records(one.items)]
     return compare_items(items, alpha=alpha, confidence=confidence, weight=weight, seed=seed)
 
 

@@ -24,7 +24,7 @@ from torch_mapss.evaluation.association import METHODS, POOLINGS, Cell, Data
 from torch_mapss.evaluation.measures import LABELS as _LABELS
 from torch_mapss.evaluation.measures import RANK, columns_of
 from torch_mapss.evaluation.ratings import Joined, Scored, Stimulus, join, load_ratings
-from torch_mapss.evaluation.results import load_results
+from torch_mapss.evaluation.results import load_results, records
 from torch_mapss.evaluation.significance import holm
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def scored_outputs(
             key = line["mixture_id"], line["system"], line["source_index"]
             others.setdefault(key, {}).update(values)
     found = []
-    rows = load_results(results).scores
+    rows = records(load_results(results).scores)
     there = columns_of(MEASURES, rows)
     for row in rows:
         if row["status"] == "failed":

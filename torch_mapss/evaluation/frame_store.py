@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torch_mapss.evaluation import files
-from torch_mapss.evaluation.progress import file_name
+from torch_mapss.evaluation import io as files
+from torch_mapss.evaluation.io import file_name
+from torch_mapss.evaluation.measures import COLUMNS
 
 if TYPE_CHECKING:
     from torch_mapss.evaluation.report import Report
@@ -34,7 +35,7 @@ Floats = NDArray[np.float32]
 #: Scores kept for every frame.
 FIELDS = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
 # Those that a file may be without.
-_OPTIONAL = ("pm_rank",)
+_OPTIONAL = ("pm_rank", "clearance", "fidelity", "bleed_db")
 
 
 class SystemFrames(NamedTuple):
@@ -48,6 +49,16 @@ class SystemFrames(NamedTuple):
     active: NDArray[np.bool_]  # (S', F) the frame is scored
     attributed: NDArray[np.int64]  # (S',) the reference of each estimate
     pm_rank: Floats | None = None  # (S', F) in (0, 1], rank form of PM; None unless conformal
+    clearance: Floats | None = None  # (S', F) in [0, 1], 1: no leakage; None: not computed
+    fidelity: Floats | None = None  # (S', F) in [0, 1], 1: undistorted
+    bleed_db: Floats | None = None  # (S', F) dB, where the own source is silent and another is not
+
+    @property
+    def scores(self) -> dict[str, Floats]:
+        """The frame scores that there are, by name and in the order of columns."""
+        return {
+            name: getattr(self, name) for name in COLUMNS if getattr(self, name, None) is not None
+        }
 
 
 class MixtureFrames(NamedTuple):
@@ -64,7 +75,7 @@ def path_of(folder: str, mixture: str) -> str:
 
 def of_report(report: Report) -> MixtureFrames:
     """The frames of a report, under the system name ``""``."""
-    there = [*FIELDS, *(name for name in _OPTIONAL if getattr(report, name) is not None)]
+    there = [*FIELDS, *(name for name in _OPTIONAL if getattr(report, name, None) is not None)]
     scores = {name: getattr(report, name).float().numpy() for name in there}
     attributed = np.array(report.attributed, dtype=np.int64)
     frames = SystemFrames(**scores, active=report.active.numpy(), attributed=attributed)

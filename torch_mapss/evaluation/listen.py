@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torch_mapss.evaluation.results import Results
+from torch_mapss.evaluation.results import Results, records
 
 # Cells of the grid, each way.
 _GRID = 4
@@ -75,7 +75,7 @@ def choose(
     if count < 1 or most < 1:
         raise ValueError(f"count and most must be at least 1, got {count} and {most}.")
     by_source: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for row in results.scores:
+    for row in records(results.scores):
         if row["status"] == "ok" and row["system"] in (systems or results.systems):
             by_source.setdefault((row["mixture_id"], row["source_index"]), []).append(row)
     if not by_source:

@@ -1,64 +1,198 @@
-"""The measures of a results folder: names, which of them it has, and what its reader must know.
+"""The scores in the columns of tables: name, label, unit, which way is better, what they mean.
 
-``pm_rank``, the rank form of PM, is there in the conformal convention alone; tables, figures and
-pages of other results have no place for it. A leaf: names and sentences.
+Column order everywhere (tables, plots, pages) is that of :data:`COLUMNS`. A table has the columns
+of what was computed. A leaf: names and sentences.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-#: Measures that all results have, which are averaged, tested and drawn; higher is better in all.
-MEASURES = ("ps", "pm", "log_pm", "foreign_distance", "log_foreign_distance")
-#: The rank form of PM, which stands behind log PM where results have it.
-RANK = "pm_rank"
-#: How people write them.
-LABELS = {
-    "ps": "PS",
-    "pm": "PM",
-    "log_pm": "log PM",
-    RANK: "PM rank",
-    "foreign_distance": "B",
-    "log_foreign_distance": "log B",
+
+class Column(NamedTuple):
+    """One score."""
+
+    name: str  # in files and in Python
+    label: str  # for people
+    meaning: str  # a sentence, with its range
+    unit: str = ""  # "dB" or none
+    higher_is_better: bool = True
+    #: Systems are ranked by it. The others are other poolings of one that is, or diagnostics.
+    ranked: bool = False
+    diagnostic: bool = False  # says nothing of which system is better
+    digits: int = 3  # after the point, for people
+    frames: bool = True  # has a value per frame of the same name
+    limits: tuple[float | None, float | None] = (None, None)  # lowest and highest value
+
+
+COLUMNS: dict[str, Column] = {
+    column.name: column
+    for column in (
+        Column(
+            "clearance",
+            "clearance",
+            "clearance, 0 to 1: 1 = as far from the other sources as the true source is (no "
+            "leakage)",
+            ranked=True,
+            limits=(0.0, 1.0),
+        ),
+        Column(
+            "fidelity",
+            "fidelity",
+            "fidelity, 0 to 1: 1 = undistorted; undefined where the output is another source",
+            ranked=True,
+            limits=(0.0, 1.0),
+        ),
+        Column(
+            "ps",
+            "PS",
+            "PS, Perceptual Separation, 0 to 1: 1 = no leakage from the other sources",
+            ranked=True,
+            limits=(0.0, 1.0),
+        ),
+        Column(
+            "pm",
+            "PM",
+            "PM, Perceptual Match, 0 to 1: 1 = undistorted",
+            ranked=True,
+            limits=(0.0, 1.0),
+        ),
+        Column(
+            "log_pm",
+            "log PM",
+            "log PM, at most 0: still ranks outputs where PM is 0",
+            ranked=True,
+            digits=2,
+            limits=(None, 0.0),
+        ),
+        Column(
+            "bleed_db",
+            "bleed",
+            "bleed, dB: level of the output where its own source is silent and another one plays, "
+            "relative to its source; lower is better",
+            unit="dB",
+            higher_is_better=False,
+            ranked=True,
+            digits=1,
+        ),
+        Column(
+            "log_pm_compressed",
+            "log PM compressed",
+            "log PM compressed, at most 0: mean of -log(1 - log PM), which single frames move "
+            "little",
+            digits=2,
+            frames=False,
+            limits=(None, 0.0),
+        ),
+        Column(
+            "ps_pesq",
+            "PS pooled",
+            "PS pooled: the paper's PESQ-like pooling of PS over time, 1.085 to 1.315",
+            frames=False,
+        ),
+        Column(
+            "attributed_distance",
+            "A",
+            "A: distance to the source's own cluster in PS = B/(A + B)",
+            higher_is_better=False,
+            diagnostic=True,
+        ),
+        Column(
+            "foreign_distance",
+            "B",
+            "B: distance to the closest other cluster in PS = B/(A + B); silence and muffled "
+            "outputs lie farther away than the reference does, so it ranks nothing",
+            diagnostic=True,
+        ),
+        Column(
+            "log_foreign_distance",
+            "log B",
+            "log B: mean logarithm of B, which ranks nothing (silence and muffled outputs lie "
+            "farther away than the reference does)",
+            diagnostic=True,
+            digits=2,
+            frames=False,
+        ),
+    )
 }
+#: Systems are ranked by these.
+RANKED = tuple(name for name, column in COLUMNS.items() if column.ranked)
+
+
+def present(columns: Iterable[str], ranked: bool | None = None) -> tuple[str, ...]:
+    """The scores among the columns of a table, in order.
+
+    Args:
+        columns: names, e.g. ``results.items.columns``.
+        ranked: those alone by which systems are ranked (True), or the others (False).
+
+    Example:
+        >>> present(["system", "log_pm", "ps", "foreign_distance"], ranked=True)
+        ('ps', 'log_pm')
+    """
+    there = set(columns)
+    return tuple(
+        name
+        for name, column in COLUMNS.items()
+        if name in there and (ranked is None or column.ranked is ranked)
+    )
+
+
+def text(name: str, value: Any) -> str:
+    """A score for people: "-" where it is undefined.
+
+    Example:
+        >>> text("ps", 0.98765), text("log_pm", -12.3456), text("ps", float("nan"))
+        ('0.988', '-12.35', '-')
+    """
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.{COLUMNS[name].digits}f}"
+
+
+def label(name: str, unit: bool = True) -> str:
+    """The name of a score for people, with its unit.
+
+    Example:
+        >>> label("log_pm"), label("bleed_db")
+        ('log PM', 'bleed (dB)')
+    """
+    column = COLUMNS[name]
+    return f"{column.label} ({column.unit})" if column.unit and unit else column.label
+
+
+# ------------------------------------------------------------------------------------------------
+# What goes once its users have moved
+# ------------------------------------------------------------------------------------------------
+
+MEASURES = ("ps", "pm", "log_pm", "foreign_distance", "log_foreign_distance")
+RANK = "pm_rank"
+LABELS = {name: column.label for name, column in COLUMNS.items()} | {RANK: "PM rank"}
 
 
 def has_rank(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether some row has the rank form of PM, be it undefined there (NaN)."""
-    return any(row.get(RANK) is not None for row in rows)
+    return any(row.get(RANK) is not None and row[RANK] == row[RANK] for row in rows)
 
 
 def measures_of(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The measures that rows of a table have: :data:`MEASURES`, and PM's rank behind log PM.
-
-    Example:
-        >>> measures_of([{"ps": 0.9, "pm_rank": 0.3}])[2:4]
-        ('log_pm', 'pm_rank')
-    """
-    if not has_rank(rows):
+    found = list(rows)
+    if not has_rank(found):
         return MEASURES
-    place = MEASURES.index("log_pm") + 1
-    return (*MEASURES[:place], RANK, *MEASURES[place:])
+    return (*MEASURES[:3], RANK, *MEASURES[3:])
 
 
 def columns_of(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """``columns`` of a table, without PM's rank where no row has it."""
     there = has_rank(rows)
     return tuple(column for column in columns if there or column != RANK)
 
 
 def rank_floor(settings: Mapping[str, Any]) -> float:
-    """What no rank is below: 1/(N_p + 1), N_p the members of PM's bank by a scorer's settings."""
     return 1.0 / (settings["match_bank"]["size"] + 1)
 
 
 def rank_meaning(settings: Mapping[str, Any] | None = None) -> str:
-    """What PM's rank is, how low it can be, and under which assumption it holds what it promises.
-
-    Args:
-        settings: of the scorer, for its number of distortions; the floor is a formula without.
-    """
     floor = "1/(N_p + 1) with N_p distortions"
     if settings is not None:
         size = settings["match_bank"]["size"]

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from torch_mapss.evaluation import files
+from torch_mapss.evaluation.io import file_name as file_name
 from torch_mapss.evaluation.manifest import Mixture, Record, short
 from torch_mapss.evaluation.protocol import protocol_id
 from torch_mapss.evaluation.report import versions
@@ -41,14 +42,6 @@ def _state(path: str | None) -> tuple[int, int]:
     except OSError:  # null in the manifest, or a file that went away while the run went on
         return -1, -1
     return found.st_size, found.st_mtime_ns
-
-
-def file_name(text: str) -> str:
-    """``text`` as the name of a file or folder: other texts, other names, on every system."""
-    unsafe = set('/\\:*?"<>|%') | {chr(code) for code in range(32)}
-    unsafe |= {c for c in text if "\ud800" <= c <= "\udfff"}  # no file system takes them
-    made = "".join(f"%{ord(c):02X}" if c in unsafe else c for c in text)
-    return f"%{ord(made[0]):02X}{made[1:]}" if made[:1] in (".", " ") or not made.strip() else made
 
 
 # ------------------------------------------------------------------------------------------------

@@ -10,33 +10,44 @@ On disk, UTF-8, numbers with nine digits, ``nan`` for undefined:
   ``mixtures``, each with ``mixture_id``, ``references``, ``sources`` (their names), ``mixture``
   (path or null) and ``systems``;
 * ``scores.csv``, ``items.csv``, ``summary.csv``: per estimate, per mixture and system, per system;
-  with ``pm_rank``, PM's rank, in the conformal convention alone;
+  the scores among their columns are those of :data:`torch_mapss.evaluation.measures.COLUMNS`;
 * ``frames/MIXTURE.npz``: see :mod:`torch_mapss.evaluation.frame_store`;
 * ``progress``: finished pairs, see :mod:`torch_mapss.evaluation.run`.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_mapss.evaluation import files, frame_store
+from torch_mapss.evaluation import frame_store, io
 from torch_mapss.evaluation.frame_store import MixtureFrames
 from torch_mapss.evaluation.manifest import FORMAT
-from torch_mapss.evaluation.measures import measures_of
+from torch_mapss.evaluation.measures import COLUMNS, RANK, present
 
-_WORDS = {
-    *("mixture_id", "system", "source", "estimate", "reference", "status", "reason", "notes"),
-    *("warnings", "rates"),
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# Columns that must be there; all others that hold numbers.
+_REQUIRED = {
+    "scores.csv": ("mixture_id", "system", "source", "source_index", "status"),
+    "items.csv": ("mixture_id", "system", "status"),
+    "summary.csv": ("system", "scored"),
 }
-_COUNTS = {
+_NAMES = (*COLUMNS, "log_pm_median", RANK)
+_COUNTS = (
     *("source_index", "frames", "total_frames", "estimate_rate", "reference_rate"),
     *("estimates", "references", "scored", "undefined", "failed", "silent", "muted_frames"),
-}
+)
+_NUMBERS = (
+    *(f"{name}{part}" for name in _NAMES for part in ("", "_se", "_radius", "_tail")),
+    *("separation_dimension", "match_dimension", "lag_ms", "shift_ms", "seconds"),
+    *("estimate_bandwidth", "reference_bandwidth"),
+    *_COUNTS,
+)
 
 
 class Audio(NamedTuple):
@@ -50,7 +61,7 @@ class Audio(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """What is in a folder of results. Rows are dictionaries, undefined numbers NaN."""
+    """What is in a folder of results; undefined numbers of its tables are NaN."""
 
     folder: str
     settings: Mapping[str, Any]  # all that the scores depend on
@@ -60,9 +71,9 @@ class Results:
     sha256: Mapping[str, str]  # of every audio file, by its path in the manifest
     mixtures: tuple[str, ...]  # ids, in the order of the manifest
     systems: tuple[str, ...]  # names, in the order of their first appearance
-    scores: tuple[Mapping[str, Any], ...] = field(repr=False)  # one row per estimate
-    items: tuple[Mapping[str, Any], ...] = field(repr=False)  # one per mixture and system
-    sets: tuple[Mapping[str, Any], ...] = field(repr=False)  # one per system
+    scores: DataFrame = field(repr=False)  # one row per mixture, system and estimated source
+    items: DataFrame = field(repr=False)  # one row per mixture and system: means over its sources
+    summary: DataFrame = field(repr=False)  # one row per system: means over the mixtures
     root: str = ""  # folder that audio paths are relative to
     entries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
@@ -73,8 +84,8 @@ class Results:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """Measures of its tables: PS, PM, log PM, PM's rank if conformal, B and log B."""
-        return measures_of(self.items)
+        """The scores in its tables, in the order of their columns."""
+        return present(self.items.columns)
 
     def frames(self, mixture_id: str) -> MixtureFrames:
         """Frame scores of a mixture, all of its systems.
@@ -127,7 +138,7 @@ class Results:
         """
         return (
             f"{len(gone)} of {of} audio files cannot be read, first {gone[0]!r}: expected below "
-            f"{files.shown(self.root)!r}. If the audio was moved since it was scored, say where "
+            f"{io.shown(self.root)!r}. If the audio was moved since it was scored, say where "
             "with --audio-root DIR (in Python load_results(folder, root=DIR))"
         )
 
@@ -141,18 +152,18 @@ class Results:
             FileNotFoundError: some are not there; says which, and the way out.
         """
         wanted = list(dict.fromkeys(paths))
-        gone = [files.shown(path) for path in wanted if not os.path.isfile(path)]
+        gone = [io.shown(path) for path in wanted if not os.path.isfile(path)]
         if gone:
             raise FileNotFoundError(f"{self.without_audio(gone, len(wanted))}.")
 
     def locate(self, path: str) -> str:
         """The path to open of one that is written in the tables."""
-        return files.native(os.path.join(self.root, path))
+        return io.native(os.path.join(self.root, path))
 
     def _entry(self, mixture_id: str) -> Mapping[str, Any]:
         if mixture_id not in self.entries:
             raise ValueError(
-                f"{files.shown(self.folder)!r} holds no mixture {mixture_id!r}; it holds "
+                f"{io.shown(self.folder)!r} holds no mixture {mixture_id!r}; it holds "
                 f"{_few(self.mixtures)}."
             )
         return self.entries[mixture_id]
@@ -180,7 +191,7 @@ def load_results(
     listed = _json(folder, "mixtures.json", ("format", "root", "relative", "mixtures"))
     if listed["format"] != FORMAT:
         raise ValueError(
-            f"{files.shown(folder)!r} holds results of format {listed['format']!r}, this version "
+            f"{io.shown(folder)!r} holds results of format {listed['format']!r}, this version "
             f"reads {FORMAT}. Score the set again."
         )
     entries = {entry["mixture_id"]: entry for entry in listed["mixtures"]}
@@ -194,16 +205,16 @@ def load_results(
         sha256=stored.get("sha256") or {},
         mixtures=tuple(entries),
         systems=tuple(systems),
-        scores=_table(folder, "scores.csv"),
-        items=_table(folder, "items.csv"),
-        sets=_table(folder, "summary.csv"),
+        scores=_table(folder, "scores.csv", entries),
+        items=_table(folder, "items.csv", entries),
+        summary=_table(folder, "summary.csv", entries),
         root=_root(folder, listed) if root is None else os.fspath(root),
         entries=entries,
     )
 
 
 def _check_folder(folder: str) -> None:
-    name = files.shown(folder)
+    name = io.shown(folder)
     if not os.path.isdir(folder):
         what = "a file" if os.path.exists(folder) else "not there"
         raise ValueError(
@@ -233,37 +244,49 @@ def _json(folder: str, name: str, keys: Sequence[str]) -> dict[str, Any]:
         return {**found, **{key: found[key] for key in keys}}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{files.shown(path)!r} cannot be read as part of results "
+            f"{io.shown(path)!r} cannot be read as part of results "
             f"({type(error).__name__}: {error}). Score the set again, or name another folder."
         ) from None
 
 
 def _root(folder: str, listed: Mapping[str, Any]) -> str:
     """Where the audio lies: as it was, unless only the other place is there."""
-    relative = os.path.normpath(os.path.join(folder, files.native(listed["relative"] or ".")))
-    absolute = files.native(listed["root"])
+    relative = os.path.normpath(os.path.join(folder, io.native(listed["relative"] or ".")))
+    absolute = io.native(listed["root"])
     moved = listed["relative"] and not os.path.isdir(absolute) and os.path.isdir(relative)
     return relative if moved else absolute
 
 
-def _table(folder: str, name: str) -> tuple[dict[str, Any], ...]:
-    with open(os.path.join(folder, name), encoding="utf-8", newline="") as file:
-        return tuple(
-            {column: _value(column, text) for column, text in row.items()}
-            for row in csv.DictReader(file)
-        )
+def _table(folder: str, name: str, entries: Mapping[str, Mapping[str, Any]]) -> DataFrame:
+    """A table of results; its mixtures and systems spelled as in ``mixtures.json``.
+
+    Raises:
+        ValueError: it cannot be read, or names what ``mixtures.json`` does not.
+    """
+    path = os.path.join(folder, name)
+    table = io.read_table(path, _REQUIRED[name], _NUMBERS, "a table of results")
+    systems = dict.fromkeys(system for entry in entries.values() for system in entry["systems"])
+    for column, known in (("mixture_id", entries), ("system", systems)):
+        if column not in table:
+            continue
+        spelled = {io.same_name(text): text for text in known}
+        found = table[column].map(lambda text, spelled=spelled: spelled.get(io.same_name(text)))
+        if found.isna().any():
+            line = table.index[found.isna()][0]
+            raise ValueError(
+                f"{io.shown(path)!r}, line {line}: {column} {table.loc[line, column]!r} is not in "
+                "mixtures.json beside it. Was the table changed by another program?"
+            )
+        table[column] = found
+    for column in _COUNTS:
+        if column in table and table[column].notna().all():
+            table[column] = table[column].astype("int64")
+    return table
 
 
-def _value(column: str, text: str) -> Any:
-    """A cell in the type of its column: words, counts, and numbers (None where blank)."""
-    if column in _WORDS:
-        return text
-    if text == "":
-        return None
-    try:
-        return int(text) if column in _COUNTS else float(text)
-    except ValueError:
-        return text
+def records(table: DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as dictionaries."""
+    return [{str(k): v for k, v in row.items()} for row in table.to_dict("records")]
 
 
 def _few(names: Sequence[str], most: int = 5) -> str:

@@ -25,7 +25,7 @@ from torch_mapss.evaluation.measures import measures_of
 from torch_mapss.evaluation.protocol import described, protocol_id, relevant
 from torch_mapss.evaluation.report import mean, versions
 from torch_mapss.evaluation.request import Request
-from torch_mapss.evaluation.results import Results
+from torch_mapss.evaluation.results import Results, records
 from torch_mapss.evaluation.scorer import evaluate
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _of_tables(results: Results) -> tuple[list[str], int]:
     """Frames to rows to items to sets."""
     differences: list[str] = []
     rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in results.scores:
+    for row in records(results.scores):
         rows.setdefault((row["mixture_id"], row["system"]), []).append(row)
     redone = 0
     for mixture in results.mixtures:
@@ -181,12 +181,12 @@ def _of_tables(results: Results) -> tuple[list[str], int]:
                 continue
             redone += len(own)
             differences += _of_frames(own, frames.get(system[1]))
-    for item in results.items:
+    for item in records(results.items):
         own = rows.get((item["mixture_id"], item["system"]), [])
         where = f"items.csv, mixture {item['mixture_id']!r}, system {item['system']!r}"
         differences += _of_means(where, item, own)
-    for one in results.sets:
-        items = [item for item in results.items if item["system"] == one["system"]]
+    for one in records(results.summary):
+        items = [item for item in records(results.items) if item["system"] == one["system"]]
         differences += _of_means(f"summary.csv, system {one['system']!r}", one, items)
     return differences, redone
 
@@ -231,7 +231,7 @@ def _of_scores(
 ) -> tuple[list[str], int, float]:
     """Some pairs, scored again."""
     rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in results.scores:
+    for row in records(results.scores):
         if row["status"] != "failed":
             rows.setdefault((row["mixture_id"], row["system"]), []).append(row)
     chosen = random.Random(seed).sample(sorted(rows), min(pairs, len(rows)))

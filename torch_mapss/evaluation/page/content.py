@@ -22,7 +22,7 @@ from torch_mapss.evaluation.comparison import Comparison, compare
 from torch_mapss.evaluation.frame_store import MixtureFrames
 from torch_mapss.evaluation.measures import LABELS, RANK
 from torch_mapss.evaluation.page.sound import Sound, data_uri, flac, picture, read_sound
-from torch_mapss.evaluation.results import Results
+from torch_mapss.evaluation.results import Results, records
 from torch_mapss.evaluation.worst import CONTEXT_S, Segment, worst_segments
 
 #: Measures of the box plots and of the table, where the results have them.
@@ -156,7 +156,7 @@ def table_rows(results: Results, shown: Sequence[str]) -> list[dict[str, Any]]:
     """One row per estimate; ``place`` is its row in the frames of its system."""
     rows: list[dict[str, Any]] = []
     seen: dict[tuple[str, str], int] = {}
-    for row in results.scores:
+    for row in records(results.scores):
         key = row["mixture_id"], row["system"]
         ok = row["status"] == "ok"
         place = seen.get(key, 0) if ok else None

@@ -1,0 +1,172 @@
+"""Files of results: replaced in one step, named safely, read back from spreadsheet programs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from torch_mapss.evaluation import io
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# -------------------------------------------------------------------------------------- writing
+
+
+def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    io.write_bytes(path, b"old")
+
+    def fails(name: str) -> None:
+        Path(name).write_bytes(b"half")
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        io.write_with(path, fails)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a.csv"]
+
+
+def test_what_a_kill_left_is_cleared_away_later(tmp_path: Path) -> None:
+    path = tmp_path / ("long" * 60 + ".csv")
+    left: list[Path] = []
+
+    def killed(name: str) -> None:
+        Path(name).write_bytes(b"half")
+        left.append(Path(name).with_name(Path(name).name.replace(str(os.getpid()), "1")))
+        os.rename(name, left[0])
+
+    with pytest.raises(io.WriteError):
+        io.write_with(path, killed)
+    io.write_bytes(path, b"whole")  # it may belong to a process that is still at work
+    assert len(names(tmp_path)) == 2
+    os.utime(left[0], (0, 0))
+    io.write_bytes(path, b"whole")
+    assert names(tmp_path) == [path.name]
+
+
+def test_many_writers_leave_one_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    contents = [bytes([65 + k]) * 100_000 for k in range(8)]
+
+    def write(content: bytes) -> None:
+        for _ in range(20):
+            io.write_bytes(path, content)
+
+    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_bytes() in contents
+    assert names(tmp_path) == ["a.csv"]
+
+
+def test_a_folder_is_filled_at_once_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(FileNotFoundError), io.filled_at_once(out) as folder:
+        os.rename(Path(folder, "b"), Path(folder, "a"))
+    assert names(tmp_path) == []
+    with io.filled_at_once(out) as folder:
+        Path(folder, "a").write_text("1")
+    with io.filled_at_once(out) as folder:
+        Path(folder, "a").write_text("2")
+        Path(folder, "b").write_text("3")
+    assert names(tmp_path) == ["out"]
+    assert (out / "a").read_text() == "2"
+    assert names(out) == ["a", "b"]
+
+
+# ---------------------------------------------------------------------------------------- names
+
+
+def test_names_of_files_are_safe_and_unlike() -> None:
+    texts = [
+        "song",
+        "Song",
+        "song.",
+        "song ",
+        "a/b",
+        "a\\b",
+        "a_b",
+        "CON",
+        "con",
+        "aux.x",
+        "..",
+        "",
+    ]
+    texts += ["漢" * 100, "漢" * 101, "é" * 200, "a" * 300, "\ud800", "x:y", ".hidden"]
+    made = [io.file_name(text) for text in texts]
+    assert len({name.lower() for name in made}) == len(texts)
+    for name in made:
+        assert 0 < len(name.encode()) <= 160
+        assert not set(name) & set('/\\:*?"<>|')
+        assert name[0] != "."
+        assert name[-1] not in " ."
+        assert name.split(".")[0].lower() not in ("con", "aux")
+    assert io.file_name("song 1-a_b") == "song 1-a_b"
+
+
+def test_one_text_in_two_forms_is_one_name() -> None:
+    one, other = (unicodedata.normalize(form, "Café Olé") for form in ("NFC", "NFD"))
+    assert one != other
+    assert io.same_name(one) == io.same_name(other)
+    assert io.file_name(one) == io.file_name(other)
+
+
+# --------------------------------------------------------------------------------------- tables
+
+TABLE = 'mixture_id,ps,reason\nm 1,0.94,"one, or\nmore"\n\nm2,nan,\nm3,,ü\n'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        TABLE.encode(),
+        TABLE.encode("utf-8-sig"),
+        TABLE.encode("utf-16"),
+        TABLE.replace("\n", "\r\n").encode(),
+        TABLE.replace("one, or", "one; or").replace(",", ";").replace("0.94", "0,94").encode(),
+        TABLE.replace("one, or", "one\t or").replace(",", "\t").replace("0.94", "0,94").encode(),
+    ],
+)
+def test_tables_of_spreadsheet_programs_are_read(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(content)
+    found = io.read_table(path, ["mixture_id", "ps"], ["ps", "pm"])
+    assert list(found.columns) == ["mixture_id", "ps", "reason"]
+    assert list(found["mixture_id"]) == ["m 1", "m2", "m3"]
+    assert found["ps"].iloc[0] == 0.94
+    assert found["ps"].iloc[1:].isna().all()
+    assert found["reason"].iloc[2] == "ü"
+    assert list(found.index) == [3, 5, 6]  # the line on which each ends
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a,b\n1,x\n", ["'ps'", "'a', 'b'"]),
+        (b'a,ps\n1,2\n3,"0,94"\n', ["line 3", "ps", "'0,94'", "0.94"]),
+        (b"a,ps\n1,good\n", ["line 2", "'good'"]),
+        (b"a,ps\n1,2,3\n", ["line 2", "3 cells"]),
+        (b"a,ps,a\n1,2,3\n", ["'a' twice"]),
+        ("a,ps\n\né,1\n".encode("cp1252"), ["line 3", "0xE9", "UTF-8"]),
+        ("a,ps\né,1\n".encode("utf-16-le"), ["UTF-16"]),
+        (b"\n", ["is empty"]),
+    ],
+)
+def test_what_is_no_table_is_refused_with_its_cause(
+    tmp_path: Path, content: bytes, said: list[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        io.read_table(path, ["a", "ps"], ["ps"])
+    for part in [str(path), *said]:
+        assert part in str(error.value)
