@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 
@@ -182,29 +181,6 @@ def test_reads_the_active_frames_of_a_record_and_leaves_its_graph_alone():
     assert list(event.statistics.values()) == [0.5]
 
 
-def test_only_frames_known_well_enough_count():
-    ps = torch.tensor([[[0.9, 0.1, 0.8, 0.2]]])
-    active = torch.ones_like(ps, dtype=torch.bool)
-    widths = torch.tensor([[[0.05, 0.5, 0.09, NAN]]])
-    trigger = FrameTrigger(Quantile("ps", 0.0, above=0.7), half_width=0.1)
-    event = trigger.update(scores(ps, active), bounds(widths))
-    assert event is not None
-    assert event.frames == {"ps": 2}
-    assert trigger.update(scores(ps, active), bounds(widths + 1.0)) is None  # no frame left
-    plain = FrameTrigger(Quantile("pm", 0.0, above=0.7), half_width=0.1)
-    assert plain.update({"pm": [0.9, 0.1]}, {"pm": [0.0, 0.2]}) is not None
-
-
-def test_the_half_widths_must_be_there_and_fit():
-    trigger = FrameTrigger(Quantile("ps", 0.5, above=0.7), half_width=0.1)
-    with pytest.raises(ValueError, match="half-widths of 'ps' must come with the scores"):
-        trigger.update({"ps": [0.9]})
-    with pytest.raises(ValueError, match=r"shape of its scores \(1,\), got \(2,\)"):
-        trigger.update({"ps": [0.9]}, {"ps": [0.1, 0.1]})
-    with pytest.raises(KeyError, match="lack 'ps'"):
-        trigger.update({"pm": [0.9]}, {"pm": [0.1]})
-
-
 # ------------------------------------------------------------------------- state
 
 
@@ -299,28 +275,3 @@ def test_infinite_frames_are_undefined():
 
 
 # -------------------------------------------------------------------- the rank form of PM
-
-
-def test_ranks_fire_with_their_guarantee_and_need_no_half_widths():
-    trigger = FrameTrigger(Quantile("pm_rank", 0.5, above=0.2), half_width=0.1)
-    event = trigger.update({"pm_rank": [0.1, 0.3, 0.5]})
-    assert "50 % quantile of PM rank is 0.3 >= 0.2" in str(event)
-    assert "valid under exchangeability: a frame's rank is at most u with" in str(event)
-    assert "at most u with probability at most u" in str(event)
-    assert "exchangeable" in str(event)
-    assert "exchangeable" not in str(
-        FrameTrigger(Quantile("pm", 0.5, above=0.2)).update({"pm": [0.9]})
-    )
-
-
-def test_ranks_of_another_convention_and_missing_half_widths_are_refused():
-    plain = scores(torch.tensor([[[0.5, 0.6]]]), torch.ones(1, 1, 2, dtype=torch.bool))
-    with pytest.raises(ValueError, match="conformal convention"):
-        FrameTrigger(Quantile("pm_rank", 0.5, above=0.2)).update(plain)
-    ranked = dataclasses.replace(plain, pm_rank=torch.tensor([[[0.4, 0.6]]]))
-    trigger = FrameTrigger(Quantile("pm_rank", 0.5, above=0.2))
-    assert trigger.update(ranked) is not None
-    unsure = FrameTrigger(Quantile("pm", 0.5, above=0.2), half_width=0.1)
-    nan = torch.full((1, 1, 2), torch.nan)
-    with pytest.raises(ValueError, match="states none"):
-        unsure.update({"pm": plain.ps}, {"pm": nan})

@@ -706,6 +706,17 @@ def test_shapes_that_do_not_fit(estimates, given, error, message):
         MAPSSLoss(scorer())(torch.ones(estimates), torch.ones(given))
 
 
+def test_swapped_arguments_are_refused_where_gradients_tell(references):
+    estimates = leaky(references).requires_grad_()
+    for loss in (make(scorer()) for make in LOSSES.values()):
+        with pytest.raises(ValueError, match="estimates first"):
+            loss(references, estimates)
+        with torch.no_grad():  # nothing tells them apart in validation
+            loss(references, estimates)
+        with pytest.raises(TypeError, match="estimates must be a tensor"):
+            loss(loss.mapss.prepare(references), estimates)
+
+
 def test_arrays_are_no_tensors(references):
     with pytest.raises(TypeError, match="estimates must be a tensor"):
         MAPSSLoss(scorer())(references.numpy(), references)

@@ -1,48 +1,54 @@
-"""What both metrics share; the work is done by the functions of the rooms beside this one."""
+"""The base of the metrics: a batch scored by a MAPSS, and means of the scores over a set."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics.utilities import rank_zero_warn
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat, rank_zero_warn
 
-from torch_mapss.bounds.frames import CONVENTIONS, TAILS, check_confidence
 from torch_mapss.core import checks
 from torch_mapss.core.devices import back
 from torch_mapss.core.torch_defaults import with_torch_defaults
-from torch_mapss.metrics import figures, states
-from torch_mapss.metrics.manners import SteadyMetric
-from torch_mapss.metrics.shared_batch import (
-    Pooling,
-    Request,
-    Target,
-    anchor,
-    batch_of,
-    forget,
-    frame_scores,
-)
-from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice, resolve
+from torch_mapss.metrics import plots, states
+from torch_mapss.metrics.shared_batch import Request, Target, forget, frame_scores
+from torch_mapss.metrics.values import Value
+from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
 from torch_mapss.pipeline.permutation import check_pit
-from torch_mapss.pipeline.records import ReferenceBank
 
-# What the constructors below hand on to a MAPSS of their own.
+# Keywords that are handed on to a MAPSS made here; the others are torchmetrics'.
 _MAPSS_OPTIONS = frozenset(inspect.signature(MAPSS).parameters) - {"encoder"}
 
 
-class PerceptualMetric(SteadyMetric):
-    """What both metrics share: batches scored by a MAPSS, and means of their scores."""
+class _Limit:
+    """An end of the axis of plots: on a class that of its default value, else the metric's own."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+    def __get__(self, metric: PerceptualMetric | None, kind: type[PerceptualMetric]) -> Any:
+        return (kind if metric is None else metric).value.limits[self.end]
+
+
+class PerceptualMetric(Metric):
+    """Means over a set of one value of the scores, which a subclass names.
+
+    It defines nothing that a wrapper's ``__getattr__`` would take for the wrapper's own: copying,
+    for one, is left to ``__getstate__`` and ``__setstate__`` of the class.
+    """
 
     full_state_update = False
     is_differentiable = True
     higher_is_better = True
-    plot_lower_bound = 0.0
-    plot_upper_bound = 1.0
-    plot_legend_name = "Source"
+    plot_lower_bound = _Limit(0)  # type: ignore[assignment]
+    plot_upper_bound = _Limit(1)  # type: ignore[assignment]
+    reductions: tuple[str, ...] = ("mean", "source", "none")
+    value: Value
 
     item_sum: Tensor
     items: Tensor
@@ -50,26 +56,31 @@ class PerceptualMetric(SteadyMetric):
     source_sum: Tensor
     source_count: Tensor
     sources: Tensor
-    width_sum: Tensor
     fingerprint: Tensor
+    history: list[Tensor]
+    shapes: list[Tensor]
 
     def __init__(
         self,
-        mapss: MAPSS | None,
-        encoder: EncoderChoice,
-        pooling: Pooling,
-        reduction: str,
-        request: Request,
-        keep_items: bool,
-        kwargs: dict[str, Any],
+        mapss: MAPSS | None = None,
+        *,
+        encoder: EncoderChoice = DEFAULT_ENCODER,
+        reduction: str = "mean",
+        attributed: Sequence[int] | Tensor | None = None,
+        keep_items: bool = False,
+        frames: int | None = None,
+        pit: str | None = None,
+        **kwargs: Any,
     ) -> None:
         options = {name: kwargs.pop(name) for name in sorted(_MAPSS_OPTIONS & set(kwargs))}
         super().__init__(**kwargs)
+        self._in_forward = False
+        self.reduction = checks.check_choice(reduction, "reduction", self.reductions)
+        index = None if attributed is None else checks.whole_numbers(attributed, "attributed")
+        frames = None if frames is None else checks.check_whole(frames, "frames", 1)
+        self._request = Request(self.value.measure, index, frames, check_pit(pit, index))
         # In a tuple: no submodule, so that half() and float() leave it alone. _apply moves it.
         self._mapss = (resolve(mapss, encoder, options),)
-        check_convention(self.mapss, pooling, request.confidence)
-        self.reduction, self.keep_items = reduction, keep_items
-        self._pooling, self._request = pooling, request
         self._keeps = keep_items or reduction == "none"
         self._add_states()
         if "device" in options:
@@ -77,8 +88,7 @@ class PerceptualMetric(SteadyMetric):
 
     def _add_states(self) -> None:
         # The first, because old versions of torchmetrics compare only that when they merge.
-        settings = self._pooling, self._request, self.reduction == "none"
-        mark = states.fingerprint(self.mapss, *settings)
+        mark = states.fingerprint(self.mapss, self.value, self._request, self.reduction == "none")
         self.add_state("fingerprint", mark, dist_reduce_fx="max")
         for name, default, reduction in states.sums():
             self.add_state(name, default.clone(), dist_reduce_fx=reduction)
@@ -92,11 +102,6 @@ class PerceptualMetric(SteadyMetric):
         return self._mapss[0]
 
     @property
-    def half_width(self) -> float | None:
-        """Confidence of the half-width that comes with the value; None: none does."""
-        return self._request.confidence
-
-    @property
     def skipped(self) -> int:
         """Items handed in whose score is undefined, since the last reset, on this process.
 
@@ -104,14 +109,17 @@ class PerceptualMetric(SteadyMetric):
         """
         return int(self.seen - self.items)
 
+    def extra_repr(self) -> str:
+        """Settings, for ``print``."""
+        shown = {"encoder": self.mapss.encoder.name, "reduction": self.reduction}
+        shown |= {k: v for k, v in self._request._asdict().items() if v is not None}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
     # ------------------------------------------------------------------------- accumulating
 
     @with_torch_defaults
     def update(
-        self,
-        preds: Tensor,
-        target: Target,
-        lengths: Tensor | Sequence[int] | None = None,
+        self, preds: Tensor, target: Target, lengths: Tensor | Sequence[int] | None = None
     ) -> None:
         """Score a batch and add it.
 
@@ -124,22 +132,55 @@ class PerceptualMetric(SteadyMetric):
             TypeError, ValueError: input that cannot be scored, see :meth:`MAPSS.forward`. The
                 metric is then as it was before.
         """
-        check_signals(preds, target, self.device)
-        true = None if lengths is None else checks.whole_numbers(lengths, "lengths")
-        batch = batch_of(self.mapss, preds, target, true)
+        self._check_device(preds, target)
         with _named(type(self).__name__):
-            scores, bounds = frame_scores(self.mapss, preds, target, batch, self._request)
-        values = self._pooling.sources(scores)
-        width = None if bounds is None else self._pooling.half_widths(bounds)
-        anchor(values, batch)
-        added = states.batch_sums(values, width, self.item_sum.dtype)
-        for name, more in added.items():
+            true = None if lengths is None else checks.whole_numbers(lengths, "lengths")
+            scores = frame_scores(self.mapss, preds, target, true, self._request)
+        values = self.value.sources(scores)
+        for name, more in states.batch_sums(values, self.item_sum.dtype).items():
             setattr(self, name, getattr(self, name) + more)
         self.sources = self.sources.clamp(min=values.shape[1])
         if self._keeps:
-            each = self._pooling.frames(scores) if self.reduction == "none" else values[..., None]
+            each = self.value.frames(scores) if self.reduction == "none" else values[..., None]
             for kept, more in zip((self.history, self.shapes), states.rows_of(each)):
                 kept.append(more)
+
+    def _check_device(self, preds: object, target: object) -> None:
+        if isinstance(preds, Tensor) and preds.device != self.device:
+            raise ValueError(
+                f"the metric on {self.device}, preds on {preds.device}, target on "
+                f"{getattr(target, 'device', 'no device')}: move the metric with "
+                f"metric.to({str(preds.device)!r}), or the signals with .to(device). A metric held "
+                "as an attribute, in a torch.nn.ModuleDict or in a MetricCollection moves with its "
+                "module; in a plain dict or list it does not."
+            )
+
+    @with_torch_defaults
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a batch and return its own value, at the cost of one :meth:`update`.
+
+        The value is differentiable in ``preds``; what the metric keeps is not.
+        """
+        before = {n: states.copied(getattr(self, n)) for n in self._defaults}
+        counted, self._in_forward = self._update_count, True
+        try:
+            value = super().forward(*args, **kwargs)
+        except BaseException:
+            self._restore(before, counted)
+            raise
+        finally:
+            self._in_forward = False
+        # torchmetrics keeps the value, and with it the graph, which could not be copied.
+        self._forward_cache = value.detach()
+        return value
+
+    def _restore(self, before: dict[str, Any], counted: int) -> None:
+        """Undo what a failed forward has reset."""
+        for name, state in before.items():
+            setattr(self, name, state)
+        self._update_count, self._computed, self._is_synced = counted, None, False
+        self._enable_grad, self._should_unsync = False, True
+        self._to_sync = self.sync_on_compute
 
     def reset(self) -> None:
         """Forget everything accumulated, history and the last batch included."""
@@ -147,8 +188,38 @@ class PerceptualMetric(SteadyMetric):
         if not self._in_forward:
             forget(self.mapss)
 
-    def _moved(self) -> None:
+    # ------------------------------------------------------------------------- states
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """States keep their precision, also where a wrapper converts those of its metric."""
+        value = states.kept(name, value) if name in states.DTYPES else value
+        super().__setattr__(name, value)
+
+    def _apply(self, fn: Callable, exclude_state: Sequence[str] = ()) -> PerceptualMetric:
+        # Sums keep their precision, history stays on the CPU, whatever the conversion.
+        before = self._device
+        super()._apply(fn, exclude_state=tuple(self._defaults))
+        self._computed = None  # a value that was kept has been converted, and rounded, as well
+        if self._device == before:
+            return self
+        for name, default in self._defaults.items():
+            if isinstance(default, Tensor):
+                self._defaults[name] = back(default, self._device)
+                setattr(self, name, back(getattr(self, name), self._device))
         self.mapss.to(self._device)
+        return self
+
+    def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
+        # Empty lists would be gathered with a dtype of their own, and lists on the CPU not at all
+        # by a backend for accelerators.
+        if self._keeps:
+            empty = torch.zeros(0, dtype=torch.float32), torch.zeros(0, dtype=torch.int64)
+            for name, blank in zip(("history", "shapes"), empty):
+                setattr(self, name, [dim_zero_cat(getattr(self, name) or [blank]).to(self.device)])
+        super()._sync_dist(dist_sync_fn, process_group)
+        if self._keeps:
+            for name in ("history", "shapes"):
+                setattr(self, name, [dim_zero_cat(getattr(self, name)).cpu()])
 
     # ------------------------------------------------------------------------- results
 
@@ -157,33 +228,26 @@ class PerceptualMetric(SteadyMetric):
         """The value over everything accumulated.
 
         Returns:
-            By default a 0-dim float tensor; for other settings see the class. NaN, with a
+            By default a 0-dim float tensor; for other reductions see the class. NaN, with a
             warning, where nothing was defined. float32, also where the metric was converted to
             half precision; float64 after ``set_dtype(torch.float64)``.
         """
         seen = int(self.seen)
         if seen > 0 and int(self.items) == 0:
             rank_zero_warn(
-                f"{type(self).__name__} is undefined (NaN): in none of the {seen} items is a "
-                "frame in which two references sound together.",
+                f"{type(self).__name__} is undefined (NaN) in all of the {seen} items: it needs "
+                "frames in which two references are active.",
                 UserWarning,
             )
         if self.reduction == "none":
             return states.padded(states.items_of(self.history, self.shapes))
-        # Half precision would round a monitored score to 0.002 to 0.004.
-        dtype = torch.promote_types(self.dtype, torch.float32)
-        value = back(self._value().to(dtype), self.device)
-        if self.half_width is None:
-            return value
-        width = states.ratio(self.width_sum, self.items).to(dtype)
-        return {self._pooling.field: value, f"{self._pooling.field}_half_width": width}
-
-    def _value(self) -> Tensor:
+        value = states.ratio(self.item_sum, self.items)
         if self.reduction == "source":
             known = self._request.attributed  # before any update a source is NaN all the same
             sources = int(self.sources) or len(known or (0,))
-            return states.ratio(self.source_sum, self.source_count)[:sources]
-        return states.ratio(self.item_sum, self.items)
+            value = states.ratio(self.source_sum, self.source_count)[:sources]
+        # Half precision would round a monitored score to 0.002 to 0.004.
+        return back(value.to(torch.promote_types(self.dtype, torch.float32)), self.device)
 
     @with_torch_defaults
     def item_scores(self) -> Tensor:
@@ -218,87 +282,7 @@ class PerceptualMetric(SteadyMetric):
             ModuleNotFoundError: matplotlib is not installed.
         """
         val = self.compute() if val is None else val
-        return figures.draw(val, self._pooling, self.mapss.times, self.plot_legend_name, ax)
-
-
-def request_of(
-    pooling: Pooling,
-    attributed: Sequence[int] | Tensor | None,
-    half_width: float | None,
-    frames: int | None,
-    pit: str | None,
-    tail: str,
-    bounds_convention: str | None,
-) -> Request:
-    """What a metric wants of every batch, checked.
-
-    Raises:
-        TypeError, ValueError: arguments that do not fit, see the message.
-    """
-    index = None if attributed is None else checks.whole_numbers(attributed, "attributed")
-    if half_width is not None and (pooling.pesq or pooling.field not in ("ps", "pm")):
-        raise ValueError(
-            "half_width is the error of a plain mean of PS or PM. Leave it out with "
-            "reduction='pesq' and with log=True or rank=True, which have none."
-        )
-    if half_width is not None:
-        check_confidence(half_width)
-    if frames is not None:
-        frames = checks.check_whole(frames, "frames", 1)
-    checks.check_choice(tail, "tail", TAILS)
-    if bounds_convention is not None:
-        checks.check_choice(bounds_convention, "bounds_convention", CONVENTIONS)
-    pit = check_pit(pit, index)
-    return Request(pooling.measure, index, frames, half_width, pit, tail, bounds_convention)
-
-
-def check_convention(mapss: MAPSS, pooling: Pooling, half_width: float | None) -> None:
-    """Refuse what PM of the convention has not: ranks are conformal, half-widths are not.
-
-    Raises:
-        ValueError: one of them is asked for.
-    """
-    conformal = mapss.settings.convention == "conformal"
-    if pooling.field == "pm_rank" and not conformal:
-        raise ValueError(
-            "rank=True needs the conformal convention, got "
-            f"{mapss.settings.convention!r}. Make the MAPSS with convention='conformal'."
-        )
-    if pooling.field == "pm" and conformal and half_width is not None:
-        raise ValueError(
-            "PM of the conformal convention states no half-width. Leave half_width out, and see "
-            "rank=True: the rank form is valid under exchangeability without one."
-        )
-
-
-def check_signals(preds: object, target: object, device: torch.device) -> None:
-    """Refuse what is no signal, or lies on another device than the metric.
-
-    Raises:
-        TypeError: no tensors (or bank).
-        ValueError: devices differ; says which call moves what.
-    """
-    for name, x in (("preds", preds), ("target", target)):
-        if name == "target" and isinstance(x, ReferenceBank):
-            continue
-        if not isinstance(x, Tensor):
-            bank = " or a ReferenceBank" if name == "target" else ""
-            raise TypeError(
-                f"{name} must be a tensor of shape (B, S, T) or (S, T){bank}, got "
-                f"{type(x).__name__}. Convert it with torch.as_tensor."
-            )
-        checks.check_plain(x, name)
-    devices = {"the metric": device, "preds": preds.device, "target": target.device}  # type: ignore[attr-defined]
-    if len(set(devices.values())) == 1:
-        return
-    listed = ", ".join(f"{name} on {place}" for name, place in devices.items())
-    remedy = "preds and target must share a device: move them with .to(device)"
-    if devices["preds"] == devices["target"]:
-        remedy = f"move the metric with metric.to({str(devices['preds'])!r})"
-    raise ValueError(
-        f"{listed}: {remedy}. A metric held as an attribute, in a torch.nn.ModuleDict or in a "
-        "MetricCollection moves with its module; in a plain dict or list it does not."
-    )
+        return plots.draw(val, self.value, self.higher_is_better, self.mapss.times, ax)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torch_mapss.core import checks
 from torch_mapss.core.torch_defaults import with_torch_defaults
-from torch_mapss.metrics.shared_batch import Pooling, Target, in_order, item_means
+from torch_mapss.metrics.shared_batch import Target, in_order
+from torch_mapss.metrics.values import LOG_PM, PM, PS, PS_PESQ, Value, item_means
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
 from torch_mapss.pipeline.permutation import check_pit
 
@@ -68,9 +69,9 @@ def perceptual_separation(
     ``pit="si_sdr"`` finds the order by SI-SDR at a fraction of the cost.
     """
     checks.check_choice(reduction, "reduction", ("mean", "source", "pesq", "none"))
-    pooling = Pooling("separation", "ps", reduction == "pesq")
+    value = PS_PESQ if reduction == "pesq" else PS
     mapss = resolve(mapss, encoder, options)
-    return _per_item(pooling, reduction, mapss, preds, target, attributed, lengths, pit)
+    return _per_item(value, reduction, mapss, preds, target, attributed, lengths, pit)
 
 
 @with_torch_defaults
@@ -103,13 +104,13 @@ def perceptual_match(
         TypeError, ValueError: as for :func:`perceptual_separation`.
     """
     checks.check_choice(reduction, "reduction", ("mean", "source", "none"))
-    pooling = Pooling("match", "log_pm" if log else "pm")
+    value = LOG_PM if log else PM
     mapss = resolve(mapss, encoder, options)
-    return _per_item(pooling, reduction, mapss, preds, target, attributed, lengths, pit)
+    return _per_item(value, reduction, mapss, preds, target, attributed, lengths, pit)
 
 
 def _per_item(
-    pooling: Pooling,
+    value: Value,
     reduction: str,
     mapss: MAPSS,
     preds: Tensor,
@@ -127,9 +128,9 @@ def _per_item(
         )
     if pit is not None and check_pit(pit, None if attributed is None else tuple(attributed)):
         true = None if lengths is None else checks.whole_numbers(lengths, "lengths")
-        preds = in_order(mapss, preds, target, true, pooling.measure, pit)
-    scores = mapss(preds, target, attributed, lengths, measures=pooling.measure)
+        preds = in_order(mapss, preds, target, true, value.measure, pit)
+    scores = mapss(preds, target, attributed, lengths, measures=value.measure)
     if reduction == "none":
-        return pooling.frames(scores)
-    sources = pooling.sources(scores)
+        return value.frames(scores)
+    sources = value.sources(scores)
     return sources if reduction == "source" else item_means(sources)

@@ -12,15 +12,11 @@ gives the same value however it is split into batches and processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
-from torch_mapss.core import checks
-from torch_mapss.metrics.base import PerceptualMetric, request_of
-from torch_mapss.metrics.shared_batch import Pooling
-from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice
+from torch_mapss.metrics.base import PerceptualMetric
+from torch_mapss.metrics.values import LOG_PM, PM, PS, PS_PESQ
+from torch_mapss.pipeline.mapss import MAPSS
 
 __all__ = ["PerceptualMatch", "PerceptualSeparation"]
 
@@ -53,21 +49,11 @@ class PerceptualSeparation(PerceptualMetric):
         attributed: (S',) the reference each estimate belongs to; all in order if None.
             ``attributed=(0,)`` scores one estimate against the first of the references.
         keep_items: also keep every item's scores, on the CPU, for :meth:`item_scores`.
-        half_width: a confidence in (0, 1), e.g. 0.95: ``compute`` then returns a dictionary (log it
-            at the end of the epoch: ``self.log_dict(metric.compute())``, then ``reset()``) of the
-            mean ``"ps"`` and its ``"ps_half_width"``, by the one rule of
-            :mod:`torch_mapss.bounds.utterance`, as :func:`torch_mapss.evaluate` reports it: a bound
-            of what truncation and finite distortions do to the scores, not of how far another set
-            of items would fall. Costs about as much again.
         frames: score at most so many frames of a batch, drawn at random: cheaper and coarser. An
             item that the draw misses counts among ``skipped``.
         pit: ``"si_sdr"`` for separators whose outputs come in any order: each reference gets the
             estimate that maximises the total SI-SDR of its mixture, as in the losses, and the
             places of ``reduction="source"`` are those of the references. None: they are in order.
-        tail: of the half-width: ``"concentration"``, the paper's inequalities, or ``"bootstrap"``,
-            which is narrow and holds for PS, and takes longer.
-        bounds_convention: of the half-width, ``"paper"``, ``"reference"`` or ``"derived"``; that of
-            the scores if None.
         kwargs: keywords of :class:`torch_mapss.MAPSS` (``layer``, ``trim``, ``seed``, ...;
             ``sample_rate=8000`` for input at 8 kHz, which is resampled to the encoder's rate) and
             of :class:`torchmetrics.Metric` (``sync_on_compute``, ...).
@@ -98,25 +84,12 @@ class PerceptualSeparation(PerceptualMetric):
         torch.Size([])
     """
 
-    def __init__(
-        self,
-        mapss: MAPSS | None = None,
-        *,
-        encoder: EncoderChoice = DEFAULT_ENCODER,
-        reduction: str = "mean",
-        attributed: Sequence[int] | Tensor | None = None,
-        keep_items: bool = False,
-        half_width: float | None = None,
-        frames: int | None = None,
-        pit: str | None = None,
-        tail: str = "concentration",
-        bounds_convention: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        checks.check_choice(reduction, "reduction", ("mean", "source", "pesq", "none"))
-        pooling = Pooling("separation", "ps", reduction == "pesq")
-        request = request_of(pooling, attributed, half_width, frames, pit, tail, bounds_convention)
-        super().__init__(mapss, encoder, pooling, reduction, request, keep_items, kwargs)
+    value = PS
+    reductions = ("mean", "source", "pesq", "none")
+
+    def __init__(self, mapss: MAPSS | None = None, *, reduction: str = "mean", **options: Any):
+        self.value = PS_PESQ if reduction == "pesq" else PS
+        super().__init__(mapss, reduction=reduction, **options)
 
 
 class PerceptualMatch(PerceptualMetric):
@@ -126,17 +99,12 @@ class PerceptualMatch(PerceptualMetric):
     that the distortions of the reference reach. Input as for :class:`PerceptualSeparation`.
 
     Args:
-        mapss, encoder, attributed, keep_items, frames, pit, tail, bounds_convention, kwargs: as
-            for :class:`PerceptualSeparation`.
+        mapss, encoder, attributed, keep_items, frames, pit, kwargs: as for
+            :class:`PerceptualSeparation`.
         reduction: ``"mean"``, ``"source"`` or ``"none"``, as for :class:`PerceptualSeparation`;
             the paper's pooling of PM is the mean.
         log: accumulate log PM, at most 0. PM saturates at 0 on audible distortion; its log goes on
             ranking.
-        rank: accumulate the rank form of the conformal convention (``convention="conformal"``),
-            in (0, 1] and at least 1/(N_p + 1) with N_p distortions; no gradient. Of a frame it is
-            at most u with probability at most u, if estimate and distortions are exchangeable.
-        half_width: as for :class:`PerceptualSeparation`, under ``"pm"`` and ``"pm_half_width"``;
-            not with ``log`` and ``rank``, nor in the conformal convention.
 
     Raises:
         TypeError, ValueError: arguments that do not fit, see the message.
@@ -153,26 +121,8 @@ class PerceptualMatch(PerceptualMetric):
         ['pm', 'ps']
     """
 
-    def __init__(
-        self,
-        mapss: MAPSS | None = None,
-        *,
-        encoder: EncoderChoice = DEFAULT_ENCODER,
-        reduction: str = "mean",
-        log: bool = False,
-        rank: bool = False,
-        attributed: Sequence[int] | Tensor | None = None,
-        keep_items: bool = False,
-        half_width: float | None = None,
-        frames: int | None = None,
-        pit: str | None = None,
-        tail: str = "concentration",
-        bounds_convention: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        checks.check_choice(reduction, "reduction", ("mean", "source", "none"))
-        if log and rank:
-            raise ValueError("log=True and rank=True exclude each other. Make two metrics.")
-        pooling = Pooling("match", "pm_rank" if rank else "log_pm" if log else "pm")
-        request = request_of(pooling, attributed, half_width, frames, pit, tail, bounds_convention)
-        super().__init__(mapss, encoder, pooling, reduction, request, keep_items, kwargs)
+    value = PM
+
+    def __init__(self, mapss: MAPSS | None = None, *, log: bool = False, **options: Any):
+        self.value = LOG_PM if log else PM
+        super().__init__(mapss, **options)

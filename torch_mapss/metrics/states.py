@@ -18,13 +18,13 @@ from torchmetrics.utilities import dim_zero_cat
 from torch_mapss.core.devices import working_device
 from torch_mapss.core.pooling import masked_mean
 from torch_mapss.encoders import CustomEncoder
-from torch_mapss.metrics.shared_batch import item_means
+from torch_mapss.metrics.values import item_means
 from torch_mapss.pipeline.mapss import MAPSS
 
 MAX_SOURCES = 64
-# Of every state. Sums of float32 would hang on how an epoch is split into batches.
+# Of every state. Sums of float32 would depend on how an epoch is split into batches.
 DTYPES = {
-    **dict.fromkeys(("item_sum", "source_sum", "width_sum"), torch.float64),
+    **dict.fromkeys(("item_sum", "source_sum"), torch.float64),
     **dict.fromkeys(("items", "seen", "source_count", "sources", "fingerprint"), torch.int64),
     **{"history": torch.float32, "shapes": torch.int64},
 }
@@ -49,7 +49,6 @@ def sums() -> list[State]:
         State("seen", count, "sum"),  # how many were handed in
         State("source_sum", many, "sum"),  # the same, for each source by its place
         State("source_count", many.long(), "sum"),
-        State("width_sum", zero.clone(), "sum"),
         State("sources", count.clone(), "max"),  # S'
     ]
 
@@ -80,6 +79,11 @@ def kept(name: str, value: Any) -> Any:
     return _precise(value, dtype)
 
 
+def copied(state: Any) -> Any:
+    """A state that stays as it is when the metric goes on."""
+    return list(state) if isinstance(state, list) else state
+
+
 def _precise(x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.float64 and working_device(x.device) != x.device:
         dtype = torch.float32
@@ -91,12 +95,11 @@ def _precise(x: Tensor, dtype: torch.dtype) -> Tensor:
 # ------------------------------------------------------------------------------------------------
 
 
-def batch_sums(values: Tensor, width: Tensor | None, dtype: torch.dtype) -> dict[str, Tensor]:
+def batch_sums(values: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     """What a batch adds to the sums.
 
     Args:
         values: (B, S') scores, NaN where undefined.
-        width: (B, S') half-widths, NaN where undefined; None: not asked for.
         dtype: of the sums.
 
     Returns:
@@ -110,16 +113,13 @@ def batch_sums(values: Tensor, width: Tensor | None, dtype: torch.dtype) -> dict
         raise ValueError(f"at most {MAX_SOURCES} sources can be averaged, got {sources}.")
     means, defined = item_means(values), ~values.isnan()
     room = (0, MAX_SOURCES - sources)
-    found = {
+    return {
         "item_sum": means.nan_to_num(0.0).to(dtype).sum(),
         "items": (~means.isnan()).sum(),
         "seen": torch.tensor(count, device=values.device),
         "source_sum": pad(values.nan_to_num(0.0).to(dtype).sum(0), room),
         "source_count": pad(defined.sum(0), room),
     }
-    if width is not None:
-        found["width_sum"] = item_means(width).nan_to_num(0.0).to(dtype).sum()
-    return found
 
 
 def rows_of(values: Tensor) -> tuple[Tensor, Tensor]:

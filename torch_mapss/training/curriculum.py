@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import checks
-from torch_mapss.pipeline.records import ScoreBounds, Scores
+from torch_mapss.pipeline.records import Scores
 from torch_mapss.training.trigger_conditions import (
     Condition,
     Fraction,
@@ -40,7 +40,6 @@ from torch_mapss.training.trigger_conditions import (
     reason,
     remember,
 )
-from torch_mapss.training.trigger_input import observed
 
 __all__ = ["Fraction", "FrameTrigger", "Quantile", "Trend", "TriggerEvent"]
 
@@ -79,8 +78,6 @@ class FrameTrigger:
             harder task: neither as held nor in running means, slopes and best values.
         smoothing: weight of the past in the running mean of each statistic, in [0, 1): 0 takes
             the epoch as it is, 0.8 averages about five epochs.
-        half_width: count only frames whose confidence half-width is at most this; the bounds
-            must then be handed in with the scores. None counts all.
         min_frames: an epoch with fewer counted frames is undefined.
 
     After firing, the conditions must be reached afresh and hold for ``patience`` epochs again;
@@ -104,7 +101,6 @@ class FrameTrigger:
         hysteresis: float = 0.0,
         cooldown: int = 0,
         smoothing: float = 0.0,
-        half_width: float | None = None,
         min_frames: int = 1,
     ) -> None:
         self.conditions = checked_conditions(conditions)
@@ -115,9 +111,6 @@ class FrameTrigger:
         self.smoothing = check_number(smoothing, "smoothing", least=0.0)
         if self.smoothing >= 1.0:
             raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}. 1 would never move.")
-        self.half_width = (
-            None if half_width is None else check_number(half_width, "half_width", least=0.0)
-        )
         self.min_frames = checks.check_whole(min_frames, "min_frames", 1)
         self.events: list[TriggerEvent] = []
         self.epoch = 0
@@ -144,25 +137,19 @@ class FrameTrigger:
 
     # ------------------------------------------------------------------------- scores in
 
-    def observe(
-        self,
-        scores: Scores | Mapping[str, Any],
-        bounds: ScoreBounds | Mapping[str, Any] | None = None,
-    ) -> None:
+    def observe(self, scores: Scores | Mapping[str, Any]) -> None:
         """Add the frames of one batch to the current epoch.
 
         Args:
             scores: what a :class:`~torch_mapss.MAPSS` returns, of which active frames count; or
                 measure -> frame scores (tensor, array or list of any shape), NaN where undefined.
-            bounds: confidence half-widths: what ``MAPSS.bounds`` returns (``tail`` is used), or
-                measure -> half-widths of the same shape. ``"log_pm"`` takes those of ``"pm"``;
-                ``"pm_rank"`` needs none, and all its frames count.
+                Frames may be left out by NaN, e.g. those of wide error bounds:
+                ``{"ps": torch.where(bounds.ps.tail < 0.1, scores.ps, torch.nan)}``.
 
         Raises:
             KeyError: a measure that a condition needs is missing.
-            ValueError: shapes differ, or ``half_width`` is set and bounds are missing.
         """
-        found = observed(scores, bounds, self.measures, self.half_width)
+        found = {measure: _frames(scores, measure) for measure in self.measures}
         for measure, values in found.items():  # all or nothing: what is refused leaves nothing
             self._frames.setdefault(measure, []).append(values)
 
@@ -187,13 +174,9 @@ class FrameTrigger:
         self.statistics = {str(c): value for c, value in zip(self.conditions, values)}
         return self._judge(values, {measure: len(v) for measure, v in frames.items()})
 
-    def update(
-        self,
-        scores: Scores | Mapping[str, Any],
-        bounds: ScoreBounds | Mapping[str, Any] | None = None,
-    ) -> TriggerEvent | None:
+    def update(self, scores: Scores | Mapping[str, Any]) -> TriggerEvent | None:
         """:meth:`observe` and :meth:`step` in one, for an epoch that is one batch of scores."""
-        self.observe(scores, bounds)
+        self.observe(scores)
         return self.step()
 
     # ------------------------------------------------------------------------- decision
@@ -261,12 +244,29 @@ class FrameTrigger:
         self._frames = {}
 
     def _settings(self) -> list[str]:
-        names = ("require", "patience", "hysteresis", "cooldown", "smoothing", "half_width")
+        names = ("require", "patience", "hysteresis", "cooldown", "smoothing")
         options = [f"{name}={getattr(self, name)!r}" for name in (*names, "min_frames")]
         return [*map(repr, self.conditions), *options]
 
     def __repr__(self) -> str:
         return f"FrameTrigger({', '.join(self._settings())})"
+
+
+def _frames(scores: Scores | Mapping[str, Any], measure: str) -> Tensor:
+    """(n,) defined frame scores, float64 on the CPU."""
+    if isinstance(scores, Scores):
+        values = torch.where(scores.active, getattr(scores, measure), torch.nan)
+    elif measure in scores:
+        values = scores[measure]
+        if not isinstance(values, Tensor):
+            values = torch.as_tensor(values, dtype=torch.float64)
+    else:
+        raise KeyError(
+            f"scores lack {measure!r}, which a condition of this trigger uses; they hold "
+            f"{sorted(scores)}."
+        )
+    values = values.detach().double().cpu()
+    return values[values.isfinite()]
 
 
 def _check_state(state: Mapping[str, Any], settings: list[str]) -> None:

@@ -71,6 +71,7 @@ def admit(
         TypeError, ValueError: input that cannot be scored, see the message.
     """
     _check_rank(estimates)
+    _check_order(estimates, references)
     call = gate.admit(mapss, estimates, references, attributed, lengths, measures)
     call = prepared(mapss, call)
     bank = bank_of(call)
@@ -102,6 +103,18 @@ def _check_rank(estimates: object) -> None:
             "or sources. PS and PM compare an estimate with all sources of its mixture and "
             "have no value speaker by speaker; a permutation wrapper must hand in whole "
             "mixtures (mode='permutation-wise'). For one mixture pass estimates.unsqueeze(0)."
+        )
+
+
+def _check_order(estimates: object, references: object) -> None:
+    if not (isinstance(estimates, Tensor) and isinstance(references, Tensor)):
+        return
+    wants = estimates.requires_grad, references.requires_grad
+    if wants == (False, True) and torch.is_grad_enabled():
+        raise ValueError(
+            "references require a gradient and estimates do not, so they seem to be swapped. Pass "
+            "estimates first, loss(estimates, references); if the order is right, pass "
+            "references.detach()."
         )
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from torch_mapss.bounds.frames import CONVENTIONS, TAILS, check_confidence
 from torch_mapss.core import checks
-from torch_mapss.metrics.shared_batch import Pooling, Request, batch_of, frame_scores
+from torch_mapss.metrics.shared_batch import Request, frame_scores
+from torch_mapss.metrics.values import FRAME_VALUES
 from torch_mapss.pipeline.mapss import MAPSS
 from torch_mapss.pipeline.permutation import check_pit
 from torch_mapss.training.curriculum import FrameTrigger, TriggerEvent
@@ -33,12 +33,6 @@ except Exception as error:  # it may be there and fail on its own imports
 __all__ = ["CurriculumCallback"]
 
 StageHook = Callable[[Any, int], None]
-_POOLING = {
-    "ps": Pooling("separation", "ps"),
-    "pm": Pooling("match", "pm"),
-    "log_pm": Pooling("match", "log_pm"),
-    "pm_rank": Pooling("match", "pm_rank"),
-}
 
 
 class CurriculumCallback(Callback):
@@ -59,25 +53,19 @@ class CurriculumCallback(Callback):
     undefined. The trigger's state is part of the checkpoint.
 
     Args:
-        trigger: decides. If it has a ``half_width``, error bounds are computed for it, at the price
-            of preparing the references once more.
+        trigger: decides.
         mapss: scores; share it with metrics and losses. None: the module's attribute ``mapss``.
         on_stage: called with (module, stage). None: the module's method ``on_curriculum_stage``
             is called with (stage).
         attributed: (S',) the reference each estimate belongs to; all in order if None.
         pit: ``"si_sdr"`` for outputs in any order, as in the metrics. None: they are in order.
-        confidence: of the half-widths that the trigger compares.
-        tail: of the half-widths, ``"concentration"``, the paper's inequalities, or
-            ``"bootstrap"``, which is narrow and holds for PS, and takes longer.
-        bounds_convention: of the half-widths, ``"paper"``, ``"reference"`` or ``"derived"``; that
-            of the scores if None.
         prefix: of the logged names; give two curricula different ones.
 
     Raises:
         TypeError: no FrameTrigger; when training starts (or its sanity check), also a module
             without ``mapss`` or ``on_curriculum_stage``, or a ``validation_step`` that returns
             something else.
-        ValueError: a confidence out of its range.
+        ValueError: ``attributed`` beside ``pit``.
 
     Example::
 
@@ -93,9 +81,6 @@ class CurriculumCallback(Callback):
         on_stage: StageHook | None = None,
         attributed: Sequence[int] | None = None,
         pit: str | None = None,
-        confidence: float = 0.95,
-        tail: str = "concentration",
-        bounds_convention: str | None = None,
         prefix: str = "curriculum/",
     ) -> None:
         if not isinstance(trigger, FrameTrigger):
@@ -105,20 +90,13 @@ class CurriculumCallback(Callback):
             )
         if mapss is not None and not isinstance(mapss, MAPSS):
             raise TypeError(f"mapss must be a torch_mapss.MAPSS, got {type(mapss).__name__}.")
-        check_confidence(confidence)
         self.trigger, self.prefix, self.on_stage = trigger, prefix, on_stage
         self.attributed = None
         if attributed is not None:
             self.attributed = checks.whole_numbers(attributed, "attributed")
         self.pit = check_pit(pit, self.attributed)
-        self.confidence = confidence
-        self.tail = checks.check_choice(tail, "tail", TAILS)
-        if bounds_convention is not None:
-            checks.check_choice(bounds_convention, "bounds_convention", CONVENTIONS)
-        self.bounds_convention = bounds_convention
         self._mapss = mapss
         self._frames: dict[str, list[Tensor]] = {}
-        self._widths: dict[str, list[Tensor]] = {}
 
     @property
     def stage(self) -> int:
@@ -157,7 +135,7 @@ class CurriculumCallback(Callback):
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Start a new epoch of frames."""
-        self._frames, self._widths = {}, {}
+        self._frames = {}
 
     def on_validation_batch_end(
         self,
@@ -172,39 +150,24 @@ class CurriculumCallback(Callback):
         if trainer.sanity_checking:  # what is missing is said before an epoch is spent
             _signals(outputs)
             self._find_mapss(pl_module)
-        if not _listens(trainer):
+        if not _in_fit(trainer):
             return
         preds, target, lengths = _signals(outputs)
         mapss = self._find_mapss(pl_module)
-        batch_seen = batch_of(mapss, preds, target, lengths)
-        confidence = None if self.trigger.half_width is None else self.confidence
         for name in self.trigger.measures:
-            pooling = _POOLING[name]
-            wanted = Request(
-                pooling.measure,
-                self.attributed,
-                None,
-                None if name == "pm_rank" else confidence,
-                self.pit,
-                self.tail,
-                self.bounds_convention,
-            )
+            value = FRAME_VALUES[name]
+            wanted = Request(value.measure, self.attributed, None, self.pit)
             with torch.no_grad():
-                scores, bounds = frame_scores(mapss, preds, target, batch_seen, wanted)
-            self._frames.setdefault(name, []).append(_scored(pooling, scores))
-            if bounds is not None:
-                widths = getattr(bounds, "ps" if name == "ps" else "pm").tail
-                self._widths.setdefault(name, []).append(widths[scores.active].float().cpu())
+                scores = frame_scores(mapss, preds, target, lengths, wanted)
+                frames = value.frames(scores)
+            self._frames.setdefault(name, []).append(frames[~frames.isnan()].float().cpu())
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Let the trigger decide, log what it saw, and pass a firing on."""
-        if not _listens(trainer):
+        if not _in_fit(trainer):
             return
-        frames = self._gathered(self._frames, pl_module.device)
-        widths = self._gathered(self._widths, pl_module.device)
-        needs_bounds = self.trigger.half_width is not None
-        event = self.trigger.update(frames, _by_measure(widths) if needs_bounds else None)
-        self._frames, self._widths = {}, {}
+        event = self.trigger.update(self._gathered(pl_module.device))
+        self._frames = {}
         self._log(pl_module)
         if event is not None:
             rank_zero_info(str(event))
@@ -212,11 +175,11 @@ class CurriculumCallback(Callback):
 
     # ------------------------------------------------------------------------- parts
 
-    def _gathered(self, kept: dict[str, list[Tensor]], device: torch.device) -> dict[str, Tensor]:
+    def _gathered(self, device: torch.device) -> dict[str, Tensor]:
         """measure -> (n,) values of all processes, in the same order on each of them."""
         found = {}
         for name in self.trigger.measures:
-            values = torch.cat(kept.get(name) or [torch.empty(0)])
+            values = torch.cat(self._frames.get(name) or [torch.empty(0)])
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 values = torch.cat(gather_all_tensors(values.to(device))).cpu()
             found[name] = values
@@ -250,29 +213,12 @@ class CurriculumCallback(Callback):
                 f"{type(found).__name__}. Set it in the module, or pass mapss= to "
                 "CurriculumCallback."
             )
-        if "pm_rank" in self.trigger.measures and found.settings.convention != "conformal":
-            raise ValueError(
-                "the trigger looks at 'pm_rank', the rank form of the conformal convention, but "
-                f"the MAPSS has convention={found.settings.convention!r}. Make it with "
-                "convention='conformal'."
-            )
         return found
 
 
-def _listens(trainer: Any) -> bool:
+def _in_fit(trainer: Any) -> bool:
     """Only within ``fit``: a separate ``validate`` or the sanity check is no epoch of training."""
     return bool(trainer.state.fn == "fit" and not trainer.sanity_checking)
-
-
-def _scored(pooling: Pooling, scores: Any) -> Tensor:
-    """(n,) scored frames, on the CPU."""
-    return getattr(scores, pooling.field)[scores.active].float().cpu()
-
-
-def _by_measure(widths: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The trigger asks for half-widths under "ps" and "pm"; log PM goes by those of PM."""
-    wanted = {name: values for name, values in widths.items() if name != "pm_rank"}
-    return {("ps" if name == "ps" else "pm"): values for name, values in wanted.items()}
 
 
 def _signals(outputs: Any) -> tuple[Tensor, Any, tuple[int, ...] | None]:

@@ -56,7 +56,7 @@ from torch_mapss.pipeline.records import ReferenceBank, Scores
 from torch_mapss.pipeline.scoring import score
 from torch_mapss.training.autocast import precisely
 from torch_mapss.training.inputs import Call, admit
-from torch_mapss.training.permute import PIT, ordered, returned, unplaced
+from torch_mapss.training.pit import PIT, ordered, returned, unplaced
 from torch_mapss.training.reduction import REDUCTIONS, mean_of, reduced, reduced_extra
 from torch_mapss.training.terms import (
     LossRecord,

@@ -1,4 +1,4 @@
-"""What a curriculum trigger looks at: statistics of frame scores, and their levels."""
+"""Conditions of a curriculum trigger: statistics of frame scores, and their levels."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from torch import Tensor
 
 from torch_mapss.core import checks
 
-MEASURES = ("ps", "pm", "log_pm", "pm_rank")
-# What the rank form of PM says for itself, in the sentence of a firing.
-GUARANTEE = (
-    "valid under exchangeability: a frame's rank is at most u with probability at most u if "
-    "estimate and distortions are exchangeable"
-)
+NAMES = {"ps": "PS", "pm": "PM", "log_pm": "log PM"}  # of fields of the scores, as printed
 
 
 @dataclass(frozen=True)
@@ -25,7 +20,7 @@ class Quantile:
     """A quantile of the frame scores has risen above (or fallen below) a level.
 
     Args:
-        measure: ``"ps"``, ``"pm"``, ``"log_pm"``, or ``"pm_rank"`` (conformal convention).
+        measure: ``"ps"``, ``"pm"`` or ``"log_pm"``.
         q: which quantile, in [0, 1]; 0.5 is the median. Small ones look at the worst frames.
         above, below: the level; exactly one of them.
     """
@@ -45,7 +40,7 @@ class Quantile:
         return float(np.quantile(frames.numpy(), self.q))  # torch's takes at most 2^24 values
 
     def __str__(self) -> str:
-        return f"{100 * self.q:g} % quantile of {spoken(self.measure)}"
+        return f"{100 * self.q:g} % quantile of {NAMES[self.measure]}"
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ class Fraction:
     """The share of frames whose score exceeds a limit has risen above (or fallen below) a level.
 
     Args:
-        measure: ``"ps"``, ``"pm"``, ``"log_pm"``, or ``"pm_rank"`` (conformal convention).
+        measure: ``"ps"``, ``"pm"`` or ``"log_pm"``.
         over: frames with a score greater than this count.
         above, below: the level of their share, in [0, 1]; exactly one of them.
     """
@@ -74,7 +69,7 @@ class Fraction:
         return float((frames > self.over).double().mean())
 
     def __str__(self) -> str:
-        return f"share of frames with {spoken(self.measure)} > {self.over:g}"
+        return f"share of frames with {NAMES[self.measure]} > {self.over:g}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ class Trend:
     undefined until there are so many. ``Trend("ps", below=0.002)`` says that PS has levelled off.
 
     Args:
-        measure: ``"ps"``, ``"pm"``, ``"log_pm"``, or ``"pm_rank"`` (conformal convention).
+        measure: ``"ps"``, ``"pm"`` or ``"log_pm"``.
         span: epochs the line is fitted to, at least 2. More are calmer and later.
         above, below: the level, in score per epoch; exactly one of them.
     """
@@ -105,7 +100,7 @@ class Trend:
         return float(frames.mean())
 
     def __str__(self) -> str:
-        return f"slope of mean {spoken(self.measure)} over {self.span} epochs"
+        return f"slope of mean {NAMES[self.measure]} over {self.span} epochs"
 
 
 Condition = Quantile | Fraction | Trend
@@ -160,8 +155,7 @@ def reason(condition: Condition, value: float, hysteresis: float) -> str:
     assert level is not None
     relation = ">=" if condition.above is not None else "<="
     slack = "" if holds(condition, value, 0.0) else f" within the hysteresis of {hysteresis:g}"
-    said = f"{condition} is {value:.4g} {relation} {level:g}{slack}"
-    return f"{said}, {GUARANTEE}" if condition.measure == "pm_rank" else said
+    return f"{condition} is {value:.4g} {relation} {level:g}{slack}"
 
 
 def slope(values: Sequence[float]) -> float:
@@ -170,10 +164,6 @@ def slope(values: Sequence[float]) -> float:
     middle, mean = (n - 1) / 2.0, math.fsum(values) / n
     products = math.fsum((i - middle) * (v - mean) for i, v in enumerate(values))
     return products / math.fsum((i - middle) ** 2 for i in range(n))
-
-
-def spoken(measure: str) -> str:
-    return {"ps": "PS", "pm": "PM", "log_pm": "log PM", "pm_rank": "PM rank"}[measure]
 
 
 def checked_conditions(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
@@ -194,7 +184,7 @@ def checked_conditions(conditions: Sequence[Condition]) -> tuple[Condition, ...]
 
 
 def _check_measure(measure: str) -> None:
-    checks.check_choice(measure, "measure", MEASURES)
+    checks.check_choice(measure, "measure", tuple(NAMES))
 
 
 def _check_level(above: float | None, below: float | None) -> None:
