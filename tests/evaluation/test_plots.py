@@ -1,4 +1,4 @@
-"""Figures: axes, units, limits, gaps, and nothing global touched."""
+"""Figures: axes, units, limits, gaps, shown in notebooks, and nothing global touched."""
 
 from __future__ import annotations
 
@@ -36,86 +36,64 @@ def report() -> Report:
 
 
 def score_axes(figure: Figure) -> list[Any]:
-    return [ax for ax in figure.axes if "0 to 1" in ax.get_ylabel()]
+    return [ax for ax in figure.axes if "PS" in ax.get_ylabel()]
 
 
 def test_frame_scores_with_gaps_and_gradients() -> None:
     values = torch.rand(8, requires_grad=True) * 0.5
-    active = torch.tensor([1, 1, 0, 1, 1, 1, 0, 1], dtype=torch.bool)
-    holes = values.clone()
-    holes[4] = torch.nan
-    ax = plots.plot_scores(TIMES, values, holes, active=active)
-    ps, pm = (line for line in ax.lines if line.get_label() in ("PS", "PM"))
-    np.testing.assert_allclose(ps.get_xdata(), TIMES.numpy())
-    np.testing.assert_array_equal(np.isnan(ps.get_ydata()), ~active.numpy())
-    assert np.isnan(pm.get_ydata()[4])
+    holes = values.masked_fill(torch.tensor([0, 0, 1, 0, 1, 0, 1, 0]).bool(), torch.nan)
+    given = Figure().subplots(1, 2)[1]
+    ax = plots.plot_scores(TIMES, {"PS": values, "PM": holes}, ax=given)
+    assert ax is given
+    whole, broken = (line for line in ax.lines if line.get_label() in ("PS", "PM"))
+    np.testing.assert_allclose(whole.get_xdata(), TIMES.numpy())
+    np.testing.assert_array_equal(np.isnan(broken.get_ydata()), holes.isnan().numpy())
     # A frame between two gaps would be invisible as a line: it gets a dot.
-    dots = [line for line in ax.lines if line.get_marker() == "."]
-    assert [list(np.round(line.get_xdata(), 4)) for line in dots] == [
-        [0.1525],
-        [0.0725, 0.1125, 0.1525],
-    ]
+    (dots,) = [line for line in ax.lines if line.get_marker() == "."]
+    assert list(np.round(dots.get_xdata(), 4)) == [0.0725, 0.1125, 0.1525]
     assert ax.get_ylim() == (0.0, 1.0)
-    assert "PS, PM" in ax.get_ylabel()
+    assert ax.get_ylabel() == "PS\nPM"
     assert ax.get_xlabel() == "time (s)"
 
 
-def test_a_given_axis_is_used() -> None:
-    figure = Figure()
-    left, right = figure.subplots(1, 2)
-    assert plots.plot_scores(TIMES, torch.rand(8), ax=right) is right
-    assert plots.plot_values(0.5, "PM", ax=left) is left
-    assert len(figure.axes) == 2
-    assert right.lines
-    assert left.lines
-
-
-@pytest.mark.parametrize("values", [0.4, torch.tensor(0.4), [0.1, 0.4], torch.tensor([0.1, 0.4])])
-def test_values_alone_or_in_a_list(values: Any) -> None:
-    ax = plots.plot_values(values, "PM")
-    drawn = ax.lines[0].get_ydata()
-    assert list(drawn) == pytest.approx([0.4] if np.ndim(values) == 0 else [0.1, 0.4])
-    assert ax.get_ylim() == (0.0, 1.0)
-    assert "PM" in ax.get_ylabel()
-    assert ax.get_xlabel() == ("" if np.ndim(values) == 0 else "step")
-
-
 def test_bands_stay_within_the_range() -> None:
-    ax = plots.plot_scores(TIMES, torch.full((8,), 0.9), ps_total=torch.full((8,), 0.3))
+    scores, widths = {"PS": torch.full((8,), 0.9)}, {"PS": torch.full((8,), 0.3)}
+    ax = plots.plot_scores(TIMES, scores, half_widths=widths)
     outline = ax.collections[0].get_paths()[0].vertices
     assert outline[:, 1].min() == pytest.approx(0.6)
     assert outline[:, 1].max() == 1.0
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"PS must have one value per frame, shape \(8,\)"):
-        plots.plot_scores(TIMES, torch.rand(2, 8))
+    with pytest.raises(ValueError, match=r"PS .*\(8,\).*\(2, 8\)"):
+        plots.plot_scores(TIMES, {"PS": torch.rand(2, 8)})
+    with pytest.raises(ValueError, match="panels"):
+        plots.plot_panels([])
 
 
 def test_report_has_scores_above_the_spectrogram_of_each_source(report: Report) -> None:
     figure = report.plot(title="A mixture")
     above = score_axes(figure)
-    assert [ax.get_title("left") for ax in above] == ["low", "high"]
+    per_source = (len(figure.axes) - 1) // 2
+    assert [ax.get_title("left") for ax in figure.axes[1::per_source]] == ["low", "high"]
     assert figure.axes[0].get_title("left") == "mixture"
     pictures = [ax for ax in figure.axes if ax.images]
     assert len(pictures) == 3
     assert all(ax.get_ylabel() == "kHz" for ax in pictures)
-    limits = {ax.get_xlim() for ax in figure.axes}
-    assert limits == {(0.0, 1.0)}
+    assert {ax.get_xlim() for ax in figure.axes} == {(0.0, 1.0)}
     assert figure.axes[-1].get_xlabel() == "time (s)"
     for ax in above:
-        assert ax.get_ylim() == (0.0, 1.0)
         line = next(line for line in ax.lines if line.get_label() == "PS")
         gap = np.isnan(line.get_ydata())
-        assert gap[(times_in(line) > 0.40) & (times_in(line) < 0.54)].all()
-        assert not gap.all()
-        assert len(ax.collections) == 2  # a band each
-    words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert words == ["PS: 1 = no leakage", "PM: 1 = undistorted"]
-
-
-def times_in(line: Any) -> Any:
-    return np.asarray(line.get_xdata())
+        assert 0 < gap.sum() < len(gap) / 2
+        assert ax.collections  # bounds are drawn as bands
+    row = report.rows[0]
+    caption = figure.axes[1].get_title("right")
+    assert f"PS {row.ps:.2f}" in caption
+    assert f"PM {row.pm:.2f}" in caption
+    given = Figure(figsize=(4, 4))
+    assert report.plot(figure=given) is given
+    assert len(given.axes) == len(figure.axes)
 
 
 def test_spectrogram_and_scores_share_the_time_axis() -> None:
@@ -135,16 +113,13 @@ def test_spectrogram_and_scores_share_the_time_axis() -> None:
 
 
 def test_several_reports_side_by_side(report: Report) -> None:
-    figure = plots.plot_reports([report, report], titles=["one", "two $x$"])
+    figure = plots.plot_panels([report.panel("one"), report.panel("two $x$")])
     assert len(score_axes(figure)) == 2  # labelled once, in the first column
-    assert len(figure.axes) == 10
     texts = [child.get_text() for ax in figure.axes for child in ax.texts]
     assert texts == ["one", r"two \$x\$"]
-    other = evaluate(
-        estimates=sources(seconds=0.1), references=sources(seconds=0.1), mapss=small_mapss(2)
-    )
+    other = report.panel()._replace(sources=("a", "b"))
     with pytest.raises(ValueError, match="same sources"):
-        plots.plot_reports([report, other])
+        plots.plot_panels([report.panel(), other])
 
 
 def test_figures_are_written_by_suffix(tmp_path: Path, report: Report) -> None:
@@ -157,19 +132,13 @@ def test_figures_are_written_by_suffix(tmp_path: Path, report: Report) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "plain.png"]
 
 
-def test_a_given_figure_is_filled(report: Report) -> None:
-    figure = Figure(figsize=(4, 4))
-    assert report.plot(figure=figure) is figure
-    assert len(figure.axes) == 5
-
-
 @pytest.mark.slow
 def test_nothing_global_changes_and_no_display_is_needed(tmp_path: Path) -> None:
     code = (
         "import sys, torch, matplotlib\n"
         "before = dict(matplotlib.rcParams)\n"
         "from torch_mapss.evaluation import plots\n"
-        "ax = plots.plot_scores(torch.arange(3.0), torch.rand(3))\n"
+        "ax = plots.plot_scores(torch.arange(3.0), {'PS': torch.rand(3)})\n"
         "plots.save_figure(ax.figure, sys.argv[1])\n"
         "assert dict(matplotlib.rcParams) == before\n"
         "print('matplotlib.pyplot' in sys.modules)\n"
@@ -186,24 +155,38 @@ def test_nothing_global_changes_and_no_display_is_needed(tmp_path: Path) -> None
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
+CELL = """
+import torch
+from torch_mapss.evaluation import plots
+plots.plot_scores(torch.arange(3.0), {"PS": torch.rand(3)}).figure
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_the_picture() -> None:
+    nbformat = pytest.importorskip("nbformat")
+    client = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    client.NotebookClient(book, kernel_name="python3", timeout=120).execute(
+        env=environment(MPLBACKEND="Agg")
+    )
+    (output,) = book.cells[0].outputs
+    assert output["output_type"] == "execute_result"
+    assert output["data"]["image/png"]
+
+
 def test_without_matplotlib_the_plot_names_the_extra(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "torch_mapss.evaluation.figure", None)
     with pytest.raises(ImportError, match=r"pip install torch_mapss\[plot\]"):
         report.plot()
-    with pytest.raises(ImportError, match=r"pip install torch_mapss\[plot\]"):
-        plots.plot_values([0.5])
 
 
-def test_no_report_is_told() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        plots.plot_reports([])
-
-
-def test_a_long_name_leaves_room_for_the_means() -> None:
-    ax = plots.new_figure(4.0, 2.0).add_subplot()
-    plots._name(ax, "folder/" * 20 + "the end", 40)
-    title = ax.get_title(loc="left")
+def test_a_long_name_leaves_room_for_the_means(report: Report) -> None:
+    name = "folder/" * 20 + "the end"
+    figure = plots.plot_panels([report.panel()._replace(sources=(name, "b"))])
+    title = figure.axes[1].get_title(loc="left")
     assert len(title) == 40
     assert title.endswith("the end")

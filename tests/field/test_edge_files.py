@@ -208,7 +208,7 @@ PARTS = {
     "torchaudio": "audio.resample(torch.zeros(2, 900), 44100, 16000)",
     "soundfile": "audio.load_audio('a.wav')",
     "transformers": "load_encoder('wav2vec2-base')",
-    "matplotlib": "plots.plot_values([0.5])",
+    "matplotlib": "plots.check_available()",
 }
 LIGHTNING = {"lightning": "import torch_mapss.lightning"}
 SCRIPT = """

@@ -185,6 +185,9 @@ def _draw(reports: tuple[Report, ...], path: str) -> bool:
         plots.check_available()
     except ImportError:
         return False
-    titles = [f"{grade.name} (leakage {grade.leakage_db:g} dB)" for grade in GRADES]
-    plots.save_figure(plots.plot_reports(reports, titles=titles), path)
+    panels = [
+        report.panel(f"{grade.name} (leakage {grade.leakage_db:g} dB)")
+        for grade, report in zip(GRADES, reports)
+    ]
+    plots.save_figure(plots.plot_panels(panels), path)
     return True

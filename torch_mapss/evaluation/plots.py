@@ -1,44 +1,63 @@
-"""Figures of frame scores. Needs matplotlib, but neither pyplot nor a display.
+"""Figures of frame scores, from arrays and names. Needs matplotlib, but no pyplot and no display.
 
-Figures are made from ``matplotlib.figure.Figure``, so nothing global (backend, style, open
-figures) changes; they show in notebooks and save to any format of matplotlib's.
+Nothing global (backend, style, open figures) changes; figures show in notebooks and save to any
+format of matplotlib's.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_mapss.evaluation import files
-from torch_mapss.evaluation.clips import Clip
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-    from torch_mapss.evaluation.report import Report
+    from torch_mapss.evaluation.figure import Figure
 
+#: Scores in [0, 1] that are drawn on one axis, of leakage and of distortion, as they are written.
+AXES: tuple[dict[str, str], ...] = (
+    {"clearance": "clearance", "fidelity": "fidelity"},
+    {"ps": "PS", "pm": "PM"},
+)
 # Told apart by colour and lightness, for the colour-blind and in print. Not by dashes, which would
 # look like the gaps of frames that are not scored.
-PS_STYLE: dict[str, Any] = {"color": "#0b4f79", "linewidth": 1.7}
-PM_STYLE: dict[str, Any] = {"color": "#e8871e", "linewidth": 1.2}
-RANK_STYLE: dict[str, Any] = {"color": "#4d7c0f", "linewidth": 0.9}
+_STYLES: tuple[dict[str, Any], ...] = (
+    {"color": "#0b4f79", "linewidth": 1.7},
+    {"color": "#e8871e", "linewidth": 1.2},
+)
+_MEANINGS = ("blue: 1 = no leakage", "orange: 1 = undistorted")
 _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
 INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
 # Characters of a source's name that fit beside its mean scores: in one column, in each of several.
 _LONGEST_NAMES = 40, 16
 
 
+class Panel(NamedTuple):
+    """What is drawn of one separation: S' estimates, F frames."""
+
+    sources: Sequence[str]  # S', names
+    times: Tensor  # (F,) seconds
+    scores: Mapping[str, Tensor]  # (S', F) by measure, of AXES; NaN leaves a gap
+    waves: Sequence[Tensor]  # S' estimates, (T,)
+    sample_rate: int  # Hz
+    captions: Sequence[str]  # S', beside the names
+    half_widths: Mapping[str, Tensor] = {}  # (S', F) by measure, of bands around the scores
+    mixture: Tensor | None = None  # (T,)
+    title: str = ""
+
+
 def _import_figure() -> Any:
     try:
         _load_without_backend()
-        from matplotlib.figure import Figure
+        from torch_mapss.evaluation.figure import Figure
     except ModuleNotFoundError as error:
         raise ImportError(INSTALL) from error
     except Exception as error:  # a broken installation raises what it likes
@@ -123,23 +142,17 @@ def _target(figure: Figure, path: str | os.PathLike[str]) -> tuple[str, str]:
 
 def plot_scores(
     times: Tensor,
-    ps: Tensor | None = None,
-    pm: Tensor | None = None,
+    scores: Mapping[str, Tensor],
     *,
-    active: Tensor | None = None,
-    ps_total: Tensor | None = None,
-    pm_total: Tensor | None = None,
-    pm_rank: Tensor | None = None,
+    half_widths: Mapping[str, Tensor] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """PS and PM of one source over time, and PM's rank if there is one.
+    """Scores in [0, 1] of one source over time.
 
     Args:
         times: (F,) seconds.
-        ps, pm: (F,) in [0, 1]; NaN, or not ``active``, leaves a gap. Either may be left out.
-        pm_rank: (F,) in (0, 1], as ``scores.pm_rank`` of the conformal convention.
-        active: (F,) bool, the frames that count.
-        ps_total, pm_total: (F,) half-widths of bands around them, e.g. ``bounds.ps.total[0, s]``.
+        scores: (F,) by name; NaN leaves a gap. The names go to the axis and the legend.
+        half_widths: (F,) by the same names, of bands around them.
         ax: draw there; a new figure by default (``returned.figure``).
 
     Returns:
@@ -150,41 +163,27 @@ def plot_scores(
         ValueError: shapes that do not fit.
     """
     ax = new_figure(8.0, 2.6).add_subplot() if ax is None else ax
-    drawn = []
-    for values, total, name, style in (
-        (ps, ps_total, "PS", PS_STYLE),
-        (pm, pm_total, "PM", PM_STYLE),
-        (pm_rank, None, "PM rank", RANK_STYLE),
-    ):
-        if values is not None:
-            _draw_score(ax, times, values, active, total, name, style)
-            drawn.append(name)
-    _label_scores(ax, drawn)
+    x = times.detach().cpu().numpy()
+    for (name, given), style in zip(scores.items(), _STYLES * len(scores)):
+        values = _checked(given, times, name)
+        y = values.numpy()
+        # Not clipped: a line along 0 or 1 would lose half its width to the frame.
+        ax.plot(x, y, label=name, zorder=3, clip_on=False, **style)
+        alone = _alone(values)
+        if bool(alone.any()):  # a line needs two points
+            ax.plot(x[alone], y[alone], ".", color=style["color"], markersize=3, zorder=3)
+        if half_widths and name in half_widths:
+            half = _checked(half_widths[name], times, f"half-width of {name}").numpy()
+            low, high = (y - half).clip(0.0, 1.0), (y + half).clip(0.0, 1.0)
+            ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0, zorder=2)
+    ax.set_ylim(0.0, 1.0)
+    ax.set_yticks([0.0, 0.5, 1.0])
+    ax.set_ylabel("\n".join(scores))
+    ax.set_xlabel("time (s)")
+    ax.grid(True, axis="y", color="#dddddd", linewidth=0.6, zorder=0)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
     return ax
-
-
-def _draw_score(
-    ax: Axes,
-    times: Tensor,
-    values: Tensor,
-    active: Tensor | None,
-    total: Tensor | None,
-    name: str,
-    style: dict[str, Any],
-) -> None:
-    values = _checked(values, times, name)
-    if active is not None:
-        values = torch.where(_checked(active, times, "active").bool(), values, torch.nan)
-    x, y = times.detach().cpu().numpy(), values.numpy()
-    # Not clipped: a line along 0 or 1 would lose half its width to the frame.
-    ax.plot(x, y, label=name, zorder=3, clip_on=False, **style)
-    alone = _alone(values)
-    if bool(alone.any()):  # a line needs two points
-        ax.plot(x[alone], y[alone], ".", color=style["color"], markersize=3, zorder=3)
-    if total is not None:
-        half = _checked(total, times, f"{name.lower()}_total").numpy()
-        low, high = (y - half).clip(0.0, 1.0), (y + half).clip(0.0, 1.0)
-        ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0, zorder=2)
 
 
 def _checked(values: Tensor, times: Tensor, name: str) -> Tensor:
@@ -201,47 +200,6 @@ def _alone(values: Tensor) -> Any:
     there = values.isfinite()
     padded = torch.nn.functional.pad(there, (1, 1))
     return (there & ~padded[:-2] & ~padded[2:]).numpy()
-
-
-def _label_scores(ax: Axes, names: Sequence[str]) -> None:
-    ax.set_ylim(0.0, 1.0)
-    ax.set_yticks([0.0, 0.5, 1.0])
-    ax.set_ylabel(f"{', '.join(names).replace('PM rank', 'rank')} (0 to 1)")
-    ax.set_xlabel("time (s)")
-    ax.grid(True, axis="y", color="#dddddd", linewidth=0.6, zorder=0)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-
-
-def plot_values(
-    values: Tensor | float | Sequence[Tensor | float], name: str = "PS", ax: Axes | None = None
-) -> Axes:
-    """One score, or a list of them over steps (epochs, say).
-
-    Args:
-        values: a number in [0, 1], or a sequence of them; NaN leaves a gap.
-        name: of the measure, for the axis.
-        ax: draw there; a new figure by default (``returned.figure``).
-
-    Returns:
-        The axes, scores from 0 to 1.
-
-    Raises:
-        ImportError: matplotlib is missing.
-    """
-    ax = new_figure(5.0, 3.0).add_subplot() if ax is None else ax
-    single = isinstance(values, float | int) or (isinstance(values, Tensor) and values.ndim == 0)
-    listed: list[Any] = [values] if single else list(values)  # type: ignore[arg-type]
-    numbers = [float(value) for value in listed]
-    style = PM_STYLE if name.upper().startswith("PM") else PS_STYLE
-    ax.plot(range(len(numbers)), numbers, marker="o", markersize=4, **style)
-    ax.set_ylim(0.0, 1.0)
-    ax.set_ylabel(f"{name} (0 to 1)")
-    ax.set_xlabel("step")
-    if single:
-        ax.set_xticks([])
-        ax.set_xlabel("")
-    return ax
 
 
 def spectrogram(wave: Tensor, size: int) -> Tensor:
@@ -298,28 +256,17 @@ def draw_spectrogram(ax: Axes, wave: Tensor, sample_rate: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------
-# Reports
+# Separations
 # ------------------------------------------------------------------------------------------------
 
 
-def plot_report(
-    report: Report, *, figure: Figure | None = None, title: str | None = None
-) -> Figure:
-    """See :meth:`torch_mapss.evaluation.report.Report.plot`."""
-    return plot_reports([report], figure=figure, titles=None if title is None else [title])
+def plot_panels(panels: Sequence[Panel], *, figure: Figure | None = None) -> Figure:
+    """Separations of the same sources side by side, one column each, on common axes.
 
-
-def plot_reports(
-    reports: Sequence[Report],
-    *,
-    titles: Sequence[str] | None = None,
-    figure: Figure | None = None,
-) -> Figure:
-    """Reports of the same sources side by side, one column each, on common axes.
+    For every source its scores over time, above the spectrogram of its estimate.
 
     Args:
-        reports: e.g. of several separators, on one mixture.
-        titles: one per report.
+        panels: e.g. of several separators, on one mixture.
         figure: an empty figure to draw into.
 
     Returns:
@@ -327,89 +274,67 @@ def plot_reports(
 
     Raises:
         ImportError: matplotlib is missing.
-        ValueError: reports of different sources.
+        ValueError: none, or of different sources.
     """
-    if not reports:
-        raise ValueError("reports must be at least one, got none.")
-    first = reports[0]
-    if any(report.sources != first.sources for report in reports):
+    if not panels:
+        raise ValueError("panels must be at least one, got none.")
+    first = panels[0]
+    if any(tuple(panel.sources) != tuple(first.sources) for panel in panels):
         raise ValueError(
-            "reports side by side must be of the same sources, got "
-            f"{', '.join(str(report.sources) for report in reports)}. Plot them one by one."
+            "panels must be of the same sources, got "
+            f"{', '.join(str(tuple(panel.sources)) for panel in panels)}. Plot them one by one."
         )
-    mixed = any(report.mixture is not None for report in reports)
-    ratios = [0.9] * mixed + [1.5, 0.9] * len(first.sources)
+    drawn = [names for names in AXES if any(name in first.scores for name in names)]
+    mixed = any(panel.mixture is not None for panel in panels)
+    ratios = [0.9] * mixed + [*[1.2] * len(drawn), 0.9] * len(first.sources)
     if figure is None:
-        width = 9.0 if len(reports) == 1 else 1.0 + 4.2 * len(reports)
+        width = 9.0 if len(panels) == 1 else 1.0 + 4.2 * len(panels)
         figure = new_figure(width, 0.8 + 1.05 * sum(ratios))
     axes = figure.subplots(
-        len(ratios), len(reports), sharex=True, sharey="row", squeeze=False, height_ratios=ratios
+        len(ratios), len(panels), sharex=True, sharey="row", squeeze=False, height_ratios=ratios
     )
-    for column, report in enumerate(reports):
-        _draw_column(axes[:, column], report, mixed, _LONGEST_NAMES[len(reports) > 1])
+    for column, panel in enumerate(panels):
+        _draw_column(axes[:, column], panel, mixed, drawn, _LONGEST_NAMES[len(panels) > 1])
     for row in axes[:, 1:]:
         for ax in row:
             ax.set_ylabel("")
-    _finish(figure, axes, titles)
+    for ax in axes[:-1].flat:
+        ax.set_xlabel("")
+    if drawn:
+        figure.supxlabel(", ".join(_MEANINGS), x=1.0, ha="right", fontsize="small", color="#444444")
+    figure.align_ylabels()
     return figure
 
 
-def _draw_column(axes: Any, report: Report, mixed: bool, longest: int) -> None:
-    rate, used = report.sample_rate, 0
+def _draw_column(
+    axes: Any, panel: Panel, mixed: bool, drawn: Sequence[Mapping[str, str]], longest: int
+) -> None:
+    rows = iter(axes)
+    length = min(map(len, panel.waves))
     if mixed:
-        if report.mixture is not None:
-            draw_spectrogram(axes[0], report.mixture.wave, rate)
-        _name(axes[0], "mixture", longest)
-        used = 1
-    samples = round(_seconds(report) * rate)
-    for place, name in enumerate(report.sources):
-        above, below = axes[used + 2 * place], axes[used + 2 * place + 1]
-        _draw_source(above, report, place)
-        draw_spectrogram(below, report.estimates[place].wave[:samples], rate)
-        _name(above, name, longest)
-    axes[-1].set_xlim(0.0, _seconds(report))
-
-
-def _draw_source(ax: Axes, report: Report, place: int) -> None:
-    totals: list[Tensor | None] = [None, None]
-    if report.bounds is not None:
-        totals = [report.bounds.ps.total[0, place], report.bounds.pm.total[0, place]]
-    plot_scores(
-        report.times,
-        report.ps[place],
-        report.pm[place],
-        ps_total=totals[0],
-        pm_total=totals[1],
-        pm_rank=None if report.pm_rank is None else report.pm_rank[place],
-        ax=ax,
-    )
-    row = report.rows[place]
-    text = "not scored" if row.frames == 0 else f"mean PS {row.ps:.2f}, PM {row.pm:.2f}"
-    if row.frames and row.pm_rank is not None:
-        text += f", PM rank {row.pm_rank:.2f}"
-    ax.set_title(text, loc="right", fontsize="small", color="#444444")
-
-
-def _seconds(report: Report) -> float:
-    clips: list[Clip] = [*report.estimates, *report.references]
-    return min(len(clip.wave) for clip in clips) / report.sample_rate
-
-
-def _name(ax: Axes, name: str, longest: int) -> None:
-    if len(name) > longest:  # its end tells files apart
-        name = "…" + name[1 - longest :]
-    # A dollar sign would start a formula.
-    ax.set_title(name.replace("$", r"\$"), loc="left", fontsize="medium", fontweight="bold")
-
-
-def _finish(figure: Figure, axes: Any, titles: Sequence[str] | None) -> None:
-    for row in axes[:-1]:
-        for ax in row:
-            ax.set_xlabel("")
-    for column, title in enumerate(titles or ()):
-        top = axes[0, column]
-        top.annotate(
-            title.replace("$", r"\$"),
+        ax = next(rows)
+        _name(ax, "mixture", longest)
+        if panel.mixture is not None:
+            draw_spectrogram(ax, panel.mixture, panel.sample_rate)
+    for place, name in enumerate(panel.sources):
+        first = None
+        for names in drawn:
+            ax = next(rows)
+            first = first or ax
+            own, widths = (
+                {names[m]: values[place] for m, values in found.items() if m in names}
+                for found in (panel.scores, panel.half_widths)
+            )
+            plot_scores(panel.times, own, half_widths=widths, ax=ax)
+        ax = next(rows)
+        draw_spectrogram(ax, panel.waves[place][:length], panel.sample_rate)
+        first = first or ax
+        _name(first, name, longest)
+        first.set_title(panel.captions[place], loc="right", fontsize="small", color="#444444")
+    axes[-1].set_xlim(0.0, length / panel.sample_rate)
+    if panel.title:
+        axes[0].annotate(
+            panel.title.replace("$", r"\$"),
             (0.5, 1.0),
             xytext=(0, 26),
             xycoords="axes fraction",
@@ -417,16 +342,10 @@ def _finish(figure: Figure, axes: Any, titles: Sequence[str] | None) -> None:
             ha="center",
             fontsize="large",
         )
-    handles, labels = _legend_entries(axes)
-    if handles:
-        figure.legend(handles, labels, loc="outside lower right", ncols=len(handles), frameon=False)
 
 
-def _legend_entries(axes: Any) -> tuple[list[Any], list[str]]:
-    for row in axes:
-        handles, labels = row[0].get_legend_handles_labels()
-        if handles:
-            words = {"PS": "PS: 1 = no leakage", "PM": "PM: 1 = undistorted"}
-            words["PM rank"] = "PM rank: valid under exchangeability"
-            return handles, [words.get(label, label) for label in labels]
-    return [], []
+def _name(ax: Axes, name: str, longest: int) -> None:
+    if len(name) > longest:  # its end tells files apart
+        name = "…" + name[1 - longest :]
+    # A dollar sign would start a formula.
+    ax.set_title(name.replace("$", r"\$"), loc="left", fontsize="medium", fontweight="bold")

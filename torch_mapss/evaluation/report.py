@@ -31,7 +31,8 @@ from torch_mapss.evaluation.measures import RANK, columns_of, rank_meaning
 from torch_mapss.pipeline.records import ScoreBounds
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from torch_mapss.evaluation.figure import Figure
+    from torch_mapss.evaluation.plots import Panel
 
 MEANINGS = (
     "PS, Perceptual Separation: 0..1, higher is better, 1 = no leakage from the other sources.",
@@ -239,6 +240,33 @@ class Report:
             "measures": list(self.meanings()),
         }
 
+    def panel(self, title: str = "") -> Panel:
+        """What :meth:`plot` draws, as arrays and names: reports side by side are drawn of these."""
+        from torch_mapss.evaluation.plots import AXES, Panel
+
+        labels = {name: label for names in AXES for name, label in names.items()}
+        scores = {
+            name: found for name in labels if (found := getattr(self, name, None)) is not None
+        }
+        parts = {name: getattr(self.bounds, name, None) for name in scores}
+        captions = [
+            ", ".join(f"{labels[name]} {getattr(row, name):.2f}" for name in scores)
+            if row.frames
+            else "not scored"
+            for row in self.rows
+        ]
+        return Panel(
+            sources=self.sources,
+            times=self.times,
+            scores=scores,
+            half_widths={name: part.total[0] for name, part in parts.items() if part is not None},
+            waves=[clip.wave for clip in self.estimates],
+            sample_rate=self.sample_rate,
+            captions=captions,
+            mixture=None if self.mixture is None else self.mixture.wave,
+            title=title,
+        )
+
     def plot(
         self,
         path: str | os.PathLike[str] | None = None,
@@ -263,9 +291,9 @@ class Report:
         Raises:
             ImportError: matplotlib is missing.
         """
-        from torch_mapss.evaluation.plots import plot_report, save_figure
+        from torch_mapss.evaluation.plots import plot_panels, save_figure
 
-        drawn = plot_report(self, figure=figure, title=title)
+        drawn = plot_panels([self.panel(title or "")], figure=figure)
         if path is not None:
             save_figure(drawn, path)
         return drawn
