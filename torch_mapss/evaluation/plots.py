@@ -33,7 +33,7 @@ _STYLES: tuple[dict[str, Any], ...] = (
     {"color": "#0b4f79", "linewidth": 1.7},
     {"color": "#e8871e", "linewidth": 1.2},
 )
-_MEANINGS = ("blue: 1 = no leakage", "orange: 1 = undistorted")
+_MEANINGS = ("1 = no leakage", "1 = undistorted")
 _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
 INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
 # Characters of a source's name that fit beside its mean scores: in one column, in each of several.
@@ -301,7 +301,8 @@ def plot_panels(panels: Sequence[Panel], *, figure: Figure | None = None) -> Fig
     for ax in axes[:-1].flat:
         ax.set_xlabel("")
     if drawn:
-        figure.supxlabel(", ".join(_MEANINGS), x=1.0, ha="right", fontsize="small", color="#444444")
+        handles = axes[int(mixed), 0].get_legend_handles_labels()[0]
+        figure.legend(handles, _MEANINGS, loc="outside lower right", ncols=2, frameon=False)
     figure.align_ylabels()
     return figure
 
