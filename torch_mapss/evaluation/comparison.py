@@ -8,25 +8,26 @@ undefined for one of two systems is left out of their pair, and counted.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch_mapss.evaluation import files, significance
+from torch_mapss.evaluation import comparison_text, io
 from torch_mapss.evaluation.comparison_rows import (
-    APPROXIMATE,
     TOO_SMALL,
-    Scores,
+    WEIGHTS,
+    Tables,
     all_rows,
     gathered,
+    source_rows,
 )
 from torch_mapss.evaluation.manifest import short
-from torch_mapss.evaluation.measures import LABELS, RANK, rank_meaning
 from torch_mapss.evaluation.protocol import relevant
-from torch_mapss.evaluation.results import Results, load_results, records
+from torch_mapss.evaluation.results import Results, load_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 PAIR_COLUMNS = (
     *("measure", "system_a", "system_b", "n", "difference", "low", "high"),
@@ -35,94 +36,53 @@ PAIR_COLUMNS = (
 RANK_COLUMNS = (
     *("measure", "system", "n", "mean", "low", "high", "group", "undefined", "weight", "note"),
 )
-#: How mixtures may be weighted in means and intervals.
-WEIGHTS = ("equal", "duration", "sources")
-#: Measures of a short ranking; B ranks as its log.
-SHORT = ("ps", "pm", "log_pm", RANK, "log_foreign_distance")
+SOURCE_COLUMNS = ("measure", "source", "system", "n", "mean")
+#: Fields of :class:`Comparison` -> names of their files.
+FILES = {"pairs": "comparison.csv", "ranking": "ranking.csv", "sources": "sources.csv"}
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, eq=False)
+class Comparison(Tables):
     """Ranking of the systems, and tests of every pair of them, for every measure."""
-
-    pairs: tuple[Mapping[str, Any], ...] = field(repr=False)  # comparison.csv
-    ranking: tuple[Mapping[str, Any], ...] = field(repr=False)  # ranking.csv, best first
-    scores: Scores
-    alpha: float  # groups are of tests at this level
-    confidence: float  # of the intervals
-    weight: str  # of mixtures, one of WEIGHTS
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """What is compared: PS, PM, log PM, PM's rank if conformal, B and log B."""
+        """What is compared, in order: those of the results by which systems are ranked."""
         return tuple(self.scores.values)
 
-    def table(self) -> list[dict[str, Any]]:
-        """The rows of ``comparison.csv``, e.g. for ``pandas.DataFrame``."""
-        return [dict(row) for row in self.pairs]
+    def answer(self) -> str:
+        """One sentence: which system is best on what, in how many mixtures, and whether that holds.
 
-    def summary(self, measures: Sequence[str] = SHORT, *, rank_told: bool = False) -> str:
-        """The ranking as a table to print, with what can and cannot be told.
-
-        Args:
-            measures: to print; those that are not compared are left out.
-            rank_told: what PM's rank is stands elsewhere already.
+        E.g. "IRM is best on clearance and PS in 6 of 6 mixtures; 6 mixtures cannot prove it: the
+        smallest attainable p is 0.094; 7 are needed."
         """
-        rows = [row for row in self.ranking if row["measure"] in measures]
-        cells = [
-            [LABELS[row["measure"]], row["system"], str(row["n"]), *_interval(row), row["group"]]
-            for row in rows
-        ]
-        percent = f"{100 * self.confidence:g} % interval"
-        columns = ["measure", "system", "n", "mean", percent, "group"]
-        notes = [line for line in self.notes(measures) if line != rank_meaning()]
-        if not rank_told and any(row["measure"] == RANK for row in rows):
-            notes += files.wrapped(rank_meaning())
-        return "\n".join([files.text_table(columns, cells, left=2), "", *notes])
+        return comparison_text.answer(self)
 
-    def notes(self, measures: Sequence[str] = SHORT) -> list[str]:
-        """What can and cannot be told from the ranking of some measures, a sentence a line."""
-        rows = [row for row in self.ranking if row["measure"] in measures]
-        lines = [
-            "Higher is better. n: mixtures. Intervals: BCa bootstrap over mixtures.",
-            "Systems that share a letter are not told apart (Wilcoxon signed rank, Holm, level "
-            f"{self.alpha:g}).",
-        ]
-        counts = [row["n"] for row in rows]
-        if any(APPROXIMATE in row["note"] for row in rows):
-            lines.append(f"Intervals over fewer than {significance.FEW} mixtures are too narrow.")
-        if not any(counts):
-            lines.append("No mixture has a score: scores.csv says why, in `status` and `reason`.")
-        elif any(TOO_SMALL in row["note"] for row in rows):
-            lines.append(self._too_small(max(counts)))
-        if len(set(counts)) > 1:
-            lines.append(
-                "Means are over each system's own mixtures, tests over those that both have."
-            )
-        if any(row["measure"] == RANK for row in rows):
-            lines.append(rank_meaning())
-        if self.weight != "equal":
-            lines.append(
-                f"Mixtures are weighted by {self.weight}: that moves means and intervals, and not "
-                "the rank tests."
-            )
-        return lines
-
-    def _too_small(self, count: int) -> str:
-        systems = len(self.scores.systems)
-        pairs = systems * (systems - 1) // 2
-        least = significance.least_holm_p(count, pairs)
-        given = f"{_counted(count, 'mixture')} and {_counted(systems, 'system')}"
-        return (
-            f"{TOO_SMALL}: with {given} no p below {least:.2g} can come out, whatever the scores, "
-            f"and the level is {self.alpha:g}."
-        )
-
-    def plot(self, measure: str = "ps", *, figure: Figure | None = None) -> Figure:
-        """The mixtures of every system as a box plot; ``"scatter"``: PS against log PM.
+    def summary(self, measures: Sequence[str] | None = None) -> str:
+        """The answer in a sentence, the tables behind it, and what can and cannot be told.
 
         Args:
-            measure: one of ``measures``, or ``"scatter"``.
+            measures: to print; all that are compared by default, others are left out.
+        """
+        return comparison_text.summary(self, self._shown(measures))
+
+    def notes(self, measures: Sequence[str] | None = None) -> list[str]:
+        """What a reader of the tables of some measures must know, sentence by sentence."""
+        return comparison_text.notes(self, self._shown(measures))
+
+    def _shown(self, measures: Sequence[str] | None) -> list[str]:
+        return [m for m in self.measures if measures is None or m in measures]
+
+    def _repr_html_(self) -> str:
+        """The summary for notebooks."""
+        return comparison_text.html(self, self.measures)
+
+    def plot(self, measure: str | None = None, *, figure: Figure | None = None) -> Figure:
+        """The mixtures of every system as a box plot, with mean, interval and letters.
+
+        Args:
+            measure: one of ``measures``, the first by default; or ``"scatter"``, fidelity over
+                clearance (log PM over PS where those are not there).
             figure: an empty figure to draw into.
 
         Returns:
@@ -134,14 +94,39 @@ class Comparison:
         """
         from torch_mapss.evaluation import compare_plots
 
-        if measure == "scatter":
-            return compare_plots.scatter(self, figure=figure)
+        measure = self.measures[0] if measure is None else measure
+        percent = f"{100 * self.confidence:g} %"
+        if measure == "scatter" and self._axes():
+            points = [(s, *(self._box(m, s) for m in self._axes())) for s in self.scores.systems]
+            return compare_plots.scatter(points, *self._axes(), percent, figure=figure)
         if measure not in self.measures:
-            raise ValueError(f"measure must be one of {', '.join(self.measures)}, got {measure!r}.")
-        return compare_plots.boxes(self, measure, figure=figure)
+            known = (*self.measures, *(["scatter"] if self._axes() else ()))
+            raise ValueError(f"measure must be one of {', '.join(known)}, got {measure!r}.")
+        rows = self.ranking[(self.ranking["measure"] == measure) & (self.ranking["n"] > 0)]
+        boxes = [self._box(measure, system) for system in rows["system"]]
+        few = f": {TOO_SMALL}" if rows["note"].str.contains(TOO_SMALL).any() else ""
+        counts = " to ".join(dict.fromkeys(map(str, (rows["n"].min(), rows["n"].max()))))
+        caption = f"{counts} mixtures{few}\ndiamond: mean with {percent} interval\n"
+        caption += "systems sharing a letter do not differ significantly"
+        return compare_plots.boxes(list(rows["system"]), boxes, measure, caption, figure=figure)
+
+    def _axes(self) -> tuple[str, ...]:
+        for pair in (("clearance", "fidelity"), ("ps", "log_pm"), ("ps", "pm")):
+            if {*pair} <= {*self.measures}:
+                return pair
+        return ()
+
+    def _box(self, measure: str, system: str) -> Any:
+        from torch_mapss.evaluation.compare_plots import Box
+
+        place = self.scores.systems.index(system)
+        here = (self.ranking["measure"] == measure) & (self.ranking["system"] == system)
+        row = self.ranking[here].iloc[0]
+        values = self.scores.values[measure][:, place]
+        return Box(values, row["mean"], row["low"], row["high"], row["group"])
 
     def save(self, folder: str | os.PathLike[str], plots: bool = True) -> tuple[str, ...]:
-        """Write ``comparison.csv``, ``ranking.csv`` and the figures (PNG and SVG) to a folder.
+        """Write ``comparison.csv``, ``ranking.csv``, ``sources.csv`` and figures (PNG and SVG).
 
         Each file is replaced in one step.
 
@@ -156,38 +141,20 @@ class Comparison:
             ImportError: matplotlib is missing and plots are wanted.
             ValueError: the folder cannot be written to.
         """
+        folder = io.make_folder(folder)
+        written = [os.path.join(folder, name) for name in FILES.values()]
+        for path, name in zip(written, FILES):
+            content = getattr(self, name).to_csv(index=False, na_rep="nan", float_format="%.9g")
+            io.write_bytes(path, content.encode())
         if plots:
-            from torch_mapss.evaluation.plots import check_available, save_figure
+            from torch_mapss.evaluation.plots import save_figure
 
-            check_available()
-        folder = files.make_folder(folder)
-        written = []
-        for name, columns, rows in (
-            ("comparison.csv", PAIR_COLUMNS, self.pairs),
-            ("ranking.csv", RANK_COLUMNS, self.ranking),
-        ):
-            written.append(os.path.join(folder, name))
-            files.write_csv(written[-1], columns, rows)
-        for measure in (*self.measures, "scatter") if plots else ():
-            figure = self.plot(measure)
-            name = measure if measure == "scatter" else f"box_{measure}"
-            for suffix in (".png", ".svg"):
-                written.append(save_figure(figure, os.path.join(folder, name + suffix)))
+            scatter = {"scatter": "scatter"} if self._axes() else {}
+            for measure, name in ({m: f"box_{m}" for m in self.measures} | scatter).items():
+                figure = self.plot(measure)
+                for suffix in (".png", ".svg"):
+                    written.append(save_figure(figure, os.path.join(folder, name + suffix)))
         return tuple(written)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _interval(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Mean and interval as people read them."""
-    if row["mean"] != row["mean"]:
-        return "-", "-"
-    form = ".2f" if abs(row["mean"]) >= 10.0 else ".3f"
-    if row["low"] is None or row["low"] != row["low"]:
-        return format(row["mean"], form), "-"
-    return format(row["mean"], form), f"[{row['low']:{form}}, {row['high']:{form}}]"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -200,6 +167,8 @@ Given = Results | str | os.PathLike[str]
 def compare(
     results: Given | Sequence[Given],
     *,
+    systems: Sequence[str] | None = None,
+    references: bool = True,
     alpha: float = 0.05,
     confidence: float = 0.95,
     weight: str = "equal",
@@ -209,8 +178,11 @@ def compare(
 
     Args:
         results: a folder that ``torch-mapss evaluate`` wrote, what
-            :func:`~torch_mapss.evaluation.results.load_results` read, or several of either: they
-            are joined, if all were scored with the same settings.
+            :func:`~torch_mapss.evaluation.results.load_results` or
+            :func:`torch_mapss.evaluate_set` returned, or several of either: they are joined, if
+            all were scored with the same settings.
+        systems: only these; all by default.
+        references: rank hidden references and anchors (systems ``control:NAME``) as well.
         alpha: level of the tests, after Holm's correction over the pairs of a measure.
         confidence: of the intervals.
         weight: of mixtures in means and intervals: "equal"; "duration", by their seconds; or
@@ -222,21 +194,64 @@ def compare(
 
     Raises:
         ValueError: results of unlike settings or references, of the same mixture and system
-            twice with unlike scores, or an option out of its range.
+            twice with unlike scores, an unknown system, or an option out of its range.
     """
-    for name, value in (("alpha", alpha), ("confidence", confidence)):
-        if not 0.0 < value < 1.0:
-            raise ValueError(f"{name} must lie between 0 and 1, got {value!r}.")
-    if weight not in WEIGHTS:
-        raise ValueError(f"weight must be one of {', '.join(WEIGHTS)}, got {weight!r}.")
     several = isinstance(results, Sequence) and not isinstance(results, str)
     given: Sequence[Any] = list(results) if several else [results]  # type: ignore[arg-type]
     loaded = [one if isinstance(one, Results) else load_results(one) for one in given]
     if not loaded:
         raise ValueError("results must be at least one folder, got none.")
     check_alike(loaded)
-    items = [item for one in loaded for item in records(one.items)]
-    return compare_items(items, alpha=alpha, confidence=confidence, weight=weight, seed=seed)
+    return compare_items(
+        _stacked([one.items for one in loaded]),
+        _stacked([one.scores for one in loaded]),
+        systems=systems,
+        references=references,
+        alpha=alpha,
+        confidence=confidence,
+        weight=weight,
+        seed=seed,
+    )
+
+
+def _stacked(tables: Sequence[Any]) -> DataFrame:
+    import pandas
+
+    frames = [pandas.DataFrame(table) for table in tables]
+    return pandas.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+
+
+def compare_items(
+    items: Any,
+    rows: Any = (),
+    *,
+    systems: Sequence[str] | None = None,
+    references: bool = True,
+    alpha: float = 0.05,
+    confidence: float = 0.95,
+    weight: str = "equal",
+    seed: int = 0,
+) -> Comparison:
+    """:func:`compare` of the rows of ``items.csv`` and, for single sources, ``scores.csv``."""
+    from pandas import DataFrame
+
+    for name, value in (("alpha", alpha), ("confidence", confidence)):
+        if not 0.0 < value < 1.0:
+            raise ValueError(f"{name} must lie between 0 and 1, got {value!r}.")
+    if weight not in WEIGHTS:
+        raise ValueError(f"weight must be one of {', '.join(WEIGHTS)}, got {weight!r}.")
+    scores = gathered(DataFrame(items), weight, systems, references)
+    pairs, ranking = all_rows(scores, alpha, confidence, weight, seed)
+    counts = dict.fromkeys(("wins", "ties", "losses"), "Int64")  # NA without a test
+    return Comparison(
+        pairs=DataFrame(pairs, columns=PAIR_COLUMNS).astype(counts),
+        ranking=DataFrame(ranking, columns=RANK_COLUMNS),
+        sources=DataFrame(source_rows(scores, DataFrame(rows)), columns=SOURCE_COLUMNS),
+        scores=scores,
+        alpha=alpha,
+        confidence=confidence,
+        weight=weight,
+    )
 
 
 def check_alike(results: Sequence[Results]) -> None:
@@ -256,7 +271,7 @@ def check_alike(results: Sequence[Results]) -> None:
             )
         if unlike:
             raise ValueError(
-                f"{files.shown(first.folder)!r} and {files.shown(other.folder)!r} cannot be "
+                f"{io.shown(first.folder)!r} and {io.shown(other.folder)!r} cannot be "
                 f"compared: {'; '.join(unlike)}. {remedy}."
             )
 
@@ -273,23 +288,12 @@ def _unlike_settings(one: Results, other: Results) -> list[str]:
 def _unlike_references(one: Results, other: Results) -> list[str]:
     """Mixtures of one name whose references are other audio."""
 
-    def content(results: Results, mixture: str) -> list[str | None]:
-        return [results.sha256.get(path) for path in results.entries[mixture]["references"]]
+    def content(results: Results) -> dict[str, list[str | None]]:
+        return {
+            io.same_name(name): [results.sha256.get(path) for path in entry["references"]]
+            for name, entry in results.entries.items()
+        }
 
-    shared = [name for name in one.mixtures if name in other.entries]
-    unlike = [name for name in shared if content(one, name) != content(other, name)]
+    first, second = content(one), content(other)
+    unlike = [name for name in first if name in second and first[name] != second[name]]
     return [f"the references of mixture {name!r} are not the same audio" for name in unlike[:3]]
-
-
-def compare_items(
-    items: Iterable[Mapping[str, Any]],
-    *,
-    alpha: float = 0.05,
-    confidence: float = 0.95,
-    weight: str = "equal",
-    seed: int = 0,
-) -> Comparison:
-    """:func:`compare` of the rows of ``items.csv``."""
-    scores = gathered(items, weight)
-    pairs, ranking = all_rows(scores, alpha, confidence, weight, seed)
-    return Comparison(tuple(pairs), tuple(ranking), scores, alpha, confidence, weight)

@@ -220,5 +220,5 @@ def _tell(outcome: Outcome, args: argparse.Namespace) -> None:
         if len(outcome.sets) > 1:
             from torch_mapss.evaluation.comparison import compare_items
 
-            console.say(f"\n{compare_items(outcome.items).summary(rank_told=True)}")
+            console.say(f"\n{compare_items(outcome.items, outcome.scores).summary()}")
     say_written([args.out], args.quiet)

@@ -26,7 +26,7 @@ from torch_mapss.evaluation.results import Results, records
 from torch_mapss.evaluation.worst import CONTEXT_S, Segment, worst_segments
 
 #: Measures of the box plots and of the table, where the results have them.
-SHOWN = ("ps", "log_pm", "pm", RANK, "log_foreign_distance")
+SHOWN = ("clearance", "fidelity", "ps", "log_pm", "pm", RANK, "bleed_db")
 # Audio files kept decoded while the page is made: those of one mixture, and then some.
 _KEPT = 32
 
@@ -99,7 +99,7 @@ def page_content(results: Results, page: str, wanted: Wanted) -> dict[str, Any]:
     """
     comparison = compare(results)
     segments = worst_segments(results, wanted.worst) if wanted.worst else []
-    shown = [name for name in SHOWN if name in results.measures]
+    shown = [name for name in SHOWN if name in comparison.measures]
     rows = table_rows(results, shown)
     places = {(row["mixture"], row["system"], row["place"]): n for n, row in enumerate(rows)}
     sounds, budget = Sounds(page), Budget(wanted.embed_bytes)
@@ -135,7 +135,7 @@ def ranking_rows(comparison: Comparison, shown: Sequence[str]) -> list[dict[str,
     kept = ("measure", "system", "n", "mean", "low", "high", "group")
     return [
         {name: plain(row[name]) for name in kept}
-        for row in comparison.ranking
+        for row in comparison.ranking.to_dict("records")
         if row["measure"] in shown
     ]
 
