@@ -429,6 +429,11 @@ def read_table(
         )
     cells = []
     for line, row in lines[1:]:
+        if 2 * len({*row} & {*header}) > len(header):
+            raise ValueError(
+                f"{shown(path)!r}, line {line} is a second header: two tables were joined, or the "
+                "columns changed. Cut the file there, and give each part its own header."
+            )
         if any(text.strip() for text in row[len(header) :]):
             raise ValueError(
                 f"{shown(path)!r}, line {line}: {len(row)} cells under a header of {len(header)}. "

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core.checks import warn_user
-from torch_mapss.evaluation import files
+from torch_mapss.evaluation import io
 from torch_mapss.evaluation.listen import SPANNED, Page
 from torch_mapss.evaluation.listen_ratings import mark_of, read_key
 from torch_mapss.evaluation.progress import file_name
@@ -87,8 +87,8 @@ def write_test(
     if not test_id or file_name(test_id) != test_id or " " in test_id:
         raise ValueError(f"test_id must make a file name without spaces, got {test_id!r}.")
     results.check_audio(path for page in pages for path in _paths(results, page.rows))
-    with files.filled_at_once(out) as folder:
-        files.make_folder(os.path.join(folder, "audio"))
+    with io.filled_at_once(out) as folder:
+        io.make_folder(os.path.join(folder, "audio"))
         chance, rows = random.Random(seed), []
         for number, page in enumerate(pages, 1):
             made = _write_page(results, page, f"p{number:02d}", folder, loudness, seconds, chance)
@@ -97,10 +97,10 @@ def write_test(
         _check_no_other(out, mark)
         rows = [row | {"page": f"{mark}-{row['page']}"} for row in rows]
         columns = [name for name in KEY_COLUMNS if any(name in row for row in rows)]
-        files.write_csv(os.path.join(folder, "stimuli.csv"), columns, rows)
+        io.write_csv(os.path.join(folder, "stimuli.csv"), columns, rows)
         for question in questions:
             text = _yaml(_configuration(rows, test_id, question))
-            files.write_bytes(os.path.join(folder, f"{question}.yaml"), text.encode())
+            io.write_bytes(os.path.join(folder, f"{question}.yaml"), text.encode())
     longest = max(row["end_s"] - row["start_s"] for row in rows)
     if longest > LONG_S:
         warn_user(
@@ -114,9 +114,7 @@ def write_test(
 def _mark(folder: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Eight digits that tell this test from every other one: of its key, and of its sounds."""
     names = ("page", "condition", "mixture_id", "source", "system")
-    content = [
-        [*map(row.get, names), files.sha256(os.path.join(folder, row["file"]))] for row in rows
-    ]
+    content = [[*map(row.get, names), io.sha256(os.path.join(folder, row["file"]))] for row in rows]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]
 
 
@@ -125,7 +123,7 @@ def _check_no_other(out: str | os.PathLike[str], mark: str) -> None:
     path = os.path.join(os.fspath(out), "stimuli.csv")
     if os.path.exists(path) and mark_of(read_key(path)) != mark:
         raise ValueError(
-            f"{files.shown(out)!r} holds another listening test, whose ratings can be read with "
+            f"{io.shown(out)!r} holds another listening test, whose ratings can be read with "
             "its own key alone. Name a new folder with --out, or delete that test first."
         )
 
@@ -162,7 +160,7 @@ def _write_page(
     for place, (wave, own) in enumerate(zip(waves, told)):
         condition = f"C{place}" if place else "reference"
         file = f"audio/{name}_{condition}.wav"
-        files.write_wave(os.path.join(folder, file), wave, rate, "PCM_24")
+        io.write_wave(os.path.join(folder, file), wave, rate, "PCM_24")
         level = {"loudness_lufs": round(measured[place], 2)}
         rows.append({"page": name, "condition": condition, "file": file} | common | level | own)
     return rows

@@ -9,13 +9,13 @@ people use the scale differently.
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch_mapss.core.checks import warn_user
-from torch_mapss.evaluation import files
+from torch_mapss.evaluation import io
+from torch_mapss.evaluation.results import records
 
 RATING_COLUMNS = (
     *("dataset", "track", "source", "system", "question", "role", "mean_rating", "n_ratings"),
@@ -66,11 +66,17 @@ def read_ratings(paths: Sequence[str | os.PathLike[str]]) -> list[Rating]:
     found: list[Rating] = []
     sessions = _Sessions()
     for path in paths:
-        for line, row in _rows(path):
-            score = _score(row["rating_score"], path, line)
+        table = io.read_table(path, _NEEDED, ("rating_score",), "the mushra.csv of webMUSHRA")
+        outside = table.index[~table["rating_score"].between(0.0, 100.0)]
+        if len(outside):
+            raise ValueError(
+                f"{io.shown(path)!r}, line {outside[0]}: rating_score must be a number from 0 to "
+                f"100, got {table['rating_score'][outside[0]]:g}."
+            )
+        for row in records(table):
             cell = row["session_test_id"], row["trial_id"], row["rating_stimulus"]
-            question = cell[0].rpartition("-")[2]
-            found.append(Rating(question, *cell[1:], sessions.listener(row, cell, path), score))
+            who = sessions.listener(row, cell, path)
+            found.append(Rating(cell[0].rpartition("-")[2], *cell[1:], who, row["rating_score"]))
     sessions.tell()
     return found
 
@@ -85,7 +91,7 @@ class _Sessions:
         self.again = 0  # ratings that came again under one session_uuid
 
     def listener(
-        self, row: Mapping[str, str], cell: tuple[str, ...], path: str | os.PathLike[str]
+        self, row: Mapping[str, Any], cell: tuple[str, ...], path: str | os.PathLike[str]
     ) -> str:
         """The name of the listener of a row; ``cell`` is test, page and condition."""
         if row.get("session_uuid"):
@@ -95,7 +101,7 @@ class _Sessions:
             known.add(cell)
             return name
         answers = [text for column, text in row.items() if column not in _OF_A_RATING]
-        name = "/".join(answers) if answers else files.shown(path)
+        name = "/".join(answers) if answers else io.shown(path)
         if cell in self.seen.setdefault(name, set()):
             self.seen[name].clear()
             self.number[name] = self.number.get(name, 1) + 1
@@ -118,68 +124,17 @@ class _Sessions:
             )
 
 
-def _rows(path: str | os.PathLike[str]) -> list[tuple[int, dict[str, str]]]:
-    """(line, row) of a file of webMUSHRA's."""
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            columns = next(reader, [])
-            rows = [(reader.line_num, row) for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{files.shown(path)!r} cannot be read: {error}.") from None
-    missing = [name for name in _NEEDED if name not in columns]
-    if missing:
-        raise ValueError(
-            f"{files.shown(path)!r} should be the mushra.csv of webMUSHRA, but lacks the columns "
-            f"{', '.join(missing)}."
-        )
-    for line, row in rows:
-        where = f"{files.shown(path)!r}, line {line}"
-        if "rating_score" in row and "rating_stimulus" in row:
-            raise ValueError(
-                f"{where} is a second header: the participant's form was changed during the test, "
-                "or two files were joined. Cut the file there and pass both parts to --ratings."
-            )
-        if len(row) != len(columns):
-            raise ValueError(
-                f"{where} has {len(row)} cells where the header has {len(columns)}. If the "
-                "participant's form was changed, cut the file there and give each part its header."
-            )
-    return [(line, dict(zip(columns, row))) for line, row in rows]
-
-
-def _score(text: str, path: str | os.PathLike[str], line: int) -> float:
-    try:
-        score = float(text)
-    except (TypeError, ValueError):
-        score = float("nan")
-    if not 0.0 <= score <= 100.0:
-        raise ValueError(
-            f"{files.shown(path)!r}, line {line}: rating_score must be a number from 0 to 100, got "
-            f"{text!r}."
-        )
-    return score
-
-
 def read_key(path: str | os.PathLike[str]) -> list[dict[str, str]]:
     """The rows of ``stimuli.csv``, the key of a test.
 
     Raises:
-        ValueError: there is no such file, or it is another one.
+        FileNotFoundError, ValueError: as :func:`torch_mapss.evaluation.io.read_table`.
     """
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{files.shown(path)!r} should be the key of the test, but cannot be read: {error}."
-        ) from None
     needed = ("page", "condition", "mixture_id", "source", "system", "role")
-    if not rows or any(name not in rows[0] for name in needed):
-        raise ValueError(
-            f"{files.shown(path)!r} should be the stimuli.csv of a listening test, with the "
-            f"columns {', '.join(needed)}."
-        )
+    content = "the stimuli.csv of a listening test"
+    rows = records(io.read_table(path, needed, content=content))
+    if not rows:
+        raise ValueError(f"{io.shown(path)!r} should be {content}, but has no rows.")
     return rows
 
 

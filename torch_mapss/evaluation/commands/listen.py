@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from torch_mapss.evaluation import console, files
+from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.commands.options import (
     OK,
     add_manners,
@@ -89,8 +89,8 @@ def _read_back(args: argparse.Namespace) -> int:
     key = read_key(os.path.join(args.out, "stimuli.csv"))
     stimuli, listeners = rating_tables(read_ratings(args.ratings), key)
     written = [os.path.join(args.out, name) for name in ("ratings.csv", "ratings_listeners.csv")]
-    files.write_csv(written[0], RATING_COLUMNS, stimuli)
-    files.write_csv(written[1], LISTENER_COLUMNS, listeners)
+    io.write_csv(written[0], RATING_COLUMNS, stimuli)
+    io.write_csv(written[1], LISTENER_COLUMNS, listeners)
     if not args.quiet:
         people = len({row["listener"] for row in listeners})
         console.say(f"{len(stimuli)} rated stimuli by {people} listeners.")
