@@ -215,7 +215,7 @@ def test_shapes_of_the_pipeline(mapss: MAPSS, waves: tuple[Tensor, Tensor]) -> N
             assert given.shape == documented(argument(thing, name))
     scores = mapss(estimates, references)
     assert check_record(scores) == 9
-    assert check_record(scores.utterance()) == 6
+    assert check_record(scores.utterance()) == 5
     bounds = mapss.bounds(estimates, references)
     for part in (bounds.ps, bounds.pm):
         assert check_record(part) == 3

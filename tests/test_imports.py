@@ -29,9 +29,6 @@ LEAF = "_lazy"
 OLD_PATHS = {
     "curriculum": "training",
     "lightning": "training",
-    "correlation": "bounds",
-    "utterance": "bounds",
-    "diagnostics": "bounds",
 }
 
 
@@ -224,9 +221,6 @@ PATHS = {
     "distortions": ("DistortionBank", "Distortion"),
     "curriculum": ("FrameTrigger", "Quantile", "Fraction", "Trend"),
     "lightning": ("CurriculumCallback",),
-    "correlation": ("correlation_bounds", "scenario_bounds", "pearson", "spearman"),
-    "utterance": ("pool_match_bounds", "pool_separation_bounds"),
-    "diagnostics": ("gamma_fit_test", "bank_correlation", "source_correlation"),
     "bounds": ("separation_bounds", "match_bounds", "Bounds", "truncation_bounds"),
 }
 
@@ -238,8 +232,7 @@ def test_documented_paths_keep_working(path):
 
 
 def test_an_old_path_hands_on_the_very_objects():
-    from torch_mapss import bounds, correlation, curriculum
+    from torch_mapss import curriculum
     from torch_mapss.training import FrameTrigger
 
     assert curriculum.FrameTrigger is FrameTrigger is torch_mapss.FrameTrigger
-    assert correlation.correlation_bounds is bounds.correlation_bounds

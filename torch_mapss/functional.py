@@ -24,10 +24,10 @@ Measure, call, equation (labels of the paper's source):
 | utterance PS | `functional.pool_separation` | `eq:pesq_pooling_ps` |
 | utterance fidelity | `functional.pool_fidelity` | ours |
 | utterance PM | `functional.pool_match` | `eq:avg_pooling_pm` |
-| its bounds | `utterance.pool_separation_bounds` | `eq:pesq_pool_h` |
-| bounds of utterance PM | `utterance.pool_match_bounds` | `eq:avg_pool_h` |
-| correlation with ratings | `correlation.correlation_bounds` | `eq:pcc_hw` |
-| the same over mixtures | `correlation.scenario_bounds` | `eq:srcc_hw` |
+| its bounds | `bounds.pool_separation_bounds` | `eq:pesq_pool_h` |
+| bounds of utterance PM | `bounds.pool_match_bounds` | `eq:avg_pool_h` |
+| correlation with ratings | `bounds.correlation_bounds` | `eq:pcc_hw` |
+| the same over mixtures | `bounds.scenario_bounds` | `eq:srcc_hw` |
 | the distortions | `DistortionBank("separation")`, `("match")` | `app:distortionsbank` |
 | waveforms to frame scores | `MAPSS` | all of the above |
 """
@@ -37,29 +37,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from torch_mapss.bounds.decomposition import decomposition_errors
 from torch_mapss.bounds.frames import (
     Bounds,
+    DecompositionBounds,
     TruncationBounds,
-    check_options,
+    decomposition_bounds,
     match_bounds,
     separation_bounds,
     truncation_bounds,
 )
-from torch_mapss.bounds.schur import Options
-from torch_mapss.core import checks
 from torch_mapss.core.decomposition import decomposition_scores
 from torch_mapss.core.diffusion_map import DiffusionMap, diffusion_map
-from torch_mapss.core.frame_batches import Score, run_shaped
+from torch_mapss.core.frame_batches import run_shaped
 from torch_mapss.core.gamma import gammaincc, log_gammaincc
 from torch_mapss.core.match import match_scores
 from torch_mapss.core.points import checked_points
 from torch_mapss.core.pooling import pool_fidelity, pool_match, pool_separation
 from torch_mapss.core.separation import separation_scores
-from torch_mapss.core.settings import map_settings
+from torch_mapss.core.settings import MapOptions, map_settings
 from torch_mapss.core.torch_defaults import with_torch_defaults
 
 __all__ = [
@@ -91,13 +89,6 @@ class SeparationDistances(NamedTuple):
 
     attributed: Tensor  # (..., S') A, to the cluster of the output's own source
     foreign: Tensor  # (..., S') B, to the closest cluster of another active source
-
-
-class DecompositionBounds(NamedTuple):
-    """Half-widths of clearance and fidelity; the radius of both is 0."""
-
-    clearance: Bounds
-    fidelity: Bounds
 
 
 @with_torch_defaults
@@ -145,8 +136,10 @@ def clearance(
         ValueError: shapes, devices or settings that do not fit; non-finite embeddings (names the
             first frame and source); an active source without any distortion.
     """
-    arguments = outputs, references, distortions, attributed, active, mask, others, alpha, time
-    return _decomposition(*arguments, decomposition_scores)["clearance"]
+    given = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
+    return run_shaped(*given, map_settings(alpha=alpha, time=time), decomposition_scores)[
+        "clearance"
+    ]
 
 
 @with_torch_defaults
@@ -181,70 +174,10 @@ def fidelity(
     Raises:
         TypeError, ValueError: as :func:`clearance`.
     """
-    arguments = outputs, references, distortions, attributed, active, mask, others, alpha, time
-    return _decomposition(*arguments, decomposition_scores)["fidelity"]
-
-
-@with_torch_defaults
-@torch.no_grad()
-def decomposition_bounds(
-    outputs: Tensor,
-    references: Tensor,
-    distortions: Tensor,
-    *,
-    confidence: float = 0.95,
-    attributed: Sequence[int] | Tensor | None = None,
-    active: Tensor | None = None,
-    mask: Tensor | None = None,
-    others: Tensor | None = None,
-    alpha: float = 1.0,
-    time: float = 1.0,
-) -> DecompositionBounds:
-    """What the choice of distortions does to clearance and fidelity: a jackknife half-width.
-
-    Args:
-        outputs, references, distortions, attributed, active, mask, others, alpha, time: as for
-            :func:`clearance`.
-        confidence: in (0, 1), of each number on its own.
-
-    Returns:
-        Two :class:`Bounds` of (..., S') tensors, radius 0; 0 where the score is undefined.
-
-    Raises:
-        TypeError, ValueError: as :func:`clearance`; a confidence out of its range.
-    """
-    score = decomposition_errors(check_options(Options(confidence)))
-    arguments = outputs, references, distortions, attributed, active, mask, others, alpha, time
-    found = _decomposition(*arguments, score)
-    tails = found["clearance_tail"], found["fidelity_tail"]
-    bounds = (Bounds(torch.zeros_like(tail), tail, tail) for tail in tails)
-    return DecompositionBounds(*bounds)
-
-
-def _decomposition(
-    outputs: Tensor,
-    references: Tensor,
-    distortions: Tensor,
-    attributed: Sequence[int] | Tensor | None,
-    active: Tensor | None,
-    mask: Tensor | None,
-    others: Tensor | None,
-    alpha: float,
-    time: float,
-    score: Score,
-) -> dict[str, Tensor]:
-    settings = map_settings(alpha, time, 1.0, "paper")
-    points, lead = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    if others is not None:
-        checks.check_floating(others, "others")
-        checks.check_devices(references=references, others=others)
-        if others.shape != references.shape:
-            raise ValueError(
-                "others must have the shape of references: the sum of the other references for "
-                f"each of them, {tuple(references.shape)}, got {tuple(others.shape)}."
-            )
-        points = points._replace(others=checks.lifted(others).reshape(points.references.shape))
-    return run_shaped(points, lead, settings, score)
+    given = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
+    return run_shaped(*given, map_settings(alpha=alpha, time=time), decomposition_scores)[
+        "fidelity"
+    ]
 
 
 @with_torch_defaults
@@ -256,12 +189,7 @@ def perceptual_separation(
     attributed: Sequence[int] | Tensor | None = None,
     active: Tensor | None = None,
     mask: Tensor | None = None,
-    alpha: float = 1.0,
-    time: float = 1.0,
-    energy: float = 0.99,
-    convention: str = "paper",
-    max_dimension: int | None = None,
-    eigh: str = "float64",
+    **options: Unpack[MapOptions],
 ) -> Tensor:
     """PS of every output: how free it is of the other sources [eq:PS_final].
 
@@ -295,13 +223,12 @@ def perceptual_separation(
         (..., S') in [0, 1]; float64 if an input is, else float32.
 
     Raises:
-        TypeError: inputs not floating point, masks not bool.
+        TypeError: inputs not floating point, masks not bool, or an unknown option.
         ValueError: shapes, devices or settings that do not fit; non-finite embeddings (names the
             first frame and source); an active source without any distortion.
     """
-    settings = map_settings(alpha, time, energy, convention, max_dimension, eigh=eigh)
-    points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    return run_shaped(*points, settings, separation_scores)["ps"]
+    given = checked_points(outputs, references, distortions, attributed, active, mask, 1)
+    return run_shaped(*given, map_settings(**options), separation_scores)["ps"]
 
 
 @with_torch_defaults
@@ -313,12 +240,7 @@ def separation_distances(
     attributed: Sequence[int] | Tensor | None = None,
     active: Tensor | None = None,
     mask: Tensor | None = None,
-    alpha: float = 1.0,
-    time: float = 1.0,
-    energy: float = 0.99,
-    convention: str = "paper",
-    max_dimension: int | None = None,
-    eigh: str = "float64",
+    **options: Unpack[MapOptions],
 ) -> SeparationDistances:
     """The distances A and B that PS is made of [eq:B].
 
@@ -328,9 +250,8 @@ def separation_distances(
     Returns:
         A :class:`SeparationDistances` of two (..., S') tensors, at least 0; 0 where undefined.
     """
-    settings = map_settings(alpha, time, energy, convention, max_dimension, eigh=eigh)
-    points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    found = run_shaped(*points, settings, separation_scores)
+    given = checked_points(outputs, references, distortions, attributed, active, mask, 1)
+    found = run_shaped(*given, map_settings(**options), separation_scores)
     return SeparationDistances(found["attributed_distance"], found["foreign_distance"])
 
 
@@ -344,12 +265,7 @@ def perceptual_match(
     attributed: Sequence[int] | Tensor | None = None,
     active: Tensor | None = None,
     mask: Tensor | None = None,
-    alpha: float = 1.0,
-    time: float = 1.0,
-    energy: float = 0.99,
-    convention: str = "paper",
-    max_dimension: int | None = None,
-    eigh: str = "float64",
+    **options: Unpack[MapOptions],
 ) -> Tensor:
     """PM of every output: how undistorted it is [eq:pm_gamma_mm_short].
 
@@ -371,6 +287,5 @@ def perceptual_match(
     Raises:
         TypeError, ValueError: as :func:`perceptual_separation`.
     """
-    settings = map_settings(alpha, time, energy, convention, max_dimension, eigh=eigh)
-    points = checked_points(outputs, references, distortions, attributed, active, mask, 2)
-    return run_shaped(*points, settings, match_scores)["log_pm" if log else "pm"]
+    given = checked_points(outputs, references, distortions, attributed, active, mask, 2)
+    return run_shaped(*given, map_settings(**options), match_scores)["log_pm" if log else "pm"]

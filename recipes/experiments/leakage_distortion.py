@@ -25,7 +25,7 @@ import toolkit
 import torch
 from torch import Tensor
 
-from torch_mapss.correlation import pearson, spearman
+from torch_mapss.bounds import pearson, spearman
 
 SWEEPS = {"leakage": "α", "distortion": "λ"}
 SHOWN = ("ps", "pm", "log_pm", "log_foreign_distance")

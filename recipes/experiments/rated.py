@@ -22,7 +22,7 @@ from every_layer import Layers, View
 from torch import Tensor
 
 from torch_mapss import DistortionBank
-from torch_mapss.correlation import pearson, spearman
+from torch_mapss.bounds import pearson, spearman
 from torch_mapss.encoders import Encoder, load_encoder
 
 CONTROL = "control:"

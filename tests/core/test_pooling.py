@@ -89,7 +89,7 @@ def test_slope_of_the_logistic_map():
 
 @pytest.mark.parametrize("options", [{"window": 0}, {"hop": 0}, {"p": 0.5}])
 def test_bad_windows_are_refused(options):
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match=next(iter(options))):
         F.pool_separation(torch.rand(30), **options)
 
 
@@ -157,8 +157,8 @@ def test_fidelity_is_one_less_the_rms_of_what_is_missing():
     defined = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
     leaf = frames.clone().requires_grad_()
     pooled = F.pool_fidelity(leaf, defined)
-    assert abs(float(pooled[0]) - (1.0 - math.sqrt(0.125))) < 1e-12
-    assert float(pooled[1]) == 1.0
+    assert abs(float(pooled[0].detach()) - (1.0 - math.sqrt(0.125))) < 1e-12
+    assert float(pooled[1].detach()) == 1.0
     assert pooled[2].isnan()  # undefined in three of four
     (g,) = torch.autograd.grad(pooled[:2].sum(), leaf)
     assert g.isfinite().all()

@@ -46,9 +46,21 @@ from torch_mapss.bounds.correlation import (
     scenario_bounds,
     spearman,
 )
+from torch_mapss.bounds.diagnostics import (
+    BankCorrelation,
+    FrameCorrelation,
+    GammaTest,
+    SourceCorrelation,
+    bank_correlation,
+    frame_correlation,
+    gamma_fit_test,
+    source_correlation,
+)
 from torch_mapss.bounds.frames import (
     Bounds,
+    DecompositionBounds,
     TruncationBounds,
+    decomposition_bounds,
     match_bounds,
     separation_bounds,
     truncation_bounds,
@@ -56,11 +68,20 @@ from torch_mapss.bounds.frames import (
 from torch_mapss.bounds.utterance import pool_match_bounds, pool_separation_bounds
 
 __all__ = [
+    "BankCorrelation",
     "Bounds",
     "CorrelationBounds",
+    "DecompositionBounds",
+    "FrameCorrelation",
+    "GammaTest",
     "ScenarioBounds",
+    "SourceCorrelation",
     "TruncationBounds",
+    "bank_correlation",
     "correlation_bounds",
+    "decomposition_bounds",
+    "frame_correlation",
+    "gamma_fit_test",
     "match_bounds",
     "pearson",
     "pool_match_bounds",
@@ -68,6 +89,7 @@ __all__ = [
     "ranks",
     "scenario_bounds",
     "separation_bounds",
+    "source_correlation",
     "spearman",
     "truncation_bounds",
 ]

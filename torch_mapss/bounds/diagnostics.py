@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation
 from torch_mapss.bounds.effective import bartlett_sum, normal_quantile
@@ -28,7 +29,7 @@ from torch_mapss.core.points import (
     scored_outputs,
     split_points,
 )
-from torch_mapss.core.settings import Settings, map_settings
+from torch_mapss.core.settings import MapOptions, Settings, map_settings
 
 
 class GammaTest(NamedTuple):
@@ -70,10 +71,7 @@ def gamma_fit_test(
     attributed: Sequence[int] | Tensor | None = None,
     active: Tensor | None = None,
     mask: Tensor | None = None,
-    alpha: float = 1.0,
-    time: float = 1.0,
-    energy: float = 0.99,
-    convention: str = "paper",
+    **options: Unpack[MapOptions],
 ) -> GammaTest:
     """Kolmogorov-Smirnov test of the Gamma fit that PM is read from, per cluster.
 
@@ -81,8 +79,8 @@ def gamma_fit_test(
     given beforehand: p values are too large, and a small one is strong evidence against the fit.
 
     Args:
-        outputs, references, distortions, attributed, active, mask, alpha, time, energy,
-            convention: as for :func:`torch_mapss.functional.perceptual_match`.
+        outputs, references, distortions, attributed, active, mask, options: as for
+            :func:`torch_mapss.functional.perceptual_match`.
 
     Returns:
         :class:`GammaTest` of (..., S') tensors; where a score is undefined or its cluster
@@ -91,7 +89,7 @@ def gamma_fit_test(
     Raises:
         TypeError, ValueError: as the score.
     """
-    settings = map_settings(alpha, time, energy, convention)
+    settings = map_settings(**options)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 2)
     return GammaTest(**run_shaped(*points, settings, _gamma_test))
 
@@ -105,10 +103,7 @@ def bank_correlation(
     attributed: Sequence[int] | Tensor | None = None,
     active: Tensor | None = None,
     mask: Tensor | None = None,
-    alpha: float = 1.0,
-    time: float = 1.0,
-    energy: float = 0.99,
-    convention: str = "paper",
+    **options: Unpack[MapOptions],
 ) -> BankCorrelation:
     """Σρ̂ of every cluster along the bank's order, Bartlett's rule [sec:bounds].
 
@@ -118,7 +113,7 @@ def bank_correlation(
         :class:`BankCorrelation` of (..., S) tensors, one for every cluster; 0 and 1 where the
         source is inactive.
     """
-    settings = map_settings(alpha, time, energy, convention)
+    settings = map_settings(**options)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
     total = run_shaped(*points, settings, _lag_sum)["total"]
     return BankCorrelation(total, 1.0 / (1.0 + 2.0 * total).clamp(min=1.0))
@@ -172,12 +167,9 @@ def source_correlation(
     attributed: Sequence[int] | Tensor | None = None,
     active: Tensor | None = None,
     mask: Tensor | None = None,
-    alpha: float = 1.0,
-    time: float = 1.0,
-    energy: float = 0.99,
-    convention: str = "paper",
     draws: int = 100,
     seed: int = 0,
+    **options: Unpack[MapOptions],
 ) -> SourceCorrelation:
     """ρ_l: how the errors of the sources of one trial go together, by bootstrap.
 
@@ -189,7 +181,7 @@ def source_correlation(
         outputs, references, distortions: (F, S', M), (F, S, M), (F, S, P, M), the frames of one
             trial (any leading dimensions are taken as its frames).
         measure: ``"separation"`` or ``"match"``.
-        attributed, active, mask, alpha, time, energy, convention: as for the scores.
+        attributed, active, mask, options: as for the scores.
         draws: number of bootstrap draws.
         seed: of the draws.
 
@@ -202,7 +194,7 @@ def source_correlation(
     """
     checks.check_choice(measure, "measure", ("separation", "match"))
     draws, seed = checks.check_whole(draws, "draws", 2), checks.check_seed(seed)
-    settings = map_settings(alpha, time, energy, convention)
+    settings = map_settings(**options)
     least = 1 if measure == "separation" else 2
     points, _ = checked_points(outputs, references, distortions, attributed, active, mask, least)
     if outputs.shape[-2] < 2:

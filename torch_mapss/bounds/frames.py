@@ -15,9 +15,9 @@ distortions are a designed bank, not a random sample. ε(A) of [eq:temp_A] adds 
 length to A: it is dimensionally odd, and kept so in the paper's convention.
 ``benchmarks/coverage.py`` measures how often each interval holds.
 
-The derivations are in the rooms that do the work: ``_schur`` (what truncation discards),
-``_separation_error`` and ``_match_error``, ``_effective`` (sample sizes), ``bootstrap``. Bounds of
-utterances and correlations follow in ``utterance`` and ``correlation``.
+The derivations are in the modules that do the work: ``schur`` (what truncation discards),
+``separation`` and ``match``, ``effective`` (sample sizes), ``bootstrap``. Bounds of utterances and
+correlations follow in ``utterance`` and ``correlation``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from torch_mapss.bounds.decomposition import decomposition_errors as decomposition_errors
+from torch_mapss.bounds.decomposition import decomposition_errors
 from torch_mapss.bounds.match import match_kernel
 from torch_mapss.bounds.schur import Options
 from torch_mapss.bounds.separation import separation_kernel
@@ -39,7 +40,8 @@ from torch_mapss.core.frame_batches import Score, Scored, run_shaped
 from torch_mapss.core.match import of_match
 from torch_mapss.core.points import Points, checked_points
 from torch_mapss.core.separation import of_separation
-from torch_mapss.core.settings import Settings, map_settings
+from torch_mapss.core.settings import MapOptions, Settings, map_settings
+from torch_mapss.core.torch_defaults import with_torch_defaults
 
 CONVENTIONS = ("paper", "reference", "derived")
 TAILS = ("concentration", "bootstrap")
@@ -51,6 +53,13 @@ class Bounds(NamedTuple):
     radius: Tensor  # (..., S') truncation error, deterministic
     tail: Tensor  # (..., S') finite-sample half-width at the confidence asked for
     total: Tensor  # (..., S') radius + tail
+
+
+class DecompositionBounds(NamedTuple):
+    """Half-widths of clearance and fidelity; the radius of both is 0."""
+
+    clearance: Bounds
+    fidelity: Bounds
 
 
 class TruncationBounds(NamedTuple):
@@ -65,6 +74,7 @@ class TruncationBounds(NamedTuple):
 # --------------------------------------------------------------------------------------------
 
 
+@with_torch_defaults
 @torch.no_grad()
 def separation_bounds(
     outputs: Tensor,
@@ -75,18 +85,13 @@ def separation_bounds(
     attributed: Sequence[int] | Tensor | None = None,
     active: Tensor | None = None,
     mask: Tensor | None = None,
-    alpha: float = 1.0,
-    time: float = 1.0,
-    energy: float = 0.99,
-    convention: str = "paper",
-    max_dimension: int | None = None,
     tail: str = "concentration",
     n_eff: float | str = 0.7,
     c: float = 1.0,
     floor: float = 0.05,
     draws: int = 200,
     seed: int = 0,
-    eigh: str = "float64",
+    **options: Unpack[MapOptions],
 ) -> Bounds:
     """Error radius and half-width of PS [sec:bounds], for the scores of the same arguments.
 
@@ -95,11 +100,9 @@ def separation_bounds(
     holds. Nothing is capped except where a convention says so: a bound above ½ says little.
 
     Args:
-        outputs, references, distortions, attributed, active, mask, alpha, time, energy,
-            eigh, max_dimension: as for :func:`torch_mapss.functional.perceptual_separation`.
+        outputs, references, distortions, attributed, active, mask: as for
+            :func:`torch_mapss.functional.perceptual_separation`.
         confidence: 1 - δ in (0, 1), for each measure on its own.
-        convention: ``"paper"`` as printed, ``"reference"`` as the released implementation,
-            ``"derived"`` with units, unions and constants put right (the scores are the paper's).
         tail: ``"concentration"`` (the paper's inequalities) or ``"bootstrap"``: the ``confidence``
             quantile of the change when the distortions are drawn again with replacement, on the
             map as it is. Costs ``draws`` factorisations per cluster.
@@ -110,6 +113,9 @@ def separation_bounds(
         floor: ε_r in (0, 1], the share of λmax added to the least eigenvalue. Larger is tighter.
         draws: number of bootstrap draws.
         seed: of the bootstrap draws; every frame resamples the same distortions.
+        options: settings of the map, as for the score. The convention is ``"paper"`` as printed,
+            ``"reference"`` as the released implementation, or ``"derived"`` with units, unions and
+            constants put right (the scores are then the paper's).
 
     Returns:
         :class:`Bounds` of (..., S') tensors. 0 where the score is undefined (own source inactive,
@@ -118,12 +124,16 @@ def separation_bounds(
     Raises:
         TypeError, ValueError: as the score; and a setting out of its range.
     """
-    options = Options(confidence, convention, tail, n_eff, c, floor=floor, draws=draws, seed=seed)
-    settings = _settings(alpha, time, energy, eigh, max_dimension, options)
+    convention = options.pop("convention", "paper")
+    limits = check_options(
+        Options(confidence, convention, tail, n_eff, c, floor=floor, draws=draws, seed=seed)
+    )
     found = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    return _bounds(*found, settings, separation_errors(options), "ps")
+    score, settings = separation_errors(limits), _settings(convention, options)
+    return _of_measure(run_shaped(*found, settings, score), "ps")
 
 
+@with_torch_defaults
 @torch.no_grad()
 def match_bounds(
     outputs: Tensor,
@@ -134,27 +144,22 @@ def match_bounds(
     attributed: Sequence[int] | Tensor | None = None,
     active: Tensor | None = None,
     mask: Tensor | None = None,
-    alpha: float = 1.0,
-    time: float = 1.0,
-    energy: float = 0.99,
-    convention: str = "paper",
-    max_dimension: int | None = None,
     tail: str = "concentration",
     c1: float = 1.0,
     c2: float = 1.0,
     cap: float = 0.5,
     draws: int = 200,
     seed: int = 0,
-    eigh: str = "float64",
+    **options: Unpack[MapOptions],
 ) -> Bounds:
     """Error radius and half-width of PM [app:pm_measure], for the scores of the same arguments.
 
     The radius is guaranteed in the derived convention; in the others it depends on c1 and c2.
 
     Args:
-        outputs, references, distortions, attributed, active, mask, alpha, time, energy,
-            eigh, max_dimension: as for :func:`torch_mapss.functional.perceptual_match`.
-        confidence, convention, tail, draws, seed: as for :func:`separation_bounds`.
+        outputs, references, distortions, attributed, active, mask: as for
+            :func:`torch_mapss.functional.perceptual_match`.
+        confidence, tail, draws, seed, options: as for :func:`separation_bounds`.
         c1: C₁ of [eq:pm_k_bias], which the paper leaves open; scales the half-width of k.
         c2: C₂ of [eq:pm_theta_bias], the same for θ.
         cap: largest half-width of k, θ and a as a share of each. The paper's ½ keeps the tail from
@@ -168,16 +173,53 @@ def match_bounds(
     Raises:
         TypeError, ValueError: as the score; and a setting out of its range.
     """
-    options = Options(confidence, convention, tail, c1=c1, c2=c2, cap=cap, draws=draws, seed=seed)
-    settings = _settings(alpha, time, energy, eigh, max_dimension, options)
+    convention = options.pop("convention", "paper")
+    limits = check_options(
+        Options(confidence, convention, tail, c1=c1, c2=c2, cap=cap, draws=draws, seed=seed)
+    )
     found = checked_points(outputs, references, distortions, attributed, active, mask, 2)
-    return _bounds(*found, settings, match_errors(options), "pm")
+    score, settings = match_errors(limits), _settings(convention, options)
+    return _of_measure(run_shaped(*found, settings, score), "pm")
 
 
-def _bounds(
-    points: Points, lead: torch.Size, settings: Settings, score: Score, name: str
-) -> Bounds:
-    found = run_shaped(points, lead, settings, score)
+@with_torch_defaults
+@torch.no_grad()
+def decomposition_bounds(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    *,
+    confidence: float = 0.95,
+    attributed: Sequence[int] | Tensor | None = None,
+    active: Tensor | None = None,
+    mask: Tensor | None = None,
+    others: Tensor | None = None,
+    alpha: float = 1.0,
+    time: float = 1.0,
+) -> DecompositionBounds:
+    """What the choice of distortions does to clearance and fidelity: a jackknife half-width.
+
+    Args:
+        outputs, references, distortions, attributed, active, mask, others, alpha, time: as for
+            :func:`torch_mapss.functional.clearance`.
+        confidence: in (0, 1), of each number on its own.
+
+    Returns:
+        Two :class:`Bounds` of (..., S') tensors, radius 0; 0 where the score is undefined.
+
+    Raises:
+        TypeError, ValueError: as :func:`torch_mapss.functional.clearance`; a confidence out of its
+            range.
+    """
+    score = decomposition_errors(check_options(Options(confidence)))
+    points, lead = checked_points(
+        outputs, references, distortions, attributed, active, mask, 1, others
+    )
+    found = run_shaped(points, lead, map_settings(alpha=alpha, time=time), score)
+    return DecompositionBounds(*(_of_measure(found, name) for name in DecompositionBounds._fields))
+
+
+def _of_measure(found: dict[str, Tensor], name: str) -> Bounds:
     radius, tail = found[f"{name}_radius"], found[f"{name}_tail"]
     return Bounds(radius, tail, radius + tail)
 
@@ -216,8 +258,8 @@ def truncation_bounds(
         TypeError, ValueError: a setting that is no number, or out of its range.
     """
     check_confidence(confidence)
-    checks.check_positive(time, "time")
-    checks.check_positive(c, "c")
+    checks.check_real(time, "time", "(0, inf)")
+    checks.check_real(c, "c", "(0, inf)")
     checks.check_choice(convention, "convention", ("paper", "derived"))
     present = embedded.stationary > 0.0
     m = (present.sum(-1) - 1 - embedded.dimension).clamp(min=0)
@@ -283,26 +325,16 @@ def match_errors(options: Options, *, scores: bool = False) -> Score:
 # --------------------------------------------------------------------------------------------
 
 
-def check_confidence(confidence: float) -> None:
-    """Raise TypeError unless ``confidence`` is a number, ValueError unless it lies in (0, 1)."""
-    if not 0.0 < checks.check_real(confidence, "confidence") < 1.0:
-        raise ValueError(
-            f"confidence must lie strictly between 0 and 1, got {confidence}. It is the share of "
-            "cases the interval is to hold, e.g. 0.95 (not 95)."
-        )
+def check_confidence(confidence: float) -> float:
+    """``confidence``; TypeError unless it is a number, ValueError unless it lies in (0, 1)."""
+    why = "It is the share of cases the interval is to hold, e.g. 0.95 (not 95)."
+    return checks.check_real(confidence, "confidence", "(0, 1)", why)
 
 
-def _settings(
-    alpha: float,
-    time: float,
-    energy: float,
-    eigh: str,
-    max_dimension: int | None,
-    options: Options,
-) -> Settings:
-    check_options(options)
-    graph = "paper" if options.convention == "derived" else options.convention
-    return map_settings(alpha, time, energy, graph, max_dimension, eigh)
+def _settings(convention: str, options: MapOptions) -> Settings:
+    """Of the maps that bounds of a convention read."""
+    options["convention"] = "paper" if convention == "derived" else convention
+    return map_settings(**options)
 
 
 def check_options(options: Options) -> Options:
@@ -310,22 +342,17 @@ def check_options(options: Options) -> Options:
     check_confidence(options.confidence)
     checks.check_choice(options.convention, "convention", CONVENTIONS)
     checks.check_choice(options.tail, "tail", TAILS)
-    share = options.n_eff
-    if isinstance(share, str):
-        checks.check_choice(share, "n_eff", ("bartlett",))
-    elif not 0.0 < checks.check_real(share, "n_eff") <= 1.0:
-        raise ValueError(
-            f"n_eff must be a share of the cluster's points in (0, 1] or 'bartlett', got {share}."
-        )
+    if isinstance(options.n_eff, str):
+        checks.check_choice(options.n_eff, "n_eff", ("bartlett",))
+    else:
+        why = "It is a share of the cluster's points, or 'bartlett'."
+        checks.check_real(options.n_eff, "n_eff", "(0, 1]", why)
     for name in ("c", "c1", "c2"):
-        checks.check_positive(getattr(options, name), name)
+        checks.check_real(getattr(options, name), name, "(0, inf)")
     if options.cap != math.inf:
-        checks.check_positive(options.cap, "cap")
-    if not 0.0 < checks.check_real(options.floor, "floor") <= 1.0:
-        raise ValueError(
-            f"floor must lie in (0, 1], got {options.floor}. It is the share of the largest "
-            "eigenvalue that is added to the least one; the paper takes 0.05."
-        )
+        checks.check_real(options.cap, "cap", "(0, inf)")
+    why = "It is the share of the largest eigenvalue added to the least one; the paper takes 0.05."
+    checks.check_real(options.floor, "floor", "(0, 1]", why)
     checks.check_whole(options.draws, "draws", 1)
     checks.check_seed(options.seed)
     return options

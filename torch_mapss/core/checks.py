@@ -1,7 +1,7 @@
 """Argument checks shared by the stages: each message says what was expected, what came, what to do.
 
-A leaf: imports torch only. Checks that need the values of a tensor (and so wait for the device)
-are marked as such; everything else looks at shapes and types alone.
+Imports torch alone. Checks that read the values of a tensor (and so synchronise an accelerator)
+say so; everything else looks at shapes and types alone.
 """
 
 from __future__ import annotations
@@ -90,8 +90,19 @@ def check_plain(tensor: Tensor, name: str) -> None:
         )
 
 
-def check_real(value: Any, name: str) -> float:
-    """``value`` as a float; TypeError unless it is a real number, ValueError unless finite."""
+def check_real(value: Any, name: str, within: str = "", why: str = "") -> float:
+    """``value`` as a float.
+
+    Args:
+        value: a number, or a tensor or array of one.
+        name: of the argument.
+        within: the interval it must lie in, such as ``"(0, 1]"`` or ``"[1, inf)"``.
+        why: what to say after the range.
+
+    Raises:
+        TypeError: not a real number.
+        ValueError: not finite, or out of the interval.
+    """
     try:
         number = None if isinstance(value, str | bool) else float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -100,36 +111,21 @@ def check_real(value: Any, name: str) -> float:
         raise TypeError(f"{name} must be a number, got {value!r}. Pass a float.")
     if not math.isfinite(number):
         raise ValueError(f"{name} must be finite, got {value!r}.")
+    if within:
+        low, high = (float(end) for end in within[1:-1].split(","))
+        above = number > low or (within[0] == "[" and number == low)
+        if not (above and (number < high or (within[-1] == "]" and number == high))):
+            wanted = "be positive" if within == "(0, inf)" else f"lie in {within}"
+            raise ValueError(f"{name} must {wanted}, got {value!r}. {why}".rstrip())
     return number
 
 
-def check_positive(value: Any, name: str) -> float:
-    """``value`` as a float; TypeError unless a number, ValueError unless positive and finite."""
-    number = check_real(value, name)
-    if number <= 0.0:
-        raise ValueError(f"{name} must be positive, got {value!r}.")
-    return number
-
-
-def check_seed(value: Any, name: str = "seed") -> int:
-    """``value`` as an int that a generator takes.
+def check_whole(value: Any, name: str, least: int | None = None, most: int | None = None) -> int:
+    """``value`` as an int; a float is accepted where it is whole.
 
     Raises:
         TypeError: not a whole number.
-        ValueError: outside the 64 bits of a generator.
-    """
-    seed = check_whole(value, name)
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"{name} must fit in 64 bits, got {seed}.")
-    return seed
-
-
-def check_whole(value: Any, name: str, least: int | None = None) -> int:
-    """``value`` as an int; a float will do where it is whole.
-
-    Raises:
-        TypeError: not a whole number.
-        ValueError: below ``least``.
+        ValueError: below ``least`` or beyond ``most``.
     """
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
@@ -143,7 +139,14 @@ def check_whole(value: Any, name: str, least: int | None = None) -> int:
         raise TypeError(f"{name} must be a whole number, got {value!r}. Pass an int.")
     if least is not None and number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}.")
+    if most is not None and number > most:
+        raise ValueError(f"{name} must be at most {most}, got {number}.")
     return number
+
+
+def check_seed(value: Any, name: str = "seed") -> int:
+    """``value`` as an int that a generator takes: of 64 bits. Errors as :func:`check_whole`."""
+    return check_whole(value, name, -(2**63), 2**64 - 1)
 
 
 def whole_numbers(values: Any, name: str) -> tuple[int, ...]:

@@ -200,7 +200,14 @@ def diffusion_map(
         ValueError: shapes that do not fit, N < 2, non-finite present points, settings out of
             range.
     """
-    settings = map_settings(alpha, time, energy, convention, max_dimension, eigh=eigh)
+    settings = map_settings(
+        alpha=alpha,
+        time=time,
+        energy=energy,
+        convention=convention,
+        max_dimension=max_dimension,
+        eigh=eigh,
+    )
     checks.check_floating(points, "points")
     if points.ndim < 2 or points.shape[-2] < 2 or points.shape[-1] < 1:
         raise ValueError(

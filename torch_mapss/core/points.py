@@ -182,6 +182,7 @@ def checked_points(
     active: Tensor | None,
     mask: Tensor | None,
     minimum_distortions: int,
+    others: Tensor | None = None,
 ) -> tuple[Points, torch.Size]:
     """The embeddings of a scoring call, their leading dimensions flattened; and these dimensions.
 
@@ -197,7 +198,14 @@ def checked_points(
     for name, tensor in given.items():
         checks.check_floating(tensor, name)
     _check_shapes(outputs, references, distortions)
-    checks.check_devices(**given, active=active, mask=mask)
+    if others is not None:
+        checks.check_floating(others, "others")
+    checks.check_devices(**given, active=active, mask=mask, others=others)
+    if others is not None and others.shape != references.shape:
+        raise ValueError(
+            "others must have the shape of references: the sum of the other references for each "
+            f"of them, {tuple(references.shape)}, got {tuple(others.shape)}."
+        )
     lead = outputs.shape[:-2]
     sources, count = distortions.shape[-3], distortions.shape[-2]
     index = checks.check_attributed(attributed, outputs.shape[-2], sources)
@@ -208,8 +216,11 @@ def checked_points(
         mask = checks.check_bool(mask, "mask", (*lead, sources, count))
         mask = mask.reshape(frames, sources, count)
         _check_distortions_left(mask, active, minimum_distortions, lead)
-    flat = (checks.lifted(x).reshape(frames, *x.shape[len(lead) :]) for x in given.values())
-    return Points(*flat, index, active, mask), lead
+    sums = () if others is None else (others,)
+    flat = [
+        checks.lifted(x).reshape(frames, *x.shape[len(lead) :]) for x in (*given.values(), *sums)
+    ]
+    return Points(*flat[:3], index, active, mask, *flat[3:]), lead
 
 
 def _check_shapes(outputs: Tensor, references: Tensor, distortions: Tensor) -> None:

@@ -165,9 +165,7 @@ def check_windows(window: int, hop: int, p: float) -> tuple[int, int, float]:
         TypeError: window or hop not whole, p no number.
         ValueError: one of them below 1, p not finite.
     """
-    p = checks.check_real(p, "p")
-    if p < 1.0:
-        raise ValueError(f"p must be at least 1, got {p}. PESQ's is 6.")
+    p = checks.check_real(p, "p", "[1, inf)", "PESQ's is 6.")
     return checks.check_whole(window, "window", 1), checks.check_whole(hop, "hop", 1), p
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
+from typing_extensions import Unpack
 
 from torch_mapss.core import checks
 
@@ -12,8 +13,19 @@ CONVENTIONS = ("paper", "reference")  # of the map, and so of every measure
 PRECISIONS = ("float64", "float32")  # of the eigendecomposition
 
 
+class MapOptions(TypedDict, total=False):
+    """Keyword arguments of whatever makes a diffusion map."""
+
+    alpha: float  # density exponent of the kernel in [0, 1]; 1 removes the sampling density
+    time: float  # diffusion time t, positive
+    energy: float  # share τ of the eigenvalue sum that is retained, in (0, 1]
+    convention: str  # "paper" as printed, or "reference" as the released implementation
+    max_dimension: int | None  # the most coordinates to retain; None leaves it to energy
+    eigh: str  # precision of the eigendecomposition alone, "float64" or "float32"
+
+
 class Settings(NamedTuple):
-    """How points become a map; see :func:`diffusion_map` for the meaning of each."""
+    """How points become a map; see :class:`MapOptions` for the meaning of each."""
 
     alpha: float = 1.0
     time: float = 1.0
@@ -28,36 +40,28 @@ class Settings(NamedTuple):
         return torch.float32 if self.eigh == "float32" else torch.float64
 
 
-def map_settings(
-    alpha: float,
-    time: float,
-    energy: float,
-    convention: str,
-    max_dimension: int | None = None,
-    eigh: str = "float64",
-) -> Settings:
+def map_settings(**options: Unpack[MapOptions]) -> Settings:
     """The settings of a diffusion map, checked.
 
     Raises:
-        TypeError: one is no number.
+        TypeError: an option that is unknown, or no number.
         ValueError: one is out of its range.
     """
-    checks.check_choice(convention, "convention", CONVENTIONS)
-    checks.check_choice(eigh, "eigh", PRECISIONS)
-    for name, value in (("alpha", alpha), ("energy", energy)):
-        checks.check_real(value, name)
-    if not 0.0 <= alpha <= 1.0:
-        raise ValueError(
-            f"alpha must lie in [0, 1], got {alpha}. It is the density exponent of the kernel: "
-            "1 removes the sampling density, 0 keeps it."
+    unknown = [name for name in options if name not in Settings._fields]
+    if unknown:
+        raise TypeError(
+            f"{', '.join(map(repr, unknown))} is no setting of a diffusion map. The settings are "
+            f"{', '.join(Settings._fields)}."
         )
-    if checks.check_real(time, "time") <= 0.0:
-        raise ValueError(f"time must be a positive number of diffusion steps, got {time}. Use 1.")
-    if not 0.0 < energy <= 1.0:
-        raise ValueError(
-            f"energy must lie in (0, 1], got {energy}. It is the share of the eigenvalue sum "
-            "that the kept coordinates reach; 0.99 is the paper's value."
-        )
-    if max_dimension is not None:
-        max_dimension = checks.check_whole(max_dimension, "max_dimension", 1)
-    return Settings(alpha, time, energy, convention, max_dimension, eigh)
+    given = Settings(**options)
+    checks.check_choice(given.convention, "convention", CONVENTIONS)
+    checks.check_choice(given.eigh, "eigh", PRECISIONS)
+    most = given.max_dimension
+    kernel = "It is the density exponent of the kernel: 1 removes the sampling density."
+    share = "It is the share of the eigenvalue sum that is retained; 0.99 is the paper's value."
+    return given._replace(
+        alpha=checks.check_real(given.alpha, "alpha", "[0, 1]", kernel),
+        time=checks.check_real(given.time, "time", "(0, inf)", "It counts diffusion steps."),
+        energy=checks.check_real(given.energy, "energy", "(0, 1]", share),
+        max_dimension=None if most is None else checks.check_whole(most, "max_dimension", 1),
+    )

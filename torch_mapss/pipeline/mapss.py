@@ -142,7 +142,14 @@ class MAPSS(nn.Module):
     ) -> None:
         # As long as its arguments are many: each is checked and kept once.
         super().__init__()
-        self.settings = map_settings(alpha, time, energy, convention, max_dimension, eigh)
+        self.settings = map_settings(
+            alpha=alpha,
+            time=time,
+            energy=energy,
+            convention=convention,
+            max_dimension=max_dimension,
+            eigh=eigh,
+        )
         options: dict[str, Any] = {"layer": layer, "dtype": dtype, "device": device}
         options |= {"local_files_only": local_files_only or None, "cache_dir": cache_dir}
         first = as_encoder(encoder, **_given(options))
@@ -588,7 +595,7 @@ def _checked_segment(segment: Any, encoders: Sequence[Encoder]) -> float | None:
     most = min(limits, default=math.inf) - 2 * CONTEXT
     if segment == "auto":
         return min(SEGMENT, most)
-    seconds = checks.check_positive(segment, "segment")
+    seconds = checks.check_real(segment, "segment", "(0, inf)")
     if seconds > most:
         raise ValueError(
             f"segment must be at most {most:g} s for encoder {encoders[0].name!r}, got "
