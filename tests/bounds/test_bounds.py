@@ -23,7 +23,7 @@ from torch_mapss.bounds import bootstrap, effective, frames, match, schur, separ
 from torch_mapss.core.diffusion_map import embed
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.mahalanobis import ridge_factor
-from torch_mapss.core.match import attributed_deviations, masked_moments
+from torch_mapss.core.match import attributed_deviations, moments
 from torch_mapss.core.points import Points, presence, split_points
 from torch_mapss.core.separation import cluster_statistics
 from torch_mapss.core.settings import Settings
@@ -235,7 +235,7 @@ def _full_scores(points: tuple[Tensor, Tensor, Tensor], energy: float) -> tuple[
     sides = separation.separation_sides(embedding, layout, Settings())
     a, b = (sides.distance.square() + sides.discarded).sqrt().unbind(-1)
     parts = match.match_parts(embedding, layout, Settings())
-    mean, variance = masked_moments(parts.g + parts.gaps, parts.there, parts.members)
+    mean, variance = moments(parts.g + parts.gaps, parts.there, parts.members)
     fit = match.gamma(mean, variance)
     return b / (a + b), gammaincc(fit.k, (parts.a + parts.gap_a) / fit.theta)
 

@@ -25,9 +25,9 @@ from torch_mapss.core.mahalanobis import (
     scatter_factor,
     squared_mahalanobis,
 )
-from torch_mapss.core.match import attributed_deviations
+from torch_mapss.core.match import attributed_deviations, moments
 from torch_mapss.core.points import Points, presence, split_points
-from torch_mapss.core.separation import cluster_statistics
+from torch_mapss.core.separation import cluster_statistics, own_and_nearest, ratio
 from torch_mapss.core.settings import Settings
 
 # Working memory of one block of draws.
@@ -102,14 +102,13 @@ def bootstrap_separation(
     centre, deviations, divisor = cluster_statistics(clusters, present)
     counts = pad(resampled_counts(present[..., 1:], draws, seed), (1, 0), value=1.0)
     delta = outputs.unsqueeze(-3) - centre.unsqueeze(-2)  # (F, S, S', D)
-    everyone = torch.arange(points.sources, device=active.device)
-    own = everyone == points.source_index().unsqueeze(-1)
-    foreign = ~own & active.unsqueeze(-2)
+    ridge = RIDGE if settings.convention == "reference" else 0.0
     once = pad(present[None, ..., 1:].to(clusters.dtype), (1, 0), value=1.0)
 
     def scores(weights: Tensor) -> Tensor:
-        squared = _resampled_distances(weights, deviations, delta, divisor)
-        return _separation(squared.mT, own, foreign, settings.convention)
+        squared = _resampled_distances(weights, deviations, delta, divisor).mT
+        chosen = squared.gather(-1, own_and_nearest(squared, active, points))
+        return ratio(*(chosen + ridge).sqrt().unbind(-1), settings.convention)
 
     blocks = _blocks(counts, len(outputs), clusters.shape[-1])
     return scores(once)[0], torch.cat([scores(block) for block in blocks])
@@ -125,18 +124,6 @@ def _resampled_distances(
     scatter = scatter - n.unsqueeze(-1) * shift.unsqueeze(-1) * shift.unsqueeze(-2)
     moved = delta - shift.unsqueeze(-2)
     return squared_mahalanobis(scatter_factor(scatter, divisor), moved)
-
-
-def _separation(squared: Tensor, own: Tensor, foreign: Tensor, convention: str) -> Tensor:
-    """PS [eq:PS_final] of squared distances (..., S', S); ½ where both are 0."""
-    ridge = RIDGE if convention == "reference" else 0.0
-    a = (torch.where(own, squared, 0.0).sum(-1) + ridge).sqrt()
-    nearest = torch.where(foreign, squared, torch.inf).amin(-1)
-    b = (torch.where(torch.isfinite(nearest), nearest, 0.0) + ridge).sqrt()
-    if convention == "reference":
-        return 1.0 - a / (a + b + RIDGE)
-    some = a + b > 0.0
-    return torch.where(some, b / torch.where(some, a + b, 1.0), 0.5)
 
 
 # --------------------------------------------------------------------------------------------
@@ -172,9 +159,7 @@ def bootstrap_match(
 
 def _match(g: Tensor, a: Tensor, weights: Tensor, count: Tensor) -> Tensor:
     """PM [eq:pm_gamma_mm_short] of squared distances g (..., P) with counts ``weights``."""
-    mean = (weights * g).sum(-1) / count.clamp(min=1)
-    centred = weights * (g - mean.unsqueeze(-1)).square()
-    variance = centred.sum(-1) / (count - 1).clamp(min=1)
+    mean, variance = moments(g, weights, count)
     spread = (16.0 * torch.finfo(mean.dtype).eps * mean).square()
     fitted = (mean > 0.0) & (variance > spread)
     mean, safe = torch.where(fitted, mean, 1.0), torch.where(fitted, variance, 1.0)

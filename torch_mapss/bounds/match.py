@@ -33,7 +33,7 @@ from torch_mapss.bounds.schur import (
 from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor
-from torch_mapss.core.match import attributed_deviations, is_collapsed, masked_moments
+from torch_mapss.core.match import attributed_deviations, is_collapsed, moments
 from torch_mapss.core.points import Points, scored_outputs
 from torch_mapss.core.settings import Settings
 
@@ -148,7 +148,7 @@ def _reference_parts(
 
 def fit_gamma(parts: MatchParts, embedding: Embedding, settings: Settings) -> tuple[Gamma, Tensor]:
     """Gamma of the retained distances, and where there is none (1 and 1 stand in for it)."""
-    mean, variance = masked_moments(parts.g, parts.there, parts.members)
+    mean, variance = moments(parts.g, parts.there, parts.members)
     floor = rounding_floor(embedding).unsqueeze(-1)
     # These distances are plain in every convention: no 1e-6 on top of the floor.
     collapsed = is_collapsed(mean, variance, floor, settings._replace(convention="paper"))
@@ -186,7 +186,7 @@ def corner_maxima(centre: Point, boxes: Sequence[Box]) -> list[Tensor]:
 
 def _radius_box(parts: MatchParts, fit: Gamma, options: Options) -> Box:
     """Of [eq:ps_bias]: the box of [eq:pm_k_bias] and [eq:pm_theta_bias], or the exact one."""
-    mean, variance = masked_moments(parts.g + parts.gaps, parts.there, parts.members)
+    mean, variance = moments(parts.g + parts.gaps, parts.there, parts.members)
     if options.convention == "derived":
         floored = torch.where(variance > 0.0, variance, fit.variance)
         full = gamma(torch.where(mean > 0.0, mean, fit.mean), floored)

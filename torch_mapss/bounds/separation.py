@@ -43,7 +43,7 @@ from torch_mapss.core import linalg
 from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.mahalanobis import RIDGE, rounding_floor
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
-from torch_mapss.core.separation import cluster_statistics
+from torch_mapss.core.separation import cluster_statistics, own_and_nearest
 from torch_mapss.core.settings import Settings
 
 
@@ -97,7 +97,7 @@ def separation_sides(embedding: Embedding, points: Points, settings: Settings) -
     factor = full_factor(deviations, divisor, retained, settings)
     delta = outputs.unsqueeze(-3) - mean.unsqueeze(-2)  # (F, S, S', D)
     kept, discarded = (part.mT for part in schur_parts(factor, delta, retained))
-    cluster = _own_and_nearest(kept, active, points)
+    cluster = own_and_nearest(kept, active, points)
     ridge = RIDGE if settings.convention == "reference" else 0.0
     return Sides(
         (kept.gather(-1, cluster) + ridge).sqrt(),
@@ -105,15 +105,6 @@ def separation_sides(embedding: Embedding, points: Points, settings: Settings) -
         cluster,
         scored_outputs(points),
     )
-
-
-def _own_and_nearest(squared: Tensor, active: Tensor, points: Points) -> Tensor:
-    """(F, S', 2) index of the attributed and of the closest other active cluster."""
-    own = points.source_index().expand(len(squared), -1).unsqueeze(-1)
-    everyone = torch.arange(points.sources, device=squared.device)
-    foreign = (everyone != own) & active.unsqueeze(-2)
-    nearest = torch.where(foreign, squared, torch.inf).argmin(-1, keepdim=True)
-    return torch.cat([own, nearest], -1)
 
 
 def _separation_radius(sides: Sides) -> Tensor:

@@ -50,11 +50,14 @@ def attributed_deviations(
     return deviations, outputs - reference.squeeze(-2), there, there.sum(-1)
 
 
-def masked_moments(values: Tensor, there: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased variance along the last axis over the present values [eq:stats_pm]."""
-    mean = torch.where(there, values, 0.0).sum(-1) / count.clamp(min=1)
-    centred = torch.where(there, values - mean.unsqueeze(-1), 0.0)
-    return mean, centred.square().sum(-1) / (count - 1).clamp(min=1)
+def moments(values: Tensor, weights: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased variance along the last axis of values counted ``weights`` times.
+
+    [eq:stats_pm]; weights are bool, or whole numbers whose sum is ``count``.
+    """
+    mean = (weights * values).sum(-1) / count.clamp(min=1)
+    squares = weights * (values - mean.unsqueeze(-1)).square()
+    return mean, squares.sum(-1) / (count - 1).clamp(min=1)
 
 
 def gamma_fit(embedding: Embedding, points: Points, settings: Settings) -> GammaFit:
@@ -72,7 +75,7 @@ def gamma_fit(embedding: Embedding, points: Points, settings: Settings) -> Gamma
     a = torch.where(a <= floor, 0.0, a)
     if settings.convention == "reference":
         g, a = g + RIDGE, a + RIDGE
-    mean, variance = masked_moments(g, there, count)
+    mean, variance = moments(g, there, count)
     collapsed = is_collapsed(mean, variance, floor, settings)
     scored = scored_outputs(points)
     safe = collapsed | ~scored | embedding.degenerate.unsqueeze(-1)

@@ -45,28 +45,42 @@ def all_distances(embedding: Embedding, points: Points) -> tuple[Tensor, Tensor]
     return cluster_distances(deviations, divisor, delta).mT, active
 
 
+def own_and_nearest(squared: Tensor, active: Tensor, points: Points) -> Tensor:
+    """The attributed and the closest other active cluster (j* of [eq:B]) of every output.
+
+    Args:
+        squared: (..., F, S', S) squared distances to all clusters, without a graph.
+        active: (F, S).
+        points: of the frames.
+
+    Returns:
+        (..., F, S', 2) int64; the second means nothing where no other source is active.
+    """
+    own = points.source_index().unsqueeze(-1)
+    foreign = (torch.arange(points.sources, device=own.device) != own) & active.unsqueeze(-2)
+    nearest = torch.where(foreign, squared, torch.inf).argmin(-1, keepdim=True)
+    return torch.cat([own.expand_as(nearest), nearest], -1)
+
+
 def separation_distances(embedding: Embedding, points: Points, settings: Settings) -> Distances:
-    """A, B and j* of [eq:B] for every output of a chunk of frames."""
+    """A, B and j* of [eq:B] for every output of a batch of frames."""
     squared, active = all_distances(embedding, points)
-    own_index = points.source_index().expand(len(squared), -1).unsqueeze(-1)
-    everyone = torch.arange(points.sources, device=squared.device)
-    foreign = (everyone != own_index) & active.unsqueeze(-2)
-    defined = active.gather(-1, own_index.squeeze(-1)) & foreign.any(-1)
-    nearest = torch.where(foreign, squared.detach(), torch.inf).argmin(-1, keepdim=True)
-    both = torch.cat([_pick(squared, own_index), _pick(squared, nearest)], -1)
-    both = torch.where(defined.unsqueeze(-1), both, 0.0)
-    if settings.convention == "reference":
-        both = torch.where(defined.unsqueeze(-1), (both + RIDGE).sqrt(), 0.0)
-        a, b = both.unbind(-1)
-    else:
-        a, b = safe_sqrt(both).unbind(-1)
-    return Distances(a, b, defined & ~embedding.degenerate.unsqueeze(-1))
+    cluster = own_and_nearest(squared.detach(), active, points)
+    # Picked by a one-hot sum: its backward is deterministic on every device.
+    every = torch.arange(points.sources, device=squared.device)
+    both = torch.where(every == cluster.unsqueeze(-1), squared.unsqueeze(-2), 0.0).sum(-1)
+    scored = scored_outputs(points)
+    ridge = RIDGE if settings.convention == "reference" else 0.0
+    both = safe_sqrt(torch.where(scored.unsqueeze(-1), both + ridge, 0.0))
+    return Distances(*both.unbind(-1), scored & ~embedding.degenerate.unsqueeze(-1))
 
 
-def _pick(values: Tensor, index: Tensor) -> Tensor:
-    """values[..., index] by a one-hot sum: its backward is deterministic on every device."""
-    everyone = torch.arange(values.shape[-1], device=values.device)
-    return torch.where(everyone == index, values, 0.0).sum(-1, keepdim=True)
+def ratio(a: Tensor, b: Tensor, convention: str) -> Tensor:
+    """PS of A and B [eq:PS_final]; ½ where both are 0."""
+    if convention == "reference":
+        return 1.0 - a / (a + b + RIDGE)
+    some = a + b > 0.0
+    return torch.where(some, b / torch.where(some, a + b, 1.0), 0.5)
 
 
 def separation_scores(
@@ -78,27 +92,12 @@ def separation_scores(
 
 
 def of_separation(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
-    """The same of one map."""
-    distances = separation_distances(embedding, points, settings)
+    """The same of one map; 0 where they are not defined, PS ½ where there is no map."""
+    a, b, defined = separation_distances(embedding, points, settings)
+    ps = torch.where(defined, ratio(a, b, settings.convention), 0.5)
     return {
-        "ps": separation(embedding, points, settings, distances),
-        "attributed_distance": distances.own,
-        "foreign_distance": distances.foreign,
+        "ps": torch.where(scored_outputs(points), ps, 0.0),
+        "attributed_distance": a,
+        "foreign_distance": b,
         "separation_dimension": embedding.dimensions(len(points.attributed)),
     }
-
-
-def separation(
-    embedding: Embedding, points: Points, settings: Settings, distances: Distances | None = None
-) -> Tensor:
-    """PS [eq:PS_final] (F, S'); 0 where it is not defined, ½ where there is no map."""
-    if distances is None:
-        distances = separation_distances(embedding, points, settings)
-    a, b, defined = distances.own, distances.foreign, distances.defined
-    if settings.convention == "reference":
-        ps = 1.0 - a / (a + b + RIDGE)
-    else:
-        some = a + b > 0.0
-        ps = torch.where(some, b / torch.where(some, a + b, 1.0), 0.5)
-    ps = torch.where(embedding.degenerate.unsqueeze(-1), 0.5, torch.where(defined, ps, 0.0))
-    return torch.where(scored_outputs(points), ps, 0.0)
