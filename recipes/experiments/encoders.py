@@ -94,7 +94,7 @@ def describe(shown: str, encoder: Encoder) -> list[str]:
     """A line of the table of architectures [tab:architectures_checkpoints]."""
     layers, weights = "–", "none"
     if isinstance(encoder, TransformerEncoder):
-        layers = str(encoder.architecture.layers)
+        layers = str(encoder.layers)
         weights = "random" if shown.endswith(untrained.MARK) else "trained"
     layer = "–" if encoder.layer is None else str(encoder.layer)
     rate = f"{encoder.sample_rate / 1000:g} kHz, {encoder.frames_per_second:g}/s"

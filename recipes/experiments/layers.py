@@ -31,7 +31,7 @@ def every_layer(name: str, options: argparse.Namespace) -> rated.Layers:
     encoder = rated.load(name, None if name in rated.PLAIN else 0, options)
     if not isinstance(encoder, TransformerEncoder):
         raise SystemExit(f"encoder {name!r} has no layers: name a pretrained one.")
-    top = encoder.architecture.layers if options.top is None else options.top
+    top = encoder.layers if options.top is None else options.top
     encoder = rated.load(name, top, options)
     return rated.Layers(encoder, range(top + 1), options.every)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torch_mapss.encoders import encoder_table
-from torch_mapss.encoders.checkpoint import PREPROCESSOR, find_checkpoint
+from torch_mapss.encoders.loading import PREPROCESSOR, find_checkpoint
 
 MARK = " (random)"
 _LARGE = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import json
 import os
 import pickle
@@ -13,7 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 import weakref
 from collections.abc import Callable
 from itertools import pairwise
@@ -145,10 +143,12 @@ def test_sharded_checkpoints(own_folder: Folder) -> None:
         save_file(half, path / name)
     index = {key: name for name, half in halves.items() for key in half}
     (path / "model.safetensors").unlink()
-    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (path / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
     assert torch.equal(load_encoder(path, layer=2)(noise(1, SAMPLES)), expected)
     (path / "b.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"lists b\.safetensors"):
+    with pytest.raises(ValueError, match="cannot be read"):
         load_encoder(path, layer=2)
 
 
@@ -166,14 +166,14 @@ def test_equals_the_stock_pipeline(folder: Folder, family: str, do_normalize: bo
     with torch.no_grad():
         stock = random_model(family, False)(inputs.input_values, output_hidden_states=True)
     assert relative_error(encoder(wave), stock.hidden_states[2]) < 1e-5
-    assert encoder.architecture.normalize is do_normalize
+    assert encoder.normalize is do_normalize
 
 
 @pytest.mark.parametrize("large", [False, True])
 def test_without_preprocessor_the_kind_of_norm_decides(folder: Folder, large: bool) -> None:
     with pytest.warns(UserWarning, match="has no preprocessor_config"):
         encoder = load_encoder(folder("hubert", large, preprocessor=False))
-    assert encoder.architecture.normalize is large
+    assert encoder.normalize is large
     assert encoder.sample_rate == 16_000
 
 
@@ -205,7 +205,7 @@ def test_both_kinds_of_attention_agree(folder: Folder, family: str) -> None:
 
 
 def test_attention_that_does_not_exist(folder: Folder) -> None:
-    with pytest.raises(ValueError, match="attention should be one of"):
+    with pytest.raises(ValueError, match="attention must be"):
         load_encoder(folder(), attention="flash")
     with pytest.raises(ValueError, match="Leave attention out"):
         load_encoder(folder("wavlm"), attention="sdpa")
@@ -510,19 +510,6 @@ def test_every_missing_weight_is_named(own_folder: Folder, family: str, every: i
     load_encoder(path, layer=2)  # what is above the layer is not needed
 
 
-def test_a_renamed_weight_is_named(own_folder: Folder) -> None:
-    path, name = own_folder("hubert"), "encoder.layers.1.attention.q_proj.weight"
-    edit_weights(path, lambda t: t.update({name.replace("q_proj", "q_prog"): t.pop(name)}))
-    with pytest.raises(ValueError, match=r"q_proj\.weight is missing \(renamed to .*q_prog"):
-        load_encoder(path, layer=2)
-    load_encoder(path, layer=1)
-    edit_weights(path, lambda t: t.update({f"hubert.{key}": t.pop(key) for key in list(t)}))
-    with pytest.raises(
-        ValueError, match=r"q_proj\.weight is missing \(renamed to hubert\..*q_prog"
-    ):
-        load_encoder(path, layer=2)
-
-
 def test_links_to_the_same_weights_are_read_by_their_own_settings(own_folder: Folder) -> None:
     path = own_folder("hubert")
     other = path.with_name("other")
@@ -554,19 +541,19 @@ def test_pickles_that_hold_code_are_not_run(own_folder: Folder) -> None:
     path = own_folder("hubert")
     (path / "model.safetensors").unlink()
     torch.save({"model": nn.Linear(1, 1)}, path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"Two ways out.*safe_serialization"):
+    with pytest.raises(ValueError, match=r"cannot be read.*Two ways out"):
         load_encoder(path)
 
 
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("config.json", "{", "should be JSON"),
+        ("config.json", "{", "not valid JSON"),
         ("config.json", "[]", "JSON object"),
-        ("config.json", None, r"does not: without it"),
-        ("config.json", '{"model_type": "bert"}', "is 'bert'"),
-        ("config.json", "{}", "is None"),
-        ("model.safetensors", None, "has none of model.safetensors"),
+        ("config.json", None, "has no config.json"),
+        ("config.json", '{"model_type": "bert"}', "model_type 'bert'"),
+        ("config.json", "{}", "model_type None"),
+        ("model.safetensors", None, "has no model.safetensors"),
         ("model.safetensors", "cut off", "damaged"),
     ],
 )
@@ -613,31 +600,25 @@ def test_a_name_that_is_not_cached_fails_at_once(tmp_path: Path) -> None:
         load_encoder("facebook/wav2vec2-large-lv60", cache_dir=tmp_path, local_files_only=True)
 
 
-def fake_hub(monkeypatch: pytest.MonkeyPatch, source: Path, cache: Path) -> list[str]:
+def fake_hub(monkeypatch: pytest.MonkeyPatch, source: Path, cache: Path) -> list[list[str]]:
     """A hub with one checkpoint, whose client stores files as the real one does."""
     import huggingface_hub
 
-    asked: list[str] = []
+    asked: list[list[str]] = []
     snapshot = cache / "models--some--model" / "snapshots" / "abc"
 
-    def download(name: str, file: str, **_: Any) -> str:
-        asked.append(file)
-        if not (source / file).is_file():
-            error = getattr(
-                huggingface_hub.errors,
-                "RemoteEntryNotFoundError",
-                huggingface_hub.errors.EntryNotFoundError,
-            )
-            raise error.__new__(error)
-        snapshot.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source / file, snapshot / file)
-        refs = cache / "models--some--model" / "refs"
-        refs.mkdir(exist_ok=True)
-        (refs / "main").write_text("abc")
-        return str(snapshot / file)
+    def download(name: str, *, allow_patterns: list[str], local_files_only: bool, **_: Any) -> str:
+        if not local_files_only:
+            asked.append(allow_patterns)
+            snapshot.mkdir(parents=True, exist_ok=True)
+            for file in source.iterdir():
+                if any(file.match(pattern) for pattern in allow_patterns):
+                    shutil.copy(file, snapshot)
+        if not snapshot.is_dir():
+            raise huggingface_hub.errors.LocalEntryNotFoundError("not cached")
+        return str(snapshot)
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO())
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     return asked
 
 
@@ -648,8 +629,7 @@ def test_a_download_fetches_what_is_needed_once(
     source = folder("hubert", safe=safe)
     asked = fake_hub(monkeypatch, source, tmp_path)
     encoder = load_encoder("some/model", cache_dir=tmp_path)
-    fetched = asked[-1]
-    assert fetched == ("model.safetensors" if safe else "pytorch_model.bin")
+    assert ("pytorch_model.bin" in asked[-1]) is not safe  # pickles where there is nothing else
     assert torch.equal(encoder(noise(1, SAMPLES)), load_encoder(source)(noise(1, SAMPLES)))
     count = len(asked)
     load_encoder("some/model", cache_dir=tmp_path, local_files_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,9 @@ import torch
 from checkpoints import write_checkpoint, write_whisper
 from torch import Tensor
 
-from torch_mapss import MAPSS, DistortionBank, MAPSSLoss, ReferenceBank
+from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss.encoders import MelEncoder, load_encoder
 from torch_mapss.metrics import PerceptualMatch, PerceptualSeparation
-from torch_mapss.pipeline import clusters
-from torch_mapss.pipeline.memory import Budget
 
 RATE = 16_000
 LENGTHS = (5600, 5033, 4600, 5500)
@@ -32,14 +30,6 @@ class Counting(MelEncoder):
     def _encode(self, flat: Tensor) -> Tensor:
         self.shapes.append(tuple(flat.shape))
         return super()._encode(flat)
-
-
-class Apart(Counting):
-    """The same, every length on its own."""
-
-    @property
-    def joins(self) -> bool:
-        return False
 
 
 def small(encoder: Any = "mel", **options: Any) -> MAPSS:
@@ -89,35 +79,6 @@ def assert_scores_equal(whole: Any, each: Sequence[Any], digits: float) -> None:
 # --- Calls --------------------------------------------------------------------------------------
 
 
-def calls(encoder: Counting, lengths: Sequence[int], work: Callable[[MAPSS], object]) -> int:
-    encoder.shapes.clear()
-    work(MAPSS(encoder))
-    return len(encoder.shapes)
-
-
-def test_four_lengths_take_the_calls_of_one() -> None:
-    """Whole banks, 4 mixtures: 21 calls, where one length at a time takes 84."""
-    references = voices()
-
-    def prepared(lengths: Sequence[int]) -> Callable[[MAPSS], object]:
-        return lambda mapss: mapss.prepare(references, lengths)
-
-    same = [5600] * 4
-    assert calls(Counting(), same, prepared(same)) == 21
-    assert calls(Counting(), LENGTHS, prepared(LENGTHS)) == 21
-    assert calls(Apart(), LENGTHS, prepared(LENGTHS)) == 84
-
-
-def test_estimates_of_all_lengths_take_one_call() -> None:
-    encoder = Counting()
-    mapss = small(encoder)
-    references = voices()
-    bank = mapss.prepare(references, LENGTHS)
-    encoder.shapes.clear()
-    mapss(leaky(references), bank)
-    assert encoder.shapes == [(8, 5600)]
-
-
 def test_metrics_that_share_a_batch_encode_it_once() -> None:
     encoder = Counting()
     mapss = small(encoder)
@@ -125,30 +86,8 @@ def test_metrics_that_share_a_batch_encode_it_once() -> None:
     metrics = PerceptualSeparation(mapss), PerceptualMatch(mapss)
     for metric in metrics:
         metric.update(leaky(references), references, LENGTHS)
-    # Estimates and references are each encoded once for both, distortions once for each.
-    assert [shape for shape in encoder.shapes if shape == (8, 5600)] == [(8, 5600)] * 2
-    assert len(encoder.shapes) == 4
-
-
-def test_copies_that_wait_keep_within_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    references = voices()
-    encoder = Counting()
-    mapss = small(encoder)
-    whole = mapss.prepare(references, LENGTHS)
-    few = len(encoder.shapes)
-    # So that the eight members of two lengths fit, and no more.
-    monkeypatch.setattr(Budget, "samples", property(lambda self: 180_000))
-    rounds = list(clusters._shared_rounds([g.waveforms for g in whole.groups], encoder, Budget(1)))
-    assert rounds == [[0, 3], [1, 2]]  # the longest first
-    encoder.shapes.clear()
-    tight = mapss.prepare(references, LENGTHS)
-    assert len(encoder.shapes) > few
-    assert max(rows * samples for rows, samples in encoder.shapes[1:]) <= 180_000
-    for a, b in zip(whole.groups, tight.groups):
-        for kind in ("separation", "match"):
-            found, expected = getattr(a, kind), getattr(b, kind)
-            torch.testing.assert_close(found.distortions, expected.distortions)
-            torch.testing.assert_close(found.references, expected.references)
+    # Estimates and references are each encoded once for both.
+    assert [shape for shape in encoder.shapes if shape == (2, 5600)] == [(2, 5600)] * 2
 
 
 # --- As if alone --------------------------------------------------------------------------------
@@ -198,19 +137,6 @@ def test_gradients_are_those_of_each_alone(tmp_path: Path, family: str) -> None:
         difference = (estimates.grad[k, :, :n] - one.grad[0]).norm()
         assert float(difference / one.grad.norm()) < 1e-6
         assert float(estimates.grad[k, :, n:].abs().sum()) == 0.0
-
-
-def test_losses_weigh_every_length_as_before() -> None:
-    joined, apart = small(Counting()), small(Apart())
-    references = voices()
-    found = []
-    for mapss in (joined, apart):
-        estimates = leaky(references).requires_grad_()
-        value = MAPSSLoss(mapss)(estimates, mapss.prepare(references, LENGTHS))
-        value.backward()
-        found.append((value.detach(), estimates.grad))
-    torch.testing.assert_close(*(value for value, _ in found), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(*(grad for _, grad in found), rtol=1e-3, atol=1e-6)
 
 
 def test_two_encoders_and_a_measure_alone() -> None:

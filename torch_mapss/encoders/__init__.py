@@ -4,17 +4,14 @@ All share one small interface (`Encoder`): `sample_rate`, `hop`, `receptive_fiel
 `frame_count(T)`, and `encoder(waveform (..., T)) -> (..., F, M)`.
 
 * `base`         the interface, its checks, chunking over the batch
-* `joining`      clips of several lengths in one batch
-* `mel`          log-mel frames with context: no weights, the embedded default
+* `mel`          log-mel frames with context, on any frame grid: no weights
 * `waveform`     the raw frames themselves
-* `transformer`  what all pretrained transformers share: layers, frozen weights, loading, with
-                 `settings` (what is asked for), `building` (models without storage, filled from
-                 a checkpoint) and `sharing` (equal weights are held once)
+* `custom`       your own callable behind the same interface
+* `transformer`  what all pretrained transformers share: layers, frozen weights, copies
 * `wav2vec`      wav2vec 2.0, HuBERT, WavLM and MERT, cut off above the layer asked for
 * `convolutions` their layer-norm convolutions, without copies on a CPU
 * `whisper`      Whisper's encoder, cut off likewise, and its log-mel spectrum
-* `checkpoint`   finds what these need, on disk or from the hub; `tensors` reads their weights
-* `custom`       your own callable behind the same interface
+* `loading`      finds checkpoints, on disk or on the hub, and reads them by transformers
 * `registry`     the table of names, `load_encoder`, `as_encoder`
 
 `transformers` is imported when the first transformer encoder is loaded, not before.
@@ -24,6 +21,7 @@ from __future__ import annotations
 
 from .base import Encoder, check_embeddings
 from .custom import CustomEncoder, EncoderLike
+from .loading import clear_encoder_cache
 from .mel import MelEncoder, mel_filterbank, mel_on_grid
 from .registry import (
     EncoderRow,
@@ -32,7 +30,6 @@ from .registry import (
     load_encoder,
     rank_zero_first,
 )
-from .sharing import clear_encoder_cache
 from .transformer import TransformerEncoder
 from .wav2vec import Wav2VecEncoder
 from .waveform import WaveformEncoder

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute_in_backward
-
-from .joining import Piece, joined, shared_batches
 
 MEMORY_BUDGET = 2**30  # bytes of activations a chunk may take: 1 GiB
 ABSURD = 1e30  # an embedding this large overflows float32 as soon as it is squared
@@ -27,11 +24,6 @@ class Encoder(nn.Module):
 
     Autocast is switched off inside: the precision is the encoder's `dtype` and nothing else, so a
     score does not depend on where it is computed. `train()` leaves an encoder in evaluation mode.
-
-    Clips of several lengths go through `together`, which lets them share batches where that changes
-    no frame. A subclass whose frames see their receptive field and nothing else says so by `local`
-    and has no more to do. One that sees further can only share them if it leaves out the padding:
-    it then says so by `joins` and writes `_encode_padded` besides.
 
     Attributes:
         local: whether a frame depends on its receptive field alone (no attention, no norm over the
@@ -88,12 +80,6 @@ class Encoder(nn.Module):
         return None
 
     @property
-    def joins(self) -> bool:
-        """Whether clips of several lengths may share a batch: `local`, unless a subclass says."""
-        # One that writes another `forward` has no part that could be given a padded batch.
-        return self.local and type(self)._encode is not Encoder._encode
-
-    @property
     def frames_per_second(self) -> float:
         """Frames a second of audio gives."""
         return self.sample_rate / self.hop
@@ -119,36 +105,11 @@ class Encoder(nn.Module):
         """
         return self._encoded(waveform, self._encode, self.feature_size)
 
-    def together(self, waveforms: Sequence[Tensor]) -> list[Tensor]:
-        """Encode waveforms of several lengths, each as a call on its own would.
+    def together(self, waveforms: list[Tensor]) -> list[Tensor]:
+        """Encode waveforms of several lengths."""
+        return [self(waveform) for waveform in waveforms]
 
-        An encoder that `joins` pads those of similar length with zeros to the longest of them,
-        encodes them in one batch and leaves the frames of the padding out: equal to single calls up
-        to rounding, gradients included. Others take one call for each.
-
-        Args:
-            waveforms: (..., T) each, as for a call, T its own.
-
-        Returns:
-            (..., F, M) of each, F = `frame_count(T)`.
-
-        Raises:
-            TypeError, ValueError: as a call does.
-        """
-        filled = [k for k, waveform in enumerate(waveforms) if waveform.numel()]
-        if not self.joins or len(filled) < 2:
-            return [self(waveform) for waveform in waveforms]
-        for waveform in waveforms:
-            self._check(waveform)
-        with torch.autocast(waveforms[0].device.type, enabled=False):
-            flat = [self._cast(waveforms[k]).reshape(-1, waveforms[k].shape[-1]) for k in filled]
-            found = dict(zip(filled, self._encode_lengths(flat)))
-        return [
-            found[k].reshape(*waveform.shape[:-1], *found[k].shape[-2:])
-            if k in found
-            else self(waveform)
-            for k, waveform in enumerate(waveforms)
-        ]
+    joins = False
 
     def _check(self, waveform: Tensor) -> None:
         """Refuse what cannot be encoded here."""
@@ -183,28 +144,6 @@ class Encoder(nn.Module):
             return _recomputed(self._encode_checked, chunk, encode)
         return self._encode_checked(chunk, encode)
 
-    def _encode_lengths(self, flat: Sequence[Tensor]) -> list[Tensor]:
-        """(n, T) -> (n, F, M) of each, T its own, in as few batches as may be."""
-        kept = any(_wants_graph(x) for x in flat) and not self.activation_checkpointing
-        counts, lengths = [len(x) for x in flat], [x.shape[-1] for x in flat]
-        parts: list[list[Tensor]] = [[] for _ in flat]
-        for pieces in shared_batches(counts, lengths, None if kept else self._fitting):
-            for piece, embeddings in zip(pieces, self._encode_pieces(flat, pieces)):
-                parts[piece.place].append(embeddings)
-        # Copied even where it is one part: a view would keep the padding, and the others, alive.
-        found = [torch.cat(some) for some in parts]
-        return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in found]
-
-    def _encode_pieces(self, flat: Sequence[Tensor], pieces: Sequence[Piece]) -> list[Tensor]:
-        """One batch of rows of several lengths, each cut to the frames it has on its own."""
-        rows = [flat[piece.place][piece.start : piece.stop] for piece in pieces]
-        lengths = tuple(x.shape[-1] for x in rows for _ in range(len(x)))
-        several = len(set(lengths)) > 1
-        encode = partial(self._encode_padded, lengths=lengths) if several else self._encode
-        whole = self._encode_chunk(joined(rows), encode)
-        parts = whole.split([len(x) for x in rows])
-        return [part[:, : self.frame_count(x.shape[-1])] for part, x in zip(parts, rows)]
-
     def _fitting(self, samples: int) -> int:
         """Items of so many samples whose activations fit the budget; at least one."""
         return max(1, int(self.memory_budget // max(1, self._item_bytes(samples))))
@@ -212,15 +151,6 @@ class Encoder(nn.Module):
     def _encode(self, flat: Tensor) -> Tensor:
         """(N, T) -> (N, F, M)."""
         raise NotImplementedError
-
-    def _encode_padded(self, flat: Tensor, lengths: tuple[int, ...]) -> Tensor:
-        """(N, T) -> (N, F, M) of waveforms with zeros behind their true lengths (N,), in samples.
-
-        The first `frame_count(length)` frames of each are those that it has on its own; what stands
-        behind them is left out by the caller. Frames that see their receptive field alone need
-        nothing for that; an encoder that sees further has to keep the padding out of sight.
-        """
-        return self._encode(flat)
 
     def _encode_checked(self, flat: Tensor, encode: Encode) -> Tensor:
         """`encode`, refusing what does not lie on the grid or is no floating-point number."""

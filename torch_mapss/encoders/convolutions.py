@@ -10,14 +10,12 @@ transpose is a view. Group-norm models ("base") have no transposes and gain noth
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_PARTS = {"conv", "layer_norm", "activation"}
 _SAME = 1e-4  # relative; rounding is 1e-6, another formula far above
 
 
@@ -29,7 +27,7 @@ class ChannelsLastConvLayer(nn.Module):
     one-dimensional: the gain was measured on a CPU alone.
 
     Args:
-        layer: a layer that `is_layer_norm_convolution`.
+        layer: a layer with `conv`, `layer_norm` and `activation`, in this order.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -57,49 +55,28 @@ class ChannelsLastConvLayer(nn.Module):
 def keep_channels_last(model: Any) -> None:
     """Replace the layer-norm convolutions of a wav2vec-like model, in place.
 
-    A model whose layers look or compute otherwise (other norms, another version of transformers) is
-    left as it is.
-
-    Args:
-        model: a model of transformers; it may be without storage.
+    A model whose layers compute otherwise (other norms, another version of transformers) is left
+    as it is: every layer is tried on a few numbers first.
     """
-    layers = getattr(getattr(model, "feature_extractor", None), "conv_layers", None)
-    if not isinstance(layers, nn.ModuleList) or not all(map(is_layer_norm_convolution, layers)):
-        return
-    if not all(map(_computes_the_same, {type(layer): layer for layer in layers}.values())):
-        return
-    for index, layer in enumerate(layers):
-        layers[index] = ChannelsLastConvLayer(layer)
+    layers = getattr(getattr(model, "feature_extractor", None), "conv_layers", [])
+    found = [_replacement(layer) for layer in layers]
+    if all(layer is not None for layer in found):
+        for index, layer in enumerate(found):
+            layers[index] = layer
 
 
-def is_layer_norm_convolution(layer: Any) -> bool:
-    """Whether a layer holds a plain convolution, a norm over its channels and an activation."""
-    if {name for name, _ in layer.named_children()} != _PARTS or layer._parameters:
-        return False
-    conv, norm = layer.conv, layer.layer_norm
-    if type(conv) is not nn.Conv1d or type(norm) is not nn.LayerNorm:
-        return False
-    plain = (conv.groups, conv.dilation, conv.padding) == (1, (1,), (0,))
-    return plain and norm.normalized_shape == (conv.out_channels,)
-
-
-def _computes_the_same(layer: Any) -> bool:
-    """Whether a layer does what `ChannelsLastConvLayer` makes of it, tried on numbers."""
+def _replacement(layer: Any) -> ChannelsLastConvLayer | None:
+    """None if it would not compute the same."""
     try:
-        stock = copy.deepcopy(layer).to_empty(device="cpu").float().eval()
-        for tensor in stock.state_dict().values():
-            tensor.copy_(_numbers(*tensor.shape))
-        conv = stock.conv
-        x = _numbers(1, conv.in_channels, conv.kernel_size[0] + 3 * conv.stride[0])
+        other = ChannelsLastConvLayer(layer)
+        conv = layer.conv
+        count = conv.in_channels * (conv.kernel_size[0] + 3 * conv.stride[0])
+        # Without a pattern, and without drawing from a generator that others draw from.
+        x = torch.arange(count, dtype=torch.float32, device="cpu").mul(1.7).sin()
+        x = x.reshape(1, conv.in_channels, -1)
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            expected, found = stock(x), ChannelsLastConvLayer(stock)(x)
-        close = (found - expected).abs().max() <= _SAME * expected.abs().max()
-        return found.shape == expected.shape and bool(close)
-    except Exception:  # whatever a layer of another make wants of its caller
-        return False
-
-
-def _numbers(*shape: int) -> Tensor:
-    """Without a pattern, and without drawing from a generator that others draw from."""
-    count = torch.Size(shape).numel()
-    return torch.arange(count, dtype=torch.float32, device="cpu").mul(1.7).sin().reshape(shape)
+            expected, values = layer(x), other(x)
+        close = (values - expected).abs().max() <= _SAME * expected.abs().max()
+        return other if values.shape == expected.shape and bool(close) else None
+    except Exception:  # whatever a layer of another make needs of its caller
+        return None

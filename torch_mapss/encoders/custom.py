@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from .base import Encode, Encoder
 
 _REQUIRED = ("sample_rate", "hop", "receptive_field")
-# Of activations a sample: what a convolution over the waveform with 128 channels a sample needs.
-GUESSED_BYTES = 512
 
 
 @runtime_checkable
@@ -37,18 +35,20 @@ class CustomEncoder(Encoder):
     A module is frozen and held in evaluation mode, at every call anew, for it may also belong to a
     model that is trained: a measure that learns measures nothing. It gets waveforms in the dtype
     of its weights, which `half()` and its like on the encoder leave alone. Copies share it until
-    one of them moves to another device. Only where it says `local` do clips of several lengths
-    share a call, with zeros behind the shorter ones.
+    one of them moves to another device.
 
     Args:
         function: the callable or module; optional attributes are `name`, `layer`, `feature_size`
             and `local` (see `Encoder`).
+        activation_checkpointing: see `Encoder`.
 
     Raises:
         TypeError: it cannot be called or lacks an attribute.
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, function: Callable[[Tensor], Tensor], *, activation_checkpointing: bool = False
+    ) -> None:
         grid = _read_grid(function)
         super().__init__(
             name=str(getattr(function, "name", type(function).__name__)),
@@ -57,6 +57,7 @@ class CustomEncoder(Encoder):
             sample_rate=grid["sample_rate"],
             hop=grid["hop"],
             receptive_field=grid["receptive_field"],
+            activation_checkpointing=activation_checkpointing,
         )
         self.local = bool(getattr(function, "local", False))
         self.function = function
@@ -72,10 +73,7 @@ class CustomEncoder(Encoder):
         return super()._cast(waveform)
 
     def _encode_in_chunks(self, flat: Tensor, encode: Encode, features: int | None) -> Tensor:
-        return self._encode_checked(flat, encode)  # what a user's model needs per item is not known
-
-    def _item_bytes(self, samples: int) -> int:
-        return GUESSED_BYTES * samples  # asked for where lengths share a call alone
+        return self._encode_chunk(flat, encode)  # what a user's model needs per item is not known
 
     def _encode(self, flat: Tensor) -> Tensor:
         if isinstance(self.function, nn.Module):  # it may belong to a model that is being trained
@@ -91,7 +89,8 @@ class CustomEncoder(Encoder):
         return super()._apply(lambda x: x.to(fn(x.new_empty(0)).device), recurse)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CustomEncoder:
-        memo[id(self)] = twin = type(self)(self.function)
+        twin = type(self)(self.function, activation_checkpointing=self.activation_checkpointing)
+        memo[id(self)] = twin
         twin._shared = self._shared = isinstance(self.function, nn.Module)
         return twin
 

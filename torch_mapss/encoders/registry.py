@@ -13,8 +13,7 @@ import torch
 from .base import MEMORY_BUDGET, Encoder
 from .custom import CustomEncoder
 from .mel import MelEncoder
-from .settings import checked_device, settings_for
-from .transformer import load_transformer
+from .transformer import TransformerSettings, checked_device, load_transformer
 from .waveform import WaveformEncoder
 
 
@@ -124,19 +123,24 @@ def load_encoder(
             memory_budget=memory_budget,
             activation_checkpointing=activation_checkpointing,
         )
-    settings = settings_for(
-        name,
-        checkpoint_of(name),
-        layer=_default_layer(name) if layer is None else layer,
-        dtype=precision,
-        device=device,
-        attention=attention,
-        local_files_only=local_files_only,
-        cache_dir=cache_dir,
-        memory_budget=memory_budget,
-        activation_checkpointing=activation_checkpointing,
+    if attention not in (None, "eager", "sdpa"):
+        raise ValueError(f"attention must be 'sdpa', 'eager' or None, not {attention!r}.")
+    checkpoint = checkpoint_of(name)
+    folder = os.path.expanduser(checkpoint)
+    return load_transformer(
+        TransformerSettings(
+            name=name,
+            checkpoint=os.path.abspath(folder) if os.path.isdir(folder) else checkpoint,
+            layer=_default_layer(name) if layer is None else layer,
+            dtype=precision or torch.float32,
+            device=str(device or "cpu"),
+            attention=attention,
+            local_files_only=local_files_only,
+            cache_dir=None if cache_dir is None else os.path.abspath(os.fspath(cache_dir)),
+            memory_budget=memory_budget,
+            activation_checkpointing=activation_checkpointing,
+        )
     )
-    return load_transformer(settings)
 
 
 def as_encoder(encoder: Any, **options: Any) -> Encoder:

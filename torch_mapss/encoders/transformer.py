@@ -1,8 +1,8 @@
 """What all pretrained transformers share: layers, frozen weights held once, loading.
 
 Layers are numbered as in the `hidden_states` of transformers: 0 is what enters the first
-transformer block (convolutions and positions), k what leaves the k-th. The model is built with that
-many blocks and no more, and equals the full model there.
+transformer block (convolutions and positions), k what leaves the k-th. The model is loaded with
+that many blocks and no more, and equals the full model there.
 
 An architecture is a subclass of `TransformerEncoder`: `wav2vec` (wav2vec 2.0, HuBERT, WavLM, MERT)
 and `whisper`. It names the `model_type` of the checkpoints it reads, and is found by it.
@@ -10,6 +10,7 @@ and `whisper`. It names the `model_type` of the checkpoints it reads, and is fou
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -17,32 +18,49 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .base import Encode, Encoder
-from .building import filled, import_transformers
-from .checkpoint import Checkpoint, find_checkpoint
-from .settings import Architecture, TransformerSettings, checked_device, checked_layer
-from .sharing import moved_weights, shared_weights
+from .base import MEMORY_BUDGET, Encode, Encoder
+from .loading import (
+    Checkpoint,
+    find_checkpoint,
+    import_transformers,
+    moved_weights,
+    shared_weights,
+)
 
 _CLASSES: dict[str, type[TransformerEncoder]] = {}  # by model_type
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerSettings:
+    """Everything that is needed to load an encoder again."""
+
+    name: str  # what the user asked for
+    checkpoint: str  # folder or hub id
+    layer: int | None = None  # None: the default of the architecture
+    dtype: torch.dtype = torch.float32  # of the weights
+    device: str = "cpu"  # of the weights
+    attention: str | None = None  # "sdpa", "eager"; None: the faster one the architecture has
+    local_files_only: bool = False  # never use the network
+    cache_dir: str | None = None  # where the hub's files are kept
+    memory_budget: int = MEMORY_BUDGET  # bytes of activations a chunk may take
+    activation_checkpointing: bool = False  # encode again in the backward pass
 
 
 class TransformerEncoder(Encoder):
     """Hidden states of one layer of a speech or music transformer. Use `load_encoder` to make one.
 
-    A subclass names its `families` and writes `read_architecture`, `empty_model`, `default_layer`
-    and `_states`. Its clips may share batches with others of another length if it says so by
-    `joins`, and lets no frame see the padding behind the `lengths` that `_states` is then told.
+    A subclass names its `families` and writes `read_config`, `frame_grid`, `default_layer`,
+    `load_model` and `_states`.
 
     The weights are frozen and shared by all encoders with equal checkpoint, layer, dtype and
     device. They are freed when the last of these encoders is gone. Moving an encoder to another
     device gives it the weights of that device and leaves the others alone; `half()` and its like
     change nothing, for precision is a setting (`dtype`). Copies share the weights; a pickle holds
-    the settings and reads the checkpoint again. `state_dict` holds nothing, for the same reason.
+    the settings and reads the checkpoint again. `state_dict` is empty, for the same reason.
 
-    Args:
-        settings: what was asked for.
-        architecture: what the checkpoint says.
-        model: the frozen model.
+    Attributes:
+        layers: transformer blocks of the full model.
+        config: the settings of the full model, as transformers holds them.
     """
 
     families: ClassVar[tuple[str, ...]] = ()  # values of model_type in config.json
@@ -54,36 +72,40 @@ class TransformerEncoder(Encoder):
         _CLASSES.update(dict.fromkeys(cls.families, cls))
 
     @classmethod
-    def read_architecture(cls, checkpoint: Checkpoint) -> Architecture:
-        """What the checkpoint's JSON files say; ValueError if it cannot be built here."""
+    def read_config(cls, checkpoint: Checkpoint) -> Any:
+        """Settings of the full model; ValueError if it is not supported."""
         raise NotImplementedError
 
     @classmethod
-    def empty_model(
-        cls, checkpoint: Checkpoint, architecture: Architecture, settings: TransformerSettings
-    ) -> Any:
-        """The model up to the layer, without storage (on the device "meta")."""
+    def frame_grid(cls, checkpoint: Checkpoint, config: Any) -> dict[str, int]:
+        """Its sample_rate, hop and receptive_field."""
         raise NotImplementedError
 
     @classmethod
-    def default_layer(cls, architecture: Architecture) -> int:
+    def default_layer(cls, checkpoint: Checkpoint, config: Any) -> int:
         """The layer to read when none is asked for."""
         raise NotImplementedError
 
-    def __init__(self, settings: TransformerSettings, architecture: Any, model: nn.Module) -> None:
+    @classmethod
+    def load_model(cls, checkpoint: Checkpoint, layer: int, attention: str | None) -> Any:
+        """The model with `layer` blocks, in float32 on the CPU."""
+        raise NotImplementedError
+
+    def __init__(
+        self, settings: TransformerSettings, checkpoint: Checkpoint, config: Any, model: nn.Module
+    ) -> None:
         super().__init__(
             name=settings.name,
-            sample_rate=architecture.sample_rate,
-            hop=architecture.hop,
-            receptive_field=architecture.receptive_field,
-            feature_size=architecture.features,
+            feature_size=config.hidden_size,
             layer=settings.layer,
             dtype=settings.dtype,
             memory_budget=settings.memory_budget,
             activation_checkpointing=settings.activation_checkpointing,
+            **self.frame_grid(checkpoint, config),
         )
         self.settings = settings
-        self.architecture = architecture
+        self.config = config
+        self.layers = int(config.num_hidden_layers)
         self.model = model
 
     @property
@@ -96,16 +118,11 @@ class TransformerEncoder(Encoder):
         """Where the weights are."""
         return torch.device(self.settings.device)
 
-    @property
-    def depth(self) -> int:
-        """Transformer blocks that are built: `layer`, as a number."""
-        return self.settings.layer or 0
-
     def _check(self, waveform: Tensor) -> None:
         if isinstance(waveform, Tensor) and waveform.device != self.device:
             raise ValueError(
-                f"waveform is on {waveform.device}, but encoder {self.name!r} is on {self.device}: "
-                f"they cannot meet. Move one: encoder.to({str(waveform.device)!r})."
+                f"waveform is on {waveform.device}, but encoder {self.name!r} is on {self.device}. "
+                f"Move one: encoder.to({str(waveform.device)!r})."
             )
         super()._check(waveform)
 
@@ -117,9 +134,6 @@ class TransformerEncoder(Encoder):
     def _encode(self, flat: Tensor) -> Tensor:
         return self._lifted(self._hidden, flat)
 
-    def _encode_padded(self, flat: Tensor, lengths: tuple[int, ...]) -> Tensor:
-        return self._lifted(lambda waves: self._hidden(waves, lengths), flat)
-
     def _encode_states(self, flat: Tensor) -> Tensor:
         return self._lifted(lambda waves: torch.cat([*self._states(waves)], -1), flat)
 
@@ -128,16 +142,12 @@ class TransformerEncoder(Encoder):
         found = encode(flat)
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
-    def _hidden(self, flat: Tensor, lengths: tuple[int, ...] | None = None) -> Tensor:
+    def _hidden(self, flat: Tensor) -> Tensor:
         """(N, T) -> (N, F, M), the layer asked for."""
-        return self._states(flat, lengths)[-1]
+        return self._states(flat)[-1]
 
-    def _states(self, flat: Tensor, lengths: tuple[int, ...] | None = None) -> Sequence[Tensor]:
-        """(N, T) -> layers 0 to the one asked for, each (N, F, M).
-
-        `lengths` (N,) are the true ones, in samples, of waveforms padded with zeros; None: all are
-        T long.
-        """
+    def _states(self, flat: Tensor) -> Sequence[Tensor]:
+        """(N, T) -> layers 0 to the one asked for, each (N, F, M)."""
         raise NotImplementedError
 
     def hidden_states(self, waveform: Tensor) -> tuple[Tensor, ...]:
@@ -153,8 +163,8 @@ class TransformerEncoder(Encoder):
         Raises:
             TypeError, ValueError: as a call does.
         """
-        size = self.architecture.features
-        joined = self._encoded(waveform, self._encode_states, (self.depth + 1) * size)
+        size = int(self.config.hidden_size)
+        joined = self._encoded(waveform, self._encode_states, ((self.layer or 0) + 1) * size)
         return joined.split(size, -1)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TransformerEncoder:
@@ -181,19 +191,19 @@ class TransformerEncoder(Encoder):
         state_dict.update(own)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TransformerEncoder:
-        clone = type(self)(self._current_settings(), self.architecture, self.model)
-        memo[id(self)] = clone
+        memo[id(self)] = clone = type(self).__new__(type(self))
+        # Dictionaries of nn.Module are copied, the model in them is not.
+        own = {k: copy.copy(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()}
+        clone.__dict__.update(own)
         return clone
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._current_settings(),)
-
-    def _current_settings(self) -> TransformerSettings:
-        return dataclasses.replace(
+        settings = dataclasses.replace(
             self.settings,
             memory_budget=self.memory_budget,
             activation_checkpointing=self.activation_checkpointing,
         )
+        return _restore, (settings,)
 
 
 # --- Loading ------------------------------------------------------------------------------------
@@ -204,6 +214,7 @@ def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
 
     Raises:
         ImportError: transformers is not installed, or fails to import.
+        TypeError: the layer is no integer.
         ValueError: the checkpoint is of another architecture, incomplete or damaged; the layer does
             not exist; the device or attention is not available.
         OSError: the checkpoint is on the hub and cannot be fetched.
@@ -214,36 +225,53 @@ def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
         local_files_only=settings.local_files_only,
         cache_dir=settings.cache_dir,
     )
-    kind = _class_for(checkpoint)
-    architecture = kind.read_architecture(checkpoint)
-    layer = checked_layer(settings, architecture, kind.default_layer(architecture))
+    if checkpoint.family not in _CLASSES:
+        raise unsupported(checkpoint)
+    kind = _CLASSES[checkpoint.family]
+    config = kind.read_config(checkpoint)
+    default = kind.default_layer(checkpoint, config)
+    layer = _checked_layer(settings, default, config.num_hidden_layers)
     device = checked_device(settings.device)
     settings = dataclasses.replace(settings, layer=layer, device=str(device))
     key = (checkpoint.fingerprint(), layer, settings.dtype, settings.attention, str(device))
 
     def build() -> nn.Module:
-        empty = kind.empty_model(checkpoint, architecture, settings)
-        return filled(empty, checkpoint, settings)
+        model = kind.load_model(checkpoint, layer, settings.attention)
+        return model.to(device, settings.dtype).eval().requires_grad_(False)
 
-    return kind(settings, architecture, shared_weights(key, build))
-
-
-def _class_for(checkpoint: Checkpoint) -> type[TransformerEncoder]:
-    """The subclass that reads such checkpoints."""
-    family = checkpoint.config.get("model_type")
-    if family not in _CLASSES:
-        raise ValueError(unknown_family(checkpoint))
-    return _CLASSES[family]
+    return kind(settings, checkpoint, config, shared_weights(key, build))
 
 
-def unknown_family(checkpoint: Checkpoint, reason: str = "") -> str:
-    """The message for a checkpoint that is of none of the architectures."""
-    family = checkpoint.config.get("model_type")
-    return (
-        f"an encoder should be one of {', '.join(_CLASSES)}, but checkpoint {checkpoint.name!r} is "
-        f"{family!r}{reason}: it cannot be built here. Wrap it in a module of your own, see "
-        "as_encoder."
+def unsupported(checkpoint: Checkpoint, reason: str = "") -> ValueError:
+    """The error for a checkpoint that is of none of the architectures."""
+    return ValueError(
+        f"checkpoint {checkpoint.name!r} has model_type {checkpoint.family!r}{reason}, but must "
+        f"be one of {', '.join(_CLASSES)}. Wrap any other model in a callable, see as_encoder."
     )
+
+
+def _checked_layer(settings: TransformerSettings, default: int, layers: int) -> int:
+    layer = default if settings.layer is None else settings.layer
+    if isinstance(layer, bool) or not isinstance(layer, int):
+        raise TypeError(f"layer must be an integer from 0 to {layers}, not {layer!r}.")
+    if not 0 <= layer <= layers:
+        raise ValueError(
+            f"layer must be from 0 to {layers} for encoder {settings.name!r}, but is {layer}: 0 is "
+            f"what enters the first block, {layers} what leaves the last."
+        )
+    return layer
+
+
+def checked_device(device: torch.device | str) -> torch.device:
+    """With its index, so that "cuda" and "cuda:0" are one."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[:1]
+        raise ValueError(
+            f"device {device!r} cannot be used here ({''.join(reason)}). Pass 'cpu', or a device "
+            "that torch reports as available."
+        ) from error
 
 
 def _restore(settings: TransformerSettings) -> TransformerEncoder:

@@ -11,8 +11,6 @@ from .base import Encoder, check_waveform
 class WaveformEncoder(Encoder):
     """Frames of 400 samples every 320, at 16 kHz; a strided view, no sample is copied.
 
-    Clips of several lengths do not share a batch: there is no work in it.
-
     Args:
         dtype: float32 or float64; None keeps the waveform's own (half precision becomes float32).
     """

@@ -9,7 +9,6 @@ layer includes the norm that follows it, as `hidden_states` of transformers does
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -17,26 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .building import built_empty, full_config, import_transformers
-from .checkpoint import Checkpoint
-from .joining import at_true_length, inside
+from .loading import Checkpoint, full_config, import_transformers, load_weights
 from .mel import hann_energies
-from .settings import Architecture, TransformerSettings
 from .transformer import TransformerEncoder
 
-_INFERENCE = {"encoder_layerdrop": 0.0}
 SMALLEST_ENERGY = 1e-10
 DYNAMIC_RANGE = 8.0  # decades below the loudest point of a clip
-
-
-@dataclasses.dataclass(frozen=True)
-class WhisperArchitecture(Architecture):
-    """What a Whisper checkpoint says besides."""
-
-    bands: int  # of the mel spectrum
-    window: int  # samples
-    step: int  # samples between two spectra; the second convolution takes every other one
-    positions: int  # frames there are positions for: 1500, 30 s
 
 
 class WhisperEncoder(TransformerEncoder):
@@ -55,95 +40,79 @@ class WhisperEncoder(TransformerEncoder):
     families = ("whisper",)
 
     @classmethod
-    def read_architecture(cls, checkpoint: Checkpoint) -> WhisperArchitecture:
-        """What the checkpoint's JSON files say; without preprocessor settings, what Whisper has."""
-        config = _full_config(checkpoint)
+    def read_config(cls, checkpoint: Checkpoint) -> Any:
+        """Settings of the full model."""
+        return full_config(checkpoint, "whisper", {"encoder_layerdrop": 0.0})
+
+    @classmethod
+    def frame_grid(cls, checkpoint: Checkpoint, config: Any) -> dict[str, int]:
+        """Of the preprocessor; without its file, what Whisper has."""
         preprocessor = checkpoint.preprocessor or {}
-        step, window = int(preprocessor.get("hop_length", 160)), int(preprocessor.get("n_fft", 400))
-        return WhisperArchitecture(
-            family=checkpoint.config["model_type"],
-            sample_rate=int(preprocessor.get("sampling_rate", 16_000)),
-            hop=2 * step,
-            receptive_field=window,
-            heads=config.encoder_attention_heads,
-            features=config.d_model,
-            layers=config.encoder_layers,
-            bands=config.num_mel_bins,
-            window=window,
-            step=step,
-            positions=config.max_source_positions,
-        )
+        return {
+            "sample_rate": int(preprocessor.get("sampling_rate", 16_000)),
+            "hop": 2 * int(preprocessor.get("hop_length", 160)),  # the convolutions halve the rate
+            "receptive_field": int(preprocessor.get("n_fft", 400)),
+        }
 
     @classmethod
-    def default_layer(cls, architecture: Architecture) -> int:
+    def default_layer(cls, checkpoint: Checkpoint, config: Any) -> int:
         """1: the first block."""
-        return min(1, architecture.layers)
+        return min(1, int(config.encoder_layers))
 
     @classmethod
-    def empty_model(
-        cls, checkpoint: Checkpoint, architecture: Architecture, settings: TransformerSettings
-    ) -> Any:
-        """The encoder alone, under the name it has in the whole model."""
+    def load_model(cls, checkpoint: Checkpoint, layer: int, attention: str | None) -> Any:
+        """The encoder alone with `layer` blocks, under the name it has in the whole model."""
         import_transformers()
         from transformers.models.whisper import modeling_whisper
 
-        config = _full_config(checkpoint)
-        config.encoder_layers = settings.layer
-        with built_empty(settings) as options:
-            encoder = modeling_whisper.WhisperEncoder._from_config(config, **options)
-        if settings.layer != architecture.layers:
+        class EncoderOnly(modeling_whisper.WhisperPreTrainedModel):  # type: ignore[misc]
+            def __init__(self, config: Any) -> None:
+                super().__init__(config)
+                self.encoder = modeling_whisper.WhisperEncoder(config)
+                self.post_init()
+
+        config = cls.read_config(checkpoint)
+        above = config.encoder_layers - layer
+        config.encoder_layers = layer
+        encoder = load_weights(EncoderOnly, config, checkpoint, attention).encoder
+        if above:
             encoder.layer_norm = nn.Identity()  # follows the last block, which is not built
         return nn.ModuleDict({"encoder": encoder})
 
     @property
     def maximum_samples(self) -> int:
         """As many as there are positions for: 480,000, 30 s."""
-        return int(self.architecture.positions * self.hop)
+        return int(self.config.max_source_positions * self.hop)
 
-    @property
-    def joins(self) -> bool:
-        """True: every norm is over one frame, and padding is kept out of everything else."""
-        return True
+    def _states(self, flat: Tensor) -> Sequence[Tensor]:
+        spectrum = log_mel(
+            flat, self.config.num_mel_bins, self.sample_rate, self.receptive_field, self.hop // 2
+        )
+        states = self._blocks(spectrum.to(self.settings.dtype))
+        return [state[:, : self.frame_count(flat.shape[-1])] for state in states]
 
-    def _states(self, flat: Tensor, lengths: tuple[int, ...] | None = None) -> Sequence[Tensor]:
-        true = lengths or (flat.shape[-1],) * len(flat)
-        spectrum = at_true_length(self._spectrum, flat, true)
-        spectra = None if lengths is None else [length // self.architecture.step for length in true]
-        states = self._blocks(spectrum.to(self.settings.dtype), spectra)
-        frames = self.frame_count(flat.shape[-1])
-        return [state[:, :frames] for state in states]
-
-    def _spectrum(self, flat: Tensor) -> Tensor:
-        layers = self.architecture
-        return log_mel(flat, layers.bands, layers.sample_rate, layers.window, layers.step)
-
-    def _blocks(self, spectrum: Tensor, spectra: Sequence[int] | None) -> list[Tensor]:
+    def _blocks(self, spectrum: Tensor) -> list[Tensor]:
         """(N, bands, spectra) -> what enters the first block and what leaves every one.
 
         The modules are those of transformers, called one by one: its own forward takes clips of
-        30 s and no others. `spectra` (N,) are the true numbers of padded ones; None: all.
+        30 s and no others.
         """
         model, gelu = self.model.encoder, nn.functional.gelu
-        narrow = gelu(model.conv1(spectrum))
-        if spectra is not None:  # the second convolution has zeros behind the end of any clip
-            narrow = narrow * inside(spectra, narrow.shape[-1], narrow.device).unsqueeze(1)
-        hidden = gelu(model.conv2(narrow)).transpose(1, 2)
-        hidden = hidden + model.embed_positions.weight[: hidden.shape[1]]
-        mask = None if spectra is None else _attention_mask([-(-n // 2) for n in spectra], hidden)
-        states = [hidden]
+        hidden = gelu(model.conv2(gelu(model.conv1(spectrum)))).transpose(1, 2)
+        states = [hidden + model.embed_positions.weight[: hidden.shape[1]]]
         for block in model.layers:
-            states.append(_run_block(block, states[-1], mask))
-        if self.layer == self.architecture.layers:
+            states.append(_run_block(block, states[-1]))
+        if self.layer == self.layers:
             states[-1] = model.layer_norm(states[-1])
         return states
 
     def _item_bytes(self, samples: int) -> int:
-        architecture, size = self.architecture, self.settings.dtype.itemsize
-        spectra = samples // architecture.step + 1
-        mel = 4 * spectra * (3 * architecture.window + 2 * architecture.bands)
-        convolved = 3 * spectra * architecture.features
-        attention = 3 * architecture.heads * (spectra // 2 + 1) ** 2
-        return max(mel, size * max(convolved, attention))
+        config, size = self.config, self.settings.dtype.itemsize
+        spectra = 2 * samples // self.hop + 1
+        mel = 4 * spectra * (3 * self.receptive_field + 2 * config.num_mel_bins)
+        convolved = 3 * spectra * config.d_model
+        attention = 3 * config.encoder_attention_heads * (spectra // 2 + 1) ** 2
+        return int(max(mel, size * max(convolved, attention)))
 
 
 def log_mel(
@@ -157,7 +126,7 @@ def log_mel(
 
     log10 of the mel energies of Hann windows centred on every `step`-th sample (the waveform is
     mirrored at its ends), not below 1e-10 nor more than eight decades below the clip's largest
-    value, then (x + 4) / 4. Differentiable; the floor, which hangs on the largest value, too.
+    value, then (x + 4) / 4. Differentiable, the floor included.
 
     Args:
         waveform: (..., T), T above `window / 2`.
@@ -179,24 +148,10 @@ def log_mel(
     return ((logs + 4.0) / 4.0).transpose(-2, -1).reshape(*waveform.shape[:-1], bands, -1)
 
 
-def _full_config(checkpoint: Checkpoint) -> Any:
-    return full_config(checkpoint, "whisper", _INFERENCE)
-
-
-def _attention_mask(counts: Sequence[int], hidden: Tensor) -> Tensor:
-    """(N, 1, F, F) to be added to the logits of hidden states (N, F, M): all see the first
-    `counts` (N,) and no more.
-    """
-    frames = hidden.shape[1]
-    unseen = ~inside(counts, frames, hidden.device)[:, None, None]
-    mask = hidden.new_zeros(unseen.shape).masked_fill(unseen, torch.finfo(hidden.dtype).min)
-    return mask.expand(-1, 1, frames, frames)
-
-
-def _run_block(block: Any, hidden: Tensor, mask: Tensor | None) -> Tensor:
+def _run_block(block: Any, hidden: Tensor) -> Tensor:
     """A transformer block, whose call differs between versions of transformers."""
-    arguments: dict[str, Any] = {"attention_mask": mask}
-    if "layer_head_mask" in inspect.signature(block.forward).parameters:  # 4.x wants it said
-        arguments["layer_head_mask"] = None
-    output = block(hidden, **arguments)
+    options: dict[str, Any] = {"attention_mask": None}
+    if "layer_head_mask" in inspect.signature(block.forward).parameters:  # 4.x requires it
+        options["layer_head_mask"] = None
+    output = block(hidden, **options)
     return output if isinstance(output, Tensor) else output[0]

@@ -1,0 +1,296 @@
+"""Finds a checkpoint, in a folder or on the hub, and loads its first layers by transformers.
+
+`transformers` and `huggingface_hub` are imported when the first pretrained encoder is loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+CONFIG = "config.json"
+PREPROCESSOR = "preprocessor_config.json"
+# In order of preference: safetensors load faster and cannot run code.
+_WEIGHTS = (
+    ("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"),
+)
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint on disk."""
+
+    name: str  # as the user gave it: folder or hub id
+    folder: Path
+    config: dict[str, Any]  # config.json
+    preprocessor: dict[str, Any] | None  # preprocessor_config.json; None if there is none
+
+    @property
+    def family(self) -> Any:
+        """Its `model_type`."""
+        return self.config.get("model_type")
+
+    def fingerprint(self) -> tuple[Any, ...]:
+        """Settings, and path, time and size of every weight file: equal for equal weights."""
+        files = [(path.resolve(), path.stat()) for path in _weight_files(self.folder)]
+        states = [(str(path), stat.st_mtime_ns, stat.st_size) for path, stat in files]
+        return json.dumps(self.config, sort_keys=True), *states
+
+
+def import_transformers() -> Any:
+    """The package transformers.
+
+    Raises:
+        ImportError: it is not installed, or its import fails.
+    """
+    try:
+        import transformers
+    except Exception as error:  # missing, or broken by another package
+        raise ImportError(
+            f"this encoder needs transformers, which cannot be imported ({error}). Install it by "
+            "`pip install transformers`, or use the encoders 'mel' or 'waveform', which need none."
+        ) from error
+    return transformers
+
+
+# --- Finding ------------------------------------------------------------------------------------
+
+
+def find_checkpoint(
+    name: str, *, local_files_only: bool = False, cache_dir: str | None = None
+) -> Checkpoint:
+    """Find a checkpoint in a local folder, in the hub's cache, or on the hub, in that order.
+
+    Args:
+        name: a folder, or a hub id such as `facebook/wav2vec2-base`.
+        local_files_only: never use the network.
+        cache_dir: where the hub's files are kept; None: the hub's own choice (`HF_HOME`).
+
+    Raises:
+        ValueError: the folder does not exist or lacks a file.
+        OSError: the hub's files are not in the cache and cannot be fetched.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        hub_id = name.count("/") == 1 and not name.startswith((".", "~", "/")) and "\\" not in name
+        if not hub_id or folder.is_file():
+            what = "is a file" if folder.is_file() else "does not exist"
+            raise ValueError(
+                f"encoder {name!r} must be a folder with {CONFIG} and weights, but {what}."
+            )
+        folder = _hub_folder(name, local_files_only, cache_dir)
+    for file in (CONFIG, *(() if _weight_files(folder) else (_WEIGHTS[0][0],))):
+        if not (folder / file).is_file():
+            raise ValueError(
+                f"folder {folder} of encoder {name!r} has no {file}. Pass the folder that "
+                "save_pretrained() or a download left; only PyTorch weights can be read."
+            )
+    settings = folder / PREPROCESSOR
+    preprocessor = _read_json(settings) if settings.is_file() else None
+    return Checkpoint(name, folder, _read_json(folder / CONFIG), preprocessor)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}). Fetch it again.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
+    return content
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files of the preferred format, index included; empty if there are none."""
+    for patterns in _WEIGHTS:
+        if any((folder / file).is_file() for file in patterns[:2]):
+            return sorted(path for pattern in patterns for path in folder.glob(pattern))
+    return []
+
+
+def _hub_folder(name: str, local_files_only: bool, cache_dir: str | None) -> Path:
+    """The cached snapshot, filled first if it is not complete."""
+    import huggingface_hub
+    from huggingface_hub.utils import HFValidationError, RepositoryNotFoundError
+
+    def fetch(local: bool) -> Path:
+        folder = Path()
+        for patterns in _WEIGHTS:  # pickles only where there are no safetensors
+            files = [CONFIG, PREPROCESSOR, *patterns]
+            folder = Path(
+                huggingface_hub.snapshot_download(
+                    name, allow_patterns=files, cache_dir=cache_dir, local_files_only=local
+                )
+            )
+            if _weight_files(folder):
+                break
+        return folder
+
+    try:
+        cached: Path | None = fetch(local=True)
+    except HFValidationError as error:
+        raise ValueError(f"encoder {name!r} is no folder and no hub id owner/name.") from error
+    except OSError:
+        cached = None
+    if cached is not None and not (_weight_files(cached) and (cached / CONFIG).is_file()):
+        cached = None
+    if cached is not None and (local_files_only or (cached / PREPROCESSOR).is_file()):
+        return cached
+    if local_files_only:
+        raise OSError(_not_available(name, "is not in the cache, and local_files_only is set"))
+    try:
+        return fetch(local=False)
+    except Exception as error:  # every client raises its own connection errors
+        if cached is not None:  # complete but for the preprocessor's settings
+            return cached
+        problem = f"is not in the cache and cannot be fetched ({type(error).__name__}: {error})"
+        if isinstance(error, RepositoryNotFoundError):
+            problem = "does not exist on the hub, or needs a login (huggingface_hub.login())"
+        raise OSError(_not_available(name, problem)) from error
+
+
+def _not_available(name: str, problem: str) -> str:
+    return (
+        f"encoder {name!r} {problem}. Two ways out: pass a local folder that holds {CONFIG}, "
+        f"{PREPROCESSOR} and the weights instead of the name; or fetch it on a machine with "
+        f"network by `hf download {name} --local-dir FOLDER` (older: huggingface-cli download) "
+        "and copy FOLDER here. The encoders 'mel' and 'waveform' need no download."
+    )
+
+
+# --- Loading ------------------------------------------------------------------------------------
+
+
+# Keys of config.json that are about loading, training or heads, none of which happens here.
+_DROPPED = ("model_type", "architectures", "auto_map", "gradient_checkpointing")
+_ALWAYS = {"output_hidden_states": False, "output_attentions": False}
+
+
+def full_config(checkpoint: Checkpoint, kind: str, changes: dict[str, Any]) -> Any:
+    """The checkpoint's settings as transformers holds them for its architecture `kind`."""
+    # Without a dtype: the weights' own is what is read, and converted afterwards.
+    dropped = (*_DROPPED, "torch_dtype", "dtype")
+    values = {key: value for key, value in checkpoint.config.items() if key not in dropped}
+    config_class = type(import_transformers().AutoConfig.for_model(kind))
+    return config_class.from_dict({**values, **changes, **_ALWAYS})
+
+
+def load_weights(
+    model_class: Any, config: Any, checkpoint: Checkpoint, attention: str | None
+) -> Any:
+    """A model of transformers with the checkpoint's weights in float32, on the CPU.
+
+    Raises:
+        ValueError: a file is damaged, a weight is missing or has the wrong shape, or there is no
+            such attention.
+    """
+    options = {} if attention is None else {"attn_implementation": attention}
+    try:
+        with _quiet(), torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            model, report = model_class.from_pretrained(
+                str(checkpoint.folder),
+                config=config,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in the report
+                **options,
+            )
+    except Exception as error:  # the readers of files raise whatever the content makes them raise
+        reason = f"{type(error).__name__}: {''.join(str(error).strip().splitlines()[:1])}"
+        if options and isinstance(error, ValueError | ImportError):
+            raise ValueError(
+                f"encoder {checkpoint.name!r} has no attention={attention!r} ({reason}). Leave "
+                "attention out to get one that works."
+            ) from error
+        raise ValueError(
+            f"checkpoint {checkpoint.name!r} cannot be read ({reason}): it is damaged, or holds "
+            "code, which is never run. Two ways out: fetch it again; or convert it where you trust "
+            "it, by loading it with transformers and save_pretrained(FOLDER)."
+        ) from error
+    _check_report(checkpoint, report)
+    # Cloned: what is read from a file may be mapped to it, and files change.
+    return model._apply(lambda x: x.to(torch.float32, copy=True) if x.is_floating_point() else x)
+
+
+def _check_report(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
+    # Weight norm under its old names is read by PyTorch itself; 4.40 calls it missing all the same.
+    renamed = {".parametrizations.weight.original0": ".weight_g"}
+    renamed[".parametrizations.weight.original1"] = ".weight_v"
+    ignored = {_bare(name) for name in report["unexpected_keys"]}
+    problems = []
+    for name in sorted(report["missing_keys"]):
+        old = next((name.replace(a, b) for a, b in renamed.items() if name.endswith(a)), name)
+        if _bare(old) not in ignored:
+            problems.append(f"{old} is missing")
+    for name, found, expected in report["mismatched_keys"]:
+        problems.append(f"{name} has shape {tuple(found)} instead of {tuple(expected)}")
+    if problems:
+        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        raise ValueError(
+            f"checkpoint {checkpoint.name!r} must hold every weight of the layers in use, but "
+            f"{'; '.join(problems[:5])}{more}. They would be random: use a complete checkpoint "
+            f"that agrees with its {CONFIG}."
+        )
+
+
+def _bare(name: str) -> str:
+    """Without the prefix that a checkpoint with a head has."""
+    first, _, rest = name.partition(".")
+    return rest if first in ("wav2vec2", "hubert", "wavlm", "model") else name
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' report and progress: layers above the one in use are left out."""
+    logging = import_transformers().logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+# --- Sharing ------------------------------------------------------------------------------------
+
+
+_SHARED: weakref.WeakValueDictionary[tuple[Any, ...], nn.Module] = weakref.WeakValueDictionary()
+_LOCK = threading.RLock()
+
+
+def clear_encoder_cache() -> None:
+    """Forget all loaded weights: the next encoder reads its checkpoint again.
+
+    Encoders in use keep theirs. The memory itself is freed with the last encoder (or metric, loss,
+    …) that uses the weights, so `del` is all that is needed to release it.
+    """
+    with _LOCK:
+        _SHARED.clear()
+
+
+def shared_weights(key: tuple[Any, ...], build: Callable[[], nn.Module]) -> nn.Module:
+    """The weights of this key, built if nobody holds them; its last part names the device."""
+    with _LOCK:
+        model = _SHARED.get(key)
+        if model is None:
+            model = build()
+            model.__dict__["_mapss_key"] = key
+            _SHARED[key] = model
+    return model
+
+
+def moved_weights(model: nn.Module, device: torch.device) -> nn.Module:
+    """The same weights on another device, shared with whoever has them there."""
+    key = (*model.__dict__["_mapss_key"][:-1], str(device))
+    return shared_weights(key, lambda: copy.deepcopy(model).to(device))
