@@ -76,7 +76,7 @@ def _standard_errors(
     errors: dict[str, list[Tensor]] = {"clearance": [], "fidelity": []}
     for first in range(0, max(g, 1), size):
         part = slice(first, first + size)
-        some = Graphs(*(x[part] for x in graphs[:-1]), graphs.again)
+        some = graphs.part(part)
         keep = some.present.unsqueeze(1) & ~left_out
         found = decomposed(some, keep, alpha, steps)
         fidelity = (1.0 - found.distortion_ratio).clamp(min=0.0)

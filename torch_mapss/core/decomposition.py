@@ -74,6 +74,11 @@ class Graphs(NamedTuple):
     defined: Tensor  # (G,) bool: own source active together with another one, bandwidth not zero
     again: Tensor  # () bool, see frame_batches
 
+    def part(self, graphs: slice) -> Graphs:
+        """Some of the graphs."""
+        kernel, present, own, foreign, defined = (x[graphs] for x in self[:5])
+        return Graphs(kernel, present, own, foreign, defined, self.again)
+
 
 def decomposition_scores(
     points: Points, settings: Settings, may_sync: bool
