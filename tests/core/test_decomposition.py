@@ -374,9 +374,9 @@ def test_half_width_against_members_taken_out_of_the_kernel():
         return min(1.0, np.linalg.norm(e - u) / length), max(0.0, 1.0 - residual / length)
 
     values = np.array([scores(3 + k) for k in range(12)]).reshape(2, 6, 2)
-    variance = (5 / 6) * ((values - values.mean(1, keepdims=True)) ** 2).sum((0, 1))
+    variances = (5 / 6) * ((values - values.mean(1, keepdims=True)) ** 2).sum(1)
     found = F.decomposition_bounds(
         *(torch.from_numpy(x) for x in (y[:1], r, d)), attributed=(0,), confidence=0.95
     )
-    for bounds, expected in zip(found, 1.959963984540054 * np.sqrt(variance)):
+    for bounds, expected in zip(found, 1.959963984540054 * np.sqrt(variances).sum(0)):
         assert float(bounds.tail) == pytest.approx(expected, abs=1e-9)

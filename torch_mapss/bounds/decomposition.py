@@ -2,11 +2,12 @@
 
 Both read distances in the whole map, so nothing is cut off: the radius is 0. Their place on the
 map depends on the bank. The jackknife leaves the members out in turn, on the same kernel (so with
-the same bandwidth), and takes the sources as independent:
+the same bandwidth). The sources' standard errors are added, not their squares: all sources have the
+same kinds of distortion, so their errors do not average out.
 
-    var = sum over sources of (n - 1)/n * sum over its n members of (score without it - mean)^2
+    error = sum over sources of sqrt((n - 1) mean over its n members of (score without it - mean)^2)
 
-The half-width is the standard error times the normal quantile, at most 1. It claims no other error.
+The half-width is this times the normal quantile, at most 1. It claims no other error.
 ``benchmarks/coverage.py`` measures how often it holds against other draws of a bank.
 """
 
@@ -90,4 +91,4 @@ def _jackknife(values: Tensor, members: Tensor) -> Tensor:
     count = members.sum(-1).clamp(min=1)
     mean = torch.where(members, values, 0.0).sum(-1) / count
     squares = torch.where(members, values - mean.unsqueeze(-1), 0.0).square().sum(-1)
-    return (squares * (count - 1) / count).sum(-1).sqrt()
+    return (squares * (count - 1) / count).sqrt().sum(-1)
