@@ -1,11 +1,39 @@
-"""Random embeddings of a few sources, and numerical derivatives, for the tests of the core."""
+"""Embeddings of a few sources and numerical derivatives, for the tests of core and bounds.
+
+``released`` is ``benchmarks/golden_reference.py``, which made the numbers of ``golden(...)``
+with the released implementation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import torch
 from torch import Tensor
+
+HERE = Path(__file__).parent
+
+
+def _golden_cases() -> ModuleType:
+    path = HERE.parent / "benchmarks" / "golden_reference.py"
+    spec = importlib.util.spec_from_file_location("golden_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+released = _golden_cases()
+
+
+def golden(bits: int) -> Mapping[str, np.ndarray]:
+    """Scores and bounds of the released implementation, computed in so many bits."""
+    return np.load(HERE / "golden" / f"golden_float{bits}.npz")
 
 
 def clouds(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -303,62 +302,6 @@ def test_scenario_agrees_with_the_oracle() -> None:
         correlation.scenario_bounds(values, b, h, 1.5)
     with pytest.raises(ValueError, match="trials and sources"):
         correlation.scenario_bounds(values, b[:2], h)
-
-
-def test_scenario_half_width_covers_correlated_sources() -> None:
-    generator = torch.Generator().manual_seed(34)
-    shared = torch.randn(40_000, 3, 1, generator=generator, dtype=torch.float64)
-    own = torch.randn(40_000, 3, 2, generator=generator, dtype=torch.float64)
-    errors = math.sqrt(0.6) * shared + math.sqrt(0.4) * own  # ρ_l = 0.6 within a trial
-    h = torch.full((3, 2), normal_quantile(0.9), dtype=torch.float64)
-    for rho, expected in ((0.6, 0.9), (0.0, 0.81)):
-        width = correlation.scenario_bounds(0.0 * h, 0.0 * h, h, rho).half_width
-        covered = (errors.mean((-2, -1)).abs() <= width).double().mean().item()
-        assert covered == pytest.approx(expected, abs=0.015)
-
-
-def test_every_order_of_three_by_hand() -> None:
-    """All pairs free: the radius reaches from the value to both ends."""
-    v, m = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([1.0, 3.0, 2.0]).double()
-    found = correlation.correlation_bounds(v, v, v, m, method="spearman", draws=1)
-    values = [
-        correlation.spearman(torch.tensor(order).double(), m).item()
-        for order in itertools.permutations([1.0, 2.0, 3.0])
-    ]
-    assert found.value.item() == pytest.approx(0.5)
-    assert found.radius.item() >= max(abs(x - 0.5) for x in values)
-    assert found.radius.item() == pytest.approx(1.5)
-
-
-def test_half_precision_bounds_are_pooled_in_single() -> None:
-    tail = torch.full((3000,), 1e-4)
-    frames = torch.rand(3000, generator=torch.Generator().manual_seed(5))
-    for pool, extra in (
-        (utterance.pool_match_bounds, ()),
-        (utterance.pool_separation_bounds, (frames,)),
-    ):
-        wide = pool(*extra, tail, tail, convention="derived")
-        half = pool(*(x.half() for x in extra), tail.half(), tail.half(), convention="derived")
-        assert half.radius.dtype == torch.float32
-        for one, other in zip(wide, half):
-            torch.testing.assert_close(other, one, rtol=1e-2, atol=0.0)
-
-
-@pytest.mark.parametrize(
-    "setting", [{"gap": 1.5}, {"gap": math.nan}, {"window": 2.5}, {"hop": "a"}]
-)
-def test_frames_are_counted_in_whole_numbers(setting: dict[str, object]) -> None:
-    x = torch.full((40,), 0.1)
-    with pytest.raises(TypeError, match=f"{next(iter(setting))} must be a whole number"):
-        utterance.pool_separation_bounds(x, x, x, **setting)
-
-
-def test_scenario_input_out_of_range() -> None:
-    x = torch.full((2, 3), 0.1)
-    with pytest.raises(ValueError, match="at least 0"):
-        correlation.scenario_bounds(x, -x, x)
-    with pytest.raises(TypeError, match="values must be a torch"):
-        correlation.scenario_bounds([[0.1]], x, x)
 
 
 def test_warnings_point_at_the_line_that_asked() -> None:

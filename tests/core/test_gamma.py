@@ -8,7 +8,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-import scipy.special
 import torch
 from mpmath import mp, mpf
 from torch import Tensor
@@ -133,23 +132,8 @@ def log_grid() -> tuple[Tensor, Tensor]:
 # ---- Accuracy ----
 
 SHAPES = [0.01, 0.1, 0.37, 0.5, 0.97, 1.0, 1.02, 1.5, 2.0, 3.3, 9.99, 10.0, 10.01, 37.0, 250.0, 1e3]
-POINTS = [
-    1e-300,
-    1e-30,
-    1e-9,
-    1e-3,
-    0.1,
-    0.499,
-    0.5,
-    0.56,
-    0.999,
-    1.0,
-    1.7,
-    5.0,
-    12.0,
-    300.0,
-    720.0,
-]
+POINTS = [1e-300, 1e-30, 1e-9, 1e-3, 0.1, 0.499, 0.5, 0.56, 0.999, 1.0, 1.7, 5.0, 12.0]
+POINTS += [300.0, 720.0]
 WIDTHS = [-30.0, -9.0, -2.0, -0.3, -1e-5, 0.0, 1e-7, 0.1, 1.0, 5.0, 20.0, 36.0]
 FAR = [
     (k, x)
@@ -200,30 +184,20 @@ def test_far_below() -> None:
 def test_oracle_agrees_with_mpmath() -> None:
     """The oracle itself, against mpmath's own function where that is reliable."""
     with mp.workdps(40):
-        for k, x in [
+        for k, x in (
             (0.01, 0.3),
             (0.5, 1e-9),
             (3.3, 5.0),
             (9.99, 80.0),
             (37.0, 30.0),
             (37.0, 90.0),
-        ]:
+        ):
 
             def log_q(shape: mpf, point: mpf = mpf(x)) -> mpf:  # noqa: B008
                 return mp.log(mp.gammainc(shape, point, mp.inf, regularized=True))
 
             assert abs(log_q(mpf(k)) / oracle(k, x)["log"] - 1) < 1e-25
             assert abs(mp.diff(log_q, mpf(k)) / oracle(k, x)["log_k"] - 1) < 1e-12
-
-
-def test_scipy_agrees() -> None:
-    k, x = torch.meshgrid(
-        torch.logspace(-2, 5, 40, dtype=torch.float64),
-        torch.logspace(-6, 6, 40, dtype=torch.float64),
-        indexing="ij",
-    )
-    expected = scipy.special.gammaincc(k.numpy(), x.numpy())
-    np.testing.assert_allclose(gammaincc(k, x).numpy(), expected, rtol=1e-10, atol=1e-290)
 
 
 def test_closed_forms() -> None:
@@ -244,18 +218,6 @@ def test_gradcheck(function: Function) -> None:
     assert torch.autograd.gradcheck(function, (k, x))
     assert torch.autograd.gradcheck(lambda x: function(k[:, None].detach(), x), (x,))
     assert torch.autograd.gradcheck(lambda k: function(k[:, None], x.detach()), (k,))
-
-
-@BOTH
-def test_only_the_wanted_gradients(function: Function) -> None:
-    k, x = pair_of([(2.0, 3.0), (7.0, 1.0)])
-    _, by_k, by_x = with_gradients(function, k, x)
-    for which, expected in ((0, by_k), (1, by_x)):
-        inputs = [k.clone(), x.clone()]
-        inputs[which].requires_grad_()
-        function(*inputs).sum().backward()
-        torch.testing.assert_close(inputs[which].grad, expected, rtol=0, atol=0)
-        assert inputs[1 - which].grad is None
 
 
 @BOTH
@@ -281,19 +243,6 @@ def test_function_transforms(function: Function) -> None:
     k, x = pair_of([(0.3, 0.2), (0.3, 2.0), (4.0, 5.0), (50.0, 40.0)])
     slopes = torch.func.vmap(torch.func.grad(function, argnums=(0, 1)))(k, x)
     torch.testing.assert_close(slopes, with_gradients(function, k, x)[1:], rtol=1e-13, atol=0)
-
-
-def test_descent_starts_from_the_underflow() -> None:
-    """Q = 0 in float64 at x = 1e5, log Q still leads back."""
-    k = torch.tensor(5.0, dtype=torch.float64)
-    log_x = torch.tensor(math.log(1e5), dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.Rprop([log_x], lr=0.3)
-    assert gammaincc(k, log_x.exp()) == 0
-    for _ in range(40):
-        optimiser.zero_grad()
-        (-log_gammaincc(k, log_x.exp())).backward()
-        optimiser.step()
-    assert gammaincc(k, log_x.exp()) > 0.9
 
 
 # ---- Laws ----
@@ -323,21 +272,12 @@ def test_recurrence() -> None:
 @BOTH
 def test_continuous_across_the_region_borders(function: Function) -> None:
     """Values and slopes on both sides of k = 1, x = 1/2, x = k and k = 10 differ by a rounding."""
-    eps = 1e-13
-    inner = [
-        (1 - eps, 0.3),
-        (0.4, 0.5 - eps),
-        (1 - eps, 0.5 - eps),
-        (6.0, 6 - eps),
-        (10 - eps, 11.0),
-    ]
-    outer = [
-        (1 + eps, 0.3),
-        (0.4, 0.5 + eps),
-        (1 + eps, 0.5 + eps),
-        (6.0, 6 + eps),
-        (10 + eps, 11.0),
-    ]
+    borders = [(1.0, 0.3), (0.4, 0.5), (1.0, 0.5), (6.0, 6.0), (10.0, 11.0)]
+    inner, outer = (
+        [(k * (1 + e) if k in (1.0, 10.0) else k, x * (1 + e) if x in (0.5, 6.0) else x)
+         for k, x in borders]
+        for e in (-1e-13, 1e-13)
+    )  # fmt: skip
     pairs = (with_gradients(function, *pair_of(points)) for points in (inner, outer))
     for low, high in zip(*pairs):
         torch.testing.assert_close(low, high, rtol=3e-12, atol=0)
@@ -410,15 +350,6 @@ def test_bad_input_is_nan_in_its_place_only(function: Function) -> None:
 
 
 @BOTH
-def test_bad_input_can_be_masked_afterwards(function: Function) -> None:
-    k, x = (t.requires_grad_() for t in pair_of([(2.0, 3.0), (-2.0, 3.0)]))
-    torch.where(k > 0, function(k, x), 0.0).sum().backward()
-    assert k.grad is not None
-    assert k.grad.isfinite().all()
-    assert k.grad[0] != 0
-
-
-@BOTH
 def test_broadcast_strides_and_empty(function: Function) -> None:
     draw = torch.Generator().manual_seed(0)
     base = (torch.rand(4, 6, dtype=torch.float64, generator=draw) + 0.1).requires_grad_()
@@ -443,15 +374,6 @@ def test_large_input_equals_small_input() -> None:
     torch.testing.assert_close(
         gammaincc(k, 20.0)[::997], gammaincc(k[::997], 20.0), rtol=1e-14, atol=0
     )
-
-
-def test_result_types() -> None:
-    assert gammaincc(2.0, 3.0).dtype == torch.float32
-    assert gammaincc(torch.tensor(2), torch.tensor(3)).dtype == torch.float32
-    assert gammaincc(torch.tensor(2.0, dtype=torch.float64), 3).dtype == torch.float64
-    assert log_gammaincc(torch.ones(2).half(), torch.ones(2).bfloat16()).dtype == torch.float32
-    with pytest.raises(TypeError, match="k must be real"):
-        gammaincc(torch.tensor(1j), 1.0)
 
 
 def test_devices_are_not_mixed_silently() -> None:

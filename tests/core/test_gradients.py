@@ -48,16 +48,6 @@ def test_generic_points(name, convention, time, sources, count):
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_every_argument_alone(name):
-    embeddings = clouds(distortions=8, features=4, seed=4)
-    loss = weighted(MEASURES[name])
-    for place in range(3):
-        direction = random_direction(embeddings, place)
-        alone = [d if i == place else torch.zeros_like(d) for i, d in enumerate(direction)]
-        assert_derivative(loss, embeddings, alone)
-
-
-@pytest.mark.parametrize("name", MEASURES)
 @pytest.mark.parametrize("masked", [False, True])
 def test_outputs_alone_as_in_training(name, masked):
     """Where nothing else wants a gradient a shorter backward runs: it must give the same."""
@@ -169,14 +159,6 @@ def symmetric_sources(seed=0):
     return whole[:, 0], whole[:, 1], whole[:, 2:]
 
 
-def test_symmetric_sources_have_doublets_inside_the_retained_set():
-    outputs, references, distortions = symmetric_sources()
-    points = torch.cat([outputs, references, distortions.flatten(0, 1)])
-    found = F.diffusion_map(points)
-    kept = found.eigenvalues[: int(found.dimension)]
-    assert int(((kept[:-1] - kept[1:]).abs() < 1e-12).sum()) >= 3
-
-
 @pytest.mark.parametrize("name", MEASURES)
 def test_gradient_at_eigenvalue_doublets(name):
     embeddings = symmetric_sources()
@@ -256,23 +238,6 @@ def test_gradients_are_finite_in_ten_thousand_hard_frames():
             assert ((score >= 0.0) & (score <= 1.0)).all()
         for g in pulled(F_sum(measure), embeddings):
             assert torch.isfinite(g).all(), name
-
-
-def lost_by_plain_autograd(count):
-    """Hard frames where plain autograd gives PS's gradient non-finite, or off by more than 1 %."""
-    embeddings = hard_frames(count, 0)
-    ours = pulled(F_sum(F.perceptual_separation), embeddings)
-    theirs = pulled(lambda *e: plain.scores(*e)[0].sum(), embeddings)
-    size = torch.stack([g.flatten(1).square().sum(-1) for g in ours]).sum(0).sqrt()
-    apart = torch.stack([(a - b).flatten(1).square().sum(-1) for a, b in zip(ours, theirs)])
-    return int((~(apart.sum(0).sqrt() <= 0.01 * size)).sum())
-
-
-def test_plain_autograd_loses_hard_frames():
-    """Of 1,000: prints and checks the share (ours is held to differences by the tests above)."""
-    lost = lost_by_plain_autograd(1_000)
-    print(f"plain autograd through eigh loses {lost} of 1000 hard frames")
-    assert lost > 50
 
 
 @pytest.mark.parametrize("name", MEASURES)
@@ -414,3 +379,44 @@ def test_inside_activation_checkpointing(reentrant, recomputed, monkeypatch):
     leaf = outputs.clone().requires_grad_()
     checkpoint(loss, leaf, use_reentrant=reentrant).backward()
     torch.testing.assert_close(leaf.grad, expected)
+
+
+# --------------------------------------------------- clusters of extreme shape, low precision
+
+
+@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("kind", ["collinear", "duplicates", "few", "flat", "heavy", "shell"])
+def test_clusters_that_are_no_cloud(name, kind):
+    """Finite with finite gradients; and, but for log PM, unmoved by rounding."""
+    outputs, references, distortions = clouds(2, distortions=3 if kind == "few" else 8)
+    centre = references.unsqueeze(-2)
+    away = distortions - centre
+    if kind == "collinear":
+        steps = torch.linspace(0.1, 1.0, 8, dtype=torch.float64)[:, None]
+        distortions = centre + steps * away[:, :, :1]
+    if kind == "duplicates":
+        distortions = distortions[:, :, :2].repeat(1, 1, 4, 1)
+    if kind == "flat":
+        for x in (outputs, references, distortions):
+            x[..., 1:] = 0.0
+    if kind in ("heavy", "shell"):  # most at the reference and a few far out; all at one distance
+        uniform = torch.rand(2, 2, 8, 1, generator=torch.Generator().manual_seed(0)).double()
+        size = uniform.pow(20.0) if kind == "heavy" else 1.0 + uniform / 200.0
+        distortions = centre + (0.05 * size + 1e-9) * away / away.norm(dim=-1, keepdim=True)
+        outputs = references.clone()
+    embeddings = outputs, references, distortions
+    score = MEASURES[name](*embeddings)
+    assert score.isfinite().all()
+    for g in pulled(F_sum(MEASURES[name]), embeddings):
+        assert g.isfinite().all()
+    if name != "log_pm" and kind not in ("heavy", "shell"):
+        shaken = [x + 1e-12 * d for x, d in zip(embeddings, random_direction(embeddings, 1))]
+        torch.testing.assert_close(MEASURES[name](*shaken), score, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_steep_gradients_stay_finite_in_half_precision(dtype):
+    points = [x.to(dtype) for x in clouds(2, distortions=2, seed=4)]
+    for g in pulled(F_sum(MEASURES["log_pm"]), points):
+        assert g.dtype == dtype
+        assert g.isfinite().all()

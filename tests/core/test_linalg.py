@@ -64,14 +64,6 @@ def test_large_batches_are_shared_and_small_ones_are_not(threads_used: set[int])
     assert threading.get_ident() not in threads_used
 
 
-def test_without_mkl_the_loop_of_torch_runs(
-    threads_used: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linalg, "_own_core", lambda: None)
-    assert_decomposed(symmetric(40), *linalg.eigh(symmetric(40)))
-    assert threads_used == {threading.get_ident()}
-
-
 def test_threads_keep_to_themselves_and_leave_the_process_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,13 +109,6 @@ def test_many_python_threads() -> None:
     for thread in threads:
         thread.join(timeout=60)
     assert not errors
-
-
-def test_no_graph_and_inference_mode() -> None:
-    values, _ = linalg.eigh(symmetric(40).requires_grad_())
-    assert not values.requires_grad
-    with torch.inference_mode():
-        assert_decomposed(symmetric(40), *linalg.eigh(symmetric(40)))
 
 
 def _in_child(queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
