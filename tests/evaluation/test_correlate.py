@@ -12,12 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
+from pandas.testing import assert_frame_equal
 from scipy import stats
 
-from torch_mapss.evaluation import association
-from torch_mapss.evaluation.association import Cell, Data, usable
+from torch_mapss.evaluation import correlation_stats
 from torch_mapss.evaluation.correlate import Correlation, Options, correlate, correlate_stimuli
+from torch_mapss.evaluation.correlation_stats import (
+    METHODS,
+    POOLINGS,
+    Cell,
+    Data,
+    Estimate,
+    estimates,
+    permutation_p,
+    usable,
+)
 from torch_mapss.evaluation.ratings import (
     Joined,
     Rating,
@@ -33,6 +44,13 @@ from torch_mapss.evaluation.results import FORMAT
 QUESTIONS = ("interference", "quality")
 
 
+def data_of(scores: Any, ratings: Any, unit: Any, track: Any = None, cluster: Any = None) -> Data:
+    """Stimuli without bounds; a track per unit and a cluster per track unless said otherwise."""
+    track = unit if track is None else track
+    cluster = track if cluster is None else cluster
+    return Data(scores, ratings, unit, track, cluster, np.full((len(scores), 2), math.nan))
+
+
 def made_up(tracks: int, systems: int, seed: int = 0, sources: int = 1) -> Data:
     """Scores that follow ratings, more or less; with ties in both."""
     rng = np.random.default_rng(seed)
@@ -40,7 +58,11 @@ def made_up(tracks: int, systems: int, seed: int = 0, sources: int = 1) -> Data:
     ratings = rng.integers(0, 9, count).astype(float)
     scores = np.round(ratings + rng.normal(0, 3, count))
     unit = np.repeat(np.arange(tracks * sources), systems)
-    return Data(scores, ratings, unit, unit // sources)
+    return data_of(scores, ratings, unit, unit // sources)
+
+
+def estimate(data: Data, pooling: str = "per_track", method: str = "srcc", **more: Any) -> Estimate:
+    return estimates({"x": data}, (), pooling, method, **more)[0]["x"]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -60,16 +82,62 @@ def test_correlations_are_scipys(method, reference):
     assert Cell(data, "pooled", method).value == pytest.approx(whole, rel=1e-12)
 
 
-@pytest.mark.parametrize("pooling", association.POOLINGS)
-@pytest.mark.parametrize("method", association.METHODS)
-def test_weights_of_tracks_are_tracks_that_occur_so_often(pooling, method):
-    data, counts = made_up(4, 6, seed=3), np.array([2, 0, 1, 3])
-    weighted = Cell(data, pooling, method).weighted(counts.astype(float), np.arange(4))
-    copies = [np.flatnonzero(data.track == t) for t in np.repeat(np.arange(4), counts)]
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("method", METHODS)
+def test_samples_are_tracks_that_occur_so_often(pooling, method):
+    data, counts = made_up(4, 6, seed=3), np.array([[2, 0, 1, 3]])
+    (sampled,) = Cell(data, pooling, method).sampled(counts.astype(float))
+    copies = [np.flatnonzero(data.track == t) for t in np.repeat(np.arange(4), counts[0])]
     place = np.concatenate(copies)
     unit = np.repeat(np.arange(len(copies)), 6)
-    again = Data(data.scores[place], data.ratings[place], unit, unit)
-    assert float(weighted) == pytest.approx(Cell(again, pooling, method).value, rel=1e-12)
+    again = data_of(data.scores[place], data.ratings[place], unit)
+    assert sampled == pytest.approx(Cell(again, pooling, method).value, rel=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clusters_across_tracks_are_stimuli_that_occur_so_often(method):
+    """Systems as clusters: the correlation of a track is that of the systems drawn."""
+    whole = made_up(4, 6, seed=3)
+    data = whole._replace(cluster=np.tile(np.arange(6), 4))
+    counts = np.array([2, 0, 1, 3, 0, 1])
+    (sampled,) = Cell(data, "per_track", method).sampled(counts[None].astype(float))
+    place = np.concatenate([np.repeat(np.arange(6), counts) + 6 * t for t in range(4)])
+    again = data_of(data.scores[place], data.ratings[place], data.unit[place])
+    assert sampled == pytest.approx(Cell(again, "per_track", method).value, rel=1e-12)
+    one, other = estimate(whole, draws=500), estimate(data, draws=500)
+    assert (one.value, one.clusters, other.clusters) == (other.value, 4, 6)
+    assert one[1:3] != other[1:3]
+
+
+def test_ratings_equal_but_for_rounding_are_tied():
+    scores, ratings = np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.3, 0.1 + 0.2, 0.5, 0.7])
+    exact = stats.spearmanr(scores, [0.3, 0.3, 0.5, 0.7])[0]
+    found = correlation_stats.correlation(scores, ratings, "srcc")[0]
+    assert found == pytest.approx(exact, rel=1e-12)
+
+
+def test_memory_is_linear_in_tracks():
+    code = """
+import tracemalloc, numpy as np
+from torch_mapss.evaluation.correlation_stats import Data, estimates
+import scipy.stats
+peaks = []
+for tracks in (200, 2000):
+    unit = np.repeat(np.arange(tracks), 5)
+    rng = np.random.default_rng(0)
+    scores, ratings = rng.normal(size=(2, len(unit)))
+    data = Data(scores, ratings, unit, unit, unit, np.full((len(unit), 2), np.nan))
+    tracemalloc.start()
+    for pooling in ("per_track", "pooled"):
+        estimates({"x": data}, (), pooling, "srcc", draws=200)
+    peaks.append(tracemalloc.get_traced_memory()[1])
+    tracemalloc.stop()
+print(*peaks)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    small, large = map(int, done.stdout.split())
+    assert large < 12 * small
+    assert large < 100e6
 
 
 def test_units_without_enough_to_compare_do_not_count():
@@ -79,16 +147,30 @@ def test_units_without_enough_to_compare_do_not_count():
     kept = usable(data, "per_track")
     assert sorted(set(kept.track)) == [2, 3]
     assert len(usable(data, "pooled").scores) == 14
-    nothing = usable(made_up(1, 2), "per_track")
-    found = association.estimate(Cell(nothing, "per_track", "srcc"))
+    nothing = made_up(1, 2)
+    found = estimate(nothing)
     assert all(math.isnan(v) for v in (found.value, found.low, found.high, found.p))
-    assert "3 systems" in found.reason
+    assert found.reasons == ("1 of 1 tracks and sources: fewer than 3 systems with a score",)
+    # Every reason, also of a correlation that is there.
+    assert estimate(data, draws=20).reasons == (
+        "1 of 4 tracks and sources: fewer than 3 systems with a score",
+        "1 of 4 tracks and sources: scores do not vary",
+        "2 clusters: interval approximate",
+    )
+    data.ratings[:] = 1.0
+    data.scores[:] = 2.0
+    for pooling in POOLINGS:
+        reasons = estimate(data, pooling, draws=20).reasons
+        assert [reason.split(": ")[-1] for reason in reasons] == [
+            "scores do not vary",
+            "ratings do not vary",
+        ]
 
 
 def test_a_measure_that_says_the_same_of_all_is_undefined_when_pooled():
     data = made_up(3, 4)
     data.scores[:] = 0.1 + 0.2
-    for method in association.METHODS:
+    for method in METHODS:
         assert math.isnan(Cell(data, "pooled", method).value)
 
 
@@ -99,84 +181,89 @@ def test_a_measure_that_says_the_same_of_all_is_undefined_when_pooled():
 
 def test_intervals_resample_tracks():
     data = made_up(12, 5, seed=5, sources=2)
-    cell = Cell(data, "per_track", "srcc")
-    found = association.estimate(cell, draws=4000, seed=1)
-    means = cell.values.reshape(12, 2).mean(1)  # both sources of a track go together
+    found = estimate(data, draws=4000, seed=1)
+    units = [data.kept(data.unit == u) for u in range(24)]
+    means = np.array([stats.spearmanr(u.scores, u.ratings)[0] for u in units])
+    means = means.reshape(12, 2).mean(1)  # both sources of a track go together
     expected = stats.bootstrap(
-        (means,), np.mean, n_resamples=4000, method="BCa", rng=np.random.default_rng(7)
+        (means,), np.mean, n_resamples=4000, method="BCa", random_state=np.random.default_rng(7)
     ).confidence_interval
     assert found.low == pytest.approx(expected.low, abs=0.02)
     assert found.high == pytest.approx(expected.high, abs=0.02)
     assert found.low < found.value < found.high
-    assert found.reason == ""
+    assert found.reasons == ()
 
 
 def test_one_track_has_no_interval_and_says_why():
-    found = association.estimate(Cell(made_up(1, 6), "per_track", "srcc"))
+    found = estimate(made_up(1, 6))
     assert math.isfinite(found.value)
     assert math.isnan(found.low)
     assert math.isnan(found.high)
-    assert found.reason.startswith("one track")
-    few = association.estimate(Cell(made_up(4, 6), "per_track", "srcc"))
-    assert few.reason == "4 tracks: interval approximate"
+    assert found.reasons[0].startswith("one cluster")
+    assert estimate(made_up(4, 6)).reasons == ("4 clusters: interval approximate",)
 
 
 def test_tracks_that_agree_have_an_interval_of_no_width():
     ratings = np.tile([1.0, 2.0, 3.0, 4.0], 5)
     unit = np.repeat(np.arange(5), 4)
-    found = association.estimate(Cell(Data(2 * ratings, ratings, unit, unit), "per_track", "pcc"))
-    assert (found.value, found.low, found.high) == (1.0, 1.0, 1.0)
+    assert estimate(data_of(2 * ratings, ratings, unit), method="pcc")[:3] == (1.0, 1.0, 1.0)
 
 
 def test_intervals_cover_what_they_are_of():
-    """Tracks whose correlation is drawn about 0.5: nine in ten 90 % intervals hold the mean."""
+    """Tracks of a known mean correlation: nine in ten 90 % intervals hold it."""
     rng, hits = np.random.default_rng(0), 0
+    unit = np.repeat(np.arange(20), 6)
+    ratings = np.tile(np.arange(6.0), 20)
     for trial in range(120):
-        cell = Cell(made_up(20, 6, seed=trial), "per_track", "srcc")
-        cell.values = 0.5 + rng.uniform(-0.5, 0.5, 20)
-        found = association.estimate(cell, confidence=0.9, draws=300, seed=trial)
-        hits += found.low <= 0.5 <= found.high
-    assert 0.82 * 120 <= hits <= 0.97 * 120
+        scores = np.where(rng.random(20)[:, None] < 0.7, np.arange(6.0), rng.random((20, 6)))
+        found = estimate(
+            data_of(scores.ravel(), ratings, unit), confidence=0.9, draws=300, seed=trial
+        )
+        hits += found.low <= 0.7 <= found.high
+    assert 0.80 * 120 <= hits <= 0.97 * 120
 
 
 def test_p_of_permutations_is_that_of_all_of_them():
     x, m = np.array([1.0, 2.0, 3.0, 4.0, 6.0]), np.array([2.0, 1.0, 4.0, 3.0, 5.0])
     unit = np.zeros(5, dtype=int)
-    cell = Cell(Data(x, m, unit, unit), "per_track", "pcc")
+    cell = Cell(data_of(x, m, unit), "per_track", "pcc")
     every = [np.corrcoef(x, m[list(order)])[0, 1] for order in itertools.permutations(range(5))]
     exact = np.mean(np.abs(every) >= abs(cell.value) - 1e-12)
-    found = association.permutation_p(cell, draws=20000)
+    found = permutation_p(cell, draws=20000)
     assert found == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 20000))
-    assert association.permutation_p(cell, draws=3) >= 0.25  # never 0
+    assert permutation_p(cell, draws=3) >= 0.25  # never 0
 
 
-@pytest.mark.parametrize("pooling", association.POOLINGS)
+@pytest.mark.parametrize("pooling", POOLINGS)
 def test_p_is_uniform_where_nothing_is_to_be_found(pooling):
     rng, found = np.random.default_rng(2), []
     for _ in range(300):
         unit = np.repeat(np.arange(4), 5)
-        data = Data(rng.normal(size=20), rng.normal(size=20), unit, unit)
-        found.append(association.permutation_p(Cell(data, pooling, "srcc"), draws=199))
+        data = data_of(rng.normal(size=20), rng.normal(size=20), unit)
+        found.append(permutation_p(Cell(data, pooling, "srcc"), draws=199))
     assert stats.kstest(found, "uniform").pvalue > 1e-3
     assert np.mean(np.array(found) <= 0.05) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)
+
+
+def difference(one: Data, other: Data, pooling: str, method: str) -> Estimate:
+    return estimates({"a": one, "b": other}, [("a", "b")], pooling, method)[1]["a", "b"]
 
 
 def test_differences_are_paired():
     good = made_up(12, 5, seed=8)
     rng = np.random.default_rng(1)
     bad = good._replace(scores=good.scores + rng.normal(0, 6, len(good.scores)))
-    value, low, high, tracks = association.difference(good, bad, "per_track", "srcc")
+    found = difference(good, bad, "per_track", "srcc")
     cells = [Cell(data, "per_track", "srcc") for data in (good, bad)]
-    assert value == pytest.approx(cells[0].value - cells[1].value)
-    assert low < value < high
-    assert tracks == 12
-    same = association.difference(good, good, "pooled", "pcc")
-    assert same == (0.0, 0.0, 0.0, 12)
+    assert found.value == pytest.approx(cells[0].value - cells[1].value)
+    assert found.low < found.value < found.high
+    assert found.clusters == 12
+    assert difference(good, good, "pooled", "pcc")[:4] == (0.0, 0.0, 0.0, 12)
     bad.scores[bad.track < 4] = math.nan  # compared on what both have
-    value, *_, tracks = association.difference(good, bad, "per_track", "srcc")
-    left = [c.values[c.unit_track >= 4].mean() for c in cells]
-    assert tracks == 8
-    assert value == pytest.approx(left[0] - left[1])
+    found = difference(good, bad, "per_track", "srcc")
+    left = [Cell(d.kept(d.track >= 4), "per_track", "srcc").value for d in (good, bad)]
+    assert found.clusters == 8
+    assert found.value == pytest.approx(left[0] - left[1])
 
 
 # ------------------------------------------------------------------------------------------------
@@ -216,12 +303,9 @@ def test_controls_are_left_out_unless_asked_for():
 def test_what_does_not_meet_is_told():
     ratings = Ratings((rating("A"), rating("B")), True, 2)
     joined = join([output("A", "ref")], ratings)
-    assert joined.notes == (
-        "source 'ref' of the results taken as 'vocals' in 1 track(s); say otherwise with "
-        "--source-map",
-        "1 of 2 ratings have no scored output, e.g. track 't', source 'vocals', system 'B'",
-        "2 rows repeated a stimulus and question, and were averaged",
-    )
+    assert len(joined.notes) == 3
+    for note, part in zip(joined.notes, ("--source-map", "1 of 2 ratings", "2 rows")):
+        assert part in note
     with pytest.raises(ValueError, match=r"tracks 'u'.*ratings tracks 't'.*--source-map"):
         join([output("A", track="u")], ratings)
 
@@ -237,18 +321,57 @@ def test_tables_of_ratings_are_read_and_refused(tmp_path):
     assert not found.has_roles
     assert found.averaged == 1
     for text, columns, said in (
-        ("item,system,mos\nx,A,3\n", None, r"lacks the column\(s\) mean_rating, track"),
-        ("track,system,mean_rating\nx,A,good\n", None, r"line 2: mean_rating must be a number"),
-        ("track,system,mean_rating\n", None, "holds no rating"),
-        ("", None, "is empty. It should be a CSV table"),
-        ("track,system,mean_rating\nx,A,1\n", {"trck": "a"}, "columns must be of"),
-        ("track,system,mean_rating\nx,A,1\n", {"scenario": "z"}, r"lacks the column\(s\) z"),
+        ("item,system,mos\nx,A,3\n", None, r"mean_rating.*--columns|--columns.*mean_rating"),
+        ("track,system,mean_rating\nx,A,good\n", None, "line 2"),
+        ("track,system,mean_rating\nx,A,1\nx,B,\n", None, "line 3"),
+        ("track,system,mean_rating\n", None, "no rating"),
+        ("", None, "empty"),
+        ("track,system,mean_rating\nx,A,1\n", {"trck": "a"}, "columns"),
+        ("track,system,mean_rating\nx,A,1\n", {"scenario": "z"}, "'z'"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=said):
             load_ratings(path, columns)
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(FileNotFoundError):
         load_ratings(tmp_path / "none.csv")
+
+
+TABLE = "track;system;source;mean_rating\nCaf\u00e9;A;vocals;61,5\nCaf\u00e9;B;vocals;48,25\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_tables_of_spreadsheet_programs_are_read(tmp_path, encoding):
+    path = tmp_path / "r.csv"
+    path.write_text(TABLE, encoding=encoding)
+    found = load_ratings(path)
+    assert [(r.track, r.system, r.value) for r in found.rows] == [
+        ("Caf\u00e9", "A", 61.5),
+        ("Caf\u00e9", "B", 48.25),
+    ]
+    path.write_text(TABLE, encoding="cp1252")
+    with pytest.raises(ValueError, match="line 2"):
+        load_ratings(path)
+
+
+def test_names_in_two_unicode_forms_meet(tmp_path):
+    path = tmp_path / "r.csv"
+    path.write_text(TABLE, encoding="utf-8")
+    outputs = [output("A", track="Cafe\u0301"), output("B", track="Cafe\u0301")]
+    assert len(join(outputs, load_ratings(path)).stimuli) == 2
+
+
+def test_clusters_are_a_column_of_the_ratings(tmp_path):
+    path = tmp_path / "r.csv"
+    path.write_text("track,system,talker,mean_rating\nx,A,f1,3\nx,A,f1,4\ny,A,f1,5\n")
+    found = load_ratings(path, cluster="talker")
+    assert [(r.track, r.value, r.cluster) for r in found.rows] == [("x", 3.5, "f1"), ("y", 5, "f1")]
+    assert {r.cluster for r in load_ratings(path, cluster="system").rows} == {"A"}
+    for text in ("x,A,f1,3\nx,A,f2,4\n", "x,A,,3\n"):  # two talkers of one stimulus, or none
+        path.write_text(f"track,system,talker,mean_rating\n{text}")
+        with pytest.raises(ValueError, match="cluster"):
+            load_ratings(path, cluster="talker")
+    with pytest.raises(ValueError, match="condition"):
+        load_ratings(path, cluster="condition")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -269,7 +392,8 @@ def stimuli(tracks: int = 12, systems: int = 5, bounds: bool = True) -> tuple[St
 
 
 def cells(found: Correlation, **wanted: str) -> dict[str, Any]:
-    (row,) = (r for r in found.rows if all(r[k] == v for k, v in wanted.items()))
+    rows = found.rows.to_dict("records")
+    (row,) = (r for r in rows if all(r[k] == v for k, v in wanted.items()))
     return row
 
 
@@ -284,9 +408,13 @@ def test_every_measure_meets_every_question():
     assert row["srcc"] == pytest.approx(-1.0)
     assert (row["tracks"], row["stimuli"]) == (12, 60)
     assert math.isnan(row["srcc_radius"])  # no bounds of it
-    pairs = {(r["measure_a"], r["measure_b"]) for r in found.differences}
-    assert pairs == {("ps", "log_pm"), ("ps", "pesq"), ("log_pm", "pesq")}
-    with pytest.raises(ValueError, match="no stoi in the results"):
+    table = found.differences
+    assert {*zip(table["measure_a"], table["measure_b"])} == {
+        ("ps", "log_pm"),
+        ("ps", "pesq"),
+        ("log_pm", "pesq"),
+    }
+    with pytest.raises(ValueError, match="stoi"):
         correlate_stimuli(Joined(stimuli(), ()), ["stoi"])
 
 
@@ -319,8 +447,8 @@ def test_half_widths_are_those_of_jittered_scores(method, tolerance):
     row = cells(found, question="quality", measure="ps", pooling="per_track")
     here = [s for s in given if s.question == "quality"]
     unit = np.repeat(np.arange(6), 5)
-    data = Data(
-        np.array([s.scores["ps"] for s in here]), np.array([s.rating for s in here]), unit, unit
+    data = data_of(
+        np.array([s.scores["ps"] for s in here]), np.array([s.rating for s in here]), unit
     )
     # PCC's is of first order: 15 % off where jitter is not small.
     assert row[f"{method}_half_width"] == pytest.approx(
@@ -421,16 +549,10 @@ def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
     found = correlate(results, ratings, rivals=[rivals], draws=100)
     assert list(found.labels) == ["ps", "log_pm", "pesq"]
     again = correlate_stimuli(Joined(stimuli(), ()), None, Options(draws=100))
-    for one, other in zip(found.rows, again.rows):
-        for name in ("srcc", "pcc", "srcc_low", "p", "pcc_radius", "srcc_half_width"):
-            assert one[name] == pytest.approx(other[name], nan_ok=True)
+    assert_frame_equal(found.rows, again.rows)
     out = Path(found.save(tmp_path / "new" / "out"))
-    with open(out / "correlations.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(r["question"], r["measure"], r["pooling"]) for r in rows] == [
-        (r["question"], r["measure"], r["pooling"]) for r in found.rows
-    ]
-    assert float(rows[0]["srcc"]) == pytest.approx(found.rows[0]["srcc"])
+    written = pandas.read_csv(out / "correlations.csv", keep_default_na=False, na_values=["nan"])
+    assert_frame_equal(written, found.rows, check_dtype=False, rtol=1e-7)
     page = (out / "correlations.md").read_text(encoding="utf-8")
     assert "## quality" in page
     assert "| PS radius |" in page
@@ -440,9 +562,10 @@ def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
     assert "100.0\\%" in tex
     for question in QUESTIONS:
         assert (out / f"correlations_{question}.png").stat().st_size > 5000
-    with open(out / "stimuli.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == 120
-    assert "log PM" in found.summary()
+    assert len(pandas.read_csv(out / "stimuli.csv")) == 120
+    for shown in (found.summary(), found._repr_html_()):
+        assert "log PM" in shown
+        assert "Intervals resample tracks" in shown
 
 
 def test_results_that_are_none_are_refused(files, tmp_path):
@@ -452,6 +575,38 @@ def test_results_that_are_none_are_refused(files, tmp_path):
     for settings in ({"convention": "printed"}, {"draws": -1}, {"source_correlation": 2.0}):
         with pytest.raises(ValueError, match=next(iter(settings))):
             correlate(files[0], ratings, **settings)
+
+
+def test_every_reason_is_in_the_table():
+    rows = [s for s in stimuli(1) if s.question == "quality"]
+    found = correlate_stimuli(Joined(tuple(rows), ()), ["ps"], Options(draws=0))
+    row = cells(found, pooling="pooled")
+    assert row["reason"] == "no draws: no interval, no p; one cluster: no interval"
+    assert all(reason in found.summary() for reason in row["reason"].split("; "))
+
+
+def test_what_is_resampled_is_said_and_diagnostics_wait_to_be_asked_for():
+    given = tuple(
+        s._replace(cluster=s.system, scores={**s.scores, "log_foreign_distance": 1.0})
+        for s in stimuli()
+    )
+    found = correlate_stimuli(Joined(given, ()), None, Options(draws=50, cluster="system"))
+    assert {*found.rows["cluster"]} == {"system"}
+    assert {*found.rows["clusters"]} == {5}
+    assert "Intervals resample systems" in found.summary()
+    assert list(found.labels) == ["ps", "log_pm", "pesq"]
+    asked = correlate_stimuli(Joined(given, ()), ["log_foreign_distance"], Options(draws=0))
+    assert list(asked.labels) == ["log_foreign_distance"]
+
+
+def test_rivals_that_belong_to_nothing_are_refused(files, tmp_path):
+    rivals = tmp_path / "rivals.csv"
+    rivals.write_text("mixture_id,system,source_index,pesq\nother,s0,0,1.5\n")
+    with pytest.raises(ValueError, match="source_index"):
+        correlate(*files, rivals=[rivals])
+    rivals.write_text("mixture_id,system,source_index,note,pesq\nt0,s0,0,good,bad\nt1,s0,0,,1\n")
+    with pytest.raises(ValueError, match="line 2"):
+        correlate(*files, rivals=[rivals])
 
 
 @pytest.mark.slow
@@ -465,7 +620,7 @@ def test_the_command(files, tmp_path):
     )
     assert made.returncode == 0, made.stderr
     assert "interference" in made.stdout
-    assert "95 % interval over tracks" in made.stdout
+    assert "Intervals resample tracks" in made.stdout
     assert (tmp_path / "c" / "correlations.csv").exists()
     wrong = subprocess.run(
         [sys.executable, "-m", "torch_mapss", *arguments, "--columns", "track=item"],
@@ -473,4 +628,4 @@ def test_the_command(files, tmp_path):
         text=True,
     )
     assert wrong.returncode == 2
-    assert "lacks the column(s) item" in wrong.stderr
+    assert "'item'" in wrong.stderr

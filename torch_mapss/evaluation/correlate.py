@@ -7,7 +7,6 @@ errors of the scores themselves may change (radius and half-width [sec:propagate
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import os
@@ -16,60 +15,39 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torch_mapss.bounds import correlation as propagation
 from torch_mapss.bounds.frames import check_confidence
-from torch_mapss.evaluation import association, correlation_errors, files
-from torch_mapss.evaluation.association import METHODS, POOLINGS, Cell, Data
-from torch_mapss.evaluation.measures import LABELS as _LABELS
-from torch_mapss.evaluation.measures import RANK, columns_of
+from torch_mapss.evaluation import correlation_errors, correlation_tables, io
+from torch_mapss.evaluation.correlation_stats import (
+    LEAST_SYSTEMS,
+    METHODS,
+    POOLINGS,
+    Data,
+    correlation,
+    estimates,
+    usable,
+)
+from torch_mapss.evaluation.measures import COLUMNS as MEASURES
+from torch_mapss.evaluation.measures import label
 from torch_mapss.evaluation.ratings import Joined, Scored, Stimulus, join, load_ratings
 from torch_mapss.evaluation.results import load_results, records
 from torch_mapss.evaluation.significance import holm
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
-MEASURES = ("ps", "ps_pesq", "pm", "log_pm", RANK, "foreign_distance", "log_foreign_distance")
-"""Measures that are correlated, where the results have them."""
-
-LABELS = {**_LABELS, "ps_pesq": "PS (PESQ-like pooling)"}
-BOUNDED = ("ps", "ps_pesq", "pm")
 COLUMNS = (
-    "scenario",
-    "question",
-    "measure",
-    "pooling",
-    "tracks",
-    "sources",
-    "stimuli",
-    "srcc",
-    "srcc_low",
-    "srcc_high",
-    "pcc",
-    "pcc_low",
-    "pcc_high",
-    "p",
-    "p_pcc",
-    "p_holm",
-    "srcc_radius",
-    "srcc_half_width",
-    "pcc_radius",
-    "pcc_half_width",
-    "undefined",
-    "reason",
+    *("scenario", "question", "measure", "pooling", "tracks", "sources", "stimuli"),
+    *("srcc", "srcc_low", "srcc_high", "pcc", "pcc_low", "pcc_high", "p", "p_pcc", "p_holm"),
+    *("srcc_radius", "srcc_half_width", "pcc_radius", "pcc_half_width"),
+    *("cluster", "clusters", "undefined", "reason"),
 )
 DIFFERENCES = (
-    "scenario",
-    "question",
-    "pooling",
-    "method",
-    "measure_a",
-    "measure_b",
-    "tracks",
-    "difference",
-    "low",
-    "high",
+    *("scenario", "question", "pooling", "method", "measure_a", "measure_b"),
+    *("cluster", "clusters", "difference", "low", "high"),
 )
 UNITS = ("scenario", "question", "track", "source", "measure", "systems", "srcc", "pcc")
 
@@ -82,35 +60,57 @@ class Options(NamedTuple):
     seed: int = 0
     convention: str = "derived"  # of radius and half-width: or as printed in the "paper"
     source_correlation: float = 0.0  # ρ_l: of the errors of the sources of one track
+    cluster: str = "track"  # what intervals resample
 
 
 @dataclass(frozen=True, eq=False)
 class Correlation:
     """Correlations with listeners, and the stimuli behind them."""
 
-    rows: tuple[dict[str, Any], ...]  # `COLUMNS`, one per scenario, question, measure, pooling
-    differences: tuple[dict[str, Any], ...]  # `DIFFERENCES`, between measures
-    units: tuple[dict[str, Any], ...]  # `UNITS`, one per track and source
+    rows: DataFrame  # `COLUMNS`, one per scenario, question, measure, pooling
+    differences: DataFrame  # `DIFFERENCES`, between measures
+    units: DataFrame  # `UNITS`, one per track and source
     stimuli: tuple[Stimulus, ...]
     labels: Mapping[str, str]  # measure -> name in tables
     notes: tuple[str, ...]
     options: Options
 
-    def table(self) -> list[dict[str, Any]]:
-        """The rows of ``correlations.csv``, e.g. for ``pandas.DataFrame``."""
-        return [dict(row) for row in self.rows]
-
     def summary(self) -> str:
         """A table for each scenario and question, to print."""
-        from torch_mapss.evaluation import correlation_tables
+        return correlation_tables.text(self._page())
 
-        return correlation_tables.summary(self)
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        return correlation_tables.html(self._page())
+
+    def _page(self) -> correlation_tables.Page:
+        about = [*self.notes, *_assumptions(self.options)]
+        return correlation_tables.Page(self.rows, self.labels, about, self.options.confidence)
 
     def plot(self, question: str | None = None) -> Figure:
-        """Scatter plots of ratings over scores, a panel for each measure; one question's."""
-        from torch_mapss.evaluation import correlation_tables
+        """Scatter plots of ratings over scores, a panel for each measure; one question's.
 
-        return correlation_tables.scatter(self, question)
+        Raises:
+            ImportError: matplotlib is missing.
+            ValueError: no such question.
+        """
+        asked = list(dict.fromkeys(stimulus.question for stimulus in self.stimuli))
+        question = asked[0] if question is None else question
+        if question not in asked:
+            raise ValueError(f"question must be of {', '.join(asked)}, got {question!r}.")
+        rows = self.rows[
+            (self.rows["question"] == question) & (self.rows["pooling"] == "per_track")
+        ]
+        return correlation_tables.scatter(self._stimuli(), rows, self.labels, question)
+
+    def _stimuli(self) -> DataFrame:
+        from pandas import DataFrame
+
+        names = ("scenario", "question", "track", "source", "system", "rating")
+        return DataFrame(
+            [{n: getattr(s, n) for n in names} | dict(s.scores) for s in self.stimuli],
+            columns=[*names, *self.labels],
+        )
 
     def save(self, folder: str | os.PathLike[str]) -> str:
         """Write the tables (CSV, Markdown, LaTeX) and scatter plots to a folder.
@@ -121,9 +121,28 @@ class Correlation:
         Raises:
             ValueError: the folder is a file, or cannot be made.
         """
-        from torch_mapss.evaluation import correlation_tables
+        tables = {
+            "correlations": self.rows,
+            "differences": self.differences,
+            "per_track": self.units,
+            "stimuli": self._stimuli(),
+        }
+        return correlation_tables.save(tables, self._page(), self.plot, folder)
 
-        return correlation_tables.save(self, folder)
+
+def _assumptions(options: Options) -> list[str]:
+    """What intervals resample and what p-values assume."""
+    of = {"track": "tracks", "source": "sources", "system": "systems"}
+    what = of.get(options.cluster, f"{options.cluster} (--cluster)")
+    return [
+        f"Intervals resample {what}: they hold for others like those, and take what was rated "
+        "within each as given",
+        "p per track exchanges the ratings within a track and source: it assumes that its outputs "
+        "are independent of those of other tracks; the same systems in all tracks, or listeners "
+        "who agree on a system, make it too small",
+        "p pooled exchanges all ratings, as if all outputs were independent: too small where "
+        "tracks differ",
+    ]
 
 
 def correlate(
@@ -140,6 +159,7 @@ def correlate(
     seed: int = 0,
     convention: str = "derived",
     source_correlation: float = 0.0,
+    cluster: str = "track",
 ) -> Correlation:
     """Correlate the scores of a results folder with ratings.
 
@@ -151,13 +171,15 @@ def correlate(
         controls: count hidden references and anchors too.
         rivals: CSV files of other measures of the same outputs: ``mixture_id, system,
             source_index`` and one column per measure.
-        measures: only these; all there are by default.
+        measures: only these; all there are by default, but for diagnostics (B, log B).
         confidence: of intervals and half-widths, in (0, 1).
         draws: of bootstrap and permutations; p is at least 1/(draws + 1). 0: none of both.
         seed: of both.
         convention: of radius and half-width of the correlations where the results have bounds:
             ``"derived"``, or ``"paper"`` as printed.
         source_correlation: ρ_l in [-1, 1] of [eq:scenario_halfwidth_pcc].
+        cluster: column of the ratings whose values are resampled by the intervals: "track"
+            (default), "system", "source", or one of the file, e.g. "talker" or "condition".
 
     Returns:
         A :class:`Correlation`.
@@ -165,9 +187,10 @@ def correlate(
     Raises:
         ValueError: files that cannot be read or do not belong together, settings out of range.
     """
-    options = _checked(Options(confidence, draws, seed, convention, source_correlation))
+    options = _checked(Options(confidence, draws, seed, convention, source_correlation, cluster))
     outputs = scored_outputs(results, rivals)
-    joined = join(outputs, load_ratings(ratings, columns), sources=sources, controls=controls)
+    given = load_ratings(ratings, columns, None if cluster == "track" else cluster)
+    joined = join(outputs, given, sources=sources, controls=controls)
     return correlate_stimuli(joined, measures, options)
 
 
@@ -202,50 +225,54 @@ def scored_outputs(
     """
     others: dict[tuple[str, str, str], dict[str, float]] = {}
     for path in rivals:
-        for line in _read(path, ("mixture_id", "system", "source_index")):
-            names = "mixture_id", "system", "source_index", "source"
-            values = {k: _number(v) for k, v in line.items() if k not in names}
-            key = line["mixture_id"], line["system"], line["source_index"]
+        for key, values in _rivals(path).items():
             others.setdefault(key, {}).update(values)
-    found = []
-    rows = records(load_results(results).scores)
-    there = columns_of(MEASURES, rows)
-    for row in rows:
+    found, met = [], 0
+    for row in records(load_results(results).scores):
         if row["status"] == "failed":
             continue
-        scores = {n: _number(row[n]) for n in MEASURES if n in row and n in there}
-        scores |= others.get((row["mixture_id"], row["system"], str(row["source_index"])), {})
+        scores = {name: _finite(row[name]) for name in MEASURES if name in row}
+        key = io.same_name(row["mixture_id"]), io.same_name(row["system"]), str(row["source_index"])
+        met += key in others
         bounds = {
-            name: (_number(row[f"{name}_radius"]), _number(row[f"{name}_tail"]))
-            for name in BOUNDED
-            if row.get(f"{name}_radius") is not None and row.get(f"{name}_tail") is not None
+            name: (_finite(row[f"{name}_radius"]), _finite(row[f"{name}_tail"]))
+            for name in scores
+            if {f"{name}_radius", f"{name}_tail"} <= {*row}
         }
+        scores |= others.get(key, {})
         found.append(Scored(row["mixture_id"], row["system"], row["source"], scores, bounds))
     if not found:
-        raise ValueError(f"{files.shown(results)!r} holds no scored output.")
+        raise ValueError(f"{io.shown(results)!r} holds no scored output.")
+    if others and not met:
+        raise ValueError(
+            f"no row of {io.listed(map(io.shown, rivals))} belongs to an output of "
+            f"{io.shown(results)!r}: mixture_id, system and source_index must be those of its "
+            "scores.csv."
+        )
     return found
 
 
-def _read(path: str | os.PathLike[str], needed: Sequence[str]) -> list[dict[str, str]]:
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in needed if name not in (reader.fieldnames or ())]
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{files.shown(path)!r} cannot be read: {error}.") from None
-    if missing:
-        raise ValueError(f"{files.shown(path)!r} lacks the column(s) {', '.join(missing)}.")
-    return rows
+def _rivals(path: str | os.PathLike[str]) -> dict[tuple[str, str, str], dict[str, float]]:
+    """The measures of a table by mixture, system and source index."""
+    names = ["mixture_id", "system", "source_index"]
+    content = "a table of other measures"
+    words = io.read_table(path, names, content=content)
+    numbers = [
+        column
+        for column in words
+        if column not in (*names, "source") and words[column].str.contains(r"\d").any()
+    ]
+    table = io.read_table(path, names, numbers, content)
+    keys = zip(*(map(io.same_name, table[name].str.strip()) for name in names))
+    return {
+        (mixture, system, index): {name: _finite(value) for name, value in zip(numbers, row)}
+        for (mixture, system, index), row in zip(keys, table[numbers].to_numpy(float))
+    }
 
 
-def _number(cell: str | float | None) -> float:
-    """A finite number, else NaN: an empty cell, ``nan``, or the logarithm of 0."""
-    try:
-        value = math.nan if cell is None or cell == "" else float(cell)
-    except ValueError:
-        return math.nan
-    return value if math.isfinite(value) else math.nan
+def _finite(value: float) -> float:
+    """NaN in place of an infinite number, as the logarithm of 0."""
+    return float(value) if math.isfinite(value) else math.nan
 
 
 # ------------------------------------------------------------------------------------------------
@@ -268,31 +295,34 @@ def correlate_stimuli(
     """
     options = options or Options()
     there = dict.fromkeys(name for stimulus in joined.stimuli for name in stimulus.scores)
-    names = [name for name in MEASURES if name in there]
-    names += [name for name in there if name not in MEASURES]
+    names = [name for name in (*MEASURES, *there) if name in there]
+    names = list(dict.fromkeys(names))
     if measures is not None:
         unknown = [name for name in measures if name not in there]
         if unknown:
             raise ValueError(
-                f"no {', '.join(unknown)} in the results; they have {', '.join(names)}."
+                f"measures has {', '.join(unknown)}, which the results lack; they have "
+                f"{', '.join(names)}."
             )
         names = list(measures)
+    else:
+        names = [name for name in names if name not in MEASURES or not MEASURES[name].diagnostic]
+    from pandas import DataFrame
+
     rows, differences, units = [], [], []
     for scenario, question, stimuli in grouped(joined.stimuli):
         where = {"scenario": scenario, "question": question}
-        data = {name: data_of(stimuli, name) for name in names}
+        data = {name: _data(stimuli, name) for name in names}
         for pooling in POOLINGS:
-            here = [_row(where, stimuli, name, pooling, data[name], options) for name in names]
-            for row, p in zip(here, holm(np.array([row["p"] for row in here]))):
-                row["p_holm"] = float(p)
+            here, between = _correlated(where, data, pooling, options)
             rows += here
-            differences += _differences(where, pooling, data, options)
-        units += [unit for name in names for unit in _units(where, stimuli, name, data[name])]
-    labels = {name: LABELS.get(name, name) for name in names}
+            differences += between
+        units += _units(where, stimuli, data)
+    labels = {name: label(name, unit=False) if name in MEASURES else name for name in names}
     return Correlation(
-        tuple(rows),
-        tuple(differences),
-        tuple(units),
+        DataFrame(rows, columns=COLUMNS),
+        DataFrame(differences, columns=DIFFERENCES),
+        DataFrame(units, columns=UNITS),
         joined.stimuli,
         labels,
         joined.notes,
@@ -308,89 +338,82 @@ def grouped(stimuli: Sequence[Stimulus]) -> list[tuple[str, str, list[Stimulus]]
     return [(*key, group) for key, group in found.items()]
 
 
-def data_of(stimuli: Sequence[Stimulus], measure: str) -> Data:
+def _data(stimuli: Sequence[Stimulus], measure: str) -> Data:
     """Scores and ratings as arrays."""
-    tracks = {name: k for k, name in enumerate(dict.fromkeys(s.track for s in stimuli))}
-    units = {key: k for k, key in enumerate(dict.fromkeys((s.track, s.source) for s in stimuli))}
+
+    def places(keys: Sequence[Any]) -> NDArray[np.int64]:
+        numbers = {key: k for k, key in enumerate(dict.fromkeys(keys))}
+        return np.array([numbers[key] for key in keys])
+
     return Data(
-        np.array([s.scores.get(measure, math.nan) for s in stimuli]),
-        np.array([s.rating for s in stimuli]),
-        np.array([units[s.track, s.source] for s in stimuli]),
-        np.array([tracks[s.track] for s in stimuli]),
+        scores=np.array([s.scores.get(measure, math.nan) for s in stimuli]),
+        ratings=np.array([s.rating for s in stimuli]),
+        unit=places([(s.track, s.source) for s in stimuli]),
+        track=places([s.track for s in stimuli]),
+        cluster=places([s.cluster or s.track for s in stimuli]),
+        bounds=np.array([s.bounds.get(measure, (math.nan, math.nan)) for s in stimuli]),
     )
 
 
-def _row(
-    where: Mapping[str, str],
-    stimuli: Sequence[Stimulus],
-    measure: str,
-    pooling: str,
-    data: Data,
-    options: Options,
-) -> dict[str, Any]:
-    kept = association.usable(data, pooling)
-    row: dict[str, Any] = {**where, "measure": measure, "pooling": pooling}
-    row |= {"tracks": len(np.unique(kept.track)), "sources": len(np.unique(kept.unit))}
-    row |= {"stimuli": len(kept.scores), "undefined": len(data.scores) - len(kept.scores)}
+def _correlated(
+    where: Mapping[str, str], data: Mapping[str, Data], pooling: str, options: Options
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of ``correlations.csv`` and of ``differences.csv`` of one question and pooling."""
+    about = {**where, "pooling": pooling, "cluster": options.cluster}
+    rows, differences = {}, []
+    for name, one in data.items():
+        kept = usable(one, pooling)
+        rows[name] = {**about, "measure": name, "tracks": len(np.unique(kept.track))}
+        rows[name] |= {"sources": len(np.unique(kept.unit)), "stimuli": len(kept.scores)}
+        rows[name] |= {"undefined": len(one.scores) - len(kept.scores), "reason": {}}
+        rows[name] |= correlation_errors.propagated(
+            kept,
+            pooling,
+            confidence=options.confidence,
+            convention=options.convention,
+            rho=options.source_correlation,
+            seed=options.seed,
+        )
+    pairs = [(a, b) for a, b in itertools.combinations(data, 2) if {a, b} & {*MEASURES}]
     for method, p in zip(METHODS, ("p", "p_pcc")):
-        found = association.estimate(
-            Cell(kept, pooling, method),
+        made, between = estimates(
+            data,
+            pairs if options.draws else (),
+            pooling,
+            method,
             confidence=options.confidence,
             draws=options.draws,
             seed=options.seed,
         )
-        row |= {method: found.value, f"{method}_low": found.low, f"{method}_high": found.high}
-        row |= {p: found.p, "reason": found.reason}
-    bounds = np.array([s.bounds.get(measure, (math.nan, math.nan)) for s in stimuli])
-    return row | correlation_errors.propagated(
-        data,
-        bounds,
-        np.isin(data.unit, kept.unit) & np.isfinite(data.scores),
-        pooling,
-        confidence=options.confidence,
-        convention=options.convention,
-        rho=options.source_correlation,
-        seed=options.seed,
-    )
-
-
-def _differences(
-    where: Mapping[str, str], pooling: str, data: Mapping[str, Data], options: Options
-) -> list[dict[str, Any]]:
-    """Every measure of this library against every other one."""
-    found: list[dict[str, Any]] = []
-    if options.draws < 1:
-        return found
-    for a, b in itertools.combinations(data, 2):
-        if a not in MEASURES and b not in MEASURES:
-            continue
-        for method in METHODS:
-            value, low, high, tracks = association.difference(
-                data[a],
-                data[b],
-                pooling,
-                method,
-                confidence=options.confidence,
-                draws=min(options.draws, 1000),
-                seed=options.seed,
-            )
-            row = {**where, "pooling": pooling, "method": method, "measure_a": a, "measure_b": b}
-            found.append({**row, "tracks": tracks, "difference": value, "low": low, "high": high})
-    return found
+        for name, found in made.items():
+            row = rows[name]
+            row |= {method: found.value, f"{method}_low": found.low, f"{method}_high": found.high}
+            row |= {p: found.p, "clusters": found.clusters}
+            row["reason"] |= dict.fromkeys(found.reasons)
+        for (a, b), found in between.items():
+            row = {**about, "method": method, "measure_a": a, "measure_b": b}
+            row |= {"clusters": found.clusters, "difference": found.value}
+            differences.append({**row, "low": found.low, "high": found.high})
+    for row, adjusted in zip(rows.values(), holm(np.array([row["p"] for row in rows.values()]))):
+        row |= {"p_holm": adjusted, "reason": "; ".join(row["reason"])}
+    return list(rows.values()), differences
 
 
 def _units(
-    where: Mapping[str, str], stimuli: Sequence[Stimulus], measure: str, data: Data
+    where: Mapping[str, str], stimuli: Sequence[Stimulus], data: Mapping[str, Data]
 ) -> list[dict[str, Any]]:
     """The correlation of every track and source."""
-    names = {int(u): (s.track, s.source) for u, s in zip(data.unit, stimuli)}
     found = []
-    for unit, (track, source) in names.items():
-        here = (data.unit == unit) & np.isfinite(data.scores)
-        values = data.scores[here], data.ratings[here]
-        both = {m: association.correlation(*values, m) for m in METHODS}
-        if here.sum() < association.LEAST_SYSTEMS:
-            both = dict.fromkeys(METHODS, math.nan)
-        row = {**where, "track": track, "source": source, "measure": measure}
-        found.append({**row, "systems": int(here.sum()), **both})
+    for name, one in data.items():
+        names = {int(u): (s.track, s.source) for u, s in zip(one.unit, stimuli)}
+        for unit, (track, source) in names.items():
+            own = one.kept((one.unit == unit) & np.isfinite(one.scores))
+            row = {**where, "track": track, "source": source, "measure": name}
+            values = {
+                method: float(correlation(own.scores, own.ratings, method)[0])
+                if len(own.scores) >= LEAST_SYSTEMS
+                else math.nan
+                for method in METHODS
+            }
+            found.append({**row, "systems": len(own.scores), **values})
     return found

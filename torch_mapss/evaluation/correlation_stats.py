@@ -19,7 +19,7 @@ Ranks are average ranks; numbers equal but for rounding are tied
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +42,9 @@ class Data(NamedTuple):
     scores: _Array  # (n,) NaN where undefined
     ratings: _Array  # (n,)
     unit: _Array  # (n,) index of the track and source
+    track: _Array  # (n,) index of the track
     cluster: _Array  # (n,) index of what is resampled
+    bounds: _Array  # (n, 2) radius and half-width of each score, NaN without
 
     def kept(self, keep: _Array) -> Data:
         """Some of the stimuli."""
@@ -56,19 +58,27 @@ class Estimate(NamedTuple):
     low: float
     high: float
     clusters: int
+    p: float = math.nan  # of permutations, of a correlation alone
     reasons: tuple[str, ...] = ()  # why something is NaN or approximate
 
 
 def usable(data: Data, pooling: str) -> Data:
     """The stimuli that count: with a score, and per track with enough others to be compared to."""
-    keep = np.isfinite(data.scores) & np.isfinite(data.ratings)
-    if pooling == "per_track":
-        for unit in np.unique(data.unit):
-            here = keep & (data.unit == unit)
-            values = data.scores[here], data.ratings[here]
-            if here.sum() < LEAST_SYSTEMS or any(map(is_constant, values)):
-                keep &= data.unit != unit
+    data = data.kept(np.isfinite(data.scores) & np.isfinite(data.ratings))
+    if pooling == "pooled":
+        return data
+    keep = np.ones(len(data.unit), dtype=bool)
+    for part in parts_of(data.unit):
+        few = len(part) < LEAST_SYSTEMS
+        keep[part] = not (few or is_constant(data.scores[part]) or is_constant(data.ratings[part]))
     return data.kept(keep)
+
+
+def parts_of(unit: _Array) -> list[_Array]:
+    """The places of every unit."""
+    order = np.argsort(unit, kind="stable")
+    cuts = np.flatnonzero(np.diff(unit[order])) + 1
+    return np.split(order, cuts) if len(unit) else []
 
 
 # ------------------------------------------------------------------------------------------------
@@ -125,11 +135,8 @@ class Cell:
     def __init__(self, data: Data, pooling: str, method: str) -> None:
         self.data, self.method = data, method
         self.clusters, self._place = np.unique(data.cluster, return_inverse=True)
-        units = np.unique(data.unit) if pooling == "per_track" else [None]
-        self.parts = [
-            np.arange(len(data.unit)) if unit is None else np.flatnonzero(data.unit == unit)
-            for unit in units
-        ]
+        every = [np.arange(len(data.unit))]
+        self.parts = parts_of(data.unit) if pooling == "per_track" else every
         self._values = np.array([self._of(part)[0] for part in self.parts])
         # A unit within one cluster is drawn as a whole, and its correlation stays what it is.
         self._whole = pooling == "per_track" and all(
@@ -176,85 +183,104 @@ def estimates(
         data: one measure each of the same stimuli, in order.
         pairs: names of measures; a difference is over what both have.
         pooling, method: as of :class:`Cell`.
-        confidence, draws, seed: of the bootstrap, whose samples all of them share; 0 draws: none.
+        confidence, draws, seed: of the bootstrap, whose samples all of them share, and of the
+            permutations; 0 draws: none.
 
     Returns:
         By measure, and by pair; what is undefined is NaN, with the reasons.
     """
     cells = {name: Cell(usable(one, pooling), pooling, method) for name, one in data.items()}
-    statistics: dict[Any, list[Cell]] = {name: [cell] for name, cell in cells.items()}
+    wanted: dict[Any, tuple[Cell, ...]] = {name: (cell,) for name, cell in cells.items()}
     for a, b in pairs:
-        statistics[a, b] = _on_both(data[a], data[b], pooling, method)
-    found = {}
-    together: dict[bytes, list[Any]] = {}  # what has the same clusters is resampled at once
-    for key, of in statistics.items():
-        value = of[0].value - (of[1].value if len(of) > 1 else 0.0)
-        count = len(of[0].clusters)
-        found[key] = Estimate(
-            value, math.nan, math.nan, count, _reasons(value, count, draws, pooling)
+        parts = _on_both(data[a], data[b], pooling)
+        wanted[a, b] = tuple(
+            cells[name]
+            if len(part.unit) == len(cells[name].data.unit)
+            else Cell(part, pooling, method)
+            for name, part in zip((a, b), parts)
         )
+    found: dict[Any, Estimate] = {}
+    together: dict[bytes, list[Any]] = {}  # what has the same clusters is resampled at once
+    for key, of in wanted.items():
+        value, count = float(_difference([cell.value for cell in of])), len(of[0].clusters)
+        reasons = () if isinstance(key, tuple) else tuple(_left_out(data[key], pooling))
+        reasons += tuple(_limits(count, draws)) if math.isfinite(value) else ()
+        p = permutation_p(of[0], draws=draws, seed=seed) if len(of) == 1 else math.nan
+        found[key] = Estimate(value, math.nan, math.nan, count, p, reasons)
         if math.isfinite(value) and count > 1 and draws > 0:
             together.setdefault(of[0].clusters.tobytes(), []).append(key)
     for keys in together.values():
-        for key, low, high in zip(
-            keys, *_intervals([statistics[k] for k in keys], confidence, draws, seed)
-        ):
-            known = found[key]
+        ends = _intervals([wanted[key] for key in keys], confidence, draws, seed)
+        for key, low, high in zip(keys, *ends):
+            found[key] = found[key]._replace(low=float(low), high=float(high))
             if not (math.isfinite(low) and math.isfinite(high)):
-                known = known._replace(reasons=("too few for an interval",))
-            found[key] = known._replace(low=float(low), high=float(high))
+                reason = "no interval: undefined in some samples of clusters"
+                found[key] = found[key]._replace(reasons=(*found[key].reasons, reason))
     return {name: found[name] for name in data}, {pair: found[pair] for pair in pairs}
 
 
-def _on_both(one: Data, other: Data, pooling: str, method: str) -> list[Cell]:
+def _difference(values: Sequence[Any]) -> Any:
+    """The value itself of one measure, the difference of two."""
+    return values[0] - values[1] if len(values) > 1 else values[0]
+
+
+def _on_both(one: Data, other: Data, pooling: str) -> list[Data]:
     """Two measures on the stimuli and units that both have."""
     both = np.isfinite(one.scores) & np.isfinite(other.scores)
     parts = [usable(data.kept(both), pooling) for data in (one, other)]
     if pooling == "per_track":
         shared = np.intersect1d(parts[0].unit, parts[1].unit)
         parts = [data.kept(np.isin(data.unit, shared)) for data in parts]
-    return [Cell(data, pooling, method) for data in parts]
+    return parts
 
 
 def _intervals(
-    statistics: Sequence[Sequence[Cell]], confidence: float, draws: int, seed: int
+    wanted: Sequence[tuple[Cell, ...]], confidence: float, draws: int, seed: int
 ) -> tuple[_Array, _Array]:
     """(K,) ends of the intervals of correlations or their differences over the same clusters."""
+    cells = {id(cell): cell for of in wanted for cell in of}
 
     def sampled(times: _Array) -> _Array:
-        return np.stack(
-            [
-                np.subtract(*made) if len(made) > 1 else made[0]
-                for made in ([cell.sampled(times) for cell in of] for of in statistics)
-            ]
-        )
+        made = {key: cell.sampled(times) for key, cell in cells.items()}
+        return np.stack([_difference([made[id(cell)] for cell in of]) for of in wanted])
 
-    first = statistics[0][0]
-    size = max(len(cell.data.scores) for of in statistics for cell in of)
     return bca(
         sampled,
-        len(first.clusters),
+        len(wanted[0][0].clusters),
         confidence=confidence,
         draws=draws,
         seed=seed,
-        size=size,
+        size=max(len(cell.data.unit) for cell in cells.values()),
         scale=1.0,
     )
 
 
-def _reasons(value: float, clusters: int, draws: int, pooling: str) -> tuple[str, ...]:
-    if not math.isfinite(value):
-        if pooling == "pooled":
-            return ("scores or ratings do not vary, or fewer than two are there",)
-        return (
-            f"no track and source with {LEAST_SYSTEMS} systems or more whose scores and ratings "
-            "vary",
-        )
+def _left_out(data: Data, pooling: str) -> Iterator[str]:
+    """Why stimuli with a rating do not count, every reason."""
+    defined = data.kept(np.isfinite(data.scores) & np.isfinite(data.ratings))
+    units = len(np.unique(data.unit))
+    parts = [np.arange(len(defined.unit))] if pooling == "pooled" else parts_of(defined.unit)
+    enough = [p for p in parts if len(p) >= (2 if pooling == "pooled" else LEAST_SYSTEMS)]
+    of = "" if pooling == "pooled" else f"{{}} of {units} tracks and sources: "
+    few = (1 if pooling == "pooled" else units) - len(enough)
+    if few:
+        what = "stimuli" if pooling == "pooled" else "systems"
+        least = 2 if pooling == "pooled" else LEAST_SYSTEMS
+        yield f"{of.format(few)}fewer than {least} {what} with a score"
+    for name, values in (("scores", defined.scores), ("ratings", defined.ratings)):
+        same = sum(is_constant(values[part]) for part in enough)
+        if same:
+            yield f"{of.format(same)}{name} do not vary"
+
+
+def _limits(clusters: int, draws: int) -> Iterator[str]:
+    """What a correlation over so many clusters lacks, every reason."""
     if draws < 1:
-        return ("no draws: no interval, no p",)
+        yield "no draws: no interval, no p"
     if clusters < 2:
-        return ("one cluster: no interval",)
-    return (f"{clusters} clusters: interval approximate",) if clusters < FEW_CLUSTERS else ()
+        yield "one cluster: no interval"
+    elif draws > 0 and clusters < FEW_CLUSTERS:
+        yield f"{clusters} clusters: interval approximate"
 
 
 def permutation_p(cell: Cell, *, draws: int = 2000, seed: int = 0) -> float:

@@ -1,26 +1,85 @@
-"""Correlations as tables (text, CSV, Markdown, LaTeX) and scatter plots."""
+"""Correlations as tables (text, Markdown, LaTeX, HTML) and scatter plots."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from torch_mapss.evaluation import files
-from torch_mapss.evaluation.correlate import COLUMNS, DIFFERENCES, UNITS, Correlation, grouped
-from torch_mapss.evaluation.measures import RANK, rank_meaning
+from torch_mapss.evaluation import io
+from torch_mapss.evaluation.plots import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 _DASH = "–"
 # Scores that reach so many times their median are drawn on a logarithmic axis.
 _WIDE = 30.0
 HEADER = ("measure", "SRCC", "PCC", "p (Holm)", "pooled SRCC", "PCC", "n")
+ERRORS = ("error of the correlation", "SRCC", "PCC")
+_Table = tuple[Sequence[str], list[list[str]]]
+
+
+class Page(NamedTuple):
+    """What all tables are made of."""
+
+    rows: DataFrame  # of correlations.csv
+    labels: Mapping[str, str]  # measure -> name
+    about: Sequence[str]  # sentences on how it was made
+    confidence: float
+
+    def tables(self) -> Iterator[tuple[str, list[_Table]]]:
+        """The title and the tables, in %, of every scenario and question."""
+        for (scenario, question), rows in self.rows.groupby(["scenario", "question"], sort=False):
+            own = rows[rows["pooling"] == "per_track"].set_index("measure")
+            pooled = rows[rows["pooling"] == "pooled"].set_index("measure")
+            lines = [
+                [self.labels[name], *(_with_interval(row, m) for m in ("srcc", "pcc"))]
+                + [_p(row["p_holm"]), *(_percent(pooled.loc[name, m]) for m in ("srcc", "pcc"))]
+                + [str(pooled.loc[name, "stimuli"])]
+                for name, row in own.iterrows()
+            ]
+            errors = [
+                [
+                    f"{self.labels[name]} {word}",
+                    *(_percent(row[f"{m}_{part}"]) for m in ("srcc", "pcc")),
+                ]
+                for name, row in own[own["srcc_radius"].notna()].iterrows()
+                for part, word in (("radius", "radius"), ("half_width", "half-width"))
+            ]
+            found = [(HEADER, lines), *([(ERRORS, errors)] if errors else [])]
+            yield _title(scenario, question), found
+
+    def notes(self) -> list[str]:
+        """What a reader of the tables must know, sentence by sentence."""
+        level = f"{100 * self.confidence:g} %"
+        reasons: dict[str, list[str]] = {}
+        for row in self.rows[self.rows["reason"] != ""].to_dict("records"):
+            for reason in row["reason"].split("; "):
+                key = f"{_title(row['scenario'], row['question'])}: {reason}"
+                reasons.setdefault(key, []).append(
+                    f"{self.labels[row['measure']]} ({row['pooling']})"
+                )
+        every = 2 * len(self.labels)
+        return [
+            "Correlations in %, over the systems of a track and source, averaged, with the "
+            f"{level} interval; pooled: over all n stimuli at once; p corrected for the number of "
+            "measures (Holm)",
+            *self.about,
+            *(
+                reason if len(names) == every else f"{reason} ({', '.join(names)})"
+                for reason, names in reasons.items()
+            ),
+        ]
+
+
+def _title(scenario: str, question: str) -> str:
+    return question if scenario == "all" else f"{question}, {scenario}"
 
 
 def _percent(value: float) -> str:
@@ -30,7 +89,7 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f}" if abs(value) < 10.0 else f"{100 * value:.0e}"
 
 
-def _with_interval(row: dict[str, Any], method: str) -> str:
+def _with_interval(row: Any, method: str) -> str:
     value, low, high = (row[name] for name in (method, f"{method}_low", f"{method}_high"))
     if math.isnan(low):
         return _percent(value)
@@ -43,228 +102,144 @@ def _p(value: float) -> str:
     return f"{value:.3f}" if value >= 0.001 else "<0.001"
 
 
-def groups_of(found: Correlation) -> list[tuple[str, str]]:
-    """Scenario and question of each table, in order."""
-    return list(dict.fromkeys((row["scenario"], row["question"]) for row in found.rows))
+# ------------------------------------------------------------------------------------------------
+# In several languages
+# ------------------------------------------------------------------------------------------------
 
 
-def lines_of(found: Correlation, scenario: str, question: str) -> list[list[str]]:
-    """One line per measure under `HEADER`, correlations in %."""
-    rows: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in found.rows:
-        if (row["scenario"], row["question"]) == (scenario, question):
-            rows.setdefault(row["measure"], {})[row["pooling"]] = row
-    lines = []
-    for measure, both in rows.items():
-        track, pooled = both["per_track"], both["pooled"]
-        cells = [found.labels[measure], *(_with_interval(track, m) for m in ("srcc", "pcc"))]
-        cells += [_p(track["p_holm"]), *(_percent(pooled[m]) for m in ("srcc", "pcc"))]
-        lines.append([*cells, str(pooled["stimuli"])])
-    return lines
+def text(page: Page) -> str:
+    """The tables for a terminal."""
+    parts = []
+    for title, tables in page.tables():
+        parts += [title, ""]
+        parts += [part for table in tables for part in (io.text_table(*table), "")]
+    return "\n".join([*parts, *(line for note in page.notes() for line in io.wrapped(f"{note}."))])
 
 
-def errors_of(found: Correlation, scenario: str, question: str) -> list[list[str]]:
-    """Radius and half-width of each bounded measure, per track, in %: [tab:ci_merged_like_main]."""
-    lines = []
-    for row in found.rows:
-        here = (row["scenario"], row["question"]) == (scenario, question)
-        if here and row["pooling"] == "per_track" and not math.isnan(row["srcc_radius"]):
-            for part, name in (("radius", "radius"), ("half_width", "half-width")):
-                cells = [_percent(row[f"{method}_{part}"]) for method in ("srcc", "pcc")]
-                lines.append([f"{found.labels[row['measure']]} {name}", *cells])
-    return lines
+def html(page: Page) -> str:
+    """The tables for a notebook."""
+    from html import escape
+
+    from pandas import DataFrame
+
+    parts = []
+    for title, tables in page.tables():
+        parts.append(f"<h4>{escape(title)}</h4>")
+        parts += [DataFrame(cells, columns=head).to_html(index=False) for head, cells in tables]
+    return "".join([*parts, *(f"<p>{escape(note)}.</p>" for note in page.notes())])
 
 
-def summary(found: Correlation) -> str:
-    """The tables of all scenarios and questions as text."""
-    level = f"{100 * found.options.confidence:g} %"
-    text: list[str] = []
-    for scenario, question in groups_of(found):
-        text += [_title(scenario, question), ""]
-        text += [files.text_table(HEADER, lines_of(found, scenario, question)), ""]
-        errors = errors_of(found, scenario, question)
-        if errors:
-            text += [files.text_table(("error of the correlation", "SRCC", "PCC"), errors), ""]
-    text += [
-        "Correlations in %, over the systems of a track and source, averaged; in brackets the "
-        f"{level} interval over tracks;",
-        "p of permutations within tracks, corrected for the number of measures. pooled: over all "
-        "n stimuli at once.",
-    ]
-    text += [line for sentence in _ranks(found) for line in files.wrapped(sentence)]
-    text += [f"Note: {note}." for note in (*found.notes, *_reasons(found))]
-    return "\n".join(text)
-
-
-def _ranks(found: Correlation) -> list[str]:
-    """What PM's rank is, where it is correlated."""
-    return [rank_meaning()] if RANK in found.labels else []
-
-
-def _title(scenario: str, question: str) -> str:
-    return question if scenario == "all" else f"{question}, {scenario}"
-
-
-def _reasons(found: Correlation) -> list[str]:
-    """What stands beside several rows, told once for each question."""
-    told: dict[str, list[str]] = {}
-    for row in found.rows:
-        if row["reason"]:
-            where = _title(row["scenario"], row["question"])
-            name = f"{found.labels[row['measure']]} ({row['pooling']})"
-            told.setdefault(f"{where}: {row['reason']}", []).append(name)
-    every = len(found.labels)
-    return [
-        reason if len(names) >= every else f"{reason} ({', '.join(names)})"
-        for reason, names in told.items()
-    ]
-
-
-def markdown(found: Correlation) -> str:
+def markdown(page: Page) -> str:
     """All tables as a Markdown page."""
-    text = ["# Correlation with listeners", ""]
-    for scenario, question in groups_of(found):
-        text += [f"## {_title(scenario, question)}", ""]
-        text += [_markdown(HEADER, lines_of(found, scenario, question)), ""]
-        errors = errors_of(found, scenario, question)
-        if errors:
-            text += [_markdown(("error of the correlation", "SRCC", "PCC"), errors), ""]
-    text += [
-        "In %; over the systems of a track and source, averaged, with the "
-        f"{100 * found.options.confidence:g} % interval over tracks; p of permutations within "
-        "tracks, corrected (Holm). Pooled: over all n stimuli at once.",
-        "",
-    ]
-    text += [line for sentence in _ranks(found) for line in (sentence, "")]
-    notes = (*found.notes, *_reasons(found))
-    return "\n".join([*text, *(f"- {note}." for note in notes)])
+    parts = ["# Correlation with listeners", ""]
+    for title, tables in page.tables():
+        parts += [f"## {title}", ""]
+        for header, cells in tables:  # by hand: pandas needs another package for it
+            lines = [header, ["---"] * len(header), *cells]
+            escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+            parts += [*(f"| {' | '.join(line)} |" for line in escaped), ""]
+    return "\n".join([*parts, *(f"- {note}." for note in page.notes()), ""])
 
 
-def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    table = [list(header), ["---"] * len(header), *map(list, lines)]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table
-    )
-
-
-def latex(found: Correlation, question: str) -> str:
+def latex(page: Page, question: str) -> str:
     """A question's table as the paper lays it out: SRCC and PCC of every scenario side by side."""
-    scenarios = [scenario for scenario, asked in groups_of(found) if asked == question]
-    rows: dict[str, list[str]] = {}
-    for scenario in scenarios:
-        for row in found.rows:
-            if (row["scenario"], row["question"]) != (scenario, question):
-                continue
-            if row["pooling"] == "per_track":
-                cells = [
-                    f"{_percent(row[m])}\\%".replace(f"{_DASH}\\%", "--") for m in ("srcc", "pcc")
-                ]
-                rows.setdefault(row["measure"], []).extend(cells)
+    rows = page.rows[(page.rows["question"] == question) & (page.rows["pooling"] == "per_track")]
+    scenarios = list(rows["scenario"].unique())
+    values = rows.set_index(["measure", "scenario"])
     heads = [rf"\multicolumn{{2}}{{c}}{{{_tex(name)}}}" for name in scenarios]
     lines = [
         rf"% {_one_line(question)}",
         rf"\begin{{tabular}}{{l{'cc' * len(scenarios)}}}",
         r"\toprule",
-        " & " + " & ".join(heads) + r" \\",
+        " & ".join(["", *heads]) + r" \\",
         r"\textbf{Measure}" + r" & \textbf{SRCC} & \textbf{PCC}" * len(scenarios) + r" \\",
         r"\midrule",
-        *(" & ".join([_tex(found.labels[m]), *cells]) + r" \\" for m, cells in rows.items()),
-        r"\bottomrule",
-        r"\end{tabular}",
     ]
-    return "\n".join(lines) + "\n"
+    for measure in rows["measure"].unique():
+        cells = [_tex(page.labels[measure])]
+        for scenario in scenarios:
+            found = (_percent(values.loc[(measure, scenario), name]) for name in ("srcc", "pcc"))
+            cells += ["--" if value == _DASH else rf"{value}\%" for value in found]
+        lines.append(" & ".join(cells) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _SPECIAL |= {sign: "\\" + sign for sign in "&%$#_{}"}
 
 
-def _tex(text: str) -> str:
-    return "".join(_SPECIAL.get(sign, sign) for sign in _one_line(text))
+def _tex(words: str) -> str:
+    return "".join(_SPECIAL.get(sign, sign) for sign in _one_line(words))
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _one_line(words: str) -> str:
+    return " ".join(words.split())
 
 
-def scatter(found: Correlation, question: str | None = None) -> Figure:
-    """Ratings over scores, a panel for each measure, a colour for each track.
+# ------------------------------------------------------------------------------------------------
+# Figures and files
+# ------------------------------------------------------------------------------------------------
 
-    Raises:
-        ImportError: matplotlib is missing.
-        ValueError: no such question.
+
+def scatter(
+    stimuli: DataFrame, rows: DataFrame, labels: Mapping[str, str], question: str
+) -> Figure:
+    """Ratings over scores, a panel for each scenario and measure, a colour for each track.
+
+    Args:
+        stimuli: of ``stimuli.csv``.
+        rows: of ``correlations.csv``, of the question, per track: one per panel.
+        labels: measure -> name.
+        question: to draw.
     """
-    from torch_mapss.evaluation.plots import new_figure
-
-    asked = list(dict.fromkeys(stimulus.question for stimulus in found.stimuli))
-    question = asked[0] if question is None else question
-    if question not in asked:
-        raise ValueError(f"question must be of {', '.join(asked)}, got {question!r}.")
-    groups = [group for group in grouped(found.stimuli) if group[1] == question]
-    panels = [(scenario, s, name) for scenario, _, s in groups for name in found.labels]
-    columns = min(len(found.labels), 4)
-    lines = -(-len(panels) // columns)
+    columns = min(len(labels), 4)
+    lines = -(-len(rows) // columns)
     figure = new_figure(3.1 * columns, 2.8 * lines + 0.3)
     axes = figure.subplots(lines, columns, squeeze=False, sharey=True)
-    for axis, panel in zip(axes.flat, panels):
-        _draw(axis, found, question, *panel)
-    for axis in axes.flat[len(panels) :]:
+    for axis, row in zip(axes.flat, rows.to_dict("records")):
+        here = (stimuli["question"] == question) & (stimuli["scenario"] == row["scenario"])
+        _draw(axis, stimuli[here], labels[row["measure"]], row)
+    for axis in axes.flat[len(rows) :]:
         axis.remove()
     for line in axes:
         line[0].set_ylabel(f"rating: {question}")
     return figure
 
 
-def _draw(
-    axis: Any, found: Correlation, question: str, scenario: str, stimuli: Any, measure: str
-) -> None:
-    tracks = {name: k for k, name in enumerate(dict.fromkeys(s.track for s in stimuli))}
-    points = [
-        (s.scores[measure], s.rating, tracks[s.track] / max(len(tracks), 1))
-        for s in stimuli
-        if not math.isnan(s.scores.get(measure, math.nan))
-    ]
-    if points:
-        x, y, colours = zip(*points)
-        axis.scatter(x, y, c=colours, cmap="turbo", vmin=0, vmax=1, s=12, alpha=0.8)
-    keys = scenario, question, measure
-    (row,) = (
-        row
-        for row in found.rows
-        if (row["scenario"], row["question"], row["measure"]) == keys
-        and row["pooling"] == "per_track"
-    )
-    name = found.labels[measure] if scenario == "all" else f"{found.labels[measure]}, {scenario}"
-    axis.set_title(f"{name}\nSRCC {_percent(row['srcc'])}, PCC {_percent(row['pcc'])}", fontsize=9)
-    if points and max(map(abs, x)) > _WIDE * max(np.median(np.abs(x)), 1e-12):
-        axis.set_xscale("symlog", linthresh=max(float(np.median(np.abs(x))), 1e-12))
-    axis.set_xlabel(found.labels[measure], fontsize=8)
+def _draw(axis: Any, stimuli: DataFrame, label: str, row: Mapping[str, Any]) -> None:
+    own = stimuli.dropna(subset=[row["measure"]])
+    x = own[row["measure"]].to_numpy(float)
+    tracks = {name: k for k, name in enumerate(stimuli["track"].unique())}
+    colours = own["track"].map(tracks).to_numpy(float) / len(tracks)
+    axis.scatter(x, own["rating"], c=colours, cmap="turbo", vmin=0, vmax=1, s=12, alpha=0.8)
+    title = _title(row["scenario"], label)
+    axis.set_title(f"{title}\nSRCC {_percent(row['srcc'])}, PCC {_percent(row['pcc'])}", fontsize=9)
+    middle = max(float(np.median(np.abs(x))), 1e-12) if len(x) else 1.0
+    if np.abs(x).max(initial=0.0) > _WIDE * middle:
+        axis.set_xscale("symlog", linthresh=middle)
+    axis.set_xlabel(label, fontsize=8)
     axis.tick_params(labelsize=7)
     axis.grid(alpha=0.3)
 
 
-def save(found: Correlation, folder: str | os.PathLike[str]) -> str:
-    """Write all tables and, where matplotlib is there, the plots; see `Correlation.save`."""
-    folder = files.make_folder(folder)
-    stimuli = [{**s._asdict(), **s.scores} for s in found.stimuli]
-    names = ("scenario", "question", "track", "source", "system", "rating", *found.labels)
-    for name, columns, rows in (
-        ("correlations", COLUMNS, found.rows),
-        ("differences", DIFFERENCES, found.differences),
-        ("per_track", UNITS, found.units),
-        ("stimuli", names, stimuli),
-    ):
-        files.write_csv(os.path.join(folder, f"{name}.csv"), columns, rows)
-    page = markdown(found) + "\n"
-    files.write_bytes(os.path.join(folder, "correlations.md"), page.encode())
-    for question in dict.fromkeys(question for _, question in groups_of(found)):
+def save(
+    tables: Mapping[str, DataFrame],
+    page: Page,
+    plot: Callable[[str], Figure],
+    folder: str | os.PathLike[str],
+) -> str:
+    """Write CSV tables, the page in Markdown, and LaTeX and a figure for every question."""
+    folder = io.make_folder(folder)
+
+    def write(name: str, content: str) -> None:
+        io.write_bytes(os.path.join(folder, name), content.encode())
+
+    for name, table in tables.items():
+        content = table.to_csv(index=False, na_rep="nan", float_format="%.9g")
+        write(f"{name}.csv", content)
+    write("correlations.md", markdown(page))
+    for question in page.rows["question"].unique():
         name = "correlations_" + re.sub(r"\W+", "_", question)
-        files.write_bytes(os.path.join(folder, f"{name}.tex"), latex(found, question).encode())
-        _save_scatter(found, question, os.path.join(folder, f"{name}.png"))
+        write(f"{name}.tex", latex(page, question))
+        save_figure(plot(question), os.path.join(folder, f"{name}.png"))
     return folder
-
-
-def _save_scatter(found: Correlation, question: str, path: str) -> None:
-    from torch_mapss.evaluation.plots import save_figure
-
-    save_figure(scatter(found, question), path)

@@ -1,23 +1,24 @@
 """Ratings by listeners, and which stimulus of a results folder each belongs to.
 
 A ratings table is a CSV file with one row per stimulus and question, in the columns of `COLUMNS`
-(others can be named). Stimuli are told by track (the manifest's ``mixture_id``), system and source.
+(others can be named). Stimuli are known by track (the manifest's ``mixture_id``), system and
+source; names that differ in their Unicode form alone are the same.
 """
 
 from __future__ import annotations
 
-import csv
-import math
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch_mapss.evaluation import files
+import numpy as np
+
+from torch_mapss.evaluation import io
 
 COLUMNS = ("track", "system", "source", "question", "role", "scenario", "rating")
-"""What a rating is told by; the file's own names by default, ``rating`` is ``mean_rating``."""
+"""What a rating is known by; the file's own names by default, ``rating`` is ``mean_rating``."""
 
 _DEFAULT_NAMES = {name: name for name in COLUMNS} | {"rating": "mean_rating"}
 _NEEDED = ("track", "system", "rating")
@@ -35,6 +36,7 @@ class Rating(NamedTuple):
     scenario: str
     is_system: bool  # no hidden reference, no anchor
     value: float  # mean over listeners, higher is better
+    cluster: str = ""  # what is resampled together; empty: the track
 
 
 class Ratings(NamedTuple):
@@ -45,87 +47,92 @@ class Ratings(NamedTuple):
     averaged: int  # rows that repeated a stimulus and question
 
 
-def load_ratings(path: str | os.PathLike[str], columns: Mapping[str, str] | None = None) -> Ratings:
+def load_ratings(
+    path: str | os.PathLike[str],
+    columns: Mapping[str, str] | None = None,
+    cluster: str | None = None,
+) -> Ratings:
     """Read a table of ratings.
 
     Args:
-        path: a CSV file, UTF-8, with a header.
+        path: a CSV file with a header, see :func:`torch_mapss.evaluation.io.read_table`.
         columns: names of the file's columns where they are not those of `COLUMNS`, e.g.
             ``{"track": "item", "rating": "mos"}``. ``source``, ``question``, ``role`` and
             ``scenario`` may be absent.
+        cluster: column of what is resampled together, e.g. ``"talker"``; the track by default.
 
     Returns:
         The ratings; rows of one stimulus and question are averaged, and counted.
 
     Raises:
-        ValueError: no such file or columns, a rating that is no number, or no rating at all.
+        FileNotFoundError: no such file.
+        ValueError: no such columns, a rating that is no number, no rating at all, or rows of one
+            stimulus in two clusters.
     """
-    shown = files.shown(path)
-    names = {**_DEFAULT_NAMES, **_checked(columns or {})}
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            header = list(reader.fieldnames or ())
-            lines = list(reader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{shown!r} cannot be read as a table of ratings: {error}") from None
-    if not header:
-        raise ValueError(f"{shown!r} is empty. It should be a CSV table, a line per rating.")
-    asked = {*_NEEDED, *(columns or {})}
-    missing = sorted(names[name] for name in asked if names[name] not in header)
-    if missing:
-        raise ValueError(
-            f"{shown!r} lacks the column(s) {', '.join(missing)}; it has {', '.join(header)}. Say "
-            "which column is which, e.g. --columns track=item rating=mos."
-        )
-    found = [
-        _rating(line, names, header, f"{shown}, line {place}")
-        for place, line in enumerate(lines, 2)
-    ]
-    if not found:
-        raise ValueError(f"{shown!r} holds no rating.")
-    merged = _averaged(found)
-    return Ratings(merged, names["role"] in header, len(found) - len(merged))
-
-
-def _checked(columns: Mapping[str, str]) -> dict[str, str]:
-    unknown = sorted(set(columns) - set(COLUMNS))
+    unknown = sorted({*(columns or {})} - {*COLUMNS})
     if unknown:
         raise ValueError(f"columns must be of {', '.join(COLUMNS)}, got {', '.join(unknown)}.")
-    return dict(columns)
+    names = {**_DEFAULT_NAMES, **(columns or {})}
+    needed = [names[name] for name in dict.fromkeys((*_NEEDED, *(columns or {})))]
+    if cluster is not None:
+        needed.append(names.get(cluster, cluster))
+    content = "a table of ratings (--columns track=item says which column is which)"
+    table = io.read_table(path, needed, [names["rating"]], content)
+    values = table[names["rating"]].to_numpy(float)
+    wrong = table.index[~np.isfinite(values)]
+    if len(wrong) or table.empty:
+        where = f", line {wrong[0]}" if len(wrong) else ""
+        raise ValueError(f"{io.shown(path)!r}{where}: no rating. Leave rows without a number out.")
 
+    def texts(name: str, otherwise: str = "") -> list[str]:
+        if name not in table:
+            return [otherwise] * len(table)
+        return [io.same_name(text.strip()) for text in table[name]]
 
-def _rating(
-    line: Mapping[str, str], names: Mapping[str, str], header: Sequence[str], where: str
-) -> Rating:
-    def text(name: str, otherwise: str) -> str:
-        return (line[names[name]] or "").strip() if names[name] in header else otherwise
-
-    try:
-        value = float(text("rating", ""))
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(
-            f"{where}: {names['rating']} must be a number, got {line[names['rating']]!r}. Leave "
-            "rows without a rating out."
+    found = [
+        Rating(
+            track,
+            system.removeprefix(CONTROL),
+            source,
+            question,
+            scenario or "all",
+            role == SYSTEM_ROLE,
+            value,
+            own,
         )
-    return Rating(
-        text("track", ""),
-        text("system", "").removeprefix(CONTROL),
-        text("source", ""),
-        text("question", "rating"),
-        text("scenario", "") or "all",
-        text("role", SYSTEM_ROLE) == SYSTEM_ROLE,
-        value,
-    )
+        for track, system, source, question, scenario, role, own, value in zip(
+            *(texts(names[name]) for name in ("track", "system", "source")),
+            texts(names["question"], "rating"),
+            texts(names["scenario"]),
+            texts(names["role"], SYSTEM_ROLE),
+            [""] * len(table) if cluster is None else texts(needed[-1]),
+            values.tolist(),
+        )
+    ]
+    blank = [line for line, rating in zip(table.index, found) if cluster and not rating.cluster]
+    if blank:
+        raise ValueError(
+            f"{io.shown(path)!r}, line {blank[0]}: cluster column {cluster!r} is blank."
+        )
+    merged = _averaged(found, cluster)
+    return Ratings(merged, names["role"] in table, len(found) - len(merged))
 
 
-def _averaged(found: Sequence[Rating]) -> tuple[Rating, ...]:
+def _averaged(found: Sequence[Rating], cluster: str | None) -> tuple[Rating, ...]:
     values: dict[Rating, list[float]] = {}
+    clusters: dict[Rating, str] = {}
     for rating in found:
-        values.setdefault(rating._replace(value=0.0), []).append(rating.value)
-    return tuple(key._replace(value=sum(v) / len(v)) for key, v in values.items())
+        key = rating._replace(value=0.0, cluster="")
+        values.setdefault(key, []).append(rating.value)
+        if clusters.setdefault(key, rating.cluster) != rating.cluster:
+            raise ValueError(
+                f"cluster must be one for all ratings of a stimulus, but track {rating.track!r}, "
+                f"system {rating.system!r} has {clusters[key]!r} and {rating.cluster!r} in column "
+                f"{cluster!r}."
+            )
+    return tuple(
+        key._replace(value=sum(v) / len(v), cluster=clusters[key]) for key, v in values.items()
+    )
 
 
 # ------------------------------------------------------------------------------------------------
@@ -144,6 +151,7 @@ class Stimulus(NamedTuple):
     rating: float
     scores: Mapping[str, float]  # measure -> score, NaN where undefined
     bounds: Mapping[str, tuple[float, float]]  # measure -> radius, half-width
+    cluster: str = ""  # what is resampled together; empty: the track
 
 
 class Joined(NamedTuple):
@@ -186,14 +194,22 @@ def join(
         ValueError: not one rating found its scores.
     """
     wanted = [r for r in ratings.rows if controls or r.is_system]
-    kept = [o for o in outputs if controls or not o.system.startswith(CONTROL)]
-    named, guessed = _named(kept, wanted, sources or {})
+    kept = [
+        one._replace(
+            **{name: io.same_name(getattr(one, name)) for name in ("track", "system", "source")}
+        )
+        for one in outputs
+        if controls or not one.system.startswith(CONTROL)
+    ]
+    mapping = {io.same_name(k): io.same_name(v) for k, v in (sources or {}).items()}
+    named, guessed = _named(kept, wanted, mapping)
     stimuli = []
     for rating in wanted:
         output = named.get((rating.track, rating.source, rating.system))
         if output is not None:
             key = rating.scenario, rating.question, rating.track, rating.source, rating.system
-            stimuli.append(Stimulus(*key, rating.value, output.scores, output.bounds))
+            about = rating.value, output.scores, output.bounds, rating.cluster
+            stimuli.append(Stimulus(*key, *about))
     if not stimuli:
         raise ValueError(_no_match(outputs, ratings.rows))
     return Joined(tuple(stimuli), tuple(_notes(stimuli, wanted, named, guessed, ratings)))
@@ -203,11 +219,9 @@ def _named(
     outputs: Iterable[Scored], ratings: Iterable[Rating], mapping: Mapping[str, str]
 ) -> tuple[dict[tuple[str, str, str], Scored], Counter[tuple[str, str]]]:
     """(track, rated source, system) -> output; and the pairs of source names that were guessed."""
-    rated: dict[str, list[str]] = {}
+    rated: dict[str, dict[str, None]] = {}
     for rating in ratings:
-        names = rated.setdefault(rating.track, [])
-        if rating.source not in names:
-            names.append(rating.source)
+        rated.setdefault(rating.track, {})[rating.source] = None
     by_track: dict[str, list[Scored]] = {}
     for output in outputs:
         by_track.setdefault(output.track, []).append(output)
@@ -215,7 +229,7 @@ def _named(
     guessed: Counter[tuple[str, str]] = Counter()
     for track, here in by_track.items():
         present = dict.fromkeys(output.source for output in here)
-        pairs, guesses = match_names(list(present), rated.get(track, []), mapping)
+        pairs, guesses = match_names(list(present), list(rated.get(track, ())), mapping)
         guessed.update(guesses.items())
         # A system of the same name as a control is the one that is meant.
         for output in sorted(here, key=lambda o: not o.system.startswith(CONTROL)):
@@ -233,15 +247,15 @@ def match_names(
     pairs = {name: rate for name, rate in pairs.items() if rate in rated}
     guessed: dict[str, str] = {}
     left = [name for name in rated if name not in pairs.values()]
-    open_names = [name for name in found if name not in pairs and name not in mapping]
+    unpaired = [name for name in found if name not in pairs and name not in mapping]
     for rate in list(left):
-        alike = [name for name in open_names if rate and rate.lower() in _words(name)]
+        alike = [name for name in unpaired if rate and rate.lower() in _words(name)]
         if len(alike) == 1:
             guessed[alike[0]] = rate
             left.remove(rate)
-            open_names.remove(alike[0])
-    if len(left) == 1 and len(open_names) == 1:
-        guessed[open_names[0]] = left[0]
+            unpaired.remove(alike[0])
+    if len(left) == 1 and len(unpaired) == 1:
+        guessed[unpaired[0]] = left[0]
     return {**pairs, **guessed}, guessed
 
 
@@ -273,14 +287,14 @@ def _notes(
 
 
 def _no_match(outputs: Sequence[Scored], ratings: Sequence[Rating]) -> str:
-    def some(values: Iterable[Any]) -> str:
-        return ", ".join(repr(value) for value in list(dict.fromkeys(values))[:3])
+    def some(rows: Sequence[Any]) -> str:
+        return "; ".join(
+            f"{name}s {io.listed(dict.fromkeys(repr(getattr(row, name)) for row in rows), 3)}"
+            for name in ("track", "system", "source")
+        )
 
     return (
-        "no rating belongs to a scored output. The results have tracks "
-        f"{some(o.track for o in outputs)}, systems {some(o.system for o in outputs)}, sources "
-        f"{some(o.source for o in outputs)}; the ratings tracks {some(r.track for r in ratings)}, "
-        f"systems {some(r.system for r in ratings)}, sources {some(r.source for r in ratings)}. "
-        "Name sources with --source-map FOUND=RATED, take other columns with --columns, or keep "
-        "references and anchors with --controls."
+        f"no rating belongs to a scored output. The results have {some(outputs)}; the ratings "
+        f"{some(ratings)}. Name sources with --source-map FOUND=RATED, take other columns with "
+        "--columns, or keep references and anchors with --controls."
     )

@@ -16,8 +16,9 @@ better. Rows of another role than "system" (hidden references, anchors) are left
 --controls asks for them; the manifest calls those systems control:NAME.
 
 For every question: SRCC and PCC over the systems of a track and source, averaged over those as in
-the paper, and pooled over all outputs at once; with intervals over tracks, p-values, differences
-between measures, and, where the results have bounds (evaluate --bounds), what these may change.
+the paper, and pooled over all outputs at once; with intervals over tracks (or --cluster),
+p-values, differences between measures, and, where the results have bounds (evaluate --bounds),
+what these may change.
 """
 EPILOG = """\
 DIR gets correlations.csv, differences.csv, per_track.csv, stimuli.csv, correlations.md, and for
@@ -26,7 +27,7 @@ each question a LaTeX table and scatter plots.
 Examples:
   torch-mapss correlate results ratings.csv --out correlations
   torch-mapss correlate results mos.csv --columns track=item rating=mos \\
-      --source-map ref=vocals --out correlations
+      --source-map ref=vocals --cluster talker --out correlations
 """
 
 
@@ -38,32 +39,24 @@ def add_parser(commands: Any) -> None:
     correlate.add_argument("results", metavar="RESULTS", help="folder of `torch-mapss evaluate`")
     correlate.add_argument("ratings", metavar="RATINGS", help="CSV file, see above")
     correlate.add_argument("--out", required=True, metavar="DIR", help="folder of the tables")
-    _add_reading(correlate.add_argument_group("what is read"))
-    _add_statistics(correlate.add_argument_group("statistics"))
-    add_manners(correlate)
-
-
-def _add_reading(group: Any) -> None:
-    group.add_argument(
-        "--columns",
-        nargs="+",
-        type=pair,
-        default=[],
-        metavar="COLUMN=NAME",
-        help="names of the columns track, system, source, question, role, scenario, rating",
-    )
-    group.add_argument(
-        "--source-map",
-        nargs="+",
-        type=pair,
-        default=[],
-        metavar="FOUND=RATED",
-        help="source of the results and its name in the ratings, where they differ",
-    )
-    group.add_argument(
+    read = correlate.add_argument_group("what is read")
+    for name, metavar, text in (
+        (
+            "columns",
+            "COLUMN=NAME",
+            "names of the columns track, system, source, question, role, scenario, rating",
+        ),
+        (
+            "source-map",
+            "FOUND=RATED",
+            "source of the results and its name in the ratings, where they differ",
+        ),
+    ):
+        read.add_argument(f"--{name}", nargs="+", type=pair, default=[], metavar=metavar, help=text)
+    read.add_argument(
         "--controls", action="store_true", help="count hidden references and anchors too"
     )
-    group.add_argument(
+    read.add_argument(
         "--with",
         dest="rivals",
         nargs="+",
@@ -72,39 +65,44 @@ def _add_reading(group: Any) -> None:
         help="CSV files of other measures of the same outputs: mixture_id, system, source_index "
         "and a column for each measure",
     )
-    group.add_argument("--measures", nargs="+", metavar="NAME", help="only these")
-
-
-def _add_statistics(group: Any) -> None:
-    group.add_argument(
-        "--confidence",
-        type=float,
-        default=0.95,
-        metavar="P",
-        help="of intervals and half-widths (default: %(default)s)",
+    read.add_argument(
+        "--measures", nargs="+", metavar="NAME", help="only these (default: all but diagnostics)"
     )
-    group.add_argument(
-        "--draws",
-        type=int,
-        default=2000,
-        metavar="N",
-        help="of bootstrap and permutations; p is at least 1/(N + 1) (default: %(default)s)",
+    statistics = correlate.add_argument_group("statistics")
+    statistics.add_argument(
+        "--cluster",
+        default="track",
+        metavar="COLUMN",
+        help="what intervals resample: track, system, source, or a column of RATINGS as talker or "
+        "condition (default: %(default)s)",
     )
-    group.add_argument("--seed", type=int, default=0, help="of both (default: %(default)s)")
-    group.add_argument(
+    for name, kind, default, metavar, text in (
+        ("confidence", float, 0.95, "P", "of intervals and half-widths"),
+        ("draws", int, 2000, "N", "of bootstrap and permutations; p is at least 1/(N + 1)"),
+        ("seed", int, 0, "N", "of both"),
+        (
+            "source-correlation",
+            float,
+            0.0,
+            "RHO",
+            "of the errors of the sources of a track, for the half-width",
+        ),
+    ):
+        statistics.add_argument(
+            f"--{name}",
+            type=kind,
+            default=default,
+            metavar=metavar,
+            help=f"{text} (default: %(default)s)",
+        )
+    statistics.add_argument(
         "--convention",
         choices=("derived", "paper"),
         default="derived",
         help="of the correlations' radius and half-width: derived, or as printed in the paper "
         "(default: %(default)s)",
     )
-    group.add_argument(
-        "--source-correlation",
-        type=float,
-        default=0.0,
-        metavar="RHO",
-        help="of the errors of the sources of a track, for the half-width (default: %(default)s)",
-    )
+    add_manners(correlate)
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -117,24 +115,18 @@ def pair(text: str) -> tuple[str, str]:
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss correlate``."""
-    from torch_mapss.evaluation import console, files, plots
+    from torch_mapss.evaluation import console, io, plots
     from torch_mapss.evaluation.correlate import correlate
 
     plots.check_available()
-    files.make_folder(args.out)
+    io.make_folder(args.out)
+    names = ("controls", "rivals", "measures", "cluster", "confidence", "draws", "seed")
     found = correlate(
         args.results,
         args.ratings,
         columns=dict(args.columns),
         sources=dict(args.source_map),
-        controls=args.controls,
-        rivals=args.rivals,
-        measures=args.measures,
-        confidence=args.confidence,
-        draws=args.draws,
-        seed=args.seed,
-        convention=args.convention,
-        source_correlation=args.source_correlation,
+        **{name: getattr(args, name) for name in (*names, "convention", "source_correlation")},
     )
     found.save(args.out)
     if not args.quiet:
