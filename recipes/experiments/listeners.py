@@ -91,7 +91,9 @@ def correlated(
 
 def groups_of(found: Correlation) -> list[tuple[str, str]]:
     """Scenarios and questions."""
-    return list(dict.fromkeys((row["scenario"], row["question"]) for row in found.rows))
+    return list(
+        dict.fromkeys((row["scenario"], row["question"]) for row in found.rows.to_dict("records"))
+    )
 
 
 def cell(row: dict[str, Any], method: str) -> str:
@@ -106,7 +108,11 @@ def crossed(found: dict[tuple[str, str], Correlation], scenario: str, question: 
     """All measures against one question, the best SRCC first."""
     lines = []
     for (encoder, convention), one in found.items():
-        rows = [r for r in one.rows if (r["scenario"], r["question"]) == (scenario, question)]
+        rows = [
+            r
+            for r in one.rows.to_dict("records")
+            if (r["scenario"], r["question"]) == (scenario, question)
+        ]
         for row in rows:
             if row["pooling"] != "per_track":
                 continue
@@ -137,7 +143,7 @@ def errors(options: argparse.Namespace, folder: Path, scenario: str, question: s
             draws=0,
             convention=convention,
         )
-        for row in one.rows:
+        for row in one.rows.to_dict("records"):
             here = (row["scenario"], row["question"], row["pooling"])
             if (
                 here == (scenario, question, "per_track")
@@ -153,7 +159,7 @@ def errors(options: argparse.Namespace, folder: Path, scenario: str, question: s
 def better(one: Correlation, scenario: str, question: str) -> str:
     """Differences of SRCC between the own measures, and to some rivals."""
     lines = []
-    for row in one.differences:
+    for row in one.differences.to_dict("records"):
         here = (row["scenario"], row["question"], row["pooling"], row["method"])
         names = row["measure_a"], row["measure_b"]
         own = all(name in LOOKED_AT for name in names)
@@ -169,7 +175,7 @@ def better(one: Correlation, scenario: str, question: str) -> str:
 def by_track(one: Correlation, scenario: str, question: str) -> str:
     """SRCC of each track, the worst of the first measure first."""
     values: dict[str, dict[str, float]] = {}
-    for unit in one.units:
+    for unit in one.units.to_dict("records"):
         if (unit["scenario"], unit["question"]) == (scenario, question):
             name = f"{unit['track']} {unit['source']}"
             values.setdefault(name, {})[unit["measure"]] = unit["srcc"]

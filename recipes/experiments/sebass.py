@@ -251,7 +251,7 @@ ERRORS = {"ps_pesq": "PS", "pm": "PM"}
 def rows_of(found: Mapping[str, Correlation], question: str) -> Iterator[tuple[str, str, dict]]:
     """Scenario, measure and row, per track, of one question."""
     for scenario, one in found.items():
-        for row in one.rows:
+        for row in one.rows.to_dict("records"):
             if row["question"] == question and row["pooling"] == "per_track":
                 yield scenario, row["measure"], row
 
@@ -353,7 +353,9 @@ def page(options: argparse.Namespace, found: Mapping[str, Correlation]) -> str:
             f"- {scenario}: {made} rated outputs of {len({s.track for s in one.stimuli})} mixtures"
         )
         text += [f"  - {note}" for note in one.notes]
-    questions = dict.fromkeys(row["question"] for one in found.values() for row in one.rows)
+    questions = dict.fromkeys(
+        row["question"] for one in found.values() for row in one.rows.to_dict("records")
+    )
     for question in questions:
         tables = {
             "correlations": main_table(found, question),

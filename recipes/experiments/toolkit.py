@@ -598,7 +598,7 @@ def correlations(
     found = correlate_stimuli(joined, measures, Options(draws=0))
     return {
         (row["scenario"], row["question"], row["measure"]): row
-        for row in found.rows
+        for row in found.rows.to_dict("records")
         if row["pooling"] == "per_track"
     }
 
