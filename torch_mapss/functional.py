@@ -214,10 +214,9 @@ def perceptual_separation(
         convention: ``"paper"`` as printed, or ``"reference"`` as the released implementation.
         max_dimension: the most coordinates to retain; None leaves it to ``energy``.
         eigh: precision of the eigendecomposition alone, ``"float64"`` or ``"float32"``. The
-            latter is faster on cards with slow float64 and good enough for training and means: on
-            real frames it moves PS by 1e-6 (median; at most 3e-4), log PM by 4e-5 of itself (2e-4
-            on average, at most 20 %) and a frame's gradient by 1e-4 (up to 2 % in 99 of a hundred;
-            single ones wholly). ``benchmarks/cpu.py eigh`` measures it.
+            latter is faster on cards with slow float64. It moves PS by about 1e-6, but the
+            gradient of a single frame can be far off: for training and means, not for single
+            frames.
 
     Returns:
         (..., S') in [0, 1]; float64 if an input is, else float32.

@@ -139,9 +139,9 @@ def bootstrap_match(
     Draws whose resampled cluster is collapsed (all squared distances equal) keep no fit: 1 if the
     output coincides with its reference, else 0, as the score.
     """
-    deviations, output, there, count = attributed_deviations(embedding, points)
-    _, present = presence(points)
-    counts = points.of_outputs(resampled_counts(present[..., 1:], draws, seed), 2)
+    deviations, output, present, count = attributed_deviations(embedding, points)
+    members = presence(points)[1][..., 1:]
+    counts = points.of_outputs(resampled_counts(members, draws, seed), 2)
     rows = torch.cat([deviations, output.unsqueeze(-2)], -2)
     ridge = RIDGE if settings.convention == "reference" else 0.0
     floor = rounding_floor(embedding).unsqueeze(-1)
@@ -154,7 +154,7 @@ def bootstrap_match(
         return _match(squared[..., :-1] + ridge, a, weights, count)
 
     blocks = _blocks(counts, len(output), rows.shape[-1])
-    return scores(there.unsqueeze(0).to(rows.dtype))[0], torch.cat([scores(w) for w in blocks])
+    return scores(present.unsqueeze(0).to(rows.dtype))[0], torch.cat([scores(w) for w in blocks])
 
 
 def _match(g: Tensor, a: Tensor, weights: Tensor, count: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ def _pearson(x: Tensor, m: Tensor, present: Tensor) -> Tensor:
 
 
 def _paired(scores: Tensor, ratings: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Both in float64, and where both are there."""
+    """Both in float64, and where both are present."""
     checks.check_floating(scores, "scores")
     checks.check_floating(ratings, "ratings")
     if scores.shape != ratings.shape or scores.ndim < 1 or scores.shape[-1] < 1:
@@ -155,7 +155,7 @@ def _varies(values: Tensor, present: Tensor) -> Tensor:
 
 
 def _defined(x: Tensor, m: Tensor, present: Tensor, undefined: str) -> Tensor:
-    """(...) whether a correlation exists; warns or raises about the rest."""
+    """(...) whether a correlation exists; warns or raises about the others."""
     checks.check_choice(undefined, "undefined", ("warn", "raise"))
     score, rating = _varies(x, present), _varies(m, present)
     missing = int((~(score & rating)).sum())
@@ -364,7 +364,7 @@ def scenario_bounds(
             trial has fewer sources: skipped and not counted.
         radii, half_widths: (..., L, N), e.g. of :func:`correlation_bounds`.
         correlation: ρ_l in [-1, 1], one for all or (L,);
-            :func:`torch_mapss.diagnostics.source_correlation` estimates it. 0 takes the sources as
+            :func:`torch_mapss.bounds.source_correlation` estimates it. 0 takes the sources as
             independent, 1 is the widest.
 
     Returns:
@@ -386,12 +386,12 @@ def scenario_bounds(
     rho = torch.as_tensor(correlation, dtype=torch.float64, device=values.device)
     if not bool((rho.abs() <= 1.0).all()):
         raise ValueError(f"correlation must lie in [-1, 1], got {correlation}.")
-    there = ~(torch.isnan(values) | torch.isnan(radii) | torch.isnan(half_widths))
-    count = there.sum((-2, -1))
+    present = ~(torch.isnan(values) | torch.isnan(radii) | torch.isnan(half_widths))
+    count = present.sum((-2, -1))
     value, radius = (
-        torch.where(there, v.double(), 0.0).sum((-2, -1)) / count for v in (values, radii)
+        torch.where(present, v.double(), 0.0).sum((-2, -1)) / count for v in (values, radii)
     )
-    h = torch.where(there, half_widths.double(), 0.0)
+    h = torch.where(present, half_widths.double(), 0.0)
     squares = h.square().sum(-1)
     pairs = h.sum(-1).square() - squares  # 2 Σ_{i<j} h_i h_j
     variance = (squares + rho * pairs).clamp(min=0.0).sum(-1)

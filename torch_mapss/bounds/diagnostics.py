@@ -232,7 +232,7 @@ def _gamma_test(points: Points, settings: Settings, may_sync: bool) -> Scored:
 
 def _kolmogorov_distance(parts: MatchParts, k: Tensor, theta: Tensor) -> Tensor:
     """Largest distance between the fitted and the empirical distribution function."""
-    g = torch.where(parts.there, parts.g, torch.inf).sort(-1).values
+    g = torch.where(parts.present, parts.g, torch.inf).sort(-1).values
     present = torch.isfinite(g)
     x = torch.where(present, g, 0.0) / theta.unsqueeze(-1)
     fitted = 1.0 - gammaincc(k.unsqueeze(-1).expand_as(x), x)

@@ -12,7 +12,7 @@ def lag_correlations(clusters: Tensor, present: Tensor, dimension: Tensor) -> Te
     """ρ̂_ℓ along the bank's order, averaged over the d retained coordinates [sec:bounds].
 
     ρ̂_ℓ of a coordinate is the Pearson correlation of x_1 … x_(n-ℓ) with x_(1+ℓ) … x_n. Sums of
-    products of all lags come from one Fourier transform, the rest from cumulative sums.
+    products of all lags come from one Fourier transform, the others from cumulative sums.
 
     Args:
         clusters: (F, S, n, D), zero beyond d.

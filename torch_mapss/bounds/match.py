@@ -1,10 +1,10 @@
-r"""Radius and tail of PM over a chunk of frames.
+r"""Radius and tail of PM over a batch of frames.
 
 **Two corners.** Q(k, a/θ) rises with k (a Gamma(k + h) variable is a Gamma(k) variable plus an
 independent non-negative one, so its tail is larger) and falls with x = a/θ (the tail of a
 distribution), hence rises with θ and falls with a. On a box its maximum is therefore at
 (k₊, θ₊, a₋), its minimum at (k₋, θ₋, a₊); both are corners, and the largest ``|Q - Q₀|`` over the
-eight corners, and over the whole box, is the larger of those two changes.
+eight corners, and over the box, is the larger of those two changes.
 
 **The derived tail of PM.** [eq:sig_b_pm] mixes R² with σ. For g in [0, R] the bound is one of σ²:
 ``|σ²-σ̂²| <= v = R² sqrt(2 ln(2/δ)/N_p) + 3R² ln(2/δ)/N_p``, and as above
@@ -48,7 +48,7 @@ class MatchParts(NamedTuple):
     gaps: Tensor  # (F, S', P) what the discarded coordinates add [eq:diff_sq_mahal]
     a: Tensor  # (F, S') of the output, retained
     gap_a: Tensor  # (F, S') [eq:diff_sq_mahal_out]
-    there: Tensor  # (F, S', P) bool
+    present: Tensor  # (F, S', P) bool
     members: Tensor  # (F, S') N_p
 
 
@@ -74,7 +74,7 @@ class Box(NamedTuple):
 def match_kernel(
     embedding: Embedding, points: Points, settings: Settings, options: Options
 ) -> tuple[Tensor, Tensor]:
-    """Radius and tail of PM (F, S') of a chunk of frames."""
+    """Radius and tail of PM (F, S') of a batch of frames."""
     parts = match_parts(embedding, points, settings)
     fit, collapsed = fit_gamma(parts, embedding, settings)
     centre, boxes = (fit.k, fit.theta, parts.a), [_radius_box(parts, fit, options)]
@@ -92,35 +92,35 @@ def match_kernel(
 
 
 def match_parts(embedding: Embedding, points: Points, settings: Settings) -> MatchParts:
-    """:class:`MatchParts` of every output of a chunk of frames."""
+    """:class:`MatchParts` of every output of a batch of frames."""
     full = whole_space(embedding)
-    deviations, output, there, count = attributed_deviations(full, points)
+    deviations, output, present, count = attributed_deviations(full, points)
     rows = torch.cat([deviations, output.unsqueeze(-2)], -2)
     divisor = (count - 1).clamp(min=1)
     if settings.convention == "reference":
-        kept, discarded = _reference_parts(rows, there, divisor, embedding)
+        kept, discarded = _reference_parts(rows, present, divisor, embedding)
     else:
         factor = ridge_factor(deviations, divisor)
         kept, discarded = schur_parts(factor, rows, is_retained(embedding, rows.shape[-1]))
     floor = rounding_floor(embedding).unsqueeze(-1)
     a = torch.where(kept[..., -1] <= floor, 0.0, kept[..., -1])
-    gaps = torch.where(there, discarded[..., :-1], 0.0)
-    return MatchParts(kept[..., :-1], gaps, a, discarded[..., -1], there, count)
+    gaps = torch.where(present, discarded[..., :-1], 0.0)
+    return MatchParts(kept[..., :-1], gaps, a, discarded[..., -1], present, count)
 
 
 def _reference_parts(
-    rows: Tensor, there: Tensor, divisor: Tensor, embedding: Embedding
+    rows: Tensor, present: Tensor, divisor: Tensor, embedding: Embedding
 ) -> tuple[Tensor, Tensor]:
     """a and b of [eq:sq_mahal_to_schur] as the released implementation has them, by blocks.
 
     Σ_d and Σ_m are about the mean of the deviations, C_dm about the reference. The matrix need not
-    be positive, so b may have either sign. The retained block ends at the largest d of the chunk
+    be positive, so b may have either sign. The retained block ends at the largest d of the batch
     and the discarded one begins at the least; what a frame has not of either is a row of the
     identity.
     """
     deviations = rows[..., :-1, :]
     mean = deviations.sum(-2, keepdim=True) / (divisor + 1)[..., None, None]
-    centred = torch.where(there.unsqueeze(-1), deviations - mean, 0.0)
+    centred = torch.where(present.unsqueeze(-1), deviations - mean, 0.0)
     n = divisor[..., None, None]
     kept = is_retained(embedding, rows.shape[-1]).unsqueeze(1)  # (F, 1, D)
     least = int(embedding.dimension.min()) if len(rows) else 0
@@ -148,7 +148,7 @@ def _reference_parts(
 
 def fit_gamma(parts: MatchParts, embedding: Embedding, settings: Settings) -> tuple[Gamma, Tensor]:
     """Gamma of the retained distances, and where there is none (1 and 1 stand in for it)."""
-    mean, variance = moments(parts.g, parts.there, parts.members)
+    mean, variance = moments(parts.g, parts.present, parts.members)
     floor = rounding_floor(embedding).unsqueeze(-1)
     # These distances are plain in every convention: no 1e-6 on top of the floor.
     collapsed = is_collapsed(mean, variance, floor, settings._replace(convention="paper"))
@@ -186,7 +186,7 @@ def corner_maxima(centre: Point, boxes: Sequence[Box]) -> list[Tensor]:
 
 def _radius_box(parts: MatchParts, fit: Gamma, options: Options) -> Box:
     """Of [eq:ps_bias]: the box of [eq:pm_k_bias] and [eq:pm_theta_bias], or the exact one."""
-    mean, variance = moments(parts.g + parts.gaps, parts.there, parts.members)
+    mean, variance = moments(parts.g + parts.gaps, parts.present, parts.members)
     if options.convention == "derived":
         floored = torch.where(variance > 0.0, variance, fit.variance)
         full = gamma(torch.where(mean > 0.0, mean, fit.mean), floored)
@@ -196,7 +196,7 @@ def _radius_box(parts: MatchParts, fit: Gamma, options: Options) -> Box:
     guard = _REFERENCE_DIVISOR if reference else 0.0
     if reference:
         variance = variance + _REFERENCE_VARIANCE
-    largest = torch.where(parts.there, parts.gaps, -torch.inf).amax(-1)
+    largest = torch.where(parts.present, parts.gaps, -torch.inf).amax(-1)
     largest = torch.where(torch.isfinite(largest), largest, 0.0)  # no distortion: not scored
     count = parts.members.to(parts.a.dtype)
     factor = largest * count / (count - 1).clamp(min=1)
@@ -232,9 +232,9 @@ def _tail_box(parts: MatchParts, fit: Gamma, options: Options) -> Box:
 def _distance_range(parts: MatchParts, over_n: Tensor, reference: bool) -> tuple[Tensor, Tensor]:
     """R, over the full space (the retained one in the reference convention), and Δ_a."""
     if reference:
-        largest = torch.where(parts.there, parts.g, 0.0).amax(-1) + _REFERENCE_LIMIT
+        largest = torch.where(parts.present, parts.g, 0.0).amax(-1) + _REFERENCE_LIMIT
         return largest, largest * (2.0 * over_n).sqrt()
-    largest = torch.where(parts.there, parts.g + parts.gaps, 0.0).amax(-1)
+    largest = torch.where(parts.present, parts.g + parts.gaps, 0.0).amax(-1)
     return largest, largest * over_n.sqrt()
 
 

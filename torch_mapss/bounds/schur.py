@@ -26,7 +26,7 @@ REFERENCE_RIDGE = 1e-9
 
 
 class Options(NamedTuple):
-    """What a bound depends on beside the points: :func:`torch_mapss.bounds.separation_bounds`."""
+    """What a bound depends on besides the points: :func:`torch_mapss.bounds.separation_bounds`."""
 
     confidence: float = 0.95
     convention: str = "paper"
@@ -42,7 +42,7 @@ class Options(NamedTuple):
 
 
 def whole_space(embedding: Embedding) -> Embedding:
-    """The embedding with all N-1 coordinates in place of the d retained ones."""
+    """The embedding with all N-1 coordinates instead of the d retained ones."""
     if embedding.discarded is None:
         return embedding
     retained, discarded = embedding.coordinates, embedding.discarded

@@ -1,4 +1,4 @@
-r"""Radius and tail of PS over a chunk of frames.
+r"""Radius and tail of PS over a batch of frames.
 
 **The PS radius is no approximation.** As b >= 0, distances only grow: :math:`A' = A + \delta_A`,
 :math:`B' = B + \delta_B`, :math:`0 \le \delta \le \sqrt b`. With j* kept,
@@ -68,7 +68,7 @@ class Spread(NamedTuple):
 def separation_kernel(
     embedding: Embedding, points: Points, settings: Settings, options: Options
 ) -> tuple[Tensor, Tensor]:
-    """Radius and tail of PS (F, S') of a chunk of frames."""
+    """Radius and tail of PS (F, S') of a batch of frames."""
     sides = separation_sides(embedding, points, settings)
     radius = _separation_radius(sides)
     if options.tail == "bootstrap":

@@ -1,8 +1,8 @@
 r"""Points -> scores: what PS and PM are, on tensors alone.
 
 The N points of a frame (outputs, references, distortions) become a kernel, the kernel a Markov
-chain, its eigenvectors coordinates, and the place of an output among the clusters its scores.
-Rooms in this order:
+chain, its eigenvectors coordinates, and the position of an output among the clusters gives its
+scores. Modules, in this order:
 
 * :mod:`torch_mapss.core.kernel`: Gaussian kernel at the median bandwidth [eq:K];
 * :mod:`torch_mapss.core.spectrum`: α-normalisation and eigenpairs, exact backward at ties;
@@ -11,12 +11,13 @@ Rooms in this order:
 * :mod:`torch_mapss.core.mahalanobis`: distances to a cluster [eq:ps_distance];
 * :mod:`torch_mapss.core.separation`: PS from A and B [eq:PS_final];
 * :mod:`torch_mapss.core.match`: PM, the Gamma tail [eq:pm_gamma_mm_short];
+* :mod:`torch_mapss.core.decomposition`: clearance and fidelity, without eigenvectors;
 * :mod:`torch_mapss.core.gamma`: Q(k, x) and log Q with derivatives in both;
 * :mod:`torch_mapss.core.frame_batches`: many frames in bounded memory;
 * :mod:`torch_mapss.core.pooling`: frames -> utterance [app:agg].
 
-The leaves ``checks``, ``devices``, ``linalg``, ``autograd`` and ``settings`` are for every wing.
-Users meet all of it through :mod:`torch_mapss.functional`.
+``checks``, ``devices``, ``linalg``, ``autograd``, ``settings`` and ``torch_defaults`` serve every
+subpackage. Users call :mod:`torch_mapss.functional`.
 
 Conventions. ``"paper"`` follows the printed equations where they can be computed, ``"reference"``
 the released implementation from embeddings on, frame by frame, to check published numbers. Read

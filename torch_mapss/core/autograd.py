@@ -23,7 +23,7 @@ class _Once(torch.autograd.Function):
     def backward(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
             f"{ctx.what} have first derivatives only, but a second one was asked for (as a "
-            "gradient penalty or a Hessian does): its value is not known here. Detach the inputs, "
+            "gradient penalty or a Hessian does): it is not implemented. Detach the inputs, "
             "or differentiate once."
         )
 
@@ -33,7 +33,7 @@ def once(derivative: Tensor, what: str, *sources: Tensor) -> Tensor:
 
     Args:
         derivative: any shape.
-        what: has only first derivatives, in the plural: the subject of the error.
+        what: what has only first derivatives, in the plural: the subject of the error.
         sources: tensors of the graph it depends on; empty ones will do.
 
     ``once_differentiable`` alone would not do: it watches the incoming gradient only, so a

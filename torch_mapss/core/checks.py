@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Where a warning is not to point: this package, and torch, whose decorators call it.
+# Warnings point past these: this package, and torch, whose decorators call it.
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _INSIDE = tuple(path + os.sep for path in (_PACKAGE, os.path.dirname(torch.__file__)))
 
 
 def warn_user(text: str) -> None:
-    """A UserWarning that points at the user's line which led here."""
+    """A UserWarning that points at the line of the user that called the package."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         level, frame = level + 1, frame.f_back
@@ -47,7 +47,7 @@ def check_floating(tensor: object, name: str) -> Tensor:
 
 
 class _Lift(torch.autograd.Function):
-    """A cast to a wider type whose gradient, cast back, ends at the largest number there is.
+    """A cast to a wider type whose gradient, cast back, is clamped to the largest finite number.
 
     A slope of log PM is easily 1e8, and beyond 1e38 next to a cluster that is a point but for
     rounding: half and single precision would turn these into infinity, and an optimiser that into
@@ -65,10 +65,10 @@ class _Lift(torch.autograd.Function):
 
 
 def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    """``gradient`` in a narrower type, what is beyond its largest number ending there."""
+    """``gradient`` in a narrower type, clamped to its largest finite number."""
     if gradient.dtype == dtype:
         return gradient
-    most = torch.finfo(dtype).max  # the cast makes infinity of what is beyond
+    most = torch.finfo(dtype).max  # the cast alone would overflow to infinity
     return gradient.to(dtype).clamp_(-most, most)
 
 
@@ -153,7 +153,7 @@ def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
     """A sequence, array or 1-D tensor of whole numbers, or a single one, as ints.
 
     Raises:
-        TypeError: no such sequence, or an entry that is no whole number.
+        TypeError: not such a sequence, or an entry that is not a whole number.
     """
     found = values.tolist() if hasattr(values, "tolist") else values
     found = (found,) if isinstance(found, int) else found

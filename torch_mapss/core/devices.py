@@ -1,9 +1,10 @@
-"""Which device to take, where float64 is to be had, and which must not be asked for values.
+"""Which device to use, which have float64, and copies that do not synchronise an accelerator.
 
-Devices that have no float64 (Apple's MPS): what needs it runs on the CPU, within the graph.
+On devices without float64 (Apple's MPS), what needs it runs on the CPU, within the graph.
 
-Reading a value of an accelerator (``bool(x.any())``, ``int(d.max())``, ``nonzero``) waits for all
-work queued there, and so does a plain copy of a Python list onto it. On the CPU both cost nothing.
+Reading a value from an accelerator (``bool(x.any())``, ``int(d.max())``, ``nonzero``) synchronises
+it: the host waits for all work queued there. So does a plain copy of a Python list onto it. On the
+CPU both cost nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _WITHOUT_FLOAT64 = ("mps",)
 
 
 def best_device() -> torch.device:
-    """The fastest device that is there: CUDA, else MPS, else the CPU."""
+    """The fastest device available: CUDA, else MPS, else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -31,7 +32,7 @@ def device_name(device: torch.device) -> str:
 
 
 def working_device(device: torch.device) -> torch.device:
-    """Where float64 is to be had: the device itself, or the CPU."""
+    """A device with float64: ``device`` itself, or the CPU."""
     return torch.device("cpu") if device.type in _WITHOUT_FLOAT64 else device
 
 
@@ -41,21 +42,21 @@ def wide(x: Tensor) -> Tensor:
 
 
 def back(x: Tensor, device: torch.device) -> Tensor:
-    """``x`` on ``device``; float64 becomes float32 where there is none."""
+    """``x`` on ``device``; float64 becomes float32 if that has none."""
     if x.dtype == torch.float64 and device.type in _WITHOUT_FLOAT64:
         x = x.float()
     # From pageable memory the CUDA driver takes its own copy of the bytes before it returns, so
-    # the work that is queued there need not be waited for.
+    # this need not synchronise.
     return x.to(device, non_blocking=device.type == "cuda" and x.device.type == "cpu")
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether reading a value waits for work that is queued on ``device``."""
+    """Whether reading a value synchronises ``device``."""
     return device.type != "cpu"
 
 
 def placed(values: Sequence[float] | Sequence[int], device: torch.device) -> Tensor:
-    """A few numbers of the host as a tensor on ``device``, without waiting for it.
+    """A few numbers of the host as a tensor on ``device``, without synchronising.
 
     Whole numbers become int64, others float64 (where the device has it).
     """
@@ -65,7 +66,7 @@ def placed(values: Sequence[float] | Sequence[int], device: torch.device) -> Ten
 
 
 def picked(x: Tensor, dim: int, places: Sequence[int]) -> Tensor:
-    """The ``places`` of ``x`` along ``dim``, without waiting; ``x`` itself where that is all."""
+    """The ``places`` of ``x`` along ``dim``, without synchronising; ``x`` itself if these are all."""
     if tuple(places) == tuple(range(x.shape[dim])):
         return x
     return x.index_select(dim, placed(places, x.device))

@@ -17,7 +17,7 @@ One frame holds N points :math:`x_i \in R^M`. With pairwise squared distances :m
 **The trivial pair** (:math:`\lambda_0 = 1`, :math:`v_0 = \sqrt\pi`) can be tied when the graph is
 numerically disconnected, and then "the first column" is arbitrary. Here
 :math:`S - 2\sqrt\pi\sqrt\pi^T` is decomposed instead: :math:`v_0` moves to eigenvalue -1 and
-nothing else changes, so it is known by its place below the spectrum (the kernel is positive
+nothing else changes, so it is identified by its position below the spectrum (the kernel is positive
 semi-definite). Absent points get rows of zeros and the eigenvalue -2, so they end below it.
 
 **Gradient.** Distances and covariances of :math:`\Phi = V_d \Lambda^t` do not change under
@@ -55,7 +55,7 @@ from torch_mapss.core.spectrum import Operator, RetainedEigenvectors
 
 @dataclass(frozen=True)
 class DiffusionMap:
-    """What :func:`diffusion_map` returns: the whole spectrum, and how much of it is kept."""
+    """What :func:`diffusion_map` returns: the full spectrum, and how much of it is retained."""
 
     eigenvalues: Tensor  # (..., N-1) non-trivial, descending, at least 0; 0 behind absent points
     dimension: Tensor  # (...) int64, d: how many coordinates are retained
@@ -82,7 +82,7 @@ class Embedding(NamedTuple):
 
 
 # --------------------------------------------------------------------------------------------
-# The whole stage
+# Points -> map
 # --------------------------------------------------------------------------------------------
 
 

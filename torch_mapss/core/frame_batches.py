@@ -113,7 +113,7 @@ def start(
     squares = 10 if may_sync else 15  # of N² numbers a frame: all N-1 columns are kept
     graph_bytes = points.frames * 8 * (count * features + squares * count**2)
     recomputed = tracked and graph_bytes > most
-    # Split, not sliced: the gradient of a slice is as large as the whole, once a batch.
+    # Split, not sliced: the gradient of a slice is as large as the tensor, in every batch.
     parts = zip(*(x.split(size) for x in points.embeddings()))
     batches = [
         Batch(some.start, points.batch(some, part), recomputed)

@@ -45,9 +45,9 @@ def attributed_deviations(
     _, present = presence(points)
     clusters, present = points.of_outputs(clusters), points.of_outputs(present)
     reference = clusters[..., :1, :]
-    there = present[..., 1:]
-    deviations = (clusters[..., 1:, :] - reference) * there.unsqueeze(-1)
-    return deviations, outputs - reference.squeeze(-2), there, there.sum(-1)
+    present = present[..., 1:]
+    deviations = (clusters[..., 1:, :] - reference) * present.unsqueeze(-1)
+    return deviations, outputs - reference.squeeze(-2), present, present.sum(-1)
 
 
 def moments(values: Tensor, weights: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,13 +61,13 @@ def moments(values: Tensor, weights: Tensor, count: Tensor) -> tuple[Tensor, Ten
 
 
 def gamma_fit(embedding: Embedding, points: Points, settings: Settings) -> GammaFit:
-    """k, θ [eq:gamma_matching] and a of every output of a chunk of frames.
+    """k, θ [eq:gamma_matching] and a of every output of a batch of frames.
 
     A cluster is collapsed where the mean or variance of its squared distances is not positive,
     up to what rounding gives coincident points; so is the distance of an output to its reference
     zero.
     """
-    deviations, output, there, count = attributed_deviations(embedding, points)
+    deviations, output, present, count = attributed_deviations(embedding, points)
     both = torch.cat([deviations, output.unsqueeze(-2)], -2)
     squared = cluster_distances(deviations, (count - 1).clamp(min=1), both)
     floor = rounding_floor(embedding).unsqueeze(-1)
@@ -75,7 +75,7 @@ def gamma_fit(embedding: Embedding, points: Points, settings: Settings) -> Gamma
     a = torch.where(a <= floor, 0.0, a)
     if settings.convention == "reference":
         g, a = g + RIDGE, a + RIDGE
-    mean, variance = moments(g, there, count)
+    mean, variance = moments(g, present, count)
     collapsed = is_collapsed(mean, variance, floor, settings)
     scored = scored_outputs(points)
     safe = collapsed | ~scored | embedding.degenerate.unsqueeze(-1)

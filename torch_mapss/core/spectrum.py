@@ -25,7 +25,9 @@ INVARIANCE_TOLERANCE = 1e-6
 
 
 class Operator(torch.autograd.Function):
-    """The deflated S [eq:P_short] of each kernel and √π [eq:stat_dist]; steps 2 and 3 above.
+    """The deflated S [eq:P_short] of each kernel and √π [eq:stat_dist].
+
+    Steps 2 and 3 of :mod:`torch_mapss.core.diffusion_map`.
 
     Backward, with G = dL/dS (symmetric: :class:`RetainedEigenvectors` makes it so), h = dL/d√π,
     q = Kw and r = h - 4G√π, which the deflation adds to:
@@ -82,7 +84,9 @@ def _times(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 class RetainedEigenvectors(torch.autograd.Function):
-    """Φ = V_d Λ^t of a batch of symmetric matrices, with the backward derived at the top.
+    """Φ = V_d Λ^t of a batch of symmetric matrices.
+
+    The backward is derived in :mod:`torch_mapss.core.diffusion_map`.
 
     ``count`` (F,) is the number of non-trivial eigenvalues of each frame, ``width`` bounds the
     number of columns returned (None: the largest d). ``invariant`` promises a gradient that is

@@ -1,4 +1,4 @@
-"""What lies around a call: a compiler's graph, and defaults of torch that others have set."""
+"""Calls run eagerly, and under torch's own defaults of dtype and device."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Result = TypeVar("Result")
 def with_torch_defaults(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """``function``, run eagerly and under torch's own defaults of dtype and device.
 
-    A step that is compiled leaves its graph at the call and goes on behind it: eigenvectors, random
-    members and choices by value are not for a compiler, and the eager result is what is promised.
+    A compiled step breaks its graph at the call and goes on after it: eigenvectors, random members
+    and choices that depend on values do not compile, and the result is defined as the eager one.
 
     Defaults of torch are global. Lightning's "bf16-true" sets the dtype to bfloat16 around every
     step, in which the constants made on the way (quantiles, lengths of resampled signals) would
-    keep 8 bits; a default device would take CPU generators to where they cannot draw.
+    keep 8 bits; a default device would be asked of CPU generators, which cannot draw there.
     """
 
     @functools.wraps(function)
     def called(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         if torch.compiler.is_compiling():
-            # Looked up here: importing the compiler would cost every eager user seconds.
+            # Accessed here: importing the compiler would cost every eager user seconds.
             eager: Callable[Arguments, Result] = torch.compiler.disable(called)
             return eager(*arguments, **options)
         with _own_dtype(), _own_device():
@@ -39,7 +39,7 @@ def with_torch_defaults(function: Callable[Arguments, Result]) -> Callable[Argum
 @contextmanager
 def _own_dtype() -> Iterator[None]:
     before = torch.get_default_dtype()
-    if before.itemsize >= torch.float32.itemsize:  # float64 constants harm nobody
+    if before.itemsize >= torch.float32.itemsize:  # float64 constants lose nothing
         yield
         return
     torch.set_default_dtype(torch.float32)
