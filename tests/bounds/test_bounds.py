@@ -211,7 +211,7 @@ def _full_scores(points: tuple[Tensor, Tensor, Tensor], energy: float) -> tuple[
     sides = separation.separation_sides(embedding, layout, Settings())
     a, b = (sides.distance.square() + sides.discarded).sqrt().unbind(-1)
     parts = match.match_parts(embedding, layout, Settings())
-    mean, variance = moments(parts.g + parts.gaps, parts.there, parts.members)
+    mean, variance = moments(parts.g + parts.gaps, parts.present, parts.members)
     fit = match.gamma(mean, variance)
     return b / (a + b), gammaincc(fit.k, (parts.a + parts.gap_a) / fit.theta)
 

@@ -66,7 +66,7 @@ def placed(values: Sequence[float] | Sequence[int], device: torch.device) -> Ten
 
 
 def picked(x: Tensor, dim: int, places: Sequence[int]) -> Tensor:
-    """The ``places`` of ``x`` along ``dim``, without synchronising; ``x`` itself if these are all."""
+    """The ``places`` of ``x`` along ``dim``, without synchronising; ``x`` if these are all."""
     if tuple(places) == tuple(range(x.shape[dim])):
         return x
     return x.index_select(dim, placed(places, x.device))
