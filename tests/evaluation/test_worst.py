@@ -9,17 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-import torch
 from separations import leaky, small_mapss, sources, write, write_manifest
 
 from torch_mapss.evaluation import cli
+from torch_mapss.evaluation.frame_store import MixtureFrames
 from torch_mapss.evaluation.manifest import load_manifest
 from torch_mapss.evaluation.request import Request
 from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.run import run
 from torch_mapss.evaluation.worst import (
+    CONTEXT_S,
+    WORST_OF,
     lowest_runs,
-    segment_sound,
     worst_segments,
     write_segments,
 )
@@ -97,36 +98,36 @@ def test_the_place_of_leakage_is_found(results: Results) -> None:
 
 def test_order_and_choice(results: Results) -> None:
     found = worst_segments(results, 4)
-    assert [one.measure for one in found] == ["ps"] * 4 + ["log_pm"] * 4
+    names = [name for name in WORST_OF if name in results.measures]
+    assert [*dict.fromkeys(one.measure for one in found)] == names
     for name in ("ps", "log_pm"):
         scores = [one.score for one in found if one.measure == name]
         assert scores == sorted(scores)
     assert {one.system for one in worst_segments(results, 5, ("pm",), systems=["bad"])} == {"bad"}
-    with pytest.raises(ValueError, match=r"measures must be of .* got 'sdr'"):
+    with pytest.raises(ValueError, match=r"measures .*'sdr'"):
         worst_segments(results, 3, ("sdr",))
-    with pytest.raises(ValueError, match="count must be at least 1"):
+    with pytest.raises(ValueError, match="count"):
         worst_segments(results, 0)
 
 
-def test_sound_is_the_files_own(folder: Path, results: Results) -> None:
+def test_sound_is_the_files_own(folder: Path, results: Results, tmp_path: Path) -> None:
     (worst,) = worst_segments(results, 1, ("ps",))
-    estimate, reference, rate, begin = segment_sound(results, worst, context=0.25)
-    assert rate == RATE
-    assert begin == pytest.approx(worst.start - 0.25, abs=1e-4)
-    assert len(estimate) == len(reference)
-    whole, _ = soundfile.read(folder.parent / "m0/good/a.wav", dtype="float32")
-    first = round(begin * RATE)
-    assert torch.equal(estimate, torch.from_numpy(whole[first : first + len(estimate)]))
-    # Where the other source was put in place of its own, it plays.
-    other, _ = soundfile.read(folder.parent / "m0/truth/b.wav", dtype="float32")
-    middle = round((worst.start + worst.end) / 2 * RATE)
-    assert estimate[middle - first] == other[middle]
+    estimate, reference = write_segments(results, [worst], tmp_path)
+    assert Path(estimate).name.startswith("ps_001_m0_good_a_")
+    first = round((worst.start - CONTEXT_S) * RATE)
+    for path, given in ((estimate, "good/a.wav"), (reference, "truth/a.wav")):
+        made, rate = soundfile.read(path, dtype="float32")
+        truth, _ = soundfile.read(folder.parent / "m0" / given, dtype="float32")
+        assert rate == RATE
+        assert (made == truth[first : first + len(made)]).all()
+        assert len(made) == round((worst.end + CONTEXT_S) * RATE) - first
 
 
 def test_the_command_lists_and_writes(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["worst", str(folder), "--n", "2", "--wav", str(tmp_path / "wav")]) == 0
+    command = ["worst", str(folder), "--n", "2", "--measures", "ps", "log_pm"]
+    assert cli.main([*command, "--wav", str(tmp_path / "wav")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split()[:4] == ["PS", "m0", "good", "a"]
     assert [line.split()[0] for line in lines[2:6]] == ["PS", "PS", "log", "log"]
@@ -134,21 +135,41 @@ def test_the_command_lists_and_writes(
     assert len(names) == 8
     assert names[-1].startswith("ps_002_m0_good_")
     assert names[-1].endswith("_reference.wav")
-    stereo = ["--wav", str(tmp_path / "two"), "--stereo", "--measures", "ps", "--quiet"]
-    assert cli.main(["worst", str(folder), "--n", "1", *stereo]) == 0
-    (path,) = (tmp_path / "two").iterdir()
-    both, _ = soundfile.read(path, dtype="float32")
-    left, _ = soundfile.read(tmp_path / "wav" / names[4], dtype="float32")
-    assert names[4].endswith("_estimate.wav")
-    assert (both[:, 0] == left).all()
+
+
+@pytest.mark.parametrize("third", [False, True])
+def test_bleed_is_worst_where_it_is_highest_and_names_the_source(
+    results: Results, tmp_path: Path, third: bool
+) -> None:
+    real = results.frames("m0")
+    bleed = np.full((2, len(real.times)), np.nan, dtype=np.float32)
+    bleed[1, 20:60] = -90.0  # inaudible
+    bleed[1, 60:80] = -18.0
+
+    class Made(Results):
+        def frames(self, mixture_id: str) -> MixtureFrames:
+            own = real.systems["good"]._replace(bleed_db=bleed)
+            return real._replace(systems={"good": own})
+
+    entry = dict(results.entries["m0"])
+    if third:  # a source that is silent in that place
+        soundfile.write(tmp_path / "silent.wav", np.zeros(3 * RATE), RATE)
+        entry |= {"sources": ["a", "b", "c"]}
+        entry["references"] = [*entry["references"], str(tmp_path / "silent.wav")]
+    changed = {"entries": {"m0": entry}, "items": results.items.assign(bleed_db=0.0)}
+    (one,) = worst_segments(Made(**{**vars(results), **changed}), 5, ("bleed_db",))
+    assert (one.title, one.source, one.frames) == ("bleed of a", "b", 20)
+    assert one.score == pytest.approx(-18.0, abs=1e-3)
+    assert one.start == pytest.approx(real.times[60] - 0.01, abs=1e-6)
+    assert one.end == pytest.approx(real.times[79] + 0.01, abs=1e-6)
 
 
 def test_what_is_not_there_is_said(
     folder: Path, results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ValueError, match="systems must be of 'good', 'bad', got 'god'"):
+    with pytest.raises(ValueError, match=r"systems .*'god'"):
         worst_segments(results, 1, systems=["bad", "god"])
-    with pytest.raises(ValueError, match="mixtures must be of 'm0', got 'm1'"):
+    with pytest.raises(ValueError, match=r"mixtures .*'m1'"):
         worst_segments(results, 1, mixtures=["m1"])
     manifest = load_manifest(folder.parent / "manifest.json")
     soundfile.write(tmp_path / "still.wav", np.zeros(3 * RATE), RATE)
@@ -189,11 +210,6 @@ def test_nothing_is_written_where_a_later_file_is_gone(folder: Path, tmp_path: P
         for name in ("a", "b"):
             path.with_name(f"{name}.away").rename(path.with_name(f"{name}.wav"))
     assert not (tmp_path / "wav").exists()
-
-
-def test_stereo_is_of_written_segments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["worst", str(folder), "--stereo"]) == 2
-    assert "add --wav DIR" in capsys.readouterr().err
 
 
 def test_sampled_frames_stand_alone(

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core.checks import warn_user
-from torch_mapss.evaluation import io
+from torch_mapss.evaluation import io, sounds
 from torch_mapss.evaluation.listen import SPANNED, Page
 from torch_mapss.evaluation.listen_ratings import mark_of, read_key
-from torch_mapss.evaluation.progress import file_name
 from torch_mapss.evaluation.results import Results
 
 #: Measures of the sounds in the key, where the results have them.
@@ -84,7 +83,7 @@ def write_test(
     unknown = [name for name in questions if name not in QUESTIONS]
     if unknown or not questions:
         raise ValueError(f"questions must be of {', '.join(QUESTIONS)}, got {list(questions)!r}.")
-    if not test_id or file_name(test_id) != test_id or " " in test_id:
+    if not test_id or io.file_name(test_id) != test_id or " " in test_id:
         raise ValueError(f"test_id must make a file name without spaces, got {test_id!r}.")
     results.check_audio(path for page in pages for path in _paths(results, page.rows))
     with io.filled_at_once(out) as folder:
@@ -145,9 +144,9 @@ def _write_page(
     """The sounds of a page, and its rows of the key: the reference first."""
     shown = list(page.rows)
     chance.shuffle(shown)
-    waves, rate = read_together(_paths(results, shown))
+    waves, rate = sounds.read_together(_paths(results, shown))
     start, end = _excerpt(results, page, waves.shape[-1] / rate, seconds)
-    waves = _levelled(waves[:, round(start * rate) : round(end * rate)], rate, loudness)
+    waves = _levelled(sounds.cut(waves, rate, start, end), rate, loudness)
     measured = audio.integrated_loudness(waves, rate).tolist()
     common = {"mixture_id": page.mixture_id, "source": page.source, "start_s": start, "end_s": end}
     told: list[dict[str, Any]] = [{"system": "reference", "role": "hidden_reference"}]
@@ -182,19 +181,6 @@ def _heard(
             values = 1.0 - np.sqrt(np.square(1.0 - values).mean(keepdims=values.size > 0))
         means[name] = float(values.mean()) if values.size else float("nan")
     return means
-
-
-def read_together(paths: Sequence[str]) -> tuple[Tensor, int]:
-    """Audio files as (n, T) mono waveforms of one rate and length, and that rate in Hz.
-
-    Raises:
-        FileNotFoundError, ValueError: as :func:`torch_mapss.audio.load_audio`.
-    """
-    read = [audio.load_audio(path) for path in paths]
-    rate = max(found for _, found in read)  # down would take away what one is to listen to
-    waves = [audio.resample(audio.to_mono(samples), found, rate) for samples, found in read]
-    shortest = min(len(wave) for wave in waves)
-    return torch.stack([wave[:shortest] for wave in waves]), rate
 
 
 def _excerpt(

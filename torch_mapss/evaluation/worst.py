@@ -1,9 +1,12 @@
-"""The worst moments of a test set: where a measure is lowest for at least 0.3 s.
+"""The worst moments of a test set: where a measure is worst for at least 0.3 s.
 
-Frames of 25 ms that score badly come alone by chance; what one can hear lasts. So a *segment* is a
-stretch of at least :data:`LEAST_S`: the window of that length with the lowest mean over its scored
+Frames of 25 ms that score badly come alone by chance; what one can notice lasts. So a *segment* is
+a stretch of at least :data:`LEAST_S`: the window of that length with the worst mean over its scored
 frames, joined by the neighbouring frames that are no better. Of one estimate no two segments of a
 measure overlap. With sampled frames there are no neighbours: single frames are listed.
+
+Bleed, the level of an estimate while its source is silent, is worst where it is highest; its
+segments name the source that is heard there.
 """
 
 from __future__ import annotations
@@ -11,61 +14,76 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from torch_mapss import audio
-from torch_mapss.evaluation import files
-from torch_mapss.evaluation.frame_store import SystemFrames
-from torch_mapss.evaluation.measures import LABELS, RANK
-from torch_mapss.evaluation.progress import file_name
+from torch_mapss.evaluation import io, sounds
+from torch_mapss.evaluation.measures import COLUMNS, label, text
 from torch_mapss.evaluation.results import Results
 
 #: Seconds a segment lasts at least, and at most.
 LEAST_S, MOST_S = 0.3, 3.0
 #: Seconds of sound around a segment, to hear where it comes from.
 CONTEXT_S = 0.5
-#: Measures of frames, which may have worst segments; PM's rank in the conformal convention alone.
-MEASURES = ("ps", "pm", "log_pm", RANK, "foreign_distance")
-#: Those that have them by default.
-WORST_OF = ("ps", "log_pm")
+#: Measures that have worst segments by default, where the results have them.
+WORST_OF = ("clearance", "fidelity", "ps", "log_pm", "bleed_db")
+#: Bleed below this level is no worst moment of anything.
+LEAST_BLEED_DB = -60.0
 # A window is judged if so much of it is scored.
 _SHARE = 0.5
 
+Floats = NDArray[np.float64]
+
 
 class Segment(NamedTuple):
-    """A stretch of one estimate where a measure is low."""
+    """A stretch of one estimate where a measure is bad."""
 
-    measure: str  # one of MEASURES
+    measure: str  # of `measures_of`
     mixture_id: str
     system: str
     place: int  # row of the estimate in the frames of its system
+    source_index: int  # of its reference
     source: str  # name of its reference
     start: float  # seconds
     end: float
-    score: float  # mean over the scored frames in it
+    score: float  # mean over the scored frames in it; of bleed, dB of the mean power
     frames: int  # scored in it
+    other: str = ""  # of bleed: the source that is heard
+
+    @property
+    def title(self) -> str:
+        """What is bad: "PS", or "bleed of drums"."""
+        name = label(self.measure, unit=False)
+        return f"{name} of {self.other}" if self.other else name
+
+    @property
+    def order(self) -> tuple[float, str, str, int, float]:
+        """Worst first."""
+        sign = 1.0 if COLUMNS[self.measure].higher_is_better else -1.0
+        return sign * self.score, self.mixture_id, self.system, self.place, self.start
+
+
+def measures_of(results: Results) -> tuple[str, ...]:
+    """The measures of results that may have worst segments."""
+    return tuple(m for m in results.measures if COLUMNS[m].ranked and COLUMNS[m].frames)
 
 
 def worst_segments(
     results: Results,
     count: int = 20,
-    measures: Sequence[str] = WORST_OF,
+    measures: Sequence[str] | None = None,
     *,
     mixtures: Sequence[str] | None = None,
     systems: Sequence[str] | None = None,
 ) -> list[Segment]:
-    """The worst segments of a set, for each measure the lowest first.
+    """The worst segments of a set, for each measure the worst first.
 
     Args:
         results: of :func:`~torch_mapss.evaluation.results.load_results`.
         count: segments of each measure.
-        measures: of "ps", "pm", "log_pm", "pm_rank" (of results in the conformal convention),
-            "foreign_distance".
+        measures: of :func:`measures_of`; by default those of :data:`WORST_OF` among them.
         mixtures, systems: look in these alone.
 
     Returns:
@@ -74,75 +92,66 @@ def worst_segments(
     Raises:
         ValueError: another measure, mixture or system, or a count below 1.
     """
-    _check_measures(measures, results)
+    known = measures_of(results)
+    wanted = [name for name in WORST_OF if name in known] if measures is None else measures
+    _check_known(wanted, "measures", known)
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}.")
     _check_known(mixtures, "mixtures", results.mixtures)
     _check_known(systems, "systems", results.systems)
-    lowest: dict[str, list[Segment]] = {name: [] for name in measures}
+    found: dict[str, list[Segment]] = {name: [] for name in wanted}
     for mixture in results.mixtures if mixtures is None else mixtures:
-        frames = results.frames(mixture)
-        sources = results.audio(mixture).sources
-        for system, found in frames.systems.items():
-            if systems is not None and system not in systems:
-                continue
-            for name in measures:
-                made = _of_system(found, frames.times, name, count, results.sampled)
-                own = [
-                    Segment(name, mixture, system, place, sources[found.attributed[place]], *rest)
-                    for place, rest in made
-                ]
-                # Merged as they come, so that a large set needs no more memory than its answer.
-                lowest[name] = heapq.nsmallest(count, [*lowest[name], *own], key=_order)
-    return [segment for name in measures for segment in lowest[name]]
+        for name in wanted:
+            made = _of_mixture(results, mixture, name, count, systems)
+            # Merged as they come, so that a large set needs no more memory than its answer.
+            best = heapq.nsmallest(count, [*found[name], *made], key=lambda one: one.order)
+            found[name] = best
+    bleeds = found.get("bleed_db", [])
+    found["bleed_db"] = [one._replace(other=_bleeding(results, one)) for one in bleeds]
+    return [segment for name in wanted for segment in found[name]]
 
 
-def _check_measures(wanted: Sequence[str], results: Results) -> None:
-    known = MEASURES if RANK in results.measures else [m for m in MEASURES if m != RANK]
-    for name in wanted:
-        if name == RANK and RANK not in known:
-            raise ValueError(
-                f"these results have no {RANK}, PM's rank: they were scored in the "
-                f"{results.settings.get('convention')!r} convention. Score the set with "
-                "--convention conformal."
-            )
-        if name not in known:
-            raise ValueError(f"measures must be of {', '.join(known)}, got {name!r}.")
-
-
-def _check_known(wanted: Sequence[str] | None, name: str, there: Sequence[str]) -> None:
+def _check_known(wanted: Sequence[str] | None, name: str, known: Sequence[str]) -> None:
     for one in wanted or ():
-        if one not in there:
-            known = ", ".join(map(repr, there[:20])) + (", ..." if len(there) > 20 else "")
-            raise ValueError(f"{name} must be of {known}, got {one!r}.")
+        if one not in known:
+            raise ValueError(f"{name} must be of {io.listed(map(repr, known), 20)}, got {one!r}.")
 
 
-def _order(segment: Segment) -> tuple[Any, ...]:
-    return segment.score, segment.mixture_id, segment.system, segment.place, segment.start
+def _of_mixture(
+    results: Results, mixture: str, name: str, count: int, systems: Sequence[str] | None
+) -> Iterator[Segment]:
+    """The worst segments of every estimate of a mixture."""
+    frames = results.frames(mixture)
+    names = results.audio(mixture).sources
+    step = float(frames.times[1] - frames.times[0]) if len(frames.times) > 1 else LEAST_S
+    least = 1 if results.sampled else max(1, round(LEAST_S / step))
+    most = 1 if results.sampled else max(least, round(MOST_S / step))
+    for system, found in frames.systems.items():
+        if (systems is not None and system not in systems) or name not in found.scores:
+            continue
+        for place, values in enumerate(found.scores[name].astype(np.float64)):
+            source = int(found.attributed[place])
+            for begin, end, score, scored in _runs(name, values, least, most, count):
+                # A frame stands for the step around its centre.
+                start = max(0.0, float(frames.times[begin]) - step / 2)
+                last = float(frames.times[end - 1]) + step / 2
+                where = (mixture, system, place, source, names[source], start, last)
+                yield Segment(name, *where, score, scored)
 
 
-def _of_system(
-    frames: SystemFrames, times: NDArray[np.float64], name: str, count: int, sampled: bool
-) -> Iterator[tuple[int, tuple[float, float, float, int]]]:
-    """(place, (start, end, score, frames)) of the lowest segments of every estimate."""
-    step = float(times[1] - times[0]) if len(times) > 1 else LEAST_S
-    least = 1 if sampled else max(1, round(LEAST_S / step))
-    most = 1 if sampled else max(least, round(MOST_S / step))
-    stored = getattr(frames, name)
-    if stored is None:  # rows with a rank, and frames that were kept before these had one
-        raise ValueError(f"the frames of these results hold no {name}. Score the set again.")
-    for place, (values, active) in enumerate(zip(stored, frames.active)):
-        scores = np.where(active, values.astype(np.float64), np.nan)
-        for begin, end, score in lowest_runs(scores, least, most, count):
-            # A frame stands for the step around its centre.
-            start = max(0.0, float(times[begin]) - step / 2)
-            scored = int(np.isfinite(scores[begin:end]).sum())
-            yield place, (start, float(times[end - 1]) + step / 2, score, scored)
+def _runs(
+    name: str, values: Floats, least: int, most: int, count: int
+) -> Iterator[tuple[int, int, float, int]]:
+    """(begin, end, score, scored frames) of the worst stretches of one estimate."""
+    bleed = name == "bleed_db"
+    scores = -(10.0 ** (values / 10.0)) if bleed else values  # the mean of bleed is of its power
+    for begin, end, score in lowest_runs(scores, least, most, count):
+        score = 10.0 * float(np.log10(max(-score, 1e-30))) if bleed else score
+        if not bleed or score >= LEAST_BLEED_DB:
+            yield begin, end, score, int(np.isfinite(values[begin:end]).sum())
 
 
-def lowest_runs(
-    scores: NDArray[np.float64], least: int, most: int, count: int
-) -> list[tuple[int, int, float]]:
+def lowest_runs(scores: Floats, least: int, most: int, count: int) -> list[tuple[int, int, float]]:
     """The lowest stretches of a sequence with gaps.
 
     Args:
@@ -176,7 +185,7 @@ def lowest_runs(
 
 
 def _grown(
-    scores: NDArray[np.float64], taken: NDArray[np.bool_], begin: int, end: int, most: int
+    scores: Floats, taken: NDArray[np.bool_], begin: int, end: int, most: int
 ) -> tuple[int, int]:
     """The stretch with the neighbouring frames that score no better than it does."""
     mean = float(np.nanmean(scores[begin:end]))
@@ -188,12 +197,26 @@ def _grown(
     return begin, end
 
 
+def _bleeding(results: Results, segment: Segment) -> str:
+    """The other source that is loudest in a segment; empty where its audio is gone."""
+    paths = results.audio(segment.mixture_id)
+    others = [k for k in range(len(paths.sources)) if k != segment.source_index]
+    if len(others) > 1:
+        try:
+            waves, rate = sounds.read_together([paths.references[k] for k in others])
+        except (OSError, ValueError):
+            return ""
+        levels = sounds.cut(waves, rate, segment.start, segment.end).square().sum(-1)
+        others = [others[int(levels.argmax())]]
+    return paths.sources[others[0]]
+
+
 def listed(segments: Sequence[Segment]) -> tuple[list[str], list[list[str]]]:
     """Columns and cells of a table to print."""
     columns = ["measure", "mixture", "system", "source", "from (s)", "to (s)", "score", "frames"]
     rows = [
-        [LABELS[one.measure], one.mixture_id, one.system, one.source]
-        + [f"{one.start:.2f}", f"{one.end:.2f}", f"{one.score:.3g}", str(one.frames)]
+        [one.title, one.mixture_id, one.system, one.source, f"{one.start:.2f}", f"{one.end:.2f}"]
+        + [f"{text(one.measure, one.score)} {COLUMNS[one.measure].unit}".strip(), str(one.frames)]
         for one in segments
     ]
     return columns, rows
@@ -204,77 +227,40 @@ def listed(segments: Sequence[Segment]) -> tuple[list[str], list[list[str]]]:
 # ------------------------------------------------------------------------------------------------
 
 
-def segment_sound(
-    results: Results, segment: Segment, context: float = CONTEXT_S
-) -> tuple[Tensor, Tensor, int, float]:
-    """What a segment sounds like.
-
-    Args:
-        results: that the segment is of.
-        segment: of :func:`worst_segments`.
-        context: seconds of sound before and behind it.
-
-    Returns:
-        Estimate and reference, (T,) each, their rate in Hz (the higher of the two files'), and
-        the second of the file at which they begin.
-
-    Raises:
-        FileNotFoundError: the audio is gone.
-    """
-    read = [audio.load_audio(path) for path in _paths(results, segment)]
-    rate = max(found for _, found in read)
-    waves = [audio.resample(audio.to_mono(samples), found, rate) for samples, found in read]
-    begin = max(0, round((segment.start - context) * rate))
-    end = min(round((segment.end + context) * rate), *(len(wave) for wave in waves))
-    return waves[0][begin:end], waves[1][begin:end], rate, begin / rate
-
-
-def _paths(results: Results, segment: Segment) -> tuple[str, str]:
-    """Estimate and reference of a segment."""
+def paths_of(results: Results, segment: Segment) -> tuple[str, str]:
+    """The files of a segment: estimate and reference."""
     paths = results.audio(segment.mixture_id)
-    attributed = results.frames(segment.mixture_id).systems[segment.system].attributed
-    return (
-        paths.estimates[segment.system][segment.place],
-        paths.references[int(attributed[segment.place])],
-    )
+    return paths.estimates[segment.system][segment.place], paths.references[segment.source_index]
 
 
 def write_segments(
-    results: Results,
-    segments: Sequence[Segment],
-    folder: str | os.PathLike[str],
-    *,
-    stereo: bool = False,
+    results: Results, segments: Sequence[Segment], folder: str | os.PathLike[str]
 ) -> tuple[str, ...]:
-    """Write segments as WAV (32 bit, unchanged level), named by rank, measure and place.
+    """Write segments, :data:`CONTEXT_S` around them, as WAV (32 bit float, unchanged level).
 
     Args:
         results: that they are of.
         segments: of :func:`worst_segments`.
         folder: made if need be.
-        stereo: one file each, estimate on the left and reference on the right, instead of two.
 
     Returns:
-        The files.
+        The files: estimate and reference of every segment, named by measure, rank and place.
 
     Raises:
         FileNotFoundError: audio that is gone; nothing is written then.
     """
-    results.check_audio(path for segment in segments for path in _paths(results, segment))
-    folder = files.make_folder(folder)
-    written, ranks = [], dict.fromkeys((segment.measure for segment in segments), 0)
-    for segment in segments:
-        ranks[segment.measure] += 1
-        estimate, reference, rate, _ = segment_sound(results, segment)
-        words = (segment.mixture_id, segment.system, segment.source, f"{segment.start:.2f}s")
-        name = f"{segment.measure}_{ranks[segment.measure]:03d}_" + "_".join(words)
-        parts = (
-            {"": torch.stack([estimate, reference], 1)}
-            if stereo
-            else {"_estimate": estimate, "_reference": reference}
-        )
-        for suffix, wave in parts.items():
-            path = os.path.join(folder, files.native(file_name(name) + f"{suffix}.wav"))
-            files.write_wave(path, wave, rate)
+    results.check_audio(path for segment in segments for path in paths_of(results, segment))
+    folder = io.make_folder(folder)
+    written: list[str] = []
+    ranks = dict.fromkeys((segment.measure for segment in segments), 0)
+    for one in segments:
+        ranks[one.measure] += 1
+        waves, rate = sounds.read_together(paths_of(results, one))
+        words = (one.mixture_id, one.system, one.source, f"{one.start:.2f}s")
+        name = f"{one.measure}_{ranks[one.measure]:03d}_" + "_".join(words)
+        for role, wave in zip(("estimate", "reference"), waves):
+            path = os.path.join(folder, io.native(io.file_name(f"{name}_{role}") + ".wav"))
+            stretch = sounds.cut(wave, rate, one.start - CONTEXT_S, one.end + CONTEXT_S)
+            io.write_wave(path, stretch, rate)
             written.append(path)
     return tuple(written)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from torch_mapss.evaluation import console
 from torch_mapss.evaluation.commands.options import OK, add_manners, make_parser, say_written
 
 
@@ -13,33 +14,30 @@ def add_parser(commands: Any) -> None:
         commands,
         "report",
         """\
-Write a results folder as one HTML file that opens from disk without a network: the ranking with
-box plots, a table to sort, spectrograms and scores over time with players that switch between
-reference, estimate and mixture at one instant, and the worst moments of the whole set at a click.
+Write a results folder as one HTML file that opens from disk without a network: which system is
+best, the ranking with box plots, a table to sort, spectrograms and scores over time with players
+that switch between reference, estimate and mixture at one instant, and the worst moments of the
+whole set at a click.
 
-Sound is embedded as FLAC, unchanged, as far as --embed-mb goes: the worst moments first, then whole
-files. What does not fit is linked by its relative path, so keep the page where it was written.
+Sound is embedded unchanged as far as --embed-mb goes: the worst moments first, then whole files.
+What does not fit is linked by its relative path, so keep the page where it was written.
 """,
         "Example:\n  torch-mapss report results --out report.html",
         "one page to read and to listen to",
     )
     report.set_defaults(run=run)
-    report.add_argument("results", metavar="RESULTS", help="folder that `evaluate` wrote")
-    report.add_argument("--out", required=True, metavar="FILE", help="the HTML file")
-    report.add_argument(
+    add = report.add_argument
+    add("results", metavar="RESULTS", help="folder that `evaluate` wrote")
+    add("--out", required=True, metavar="FILE", help="the HTML file")
+    add(
         "--embed-mb",
         type=float,
         default=15.0,
         metavar="MB",
-        help="of sound and pictures in the page, beside 5 MB of script (default: %(default)g)",
+        help="of sound and spectrograms in the page, beside 5 MB of script (default: %(default)g)",
     )
-    report.add_argument(
-        "--n", type=int, default=20, metavar="N", help="worst moments of PS and of log PM each"
-    )
-    report.add_argument("--title", metavar="TEXT", help="heading (default: the folder's name)")
-    report.add_argument(
-        "--audio-root", metavar="DIR", help="where the audio lies now, if it was moved"
-    )
+    add("--title", metavar="TEXT", help="heading (default: the folder's name)")
+    add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
     add_manners(report)
 
 
@@ -49,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation.results import load_results
 
     results = load_results(args.results, args.audio_root)
-    path = write_page(results, args.out, embed_mb=args.embed_mb, worst=args.n, title=args.title)
-    say_written([path], args.quiet)
+    page = write_page(results, args.out, embed_mb=args.embed_mb, title=args.title)
+    if not args.quiet:
+        console.say(f"{page.embedded}.")
+    say_written([page.path], args.quiet)
     return OK

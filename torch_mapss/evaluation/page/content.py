@@ -1,127 +1,76 @@
-"""What a page holds: ranking, table, curves, sounds and worst segments, as plain values.
-
-Sound is large, so there is a budget of bytes for what is embedded. It is spent in this order: the
-worst segments with half a second around them; then item by item, those with worst segments first,
-curves, spectrograms and whole files. A file that does not fit is linked by its relative path.
-"""
+"""What a page holds: answer, ranking, table, curves and worst segments, as plain values."""
 
 from __future__ import annotations
 
+import datetime
 import functools
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePath
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from torch_mapss.evaluation import files
+from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.comparison import Comparison, compare
 from torch_mapss.evaluation.frame_store import MixtureFrames
-from torch_mapss.evaluation.measures import LABELS, RANK
-from torch_mapss.evaluation.page.sound import Sound, data_uri, flac, picture, read_sound
+from torch_mapss.evaluation.measures import COLUMNS, label, text
+from torch_mapss.evaluation.page.tracks import Budget, make_tracks
 from torch_mapss.evaluation.results import Results, records
-from torch_mapss.evaluation.worst import CONTEXT_S, Segment, worst_segments
+from torch_mapss.evaluation.worst import Segment, measures_of, paths_of, worst_segments
 
-#: Measures of the box plots and of the table, where the results have them.
-SHOWN = ("clearance", "fidelity", "ps", "log_pm", "pm", RANK, "bleed_db")
-# Audio files kept decoded while the page is made: those of one mixture, and then some.
-_KEPT = 32
+# Values of curves in a page, some 6 bytes each. Curves of a large set are means of several frames,
+# of at least so many points.
+_VALUES, _FEWEST = 1_000_000, 50
 
-
-class Wanted(NamedTuple):
-    """What a page should hold."""
-
-    embed_bytes: int  # budget of all that is embedded beside the table
-    worst: int  # segments of each measure
+Row = dict[str, Any]
 
 
-class Budget:
-    """Bytes left to embed."""
-
-    def __init__(self, total: int) -> None:
-        self.left = total
-
-    def take(self, size: int) -> bool:
-        """Whether ``size`` more bytes fit; they are spent if so."""
-        if size > self.left:
-            return False
-        self.left -= size
-        return True
-
-
-class Sounds:
-    """Audio files, read once while they are needed; a file that is gone is noted, not fatal."""
-
-    def __init__(self, page: str) -> None:
-        self.folder = os.path.dirname(os.path.abspath(page))
-        self.missing: dict[str, str] = {}
-        self._asked: set[str] = set()
-        self.read: Callable[[str], Sound] = functools.lru_cache(_KEPT)(read_sound)
-
-    @property
-    def wanted(self) -> int:
-        """How many files were asked for."""
-        return len(self._asked)
-
-    def get(self, path: str) -> Sound | None:
-        """The sound of a file, or None."""
-        self._asked.add(path)
-        try:
-            return self.read(path)
-        except (OSError, ValueError) as error:
-            self.missing.setdefault(path, " ".join(str(error).split()))
-            return None
-
-    def link(self, path: str) -> str:
-        """The file's address as seen from the page."""
-        full = os.path.abspath(path)
-        try:
-            relative = os.path.relpath(full, self.folder)
-        except ValueError:  # another drive
-            return PurePath(full).as_uri()
-        return quote(PurePath(relative).as_posix())
-
-
-def page_content(results: Results, page: str, wanted: Wanted) -> dict[str, Any]:
+def page_content(results: Results, page: str, embed_bytes: int, worst: int) -> dict[str, Any]:
     """Everything on the page, ready for JSON.
 
     Args:
         results: of :func:`~torch_mapss.evaluation.results.load_results`.
         page: path of the file to be, which links are relative to.
-        wanted: how much of it.
+        embed_bytes: budget of sounds and their pictures.
+        worst: segments of each measure.
 
     Raises:
         ValueError: frame scores are missing or damaged.
-        ImportError: Pillow is missing.
     """
     comparison = compare(results)
-    segments = worst_segments(results, wanted.worst) if wanted.worst else []
-    shown = [name for name in SHOWN if name in comparison.measures]
+    shown = comparison.measures
     rows = table_rows(results, shown)
-    places = {(row["mixture"], row["system"], row["place"]): n for n, row in enumerate(rows)}
-    sounds, budget = Sounds(page), Budget(wanted.embed_bytes)
-    listed = [segment_entry(results, segment, places, sounds, budget) for segment in segments]
+    number = {(row["mixture"], row["system"], row["index"]): k for k, row in enumerate(rows)}
+    segments = worst_segments(results, worst) if worst else []
+    listed = [_segment(one, number) for one in segments]
     first = dict.fromkeys(entry["row"] for entry in listed)
-    order = [*first, *(n for n in range(len(rows)) if n not in first)]
-    details, tracks = all_details(results, rows, order, sounds, budget)
+    order = [*first, *(k for k in range(len(rows)) if k not in first)]
+    tracks = make_tracks(
+        [path for k in order for path in rows[k]["paths"].values()],
+        [(one, dict(zip(("estimate", "reference"), paths_of(results, one)))) for one in segments],
+        page,
+        embed_bytes,
+    )
+    add_curves(results, rows, order)
+    for row in rows:
+        there = {role: tracks.places.get(path) for role, path in row.pop("paths").items()}
+        row["tracks"] = {role: place for role, place in there.items() if place is not None}
+    missing = [*map(io.shown, tracks.missing)]
+    count = len(tracks.places) + len(missing)
     return {
-        "measures": {name: LABELS[name] for name in shown},
+        "measures": {name: label(name) for name in shown},
+        "panels": panels(results),
+        "answer": comparison.answer(),
         "ranking": ranking_rows(comparison, shown),
-        # The page's head tells of PM's rank, with its number of distortions.
-        "notes": comparison.notes([name for name in shown if name != RANK]),
+        "notes": comparison.notes(shown),
         "boxes": box_values(comparison, shown),
         "rows": rows,
-        "details": details,
-        "tracks": tracks,
-        "segments": listed,
+        "tracks": tracks.entries,
+        "segments": [entry | {"clips": clip} for entry, clip in zip(listed, tracks.clips)],
         "sampled": results.sampled,
-        "missing": [f"{files.shown(path)}: {why}" for path, why in sounds.missing.items()],
-        "advice": results.without_audio([*map(files.shown, sounds.missing)], sounds.wanted)
-        if sounds.missing
-        else "",
+        "embedded": tracks.told,
+        "missing": [f"{io.shown(path)}: {why}" for path, why in tracks.missing.items()],
+        "advice": results.without_audio(missing, count) if missing else "",
     }
 
 
@@ -130,14 +79,11 @@ def page_content(results: Results, page: str, wanted: Wanted) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------
 
 
-def ranking_rows(comparison: Comparison, shown: Sequence[str]) -> list[dict[str, Any]]:
+def ranking_rows(comparison: Comparison, shown: Sequence[str]) -> list[Row]:
     """The ranking of the shown measures."""
     kept = ("measure", "system", "n", "mean", "low", "high", "group")
-    return [
-        {name: plain(row[name]) for name in kept}
-        for row in comparison.ranking.to_dict("records")
-        if row["measure"] in shown
-    ]
+    rows = records(comparison.ranking)
+    return [{k: plain(row[k]) for k in kept} for row in rows if row["measure"] in shown]
 
 
 def box_values(comparison: Comparison, shown: Sequence[str]) -> dict[str, dict[str, list[float]]]:
@@ -145,32 +91,34 @@ def box_values(comparison: Comparison, shown: Sequence[str]) -> dict[str, dict[s
     scores = comparison.scores
     return {
         name: {
-            system: [float(f"{v:.6g}") for v in scores.values[name][:, k] if math.isfinite(v)]
+            system: [plain(v) for v in scores.values[name][:, k] if math.isfinite(v)]
             for k, system in enumerate(scores.systems)
         }
         for name in shown
+        if name in scores.values
     }
 
 
-def table_rows(results: Results, shown: Sequence[str]) -> list[dict[str, Any]]:
-    """One row per estimate; ``place`` is its row in the frames of its system."""
-    rows: list[dict[str, Any]] = []
-    seen: dict[tuple[str, str], int] = {}
+def table_rows(results: Results, shown: Sequence[str]) -> list[Row]:
+    """One row per estimate, with the paths of its sounds; ``index`` is that of its source."""
+    mixtures = {name: results.audio(name).mixture for name in results.mixtures}
+    rows = []
     for row in records(results.scores):
-        key = row["mixture_id"], row["system"]
-        ok = row["status"] == "ok"
-        place = seen.get(key, 0) if ok else None
-        seen[key] = seen.get(key, 0) + ok
+        paths = {
+            "reference": results.locate(row["reference"]),
+            "estimate": results.locate(row["estimate"]),
+            "mixture": mixtures[row["mixture_id"]],
+        }
         rows.append(
             {
                 "mixture": row["mixture_id"],
                 "system": row["system"],
                 "source": row["source"],
-                "place": place,
+                "index": int(row["source_index"]),
                 **{name: plain(row.get(name)) for name in shown},
                 "frames": plain(row.get("frames")),
-                "note": row["reason"] if not ok else row.get("warnings") or "",
-                "detail": None,
+                "note": row.get("reason") or row.get("warnings") or "",
+                "paths": {role: path for role, path in paths.items() if path is not None},
             }
         )
     return rows
@@ -180,143 +128,92 @@ def plain(value: Any) -> Any:
     """Numbers with six digits, undefined ones as None."""
     if isinstance(value, float | np.floating):
         return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
+    return value.item() if isinstance(value, np.generic) else value
 
 
-# ------------------------------------------------------------------------------------------------
-# Worst segments
-# ------------------------------------------------------------------------------------------------
-
-
-def segment_entry(
-    results: Results,
-    segment: Segment,
-    places: Mapping[tuple[str, str, int], int],
-    sounds: Sounds,
-    budget: Budget,
-) -> dict[str, Any]:
-    """One worst segment, with its sound if that fits."""
-    paths = results.audio(segment.mixture_id)
-    reference = paths.sources.index(segment.source)
-    given = {
-        "reference": paths.references[reference],
-        "estimate": paths.estimates[segment.system][segment.place],
-    }
-    begin = max(0.0, segment.start - CONTEXT_S)
-    clips: dict[str, dict[str, Any]] | None = {}
-    for role, path in given.items():
-        sound = sounds.get(path)
-        if sound is None:
-            clips = None
-            break
-        source = data_uri(flac(sound, begin, segment.end + CONTEXT_S), "audio/flac")
-        assert clips is not None
-        clips[role] = {"src": source, "gain": plain(sound.gain)}
-    if clips is not None and not budget.take(sum(len(clip["src"]) for clip in clips.values())):
-        clips = None
+def _segment(one: Segment, number: Mapping[tuple[str, str, int], int]) -> Row:
+    """A worst segment, as a row of its table."""
     return {
-        "measure": segment.measure,
-        "label": LABELS[segment.measure],
-        "score": plain(segment.score),
-        "start": plain(segment.start),
-        "end": plain(segment.end),
-        "row": places[segment.mixture_id, segment.system, segment.place],
-        "offset": plain(begin),
-        "clips": clips,
+        "label": one.title,
+        "text": f"{text(one.measure, one.score)} {COLUMNS[one.measure].unit}".strip(),
+        "start": plain(one.start),
+        "end": plain(one.end),
+        "row": number[one.mixture_id, one.system, one.source_index],
     }
 
 
+def facts(results: Results) -> list[tuple[str, str]]:
+    """What was scored and with what, for the foot of the page."""
+    settings = results.settings
+    encoder = settings.get("encoder") or {}
+    seconds = float(results.items.groupby("mixture_id")["seconds"].max().sum())
+    told = {
+        "written": datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
+        "scored": f"{len(results.mixtures)} mixtures, {console.duration(seconds)} in all, by "
+        f"{len(results.systems)} systems",
+        "encoder": " ".join(
+            str(encoder[name]) for name in ("name", "checkpoint", "layer") if name in encoder
+        ),
+        "convention": settings.get("convention"),
+        "rate": f"{settings.get('encoder_rate')} Hz",
+        "protocol": results.protocol,
+        "versions": ", ".join(f"{name} {value}" for name, value in results.versions.items()),
+    }
+    return [(name, str(value)) for name, value in told.items() if value]
+
+
 # ------------------------------------------------------------------------------------------------
-# Items
+# Curves
 # ------------------------------------------------------------------------------------------------
 
 
-class Tracks:
-    """The audio files of the page, each once however many items play it."""
-
-    def __init__(self, sounds: Sounds, budget: Budget) -> None:
-        self.sounds, self.budget = sounds, budget
-        self.entries: list[dict[str, Any]] = []
-        self._known: dict[str, int | None] = {}
-
-    def place(self, path: str) -> int | None:
-        """Where the file stands in ``entries``; None: it is gone."""
-        if path not in self._known:
-            name = os.path.basename(files.shown(path))
-            made = track_entry(path, name, self.sounds, self.budget)
-            self._known[path] = None if made is None else len(self.entries)
-            self.entries += [] if made is None else [made]
-        return self._known[path]
-
-
-def all_details(
-    results: Results,
-    rows: list[dict[str, Any]],
-    order: Sequence[int],
-    sounds: Sounds,
-    budget: Budget,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Curves and tracks of the rows in ``order``; rows learn where their detail is."""
-    details: list[dict[str, Any]] = []
-    tracks = Tracks(sounds, budget)
-    frames_of = functools.lru_cache(4)(results.frames)
-    for row in (rows[number] for number in order):
-        if row["place"] is None:
-            continue
-        frames = frames_of(row["mixture"])
-        curve = curves(frames, row["system"], row["place"])
-        if not budget.take(6 * (2 + (RANK in curve)) * len(curve["ps"]) + 200):
-            break
-        paths = results.audio(row["mixture"])
-        source = int(frames.systems[row["system"]].attributed[row["place"]])
-        given = {
-            "reference": paths.references[source],
-            "estimate": paths.estimates[row["system"]][row["place"]],
-            "mixture": paths.mixture,
+def panels(results: Results) -> list[dict[str, Any]]:
+    """The charts over time, from top to bottom: names and labels of the curves in each."""
+    have = measures_of(results)
+    together = (("clearance", "fidelity"), ("ps", "pm"), ("log_pm",), ("bleed_db",))
+    return [
+        {
+            "curves": {name: label(name) for name in names if name in have},
+            "range": [0, 1] if COLUMNS[names[0]].limits == (0.0, 1.0) else None,
         }
-        row["detail"] = len(details)
-        there = {role: tracks.place(path) for role, path in given.items() if path is not None}
-        details.append({**curve, "tracks": there})
-    return details, tracks.entries
+        for names in together
+        if any(name in have for name in names)
+    ]
 
 
-def curves(frames: MixtureFrames, system: str, place: int) -> dict[str, Any]:
-    """PS, log PM and, if conformal, PM's rank over time, None where a frame is not scored."""
-    found = frames.systems[system]
-    active = found.active[place]
+def add_curves(results: Results, rows: Sequence[Row], order: Sequence[int]) -> None:
+    """Put the scores over time into the rows: ``curve``, None where there is none."""
+    names = measures_of(results)
+    points = max(_FEWEST, _VALUES // max(1, len(rows) * len(names)))
+    budget = Budget(2 * _VALUES)
+    frames_of = functools.lru_cache(4)(results.frames)
+    for row in (rows[k] for k in order):
+        frames = frames_of(row["mixture"])
+        found = frames.systems.get(row["system"])
+        row["curve"] = None
+        if found is None or row["index"] not in found.attributed:
+            continue  # it failed
+        place = found.attributed.tolist().index(row["index"])
+        made = {name: found.scores[name][place] for name in names if name in found.scores}
+        if not any(np.isfinite(values).any() for values in made.values()):
+            continue
+        if not budget.take(len(made) * min(points, len(frames.times))):
+            row["note"] = f"{row['note']} no curve: the set is too large".strip()
+            continue
+        row["curve"] = _curve(frames, made, -(-len(frames.times) // points))
 
-    def line(values: Any) -> list[float | None]:
-        return [
-            float(f"{value:.4g}") if there and math.isfinite(value) else None
-            for value, there in zip(values[place], active)
-        ]
 
+def _curve(frames: MixtureFrames, made: Mapping[str, Any], share: int) -> dict[str, Any]:
+    """Curves as means over ``share`` frames each, None where none of them is scored."""
     times = frames.times
     step = float(times[1] - times[0]) if len(times) > 1 else 0.02
-    first = float(times[0]) if len(times) else 0.0
-    lines = {"ps": found.ps, "log_pm": found.log_pm, RANK: found.pm_rank}
-    return {
-        "first": round(first, 6),
-        "step": round(step, 6),
-        **{name: line(values) for name, values in lines.items() if values is not None},
-    }
-
-
-def track_entry(path: str, name: str, sounds: Sounds, budget: Budget) -> dict[str, Any] | None:
-    """One audio file on the page: embedded if it fits, else linked; None: it is gone."""
-    sound = sounds.get(path)
-    if sound is None:
-        return None
-    image = data_uri(picture(sound), "image/png")
-    source = data_uri(flac(sound), "audio/flac")
-    shown = budget.take(len(image))
-    embedded = budget.take(len(source))
-    return {
-        "name": name,
-        "src": source if embedded else sounds.link(path),
-        "embedded": embedded,
-        "picture": image if shown else None,
-        "gain": plain(sound.gain),
-        "seconds": plain(len(sound.wave) / sound.rate),
-        "khz": plain(sound.rate / 2000.0),
-    }
+    starts = np.arange(0, len(times), share)
+    curve: dict[str, Any] = {"step": round(share * step, 6)}
+    curve["first"] = round(float(times[0]) + (share - 1) * step / 2, 6)
+    for name, values in made.items():
+        there = np.isfinite(values)
+        sums = np.add.reduceat(np.where(there, values, 0.0).astype(np.float64), starts)
+        counts = np.add.reduceat(there.astype(int), starts)
+        means = sums / np.maximum(counts, 1)
+        curve[name] = [float(f"{m:.4g}") if n else None for m, n in zip(means, counts)]
+    return curve

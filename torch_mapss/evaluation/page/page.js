@@ -13,7 +13,8 @@
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const number = (value) => value === null || value === undefined ? "–"
     : Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(3);
-  const PS = "#0b4f7d", PM = "#b35900", RANK = "#4d7c0f", QUIET = { displayModeBar: false, responsive: true };
+  const minutes = (time) => `${Math.floor(time / 60)}:${(time % 60).toFixed(1).padStart(4, "0")}`;
+  const COLOURS = ["#0b4f7d", "#b35900"], GRID = "#e3e8ee", QUIET = { displayModeBar: false, responsive: true };
   const FONT = { family: "system-ui, Segoe UI, DejaVu Sans, sans-serif", size: 13, color: "#1b2430" };
 
   // ------------------------------------------------------------------ ranking and box plots
@@ -22,8 +23,7 @@
     for (const button of by("measures").children)
       button.setAttribute("aria-pressed", String(button.dataset.measure === measure));
     const rows = data.ranking.filter((row) => row.measure === measure);
-    const body = by("ranking").tBodies[0];
-    body.replaceChildren(...rows.map((row) => {
+    by("ranking").tBodies[0].replaceChildren(...rows.map((row) => {
       const line = make("tr");
       const interval = row.low === null ? "–" : `${number(row.low)} … ${number(row.high)}`;
       line.append(make("th", row.system, { scope: "row" }));
@@ -31,16 +31,24 @@
       line.append(make("td", row.group));
       return line;
     }));
-    const boxes = data.boxes[measure];
-    const traces = rows.map((row) => ({
-      type: "box", y: boxes[row.system], name: plain(row.system), boxpoints: "all", jitter: 0.4, pointpos: 0,
-      marker: { size: 4, color: PS, opacity: 0.6 }, line: { color: PS, width: 1.5 }, fillcolor: "#dbe7f0",
-      showlegend: false,
+    const defined = rows.filter((row) => row.n);
+    const names = defined.map((row) => plain(row.system)), off = (sign) => defined.map((row) =>
+      row.low === null ? 0 : sign * ((sign > 0 ? row.high : row.low) - row.mean));
+    const traces = defined.map((row) => ({
+      type: "box", y: data.boxes[measure][row.system], name: plain(row.system), boxpoints: "all", jitter: 0.4, pointpos: 0,
+      marker: { size: 4, color: "#8a94a0" }, line: { color: "#8a94a0", width: 1.5 }, fillcolor: "#eef1f4",
     }));
+    traces.push({
+      type: "scatter", mode: "markers", x: names, y: defined.map((row) => row.mean), hoverinfo: "x+y",
+      marker: { symbol: "diamond", size: 9, color: COLOURS[0] },
+      error_y: { type: "data", symmetric: false, array: off(1), arrayminus: off(-1), color: COLOURS[0], thickness: 2, width: 5 },
+    });
     Plotly.react("boxes", traces, {
-      margin: { l: 55, r: 10, t: 10, b: 40 }, font: FONT,
-      yaxis: { title: { text: data.measures[measure] }, zeroline: false, gridcolor: "#e3e8ee" },
+      margin: { l: 55, r: 10, t: 26, b: 40 }, font: FONT, showlegend: false,
+      yaxis: { title: { text: data.measures[measure] }, zeroline: false, gridcolor: GRID },
       xaxis: { automargin: true },
+      annotations: defined.map((row, k) => ({ x: names[k], y: 1, yref: "paper", yanchor: "bottom", showarrow: false,
+        text: `<b>${plain(row.group)}</b>` })),
     }, QUIET);
   }
   for (const [name, label] of Object.entries(data.measures)) {
@@ -55,15 +63,15 @@
   // What is loaded: a row, the sounds of its roles, and the second at which those sounds begin.
   const player = { row: null, offset: 0, role: "estimate", sounds: {}, until: null };
   const ROLES = { reference: "Reference", estimate: "Estimate", mixture: "Mixture" };
-  const heard = () => player.sounds[player.role];
-  const now = () => heard() ? player.offset + heard().currentTime : 0;
-
+  const chosen = () => player.sounds[player.role];
+  const now = () => chosen() ? player.offset + chosen().currentTime : 0;
   for (const [role, label] of Object.entries(ROLES)) {
-    const button = make("button", label, { type: "button", "data-role": role, "aria-pressed": "false" });
+    const button = make("button", label, { type: "button", "data-role": role });
     button.addEventListener("click", () => listenTo(role));
     by("roles").append(button);
   }
 
+  // An element cannot play louder than its file: the loudest gain is 1, the others are below it.
   function levels() {
     const all = Object.values(player.sounds);
     const most = Math.max(...all.map((sound) => Number(sound.dataset.gain)), 1e-9);
@@ -80,7 +88,11 @@
       sound.src = given.src;
       sound.addEventListener("ended", state);
       sound.addEventListener("error", () => {
-        by("what").textContent = `${ROLES[role]} cannot be played: ${given.name || "its file is not where it was"}.`;
+        if (!sound.getAttribute("src")) return;
+        sound.dataset.failed = "yes";
+        by("what").textContent = given.embedded ? `${ROLES[role]}: this browser cannot play the embedded sound.`
+          : `${ROLES[role]}: ${given.name} is not at ${decodeURI(given.src)}, where this page links it.`;
+        state();
       });
       player.sounds[role] = sound;
       by("players").append(sound);
@@ -90,7 +102,7 @@
   }
 
   function state() {
-    const sound = heard(), playing = sound && !sound.paused && !sound.ended;
+    const sound = chosen(), playing = sound && !sound.paused && !sound.ended;
     by("play").textContent = playing ? "❚❚ Pause" : "▶ Play";
     by("play").setAttribute("aria-label", playing ? "Pause" : "Play");
     by("play").disabled = !sound;
@@ -100,9 +112,15 @@
     }
   }
 
+  // After an error nothing plays until the sound is loaded again.
+  function revive(sound) {
+    if (sound.dataset.failed) { delete sound.dataset.failed; sound.load(); }
+  }
+
   function play(on = true) {
-    const sound = heard();
+    const sound = chosen();
     if (!sound) return;
+    revive(sound);
     for (const other of Object.values(player.sounds)) if (other !== sound) other.pause();
     (on ? sound.play() : Promise.resolve(sound.pause())).then(state, state);
     if (on) requestAnimationFrame(follow);
@@ -110,8 +128,9 @@
 
   // Resolves when the sound stands at `time`; before its length is known it cannot be moved.
   function seek(time) {
-    const sound = heard();
+    const sound = chosen();
     if (!sound) return Promise.resolve();
+    revive(sound);
     const at = Math.max(0, time - player.offset);
     return new Promise((done) => {
       const set = () => { sound.currentTime = Math.min(at, sound.duration || at); follow(); done(); };
@@ -120,7 +139,7 @@
   }
 
   function listenTo(role) {
-    const target = player.sounds[role], before = heard();
+    const target = player.sounds[role], before = chosen();
     if (!target) return;
     const playing = before && !before.paused && !before.ended, time = now();
     if (before) before.pause();
@@ -129,7 +148,7 @@
     state();
   }
 
-  by("play").addEventListener("click", () => { player.until = null; play(!heard() || heard().paused || heard().ended); });
+  by("play").addEventListener("click", () => { player.until = null; play(!chosen() || chosen().paused || chosen().ended); });
   by("level").addEventListener("change", levels);
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input[type=search]")) return;
@@ -147,18 +166,17 @@
   // ------------------------------------------------------------------ the chart and its playhead
 
   function place(time) {
-    const plot = by("curves"), head = by("head"), layout = plot._fullLayout;
+    const layout = by("curves")._fullLayout, head = by("head");
     if (!layout || !layout.xaxis) { head.style.display = "none"; return; }
     const axis = layout.xaxis, size = layout._size, x = axis.l2p(time);
     head.style.display = x < 0 || x > axis._length ? "none" : "block";
     head.style.left = `${size.l + x - 1}px`;
     head.style.top = `${size.t}px`;
     head.style.height = `${size.h}px`;
-    head.dataset.time = time.toFixed(3);
   }
 
   function follow() {
-    const sound = heard(), time = now();
+    const sound = chosen(), time = now();
     place(time);
     by("clock").textContent = `${time.toFixed(2)} s`;
     if (!sound) return;
@@ -173,121 +191,122 @@
     if (x >= 0 && x <= layout.xaxis._length) { player.until = null; seek(layout.xaxis.p2l(x)); }
   });
 
-  function chart(detail, span) {
-    const times = detail.ps.map((_, k) => detail.first + k * detail.step);
-    const lone = data.sampled ? "markers" : "lines";
-    const line = (values, name, colour, axis) => ({
-      x: times, y: values, name, yaxis: axis, mode: lone, connectgaps: false, line: { color: colour, width: 1.6 },
-      marker: { size: 4, color: colour }, hovertemplate: `%{x:.2f} s: %{y:.3g}<extra>${name}</extra>`,
-    });
-    const shown = Object.entries(detail.tracks).filter(([, k]) => k !== null).map(([role, k]) => [role, data.tracks[k]]);
-    const end = Math.max(...shown.map(([, track]) => track.seconds), times.length ? times[times.length - 1] : 1);
-    const pictures = shown.filter(([, track]) => track.picture);
-    const ranked = detail.pm_rank !== undefined;
-    // Panels from the bottom: log PM, PM's rank where there is one, PS; the spectrograms above.
-    const panels = ranked ? [[0, 0.14], [0.18, 0.32], [0.36, 0.5]] : [[0, 0.22], null, [0.26, 0.46]];
-    const top0 = panels[2][1] + 0.04, high = (1 - top0) / Math.max(1, pictures.length), images = [], notes = [];
+  // Panels from the top: spectrograms that are embedded, then the scores over time.
+  function chart(row) {
+    const sounds = Object.entries(row.tracks).map(([role, k]) => [role, data.tracks[k]]);
+    const pictures = sounds.filter(([, track]) => track.picture), curve = row.curve;
+    const panels = curve ? data.panels.filter((panel) => Object.keys(panel.curves).some((name) => curve[name])) : [];
+    if (!pictures.length && !panels.length) { Plotly.purge("curves"); by("head").style.display = "none"; return Promise.resolve(); }
+    const units = [...pictures.map(() => 90), ...panels.map((panel) => panel.range ? 110 : 80)];
+    const gap = 22, high = units.reduce((sum, unit) => sum + unit + gap, 0);
+    const times = curve ? Object.values(curve).find(Array.isArray).map((_, k) => curve.first + k * curve.step) : [];
+    const end = Math.max(...sounds.map(([, track]) => track.seconds), times.length ? times[times.length - 1] : 0);
     const layout = {
       margin: { l: 62, r: 12, t: 8, b: 42 }, font: FONT, showlegend: false, hovermode: "x", dragmode: false,
-      images, annotations: notes,
-      xaxis: { range: span || [0, end], title: { text: "time (s)" }, anchor: "y2", gridcolor: "#e3e8ee", zeroline: false },
-      yaxis: { domain: panels[2], range: [-0.03, 1.03], title: { text: "PS" }, gridcolor: "#e3e8ee", zeroline: false },
-      yaxis2: { domain: panels[0], title: { text: "log PM" }, gridcolor: "#e3e8ee", zeroline: false, autorange: true },
-      shapes: [],
+      height: high + 50, images: [], annotations: [], shapes: [],
+      xaxis: { range: [0, end || 1], title: { text: "time (s)" }, anchor: "free", position: 0, showgrid: false, zeroline: false },
     };
+    let top = 0;
+    const domain = (k) => { const from = 1 - top / high; top += units[k] + gap; return [from - units[k] / high, from]; };
+    const traces = [];
     pictures.forEach(([role, track], k) => {
-      const top = 1 - k * high, bottom = top - high + 0.012, axis = `y${k + 3}`;
-      layout[`yaxis${k + 3}`] = { domain: [bottom, top], range: [0, track.khz], title: { text: "kHz" }, nticks: 4, showgrid: false };
-      images.push({ source: track.picture, xref: "x", yref: axis, x: 0, y: track.khz, sizex: track.seconds, sizey: track.khz,
-        sizing: "stretch", layer: "below" });
-      notes.push({ text: `<b>${ROLES[role]}</b>`, xref: "paper", yref: axis, x: 0.005, y: track.khz, xanchor: "left",
+      const axis = k ? `y${k + 1}` : "y";
+      layout[k ? `yaxis${k + 1}` : "yaxis"] = { domain: domain(k), range: [0, track.khz], title: { text: "kHz" }, nticks: 4,
+        showgrid: false, zeroline: false };
+      layout.images.push({ source: track.picture, xref: "x", yref: axis, x: 0, y: track.khz, sizex: track.seconds,
+        sizey: track.khz, sizing: "stretch", layer: "below" });
+      layout.annotations.push({ text: `<b>${ROLES[role]}</b>`, xref: "paper", yref: axis, x: 0.005, y: track.khz, xanchor: "left",
         yanchor: "top", showarrow: false, bgcolor: "rgba(255,255,255,0.85)", font: { size: 12 } });
+      traces.push({ x: [0, track.seconds], y: [0, track.khz], yaxis: axis, mode: "markers", marker: { opacity: 0 }, hoverinfo: "skip" });
     });
-    const traces = [line(detail.ps, "PS", PS, "y"), line(detail.log_pm, "log PM", PM, "y2")];
-    if (ranked) {
-      const axis = pictures.length + 3;
-      layout[`yaxis${axis}`] = { domain: panels[1], range: [-0.03, 1.03], title: { text: "PM rank" }, gridcolor: "#e3e8ee", zeroline: false };
-      traces.push(line(detail.pm_rank, "PM rank", RANK, `y${axis}`));
-    }
-    pictures.forEach(([, track], k) => traces.push({ x: [0, track.seconds], y: [0, track.khz], yaxis: `y${k + 3}`,
-      mode: "markers", marker: { opacity: 0 }, hoverinfo: "skip" }));
+    panels.forEach((panel, j) => {
+      const k = pictures.length + j, axis = k ? `y${k + 1}` : "y", shown = Object.entries(panel.curves).filter(([name]) => curve[name]);
+      const title = shown.map(([, label], n) => `<span style="color:${COLOURS[n]}">${label}</span>`).join("<br>");
+      layout[k ? `yaxis${k + 1}` : "yaxis"] = { domain: domain(k), title: { text: title, font: { size: 11 } }, gridcolor: GRID,
+        zeroline: false, nticks: 4, ...(panel.range ? { range: [-0.03, 1.03] } : { autorange: true }) };
+      shown.forEach(([name, label], n) => traces.push({
+        x: times, y: curve[name], name: label, yaxis: axis, mode: data.sampled || name === "bleed_db" ? "markers" : "lines",
+        connectgaps: false, line: { color: COLOURS[n], width: 1.6 }, marker: { size: 4, color: COLOURS[n] },
+        hovertemplate: `%{x:.2f} s: %{y:.3g}<extra>${label}</extra>`,
+      }));
+    });
+    by("curves").style.height = `${layout.height}px`;
     return Plotly.react("curves", traces, layout, QUIET).then(() => place(now()));
   }
 
   function marked(start, end) {
+    if (!by("curves")._fullLayout) return;
     Plotly.relayout("curves", { shapes: start === null ? [] : [{ type: "rect", xref: "x", yref: "paper", x0: start, x1: end,
       y0: 0, y1: 1, fillcolor: "#c2185b", opacity: 0.13, line: { width: 0 } }] });
   }
 
-  // ------------------------------------------------------------------ choosing what to hear
+  // ------------------------------------------------------------------ choosing what to play
 
-  function title(row) { return `${row.mixture} · ${row.system} · ${row.source}`; }
+  const title = (row) => `${row.mixture} · ${row.system} · ${row.source}`;
+  const soundsOf = (row) => Object.fromEntries(Object.entries(row.tracks).map(([role, k]) => [role, data.tracks[k]]));
 
-  function soundsOf(row) {
-    if (row.detail === null) return {};
-    const found = {};
-    for (const [role, k] of Object.entries(data.details[row.detail].tracks))
-      if (k !== null) found[role] = data.tracks[k];
-    return found;
+  function lacks(row) {
+    const gone = ["reference", "estimate"].filter((role) => row.tracks[role] === undefined);
+    return [row.note, gone.length ? `No sound: the file of the ${gone.join(" and the ")} was not found.` : "",
+      row.curve || row.note ? "" : "No curve: no frame is scored."].filter(Boolean).join(" ");
   }
 
-  function choose(index) {
-    const row = data.rows[index];
+  function choose(row) {
     load(row, soundsOf(row), 0);
     const scores = Object.entries(data.measures).map(([name, label]) => `${label} ${number(row[name])}`).join(", ");
-    by("what").textContent = `${title(row)}: ${scores}.` + (row.note ? ` ${row.note}` : "");
-    highlight(index);
-    if (row.detail === null) { Plotly.purge("curves"); by("head").style.display = "none"; return Promise.resolve(); }
-    return chart(data.details[row.detail]).then(() => { marked(null); follow(); });
-  }
-
-  function highlight(index) {
+    by("what").textContent = `${title(row)}: ${scores}. ${lacks(row)}`;
     for (const line of document.querySelectorAll("tr[data-row]"))
-      line.classList.toggle("chosen", Number(line.dataset.row) === index);
+      line.classList.toggle("chosen", Number(line.dataset.row) === row.index);
+    return chart(row).then(() => { marked(null); follow(); });
   }
 
   function hear(segment) {
-    const row = data.rows[segment.row];
-    choose(segment.row).then(() => {
-      const whole = soundsOf(row);
-      const embedded = ["reference", "estimate"].every((role) => whole[role] && whole[role].embedded);
-      if (!embedded && segment.clips) load(row, segment.clips, segment.offset);
+    const row = segment.of;
+    choose(row).then(() => {
+      const whole = ["reference", "estimate"].every((role) => (soundsOf(row)[role] || {}).embedded);
+      if (!whole && segment.clips) load(row, segment.clips, Math.max(0, segment.start - 0.5));
       player.role = player.sounds.estimate ? "estimate" : player.role;
       player.until = segment.end + 0.5;
-      if (row.detail !== null) marked(segment.start, segment.end);
+      marked(segment.start, segment.end);
+      by("what").textContent = `${title(row)}, ${minutes(segment.start)} to ${minutes(segment.end)}: ` +
+        `${segment.label} ${segment.text}. ${lacks(row)}`;
       seek(Math.max(player.offset, segment.start - 0.1)).then(() => play());
-      by("what").textContent = `${title(row)}, ${segment.start.toFixed(2)} to ${segment.end.toFixed(2)} s: ` +
-        `${segment.label} ${number(segment.score)}.`;
       by("listen").scrollIntoView({ block: "start" });
     });
   }
 
   // ------------------------------------------------------------------ tables
 
-  function sortable(table, columns, rows, fill, options = {}) {
-    const view = { by: options.by, down: options.down || false, kept: rows, most: 200 };
+  // `columns`: [key to sort by or null, label, class, content of a row's cell].
+  function sortable(table, columns, rows, options) {
+    const view = { by: options.by, down: false, kept: rows, most: 200 };
     const head = make("tr");
     for (const [name, label, kind] of columns) {
-      const cell = make("th", undefined, { scope: "col", class: kind || "" });
+      const cell = make("th", undefined, { scope: "col", class: kind });
       if (name) {
         const button = make("button", label, { type: "button" });
-        button.addEventListener("click", () => {
-          view.down = view.by === name ? !view.down : false;
-          view.by = name;
-          draw();
-        });
+        button.addEventListener("click", () => { view.down = view.by === name && !view.down; view.by = name; draw(); });
         cell.append(button);
         cell.dataset.name = name;
       } else cell.append(make("span", label));
       head.append(cell);
     }
     table.tHead.replaceChildren(head);
+    function fill(row) {
+      const line = make("tr", undefined, { [options.mark]: row.index });
+      if (player.row === row) line.classList.add("chosen");
+      for (const [name, label, kind, content] of columns) {
+        const cell = make("td", undefined, { class: kind, ...(name ? { "data-label": label, "data-name": name } : {}) });
+        cell.append(...[content(row)].flat());
+        line.append(cell);
+      }
+      return line;
+    }
     function draw() {
       for (const cell of head.children)
         cell.setAttribute("aria-sort", cell.dataset.name !== view.by ? "none" : view.down ? "descending" : "ascending");
-      const key = (row) => row[view.by];
       const order = [...view.kept].sort((a, b) => {
-        const x = key(a), y = key(b);
+        const x = a[view.by], y = b[view.by];
         if (x === null || x === undefined) return 1;
         if (y === null || y === undefined) return -1;
         const way = typeof x === "number" ? x - y : String(x).localeCompare(String(y), undefined, { numeric: true });
@@ -300,31 +319,24 @@
     return { view, draw };
   }
 
+  function button(text, label, act) {
+    const made = make("button", text, { type: "button", "aria-label": label });
+    made.addEventListener("click", act);
+    return made;
+  }
+
+  const names = ["mixture", "system", "source"].map((name) => [name, name, "", (row) => row[name]]);
   data.rows.forEach((row, index) => { row.index = index; });
-  const measures = Object.entries(data.measures);
-  const all = sortable(by("table"),
-    [["mixture", "mixture"], ["system", "system"], ["source", "source"],
-      ...measures.map(([name, label]) => [name, label, "n"]), ["frames", "frames", "n"], [null, "listen"]],
-    data.rows,
-    (row) => {
-      const line = make("tr", undefined, { "data-row": row.index });
-      if (player.row === row) line.classList.add("chosen");
-      for (const name of ["mixture", "system", "source"]) line.append(make("td", row[name]));
-      for (const [name] of measures) line.append(make("td", number(row[name]), { class: "n" }));
-      line.append(make("td", row.frames, { class: "n" }));
-      const cell = make("td"), button = make("button", row.detail === null ? "–" : "open", { type: "button" });
-      button.disabled = row.detail === null;
-      button.setAttribute("aria-label", `Open ${title(row)}`);
-      button.addEventListener("click", () => { choose(row.index); by("listen").scrollIntoView({ block: "start" }); });
-      cell.append(button);
-      if (row.note) cell.append(make("div", row.note, { class: "quiet" }));
-      line.append(cell);
-      return line;
-    },
-    { by: "ps", drawn: (view) => {
-      by("count").textContent = `${Math.min(view.most, view.kept.length)} of ${view.kept.length} shown`;
-      by("more").hidden = view.most >= view.kept.length;
-    } });
+  const all = sortable(by("table"), [
+    [null, "listen", "", (row) => button("open", `Open ${title(row)}`, () => { choose(row); by("listen").scrollIntoView({ block: "start" }); })],
+    ...names,
+    ...Object.entries(data.measures).map(([name, label]) => [name, label, "n", (row) => number(row[name])]),
+    ["frames", "frames", "n", (row) => row.frames],
+    [null, "", "", (row) => make("span", lacks(row), { class: "quiet" })],
+  ], data.rows, { by: Object.keys(data.measures)[0], mark: "data-row", drawn: (view) => {
+    by("count").textContent = `${Math.min(view.most, view.kept.length)} of ${view.kept.length} shown`;
+    by("more").hidden = view.most >= view.kept.length;
+  } });
   by("more").addEventListener("click", () => { all.view.most += 500; all.draw(); });
   by("filter").addEventListener("input", () => {
     const words = by("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -332,30 +344,23 @@
     all.draw();
   });
 
-  const segments = data.segments.map((segment, rank) => ({ ...segment, rank, ...Object.fromEntries(
-    ["mixture", "system", "source"].map((name) => [name, data.rows[segment.row][name]])) }));
-  by("worst-note").textContent = data.sampled
-    ? "Frames were sampled, so these are single frames." : segments.length
-      ? "Stretches of at least 0.3 s with the lowest PS and the lowest log PM of the whole set. Play starts shortly before." : "None are listed.";
-  sortable(by("worst"),
-    [[null, "play"], ["label", "measure"], ["score", "score", "n"], ["start", "from (s)", "n"], ["end", "to (s)", "n"],
-      ["mixture", "mixture"], ["system", "system"], ["source", "source"]],
-    segments,
-    (segment) => {
-      const line = make("tr", undefined, { "data-segment": segment.rank });
-      const cell = make("td"), button = make("button", "▶", { type: "button" });
-      button.setAttribute("aria-label", `Play ${title(segment)} from ${segment.start.toFixed(2)} seconds`);
-      button.addEventListener("click", () => hear(segment));
-      cell.append(button); line.append(cell, make("td", segment.label));
-      for (const value of [number(segment.score), segment.start.toFixed(2), segment.end.toFixed(2)])
-        line.append(make("td", value, { class: "n" }));
-      for (const name of ["mixture", "system", "source"]) line.append(make("td", segment[name]));
-      return line;
-    },
-    { by: "rank" });
+  const segments = data.segments.map((segment, index) => {
+    const of = data.rows[segment.row];
+    return { ...segment, of, index, mixture: of.mixture, system: of.system, source: of.source };
+  });
+  by("worst-note").textContent = !segments.length ? "None are listed." : data.sampled ? "Frames were sampled, so these are single frames."
+    : "Stretches of at least 0.3 s in which a measure is worst, over the whole set. Play starts shortly before.";
+  sortable(by("worst"), [
+    [null, "play", "", (row) => button("▶", `Play ${title(row)} from ${minutes(row.start)}`, () => hear(row))],
+    ["label", "measure", "", (row) => row.label],
+    [null, "score", "n", (row) => row.text],
+    ["start", "from", "n", (row) => minutes(row.start)],
+    ["end", "to", "n", (row) => minutes(row.end)],
+    ...names,
+  ], segments, { by: "index", mark: "data-segment" });
 
-  showMeasure(Object.keys(data.measures)[0]);
-  const first = segments.length ? segments[0].row : data.rows.findIndex((row) => row.detail !== null);
-  if (first >= 0) choose(first); else { by("what").textContent = "There is nothing to hear."; state(); }
+  if (Object.keys(data.measures).length) showMeasure(Object.keys(data.measures)[0]);
+  const first = segments.length ? segments[0].of : data.rows.find((row) => row.curve) || data.rows[0];
+  if (first) choose(first); else { by("what").textContent = "Nothing was scored."; state(); }
   window.addEventListener("resize", () => setTimeout(() => place(now()), 100));
 })();

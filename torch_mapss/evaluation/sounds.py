@@ -1,0 +1,54 @@
+"""Audio files of results as one listens to them: mono, whole or a stretch, several at one rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_mapss import audio
+
+
+def read_mono(path: str) -> tuple[Tensor, int]:
+    """A file as (T,) samples at its own rate in Hz.
+
+    Raises:
+        FileNotFoundError, ValueError: as :func:`torch_mapss.audio.load_audio`.
+    """
+    samples, rate = audio.load_audio(path)
+    return audio.to_mono(samples), rate
+
+
+def read_together(paths: Sequence[str]) -> tuple[Tensor, int]:
+    """Files as (n, T) mono waveforms, at the highest of their rates and cut to the shortest.
+
+    Raises:
+        FileNotFoundError, ValueError: as :func:`torch_mapss.audio.load_audio`.
+    """
+    read = [read_mono(path) for path in paths]
+    rate = max(found for _, found in read)  # a lower one would take away what one listens for
+    waves = [audio.resample(wave, found, rate) for wave, found in read]
+    shortest = min(len(wave) for wave in waves)
+    return torch.stack([wave[:shortest] for wave in waves]), rate
+
+
+def read_stretch(path: str, begin: float, end: float) -> tuple[Tensor, int]:
+    """What lies between two seconds of a file, as (T,) samples; and the file's rate in Hz.
+
+    For files that :func:`read_mono` has read before: what is wrong with one is said there.
+    """
+    import soundfile
+
+    # An open file: soundfile cannot open some names in the C locale.
+    with open(path, "rb") as stream, soundfile.SoundFile(stream) as file:
+        rate = int(file.samplerate)
+        first = min(max(0, round(begin * rate)), file.frames)
+        file.seek(first)
+        samples = file.read(max(0, round(end * rate) - first), dtype="float32", always_2d=True)
+    return audio.to_mono(torch.from_numpy(samples.T.copy())), rate
+
+
+def cut(wave: Tensor, rate: int, begin: float, end: float) -> Tensor:
+    """The samples between two seconds, as far as there are any."""
+    return wave[..., max(0, round(begin * rate)) : max(0, round(end * rate))]
