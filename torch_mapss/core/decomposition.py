@@ -298,7 +298,6 @@ def _best_subset(table: Tensor, usable: Tensor) -> Tensor:
     """Coefficients (n, J) of the optimal subset; table (n, J, J+1): Gram matrix and right side."""
     n, j, _ = table.shape
     table, regular = table.unsqueeze(1), usable.new_ones(n, 1)
-    members = torch.zeros(1, j, dtype=torch.bool, device=table.device)
     for k in range(j):  # the first column left is that of k
         pivot, rest = table[..., k, 0], table[..., 1:]
         fine = usable[:, None, k] & (pivot > SMALLEST_PIVOT)
@@ -307,9 +306,9 @@ def _best_subset(table: Tensor, usable: Tensor) -> Tensor:
         reduced[..., k, :] = row
         table = torch.cat([rest, reduced], 1)
         regular = torch.cat([regular, regular & fine], 1)
-        with_k = members.clone()
-        with_k[:, k] = True
-        members = torch.cat([members, with_k])
+    place = torch.arange(j, device=table.device)
+    subset = torch.arange(2**j, device=table.device)  # k belongs to those whose bit k is set
+    members = (subset.unsqueeze(-1) >> place) % 2 == 1
     values = table[..., 0]  # coefficients of members; of the others, the slope of the residual
     violation = torch.where(members, -values, values).clamp(min=0.0)
     violation = torch.where(usable.unsqueeze(1), violation, 0.0).amax(-1)
