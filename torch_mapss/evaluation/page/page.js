@@ -90,8 +90,10 @@
       sound.addEventListener("error", () => {
         if (!sound.getAttribute("src")) return;
         sound.dataset.failed = "yes";
-        by("what").textContent = given.embedded ? `${ROLES[role]}: this browser cannot play the embedded sound.`
-          : `${ROLES[role]}: ${given.name} is not at ${decodeURI(given.src)}, where this page links it.`;
+        by("what").textContent = `${ROLES[role]}: ` + (given.embedded ? "this browser cannot play the embedded sound."
+          : sound.error.code === MediaError.MEDIA_ERR_SRC_NOT_SUPPORTED
+            ? `${given.name} is not at ${decodeURI(given.src)}, where this page links it, or this browser cannot play it.`
+            : `this browser cannot play ${given.name} from there.`);
         state();
       });
       player.sounds[role] = sound;
