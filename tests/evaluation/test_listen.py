@@ -284,7 +284,7 @@ HEADER = "session_test_id,{}trial_id,rating_stimulus,rating_score"
 
 
 def answers(path: Path, key: list[dict[str, str]], scores: Any) -> Path:
-    """``mushra.csv`` as webMUSHRA's service writes it, of two listeners; one page with an anchor."""
+    """``mushra.csv`` as webMUSHRA's service writes it, of two listeners; a page has an anchor."""
     rows = [
         f"mapss-quality,{who},30,{row['page']},{row['condition']},"
         f"{scores(who, row['page'], row['condition'])},1200,"

@@ -227,7 +227,7 @@ def _configuration(
     volume = {"type": "volume", "id": "volume", "name": "Volume", "defaultVolume": 0.5}
     volume |= {"content": "Set a comfortable volume, and leave it there."}
     volume |= {"stimulus": f"{folder}/{rows[0]['file']}"}
-    end = {"type": "finish", "name": "Thank you", "content": "Send your ratings."}
+    end: dict[str, Any] = {"type": "finish", "name": "Thank you", "content": "Send your ratings."}
     end |= {"popupContent": "", "showResults": False, "writeResults": True}
     return {
         "testname": f"Listening test: {question}",

@@ -19,8 +19,7 @@ from torch_mapss.evaluation import files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from torch_mapss.evaluation.figure import Figure
+    from matplotlib.figure import Figure
 
 #: Scores in [0, 1] that are drawn on one axis, of leakage and of distortion, as they are written.
 AXES: tuple[dict[str, str], ...] = (

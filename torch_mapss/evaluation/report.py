@@ -31,7 +31,8 @@ from torch_mapss.evaluation.measures import RANK, columns_of, rank_meaning
 from torch_mapss.pipeline.records import ScoreBounds
 
 if TYPE_CHECKING:
-    from torch_mapss.evaluation.figure import Figure
+    from matplotlib.figure import Figure
+
     from torch_mapss.evaluation.plots import Panel
 
 MEANINGS = (

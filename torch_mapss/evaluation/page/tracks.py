@@ -61,7 +61,9 @@ def make_tracks(
         page: path of the page, which links are relative to.
         embed_bytes: the budget.
     """
-    entries, places, missing = [], {}, {}
+    entries: list[dict[str, Any]] = []
+    places: dict[str, int] = {}
+    missing: dict[str, str] = {}
     sounds: dict[str, Sound] = {}  # without their samples
     sizes, spare = [], Budget(embed_bytes)
     for path in dict.fromkeys(paths):
@@ -118,10 +120,10 @@ def _clips(
     segment: Segment, given: Mapping[str, str], sounds: Mapping[str, Sound], budget: Budget
 ) -> dict[str, Any] | None:
     """The sound of a worst segment, if its files are there and it fits."""
-    if not all(path in sounds for path in given.values()):
+    if budget.left == 0 or not all(path in sounds for path in given.values()):
         return None
     begin, end = segment.start - CONTEXT_S, segment.end + CONTEXT_S
-    made = {}
+    made: dict[str, dict[str, Any]] = {}
     for role, path in given.items():
         sound = sounds[path]._replace(wave=read_stretch(path, begin, end)[0])
         made[role] = {"src": address(sound), "gain": sound.gain, "embedded": True}
@@ -135,4 +137,4 @@ def _link(path: str, page: str) -> str:
         relative = os.path.relpath(full, os.path.dirname(os.path.abspath(page)))
     except ValueError:  # another drive
         return PurePath(full).as_uri()
-    return quote(PurePath(relative).as_posix())
+    return quote(os.fsencode(PurePath(relative).as_posix()))
