@@ -28,9 +28,9 @@ from common import table
 from torch import Tensor
 
 from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation, half_width
-from torch_mapss.bounds.match import match_kernel
+from torch_mapss.bounds.match import match_widths
 from torch_mapss.bounds.schur import Options
-from torch_mapss.bounds.separation import separation_kernel
+from torch_mapss.bounds.separation import separation_widths
 from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.mahalanobis import RIDGE
@@ -125,7 +125,7 @@ def match_sample(kind: str, frames: int, dimension: int, seed: int) -> Sample:
 
 def half_widths(measure: str, sample: Sample, draws: int) -> dict[str, list[Tensor]]:
     """Tails (F, 2) of every row at every confidence, after the estimated score."""
-    kernel = separation_kernel if measure == "PS" else match_kernel
+    kernel = separation_widths if measure == "PS" else match_widths
     resample = bootstrap_separation if measure == "PS" else bootstrap_match
     frames = len(sample.truth)
     blank = torch.zeros(frames, 2, DISTORTIONS, 0)  # what is read is the map alone

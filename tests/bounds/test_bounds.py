@@ -44,12 +44,12 @@ def _frames(case: str) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(x[None] for x in _frame(case))  # type: ignore[return-value]
 
 
-def _layout(points: tuple[Tensor, Tensor, Tensor]) -> Points:
+def _points(points: tuple[Tensor, Tensor, Tensor]) -> Points:
     return Points(*points, tuple(range(points[0].shape[-2])))
 
 
 def _embedding(points: tuple[Tensor, Tensor, Tensor], energy: float = 0.99):
-    return embed(_layout(points), Settings(energy=energy), discarded=True)
+    return embed(_points(points), Settings(energy=energy), discarded=True)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -153,9 +153,9 @@ def test_constants_enter_as_in_the_oracle(monkeypatch: pytest.MonkeyPatch) -> No
 def test_bartlett_agrees_with_the_oracle(case: str) -> None:
     frame = oracle.embed_frame(*released.embeddings(released.CASES[case]))
     assert frame is not None
-    embedding, layout = _embedding(_frames(case)), _layout(_frames(case))
-    _, clusters = split_points(embedding.coordinates, layout)
-    _, present = presence(layout)
+    embedding, record = _embedding(_frames(case)), _points(_frames(case))
+    _, clusters = split_points(embedding.coordinates, record)
+    _, present = presence(record)
     lags = effective.lag_correlations(clusters, present, embedding.dimension)[0]
     total = effective.bartlett_sum(clusters, present, embedding.dimension)[0]
     for j in frame.sources:
@@ -186,10 +186,10 @@ def test_bartlett_widens_the_tail_of_an_ordered_bank() -> None:
 def test_schur_identity(energy: float) -> None:
     """Retained + discarded = the ridge distance over all coordinates, every point and cluster."""
     points = clouds(6, sources=3, distortions=20, features=16, seed=5)
-    layout, embedding = _layout(points), _embedding(points, energy)
+    record, embedding = _points(points), _embedding(points, energy)
     full = schur.whole_space(embedding)
-    _, clusters = split_points(full.coordinates, layout)
-    _, present = presence(layout)
+    _, clusters = split_points(full.coordinates, record)
+    _, present = presence(record)
     mean, deviations, divisor = cluster_statistics(clusters, present)
     delta = full.coordinates.unsqueeze(1) - mean.unsqueeze(2)  # every point to every cluster
     retained = schur.is_retained(embedding, delta.shape[-1])
@@ -207,10 +207,10 @@ def test_schur_identity(energy: float) -> None:
 
 def _full_scores(points: tuple[Tensor, Tensor, Tensor], energy: float) -> tuple[Tensor, ...]:
     """PS and PM over all coordinates (j* kept), and over the retained ones."""
-    layout, embedding = _layout(points), _embedding(points, energy)
-    sides = separation.separation_sides(embedding, layout, Settings())
+    record, embedding = _points(points), _embedding(points, energy)
+    sides = separation.separation_sides(embedding, record, Settings())
     a, b = (sides.distance.square() + sides.discarded).sqrt().unbind(-1)
-    parts = match.match_parts(embedding, layout, Settings())
+    parts = match.match_parts(embedding, record, Settings())
     mean, variance = moments(parts.g + parts.gaps, parts.present, parts.members)
     fit = match.gamma(mean, variance)
     return b / (a + b), gammaincc(fit.k, (parts.a + parts.gap_a) / fit.theta)
@@ -311,11 +311,11 @@ def test_bootstrap_against_copies_of_the_points(measure: str) -> None:
     """Counts as weights give the score of an actually resampled cluster on the same map."""
     ours, _ = MEASURES[measure]
     points = clouds(2, sources=3, distortions=9, seed=11)
-    embedding, layout = _embedding(points), _layout(points)
+    embedding, record = _embedding(points), _points(points)
     present = torch.ones(2, 3, 9, dtype=torch.bool)
     counts = bootstrap.resampled_counts(present, 6, seed=5)
     boot = {"ps": bootstrap.bootstrap_separation, "pm": bootstrap.bootstrap_match}
-    score, draws = boot[measure](embedding, layout, Settings(), 6, 5)
+    score, draws = boot[measure](embedding, record, Settings(), 6, 5)
     direct = {"ps": F.perceptual_separation, "pm": F.perceptual_match}[measure](*points)
     torch.testing.assert_close(score, direct, rtol=1e-9, atol=1e-12)
     psi = embedding.coordinates.numpy()

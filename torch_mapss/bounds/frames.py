@@ -23,7 +23,7 @@ correlations follow in ``utterance`` and ``correlation``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,11 +31,11 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from torch_mapss.bounds.decomposition import decomposition_errors
-from torch_mapss.bounds.match import match_kernel
+from torch_mapss.bounds.match import match_widths
 from torch_mapss.bounds.schur import Options
-from torch_mapss.bounds.separation import separation_kernel
+from torch_mapss.bounds.separation import separation_widths
 from torch_mapss.core import checks
-from torch_mapss.core.diffusion_map import DiffusionMap, embed
+from torch_mapss.core.diffusion_map import DiffusionMap, Embedding, embed
 from torch_mapss.core.frame_batches import Score, Scored, run_shaped
 from torch_mapss.core.match import of_match
 from torch_mapss.core.points import Points, checked_points
@@ -45,6 +45,8 @@ from torch_mapss.core.torch_defaults import with_torch_defaults
 
 CONVENTIONS = ("paper", "reference", "derived")
 TAILS = ("concentration", "bootstrap")
+Widths = Callable[[Embedding, Points, Settings, Options], tuple[Tensor, Tensor]]
+Read = Callable[[Embedding, Points, Settings], dict[str, Tensor]]
 
 
 class Bounds(NamedTuple):
@@ -285,6 +287,16 @@ def truncation_bounds(
 # --------------------------------------------------------------------------------------------
 
 
+def _errors(name: str, widths: Widths, read: Read, options: Options, scores: bool) -> Score:
+    def score(points: Points, settings: Settings, may_sync: bool) -> Scored:
+        embedding = embed(points, settings, discarded=True, may_sync=may_sync)
+        radius, tail = widths(embedding, points, settings, options)
+        found = {f"{name}_radius": radius, f"{name}_tail": tail}
+        return found | (read(embedding, points, settings) if scores else {}), embedding.again
+
+    return score
+
+
 def separation_errors(options: Options, *, scores: bool = False) -> Score:
     """A score function of ``ps_radius`` and ``ps_tail``, and of what PS itself returns.
 
@@ -294,30 +306,12 @@ def separation_errors(options: Options, *, scores: bool = False) -> Score:
         options: checked, see :func:`check_options`.
         scores: also return the fields of :func:`torch_mapss.core.separation.separation_scores`.
     """
-
-    def score(points: Points, settings: Settings, may_sync: bool) -> Scored:
-        embedding = embed(points, settings, discarded=True, may_sync=may_sync)
-        radius, tail = separation_kernel(embedding, points, settings, options)
-        found = {"ps_radius": radius, "ps_tail": tail}
-        if scores:
-            found |= of_separation(embedding, points, settings)
-        return found, embedding.again
-
-    return score
+    return _errors("ps", separation_widths, of_separation, options, scores)
 
 
 def match_errors(options: Options, *, scores: bool = False) -> Score:
     """The same of ``pm_radius`` and ``pm_tail``, and of PM."""
-
-    def score(points: Points, settings: Settings, may_sync: bool) -> Scored:
-        embedding = embed(points, settings, discarded=True, may_sync=may_sync)
-        radius, tail = match_kernel(embedding, points, settings, options)
-        found = {"pm_radius": radius, "pm_tail": tail}
-        if scores:
-            found |= of_match(embedding, points, settings)
-        return found, embedding.again
-
-    return score
+    return _errors("pm", match_widths, of_match, options, scores)
 
 
 # --------------------------------------------------------------------------------------------

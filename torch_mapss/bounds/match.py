@@ -71,7 +71,7 @@ class Box(NamedTuple):
     floors: tuple[float, float, float] = (1e-12, 1e-12, 0.0)
 
 
-def match_kernel(
+def match_widths(
     embedding: Embedding, points: Points, settings: Settings, options: Options
 ) -> tuple[Tensor, Tensor]:
     """Radius and tail of PM (F, S') of a batch of frames."""

@@ -65,7 +65,7 @@ class Spread(NamedTuple):
     size: Tensor  # n_eff
 
 
-def separation_kernel(
+def separation_widths(
     embedding: Embedding, points: Points, settings: Settings, options: Options
 ) -> tuple[Tensor, Tensor]:
     """Radius and tail of PS (F, S') of a batch of frames."""
