@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss.evaluation import files
+from torch_mapss.evaluation import io
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,7 +119,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 150) ->
     """
     path, suffix = _target(figure, path)
     top = getattr(figure, "figure", None) or figure  # a subfigure is saved with its figure
-    files.write_with(path, lambda name: top.savefig(name, dpi=dpi, format=suffix))
+    io.write_with(path, lambda name: top.savefig(name, dpi=dpi, format=suffix))
     return path
 
 
@@ -133,9 +133,9 @@ def _target(figure: Figure, path: str | os.PathLike[str]) -> tuple[str, str]:
     if suffix not in known:
         raise ValueError(
             f"figures are written as {', '.join(sorted(known))}, not {suffix!r} (from "
-            f"{files.shown(path)!r}). Change the suffix."
+            f"{io.shown(path)!r}). Change the suffix."
         )
-    files.make_folder(os.path.dirname(path) or ".")
+    io.make_folder(os.path.dirname(path) or ".")
     return path, suffix
 
 
