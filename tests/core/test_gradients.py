@@ -194,15 +194,6 @@ def F_sum(measure):
     return lambda *embeddings: measure(*embeddings).sum()
 
 
-def test_identical_sources():
-    outputs, references, distortions = clouds(1, distortions=10, features=5, seed=17)
-    same = [x[:, :1].expand_as(x).contiguous() for x in (references, distortions)]
-    score = F.perceptual_separation(outputs, *same)
-    torch.testing.assert_close(score, torch.full_like(score, 0.5), rtol=0, atol=1e-9)
-    for g in pulled(F_sum(F.perceptual_separation), (outputs, *same)):
-        assert torch.isfinite(g).all()
-
-
 def hard_frames(count, seed):
     """Frames drawn to be hard: see the lines below for each kind."""
     outputs, references, distortions = clouds(count, distortions=6, features=4, seed=seed)

@@ -93,24 +93,6 @@ def test_a_matrix_that_cannot_be_decomposed_raises_as_torch_does() -> None:
     assert_decomposed(symmetric(40), *linalg.eigh(symmetric(40)))
 
 
-def test_many_python_threads() -> None:
-    matrices, errors = symmetric(40), []
-
-    def work() -> None:
-        try:
-            for _ in range(20):
-                assert_decomposed(matrices, *linalg.eigh(matrices))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not errors
-
-
 def _in_child(queue: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
     queue.put(linalg.eigh(symmetric(40))[0].sum().item())
 

@@ -152,14 +152,6 @@ def test_match_distances_in_one_dimension() -> None:
     assert oracle.gamma_moments(np.array([1.0, 2.0, 6.0])) == pytest.approx((9 / 7, 7 / 3))
 
 
-def test_match_score_of_an_exponential() -> None:
-    """For k = 1 the Gamma tail is e^(-a/θ)."""
-    pm, log_pm = oracle.match_score(6.0, 1.0, 2.0)
-    assert pm == pytest.approx(math.exp(-3.0), rel=1e-15)
-    assert log_pm == pytest.approx(-3.0, rel=1e-15)
-    assert oracle.match_score(4000.0, 1.0, 2.0) == pytest.approx((0.0, -2000.0), rel=1e-15)
-
-
 @pytest.mark.parametrize(
     ("k", "x"), [(0.01, 700.0), (0.3, 900.0), (5, 4000.0), (40, 2000.0), (3e3, 9e3), (2, 1.0)]
 )

@@ -108,7 +108,8 @@ def bootstrap_separation(
     def scores(weights: Tensor) -> Tensor:
         squared = _resampled_distances(weights, deviations, delta, divisor).mT
         chosen = squared.gather(-1, own_and_nearest(squared, active, points))
-        return ratio(*(chosen + ridge).sqrt().unbind(-1), settings.convention)
+        a, b = (chosen + ridge).sqrt().unbind(-1)
+        return ratio(a, b, settings.convention)
 
     blocks = _blocks(counts, len(outputs), clusters.shape[-1])
     return scores(once)[0], torch.cat([scores(block) for block in blocks])

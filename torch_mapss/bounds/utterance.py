@@ -127,7 +127,7 @@ def pool_separation_bounds(
         )
         width = pooling.pesq_slope(level) * width
     else:
-        scale = math.ceil(window / hop) * windows.count.to(tail.dtype).rsqrt()
+        scale = math.ceil(window / hop) * windows.number.to(tail.dtype).rsqrt()
         scale = scale * pooling.pesq_slope(level)
         bias = scale * pooling.masked_mean(radius.square(), active).sqrt()
         width = scale * pooling.masked_mean(tail.square(), active).sqrt()
@@ -138,19 +138,19 @@ def pool_separation_bounds(
 
 def _pooling_gradient(windows: pooling.Windows, active: Tensor, level: Tensor, p: float) -> Tensor:
     """w (..., F), the gradient of u; where a window is all 0, the steepest one-sided slope."""
-    values, inside, count, place = windows
+    values, inside, number, position = windows
     size = windows.size().to(values.dtype).unsqueeze(-1)  # (..., windows, 1)
     mean = pooling.window_means(windows, p).unsqueeze(-1)
     some = mean > 0.0
     inner = (values / torch.where(some, mean, 1.0)).pow(p - 1.0) / size
     inner = torch.where(some, inner, size.pow(-1.0 / p)) * inside
-    count = count.to(values.dtype)[..., None, None]
+    count = number.to(values.dtype)[..., None, None]
     above = level[..., None, None] > 0.0
     outer = mean / (count * torch.where(above, level[..., None, None], 1.0))
     outer = torch.where(above, outer, count.rsqrt())
     by_window = (outer * inner).flatten(-2)
-    joined = values.new_zeros(*active.shape[:-1], max(active.shape[-1], place.shape[-1]))
-    joined.scatter_add_(-1, place.flatten().expand_as(by_window), by_window)
+    joined = values.new_zeros(*active.shape[:-1], max(active.shape[-1], position.shape[-1]))
+    joined.scatter_add_(-1, position.flatten().expand_as(by_window), by_window)
     weights = torch.zeros_like(active, dtype=values.dtype)
     joined = joined[..., : active.shape[-1]]
     return weights.scatter(-1, pooling.joined_order(active), joined)

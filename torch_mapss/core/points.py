@@ -216,11 +216,13 @@ def checked_points(
         mask = checks.check_bool(mask, "mask", (*lead, sources, count))
         mask = mask.reshape(frames, sources, count)
         _check_distortions_left(mask, active, minimum_distortions, lead)
-    sums = () if others is None else (others,)
-    flat = [
-        checks.lifted(x).reshape(frames, *x.shape[len(lead) :]) for x in (*given.values(), *sums)
-    ]
-    return Points(*flat[:3], index, active, mask, *flat[3:]), lead
+
+    def flat(x: Tensor) -> Tensor:
+        return checks.lifted(x).reshape(frames, *x.shape[len(lead) :])
+
+    parts = flat(outputs), flat(references), flat(distortions)
+    sums = None if others is None else flat(others)
+    return Points(*parts, index, active, mask, sums), lead
 
 
 def _check_shapes(outputs: Tensor, references: Tensor, distortions: Tensor) -> None:

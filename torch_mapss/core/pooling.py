@@ -185,8 +185,8 @@ class Windows(NamedTuple):
 
     values: Tensor  # (..., windows, W)
     inside: Tensor  # (..., windows, W) bool; windows beyond an utterance's count are empty
-    count: Tensor  # (...) int64, windows of each utterance
-    place: Tensor  # (windows, W) of the joined frames
+    number: Tensor  # (...) int64, windows of each utterance
+    position: Tensor  # (windows, W) among the joined frames
 
     def size(self) -> Tensor:
         """(..., windows) frames in each window, at least 1."""
@@ -204,11 +204,11 @@ def windows_of(values: Tensor, active: Tensor, window: int, hop: int) -> Windows
     joined = values.gather(-1, joined_order(active))
     joined = torch.nn.functional.pad(joined, (0, max(0, window - joined.shape[-1])))
     found = joined.unfold(-1, window, hop)
-    number = torch.arange(found.shape[-2], device=active.device)
-    place = number.unsqueeze(-1) * hop + torch.arange(window, device=active.device)
-    count = (frames - window).clamp(min=0) // hop + 1
-    inside = (place < frames[..., None, None]) & (number < count.unsqueeze(-1)).unsqueeze(-1)
-    return Windows(torch.where(inside, found, 0.0), inside, count, place)
+    index = torch.arange(found.shape[-2], device=active.device)
+    position = index.unsqueeze(-1) * hop + torch.arange(window, device=active.device)
+    number = (frames - window).clamp(min=0) // hop + 1
+    inside = (position < frames[..., None, None]) & (index < number.unsqueeze(-1)).unsqueeze(-1)
+    return Windows(torch.where(inside, found, 0.0), inside, number, position)
 
 
 def window_means(windows: Windows, p: float) -> Tensor:
@@ -229,7 +229,7 @@ def window_means(windows: Windows, p: float) -> Tensor:
 
 def window_level(windows: Windows, p: float) -> Tensor:
     """u (...): root mean square over windows of the p-mean in each."""
-    return safe_sqrt(window_means(windows, p).square().sum(-1) / windows.count)
+    return safe_sqrt(window_means(windows, p).square().sum(-1) / windows.number)
 
 
 PESQ_RANGE = tuple(pesq_score(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist())

@@ -72,7 +72,7 @@ def separation_distances(embedding: Embedding, points: Points, settings: Setting
     scored = scored_outputs(points)
     ridge = RIDGE if settings.convention == "reference" else 0.0
     both = safe_sqrt(torch.where(scored.unsqueeze(-1), both + ridge, 0.0))
-    return Distances(*both.unbind(-1), scored & ~embedding.degenerate.unsqueeze(-1))
+    return Distances(both[..., 0], both[..., 1], scored & ~embedding.degenerate.unsqueeze(-1))
 
 
 def ratio(a: Tensor, b: Tensor, convention: str) -> Tensor:
