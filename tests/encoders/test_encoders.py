@@ -140,7 +140,7 @@ def test_sharded_checkpoints(own_folder: Folder) -> None:
     tensors = sorted(load_file(path / "model.safetensors").items())
     halves = {"a.safetensors": dict(tensors[::2]), "b.safetensors": dict(tensors[1::2])}
     for name, half in halves.items():
-        save_file(half, path / name)
+        save_file(half, path / name, metadata={"format": "pt"})
     index = {key: name for name, half in halves.items() for key in half}
     (path / "model.safetensors").unlink()
     (path / "model.safetensors.index.json").write_text(
@@ -480,7 +480,7 @@ def edit_weights(path: Path, edit: Callable[[dict[str, Tensor]], object]) -> Non
 
     tensors = load_file(path / "model.safetensors")
     edit(tensors)
-    save_file(tensors, path / "model.safetensors")
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
 def kept_names(path: Path) -> list[str]:
@@ -615,7 +615,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, source: Path, cache: Path) -> list
                 if any(file.match(pattern) for pattern in allow_patterns):
                     shutil.copy(file, snapshot)
         if not snapshot.is_dir():
-            raise huggingface_hub.errors.LocalEntryNotFoundError("not cached")
+            raise huggingface_hub.utils.LocalEntryNotFoundError("not cached")
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

@@ -291,16 +291,16 @@ def test_every_missing_weight_is_named(folder: Folder, tmp_path: Path) -> None:
     tensors = load_file(file)
     kept = [n for n in tensors if n.startswith("model.encoder.") and "layers.2" not in n]
     assert len(kept) == 7 + 2 * 15  # k has no bias
-    save_file({name: tensors[name] for name in kept}, file)
+    save_file({name: tensors[name] for name in kept}, file, metadata={"format": "pt"})
     load_encoder(path, layer=2)  # neither the decoder nor what is above the layer is needed
     for name in kept:
-        save_file({n: t for n, t in tensors.items() if n != name}, file)
+        save_file({n: t for n, t in tensors.items() if n != name}, file, metadata={"format": "pt"})
         bare = name.removeprefix("model.")
         # The decoder has a weight of nearly the same name, which is no renamed one.
         with pytest.raises(ValueError, match=rf"but {bare} is missing\.".replace(".", r"\.", 1)):
             load_encoder(path, layer=2)
     name = "model.encoder.conv1.weight"
-    save_file({**tensors, name: tensors[name][:, :-1].contiguous()}, file)
+    save_file({**tensors, name: tensors[name][:, :-1].contiguous()}, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"conv1\.weight has shape \(32, 79, 3\) instead of"):
         load_encoder(path)
 
