@@ -8,20 +8,19 @@ package makes those copies, thirteen families of them, from the loudness-normali
     DistortionBank("match", without=("noise",))        # leave a family (or one member) out
     DistortionBank(extra=(Distortion("gain/-6dB", "gain", halve),))   # add one of your own
     DistortionBank().subset(13)                        # a small bank for training
-    DistortionBank("match", leakage=7)                 # PM that distortion lowers, not leakage
 
-What lives where:
+Modules:
 
-- ``records``: `Distortion` (one member), `Distorted` (what a bank returns) and `Measured` (what it
-  must know of a whole signal to distort pieces of it alike).
-- ``bank``: `DistortionBank`; ``selection`` chooses its members, ``apply`` calls them, those of one
-  formula together; ``philox`` draws their noise by place.
-- ``traits``: what PM's column measures on the reference (A_RMS, A_95, peaks, quantiles).
+- ``distortion``: `Distortion` (one member), `Distorted` (what a bank returns) and `Measured` (what
+  it must know of an entire signal to distort segments of it alike).
+- ``bank``: `DistortionBank`; ``bank_members`` selects its members, ``distorted_copies`` calls them,
+  those of one formula at once; ``noise`` draws their noise by position.
+- ``reference_features``: what PM's column measures on the reference (A_RMS, A_95, peaks,
+  quantiles).
 - ``filters`` (notch, lowpass, highpass), ``echoes`` (comb, reverb, echo), ``additive`` (noise,
   tone), ``dynamics`` (tremolo, gate, clipping), ``pitch`` (pitch, vibrato): the families. Each
   file holds plain functions ``(waveform (..., T), sample_rate, *, parameters) -> (..., T)`` in
   physical units, and below them the two columns of the paper's table, `SEPARATION` and `MATCH`.
-- ``leakage``: the other sources of the mixture, a fourteenth family that is off by default.
 - ``signal``: Fourier helpers shared by the families.
 """
 
@@ -29,13 +28,12 @@ from __future__ import annotations
 
 from torch_mapss.distortions.additive import add_noise, add_tone
 from torch_mapss.distortions.bank import DistortionBank
+from torch_mapss.distortions.bank_members import FAMILIES
+from torch_mapss.distortions.distortion import Distorted, Distortion, Measured
 from torch_mapss.distortions.dynamics import clip, gate, tremolo
 from torch_mapss.distortions.echoes import comb, echo, reverberate
 from torch_mapss.distortions.filters import highpass, lowpass, notch
-from torch_mapss.distortions.leakage import add_leakage, add_one_source
 from torch_mapss.distortions.pitch import shift_pitch, vibrato
-from torch_mapss.distortions.records import Distorted, Distortion, Measured
-from torch_mapss.distortions.selection import FAMILIES
 
 __all__ = [
     "FAMILIES",
@@ -43,9 +41,7 @@ __all__ = [
     "Distortion",
     "DistortionBank",
     "Measured",
-    "add_leakage",
     "add_noise",
-    "add_one_source",
     "add_tone",
     "clip",
     "comb",

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core.fourier import fast_length
-from torch_mapss.distortions.records import Distortion
-from torch_mapss.distortions.signal import beside, clock, root_mean_square
-from torch_mapss.distortions.traits import HIGHEST, Scaled
+from torch_mapss.distortions.distortion import Distortion
+from torch_mapss.distortions.reference_features import HIGHEST, Scaled
+from torch_mapss.distortions.signal import cast_like, clock, root_mean_square
 
 LOWEST_NOISE = 20.0
 """Hz. Pink and brown noise start where hearing does. Down to 0 Hz, nearly all of brown noise would
@@ -36,32 +36,32 @@ def add_noise(
     exponent: float,
     noise: Callable[..., Tensor],
     start: int = 0,
-    whole: Tensor | None = None,
+    context: Tensor | None = None,
 ) -> Tensor:
     """Add noise with power spectrum 1/f^exponent at a signal-to-noise ratio.
 
-    The ratio is that of the powers over the whole signal. The noise is white noise through a filter
-    of one length, so that every sample of it depends on its place alone: a longer signal's noise
-    begins with a shorter one's. Silence stays silent.
+    The ratio is that of the powers over the entire signal. The noise is white noise through a
+    filter of one length, so that every sample of it depends on its position alone: a longer
+    signal's noise begins with a shorter one's. Silence stays silent.
 
     Args:
         waveform: (..., S, T).
         sample_rate: In Hz.
         snr: In dB; a number or (p, 1) on the CPU.
         exponent: 0 white, 1 pink, 2 brown; coloured noise has no content below 20 Hz.
-        noise: From a length and a first place to standard normal numbers (S, length), or
+        noise: From a length and a first position to standard normal numbers (S, length), or
             (S, p, length).
-        start: Place of the first sample in its signal.
-        whole: (..., S, 1) or (..., S, p, 1) gain of the noise, see `noise_gain`; measured on
+        start: Position of the first sample in its signal.
+        context: (..., S, 1) or (..., S, p, 1) gain of the noise, see `noise_gain`; measured on
             `waveform` by default.
 
     Returns:
         (..., S, T), or (..., S, p, T).
     """
     added = colored(noise, waveform.shape[-1], sample_rate, exponent, start)
-    if whole is None:
-        whole = _gain(waveform, snr, root_mean_square(added))
-    return waveform + added * whole
+    if context is None:
+        context = _gain(waveform, snr, root_mean_square(added))
+    return waveform + added * context
 
 
 def noise_gain(
@@ -72,10 +72,10 @@ def noise_gain(
     exponent: float,
     noise: Callable[..., Tensor],
 ) -> Tensor:
-    """What `add_noise` multiplies noise by on a whole signal, found in pieces of bounded memory.
+    """What `add_noise` multiplies noise by, measured on an entire signal in bounded memory.
 
     Args:
-        waveform: (..., S, T), the whole.
+        waveform: (..., S, T), the entire signal.
         sample_rate, snr, exponent, noise: As for `add_noise`.
 
     Returns:
@@ -91,7 +91,7 @@ def noise_gain(
 
 
 def _gain(waveform: Tensor, snr: float | Tensor, level: Tensor) -> Tensor:
-    ratio = beside(waveform, 10 ** (-snr / 20))
+    ratio = cast_like(waveform, 10 ** (-snr / 20))
     return root_mean_square(waveform) / level * ratio
 
 
@@ -105,11 +105,11 @@ def colored(
     """Gaussian noise of power 1 (on average) with power spectrum 1/f^exponent.
 
     Args:
-        noise: From a length and a first place to standard normal numbers (..., length).
+        noise: From a length and a first position to standard normal numbers (..., length).
         length: In samples.
         sample_rate: In Hz.
         exponent: b.
-        start: Place of the first sample.
+        start: Position of the first sample.
 
     Returns:
         (..., length).
@@ -156,18 +156,18 @@ def add_tone(
         sample_rate: In Hz.
         frequency: In Hz, a number or (..., 1) on the CPU.
         amplitude: Peak amplitude, a number or (..., 1).
-        start: Place of the first sample in its signal.
+        start: Position of the first sample in its signal.
 
     Returns:
         (..., T).
     """
     time = clock(waveform.shape[-1], sample_rate, start)
     tone = torch.sin(2 * torch.pi * frequency * time)  # float64: phases grow with the length
-    return waveform + beside(waveform, amplitude) * tone.to(waveform)
+    return waveform + cast_like(waveform, amplitude) * tone.to(waveform)
 
 
 ADDED: dict[str, Any] = {"batched": True, "timed": True, "reach": (0.0, 0.0)}
-NOISE: dict[str, Any] = {**ADDED, "random": True, "whole": noise_gain}
+NOISE: dict[str, Any] = {**ADDED, "random": True, "context": noise_gain}
 
 
 def noise_at(color: str, snr: int) -> Distortion:

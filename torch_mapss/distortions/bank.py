@@ -1,4 +1,4 @@
-"""The bank: which members, in which order, from which seed, for which reference."""
+"""The bank: its members, its seed, and the calls that make distorted copies."""
 
 from __future__ import annotations
 
@@ -9,24 +9,21 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core.torch_defaults import with_torch_defaults
-from torch_mapss.distortions.apply import Call, check_references, measure_members, other_sources
-from torch_mapss.distortions.leakage import leakage_members
-from torch_mapss.distortions.records import Distorted, Distortion, Measured
-from torch_mapss.distortions.selection import (
-    check_leakage_kept,
-    checked_leakage,
+from torch_mapss.distortions.bank_members import (
     distinct,
     extras,
     paper_members,
     selected,
     spread,
 )
+from torch_mapss.distortions.distorted_copies import CopyTask, check_references, measure_members
+from torch_mapss.distortions.distortion import Distorted, Distortion, Measured
 from torch_mapss.distortions.signal import samples
 
 LOWEST_SAMPLE_RATE = 4000
 CHUNK = 8
 FADE = 0.02
-"""Seconds of fade where a piece is cut out of a signal: a step would ring further than it."""
+"""Seconds of fade where a segment is cut out of a signal: a step would ring further."""
 
 
 class DistortionBank:
@@ -50,14 +47,6 @@ class DistortionBank:
         seed: Of all noise.
         size: Take only this many members, spread evenly over the families; None takes all. Smaller
             is faster and needs less memory, but describes the cluster more coarsely.
-        leakage: Add so many members that hold the other sources of the mixture, from -35 to +5 dB,
-            to a ``"match"`` bank (a fourteenth family, which the paper's table does not have). With
-            them PM falls less with leakage, and with distortion as before. 7 is as many as noise
-            has of each colour; more lets through more leakage. They hold all others at once: where
-            there are more than two sources, one of them leaking alone still lowers PM.
-        leakage_alone: For mixtures of S > 2 sources: add the same levels of so many other sources
-            by themselves. S - 1 is all of them; fewer are the first ones, so order counts. Of two
-            sources the only other one is there already.
 
     Attributes:
         kind: As given.
@@ -66,11 +55,8 @@ class DistortionBank:
 
     Raises:
         ValueError: If `kind`, a family or a member is unknown, a name occurs twice, nothing is
-            left, `size` is not between 1 and the number of members, `leakage` is negative,
-            asked of a bank for PS, or all its members are left out again, or `leakage_alone` is
-            negative or without `leakage`.
-        TypeError: If `extra` holds something else than `Distortion`, or the seed, `leakage` or
-            `leakage_alone` is no integer.
+            left, or `size` is not between 1 and the number of members.
+        TypeError: If `extra` holds something else than `Distortion`, or the seed is no integer.
     """
 
     kind: str
@@ -86,22 +72,18 @@ class DistortionBank:
         extra: Iterable[Distortion] = (),
         seed: int = 0,
         size: int | None = None,
-        leakage: int = 0,
-        leakage_alone: int = 0,
     ) -> None:
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise TypeError(f"seed must be an integer, got {seed!r}. Pass e.g. seed=0.")
         self.kind = kind
         self.seed = seed
         members = paper_members(kind)
-        members += leakage_members(*checked_leakage(leakage, leakage_alone, kind))
         if only is not None:
             members = tuple(m for m, hit in selected(members, only, "only", kind) if hit)
         members = tuple(m for m, hit in selected(members, without, "without", kind) if not hit)
         self.members = distinct(members + extras(extra), kind)
         if size is not None:
             self.members = spread(self.members, size, kind)
-        check_leakage_kept(self.members, leakage)
 
     def subset(self, size: int) -> DistortionBank:
         """The same bank with `size` of its members, spread evenly over the families.
@@ -121,11 +103,6 @@ class DistortionBank:
     def families(self) -> dict[str, int]:
         """Number of members of each family, in order."""
         return dict(Counter(member.family for member in self.members))
-
-    @property
-    def mixes(self) -> bool:
-        """Whether a member is made of the other sources as well, and so belongs to its mixture."""
-        return any(member.mixes for member in self.members)
 
     @property
     def size(self) -> int:
@@ -151,7 +128,6 @@ class DistortionBank:
         references: Tensor,
         sample_rate: int,
         sources: Sequence[int] | None = None,
-        mixture: Tensor | None = None,
     ) -> Distorted:
         """Distort every reference by every member.
 
@@ -160,9 +136,6 @@ class DistortionBank:
             sample_rate: In Hz.
             sources: Index of each of the S sources for their noise; None counts from 0. Pass the
                 original indices when `references` holds a selection of the sources.
-            mixture: (..., S', T) all references of the mixture, the S sources at their indices
-                `sources` among them; None says that `references` are all. Only members that hold
-                other sources read it.
 
         Returns:
             `Distorted` with waveforms (..., S, P, T), mask (..., S, P) and the P names. No
@@ -177,9 +150,7 @@ class DistortionBank:
         shape = (*check_references(references).shape[:-1], len(names))
         waveforms = references.new_empty(*shape, references.shape[-1])
         mask = torch.empty(shape, dtype=torch.bool, device=references.device)
-        for part, copies, present in self.iterate(
-            references, sample_rate, sources, mixture=mixture
-        ):
+        for part, copies, present in self.iterate(references, sample_rate, sources):
             waveforms[..., part, :] = copies
             mask[..., part] = present
         return Distorted(waveforms, mask, names)
@@ -189,36 +160,34 @@ class DistortionBank:
         references: Tensor,
         sample_rate: int,
         sources: Sequence[int] | None = None,
-        mixture: Tensor | None = None,
         *,
         pieces: bool = True,
     ) -> Measured:
-        """What the members must know of whole references before they are handed pieces of them.
+        """What the members must know of entire references before they are given segments of them.
 
         Args:
-            references: (..., S, T), the whole.
+            references: (..., S, T), the entire signals.
             sample_rate: In Hz.
             sources: As in the call.
-            mixture: As in the call.
-            pieces: False: what is enough to distort them as a whole.
+            pieces: False: only what is needed to distort the entire signals.
 
         Returns:
-            `Measured`, to be handed to `iterate` with any piece of these references.
+            `Measured`, to be passed to `iterate` with any segment of these references.
 
         Raises:
             ValueError: As the call, or if a member states no `Distortion.reach`.
             TypeError: As the call.
         """
         if pieces:
-            self.reach(sample_rate)  # refuses members that need the whole
-        call = self._call(references, sample_rate, sources, mixture)
+            self.reach(sample_rate)  # refuses members that need the entire signal
+        task = self._task(references, sample_rate, sources)
         with torch.no_grad():
-            return measure_members(call, whole=pieces)
+            return measure_members(task, pieces=pieces)
 
     def reach(self, sample_rate: int) -> tuple[float, float]:
         """Seconds before and after a sample on which its copies may depend, see `Distortion.reach`.
 
-        A piece of a signal must have as much on both sides of what is kept of its copies.
+        A segment must have as much on both sides of what is kept of its copies.
 
         Raises:
             ValueError: If a member does not state it.
@@ -227,28 +196,24 @@ class DistortionBank:
         unknown = [member.name for member in members if member.reach is None]
         if unknown:
             raise ValueError(
-                f"distortions {unknown} do not say how far they reach, so that long files cannot "
-                f"be distorted in segments. Say it, Distortion(..., reach=(seconds before, seconds "
-                f"after)), or score the whole file at once (segment=None)."
+                f"distortions {unknown} have no reach, which distorting in segments requires. Pass "
+                f"Distortion(..., reach=(seconds before, seconds after)), or score entire files "
+                f"(segment=None)."
             )
         before, after = (max(m.reach[side] for m in members if m.reach) for side in (0, 1))
         return before + FADE, after + FADE
 
-    def _call(
+    def _task(
         self,
         references: Tensor,
         sample_rate: int,
         sources: Sequence[int] | None,
-        mixture: Tensor | None,
         start: int = 0,
-    ) -> Call:
+    ) -> CopyTask:
         members = self._available(_checked_rate(sample_rate))
         references = check_references(references).detach()
         indices = _checked_sources(sources, references.shape[-2])
-        others = None
-        if any(member.mixes for member in members):
-            others = other_sources(references, indices, mixture)
-        return Call(members, references, sample_rate, self.seed, indices, others, start)
+        return CopyTask(members, references, sample_rate, self.seed, indices, start)
 
     def iterate(
         self,
@@ -256,7 +221,6 @@ class DistortionBank:
         sample_rate: int,
         sources: Sequence[int] | None = None,
         chunk: int = CHUNK,
-        mixture: Tensor | None = None,
         *,
         measured: Measured | None = None,
         start: int = 0,
@@ -264,14 +228,13 @@ class DistortionBank:
         """Distort the references by a few members at a time, to bound memory.
 
         Args:
-            references: As in the call, or a piece of them.
+            references: As in the call, or a segment of them.
             sample_rate: In Hz.
             sources: As in the call.
             chunk: Number of members at a time; more is no faster, and needs chunk · S · T numbers.
-            mixture: As in the call; a piece where `references` are one.
-            measured: What `measure` found on the whole references, for a piece of them.
-            start: Place of the first sample of a piece. Its copies are those of the whole except
-                within `reach` of an end at which it was cut.
+            measured: What `measure` found on the entire references, for a segment of them.
+            start: Position of a segment's first sample. Its copies are those of the entire signal
+                except within `reach` of an end at which it was cut.
 
         Yields:
             The slice of the P axis, waveforms (..., S, p, T) and mask (..., S, p), p <= chunk.
@@ -285,19 +248,19 @@ class DistortionBank:
             raise ValueError(f"chunk must be at least 1 member at a time, got {chunk}.")
         if start and measured is None:
             raise ValueError(
-                f"start is {start}, but the copies of a piece depend on what is measured on the "
-                f"whole. Pass measured=bank.measure(references, ...) of the whole references."
+                f"start={start} requires measured=bank.measure(references, ...) of the entire "
+                f"references, on which the copies of a segment depend."
             )
         if measured is not None:
             references = faded(references, sample_rate, start, measured.length)
-        call = self._call(references, sample_rate, sources, mixture, start)
+        task = self._task(references, sample_rate, sources, start)
         with torch.no_grad():
-            known = measure_members(call) if measured is None else measured
-        for first in range(0, len(call.members), chunk):
-            part = slice(first, min(first + chunk, len(call.members)))
+            found = measure_members(task) if measured is None else measured
+        for first in range(0, len(task.members), chunk):
+            part = slice(first, min(first + chunk, len(task.members)))
             with torch.no_grad():  # inside the loop: a generator must not hold it while suspended
-                copies = call.copies(part, known)
-            yield part, copies, known.mask[..., part]
+                copies = task.copies(part, found)
+            yield part, copies, found.mask[..., part]
 
     def _available(self, sample_rate: int | None) -> tuple[Distortion, ...]:
         if sample_rate is None:
@@ -318,16 +281,35 @@ class DistortionBank:
         return self.kind, self.seed, self.members
 
     def __repr__(self) -> str:
-        """Kind, size, seed and the families with their counts."""
-        counts = ", ".join(f"{family} {count}" for family, count in self.families.items())
-        return f"DistortionBank({self.kind!r}, {len(self)} members, seed={self.seed}: {counts})"
+        """Kind, size and seed; `print` also lists the families."""
+        return f"DistortionBank({self.kind!r}, size={len(self)}, seed={self.seed})"
+
+    def __str__(self) -> str:
+        """Five lines: the settings, and the members of each family."""
+        counts = self.families
+        listed = {family for _, families in _LINES for family in families}
+        own = tuple(family for family in counts if family not in listed)
+        rows = [*_LINES[:-1], (_LINES[-1][0], (*_LINES[-1][1], *own))]
+        lines = [
+            f"  {label}: " + (", ".join(f"{f} {counts[f]}" for f in row if f in counts) or "none")
+            for label, row in rows
+        ]
+        return "\n".join([f"{self!r}, {len(counts)} families", *lines])
+
+
+_LINES = (
+    ("filters", ("notch", "lowpass", "highpass")),
+    ("echoes", ("comb", "reverb", "echo")),
+    ("added sounds", ("noise", "tone")),
+    ("level, pitch and others", ("tremolo", "gate", "clipping", "pitch", "vibrato")),
+)
 
 
 def faded(references: Tensor, sample_rate: int, start: int, length: int) -> Tensor:
-    """A piece (..., T) of a signal of some length, faded where it was cut from it."""
+    """A segment (..., T) of a signal of some length, faded where it was cut."""
     count = min(samples(FADE, sample_rate), references.shape[-1])
-    place = torch.arange(1, count + 1, dtype=references.dtype, device=references.device)
-    fade = 0.5 - 0.5 * torch.cos(torch.pi * place / (count + 1))
+    index = torch.arange(1, count + 1, dtype=references.dtype, device=references.device)
+    fade = 0.5 - 0.5 * torch.cos(torch.pi * index / (count + 1))
     gain = torch.ones_like(references[(0,) * (references.ndim - 1)])
     if start > 0:
         gain[:count] = fade

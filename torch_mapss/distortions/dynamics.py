@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torch_mapss.distortions.records import Distortion
-from torch_mapss.distortions.signal import beside, clock, samples
-from torch_mapss.distortions.traits import Scaled
+from torch_mapss.distortions.distortion import Distortion
+from torch_mapss.distortions.reference_features import Scaled
+from torch_mapss.distortions.signal import cast_like, clock, samples
 
 GATE_WINDOW = 0.010
 """Seconds over which the gate looks for a peak: half a period of 50 Hz, so that it does not chop
@@ -35,7 +35,7 @@ def tremolo(
         sample_rate: In Hz.
         rate: In Hz; a number or, like `depth`, (..., 1) on the CPU.
         depth: 0 leaves the waveform alone, 1 swings down to silence.
-        start: Place of the first sample in its signal.
+        start: Position of the first sample in its signal.
 
     Returns:
         (..., T).
@@ -58,7 +58,7 @@ def gate(waveform: Tensor, sample_rate: int, *, threshold: float | Tensor) -> Te
     Returns:
         (..., T).
     """
-    loud = waveform.abs() >= beside(waveform, threshold)
+    loud = waveform.abs() >= cast_like(waveform, threshold)
     opened = centred_mean(loud, samples(GATE_WINDOW, sample_rate), waveform) > 0
     return waveform * centred_mean(opened, samples(GATE_FADE, sample_rate), waveform)
 
@@ -75,8 +75,8 @@ def centred_mean(flags: Tensor, window: int, like: Tensor) -> Tensor:
     """
     count, half = flags.shape[-1], window // 2
     running = flags.cumsum(-1)
-    whole = running[..., -1:].expand(*running.shape[:-1], half)
-    running = torch.cat([pad(running, (half + 1, 0)), whole], -1)
+    total = running[..., -1:].expand(*running.shape[:-1], half)
+    running = torch.cat([pad(running, (half + 1, 0)), total], -1)
     inside = running[..., 2 * half + 1 :] - running[..., :count]
     place = torch.arange(count, device=flags.device)
     size = (place + half + 1).clamp(max=count) - (place - half).clamp(min=0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torch_mapss.distortions.records import Distortion
+from torch_mapss.distortions.distortion import Distortion
 from torch_mapss.distortions.signal import convolve, samples
 
 FORGOTTEN = 1e-7
@@ -82,7 +82,7 @@ def reverberate(
         sample_rate: In Hz.
         length: Of the tail, in seconds; a number or, like the next two, (..., 1) on the CPU.
         decay: Rate of the amplitude in 1/s: ln(1000)/RT60, as 60 dB are a factor of 1000.
-        gain: Amplitude of the whole tail against the direct sound.
+        gain: Amplitude of the entire tail against the direct sound.
         noise: From a length to standard normal numbers (S, length), or (S, p, length).
 
     Returns:

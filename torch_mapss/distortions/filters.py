@@ -1,6 +1,6 @@
 """Filters: notch, lowpass, highpass.
 
-All three multiply the spectrum of the whole waveform with a real response, so they act without
+All three multiply the spectrum of the entire waveform with a real response, so they act without
 delay and exactly at the frequencies they name.
 """
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from torch_mapss.distortions.records import Distortion
-from torch_mapss.distortions.signal import apply_response, beside
-from torch_mapss.distortions.traits import NOTCHES, Cutoff, EnergyQuantile, SpectralPeak
+from torch_mapss.distortions.distortion import Distortion
+from torch_mapss.distortions.reference_features import NOTCHES, Cutoff, EnergyQuantile, SpectralPeak
+from torch_mapss.distortions.signal import apply_response, cast_like
 
 NOTCH_EDGE = 20.0
 """Hz from 0 to full gain on each side of a notch: it shortens the ringing to some 50 ms."""
@@ -48,7 +48,7 @@ def notch(
         (..., T).
     """
 
-    frequency, half_width = beside(waveform, frequency), beside(waveform, half_width)
+    frequency, half_width = cast_like(waveform, frequency), cast_like(waveform, half_width)
 
     def response(hertz: Tensor) -> Tensor:
         outside = (((hertz - frequency).abs() - half_width) / NOTCH_EDGE).clamp(0, 1)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torch_mapss.distortions.records import Distortion
-from torch_mapss.distortions.signal import beside, clock, fast_length
-from torch_mapss.distortions.traits import VibratoDepth
+from torch_mapss.distortions.distortion import Distortion
+from torch_mapss.distortions.reference_features import VibratoDepth
+from torch_mapss.distortions.signal import cast_like, clock, fast_length
 
 LARGEST_SHIFT = 36.0
 """Semitones: beyond three octaves no fraction with small terms is near enough."""
@@ -36,7 +36,7 @@ def shift_pitch(
     *,
     semitones: float,
     start: int = 0,
-    whole: Tensor | None = None,
+    context: Tensor | None = None,
 ) -> Tensor:
     """Move all frequencies by semitones, keeping length and time.
 
@@ -48,32 +48,32 @@ def shift_pitch(
         waveform: (..., T).
         sample_rate: In Hz.
         semitones: Up if positive, at most 36 to either side.
-        start: Place of the first sample in its signal.
-        whole: Phases of the whole signal's frames, see `vocoder_phases`. A piece that starts later
-            than its signal needs them; it is silent up to the first frame of which they are known.
+        start: Position of the first sample in its signal.
+        context: Phases of the entire signal's frames, see `vocoder_phases`. A segment that starts
+            later than its signal needs them; it is silent up to its first frame with a phase.
 
     Returns:
         (..., T); content moved above f_s/2 is gone.
 
     Raises:
-        ValueError: If the shift exceeds 36 semitones, or a later piece comes without `whole`.
+        ValueError: If the shift exceeds 36 semitones, or a later segment comes without `context`.
     """
     ratio, window = vocoder(semitones, sample_rate)
     length = waveform.shape[-1]
     if start == 0:
         stretched = stretch(waveform, ratio, window)
         return fourier_resample(stretched, sample_rate, ratio, length)
-    if whole is None:
+    if context is None:
         raise ValueError(
-            f"start is {start}: a piece of a signal can only be moved like the whole if its phases "
-            f"are known. Pass whole=vocoder_phases(signal, ...), or the whole signal."
+            f"start={start} requires context=vocoder_phases(signal, ...) of the entire signal: "
+            f"phases of later frames depend on the earlier ones."
         )
     step = anchor(ratio, window)
-    place = -(-(start + lead(window)) // step)  # the first frame with a known phase, and its past
-    skipped = place * step - start
+    index = -(-(start + lead(window)) // step)  # of the first frame whose phase and past exist
+    skipped = index * step - start
     if skipped >= length:
         return torch.zeros_like(waveform)
-    stretched = stretch(waveform, ratio, window, skipped, whole[..., place, :])
+    stretched = stretch(waveform, ratio, window, skipped, context[..., index, :])
     fade = 0.5 - 0.5 * torch.cos(torch.pi * torch.arange(window, device=waveform.device) / window)
     stretched[..., :window] *= fade.to(waveform)  # a step there would ring into what is kept
     return pad(fourier_resample(stretched, sample_rate, ratio, length - skipped), (skipped, 0))
@@ -101,10 +101,10 @@ def lead(window: int) -> int:
 
 
 def vocoder_phases(waveform: Tensor, sample_rate: int, *, semitones: float) -> Tensor:
-    """Phases that the vocoder has at every `anchor` of a whole signal, in pieces of bounded memory.
+    """Phases of the vocoder at every `anchor` of an entire signal, in bounded memory.
 
     Args:
-        waveform: (..., T), the whole.
+        waveform: (..., T), the entire signal.
         sample_rate, semitones: As for `shift_pitch`.
 
     Returns:
@@ -113,8 +113,8 @@ def vocoder_phases(waveform: Tensor, sample_rate: int, *, semitones: float) -> T
     ratio, window = vocoder(semitones, sample_rate)
     step, hops, length = anchor(ratio, window), ratio.numerator, waveform.shape[-1]
     at_once = max(1, PIECE // step)
-    known = waveform.new_ones(*waveform.shape[:-1], 1, window // 2 + 1)
-    found = [torch.complex(known, torch.zeros_like(known))]
+    ones = waveform.new_ones(*waveform.shape[:-1], 1, window // 2 + 1)
+    found = [torch.complex(ones, torch.zeros_like(ones))]
     for first in range(0, length // step, at_once):
         count = min(at_once, length // step - first)
         left = first * step - lead(window) if first else 0
@@ -132,7 +132,7 @@ def stretch(
     ratio: Fraction,
     window: int,
     skipped: int = 0,
-    known: Tensor | None = None,
+    first_phase: Tensor | None = None,
 ) -> Tensor:
     """Phase vocoder: time runs `ratio` times as long, frequencies stay.
 
@@ -150,26 +150,26 @@ def stretch(
         ratio: Above 1 stretches, below 1 shrinks.
         window: Frame length in samples, divisible by 4; the hop is a quarter of it.
         skipped: Samples before the centre of the first frame.
-        known: (..., window // 2 + 1) phase of the first frame, complex of modulus 1.
+        first_phase: (..., window // 2 + 1) phase of the first frame, complex of modulus 1.
 
     Returns:
         (..., at least ratio · (T - skipped)).
     """
     count = math.ceil((waveform.shape[-1] - skipped) * ratio / (window // 4)) + 2
     frames = analysis_frames(waveform, ratio, window, count, skipped)
-    phases, size = vocoder_frames(*frames, ratio, known)
+    phases, size = vocoder_frames(*frames, ratio, first_phase)
     return overlap_add(torch.fft.irfft(phases * size, n=window))
 
 
 def vocoder_frames(
-    current: Tensor, previous: Tensor, ratio: Fraction, known: Tensor | None
+    current: Tensor, previous: Tensor, ratio: Fraction, first_phase: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Phases of the stretched frames (..., F, K), complex of modulus 1, and their magnitudes.
 
     Args:
         current, previous: (..., F, window), see `analysis_frames`.
         ratio: Of the stretch.
-        known: (..., K) phase of the first frame; None: the signal starts there.
+        first_phase: (..., K) phase of the first frame; None: the signal starts there.
     """
     window = current.shape[-1]
     # The first frame with sound is always one: content right of its centre weighs at least 4
@@ -181,8 +181,8 @@ def vocoder_frames(
     start = spectrum / size.where(size > 0, 1)
     start = torch.where(size > 0, start, torch.ones_like(start))
     delay = float(1 - ratio) * energy_centre(current)
-    if known is not None:
-        start = torch.cat([known.unsqueeze(-2), start[..., 1:, :]], -2)
+    if first_phase is not None:
+        start = torch.cat([first_phase.unsqueeze(-2), start[..., 1:, :]], -2)
         delay = torch.cat([torch.zeros_like(delay[..., :1, :]), delay[..., 1:, :]], -2)
     place = torch.arange(current.shape[-2], device=current.device)
     last = torch.where(onset, place, 0)
@@ -317,14 +317,14 @@ def vibrato(
         sample_rate: In Hz.
         rate: In Hz, a number or (..., 1) on the CPU.
         depth: Largest fractional stretch, a number or (..., 1).
-        start: Place of the first sample in its signal.
+        start: Position of the first sample in its signal.
 
     Returns:
         (..., T); time before the start and after the end is silent.
     """
     time = clock(waveform.shape[-1], sample_rate, start)
     wave = torch.sin(2 * torch.pi * rate * time) * (sample_rate / (2 * torch.pi * rate))
-    return warp(waveform, sample_rate, beside(waveform, depth) * wave.to(waveform))
+    return warp(waveform, sample_rate, cast_like(waveform, depth) * wave.to(waveform))
 
 
 def warp(waveform: Tensor, sample_rate: int, offset: Tensor) -> Tensor:
@@ -332,13 +332,13 @@ def warp(waveform: Tensor, sample_rate: int, offset: Tensor) -> Tensor:
     length = waveform.shape[-1]
     dense = oversample(pad(waveform, (MARGIN, MARGIN)), sample_rate)
     fine = OVERSAMPLING * offset
-    whole = fine.floor()
+    integer = fine.floor()
     place = OVERSAMPLING * (torch.arange(length, device=waveform.device) + MARGIN)
     # Not torch.broadcast_shapes, whose first call imports a computer algebra system.
     shape = torch.Size([*(waveform[..., 0] + offset[..., 0]).shape, length])
-    index = (place + whole.long()).clamp(2, dense.shape[-1] - 4).expand(shape)
+    index = (place + integer.long()).clamp(2, dense.shape[-1] - 4).expand(shape)
     dense = dense.expand(*shape[:-1], -1)
-    weights = lagrange(fine - whole)
+    weights = lagrange(fine - integer)
     return sum(
         (w * dense.gather(-1, index + i - 2) for i, w in enumerate(weights)),
         start=waveform.new_zeros(shape),
@@ -386,7 +386,7 @@ def pitch_at(semitones: int) -> Distortion:
         parameters,
         timed=True,
         reach=reach,
-        whole=vocoder_phases,
+        context=vocoder_phases,
     )
 
 

@@ -29,7 +29,7 @@ def clock(length: int, sample_rate: int, start: int = 0) -> Tensor:
     return torch.arange(start, start + length, dtype=torch.float64, device="cpu") / sample_rate
 
 
-def beside(waveform: Tensor, value: float | Tensor) -> float | Tensor:
+def cast_like(waveform: Tensor, value: float | Tensor) -> float | Tensor:
     """A parameter in the dtype and on the device of a waveform; a number stays one."""
     return value.to(waveform) if isinstance(value, Tensor) else value
 

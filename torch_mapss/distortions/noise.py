@@ -1,9 +1,9 @@
-"""Standard normal numbers by place: Philox4x32-10 in integer arithmetic, then Box-Muller.
+"""Standard normal numbers by position: Philox4x32-10 in integer arithmetic, then Box-Muller.
 
 A generator with a state gives other numbers on a GPU than on a CPU, and the sample at second 90
 only after all before it. A counter-based one (Salmon et al., *Parallel random numbers: as easy as
-1, 2, 3*, 2011) is a function: ten rounds of multiplication scramble (key, place), so any stretch of
-a noise can be made anywhere, alone, and is the same everywhere up to rounding of log and cosine.
+1, 2, 3*, 2011) is a function: ten rounds of multiplication scramble (key, position), so any segment
+of a noise can be made anywhere, alone, and is the same up to rounding of log and cosine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def scramble(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
         torch.mul(c2, MULTIPLIERS[1], out=q)
         torch.bitwise_right_shift(q, 32, out=c0).bitwise_xor_(c1).bitwise_xor_(k0)
         torch.bitwise_right_shift(p, 32, out=c2).bitwise_xor_(c3).bitwise_xor_(k1)
-        c0.bitwise_and_(WORD)  # words 1 and 3 keep their upper halves until they are looked at
+        c0.bitwise_and_(WORD)  # words 1 and 3 keep their upper halves until they are read
         c2.bitwise_and_(WORD)
         c1, q = q, c1
         c3, p = p, c3
@@ -49,11 +49,11 @@ def scramble(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
 
 
 def normals(seeds: Tensor, start: int, length: int) -> Tensor:
-    """Standard normal numbers at the places start, start + 1, … of every seed's sequence.
+    """Standard normal numbers at the positions start, start + 1, … of every seed's sequence.
 
     Args:
         seeds: (...) int64, not negative, one sequence each.
-        start: First place, at least 0.
+        start: First position, at least 0.
         length: How many.
 
     Returns:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torch_mapss.distortions.traits import Traits
+from torch_mapss.distortions.reference_features import ReferenceFeatures
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,31 +31,27 @@ class Distortion:
         family: The group it is dropped with and counted in.
         function: ``(waveform (..., T), sample_rate, **parameters) -> (..., T)``.
         parameters: Keyword arguments, the same for every reference.
-        measured: Keyword arguments taken from each reference: a callable from `Traits` to a
-            tensor (..., 1), see `torch_mapss.distortions.traits`. NaN means that this reference
-            has no such member, and its slot is masked.
+        measured: Keyword arguments taken from each reference: a callable from
+            `ReferenceFeatures` to a tensor (..., 1), see the module of that name. NaN means that
+            this reference has no such member, and its slot is masked.
         distinct: The measured argument that tells members of a family apart: where it equals that
             of an earlier member of the family, the two are one member and the later is masked.
-        random: The function also gets ``noise``, a callable from a length (and the place of the
-            first, 0 if left out) to standard normal numbers (S, length), a function of the bank's
-            seed, the source index, the member's name and the place.
+        random: The function also gets ``noise``, a callable from a length (and the position of the
+            first sample, default 0) to standard normal numbers (S, length), a function of the
+            bank's seed, the source index, the member's name and the position.
         lowest_rate: In Hz; at lower sample rates the member does not exist.
-        mixes: The function also gets ``others`` (..., S, S-1, T), for each of the S sources of
-            `waveform` the other references of its mixture, in their order. It must treat every
-            mixture by itself. Where all the others are silent the slot is masked. Such a member
-            belongs to its mixture: a bank that has one cannot be recombined into new ones.
         batched: The function takes several members at once: ``waveform`` is then (..., S, 1, T),
             floats in ``parameters`` are float64 CPU tensors (p, 1), ``measured`` arguments
             (..., S, p, 1), ``noise`` gives (S, p, length), and it returns (..., S, p, T). Members
             whose other parameters differ are called apart.
-        reach: What of a signal a sample of the copy depends on beside what is measured: how many
-            seconds before and after it. None says that it is not known: such a member needs the
-            whole signal, and long files cannot be distorted in segments.
-        timed: The function also gets ``start``, the place of the waveform's first sample in its
-            signal: 0 unless it is handed a piece of it.
-        whole: What the function must know of the whole signal when it is handed a piece: called
-            with the whole waveform and everything else the function gets, it returns a tensor,
-            which the function then gets as ``whole``.
+        reach: Seconds of the signal before and after a sample on which the copy depends there,
+            apart from what is measured. None: not known; such a member needs the entire signal,
+            and long files cannot be distorted in segments.
+        timed: The function also gets ``start``, the position of the waveform's first sample in its
+            signal: 0 unless it is given a segment of it.
+        context: What the function must know of the entire signal when it is given a segment: called
+            with the entire waveform and everything else the function gets, it returns a tensor,
+            which the function then gets as ``context``.
 
     Raises:
         TypeError: If `name` or `family` is not a non-empty string or `function` not callable.
@@ -65,15 +61,14 @@ class Distortion:
     family: str
     function: Callable[..., Tensor]
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    measured: Mapping[str, Callable[[Traits], Tensor]] = field(default_factory=dict)
+    measured: Mapping[str, Callable[[ReferenceFeatures], Tensor]] = field(default_factory=dict)
     distinct: str | None = None
     random: bool = False
     lowest_rate: float = 0.0
-    mixes: bool = False
     batched: bool = False
     reach: tuple[float, float] | None = None
     timed: bool = False
-    whole: Callable[..., Tensor] | None = None
+    context: Callable[..., Tensor] | None = None
 
     def __post_init__(self) -> None:
         for label in ("name", "family"):
@@ -121,36 +116,36 @@ def _described(value: Any) -> Any:
         return [_described(entry) for entry in value]
     if isinstance(value, functools.partial):
         return [_described(part) for part in (value.func, value.args, value.keywords)]
-    if hasattr(value, "__qualname__"):  # the text of a function holds its place in memory
+    if hasattr(value, "__qualname__"):  # the repr of a function holds its address in memory
         return f"{value.__module__}.{value.__qualname__}"
     return repr(value)
 
 
 class Measured(NamedTuple):
-    """What a bank knows of whole references, and needs to distort pieces of them alike.
+    """What a bank measured on entire references, to distort segments of them alike.
 
     Args:
         mask: (..., S, P) bool, true where the member exists for this reference.
         values: For each of the P members what it has measured, (..., S, 1) each.
-        whole: For each member that asks for it what else it must know, (..., S, ...), by name.
-        length: T of the whole references.
+        context: For each member that needs it the result of `Distortion.context`, (..., S, ...).
+        length: T of the entire references.
     """
 
     mask: Tensor
     values: tuple[dict[str, Tensor], ...]
-    whole: dict[str, Tensor]
+    context: dict[str, Tensor]
     length: int
 
     def of_sources(self, some: slice) -> Measured:
-        """What is known of some of the S sources."""
+        """The same for some of the S sources."""
         axis = self.mask.ndim - 2
 
         def pick(tensor: Tensor) -> Tensor:
             return tensor[(slice(None),) * axis + (some,)]
 
         values = tuple({key: pick(x) for key, x in each.items()} for each in self.values)
-        whole = {name: pick(x) for name, x in self.whole.items()}
-        return Measured(pick(self.mask), values, whole, self.length)
+        context = {name: pick(x) for name, x in self.context.items()}
+        return Measured(pick(self.mask), values, context, self.length)
 
 
 class Distorted(NamedTuple):

@@ -1,7 +1,7 @@
 """What PM's bank measures on a reference: amplitudes, spectral peaks, energy quantiles.
 
-`Traits` computes each quantity once per reference, when a member first asks for it. The small
-records below it are the questions members ask; they are plain data, so that a bank can be
+`ReferenceFeatures` computes each quantity once per reference, when a member first asks for it. The
+small records below it are the quantities members ask for: plain data, so that a bank can be
 compared, hashed and pickled.
 """
 
@@ -33,7 +33,7 @@ PEAK_FLOOR = 1e-8
 64 ms Hann window have fallen to -84 dB, and a notch there would change nothing."""
 
 
-class Traits:
+class ReferenceFeatures:
     """Lazily measured properties of references (..., T); amplitudes have shape (..., 1).
 
     Args:
@@ -81,8 +81,8 @@ def percentile(values: Tensor, percent: int) -> Tensor:
 
     Like `torch.quantile`, which refuses more than 2^24 values, but sorts only the upper end.
     """
-    whole, rest = divmod(percent * (values.shape[-1] - 1), 100)
-    upper = values.topk(values.shape[-1] - whole, dim=-1).values  # down to the lower neighbour
+    index, rest = divmod(percent * (values.shape[-1] - 1), 100)
+    upper = values.topk(values.shape[-1] - index, dim=-1).values  # down to the lower neighbour
     low, high = upper[..., -1:], upper[..., -2:-1]
     return torch.lerp(low, high, rest / 100) if rest else low
 
@@ -110,7 +110,7 @@ def spectral_peaks(waveform: Tensor, sample_rate: int) -> Tensor:
         sample_rate: In Hz.
 
     Returns:
-        (..., 20), in Hz, strongest first; NaN where there are no further peaks.
+        (..., 20), in Hz, strongest first; NaN beyond the last peak.
     """
     window = fast_length(round(0.064 * sample_rate))
     power = welch_spectrum(waveform, window)
@@ -149,7 +149,7 @@ def steadiness(waveform: Tensor, sample_rate: int) -> Tensor:
     active = (rms > ACTIVE * root_mean_square(waveform)) & (peak > 0)
     ratio = torch.where(active, rms / peak.where(active, 1), torch.inf).sort(-1).values
     count = active.sum(-1, keepdim=True)
-    middle = [ratio.gather(-1, place.clamp(min=0)) for place in ((count - 1) // 2, count // 2)]
+    middle = [ratio.gather(-1, index.clamp(min=0)) for index in ((count - 1) // 2, count // 2)]
     return torch.where(count > 0, (middle[0] + middle[1]) / 2, 0)
 
 
@@ -185,11 +185,11 @@ def kept_cutoff(hertz: Tensor, sample_rate: int) -> Tensor:
 class Scaled:
     """A factor times an amplitude of the reference: ``rms``, ``peak`` or ``a95``."""
 
-    trait: str
+    feature: str
     factor: float
 
-    def __call__(self, traits: Traits) -> Tensor:
-        amplitude: Tensor = getattr(traits, self.trait)
+    def __call__(self, features: ReferenceFeatures) -> Tensor:
+        amplitude: Tensor = getattr(features, self.feature)
         return self.factor * amplitude
 
 
@@ -199,8 +199,8 @@ class SpectralPeak:
 
     rank: int
 
-    def __call__(self, traits: Traits) -> Tensor:
-        return traits.peaks[..., self.rank : self.rank + 1]
+    def __call__(self, features: ReferenceFeatures) -> Tensor:
+        return features.peaks[..., self.rank : self.rank + 1]
 
 
 @dataclass(frozen=True)
@@ -209,9 +209,9 @@ class Cutoff:
 
     hertz: float
 
-    def __call__(self, traits: Traits) -> Tensor:
+    def __call__(self, features: ReferenceFeatures) -> Tensor:
         return kept_cutoff(
-            torch.full_like(traits.waveform[..., :1], self.hertz), traits.sample_rate
+            torch.full_like(features.waveform[..., :1], self.hertz), features.sample_rate
         )
 
 
@@ -224,19 +224,19 @@ class EnergyQuantile:
 
     share: float
 
-    def __call__(self, traits: Traits) -> Tensor:
-        running = traits.cumulative_energy
+    def __call__(self, features: ReferenceFeatures) -> Tensor:
+        running = features.cumulative_energy
         index = (running < self.share).sum(-1, keepdim=True)  # the first bin that reaches it
-        hertz = index * (0.5 * traits.sample_rate / (running.shape[-1] - 1))
+        hertz = index * (0.5 * features.sample_rate / (running.shape[-1] - 1))
         rounded = torch.floor(hertz / CUTOFF_STEP + 0.5) * CUTOFF_STEP
-        return kept_cutoff(rounded, traits.sample_rate).to(traits.waveform)
+        return kept_cutoff(rounded, features.sample_rate).to(features.waveform)
 
 
 @dataclass(frozen=True)
 class VibratoDepth:
-    """clip(0.03 ρ factor, 0.01, 0.05), ρ the `Traits.steadiness`: steady sound bears a deep one."""
+    """clip(0.03 ρ factor, 0.01, 0.05), ρ the steadiness: steady signals tolerate a deep one."""
 
     factor: float
 
-    def __call__(self, traits: Traits) -> Tensor:
-        return (0.03 * self.factor * traits.steadiness).clamp(0.01, 0.05)
+    def __call__(self, features: ReferenceFeatures) -> Tensor:
+        return (0.03 * self.factor * features.steadiness).clamp(0.01, 0.05)

@@ -1,4 +1,4 @@
-"""Which members a bank has: the columns of the paper's table, chosen, extended, thinned out."""
+"""Which members a bank has: the columns of the paper's table, selected and extended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from torch_mapss.distortions import additive, dynamics, echoes, filters, pitch
-from torch_mapss.distortions.leakage import FAMILY
-from torch_mapss.distortions.records import Distortion
-from torch_mapss.distortions.traits import SpectralPeak
+from torch_mapss.distortions.distortion import Distortion
+from torch_mapss.distortions.reference_features import SpectralPeak
 
 FAMILIES = (
     "notch",
@@ -31,10 +30,8 @@ KINDS = ("separation", "match")
 
 _MEASURES = {"separation": "PS", "match": "PM"}
 
-MOST_LEAKAGE = 81  # members, half a dB apart
 
-
-def said(kind: str) -> str:
+def bank_name(kind: str) -> str:
     """The bank of a kind, for messages: a user of both must know which one is meant."""
     return f"the bank of {_MEASURES[kind]} ({kind!r})"
 
@@ -62,8 +59,8 @@ def selected(
     unknown = wanted - set(families) - {member.name for member in members}
     if unknown:
         raise ValueError(
-            f"{argument} names {sorted(unknown)}, which {said(kind)} has neither as families nor "
-            f"as members. Families: {', '.join(families)}; members: see DistortionBank.names()."
+            f"{argument} names {sorted(unknown)}, which are no families or members of "
+            f"{bank_name(kind)}. Families: {', '.join(families)}; members: DistortionBank.names()."
         )
     return [(member, bool({member.family, member.name} & wanted)) for member in members]
 
@@ -89,7 +86,7 @@ def distinct(members: tuple[Distortion, ...], kind: str) -> tuple[Distortion, ..
         )
     if not members:
         raise ValueError(
-            f"{said(kind)} has no members left. Leave out fewer families, or add extra."
+            f"{bank_name(kind)} has no members left. Leave out fewer families, or add extra."
         )
     return members
 
@@ -98,75 +95,39 @@ def spread(members: tuple[Distortion, ...], size: int, kind: str) -> tuple[Disto
     """`size` members, as evenly over the families, and within each, as counts allow."""
     if not 1 <= size <= len(members):
         raise ValueError(
-            f"size must lie between 1 and {len(members)}, the members that {said(kind)} has, got "
-            f"{size}."
+            f"size must lie between 1 and {len(members)}, the members of {bank_name(kind)}, got {size}."
         )
     groups: dict[str, list[int]] = {}
     for index, member in enumerate(members):
         groups.setdefault(member.family, []).append(index)
     quota = _quotas({family: len(group) for family, group in groups.items()}, size)
     kept = {
-        group[place]
+        group[index]
         for family, group in groups.items()
-        for place in _places([members[index] for index in group], quota[family])
+        for index in _kept([members[i] for i in group], quota[family])
     }
     return tuple(members[index] for index in sorted(kept))
 
 
 def _quotas(counts: dict[str, int], size: int) -> dict[str, int]:
-    """Deal `size` places to families in rounds of one each; the last round goes to every n-th."""
+    """Distribute `size` members over families, one each a round; the last to every n-th."""
     quota = dict.fromkeys(counts, 0)
     left = size
     while left:
         open_families = [family for family, count in counts.items() if quota[family] < count]
         dealt = min(left, len(open_families))
-        for place in _even(len(open_families), dealt):
-            quota[open_families[place]] += 1
+        for index in _even(len(open_families), dealt):
+            quota[open_families[index]] += 1
         left -= dealt
     return quota
 
 
-def _places(family: list[Distortion], quota: int) -> Sequence[int]:
+def _kept(family: list[Distortion], quota: int) -> Sequence[int]:
     """Which members of a family to keep: the strongest peaks, else evenly spaced."""
     peaks = any(isinstance(m, SpectralPeak) for d in family for m in d.measured.values())
     return range(quota) if peaks else _even(len(family), quota)
 
 
 def _even(count: int, quota: int) -> list[int]:
-    """`quota` of `count` places, evenly spaced about the middle."""
+    """`quota` of `count` indices, evenly spaced about the middle."""
     return [(2 * i + 1) * count // (2 * quota) for i in range(quota)]
-
-
-def checked_leakage(leakage: int, alone: int, kind: str) -> tuple[int, int]:
-    for name, value in (("leakage", leakage), ("leakage_alone", alone)):
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"{name} must be an integer, got {value!r}. Pass e.g. leakage=7.")
-        if value < 0:
-            raise ValueError(f"{name} must be a number, at least 0, got {value}.")
-    if leakage > MOST_LEAKAGE:
-        raise ValueError(
-            f"leakage must be at most {MOST_LEAKAGE} members, got {leakage}: more would lie less "
-            "than half a dB apart. 7 is a good number."
-        )
-    if leakage and kind != "match":
-        raise ValueError(
-            f"leakage belongs into the 'match' bank, got kind={kind!r}: members that hold the "
-            f"other sources would hide from PS what it measures. Make a DistortionBank('match', "
-            f"leakage={leakage})."
-        )
-    if alone and not leakage:
-        raise ValueError(
-            f"leakage_alone={alone} takes the levels of leakage=, which is 0. Pass e.g. leakage=7 "
-            "with it."
-        )
-    return leakage, alone
-
-
-def check_leakage_kept(members: tuple[Distortion, ...], leakage: int) -> None:
-    """Raise ValueError if leakage members were asked for and the choice leaves none of them."""
-    if leakage and not any(member.family == FAMILY for member in members):
-        raise ValueError(
-            f"leakage={leakage} adds members with the other sources to {said('match')}, and the "
-            "choice of families or of its size leaves all of them out again: PM would fall with "
-            f"leakage as without them. Keep the family {FAMILY!r}, or ask for no leakage members."
-        )

@@ -1,0 +1,222 @@
+"""What the members measure on the references, and the copies they make of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_mapss.distortions.bank_members import KINDS, paper_members
+from torch_mapss.distortions.distortion import Distortion, Measured
+from torch_mapss.distortions.noise import normals
+from torch_mapss.distortions.reference_features import ReferenceFeatures
+
+_PAPER = {member.name: member.function for kind in KINDS for member in paper_members(kind)}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Standard normal numbers: from a length and a first position to (S, [p,] length).
+
+    Drawn in float32 and from integers, so that dtype and device change nothing.
+    """
+
+    seeds: tuple[Any, ...]  # nested like the leading axes
+    like: Tensor
+
+    def __call__(self, length: int, start: int = 0) -> Tensor:
+        seeds = torch.tensor(self.seeds, dtype=torch.int64, device=self.like.device)
+        return normals(seeds, start, length).to(self.like.dtype)
+
+
+def stable_seed(seed: int, source: int, name: str) -> int:
+    """63-bit hash of seed, source index and member name, the same in every process."""
+    digest = hashlib.sha256(f"{seed}/{source}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+@dataclass(frozen=True)
+class CopyTask:
+    """Members, and the references (or a segment of them) that they distort."""
+
+    members: tuple[Distortion, ...]
+    references: Tensor  # (..., S, T)
+    sample_rate: int
+    seed: int
+    sources: tuple[int, ...]  # index of each of the S sources
+    start: int  # position of the first sample in its signal
+
+    def copies(self, part: slice, measured: Measured) -> Tensor:
+        """Copies (..., S, p, T) by some of the members; the reference where one does not exist."""
+        found = []
+        for group in _groups(self.members[part], part.start):
+            member = self.members[group[0]]
+            made = self._made(group, measured)
+            if member.measured:  # which may be absent
+                present = measured.mask[..., group.start : group.stop, None]
+                made = torch.where(present, made, self.references.unsqueeze(-2))
+            if _PAPER.get(member.name) != member.function:
+                _check_finite(member.name, made)  # the paper's are, wherever the references are
+            found.append(made)
+        return torch.cat(found, -2)
+
+    def context(self, group: range, values: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """What the members of a group must know of entire references, by name."""
+        member = self.members[group[0]]
+        if member.context is None:
+            return {}
+        arguments = self._arguments(group, values)
+        arguments.pop("start", None)
+        found = member.context(self._input(member), self.sample_rate, **arguments)
+        if not member.batched:
+            return {member.name: found}
+        axis = self.references.ndim - 1
+        return {self.members[i].name: one for i, one in zip(group, found.unbind(axis))}
+
+    def _made(self, group: range, measured: Measured) -> Tensor:
+        """(..., S, p, T), checked."""
+        member = self.members[group[0]]
+        arguments = self._arguments(group, [measured.values[index] for index in group])
+        if member.context is not None and measured.context:
+            found = [measured.context[self.members[index].name] for index in group]
+            axis = self.references.ndim - 1
+            arguments["context"] = torch.stack(found, axis) if member.batched else found[0]
+        before = _version(self.references)
+        copy = member.function(self._input(member), self.sample_rate, **arguments)
+        if _version(self.references) != before:
+            raise ValueError(
+                f"distortion {member.name!r} changed its input in place: the members after it "
+                f"would distort something else than the reference. Return a new tensor, e.g. of "
+                f"wave.clone()."
+            )
+        _check_shape(member, copy, self.references, len(group))
+        return (copy if member.batched else copy.unsqueeze(-2)).to(self.references)
+
+    def _input(self, member: Distortion) -> Tensor:
+        return self.references.unsqueeze(-2) if member.batched else self.references
+
+    def _arguments(self, group: range, values: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
+        """Everything a group's function is called with besides the references."""
+        first = self.members[group[0]]
+        members = [self.members[index] for index in group]
+        arguments: dict[str, Any] = dict(first.parameters)
+        if first.batched:
+            for key, value in first.parameters.items():
+                if isinstance(value, float):
+                    column = [[member.parameters[key]] for member in members]
+                    arguments[key] = torch.tensor(column, dtype=torch.float64, device="cpu")
+            for key in first.measured:
+                arguments[key] = torch.stack([value[key] for value in values], -2)
+        else:
+            arguments |= values[0]
+        if first.random:
+            rows = [[stable_seed(self.seed, s, m.name) for m in members] for s in self.sources]
+            seeds = tuple(tuple(row) if first.batched else row[0] for row in rows)
+            arguments["noise"] = Draw(seeds, self.references)
+        if first.timed:
+            arguments["start"] = self.start
+        return arguments
+
+
+def _groups(members: Sequence[Distortion], start: int) -> Iterator[range]:
+    """Indices of neighbours that differ in numbers alone: one call of their function makes them."""
+    first = 0
+    for index in range(1, len(members) + 1):
+        if index < len(members):
+            one, other = members[first], members[index]
+            if one.batched and other.batched and _formula(one) == _formula(other):
+                continue
+        yield range(start + first, start + index)
+        first = index
+
+
+def _formula(member: Distortion) -> tuple[Any, ...]:
+    settings = {k: v if not isinstance(v, float) else None for k, v in member.parameters.items()}
+    asked = tuple(member.measured)
+    return member.function, member.context, member.random, member.timed, asked, settings
+
+
+def measure_members(task: CopyTask, pieces: bool = False) -> Measured:
+    """What every member measures on the references, and which of them exist.
+
+    Args:
+        task: With the entire references.
+        pieces: Also find what members must know before they are given segments.
+    """
+    features, members = ReferenceFeatures(task.references, task.sample_rate), task.members
+    values = tuple({key: ask(features) for key, ask in m.measured.items()} for m in members)
+    context: dict[str, Tensor] = {}
+    if pieces:
+        for group in _groups(members, 0):
+            context |= task.context(group, [values[index] for index in group])
+    mask = _present(task, values)
+    return Measured(mask, values, context, task.references.shape[-1])
+
+
+def _present(task: CopyTask, values: Sequence[dict[str, Tensor]]) -> Tensor:
+    """(..., S, P) which members exist."""
+    found: list[Tensor] = []
+    for i, member in enumerate(task.members):
+        present = torch.ones_like(task.references[..., 0], dtype=torch.bool)
+        for value in values[i].values():
+            present = present & ~value.squeeze(-1).isnan()
+        key = member.distinct
+        for j in range(i):
+            if key and key in values[j] and task.members[j].family == member.family:
+                present = present & (values[i][key] != values[j][key]).squeeze(-1)
+        found.append(present)
+    return torch.stack(found, -1)
+
+
+def _version(x: Tensor) -> int | None:
+    return None if x.is_inference() else x._version
+
+
+def _check_shape(member: Distortion, copy: object, references: Tensor, count: int) -> None:
+    shape = references.shape
+    if member.batched:
+        shape = torch.Size([*shape[:-1], count, shape[-1]])
+    if not isinstance(copy, Tensor) or copy.shape != shape:
+        got = tuple(copy.shape) if isinstance(copy, Tensor) else type(copy).__name__
+        raise ValueError(
+            f"distortion {member.name!r} must return a tensor of its input's shape "
+            f"{tuple(shape)}, got {got}. Keep every leading axis and the length."
+        )
+
+
+def _check_finite(name: str, copy: Tensor) -> None:
+    # The sum is quick and sees every NaN and infinity; only if it is off, look at each value.
+    if not copy.sum().isfinite() and not copy.isfinite().all():
+        raise ValueError(
+            f"distortion {name!r} must return finite values, got NaN or infinity from "
+            f"finite references. Guard its divisions and logarithms (a reference can be silent)."
+        )
+
+
+def check_references(references: Tensor) -> Tensor:
+    """The references, if a bank can distort them.
+
+    Raises:
+        TypeError: They are no float32 or float64 tensor.
+        ValueError: They have no source or sample axis, are empty, or not finite.
+    """
+    if not isinstance(references, Tensor) or references.dtype not in (torch.float32, torch.float64):
+        got = getattr(references, "dtype", type(references).__name__)
+        raise TypeError(
+            f"references must be a float32 or float64 tensor (..., S, T), got {got}. "
+            f"Convert first, e.g. references.float()."
+        )
+    if references.ndim < 2 or 0 in references.shape[-2:]:
+        raise ValueError(
+            f"references must have shape (..., S, T) with at least one source and one sample, got "
+            f"{tuple(references.shape)}. A single waveform is references[None]."
+        )
+    if not references.isfinite().all():
+        raise ValueError(
+            "references must be finite, got NaN or infinity. Repair the file or the step before."
+        )
+    return references
