@@ -95,7 +95,7 @@ def spread(members: tuple[Distortion, ...], size: int, kind: str) -> tuple[Disto
     """`size` members, as evenly over the families, and within each, as counts allow."""
     if not 1 <= size <= len(members):
         raise ValueError(
-            f"size must lie between 1 and {len(members)}, the members of {bank_name(kind)}, got {size}."
+            f"size must lie between 1 and {len(members)} for {bank_name(kind)}, got {size}."
         )
     groups: dict[str, list[int]] = {}
     for index, member in enumerate(members):
