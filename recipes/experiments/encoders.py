@@ -149,8 +149,8 @@ def page(
         "# Encoders",
         "",
         f"{options.manifest.parent.name}: {len(rows.distinct('track'))} mixtures, {stimuli} "
-        f"outputs, one frame in {options.every}, `{options.convention}` convention, "
-        f"{options.leakage} leakage members in PM's bank. Correlations over the systems of a "
+        f"outputs, one frame in {options.every}, `{options.convention}` convention. "
+        "Correlations over the systems of a "
         "mixture and source, averaged over these, ± the standard error of that average.",
         "",
         toolkit.markdown(header, described),

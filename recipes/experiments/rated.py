@@ -21,7 +21,6 @@ import torch
 from every_layer import Layers, View
 from torch import Tensor
 
-from torch_mapss import DistortionBank
 from torch_mapss.bounds import pearson, spearman
 from torch_mapss.encoders import Encoder, load_encoder
 
@@ -149,7 +148,6 @@ def add_options(parser: argparse.ArgumentParser, encoders: Sequence[str]) -> Non
     parser.add_argument("--ps-question", help="what PS and B are held against; default: the first")
     parser.add_argument("--pm-question", help="what PM is held against; default: the second")
     parser.add_argument("--steps", type=int, default=5, help="strengths of the control")
-    parser.add_argument("--leakage", type=int, default=0, help="leakage members of PM's bank")
 
 
 def questions(options: argparse.Namespace) -> dict[str, str]:
@@ -215,10 +213,7 @@ def _score_layer(
 
 def _mapss(options: argparse.Namespace, view: View) -> Any:
     alone = argparse.Namespace(**{**vars(options), "layer": None})
-    if not options.leakage:
-        return toolkit.scorer(alone, view)
-    bank = DistortionBank("match", size=options.bank_size, leakage=options.leakage)
-    return toolkit.scorer(alone, view, match_bank=bank)
+    return toolkit.scorer(alone, view)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -17,7 +17,12 @@ from torch import Tensor
 from torch_mapss import distortions as D
 from torch_mapss.core.fourier import fast_length
 from torch_mapss.distortions import Distortion, DistortionBank
-from torch_mapss.distortions.traits import Traits, cumulative_energy, percentile, spectral_peaks
+from torch_mapss.distortions.reference_features import (
+    ReferenceFeatures,
+    cumulative_energy,
+    percentile,
+    spectral_peaks,
+)
 
 RATE = 16000
 COUNTS = {
@@ -192,7 +197,8 @@ def test_seeds_give_equal_numbers_whatever_the_global_generator_did() -> None:
 
 @pytest.mark.slow
 def test_seeds_are_the_same_in_another_process() -> None:
-    code = "from torch_mapss.distortions.apply import stable_seed; print(stable_seed(3, 1, 'a'))"
+    module = "torch_mapss.distortions.distorted_copies"
+    code = f"from {module} import stable_seed; print(stable_seed(3, 1, 'a'))"
     printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
@@ -369,52 +375,6 @@ def neighbours(waveform: Tensor, sample_rate: int, *, others: Tensor, factor: fl
     return waveform + factor * (weights * others).sum(-2)
 
 
-def test_leakage_adds_the_other_sources_at_even_levels() -> None:
-    bank = DistortionBank("match", only=("leakage",), leakage=7)
-    levels = np.linspace(-35, 5, 7)
-    assert bank.names() == tuple(f"leakage/{level:+.1f}dB" for level in levels)
-    assert bank.families == {"leakage": 7}
-    assert bank.mixes
-    waves = speechlike(3, 400)
-    made = bank(waves, RATE)
-    x = waves.numpy()
-    for source in range(3):
-        rest = sum(x[other] for other in range(3) if other != source)
-        for member, level in enumerate(levels):
-            expected = x[source] + 10 ** (level / 20) * rest
-            np.testing.assert_allclose(made.waveforms[source, member], expected, rtol=1e-12)
-    assert made.mask.all()
-    assert DistortionBank("match", only=("leakage",), leakage=1).names() == ("leakage/-15.0dB",)
-
-
-def test_leakage_is_off_unless_asked_for_and_leaves_the_other_members_alone() -> None:
-    plain, leaking = DistortionBank("match"), DistortionBank("match", leakage=2)
-    assert not plain.mixes
-    assert leaking.members[: len(plain)] == plain.members
-    assert len(leaking) == len(plain) + 2
-    assert plain != leaking
-    assert leaking != DistortionBank("match", leakage=3)
-    assert pickle.loads(pickle.dumps(leaking)) == leaking
-    for wrong, error in ((-1, ValueError), (2.0, TypeError), (True, TypeError)):
-        with pytest.raises(error, match="leakage must be"):
-            DistortionBank("match", leakage=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="leakage must be at most 81"):
-        DistortionBank("match", leakage=1000)
-    assert len(set(DistortionBank("match", leakage=81, only=["leakage"]).names())) == 81
-    with pytest.raises(ValueError, match="'match' bank"):
-        DistortionBank("separation", leakage=7)
-
-
-@pytest.mark.parametrize(
-    "choice", [{"without": ("leakage",)}, {"only": ("notch", "comb")}, {"size": 3}]
-)
-def test_leakage_that_the_choice_leaves_out_is_refused(choice: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"leakage=7 adds .* bank of PM .* leaves all of them out"):
-        DistortionBank("match", leakage=7, **choice)  # type: ignore[arg-type]
-    some = DistortionBank("match", leakage=2, without=("leakage/-35.0dB",))
-    assert some.families["leakage"] == 1
-
-
 @pytest.mark.parametrize(("kind", "measure"), [("separation", "PS"), ("match", "PM")])
 def test_messages_name_the_bank(kind: str, measure: str) -> None:
     named = rf"the bank of {measure} \('{kind}'\)"
@@ -423,87 +383,6 @@ def test_messages_name_the_bank(kind: str, measure: str) -> None:
             DistortionBank(kind, **choice)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=named):
         DistortionBank(kind).subset(0)
-
-
-@pytest.mark.parametrize("function", ["leakage", "neighbours"])
-def test_mixing_members_treat_every_mixture_by_itself(function: str) -> None:
-    own = Distortion("own", "own", neighbours, {"factor": 0.5}, mixes=True)
-    kept = {"only": ("leakage",), "leakage": 2} if function == "leakage" else {"only": ("echo",)}
-    bank = DistortionBank("match", extra=() if function == "leakage" else (own,), **kept)
-    waves = torch.stack([speechlike(3, 500, seed) for seed in range(2)])
-    whole = bank(waves, RATE)
-    for item in range(2):
-        torch.testing.assert_close(bank(waves[item], RATE).waveforms, whole.waveforms[item])
-    # A selection of the sources finds the others in the mixture that it is told.
-    some = bank(waves[:, [2, 0]], RATE, sources=(2, 0), mixture=waves)
-    torch.testing.assert_close(some.waveforms, whole.waveforms[:, [2, 0]])
-    chunked = torch.cat([c for _, c, _ in bank.iterate(waves[:, 1:2], RATE, (1,), 2, waves)], -2)
-    torch.testing.assert_close(chunked, whole.waveforms[:, 1:2])
-
-
-def test_mixing_members_are_masked_where_all_other_sources_are_silent() -> None:
-    bank = DistortionBank("match", only=("leakage", "echo"), leakage=2)
-    waves = torch.stack([speechlike(3, 500), speechlike(3, 500)])
-    waves[0, 1:] = 0.0  # the first source is alone; the two others have it
-    waves[1, 2] = 0.0
-    made = bank(waves, RATE)
-    leaking = [name.startswith("leakage") for name in made.names]
-    assert made.mask[0, :, leaking].tolist() == [[False] * 2, [True] * 2, [True] * 2]
-    assert made.mask[1].all()
-    torch.testing.assert_close(made.waveforms[0, 0, leaking], waves[0, :1].expand(2, -1))
-    alone = bank(waves[0, :1], RATE)
-    assert alone.mask[0].tolist() == [not x for x in leaking]
-
-
-def test_leakage_of_each_other_source_by_itself() -> None:
-    bank = DistortionBank("match", only=("leakage",), leakage=3, leakage_alone=2)
-    levels = np.linspace(-35, 5, 3)
-    names = [f"leakage/source{which}/{level:+.1f}dB" for which in (1, 2) for level in levels]
-    assert bank.names() == (*(f"leakage/{level:+.1f}dB" for level in levels), *names)
-    waves = torch.stack([speechlike(3, 400), speechlike(3, 400, 1)])
-    made, x = bank(waves, RATE), waves.numpy()
-    for source in range(3):
-        others = [other for other in range(3) if other != source]
-        for which, other in enumerate(others):
-            for place, level in enumerate(levels):
-                expected = x[:, source] + 10 ** (level / 20) * x[:, other]
-                found = made.waveforms[:, source, 3 + 3 * which + place]
-                np.testing.assert_allclose(found, expected, rtol=1e-12)
-    assert made.mask.all()
-    # Two sources: the only other one is their sum. Four: the two first others.
-    two = bank(waves[:, :2], RATE)
-    assert two.mask[..., :3].all()
-    assert not two.mask[..., 3:].any()
-    torch.testing.assert_close(two.waveforms[..., 3:, :], waves[:, :2, None].expand(-1, -1, 6, -1))
-    assert bank(speechlike(4, 300), RATE).mask.all()
-    assert not bank(waves[0, :1], RATE).mask.any()
-
-
-def test_a_source_leaks_by_itself_only_beside_another_that_sounds() -> None:
-    bank = DistortionBank("match", only=("leakage",), leakage=1, leakage_alone=2)
-    waves = speechlike(3, 500)
-    waves[2] = 0.0
-    found = bank(waves, RATE).mask
-    assert found.tolist() == [[True, False, False], [True, False, False], [True, True, True]]
-    for wrong, error in ((-1, ValueError), (1.0, TypeError)):
-        with pytest.raises(error, match="leakage_alone must be"):
-            DistortionBank("match", leakage=7, leakage_alone=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="takes the levels of leakage="):
-        DistortionBank("match", leakage_alone=2)
-
-
-def test_mixing_members_are_checked() -> None:
-    def spoils(waveform: Tensor, sample_rate: int, *, others: Tensor) -> Tensor:
-        return waveform + others.mul_(0.5).sum(-2)
-
-    bank = DistortionBank(extra=(Distortion("own", "own", spoils, mixes=True),))
-    with pytest.raises(ValueError, match="changed its input in place"):
-        bank(speechlike(2, 300), RATE)
-    leaking = DistortionBank("match", leakage=1)
-    waves = speechlike(3, 300)
-    for sources, mixture in (((3,), waves), ((0,), waves[:, :200]), ((0,), waves[None])):
-        with pytest.raises(ValueError, match="mixture must hold all references"):
-            leaking(waves[:1], RATE, sources, mixture)
 
 
 def test_banks_compare_hash_print_and_pickle_by_their_settings() -> None:
@@ -518,8 +397,9 @@ def test_banks_compare_hash_print_and_pickle_by_their_settings() -> None:
     assert {bank: 1}[copy] == 1
     waves = speechlike(1, 800)
     assert torch.equal(copy(waves, RATE).waveforms, bank(waves, RATE).waveforms)
-    assert "notch 20" in repr(bank)
-    assert "62 members" in repr(bank)
+    assert repr(bank) == "DistortionBank('match', size=62, seed=3)"
+    assert len(str(bank).splitlines()) == 5
+    assert "notch 20" in str(bank)
 
 
 def test_errors_say_what_to_do() -> None:
@@ -632,12 +512,12 @@ def test_match_cutoffs_are_energy_quantiles_from_zero_up() -> None:
     power[:, 1:-1] *= 2
     hertz = np.fft.rfftfreq(2 * RATE, 1 / RATE)
     shares = np.cumsum(power, -1) / power.sum(-1, keepdims=True)
-    traits = Traits(wave, RATE)
+    features = ReferenceFeatures(wave, RATE)
     for member in bank.members:
         share = int(member.name.split("q")[1]) / 100
         expected = [100 * round(np.interp(share, row, hertz) / 100) for row in shares]
         assert (
-            member.measured["cutoff"](traits).squeeze(-1).tolist()
+            member.measured["cutoff"](features).squeeze(-1).tolist()
             == np.maximum(expected, 100).tolist()
         )
 
@@ -939,24 +819,25 @@ def test_match_vibrato_depth_is_the_median_over_active_frames() -> None:
     active = rms > 0.1 * np.sqrt((wave.numpy() ** 2).mean(-1, keepdims=True))
     assert 0.3 < active.mean() < 0.9
     expected = [np.median((rms / peak)[row][active[row]]) for row in range(2)]
-    traits = Traits(wave, RATE)
-    assert traits.steadiness.flatten().tolist() == pytest.approx(expected, rel=1e-9)
+    features = ReferenceFeatures(wave, RATE)
+    assert features.steadiness.flatten().tolist() == pytest.approx(expected, rel=1e-9)
     for member in DistortionBank("match", only=("vibrato",)).members:
         factor = {"3Hz": 1.0, "5Hz": 1.3, "7Hz": 1.6}[member.name.split("/")[1]]
-        depth = member.measured["depth"](traits).flatten().tolist()
+        depth = member.measured["depth"](features).flatten().tolist()
         assert depth == pytest.approx([min(max(0.03 * factor * r, 0.01), 0.05) for r in expected])
     assert float(wave[0].square().mean().sqrt() / wave[0].abs().max()) < 0.7 * expected[0]
 
 
 def test_match_vibrato_depth_is_clipped() -> None:
-    traits = Traits(torch.stack([impulse(RATE), torch.ones(RATE, dtype=torch.float64)]), RATE)
+    waves = torch.stack([impulse(RATE), torch.ones(RATE, dtype=torch.float64)])
+    features = ReferenceFeatures(waves, RATE)
     depths = {
-        m.name: m.measured["depth"](traits).flatten().tolist()
+        m.name: m.measured["depth"](features).flatten().tolist()
         for m in DistortionBank("match", only=("vibrato",)).members
     }
     assert depths["vibrato/3Hz"] == pytest.approx([0.01, 0.03])
     assert depths["vibrato/7Hz"] == pytest.approx([0.01, 0.048])
-    silent = Traits(torch.zeros(1, RATE), RATE)
+    silent = ReferenceFeatures(torch.zeros(1, RATE), RATE)
     assert silent.steadiness.tolist() == [[0.0]]
 
 

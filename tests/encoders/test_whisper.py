@@ -300,7 +300,9 @@ def test_every_missing_weight_is_named(folder: Folder, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=rf"but {bare} is missing\.".replace(".", r"\.", 1)):
             load_encoder(path, layer=2)
     name = "model.encoder.conv1.weight"
-    save_file({**tensors, name: tensors[name][:, :-1].contiguous()}, file, metadata={"format": "pt"})
+    save_file(
+        {**tensors, name: tensors[name][:, :-1].contiguous()}, file, metadata={"format": "pt"}
+    )
     with pytest.raises(ValueError, match=r"conv1\.weight has shape \(32, 79, 3\) instead of"):
         load_encoder(path)
 

@@ -92,30 +92,6 @@ def test_options_reach_the_scorer(tmp_path: Path, files: tuple[list[str], list[s
     assert [row["source_index"] for row in content["scores"]] == [1, 0]
 
 
-def test_conformal_scores_with_leakage_members_tell_the_rank(
-    tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    # As many distortions as reach the fourteenth family.
-    wanted = ("--convention", "conformal", "--leakage", "3", "--bank-size", "7")
-    wanted += ("--max-dimension", "6")
-    bounds = ("--bounds", "--bounds-convention", "derived", "--tail", "bootstrap")
-    assert score(files, *wanted, *bounds, "--sample-frames", "6", "--out", str(tmp_path)) == 0
-    printed = capsys.readouterr().out
-    assert "PM rank: " in printed
-    assert "exchangeable" in printed
-    content = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert content["settings"]["match_bank"]["families"]["leakage"] == 1
-    with open(tmp_path / "scores.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        assert 0.0 < float(row["pm_rank"]) <= 1.0
-        assert float(row["match_dimension"]) <= 6.0
-        assert float(row["separation_dimension"]) <= 6.0
-        assert float(row["ps_tail"]) > 0.0
-        assert float(row["pm_radius"]) >= 0.0
-        assert row["pm_tail"] in ("", "nan")
-
-
 def test_precision_of_the_eigendecomposition(
     tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -604,35 +580,6 @@ def test_families_are_chosen_or_refused(
     for option in ("--only", "--without"):
         assert score(files, option, "nois") == 2
         assert f"{option} names 'nois', which neither bank has" in error_of(capsys)
-
-
-def test_leakage_of_each_source_alone(
-    tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    from torch_mapss.distortions import DistortionBank
-
-    families = ("comb", "echo", "leakage")
-    wanted = ("--leakage", "2", "--leakage-alone", "2", "--only", *families, "--bank-size", "10")
-    assert score(files, *wanted, "--sample-frames", "4", "--quiet", "--out", str(tmp_path)) == 0
-    content = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    bank = DistortionBank("match", only=families, size=10, leakage=2, leakage_alone=2)
-    assert content["settings"]["match_bank"]["families"] == bank.families
-    assert bank.families["leakage"] > 2
-    assert "leakage" not in content["settings"]["separation_bank"]["families"]
-    capsys.readouterr()
-    assert score(files, "--leakage-alone", "2") == 2
-    assert "takes the levels of leakage=" in error_of(capsys)
-
-
-def test_leakage_asked_for_and_left_out_is_refused(
-    files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    for choice in (("--without", "leakage"), ("--only", "notch")):
-        assert score(files, "--leakage", "7", *choice) == 2
-        assert "leaves all of them out again" in error_of(capsys)
-    wanted = ("--leakage", "7", "--only", "notch", "leakage", "--bank-size", "8")
-    assert score(files, *wanted) == 2
-    assert "the members that the bank of PS ('separation') has, got 8" in error_of(capsys)
 
 
 def test_distortions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

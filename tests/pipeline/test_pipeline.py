@@ -14,7 +14,7 @@ from torch_mapss import MAPSS, DistortionBank, MatchLoss, ReferenceBank, audio
 from torch_mapss import functional as F
 from torch_mapss.core import devices
 from torch_mapss.distortions import Distortion
-from torch_mapss.distortions.traits import Scaled
+from torch_mapss.distortions.reference_features import Scaled
 from torch_mapss.encoders import MelEncoder
 
 RATE = 16000

@@ -217,8 +217,8 @@ def test_the_layer_taken_has_the_best_worst_number(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_encoders_of_a_rated_folder(whisper, rated_folder, tmp_path, monkeypatch):
     script = recipe("encoders", monkeypatch)
-    options = ["--encoders", "mel", f"{whisper}@2", "--random", "--leakage", "2"]
-    options += ["--bank-size", "7"]  # as many as reach the family of leakage
+    options = ["--encoders", "mel", f"{whisper}@2", "--random"]
+    options += ["--bank-size", "7"]
     rows = script.main([*arguments(rated_folder, tmp_path), *options])
     assert rows.distinct("encoder") == ["mel", "small", "small (random)"]
     assert rows.distinct("layer") == ["", "2"]

@@ -1,7 +1,7 @@
 """The band that a signal fills: where its spectrum ends.
 
 Speech from a telephone, and whatever was resampled from a lower rate, ends in an edge below half
-its sample rate; what an encoder hears above it is rounding noise.
+its sample rate; what an encoder receives above it is rounding noise.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from torch_mapss.audio.waveforms import from_integers, is_silent, with_samples
+from torch_mapss.audio.waveforms import is_silent, one_rate, with_samples
 from torch_mapss.core.devices import back, wide
 
 # A window of 32 ms resolves 30 Hz; its sidelobes lie below what counts.
@@ -27,7 +27,7 @@ _SMOOTH = 11  # bins; a lone line (a pilot tone) is no band
 
 
 @torch.no_grad()
-def bandwidth(wave: Tensor, sample_rate: int) -> Tensor:
+def bandwidth(wave: Tensor, sample_rate: int | None = None, *, fs: int | None = None) -> Tensor:
     """Where the spectrum of a signal ends.
 
     The highest frequency whose level, the 95 % quantile over the frames that are no pauses, lies
@@ -35,7 +35,7 @@ def bandwidth(wave: Tensor, sample_rate: int) -> Tensor:
 
     Args:
         wave: `(..., T)`.
-        sample_rate: Hz.
+        sample_rate, fs: Hz; two names of one argument.
 
     Returns:
         `(...)` float64 in Hz, from 0 (silence) to `sample_rate` / 2, in steps of about 30 Hz.
@@ -44,7 +44,7 @@ def bandwidth(wave: Tensor, sample_rate: int) -> Tensor:
         TypeError: `wave` is no floating-point tensor or `sample_rate` no whole number.
         ValueError: no samples, or a rate that is not positive.
     """
-    rate = from_integers(sample_rate, "sample_rate", 1)
+    rate = one_rate(sample_rate, fs)
     wave = with_samples(wave, "wave").detach()
     rows = wave.reshape(-1, wave.shape[-1])
     found = torch.stack([_row_bandwidth(row, rate) for row in rows])
@@ -56,9 +56,9 @@ def _row_bandwidth(row: Tensor, rate: int) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=row.device)
     size = 2 ** round(math.log2(_WINDOW_S * rate))
     level = _levels(row / row.abs().amax(), size)
-    there = _medians(level) > 10 ** (_FLOOR_DB / 10) * level.amax()
+    present = _medians(level) > 10 ** (_FLOOR_DB / 10) * level.amax()
     bins = torch.arange(1, len(level) + 1, device=row.device)
-    edge = torch.where(there, bins, 0).amax() * (rate / size)
+    edge = torch.where(present, bins, 0).amax() * (rate / size)
     return back(wide(edge).clamp(max=rate / 2), row.device)
 
 
@@ -68,8 +68,8 @@ def _levels(row: Tensor, size: int) -> Tensor:
     hop = max(size // 2, -(-(len(row) - size) // _MOST_FRAMES))
     frames = row.unfold(-1, size, hop) * torch.hann_window(size, dtype=row.dtype, device=row.device)
     power = torch.fft.rfft(frames).abs().square()
-    whole = power.sum(-1)
-    loud = power[whole > 10 ** (_QUIET_DB / 10) * whole.amax()]
+    total = power.sum(-1)
+    loud = power[total > 10 ** (_QUIET_DB / 10) * total.amax()]
     return loud.quantile(_QUANTILE, dim=0)
 
 

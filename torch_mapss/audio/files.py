@@ -1,4 +1,4 @@
-"""Audio files as they are met: read whole, or refused with what is wrong with them."""
+"""Reads audio files completely, or raises an error that says what is wrong with them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from typing import IO, Any
 import numpy as np
 import torch
 from torch import Tensor
-
-# ---------------------------------------------------------------------------------------------
-# Files
-# ---------------------------------------------------------------------------------------------
 
 
 def load_audio(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
@@ -61,7 +57,7 @@ def load_audio(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
 def _import_soundfile() -> Any:
     try:
         import soundfile
-    except Exception as error:  # OSError: the package is there, libsndfile is not
+    except Exception as error:  # OSError: libsndfile is missing
         raise ImportError(
             "reading audio files needs soundfile (with libsndfile): pip install soundfile"
         ) from error
@@ -91,7 +87,7 @@ def _check_file(path: str) -> None:
 
 
 def _check_complete(stream: IO[bytes], path: str) -> None:
-    """Refuse files that were cut short where libsndfile would read what is left in silence."""
+    """Refuse truncated files that libsndfile would read without an error."""
     missing = _missing_bytes(stream)
     if missing > 1:  # 1: some writers count the pad byte of an odd chunk and do not write it
         raise ValueError(

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from torch_mapss.audio.loudness import check_samples, unit_peak
-from torch_mapss.audio.waveforms import as_floating, from_integers
+from torch_mapss.audio.waveforms import as_floating
+from torch_mapss.core.checks import check_whole
 from torch_mapss.core.devices import back, wide
 
-# ---------------------------------------------------------------------------------------------
-# Frames
-# ---------------------------------------------------------------------------------------------
+# RMS of what rounding leaves of a constant signal of peak 1, less its mean, in float64.
+_CONSTANT = 1e-14
 
 
 def frame_count(samples: int, receptive_field: int, hop: int) -> int:
@@ -28,11 +28,8 @@ def frame_count(samples: int, receptive_field: int, hop: int) -> int:
     Raises:
         TypeError, ValueError: an argument is no whole number, negative, or zero for the last two.
     """
-    samples = from_integers(samples, "samples", 0)
-    receptive_field, hop = (
-        from_integers(receptive_field, "receptive_field", 1),
-        from_integers(hop, "hop", 1),
-    )
+    samples, hop = check_whole(samples, "samples", 0), check_whole(hop, "hop", 1)
+    receptive_field = check_whole(receptive_field, "receptive_field", 1)
     return max((samples - receptive_field) // hop + 1, 0)
 
 
@@ -51,12 +48,9 @@ def frame_times(frames: int, receptive_field: int, hop: int, sample_rate: int) -
     Raises:
         TypeError, ValueError: an argument is no whole number, or too small.
     """
-    frames = from_integers(frames, "frames", 0)
-    receptive_field, hop = (
-        from_integers(receptive_field, "receptive_field", 1),
-        from_integers(hop, "hop", 1),
-    )
-    rate = from_integers(sample_rate, "sample_rate", 1)
+    frames, hop = check_whole(frames, "frames", 0), check_whole(hop, "hop", 1)
+    receptive_field = check_whole(receptive_field, "receptive_field", 1)
+    rate = check_whole(sample_rate, "sample_rate", 1)
     return (torch.arange(frames, dtype=torch.float64) * hop + receptive_field / 2) / rate
 
 
@@ -116,6 +110,9 @@ def source_activity(
 ) -> Tensor:
     """In which frames each source is active: RMS above `threshold` times the source's own RMS.
 
+    Both with and without the mean of the signal, so that neither a constant offset throughout nor
+    digital silence beside a part with an offset counts as active.
+
     Args:
         references: `(..., S, T)`; each row is judged on its own.
         receptive_field: samples per frame of the encoder.
@@ -123,7 +120,7 @@ def source_activity(
         threshold: fraction of the RMS over all T samples. Higher leaves more soft frames out.
 
     Returns:
-        `(..., S, F)` bool. A digitally silent reference is active nowhere.
+        `(..., S, F)` bool. A digitally silent or constant reference is active nowhere.
 
     Raises:
         TypeError, ValueError: as `frame_count`; ValueError for samples that are not finite, no
@@ -141,5 +138,10 @@ def source_activity(
 def active_frames(references: Tensor, receptive_field: int, hop: int, threshold: float) -> Tensor:
     """:func:`source_activity` of waveforms that are checked already."""
     unit, _, silent = unit_peak(references)
-    total = back(wide(unit).square().mean(-1, keepdim=True).sqrt(), unit.device)
-    return (frame_rms(unit, receptive_field, hop) > threshold * total) & ~silent
+    unit = wide(unit)
+    centred = unit - unit.mean(-1, keepdim=True)
+    level = centred.square().mean(-1, keepdim=True).sqrt()
+    loud = frame_rms(centred, receptive_field, hop) > threshold * level.clamp(min=_CONSTANT)
+    level = unit.square().mean(-1, keepdim=True).sqrt()
+    loud &= frame_rms(unit, receptive_field, hop) > threshold * level
+    return loud.to(references.device) & (level > _CONSTANT).to(references.device) & ~silent

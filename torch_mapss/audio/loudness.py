@@ -1,4 +1,7 @@
-"""Loudness of BS.1770-4, batched and differentiable, and the level every waveform is brought to."""
+"""Loudness of ITU-R BS.1770-4, batched and differentiable, and normalisation to a level.
+
+The high-pass of the K-weighting removes a constant offset, so loudness does not depend on one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,13 @@ import math
 import torch
 from torch import Tensor
 
-from torch_mapss.audio.waveforms import SILENCE_PEAK, check_levels, check_rate, with_samples
+from torch_mapss.audio.waveforms import (
+    SILENCE_PEAK,
+    check_levels,
+    check_rate,
+    one_rate,
+    with_samples,
+)
 from torch_mapss.core.fourier import fast_length
 
 # ---------------------------------------------------------------------------------------------
@@ -102,7 +111,7 @@ def _k_weight(wave: Tensor, sample_rate: int) -> Tensor:
 
 
 def _powers(wave: Tensor, sample_rate: int) -> tuple[Tensor, Tensor]:
-    """Mean squares after K-weighting: of the gating blocks `(..., K)`, of the whole `(...)`.
+    """Mean squares after K-weighting: of the gating blocks `(..., K)`, of all samples `(...)`.
 
     Blocks are four hops of 100 ms (rounded to samples); a block that the end cuts short is left
     out, as the standard says. K is 0 for a signal shorter than one block.
@@ -171,7 +180,9 @@ def _raise_not_finite(wave: Tensor, name: str) -> None:
     )
 
 
-def integrated_loudness(wave: Tensor, sample_rate: int) -> Tensor:
+def integrated_loudness(
+    wave: Tensor, sample_rate: int | None = None, *, fs: int | None = None
+) -> Tensor:
     """Integrated loudness of mono signals, ITU-R BS.1770-4: K-weighted and gated.
 
     Blocks of 400 ms every 100 ms; those at or below -70 LUFS are left out, then those at or below
@@ -180,7 +191,7 @@ def integrated_loudness(wave: Tensor, sample_rate: int) -> Tensor:
 
     Args:
         wave: `(..., T)`, each row a signal of its own. Half precision is computed in float32.
-        sample_rate: Hz, at least 8000.
+        sample_rate, fs: Hz, at least 8000; two names of one argument.
 
     Returns:
         `(...)` in LUFS (a 997 Hz sine of amplitude 1 reads -3.01); -inf, with zero gradient, for
@@ -191,7 +202,7 @@ def integrated_loudness(wave: Tensor, sample_rate: int) -> Tensor:
         TypeError: `wave` is no floating-point tensor or `sample_rate` no whole number.
         ValueError: no samples, samples that are not finite, or a rate below 8000 Hz.
     """
-    rate = check_rate(sample_rate)
+    rate = check_rate(one_rate(sample_rate, fs))
     unit, peak, silent = unit_peak(check_samples(wave, "wave"))
     peak, silent = peak.squeeze(-1), silent.squeeze(-1)
     level = 20 * peak.log10()
@@ -202,18 +213,23 @@ def integrated_loudness(wave: Tensor, sample_rate: int) -> Tensor:
 
 
 def normalize_loudness(
-    wave: Tensor, sample_rate: int, target: float = -23.0, peak: float = 1.0
+    wave: Tensor,
+    sample_rate: int | None = None,
+    target: float = -23.0,
+    peak: float = 1.0,
+    *,
+    fs: int | None = None,
 ) -> Tensor:
     """Bring each signal to `target` LUFS on its own, then below `peak` where it exceeds that.
 
     The gates are applied at the level of the output, before the peak rule: the result reads
     `target` on a BS.1770-4 meter and does not depend on the scale of the input. Measuring the
-    input where it stands would not do, since the gate at -70 LUFS is absolute: a signal 60 dB down
+    input at its own level would not do, since the gate at -70 LUFS is absolute: a signal 60 dB down
     loses its pauses, then its quiet words, then everything to it.
 
     Args:
         wave: `(..., T)`, any scale (peaks of 25 or of 1e-6 alike); nothing is clipped.
-        sample_rate: Hz, at least 8000.
+        sample_rate, fs: Hz, at least 8000; two names of one argument.
         target: loudness of the output, LUFS. At or below -70 no block passes and the ungated
             loudness of the whole signal is brought to it.
         peak: largest absolute sample of the output; `math.inf` lifts the limit. The whole signal is
@@ -228,7 +244,8 @@ def normalize_loudness(
         ValueError: as `integrated_loudness`; `target` not finite; `peak` not positive.
     """
     check_levels(target, peak)
-    return at_loudness(check_samples(wave, "wave"), check_rate(sample_rate), target, peak)
+    rate = check_rate(one_rate(sample_rate, fs))
+    return at_loudness(check_samples(wave, "wave"), rate, target, peak)
 
 
 def at_loudness(wave: Tensor, rate: int, target: float, peak: float = 1.0) -> Tensor:
@@ -250,8 +267,8 @@ def _gates_at(target: float, blocks: Tensor, whole: Tensor) -> Tensor:
     """Gated blocks of the signal once it reads `target`; `(..., K)` bool.
 
     The gain depends on the gates and they on the gain: a fixed point, started from the ungated
-    loudness, which is as free of the input's scale as the result. Only blocks within a few dB of
-    the absolute gate can move, so two rounds settle it; four cost nothing beside the filter.
+    loudness, which does not depend on the input's scale either. Only blocks within a few dB of the
+    absolute gate can change, so two rounds settle it; four cost little.
     """
     shift = target - _lufs(whole)
     for _ in range(4):
@@ -261,15 +278,15 @@ def _gates_at(target: float, blocks: Tensor, whole: Tensor) -> Tensor:
 
 
 class Meter:
-    """Loudness of signals that are handed over in pieces: what brings them to a level.
+    """The gain that brings signals, given in segments, to a level.
 
-    Equal, up to rounding, to :func:`at_loudness` of the whole.
+    Equal, up to rounding, to that of :func:`at_loudness` on entire signals.
 
     Args:
         shape: leading axes of the signals.
         samples: their length.
         sample_rate: Hz.
-        like: a tensor on the device, of the dtype of the pieces.
+        like: a tensor on the device, of the dtype of the segments.
     """
 
     def __init__(
@@ -277,28 +294,26 @@ class Meter:
     ) -> None:
         self.sample_rate, self.samples = sample_rate, samples
         self.hop = round(sample_rate / 10)
-        self.lead = math.ceil(_DECAY * sample_rate)  # samples a piece must have before its own
+        self.lead = math.ceil(_DECAY * sample_rate)  # samples that a segment needs before its own
         self._hops = like.new_zeros(*shape, samples // self.hop)
         self._whole = like.new_zeros(shape)
         self._peak = like.new_zeros(shape)
 
     def add(self, rows: tuple[Tensor | slice, ...], piece: Tensor, start: int) -> None:
-        """Take in the samples from ``start`` on of some of the signals.
+        """Add the samples from ``start`` on of some of the signals.
 
         Args:
             rows: which: an index into the leading axes.
-            piece: (n, lead + length) or with the leading axes; at the start of the signals, where
-                nothing precedes, (n, length).
-            start: place of the first sample of its own, a multiple of ``hop``. All but the last
-                piece must have a multiple of ``hop`` of its own.
+            piece: (n, min(lead, start) + length) or with the leading axes.
+            start: position of the first sample of its own, a multiple of ``hop``. All but the last
+                segment must have a multiple of ``hop`` of its own.
         """
-        lead = self.lead if start else 0
+        lead = min(self.lead, start)
         own = piece[..., lead:]
         squares = _k_weight(piece, self.sample_rate)[..., lead:].square()
         hops, first = own.shape[-1] // self.hop, start // self.hop
         means = squares[..., : hops * self.hop].unflatten(-1, (hops, self.hop)).mean(-1)
-        place = (*rows, slice(first, first + hops))
-        self._hops[place] = means
+        self._hops[(*rows, slice(first, first + hops))] = means
         self._whole[rows] += squares.sum(-1) / self.samples
         self._peak[rows] = torch.maximum(self._peak[rows], own.abs().amax(-1))
 
@@ -319,10 +334,10 @@ class Meter:
 
 
 def gain_to(wave: Tensor, rate: int, target: float, at_once: int) -> Tensor:
-    """What brings long waveforms (n, T) to ``target``, (n,), looking at ``at_once`` samples."""
+    """Gain (n,) that brings long waveforms (n, T) to ``target``, ``at_once`` samples a time."""
     meter = Meter(wave.shape[:-1], wave.shape[-1], rate, wave)
     step = max(1, at_once // (len(wave) * meter.hop)) * meter.hop
     for start in range(0, wave.shape[-1], step):
-        first = start - meter.lead if start else 0
-        meter.add((slice(None),), wave[:, first : start + step], start)
+        piece = wave[:, max(start - meter.lead, 0) : start + step]
+        meter.add((slice(None),), piece, start)
     return meter.gain(target)

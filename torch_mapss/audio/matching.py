@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 from torch_mapss.audio.loudness import check_samples, unit_peak
-from torch_mapss.audio.waveforms import from_integers, with_samples
+from torch_mapss.audio.waveforms import with_samples
+from torch_mapss.core.checks import check_whole
 from torch_mapss.core.devices import wide
 from torch_mapss.core.fourier import fast_length
-
-# ---------------------------------------------------------------------------------------------
-# Estimates and references
-# ---------------------------------------------------------------------------------------------
 
 # Share of an estimate's energy that rounding can hide in float64: the range of SI-SDR is
 # +-10 log10 of it, +-156.5 dB.
@@ -56,12 +53,12 @@ def si_sdr(estimates: Tensor, references: Tensor) -> Tensor:
     return ratio.to(torch.promote_types(estimates.dtype, references.dtype)).to(estimates.device)
 
 
-def _energy_ratio(target: Tensor, rest: Tensor) -> Tensor:
-    return 10 * ((target + _EPSILON).log10() - (rest + _EPSILON).log10())
+def _energy_ratio(target: Tensor, residual: Tensor) -> Tensor:
+    return 10 * ((target + _EPSILON).log10() - (residual + _EPSILON).log10())
 
 
 def _centred(wave: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """`wave` less its mean at energy 1, float64, and `(...)` bool where nothing is left (zeros)."""
+    """`wave` less its mean at energy 1, float64, and `(...)` bool where it is constant (zeros)."""
     unit, _, _ = unit_peak(check_samples(wide(wave), name))
     centred = unit - unit.mean(-1, keepdim=True)
     energy = centred.square().sum(-1, keepdim=True)
@@ -137,7 +134,7 @@ def pairwise_si_sdr(estimates: Tensor, references: Tensor) -> Tensor:
 
 
 def is_constant(wave: Tensor) -> Tensor:
-    """Which signals hold no sound: digital silence, or one constant but for rounding.
+    """Which signals are constant but for rounding: digital silence, or an offset alone.
 
     Args:
         wave: `(..., T)`.
@@ -168,11 +165,6 @@ def _check_matchable(estimates: Tensor, references: Tensor) -> None:
         )
 
 
-# ---------------------------------------------------------------------------------------------
-# Delay
-# ---------------------------------------------------------------------------------------------
-
-
 class Lag(NamedTuple):
     """How far an estimate lies behind its reference, see :func:`estimate_lag`; `(...)` each."""
 
@@ -197,10 +189,10 @@ def estimate_lag(estimates: Tensor, references: Tensor, limit: int) -> Lag:
 
         c(k) = |sum_t s(t) e(t + k)| / sqrt(E_s(k) E_e(k)),   |k| <= `limit`,
 
-    where E_s and E_e are the energies of the parts that overlap at lag k, a quarter of the whole at
-    least, or a faint rest would correlate with anything. By size, since an inverted estimate has
-    its peak below zero. Of peaks within 1 % of the highest, as a steady tone has one every period,
-    the one closest to 0 is taken. Lags are whole samples; what is silent or constant has
+    where E_s and E_e are the energies of the parts that overlap at lag k, a quarter of all at
+    least, or a faint remainder would correlate with anything. By size, since an inverted estimate
+    has its peak below zero. Of peaks within 1 % of the highest, as a steady tone has one every
+    period, the one closest to 0 is taken. Lags are whole samples; what is silent or constant has
     correlation 0 and lag 0.
 
     Args:
@@ -216,7 +208,7 @@ def estimate_lag(estimates: Tensor, references: Tensor, limit: int) -> Lag:
         ValueError: shapes differ, no samples, samples that are not finite, or a negative `limit`.
     """
     estimates, references = _checked_pair(estimates, references)
-    limit = min(from_integers(limit, "limit", 0), estimates.shape[-1] - 1)
+    limit = min(check_whole(limit, "limit", 0), estimates.shape[-1] - 1)
     if estimates.shape != references.shape:
         raise ValueError(
             f"estimates and references must have one shape, got {tuple(estimates.shape)} and "
@@ -246,7 +238,7 @@ def _overlap_energies(x: Tensor, limit: int) -> Tensor:
 
 
 def _first_peak(size: Tensor) -> Tensor:
-    """Place of the peak closest to the middle, of those that count as the highest."""
+    """Index of the peak closest to the middle, of those that count as the highest."""
     rows = size.reshape(-1, 1, size.shape[-1])
     around = torch.nn.functional.max_pool1d(rows, 3, 1, 1).reshape(size.shape)
     highest = (size >= around) & (size >= (1.0 - _EQUAL) * size.amax(-1, keepdim=True))
@@ -289,7 +281,7 @@ def shift(wave: Tensor, samples: int) -> Tensor:
         ValueError: as many samples as there are, or more: nothing would be left.
     """
     wave, length = with_samples(wave, "wave"), wave.shape[-1]
-    size = from_integers(abs(samples), "samples", 0)
+    size = check_whole(abs(samples), "samples", 0)
     if size >= length:
         raise ValueError(
             f"samples must be less than the signal has ({length}), got {samples}: nothing would be "

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import operator
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torch_mapss.core import checks
+from torch_mapss.core.checks import check_whole
 
 #: Peaks below this (-600 dBFS) count as digital silence. Nothing recorded comes near it; it keeps
 #: 1 / peak, and with it every gradient, finite in float32.
 SILENCE_PEAK = 1e-30
 
-# ---------------------------------------------------------------------------------------------
-# Input: dtypes, arguments
-# ---------------------------------------------------------------------------------------------
 
 # Zero point and full scale of the integer sample formats audio files use.
 _INTEGER_FORMATS = {
@@ -107,27 +103,6 @@ def with_samples(wave: Tensor, name: str) -> Tensor:
     return wave
 
 
-def from_integers(value: Any, name: str, least: int) -> int:
-    """`value` as an int of at least `least`; a float is refused even where it is whole."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(
-            f"{name} must be a whole number, got {value!r} of type {type(value).__name__}. "
-            f"Pass an int, such as int(round({name}))."
-        )
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}. Pass a larger value.")
-    return number
-
-
-# ---------------------------------------------------------------------------------------------
-# Channels and rate
-# ---------------------------------------------------------------------------------------------
-
-
 def to_mono(wave: Tensor) -> Tensor:
     """Mix channels down to one by their mean.
 
@@ -172,7 +147,7 @@ def resample(wave: Tensor, orig: int, new: int) -> Tensor:
             to hold.
         ImportError: the `torchaudio` package is missing.
     """
-    orig, new = from_integers(orig, "orig", 1), from_integers(new, "new", 1)
+    orig, new = check_whole(orig, "orig", 1), check_whole(new, "new", 1)
     if orig == new:
         return wave
     wave = with_samples(wave, "wave")
@@ -220,11 +195,24 @@ def check_source_rate(rate: int, what: str) -> int:
     return rate
 
 
+def one_rate(sample_rate: int | None, fs: int | None) -> int:
+    """The sample rate of two arguments of which one is given.
+
+    Raises:
+        TypeError: none or both are given, or it is no whole number.
+        ValueError: it is not positive.
+    """
+    if (sample_rate is None) == (fs is None):
+        given = "neither" if fs is None else "both"
+        raise TypeError(f"pass sample_rate or fs (another name of it), got {given}.")
+    return check_whole(fs if sample_rate is None else sample_rate, "sample_rate", 1)
+
+
 _LOWEST_RATE = 8000  # Hz; the shelf's corner (1.7 kHz) must stay well below half the rate
 
 
 def check_rate(sample_rate: int) -> int:
-    rate = from_integers(sample_rate, "sample_rate", 1)
+    rate = check_whole(sample_rate, "sample_rate", 1)
     if rate < _LOWEST_RATE:
         raise ValueError(
             f"loudness needs a sample_rate of at least {_LOWEST_RATE} Hz, got {rate}: below it the "

@@ -66,7 +66,6 @@ def copies(
             sample_rate,
             range(sources)[some],
             chunk,
-            waves,
             measured=measured.of_sources(some),
             start=start,
         )

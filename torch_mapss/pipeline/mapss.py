@@ -59,10 +59,6 @@ class MAPSS(nn.Module):
         separation_bank: distortions for PS; the paper's 70 if None. A smaller one
             (``DistortionBank("separation", size=20)``) is faster and coarser.
         match_bank: distortions for PM; the paper's up to 83 if None.
-        leakage: members with the other sources that the default bank of PM is given beside the
-            paper's (:class:`~torch_mapss.DistortionBank`; 7 is a good number): PM then falls less
-            with leakage. 0 leaves them out. For more than two sources hand in a ``match_bank``
-            with ``leakage_alone`` besides.
         seed: of the noise in the default banks. Equal seeds give equal scores.
         sample_rate: of the waveforms handed in, in Hz; they are resampled to the encoder's rate,
             which None says they already have.
@@ -119,7 +115,6 @@ class MAPSS(nn.Module):
         match_encoder: EncoderChoice | None = None,
         separation_bank: DistortionBank | None = None,
         match_bank: DistortionBank | None = None,
-        leakage: int = 0,
         seed: int = 0,
         sample_rate: int | None = None,
         trim: bool = False,
@@ -165,7 +160,7 @@ class MAPSS(nn.Module):
         self.grid = shared_grid(first, second)
         rate = self.grid.sample_rate
         self.separation_bank = _checked_bank(separation_bank, "separation", seed, rate)
-        self.match_bank = _checked_bank(match_bank, "match", seed, rate, leakage)
+        self.match_bank = _checked_bank(match_bank, "match", seed, rate)
         if sample_rate is not None:
             sample_rate = checks.check_whole(sample_rate, "sample_rate", 1)
             audio.check_source_rate(sample_rate, "sample_rate")
@@ -559,17 +554,10 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _checked_bank(
-    bank: DistortionBank | None, kind: str, seed: int, rate: int, leakage: int = 0
-) -> DistortionBank:
+def _checked_bank(bank: DistortionBank | None, kind: str, seed: int, rate: int) -> DistortionBank:
     """The bank given, or the full one of its kind."""
     if bank is None:
-        return DistortionBank(kind, seed=seed, leakage=leakage)
-    if leakage:
-        raise ValueError(
-            f"leakage={leakage} is for the default bank of PM, and one was given. Make it with "
-            f'them: DistortionBank("match", leakage={leakage}, ...).'
-        )
+        return DistortionBank(kind, seed=seed)
     if not isinstance(bank, DistortionBank):
         raise TypeError(
             f"{kind}_bank must be a torch_mapss.DistortionBank, got {bank!r}. Make one, e.g. "

@@ -76,7 +76,6 @@ def prepare_bank(mapss: MAPSS, references: Signals, measures: str) -> ReferenceB
         frames=max(group.frames for group in groups),
         lengths=references.lengths,
         key=mapss.key,
-        mixes=any(bank.mixes for kind, bank in mapss.banks.items() if measures in ("both", kind)),
     )
 
 

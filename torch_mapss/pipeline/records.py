@@ -97,7 +97,6 @@ class ReferenceBank:
     frames: int  # F of the longest
     lengths: tuple[int, ...]  # true length of each mixture
     key: str  # of the settings that made it
-    mixes: bool = False  # whether it has distortions made of several sources of a mixture
 
     @property
     def nbytes(self) -> int:
@@ -142,8 +141,7 @@ class ReferenceBank:
             The bank that preparing those references would give, of B' mixtures.
 
         Raises:
-            ValueError: mixtures of several lengths, an index that does not fit, or one that joins
-                sources of several mixtures where distortions are made of them (leakage members).
+            ValueError: mixtures of several lengths, an index that does not fit.
         """
         chosen = torch.as_tensor(index, device=self.device)
         if len(self.groups) != 1:
@@ -162,12 +160,6 @@ class ReferenceBank:
             )
         if bool(((chosen < 0) | (chosen >= self.batch)).any()):
             raise ValueError(f"index must lie in [0, {self.batch}), got {chosen.tolist()}.")
-        if self.mixes and bool((chosen != chosen[:, :1]).any()):
-            raise ValueError(
-                "the bank has distortions that are made of all sources of a mixture (leakage "
-                "members), so its sources cannot be recombined into others. Prepare the new "
-                "mixtures, or pick whole ones, e.g. index [[0, 0], [2, 2]]."
-            )
         group = _recombined(self.groups[0], chosen)
         lengths = self.lengths[:1] * len(chosen)
         return replace(self, groups=(group,), batch=len(chosen), lengths=lengths)

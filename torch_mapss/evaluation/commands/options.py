@@ -187,22 +187,6 @@ def _add_bank(group: Any) -> None:
         help="leave these families or members of the distortions out",
     )
     group.add_argument(
-        "--leakage",
-        type=int,
-        default=0,
-        metavar="N",
-        help="add N distortions with the other sources to PM's bank, so that PM falls less with "
-        "leakage; 7 is a good number (default: none, as in the paper)",
-    )
-    group.add_argument(
-        "--leakage-alone",
-        type=int,
-        default=0,
-        metavar="N",
-        help="of more than two sources: the same levels of N other sources by themselves besides; "
-        "one less than there are sources is all of them (default: none)",
-    )
-    group.add_argument(
         "--seed", type=int, default=0, help="of the noise in the distortions (default: %(default)s)"
     )
 
@@ -344,11 +328,7 @@ def bank_of(args: argparse.Namespace, kind: str) -> DistortionBank:
     """
     from torch_mapss.distortions import DistortionBank
 
-    leakage = {"separation": (0, 0), "match": (args.leakage, args.leakage_alone)}
-    banks = {
-        name: DistortionBank(name, leakage=count, leakage_alone=alone)
-        for name, (count, alone) in leakage.items()
-    }
+    banks = {name: DistortionBank(name) for name in ("separation", "match")}
     names = {name: {*bank.families, *bank.names()} for name, bank in banks.items()}
     for option, given in (("--only", args.only or []), ("--without", args.without)):
         unknown = [name for name in given if not any(name in known for known in names.values())]
@@ -366,8 +346,6 @@ def bank_of(args: argparse.Namespace, kind: str) -> DistortionBank:
         without=without,
         seed=args.seed,
         size=args.bank_size,
-        leakage=leakage[kind][0],
-        leakage_alone=leakage[kind][1],
     )
 
 

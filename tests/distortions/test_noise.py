@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 import torch
 
-from torch_mapss.distortions import philox
+from torch_mapss.distortions import noise
 
 # Known answers of philox4x32-10 (Random123's kat_vectors): counter, key, words.
 KNOWN = [
@@ -51,7 +51,7 @@ def expected_normals(seed: int, start: int, length: int) -> list[float]:
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
 def test_words_are_the_published_ones(counter: str, key: str, answer: str) -> None:
     assert scrambled(words(counter), words(key)) == words(answer)  # the oracle itself
-    found = philox.scramble(
+    found = noise.scramble(
         [torch.tensor([word]) for word in words(counter)],
         [torch.tensor([word]) for word in words(key)],
     )
@@ -61,7 +61,7 @@ def test_words_are_the_published_ones(counter: str, key: str, answer: str) -> No
 @pytest.mark.parametrize("start", [0, 3, 1022, 2**31 - 5, 2**34 - 2, 2**40 + 1])
 def test_normals_are_a_function_of_seed_and_place(start: int) -> None:
     seeds = [0, 1, 2**32, 0x7FFF_FFFF_FFFF_FFFF, 123456789012345678]
-    found = philox.normals(torch.tensor(seeds), start, 21)
+    found = noise.normals(torch.tensor(seeds), start, 21)
     assert found.shape == (5, 21)
     assert found.dtype == torch.float32
     for row, seed in zip(found, seeds):
@@ -70,15 +70,15 @@ def test_normals_are_a_function_of_seed_and_place(start: int) -> None:
 
 def test_a_stretch_is_the_same_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = torch.tensor([[5, 2**45], [7, 9]])
-    whole = philox.normals(seeds, 0, 5000)
-    assert torch.equal(philox.normals(seeds, 1234, 777), whole[..., 1234:2011])
-    assert torch.equal(philox.normals(seeds[0, 1], 17, 400), whole[0, 1, 17:417])
-    monkeypatch.setattr(philox, "BLOCKS", 64)
-    assert torch.equal(philox.normals(seeds, 0, 5000), whole)
+    whole = noise.normals(seeds, 0, 5000)
+    assert torch.equal(noise.normals(seeds, 1234, 777), whole[..., 1234:2011])
+    assert torch.equal(noise.normals(seeds[0, 1], 17, 400), whole[0, 1, 17:417])
+    monkeypatch.setattr(noise, "BLOCKS", 64)
+    assert torch.equal(noise.normals(seeds, 0, 5000), whole)
 
 
 def test_normals_are_normal_and_independent() -> None:
-    found = philox.normals(torch.arange(4), 0, 50_000).double()
+    found = noise.normals(torch.arange(4), 0, 50_000).double()
     assert scipy.stats.kstest(found.flatten().numpy(), "norm").pvalue > 1e-3
     between = torch.corrcoef(found) - torch.eye(4, dtype=torch.float64)
     assert between.abs().max() < 0.02  # standard error 0.0045
