@@ -967,6 +967,6 @@ def test_fs_is_another_name_of_the_rate() -> None:
     wave = 0.05 * torch.randn(48_000, generator=torch.Generator().manual_seed(0))
     expected = loudness.normalize_loudness(wave, 16_000)
     assert torch.equal(loudness.normalize_loudness(wave, fs=16_000), expected)
-    for given in ({}, {"sample_rate": 16_000, "fs": 16_000}):
+    for rates in ({}, {"sample_rate": 16_000, "fs": 16_000}):
         with pytest.raises(TypeError, match="fs"):
-            loudness.integrated_loudness(wave, **given)
+            loudness.integrated_loudness(wave, **rates)
