@@ -581,19 +581,16 @@ def correlations(
     Returns:
         (scenario, question, measure) -> row of ``correlations.csv``.
     """
-    from torch_mapss.evaluation.correlate import Options, correlate_stimuli
-    from torch_mapss.evaluation.ratings import Scored, join, load_ratings
+    from pandas import DataFrame
 
-    outputs = [
-        Scored(
-            row["mixture"],
-            row["system"],
-            row["source"],
-            {name: float(row[name] or "nan") for name in measures},
-            {},
-        )
+    from torch_mapss.evaluation.correlate import Options, correlate_stimuli
+    from torch_mapss.evaluation.ratings import join, load_ratings
+
+    outputs = DataFrame(
+        {"track": row["mixture"], "system": row["system"], "source": row["source"]}
+        | {name: float(row[name] or "nan") for name in measures}
         for row in rows
-    ]
+    )
     joined = join(outputs, load_ratings(ratings, columns), sources=sources)
     found = correlate_stimuli(joined, measures, Options(draws=0))
     return {

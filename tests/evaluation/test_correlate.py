@@ -29,16 +29,7 @@ from torch_mapss.evaluation.correlation_stats import (
     permutation_p,
     usable,
 )
-from torch_mapss.evaluation.ratings import (
-    Joined,
-    Rating,
-    Ratings,
-    Scored,
-    Stimulus,
-    join,
-    load_ratings,
-    match_names,
-)
+from torch_mapss.evaluation.ratings import KEYS, Joined, Ratings, join, load_ratings, match_names
 from torch_mapss.evaluation.results import FORMAT
 
 QUESTIONS = ("interference", "quality")
@@ -271,13 +262,20 @@ def test_differences_are_paired():
 # ------------------------------------------------------------------------------------------------
 
 
-def rating(system: str, source: str = "vocals", value: float = 50.0, **more: Any) -> Rating:
-    given = {"track": "t", "question": "q", "scenario": "all", "is_system": True, **more}
-    return Rating(system=system, source=source, value=value, **given)
+def rated(*systems: str, source: str = "vocals", averaged: int = 0) -> Ratings:
+    """One rating of each system; ``control:`` ones are no systems."""
+    rows = [
+        {"scenario": "all", "question": "q", "track": "t", "source": source, "rating": 50.0}
+        | {"system": s.removeprefix("control:"), "is_system": not s.startswith("control:")}
+        | {"cluster": "t"}
+        for s in systems
+    ]
+    return Ratings(pandas.DataFrame(rows), averaged)
 
 
-def output(system: str, source: str = "vocals", track: str = "t") -> Scored:
-    return Scored(track, system, source, {"ps": 0.5}, {})
+def outputs(*systems: str, source: str = "vocals", track: str = "t") -> pandas.DataFrame:
+    named = {"track": track, "source": source, "ps": 0.5}
+    return pandas.DataFrame([{**named, "system": system} for system in systems])
 
 
 def test_names_of_sources_meet():
@@ -291,40 +289,37 @@ def test_names_of_sources_meet():
 
 
 def test_controls_are_left_out_unless_asked_for():
-    ratings = Ratings((rating("A"), rating("ref", is_system=False)), True, 0)
-    outputs = [output("A"), output("control:ref")]
-    assert [s.system for s in join(outputs, ratings).stimuli] == ["A"]
-    both = join(outputs, ratings, controls=True)
-    assert [s.system for s in both.stimuli] == ["A", "ref"]
-    plain = Ratings((rating("A"), rating("ref")), False, 0)  # a table without roles
-    assert [s.system for s in join(outputs, plain).stimuli] == ["A"]
+    ratings, found = rated("A", "control:ref"), outputs("A", "control:ref")
+    assert list(join(found, ratings).stimuli["system"]) == ["A"]
+    assert list(join(found, ratings, controls=True).stimuli["system"]) == ["A", "ref"]
+    plain = rated("A", "ref")  # a table without roles
+    assert list(join(found, plain).stimuli["system"]) == ["A"]
+    both = outputs("control:A", "A").assign(ps=[0.1, 0.9])  # the system is the one that is meant
+    assert list(join(both, rated("A"), controls=True).stimuli["ps"]) == [0.9]
 
 
 def test_what_does_not_meet_is_told():
-    ratings = Ratings((rating("A"), rating("B")), True, 2)
-    joined = join([output("A", "ref")], ratings)
+    joined = join(outputs("A", source="ref"), rated("A", "B", averaged=2))
     assert len(joined.notes) == 3
     for note, part in zip(joined.notes, ("--source-map", "1 of 2 ratings", "2 rows")):
         assert part in note
     with pytest.raises(ValueError, match=r"tracks 'u'.*ratings tracks 't'.*--source-map"):
-        join([output("A", track="u")], ratings)
+        join(outputs("A", track="u"), rated("A"))
 
 
 def test_tables_of_ratings_are_read_and_refused(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text("item,system,mos\nx,control:ref,5\nx,A,3\nx,A,4\n")
     found = load_ratings(path, {"track": "item", "rating": "mos"})
-    assert [(r.track, r.system, r.value) for r in found.rows] == [
-        ("x", "ref", 5.0),
-        ("x", "A", 3.5),
-    ]
-    assert not found.has_roles
+    assert list(found.table["system"]) == ["ref", "A"]
+    assert list(found.table["rating"]) == [5.0, 3.5]
+    assert found.table["is_system"].all()
     assert found.averaged == 1
     for text, columns, said in (
         ("item,system,mos\nx,A,3\n", None, r"mean_rating.*--columns|--columns.*mean_rating"),
         ("track,system,mean_rating\nx,A,good\n", None, "line 2"),
         ("track,system,mean_rating\nx,A,1\nx,B,\n", None, "line 3"),
-        ("track,system,mean_rating\n", None, "no rating"),
+        ("track,system,mean_rating\n", None, "holds no"),
         ("", None, "empty"),
         ("track,system,mean_rating\nx,A,1\n", {"trck": "a"}, "columns"),
         ("track,system,mean_rating\nx,A,1\n", {"scenario": "z"}, "'z'"),
@@ -344,10 +339,8 @@ def test_tables_of_spreadsheet_programs_are_read(tmp_path, encoding):
     path = tmp_path / "r.csv"
     path.write_text(TABLE, encoding=encoding)
     found = load_ratings(path)
-    assert [(r.track, r.system, r.value) for r in found.rows] == [
-        ("Caf\u00e9", "A", 61.5),
-        ("Caf\u00e9", "B", 48.25),
-    ]
+    assert {*found.table["track"]} == {"Caf\u00e9"}
+    assert list(found.table["rating"]) == [61.5, 48.25]
     path.write_text(TABLE, encoding="cp1252")
     with pytest.raises(ValueError, match="line 2"):
         load_ratings(path)
@@ -356,16 +349,20 @@ def test_tables_of_spreadsheet_programs_are_read(tmp_path, encoding):
 def test_names_in_two_unicode_forms_meet(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text(TABLE, encoding="utf-8")
-    outputs = [output("A", track="Cafe\u0301"), output("B", track="Cafe\u0301")]
-    assert len(join(outputs, load_ratings(path)).stimuli) == 2
+    found = outputs("A", "B", track="Cafe\u0301")
+    assert len(join(found, load_ratings(path)).stimuli) == 2
 
 
 def test_clusters_are_a_column_of_the_ratings(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text("track,system,talker,mean_rating\nx,A,f1,3\nx,A,f1,4\ny,A,f1,5\n")
-    found = load_ratings(path, cluster="talker")
-    assert [(r.track, r.value, r.cluster) for r in found.rows] == [("x", 3.5, "f1"), ("y", 5, "f1")]
-    assert {r.cluster for r in load_ratings(path, cluster="system").rows} == {"A"}
+    found = load_ratings(path, cluster="talker").table
+    assert [*zip(found["track"], found["rating"], found["cluster"])] == [
+        ("x", 3.5, "f1"),
+        ("y", 5.0, "f1"),
+    ]
+    assert {*load_ratings(path, cluster="system").table["cluster"]} == {"A"}
+    assert list(load_ratings(path).table["cluster"]) == ["x", "y"]
     for text in ("x,A,f1,3\nx,A,f2,4\n", "x,A,,3\n"):  # two talkers of one stimulus, or none
         path.write_text(f"track,system,talker,mean_rating\n{text}")
         with pytest.raises(ValueError, match="cluster"):
@@ -379,16 +376,21 @@ def test_clusters_are_a_column_of_the_ratings(tmp_path):
 # ------------------------------------------------------------------------------------------------
 
 
-def stimuli(tracks: int = 12, systems: int = 5, bounds: bool = True) -> tuple[Stimulus, ...]:
+def stimuli(tracks: int = 12, systems: int = 5, bounds: bool = True) -> pandas.DataFrame:
     rng, found = np.random.default_rng(4), []
     for track, system in itertools.product(range(tracks), range(systems)):
         true = rng.uniform(0, 100)
         scores = {"ps": true / 100 + rng.normal(0, 0.1), "log_pm": -true, "pesq": rng.normal()}
-        error = {"ps": (0.02, 0.05)} if bounds else {}
+        scores |= {"ps_radius": 0.02, "ps_tail": 0.05} if bounds else {}
         for question, value in zip(QUESTIONS, (true, 100 - true)):
-            names = ("all", question, f"t{track}", "vocals", f"s{system}")
-            found.append(Stimulus(*names, value, scores, error))
-    return tuple(found)
+            names = dict(zip(KEYS, ("all", question, f"t{track}", "vocals", f"s{system}")))
+            found.append({**names, "rating": value, "cluster": f"t{track}", **scores})
+    return pandas.DataFrame(found)
+
+
+def quality(*given: Any) -> pandas.DataFrame:
+    table = stimuli(*given)
+    return table[table["question"] == "quality"]
 
 
 def cells(found: Correlation, **wanted: str) -> dict[str, Any]:
@@ -445,11 +447,9 @@ def test_half_widths_are_those_of_jittered_scores(method, tolerance):
     given = stimuli(tracks=6)
     found = correlate_stimuli(Joined(given, ()), ["ps"], Options(draws=0))
     row = cells(found, question="quality", measure="ps", pooling="per_track")
-    here = [s for s in given if s.question == "quality"]
+    here = given[given["question"] == "quality"]
     unit = np.repeat(np.arange(6), 5)
-    data = data_of(
-        np.array([s.scores["ps"] for s in here]), np.array([s.rating for s in here]), unit
-    )
+    data = data_of(here["ps"].to_numpy(), here["rating"].to_numpy(), unit)
     # PCC's is of first order: 15 % off where jitter is not small.
     assert row[f"{method}_half_width"] == pytest.approx(
         simulated(data, 0.05, method), rel=tolerance
@@ -475,17 +475,10 @@ def test_radii_follow_the_convention():
 
 
 def test_sources_of_a_track_widen_the_half_width_by_their_correlation():
-    two = [
-        s._replace(source=source)
-        for s in stimuli(tracks=4)
-        for source in ("vocals", "drums")
-        if s.question == "quality"
-    ]
+    two = pandas.concat([quality(4).assign(source=name) for name in ("vocals", "drums")])
     found = [
         cells(
-            correlate_stimuli(
-                Joined(tuple(two), ()), ["ps"], Options(draws=0, source_correlation=rho)
-            ),
+            correlate_stimuli(Joined(two, ()), ["ps"], Options(draws=0, source_correlation=rho)),
             pooling="per_track",
         )["pcc_half_width"]
         for rho in (0.0, 1.0)
@@ -524,16 +517,14 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     with open(results / "scores.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(names)
-        for s in stimuli():
-            if s.question == "quality":
-                line = [s.track, s.system, "ref", 0, s.scores["ps"], s.scores["log_pm"], "ok"]
-                writer.writerow([*line, 0.02, 0.05])
+        for s in quality().itertuples():
+            writer.writerow([s.track, s.system, "ref", 0, s.ps, s.log_pm, "ok", 0.02, 0.05])
         writer.writerow(["t0", "broken", "ref", 0, "nan", "nan", "failed", "", ""])
     _frame(results)
     with open(ratings, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["track", "source", "system", "question", "role", "mean_rating"])
-        for s in stimuli():
+        for s in stimuli().itertuples():
             writer.writerow([s.track, s.source, s.system, s.question, "system", s.rating])
     return results, ratings
 
@@ -544,8 +535,8 @@ def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
     with open(rivals, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["mixture_id", "system", "source_index", "source", "pesq"])
-        for s in stimuli():
-            writer.writerow([s.track, s.system, 0, "ref", s.scores["pesq"]])
+        for s in quality().itertuples():
+            writer.writerow([s.track, s.system, 0, "ref", s.pesq])
     found = correlate(results, ratings, rivals=[rivals], draws=100)
     assert list(found.labels) == ["ps", "log_pm", "pesq"]
     again = correlate_stimuli(Joined(stimuli(), ()), None, Options(draws=100))
@@ -578,18 +569,15 @@ def test_results_that_are_none_are_refused(files, tmp_path):
 
 
 def test_every_reason_is_in_the_table():
-    rows = [s for s in stimuli(1) if s.question == "quality"]
-    found = correlate_stimuli(Joined(tuple(rows), ()), ["ps"], Options(draws=0))
+    found = correlate_stimuli(Joined(quality(1), ()), ["ps"], Options(draws=0))
     row = cells(found, pooling="pooled")
     assert row["reason"] == "no draws: no interval, no p; one cluster: no interval"
     assert all(reason in found.summary() for reason in row["reason"].split("; "))
 
 
 def test_what_is_resampled_is_said_and_diagnostics_wait_to_be_asked_for():
-    given = tuple(
-        s._replace(cluster=s.system, scores={**s.scores, "log_foreign_distance": 1.0})
-        for s in stimuli()
-    )
+    given = stimuli().assign(log_foreign_distance=1.0)
+    given["cluster"] = given["system"]
     found = correlate_stimuli(Joined(given, ()), None, Options(draws=50, cluster="system"))
     assert {*found.rows["cluster"]} == {"system"}
     assert {*found.rows["clusters"]} == {5}

@@ -337,7 +337,7 @@ def source_rows(scores: Scores, rows: DataFrame) -> list[dict[str, Any]]:
         return []
     weight = dict(zip(map(io.same_name, scores.mixtures), scores.weights))
     systems = {io.same_name(name): name for name in scores.systems}
-    names = rows[["mixture_id", "system", "source"]].map(io.same_name)
+    names = {name: rows[name].map(io.same_name) for name in ("mixture_id", "system", "source")}
     rows = rows.drop_duplicates(["mixture_id", "system", "source"]).assign(
         weight=names["mixture_id"].map(weight),
         system=names["system"].map(systems),

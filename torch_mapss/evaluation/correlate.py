@@ -8,7 +8,6 @@ errors of the scores themselves may change (radius and half-width [sec:propagate
 from __future__ import annotations
 
 import itertools
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +26,13 @@ from torch_mapss.evaluation.correlation_stats import (
     Data,
     correlation,
     estimates,
+    parts_of,
     usable,
 )
 from torch_mapss.evaluation.measures import COLUMNS as MEASURES
 from torch_mapss.evaluation.measures import label
-from torch_mapss.evaluation.ratings import Joined, Scored, Stimulus, join, load_ratings
-from torch_mapss.evaluation.results import load_results, records
+from torch_mapss.evaluation.ratings import KEYS, Joined, join, load_ratings
+from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.significance import holm
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Correlation:
     rows: DataFrame  # `COLUMNS`, one per scenario, question, measure, pooling
     differences: DataFrame  # `DIFFERENCES`, between measures
     units: DataFrame  # `UNITS`, one per track and source
-    stimuli: tuple[Stimulus, ...]
+    stimuli: DataFrame  # ratings and scores
     labels: Mapping[str, str]  # measure -> name in tables
     notes: tuple[str, ...]
     options: Options
@@ -94,23 +94,14 @@ class Correlation:
             ImportError: matplotlib is missing.
             ValueError: no such question.
         """
-        asked = list(dict.fromkeys(stimulus.question for stimulus in self.stimuli))
+        asked = list(self.stimuli["question"].unique())
         question = asked[0] if question is None else question
         if question not in asked:
             raise ValueError(f"question must be of {', '.join(asked)}, got {question!r}.")
         rows = self.rows[
             (self.rows["question"] == question) & (self.rows["pooling"] == "per_track")
         ]
-        return correlation_tables.scatter(self._stimuli(), rows, self.labels, question)
-
-    def _stimuli(self) -> DataFrame:
-        from pandas import DataFrame
-
-        names = ("scenario", "question", "track", "source", "system", "rating")
-        return DataFrame(
-            [{n: getattr(s, n) for n in names} | dict(s.scores) for s in self.stimuli],
-            columns=[*names, *self.labels],
-        )
+        return correlation_tables.scatter(self.stimuli, rows, self.labels, question)
 
     def save(self, folder: str | os.PathLike[str]) -> str:
         """Write the tables (CSV, Markdown, LaTeX) and scatter plots to a folder.
@@ -125,7 +116,7 @@ class Correlation:
             "correlations": self.rows,
             "differences": self.differences,
             "per_track": self.units,
-            "stimuli": self._stimuli(),
+            "stimuli": self.stimuli[[*KEYS, "rating", *self.labels]],
         }
         return correlation_tables.save(tables, self._page(), self.plot, folder)
 
@@ -189,7 +180,7 @@ def correlate(
     """
     options = _checked(Options(confidence, draws, seed, convention, source_correlation, cluster))
     outputs = scored_outputs(results, rivals)
-    given = load_ratings(ratings, columns, None if cluster == "track" else cluster)
+    given = load_ratings(ratings, columns, cluster)
     joined = join(outputs, given, sources=sources, controls=controls)
     return correlate_stimuli(joined, measures, options)
 
@@ -217,62 +208,58 @@ def _checked(options: Options) -> Options:
 
 def scored_outputs(
     results: str | os.PathLike[str], rivals: Sequence[str | os.PathLike[str]] = ()
-) -> list[Scored]:
+) -> DataFrame:
     """The outputs of a results folder, with the scores of other measures beside them.
+
+    Returns:
+        ``track``, ``system``, ``source``, all scores and their ``_radius`` and ``_tail``.
 
     Raises:
         ValueError: no folder of results, or a table without the columns that name an output.
     """
-    others: dict[tuple[str, str, str], dict[str, float]] = {}
-    for path in rivals:
-        for key, values in _rivals(path).items():
-            others.setdefault(key, {}).update(values)
-    found, met = [], 0
-    for row in records(load_results(results).scores):
-        if row["status"] == "failed":
-            continue
-        scores = {name: _finite(row[name]) for name in MEASURES if name in row}
-        key = io.same_name(row["mixture_id"]), io.same_name(row["system"]), str(row["source_index"])
-        met += key in others
-        bounds = {
-            name: (_finite(row[f"{name}_radius"]), _finite(row[f"{name}_tail"]))
-            for name in scores
-            if {f"{name}_radius", f"{name}_tail"} <= {*row}
-        }
-        scores |= others.get(key, {})
-        found.append(Scored(row["mixture_id"], row["system"], row["source"], scores, bounds))
-    if not found:
+    table = load_results(results).scores
+    table = table[table["status"] != "failed"]
+    if table.empty:
         raise ValueError(f"{io.shown(results)!r} holds no scored output.")
-    if others and not met:
-        raise ValueError(
-            f"no row of {io.listed(map(io.shown, rivals))} belongs to an output of "
-            f"{io.shown(results)!r}: mixture_id, system and source_index must be those of its "
-            "scores.csv."
-        )
+    parts = [f"{name}{part}" for name in MEASURES for part in ("", "_radius", "_tail")]
+    found = table[["system", "source", *(name for name in parts if name in table)]]
+    found = found.assign(track=table["mixture_id"]).reset_index(drop=True)
+    key = _key(table, "mixture_id")
+    for path in rivals:
+        other = _rival(path)
+        places = [other.index.get_loc(one) if one in other.index else -1 for one in key]
+        if max(places) < 0:
+            raise ValueError(
+                f"no row of {io.shown(path)!r} belongs to an output of {io.shown(results)!r}: "
+                "mixture_id, system and source_index must be those of its scores.csv."
+            )
+        for name in other:
+            own = found.get(name, np.nan)
+            found[name] = np.where(np.array(places) >= 0, other[name].to_numpy()[places], own)
     return found
 
 
-def _rivals(path: str | os.PathLike[str]) -> dict[tuple[str, str, str], dict[str, float]]:
-    """The measures of a table by mixture, system and source index."""
+def _key(table: DataFrame, track: str) -> list[tuple[str, ...]]:
+    """What names the outputs of a table."""
+    names = (table[name].astype(str) for name in (track, "system", "source_index"))
+    return list(zip(*([io.same_name(text.strip()) for text in column] for column in names)))
+
+
+def _rival(path: str | os.PathLike[str]) -> DataFrame:
+    """The measures of a table: the columns that hold a number, by mixture, system and index."""
     names = ["mixture_id", "system", "source_index"]
     content = "a table of other measures"
     words = io.read_table(path, names, content=content)
     numbers = [
-        column
-        for column in words
-        if column not in (*names, "source") and words[column].str.contains(r"\d").any()
+        name
+        for name in words
+        if name not in (*names, "source") and words[name].str.contains(r"\d").any()
     ]
     table = io.read_table(path, names, numbers, content)
-    keys = zip(*(map(io.same_name, table[name].str.strip()) for name in names))
-    return {
-        (mixture, system, index): {name: _finite(value) for name, value in zip(numbers, row)}
-        for (mixture, system, index), row in zip(keys, table[numbers].to_numpy(float))
-    }
-
-
-def _finite(value: float) -> float:
-    """NaN in place of an infinite number, as the logarithm of 0."""
-    return float(value) if math.isfinite(value) else math.nan
+    keys = _key(table, "mixture_id")
+    if len({*keys}) < len(keys):
+        raise ValueError(f"{io.shown(path)!r} has an output twice: {keys[-1]}.")
+    return table[numbers].set_axis(keys, axis=0)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -294,69 +281,62 @@ def correlate_stimuli(
         ValueError: a measure that no stimulus has.
     """
     options = options or Options()
-    there = dict.fromkeys(name for stimulus in joined.stimuli for name in stimulus.scores)
-    names = [name for name in (*MEASURES, *there) if name in there]
-    names = list(dict.fromkeys(names))
-    if measures is not None:
-        unknown = [name for name in measures if name not in there]
+    from pandas import DataFrame
+
+    stimuli = joined.stimuli.replace([np.inf, -np.inf], np.nan)  # as the logarithm of 0
+    bounds = {f"{name}_{part}" for name in stimuli for part in ("radius", "tail")}
+    other = {*KEYS, "is_system", "rating", "cluster", *bounds}
+    known = [name for name in stimuli if name not in other]
+    known.sort(key=lambda name: [*MEASURES].index(name) if name in MEASURES else len(MEASURES))
+    if measures is None:
+        names = [n for n in known if n not in MEASURES or not MEASURES[n].diagnostic]
+    else:
+        names = list(measures)
+        unknown = [name for name in names if name not in known]
         if unknown:
             raise ValueError(
                 f"measures has {', '.join(unknown)}, which the results lack; they have "
-                f"{', '.join(names)}."
+                f"{', '.join(known)}."
             )
-        names = list(measures)
-    else:
-        names = [name for name in names if name not in MEASURES or not MEASURES[name].diagnostic]
-    from pandas import DataFrame
-
     rows, differences, units = [], [], []
-    for scenario, question, stimuli in grouped(joined.stimuli):
+    for (scenario, question), own in stimuli.groupby(["scenario", "question"], sort=False):
         where = {"scenario": scenario, "question": question}
-        data = {name: _data(stimuli, name) for name in names}
+        data = {name: _data(own, name) for name in names}
         for pooling in POOLINGS:
             here, between = _correlated(where, data, pooling, options)
             rows += here
             differences += between
-        units += _units(where, stimuli, data)
-    labels = {name: label(name, unit=False) if name in MEASURES else name for name in names}
+        units += _units(where, own, data)
     return Correlation(
         DataFrame(rows, columns=COLUMNS),
         DataFrame(differences, columns=DIFFERENCES),
         DataFrame(units, columns=UNITS),
-        joined.stimuli,
-        labels,
+        stimuli,
+        {name: label(name, unit=False) if name in MEASURES else name for name in names},
         joined.notes,
         options,
     )
 
 
-def grouped(stimuli: Sequence[Stimulus]) -> list[tuple[str, str, list[Stimulus]]]:
-    """The stimuli of every scenario and question, in order of appearance."""
-    found: dict[tuple[str, str], list[Stimulus]] = {}
-    for stimulus in stimuli:
-        found.setdefault((stimulus.scenario, stimulus.question), []).append(stimulus)
-    return [(*key, group) for key, group in found.items()]
-
-
-def _data(stimuli: Sequence[Stimulus], measure: str) -> Data:
+def _data(stimuli: DataFrame, measure: str) -> Data:
     """Scores and ratings as arrays."""
 
-    def places(keys: Sequence[Any]) -> NDArray[np.int64]:
-        numbers = {key: k for k, key in enumerate(dict.fromkeys(keys))}
-        return np.array([numbers[key] for key in keys])
+    def places(*columns: str) -> NDArray[np.int64]:
+        return stimuli.groupby([*columns], sort=False).ngroup().to_numpy()
 
+    bounds = [f"{measure}_radius", f"{measure}_tail"]
     return Data(
-        scores=np.array([s.scores.get(measure, math.nan) for s in stimuli]),
-        ratings=np.array([s.rating for s in stimuli]),
-        unit=places([(s.track, s.source) for s in stimuli]),
-        track=places([s.track for s in stimuli]),
-        cluster=places([s.cluster or s.track for s in stimuli]),
-        bounds=np.array([s.bounds.get(measure, (math.nan, math.nan)) for s in stimuli]),
+        scores=stimuli[measure].to_numpy(float),
+        ratings=stimuli["rating"].to_numpy(float),
+        unit=places("track", "source"),
+        track=places("track"),
+        cluster=places("cluster"),
+        bounds=stimuli.reindex(columns=bounds).to_numpy(float),
     )
 
 
 def _correlated(
-    where: Mapping[str, str], data: Mapping[str, Data], pooling: str, options: Options
+    where: Mapping[str, Any], data: Mapping[str, Data], pooling: str, options: Options
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of ``correlations.csv`` and of ``differences.csv`` of one question and pooling."""
     about = {**where, "pooling": pooling, "cluster": options.cluster}
@@ -400,20 +380,16 @@ def _correlated(
 
 
 def _units(
-    where: Mapping[str, str], stimuli: Sequence[Stimulus], data: Mapping[str, Data]
+    where: Mapping[str, Any], stimuli: DataFrame, data: Mapping[str, Data]
 ) -> list[dict[str, Any]]:
     """The correlation of every track and source."""
     found = []
     for name, one in data.items():
-        names = {int(u): (s.track, s.source) for u, s in zip(one.unit, stimuli)}
-        for unit, (track, source) in names.items():
-            own = one.kept((one.unit == unit) & np.isfinite(one.scores))
+        for part in parts_of(one.unit):
+            track, source = stimuli[["track", "source"]].iloc[part[0]]
+            own = one.kept(part[np.isfinite(one.scores[part])])
             row = {**where, "track": track, "source": source, "measure": name}
-            values = {
-                method: float(correlation(own.scores, own.ratings, method)[0])
-                if len(own.scores) >= LEAST_SYSTEMS
-                else math.nan
-                for method in METHODS
-            }
-            found.append({**row, "systems": len(own.scores), **values})
+            for method in METHODS if len(own.scores) >= LEAST_SYSTEMS else ():
+                row[method] = float(correlation(own.scores, own.ratings, method)[0])
+            found.append({**row, "systems": len(own.scores)})
     return found

@@ -10,41 +10,39 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from torch_mapss.evaluation import io
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 COLUMNS = ("track", "system", "source", "question", "role", "scenario", "rating")
 """What a rating is known by; the file's own names by default, ``rating`` is ``mean_rating``."""
 
-_DEFAULT_NAMES = {name: name for name in COLUMNS} | {"rating": "mean_rating"}
-_NEEDED = ("track", "system", "rating")
+KEYS = ("scenario", "question", "track", "source", "system")
+"""What tells stimuli and their questions apart."""
+
 SYSTEM_ROLE = "system"
 CONTROL = "control:"
-
-
-class Rating(NamedTuple):
-    """What listeners said of one stimulus to one question."""
-
-    track: str
-    system: str
-    source: str  # empty: the file has no column for it
-    question: str
-    scenario: str
-    is_system: bool  # no hidden reference, no anchor
-    value: float  # mean over listeners, higher is better
-    cluster: str = ""  # what is resampled together; empty: the track
+_NAMES = ["track", "system", "source"]
 
 
 class Ratings(NamedTuple):
     """All ratings of a file."""
 
-    rows: tuple[Rating, ...]
-    has_roles: bool  # else every row counts as a system's
+    table: DataFrame  # `KEYS`, is_system (no hidden reference, no anchor), rating, cluster
     averaged: int  # rows that repeated a stimulus and question
+
+
+class Joined(NamedTuple):
+    """What `join` found."""
+
+    stimuli: DataFrame  # as ratings, with the columns of their outputs
+    notes: tuple[str, ...]  # what was matched by guess, left out, averaged
 
 
 def load_ratings(
@@ -52,7 +50,7 @@ def load_ratings(
     columns: Mapping[str, str] | None = None,
     cluster: str | None = None,
 ) -> Ratings:
-    """Read a table of ratings.
+    """Read a table of ratings, higher is better.
 
     Args:
         path: a CSV file with a header, see :func:`torch_mapss.evaluation.io.read_table`.
@@ -69,110 +67,50 @@ def load_ratings(
         ValueError: no such columns, a rating that is no number, no rating at all, or rows of one
             stimulus in two clusters.
     """
+    from pandas import DataFrame
+
     unknown = sorted({*(columns or {})} - {*COLUMNS})
     if unknown:
         raise ValueError(f"columns must be of {', '.join(COLUMNS)}, got {', '.join(unknown)}.")
-    names = {**_DEFAULT_NAMES, **(columns or {})}
-    needed = [names[name] for name in dict.fromkeys((*_NEEDED, *(columns or {})))]
-    if cluster is not None:
-        needed.append(names.get(cluster, cluster))
+    names = {name: name for name in COLUMNS} | {"rating": "mean_rating"} | dict(columns or {})
+    of = names.get(cluster or "track", cluster or "")
+    needed = [names[name] for name in ("track", "system", "rating", *(columns or {}))]
     content = "a table of ratings (--columns track=item says which column is which)"
-    table = io.read_table(path, needed, [names["rating"]], content)
-    values = table[names["rating"]].to_numpy(float)
-    wrong = table.index[~np.isfinite(values)]
-    if len(wrong) or table.empty:
-        where = f", line {wrong[0]}" if len(wrong) else ""
-        raise ValueError(f"{io.shown(path)!r}{where}: no rating. Leave rows without a number out.")
+    read = io.read_table(path, [*dict.fromkeys([*needed, of])], [names["rating"]], content)
 
-    def texts(name: str, otherwise: str = "") -> list[str]:
-        if name not in table:
-            return [otherwise] * len(table)
-        return [io.same_name(text.strip()) for text in table[name]]
+    def texts(column: str, otherwise: str) -> list[str]:
+        if column not in read:
+            return [otherwise] * len(read)
+        return [io.same_name(text.strip()) for text in read[column]]
 
-    found = [
-        Rating(
-            track,
-            system.removeprefix(CONTROL),
-            source,
-            question,
-            scenario or "all",
-            role == SYSTEM_ROLE,
-            value,
-            own,
-        )
-        for track, system, source, question, scenario, role, own, value in zip(
-            *(texts(names[name]) for name in ("track", "system", "source")),
-            texts(names["question"], "rating"),
-            texts(names["scenario"]),
-            texts(names["role"], SYSTEM_ROLE),
-            [""] * len(table) if cluster is None else texts(needed[-1]),
-            values.tolist(),
-        )
-    ]
-    blank = [line for line, rating in zip(table.index, found) if cluster and not rating.cluster]
-    if blank:
+    defaults = {"question": "rating", "role": SYSTEM_ROLE}
+    found = {name: texts(names[name], defaults.get(name, "")) for name in COLUMNS[:-1]}
+    table = DataFrame(found, read.index, dtype=object)
+    table["scenario"] = table["scenario"].replace("", "all")
+    table["system"] = table["system"].str.removeprefix(CONTROL)
+    table["is_system"] = table.pop("role") == SYSTEM_ROLE
+    table["rating"], table["cluster"] = read[names["rating"]], texts(of, "")
+    wrong = table.index[~np.isfinite(table["rating"]) | (table["cluster"] == "")]
+    if table.empty:
+        raise ValueError(f"{io.shown(path)!r} holds no rating.")
+    if len(wrong):
         raise ValueError(
-            f"{io.shown(path)!r}, line {blank[0]}: cluster column {cluster!r} is blank."
+            f"{io.shown(path)!r}, line {wrong[0]}: expected a rating, a finite number, and a "
+            f"cluster ({of!r}). Leave rows without them out."
         )
-    merged = _averaged(found, cluster)
-    return Ratings(merged, names["role"] in table, len(found) - len(merged))
-
-
-def _averaged(found: Sequence[Rating], cluster: str | None) -> tuple[Rating, ...]:
-    values: dict[Rating, list[float]] = {}
-    clusters: dict[Rating, str] = {}
-    for rating in found:
-        key = rating._replace(value=0.0, cluster="")
-        values.setdefault(key, []).append(rating.value)
-        if clusters.setdefault(key, rating.cluster) != rating.cluster:
-            raise ValueError(
-                f"cluster must be one for all ratings of a stimulus, but track {rating.track!r}, "
-                f"system {rating.system!r} has {clusters[key]!r} and {rating.cluster!r} in column "
-                f"{cluster!r}."
-            )
-    return tuple(
-        key._replace(value=sum(v) / len(v), cluster=clusters[key]) for key, v in values.items()
-    )
-
-
-# ------------------------------------------------------------------------------------------------
-# Joining
-# ------------------------------------------------------------------------------------------------
-
-
-class Stimulus(NamedTuple):
-    """One rated output and its scores."""
-
-    scenario: str
-    question: str
-    track: str
-    source: str  # as in the ratings
-    system: str
-    rating: float
-    scores: Mapping[str, float]  # measure -> score, NaN where undefined
-    bounds: Mapping[str, tuple[float, float]]  # measure -> radius, half-width
-    cluster: str = ""  # what is resampled together; empty: the track
-
-
-class Joined(NamedTuple):
-    """What `join` found."""
-
-    stimuli: tuple[Stimulus, ...]
-    notes: tuple[str, ...]  # what was matched by guess, left out, averaged
-
-
-class Scored(NamedTuple):
-    """One output of a results folder."""
-
-    track: str
-    system: str
-    source: str
-    scores: Mapping[str, float]
-    bounds: Mapping[str, tuple[float, float]]
+    stimuli = table.groupby([*KEYS, "is_system"], sort=False)
+    several = stimuli["cluster"].nunique() > 1
+    if several.any():
+        raise ValueError(
+            "cluster must be one for all ratings of a stimulus, but column "
+            f"{of!r} has several for {dict(zip(KEYS, several.index[several][0]))}."
+        )
+    merged = stimuli.agg({"rating": "mean", "cluster": "first"}).reset_index()
+    return Ratings(merged, len(table) - len(merged))
 
 
 def join(
-    outputs: Sequence[Scored],
+    outputs: DataFrame,
     ratings: Ratings,
     *,
     sources: Mapping[str, str] | None = None,
@@ -185,7 +123,7 @@ def join(
     has those two paired; what was paired so is told in the notes.
 
     Args:
-        outputs: of a results folder.
+        outputs: ``track``, ``system``, ``source`` and any columns, as scores; a row per output.
         ratings: of `load_ratings`.
         sources: name in the results -> name in the ratings.
         controls: keep hidden references and anchors (systems ``control:NAME`` of the manifest).
@@ -193,50 +131,34 @@ def join(
     Raises:
         ValueError: not one rating found its scores.
     """
-    wanted = [r for r in ratings.rows if controls or r.is_system]
-    kept = [
-        one._replace(
-            **{name: io.same_name(getattr(one, name)) for name in ("track", "system", "source")}
-        )
-        for one in outputs
-        if controls or not one.system.startswith(CONTROL)
-    ]
+    outputs = outputs.assign(**{n: outputs[n].map(io.same_name) for n in _NAMES})
+    # A system of the same name as a control is the one that is meant.
+    outputs["control"] = outputs["system"].str.startswith(CONTROL)
+    kept = outputs[controls | ~outputs["control"]].sort_values("control", kind="stable")
+    wanted = ratings.table[controls | ratings.table["is_system"]]
     mapping = {io.same_name(k): io.same_name(v) for k, v in (sources or {}).items()}
-    named, guessed = _named(kept, wanted, mapping)
-    stimuli = []
-    for rating in wanted:
-        output = named.get((rating.track, rating.source, rating.system))
-        if output is not None:
-            key = rating.scenario, rating.question, rating.track, rating.source, rating.system
-            about = rating.value, output.scores, output.bounds, rating.cluster
-            stimuli.append(Stimulus(*key, *about))
-    if not stimuli:
-        raise ValueError(_no_match(outputs, ratings.rows))
-    return Joined(tuple(stimuli), tuple(_notes(stimuli, wanted, named, guessed, ratings)))
-
-
-def _named(
-    outputs: Iterable[Scored], ratings: Iterable[Rating], mapping: Mapping[str, str]
-) -> tuple[dict[tuple[str, str, str], Scored], Counter[tuple[str, str]]]:
-    """(track, rated source, system) -> output; and the pairs of source names that were guessed."""
-    rated: dict[str, dict[str, None]] = {}
-    for rating in ratings:
-        rated.setdefault(rating.track, {})[rating.source] = None
-    by_track: dict[str, list[Scored]] = {}
-    for output in outputs:
-        by_track.setdefault(output.track, []).append(output)
-    named: dict[tuple[str, str, str], Scored] = {}
+    rated = wanted.groupby("track")["source"].unique()
+    names: dict[tuple[str, str], str] = {}
     guessed: Counter[tuple[str, str]] = Counter()
-    for track, here in by_track.items():
-        present = dict.fromkeys(output.source for output in here)
-        pairs, guesses = match_names(list(present), list(rated.get(track, ())), mapping)
+    for track, own in kept.groupby("track", sort=False)["source"]:
+        pairs, guesses = match_names(list(own.unique()), list(rated.get(track, ())), mapping)
+        names |= {(str(track), found): rate for found, rate in pairs.items()}
         guessed.update(guesses.items())
-        # A system of the same name as a control is the one that is meant.
-        for output in sorted(here, key=lambda o: not o.system.startswith(CONTROL)):
-            if output.source in pairs:
-                system = output.system.removeprefix(CONTROL)
-                named[track, pairs[output.source], system] = output
-    return named, guessed
+    kept = kept.assign(
+        source=[names.get(key) for key in zip(kept["track"], kept["source"])],
+        system=kept["system"].str.removeprefix(CONTROL),
+    )
+    kept = kept.drop(columns="control").dropna(subset="source").drop_duplicates(_NAMES)
+    merged = wanted.merge(kept, on=_NAMES, how="left", indicator="_found")
+    stimuli = merged[merged["_found"] == "both"].drop(columns="_found").reset_index(drop=True)
+    if stimuli.empty:
+        raise ValueError(
+            f"no rating belongs to a scored output. The results have {_some(outputs)}; the ratings "
+            f"{_some(ratings.table)}. Name sources with --source-map FOUND=RATED, take other "
+            "columns with --columns, or keep references and anchors with --controls."
+        )
+    lost = merged[merged["_found"] != "both"]
+    return Joined(stimuli, tuple(_notes(guessed, lost, len(merged), ratings.averaged)))
 
 
 def match_names(
@@ -264,37 +186,20 @@ def _words(name: str) -> list[str]:
 
 
 def _notes(
-    stimuli: Sequence[Stimulus],
-    wanted: Sequence[Rating],
-    named: Mapping[tuple[str, str, str], Scored],
-    guessed: Counter[tuple[str, str]],
-    ratings: Ratings,
-) -> Iterable[str]:
+    guessed: Counter[tuple[str, str]], lost: DataFrame, of: int, averaged: int
+) -> Iterator[str]:
     for (found, rated), count in guessed.items():
         yield (
             f"source {found!r} of the results taken as {rated or 'the rated one'!r} in {count} "
             "track(s); say otherwise with --source-map"
         )
-    lost = len(wanted) - len(stimuli)
-    if lost:
-        example = next(r for r in wanted if (r.track, r.source, r.system) not in named)
-        yield (
-            f"{lost} of {len(wanted)} ratings have no scored output, e.g. track {example.track!r}, "
-            f"source {example.source!r}, system {example.system!r}"
-        )
-    if ratings.averaged:
-        yield f"{ratings.averaged} rows repeated a stimulus and question, and were averaged"
+    if len(lost):
+        example = ", ".join(f"{name} {lost[name].iloc[0]!r}" for name in _NAMES)
+        yield f"{len(lost)} of {of} ratings have no scored output, e.g. {example}"
+    if averaged:
+        yield f"{averaged} rows repeated a stimulus and question, and were averaged"
 
 
-def _no_match(outputs: Sequence[Scored], ratings: Sequence[Rating]) -> str:
-    def some(rows: Sequence[Any]) -> str:
-        return "; ".join(
-            f"{name}s {io.listed(dict.fromkeys(repr(getattr(row, name)) for row in rows), 3)}"
-            for name in ("track", "system", "source")
-        )
-
-    return (
-        f"no rating belongs to a scored output. The results have {some(outputs)}; the ratings "
-        f"{some(ratings)}. Name sources with --source-map FOUND=RATED, take other columns with "
-        "--columns, or keep references and anchors with --controls."
-    )
+def _some(table: DataFrame) -> str:
+    found = (f"{n}s {io.listed(map(repr, table[n].unique()), 3)}" for n in _NAMES)
+    return ", ".join(found)
