@@ -190,21 +190,20 @@ def by_system(one: Correlation, scenario: str, question: str) -> str:
     """How much higher than the listeners each measure ranks each system within its tracks."""
     from scipy.stats import rankdata
 
-    here = [s for s in one.stimuli if (s.scenario, s.question) == (scenario, question)]
+    table = one.stimuli
+    here = table[(table["scenario"] == scenario) & (table["question"] == question)]
     misplaced: dict[str, dict[str, list[float]]] = {}
-    for unit in dict.fromkeys((s.track, s.source) for s in here):
-        group = [s for s in here if (s.track, s.source) == unit]
-        rated = rankdata([s.rating for s in group])
-        for measure in LOOKED_AT:
-            scores = np.array([s.scores.get(measure, math.nan) for s in group])
-            if np.isnan(scores).any():
+    for _, group in here.groupby(["track", "source"], sort=False):
+        rated = rankdata(group["rating"])
+        for measure in (name for name in LOOKED_AT if name in group):
+            if group[measure].isna().any():
                 continue
-            for stimulus, off in zip(group, rankdata(scores) - rated):
-                found = misplaced.setdefault(stimulus.system, {})
+            for system, off in zip(group["system"], rankdata(group[measure]) - rated):
+                found = misplaced.setdefault(system, {})
                 found.setdefault(measure, []).append(float(off))
     lines = []
     for system, found in sorted(misplaced.items()):
-        rating = float(np.mean([s.rating for s in here if s.system == system]))
+        rating = float(here.loc[here["system"] == system, "rating"].mean())
         count = max(map(len, found.values()))
         cells = [f"{np.mean(found[m]):+.1f}" if m in found else "–" for m in LOOKED_AT]
         lines.append([system, str(count), f"{rating:.2f}", *cells])
@@ -216,11 +215,8 @@ def saturation(found: dict[tuple[str, str], Correlation]) -> str:
     """How far PM has run into 0, per encoder and convention."""
     lines = []
     for (encoder, convention), one in found.items():
-        first = one.stimuli[0].question
-        here = [s.scores for s in one.stimuli if s.question == first]
-        pm = np.array([s["pm"] for s in here])
-        log_pm = np.array([s["log_pm"] for s in here])
-        ps = np.array([s["ps"] for s in here])
+        here = one.stimuli[one.stimuli["question"] == one.stimuli["question"].iloc[0]]
+        pm, log_pm, ps = (here[name].to_numpy(float) for name in ("pm", "log_pm", "ps"))
         lines.append(
             [encoder, convention, f"{np.nanmean(ps):.2f}", f"{np.nanmean(pm):.3f}"]
             + [f"{np.nanmedian(pm):.2g}", f"{100 * np.nanmean(pm < GONE):.0f} %"]
@@ -266,8 +262,8 @@ def page(
 ) -> str:
     """All sections."""
     (name, first), *_ = found.items()
-    stimuli = len({(s.track, s.source, s.system) for s in first.stimuli})
-    tracks = len({s.track for s in first.stimuli})
+    stimuli = len(first.stimuli[["track", "source", "system"]].drop_duplicates())
+    tracks = first.stimuli["track"].nunique()
     frames = f"{options.sample_frames} frames each" if options.sample_frames else "every frame"
     text = [
         f"# {options.manifest.parent.name}: scores against listeners",

@@ -97,8 +97,9 @@ class Comparison(Tables):
         measure = self.measures[0] if measure is None else measure
         percent = f"{100 * self.confidence:g} %"
         if measure == "scatter" and self._axes():
-            points = [(s, *(self._box(m, s) for m in self._axes())) for s in self.scores.systems]
-            return compare_plots.scatter(points, *self._axes(), percent, figure=figure)
+            x, y = self._axes()
+            points = [(s, self._box(x, s), self._box(y, s)) for s in self.scores.systems]
+            return compare_plots.scatter(points, x, y, percent, figure=figure)
         if measure not in self.measures:
             known = (*self.measures, *(["scatter"] if self._axes() else ()))
             raise ValueError(f"measure must be one of {', '.join(known)}, got {measure!r}.")

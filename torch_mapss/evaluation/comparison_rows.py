@@ -241,7 +241,7 @@ def _pair_row(
     return row | {"p_wilcoxon": test.p, "effect": test.effect, "note": "; ".join(notes)}
 
 
-def family_of(pairs: Sequence[Mapping[str, Any]], alpha: float) -> tuple[int, int]:
+def family_of(pairs: Sequence[Mapping[Any, Any]], alpha: float) -> tuple[int, int]:
     """Mixtures of the largest pair, and the pairs that Holm counts: those that may reject."""
     counts = [row["n"] for row in pairs if row["p_wilcoxon"] == row["p_wilcoxon"]]
     testable = [n for n in counts if significance.least_holm_p(n, 1) <= alpha]

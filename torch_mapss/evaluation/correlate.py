@@ -227,15 +227,16 @@ def scored_outputs(
     key = _key(table, "mixture_id")
     for path in rivals:
         other = _rival(path)
-        places = [other.index.get_loc(one) if one in other.index else -1 for one in key]
-        if max(places) < 0:
+        known = {one: place for place, one in enumerate(other.index)}
+        places = np.array([known.get(one, -1) for one in key])
+        if places.max() < 0:
             raise ValueError(
                 f"no row of {io.shown(path)!r} belongs to an output of {io.shown(results)!r}: "
                 "mixture_id, system and source_index must be those of its scores.csv."
             )
         for name in other:
             own = found.get(name, np.nan)
-            found[name] = np.where(np.array(places) >= 0, other[name].to_numpy()[places], own)
+            found[name] = np.where(places >= 0, other[name].to_numpy()[places], own)
     return found
 
 
@@ -251,7 +252,7 @@ def _rival(path: str | os.PathLike[str]) -> DataFrame:
     content = "a table of other measures"
     words = io.read_table(path, names, content=content)
     numbers = [
-        name
+        str(name)
         for name in words
         if name not in (*names, "source") and words[name].str.contains(r"\d").any()
     ]

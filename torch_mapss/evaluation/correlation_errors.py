@@ -41,22 +41,24 @@ def propagated(
     if not len(data.scores) or not np.isfinite(data.bounds).all():
         return {f"{method}_{part}": math.nan for method in METHODS for part in parts}
     rows = parts_of(data.unit) if pooling == "per_track" else [np.arange(len(data.unit))]
-    columns = [
+    score, radius, half_width, rating = (
         _padded([column[row] for row in rows])
         for column in (data.scores, *data.bounds.T, data.ratings)
-    ]
+    )
     track = np.array([data.track[row[0]] for row in rows])
-    found = {}
+    found: dict[str, float] = {}
     for method, name in _NAMES.items():
-        one = correlation_bounds(*columns, confidence, name, convention=convention, seed=seed)
+        one = correlation_bounds(
+            score, radius, half_width, rating, confidence, name, convention=convention, seed=seed
+        )
         both = [one.radius[0], one.half_width[0]]
         if pooling == "per_track":
             own = parts_of(track)
-            wide = [
+            value, wide, half = (
                 _padded([part.numpy()[row] for row in own])
                 for part in (one.value, one.radius, one.half_width)
-            ]
-            whole = scenario_bounds(*wide, rho)
+            )
+            whole = scenario_bounds(value, wide, half, rho)
             both = [whole.radius, whole.half_width]
         found |= {f"{method}_{part}": float(value) for part, value in zip(parts, both)}
     return found

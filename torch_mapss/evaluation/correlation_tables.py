@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _DASH = "–"
 # Scores that reach so many times their median are drawn on a logarithmic axis.
 _WIDE = 30.0
-HEADER = ("measure", "SRCC", "PCC", "p (Holm)", "pooled SRCC", "PCC", "n")
-ERRORS = ("error of the correlation", "SRCC", "PCC")
-_Table = tuple[Sequence[str], list[list[str]]]
+HEADER = ["measure", "SRCC", "PCC", "p (Holm)", "pooled SRCC", "PCC", "n"]
+ERRORS = ["error of the correlation", "SRCC", "PCC"]
+_Table = tuple[list[str], list[list[str]]]
 
 
 class Page(NamedTuple):
@@ -35,7 +35,8 @@ class Page(NamedTuple):
 
     def tables(self) -> Iterator[tuple[str, list[_Table]]]:
         """The title and the tables, in %, of every scenario and question."""
-        for (scenario, question), rows in self.rows.groupby(["scenario", "question"], sort=False):
+        for key, rows in self.rows.groupby(["scenario", "question"], sort=False):
+            scenario, question = map(str, key)
             own = rows[rows["pooling"] == "per_track"].set_index("measure")
             pooled = rows[rows["pooling"] == "pooled"].set_index("measure")
             lines = [
@@ -206,7 +207,7 @@ def scatter(
     return figure
 
 
-def _draw(axis: Any, stimuli: DataFrame, label: str, row: Mapping[str, Any]) -> None:
+def _draw(axis: Any, stimuli: DataFrame, label: str, row: Mapping[Any, Any]) -> None:
     own = stimuli.dropna(subset=[row["measure"]])
     x = own[row["measure"]].to_numpy(float)
     tracks = {name: k for k, name in enumerate(stimuli["track"].unique())}
