@@ -59,6 +59,12 @@ class Segment(NamedTuple):
         return f"{name} of {self.other}" if self.other else name
 
     @property
+    def value(self) -> str:
+        """The score with its unit."""
+        short = f"{self.score:.3g}" if abs(self.score) >= 1e5 else text(self.measure, self.score)
+        return f"{short} {COLUMNS[self.measure].unit}".strip()
+
+    @property
     def order(self) -> tuple[float, str, str, int, float]:
         """Worst first."""
         sign = 1.0 if COLUMNS[self.measure].higher_is_better else -1.0
@@ -216,7 +222,7 @@ def listed(segments: Sequence[Segment]) -> tuple[list[str], list[list[str]]]:
     columns = ["measure", "mixture", "system", "source", "from (s)", "to (s)", "score", "frames"]
     rows = [
         [one.title, one.mixture_id, one.system, one.source, f"{one.start:.2f}", f"{one.end:.2f}"]
-        + [f"{text(one.measure, one.score)} {COLUMNS[one.measure].unit}".strip(), str(one.frames)]
+        + [one.value, str(one.frames)]
         for one in segments
     ]
     return columns, rows

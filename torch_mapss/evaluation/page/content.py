@@ -13,7 +13,7 @@ import numpy as np
 from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.comparison import Comparison, compare
 from torch_mapss.evaluation.frame_store import MixtureFrames
-from torch_mapss.evaluation.measures import COLUMNS, label, text
+from torch_mapss.evaluation.measures import COLUMNS, label
 from torch_mapss.evaluation.page.tracks import Budget, make_tracks
 from torch_mapss.evaluation.results import Results, records
 from torch_mapss.evaluation.worst import Segment, measures_of, paths_of, worst_segments
@@ -59,6 +59,7 @@ def page_content(results: Results, page: str, embed_bytes: int, worst: int) -> d
     count = len(tracks.places) + len(missing)
     return {
         "measures": {name: label(name) for name in shown},
+        "meanings": {name: COLUMNS[name].meaning for name in shown},
         "panels": panels(results),
         "answer": comparison.answer(),
         "ranking": ranking_rows(comparison, shown),
@@ -135,7 +136,7 @@ def _segment(one: Segment, number: Mapping[tuple[str, str, int], int]) -> Row:
     """A worst segment, as a row of its table."""
     return {
         "label": one.title,
-        "text": f"{text(one.measure, one.score)} {COLUMNS[one.measure].unit}".strip(),
+        "text": one.value,
         "start": plain(one.start),
         "end": plain(one.end),
         "row": number[one.mixture_id, one.system, one.source_index],

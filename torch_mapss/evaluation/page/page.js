@@ -12,16 +12,24 @@
   };
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const number = (value) => value === null || value === undefined ? "–"
+    : Math.abs(value) >= 1e5 ? value.toExponential(1).replace("e+", "e")
     : Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(3);
   const minutes = (time) => `${Math.floor(time / 60)}:${(time % 60).toFixed(1).padStart(4, "0")}`;
   const COLOURS = ["#0b4f7d", "#b35900"], GRID = "#e3e8ee", QUIET = { displayModeBar: false, responsive: true };
   const FONT = { family: "system-ui, Segoe UI, DejaVu Sans, sans-serif", size: 13, color: "#1b2430" };
+
+  // log PM has no lower end: it is drawn over the logarithm of its distance to 1.
+  const squeezed = (value) => value === null ? null : -Math.log10(1 - value);
+  const POWERS = [1, 2, 4, 6, 8, 10];
+  const LOG = { tickvals: [0, ...POWERS.map((k) => squeezed(-(10 ** k)))], ticktext: ["0", ...POWERS.map((k) => `−10<sup>${k}</sup>`)] };
+  const drawn = (measure, values) => measure === "log_pm" ? values.map(squeezed) : values;
 
   // ------------------------------------------------------------------ ranking and box plots
 
   function showMeasure(measure) {
     for (const button of by("measures").children)
       button.setAttribute("aria-pressed", String(button.dataset.measure === measure));
+    by("meaning").textContent = `${data.meanings[measure]}.`;
     const rows = data.ranking.filter((row) => row.measure === measure);
     by("ranking").tBodies[0].replaceChildren(...rows.map((row) => {
       const line = make("tr");
@@ -32,20 +40,22 @@
       return line;
     }));
     const defined = rows.filter((row) => row.n);
-    const names = defined.map((row) => plain(row.system)), off = (sign) => defined.map((row) =>
-      row.low === null ? 0 : sign * ((sign > 0 ? row.high : row.low) - row.mean));
+    const names = defined.map((row) => plain(row.system));
+    const at = (key) => drawn(measure, defined.map((row) => row[key] === null ? row.mean : row[key])), means = at("mean");
+    const off = (key, sign) => at(key).map((value, k) => sign * (value - means[k]));
     const traces = defined.map((row) => ({
-      type: "box", y: data.boxes[measure][row.system], name: plain(row.system), boxpoints: "all", jitter: 0.4, pointpos: 0,
+      type: "box", y: drawn(measure, data.boxes[measure][row.system]), name: plain(row.system), boxpoints: "all", hoverinfo: "x", jitter: 0.4, pointpos: 0,
       marker: { size: 4, color: "#8a94a0" }, line: { color: "#8a94a0", width: 1.5 }, fillcolor: "#eef1f4",
     }));
     traces.push({
-      type: "scatter", mode: "markers", x: names, y: defined.map((row) => row.mean), hoverinfo: "x+y",
+      type: "scatter", mode: "markers", x: names, y: means, customdata: defined.map((row) => number(row.mean)),
+      hovertemplate: "%{x}: %{customdata}<extra></extra>",
       marker: { symbol: "diamond", size: 9, color: COLOURS[0] },
-      error_y: { type: "data", symmetric: false, array: off(1), arrayminus: off(-1), color: COLOURS[0], thickness: 2, width: 5 },
+      error_y: { type: "data", symmetric: false, array: off("high", 1), arrayminus: off("low", -1), color: COLOURS[0], thickness: 2, width: 5 },
     });
     Plotly.react("boxes", traces, {
       margin: { l: 55, r: 10, t: 26, b: 40 }, font: FONT, showlegend: false,
-      yaxis: { title: { text: data.measures[measure] }, zeroline: false, gridcolor: GRID },
+      yaxis: { title: { text: data.measures[measure] }, zeroline: false, gridcolor: GRID, ...(measure === "log_pm" ? LOG : {}) },
       xaxis: { automargin: true },
       annotations: defined.map((row, k) => ({ x: names[k], y: 1, yref: "paper", yanchor: "bottom", showarrow: false,
         text: `<b>${plain(row.group)}</b>` })),
@@ -225,11 +235,11 @@
       const k = pictures.length + j, axis = k ? `y${k + 1}` : "y", shown = Object.entries(panel.curves).filter(([name]) => curve[name]);
       const title = shown.map(([, label], n) => `<span style="color:${COLOURS[n]}">${label}</span>`).join("<br>");
       layout[k ? `yaxis${k + 1}` : "yaxis"] = { domain: domain(k), title: { text: title, font: { size: 11 } }, gridcolor: GRID,
-        zeroline: false, nticks: 4, ...(panel.range ? { range: [-0.03, 1.03] } : { autorange: true }) };
+        zeroline: false, nticks: 4, ...(panel.range ? { range: [-0.03, 1.03] } : { autorange: true }), ...(curve.log_pm && panel.curves.log_pm ? LOG : {}) };
       shown.forEach(([name, label], n) => traces.push({
-        x: times, y: curve[name], name: label, yaxis: axis, mode: data.sampled || name === "bleed_db" ? "markers" : "lines",
+        x: times, y: drawn(name, curve[name]), customdata: curve[name], name: label, yaxis: axis, mode: data.sampled || name === "bleed_db" ? "markers" : "lines",
         connectgaps: false, line: { color: COLOURS[n], width: 1.6 }, marker: { size: 4, color: COLOURS[n] },
-        hovertemplate: `%{x:.2f} s: %{y:.3g}<extra>${label}</extra>`,
+        hovertemplate: `%{x:.2f} s: %{customdata:.3g}<extra>${label}</extra>`,
       }));
     });
     by("curves").style.height = `${layout.height}px`;

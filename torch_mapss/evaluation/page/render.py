@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from torch_mapss.core.checks import warn_user
 from torch_mapss.evaluation import io
-from torch_mapss.evaluation.measures import COLUMNS
 from torch_mapss.evaluation.page.content import facts, page_content
 from torch_mapss.evaluation.results import Results, load_results
 
@@ -87,7 +86,6 @@ def write_page(
         script=(here / "page.js").read_text("utf-8"),
         plotly=plotly_script,
         content=content,
-        meanings=[COLUMNS[name].meaning for name in content["measures"]],
         caveats=[*CAVEATS],
         facts=facts(results),
     )
