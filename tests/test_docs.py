@@ -221,7 +221,7 @@ def test_shapes_of_the_pipeline(mapss: MAPSS, waves: tuple[Tensor, Tensor]) -> N
         assert check_record(part) == 3
     assert bounds.active.shape == documented(comments(type(bounds))["active"])
     (group,) = mapss.prepare(references).groups
-    for encoded in (group.separation, group.match):
+    for encoded in (group.encoded["separation"], group.encoded["match"]):
         text = comments(type(encoded))
         for name in ("references", "distortions"):
             shape = documented(text[name].replace("(b", "(B"), M=encoded.references.shape[-1])

@@ -31,9 +31,9 @@ __version__ = "0.4.0"
 # Where each public name lives; it loads on first use.
 _HOMES = {
     "MAPSS": "torch_mapss.pipeline.mapss",
-    "ReferenceBank": "torch_mapss.pipeline.records",
-    "Scores": "torch_mapss.pipeline.records",
-    "ScoreBounds": "torch_mapss.pipeline.records",
+    "ReferenceBank": "torch_mapss.pipeline.bank",
+    "Scores": "torch_mapss.pipeline.scores",
+    "ScoreBounds": "torch_mapss.pipeline.scores",
     "DistortionBank": "torch_mapss.distortions",
     "Distortion": "torch_mapss.distortions",
     "load_encoder": "torch_mapss.encoders",
@@ -70,10 +70,10 @@ if TYPE_CHECKING:  # the same, for type checkers
     from torch_mapss.evaluation.scorer import evaluate as evaluate
     from torch_mapss.metrics import PerceptualMatch as PerceptualMatch
     from torch_mapss.metrics import PerceptualSeparation as PerceptualSeparation
+    from torch_mapss.pipeline.bank import ReferenceBank as ReferenceBank
     from torch_mapss.pipeline.mapss import MAPSS as MAPSS
-    from torch_mapss.pipeline.records import ReferenceBank as ReferenceBank
-    from torch_mapss.pipeline.records import ScoreBounds as ScoreBounds
-    from torch_mapss.pipeline.records import Scores as Scores
+    from torch_mapss.pipeline.scores import ScoreBounds as ScoreBounds
+    from torch_mapss.pipeline.scores import Scores as Scores
     from torch_mapss.training.curriculum import FrameTrigger as FrameTrigger
     from torch_mapss.training.losses import MAPSSLoss as MAPSSLoss
     from torch_mapss.training.losses import MatchLoss as MatchLoss

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss.distortions import FAMILIES, Distortion, additive, dynamics, echoes, filters, pitch
-from torch_mapss.pipeline.records import Encoded
+from torch_mapss.pipeline.bank import Encoded
 
 KINDS = ("separation", "match")
 ORIGINAL = "original"

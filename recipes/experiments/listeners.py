@@ -247,7 +247,7 @@ def dimensions(options: argparse.Namespace) -> str:
                 for kind in ("separation", "match"):
                     of_frame = getattr(scores, f"{kind}_dimension")[0][active].double()
                     found[kind].append(float(of_frame.mean()))
-                found["members"].append(float(bank.groups[0].match.distortions.shape[2]))
+                found["members"].append(float(bank.groups[0].encoded["match"].distortions.shape[2]))
             cells = [f"{np.mean(found[k]):.0f}" for k in ("separation", "match", "members")]
             cells.insert(1, str(len(mapss.separation_bank)))
             lines.append([encoder, convention, *cells])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, MAPSSLoss
 from torch_mapss.audio.loudness import normalize_loudness
-from torch_mapss.pipeline import clusters
+from torch_mapss.pipeline.copies import EmbeddingChecks
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A fake device, on which no embedding is broken, and no memory is to be measured."""
-    monkeypatch.setattr(clusters.Checks, "read", lambda _: None)
+    monkeypatch.setattr(EmbeddingChecks, "read", lambda _: None)
     with fake_device(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nothing is known of any value: no frame need be scored
         yield
@@ -46,7 +46,12 @@ class Frames:
 
 def mapss_of(encoder: Any = "waveform", **options: Any) -> MAPSS:
     banks = {f"{kind}_bank": DistortionBank(kind, size=12) for kind in ("separation", "match")}
-    return MAPSS(encoder, memory="1GiB", **banks, **options)
+    return MAPSS(encoder, decomposition_encoder=encoder, memory="1GiB", **banks, **options)
+
+
+# Made outside of the fake device, whose tensors have no values to choose filters by.
+SCORERS = {name: mapss_of(**options) for name, options in OPTIONS.items()}
+FRAMES = mapss_of(Frames())
 
 
 def signals(requires_grad: bool = True) -> tuple[Tensor, Tensor]:
@@ -63,33 +68,40 @@ def assert_slopes(score: Tensor, leaf: Tensor) -> None:
 @pytest.mark.parametrize("options", OPTIONS)
 def test_scores_and_their_gradients(options: str) -> None:
     estimates, references = signals()
-    mapss = mapss_of(**OPTIONS[options])
+    mapss = SCORERS[options]
     bank = mapss.prepare(references)
     assert bank.device.type == "cuda"
     scores = mapss(estimates, bank)
     found = [x for x in vars(scores).values() if isinstance(x, Tensor) and x.ndim == 3]
     assert {x.device.type for x in found} == {"cuda"}
-    assert_slopes(scores.ps.sum() + scores.log_pm.sum() + scores.pm.sum(), estimates)
+    assert_slopes(
+        scores.ps.sum()
+        + scores.log_pm.sum()
+        + scores.pm.sum()
+        + scores.clearance.sum()
+        + scores.distortion_ratio.sum(),
+        estimates,
+    )
 
 
 def test_a_step_of_training() -> None:
     estimates, references = signals()
-    assert_slopes(MAPSSLoss(mapss_of())(estimates, references), estimates)
+    assert_slopes(MAPSSLoss(SCORERS["paper"])(estimates, references), estimates)
 
 
 def test_a_step_over_several_lengths() -> None:
     estimates = torch.empty(3, 2, 8000, device="cuda", requires_grad=True)
     references = torch.empty(3, 2, 8000, device="cuda")
-    loss = MAPSSLoss(mapss_of(Frames()))
+    loss = MAPSSLoss(FRAMES)
     assert_slopes(loss(estimates, references, lengths=(8000, 7300, 7900)), estimates)
 
 
 def test_bounds_and_several_systems() -> None:
     estimates, references = signals(requires_grad=False)
-    mapss = mapss_of()
+    mapss = SCORERS["paper"]
     bank = mapss.prepare(references)
     bounds = mapss.bounds(estimates, bank)
-    assert {x.device.type for x in (*bounds.ps, *bounds.pm)} == {"cuda"}
+    assert {x.device.type for x in (*bounds.ps, *bounds.pm, *bounds.fidelity)} == {"cuda"}
     for scores in mapss.score_systems([estimates, estimates], bank):
         assert scores.ps.device.type == "cuda"
 

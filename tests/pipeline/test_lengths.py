@@ -13,7 +13,6 @@ from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss.encoders import MelEncoder, load_encoder
-from torch_mapss.metrics import PerceptualMatch, PerceptualSeparation
 
 RATE = 16_000
 LENGTHS = (5600, 5033, 4600, 5500)
@@ -77,17 +76,6 @@ def assert_scores_equal(whole: Any, each: Sequence[Any], digits: float) -> None:
 
 
 # --- Calls --------------------------------------------------------------------------------------
-
-
-def test_metrics_that_share_a_batch_encode_it_once() -> None:
-    encoder = Counting()
-    mapss = small(encoder)
-    references = voices()
-    metrics = PerceptualSeparation(mapss), PerceptualMatch(mapss)
-    for metric in metrics:
-        metric.update(leaky(references), references, LENGTHS)
-    # Estimates and references are each encoded once for both.
-    assert [shape for shape in encoder.shapes if shape == (2, 5600)] == [(2, 5600)] * 2
 
 
 # --- As if alone --------------------------------------------------------------------------------
@@ -160,7 +148,9 @@ def test_members_that_are_missing_in_some_lengths() -> None:
     references[1] = torch.stack([tone, tone.flip(0).roll(9)])
     estimates = leaky(references)
     whole = mapss(estimates, references, lengths=LENGTHS)
-    counts = [g.match.distortions.shape[2] for g in mapss.prepare(references, LENGTHS).groups]
+    counts = [
+        g.encoded["match"].distortions.shape[2] for g in mapss.prepare(references, LENGTHS).groups
+    ]
     assert len(set(counts)) > 1
     assert_scores_equal(whole, alone(mapss, estimates, references, LENGTHS), 1e-5)
 
@@ -195,22 +185,6 @@ def test_a_bad_sample_silences_its_own_mixture_alone() -> None:
     others = [0, 2, 3]
     torch.testing.assert_close(found.ps[others], clean.ps[others])
     assert torch.equal(found.active[others], clean.active[others])
-
-
-def test_an_encoder_that_breaks_on_one_length_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    mapss = small()
-    bank = mapss.prepare(voices(), LENGTHS)
-    together = MelEncoder.together
-
-    def broken(self: MelEncoder, waves: Sequence[Tensor]) -> list[Tensor]:
-        found = together(self, waves)
-        return [x * torch.nan if wave.shape[-1] == 4600 else x for x, wave in zip(found, waves)]
-
-    monkeypatch.setattr(MelEncoder, "together", broken)
-    with pytest.raises(RuntimeError, match="no usable value"):
-        mapss.prepare(voices(), LENGTHS)
-    with pytest.raises(RuntimeError, match="no usable value"):
-        mapss(leaky(voices()), bank)
 
 
 def test_long_clips_stay_in_segments_beside_the_others() -> None:

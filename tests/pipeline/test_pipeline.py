@@ -107,7 +107,7 @@ def test_the_scores_are_those_of_the_functional_stage(mapss):
         ("separation", F.perceptual_separation, scores.ps),
         ("match", F.perceptual_match, scores.pm),
     ):
-        encoded = getattr(group, kind)
+        encoded = group.encoded[kind]
         found = function(
             outputs,
             encoded.references[0, :, frame],
@@ -130,8 +130,10 @@ def test_every_waveform_is_encoded_once():
     mapss = small(stub)
     references = voices(2)
     bank = mapss.prepare(references)
-    distorted = sum(int(e.distortions.shape[2]) * 4 for e in (bank.groups[0].separation,))
-    mask = bank.groups[0].match.mask
+    distorted = sum(
+        int(e.distortions.shape[2]) * 4 for e in (bank.groups[0].encoded["separation"],)
+    )
+    mask = bank.groups[0].encoded["match"].mask
     distorted += int(mask.sum()) if mask is not None else 40
     assert stub.waveforms == 4 + distorted
     stub.waveforms = 0
@@ -157,8 +159,8 @@ def test_only_one_measure(mapss):
     pm = mapss(estimates, references, measures="match")
     torch.testing.assert_close(ps.ps, both.ps)
     torch.testing.assert_close(pm.log_pm, both.log_pm)
-    assert (ps.pm == 0).all()
-    assert (pm.ps == 0).all()
+    assert ps.pm is None
+    assert pm.ps is None
     assert torch.equal(ps.utterance().ps, both.utterance().ps)
     assert torch.equal(pm.detach().utterance().log_pm, both.utterance().log_pm)
     for missing in (ps.utterance().pm, ps.utterance().log_pm, pm.utterance().ps):
@@ -203,7 +205,7 @@ def test_loudness_is_that_asked_for():
         for lufs in (-23.0, -33.0)
     )
     for name in ("references", "distortions"):
-        here, there = getattr(soft.separation, name), getattr(loud.separation, name)
+        here, there = (getattr(g.encoded["separation"], name) for g in (soft, loud))
         torch.testing.assert_close(here, there * 10**-0.5, rtol=1e-5, atol=1e-7)
 
 
@@ -268,7 +270,7 @@ def test_joining_keeps_which_distortions_there_are():
     references = torch.stack([tonal, voices()[0]])
     estimates = leaky(references, 0.3)
     joined = ReferenceBank.join([mapss.prepare(one) for one in references])
-    assert joined.groups[0].match.mask is not None
+    assert joined.groups[0].encoded["match"].mask is not None
     whole = mapss(estimates, joined)
     for b in range(2):
         one = mapss(estimates[b], references[b])
@@ -367,7 +369,8 @@ def test_another_seed_is_another_noise():
         MAPSS("mel", separation_bank=DistortionBank("separation", only=("noise",), seed=s))
         .prepare(references, measures="separation")
         .groups[0]
-        .separation.distortions
+        .encoded["separation"]
+        .distortions
         for s in (0, 1)
     )
     del noisy
@@ -588,7 +591,7 @@ def test_a_source_with_too_few_distortions_is_refused():
     slow.sample_rate = 8000
     with pytest.raises(ValueError, match="separation_bank has 0 distortions at 8000 Hz"):
         small(slow, separation_bank=DistortionBank(only=("notch/8000Hz",)))
-    with pytest.raises(ValueError, match="made for the other measure"):
+    with pytest.raises(ValueError, match="made for another measure"):
         small(match_bank=DistortionBank(size=10))
     notches = small(match_bank=DistortionBank("match", only=("notch",)))
     references = voices()
@@ -655,7 +658,7 @@ def test_bounds_are_those_of_the_functional_stage(mapss):
         ("separation", F.separation_bounds, found.ps),
         ("match", F.match_bounds, found.pm),
     ):
-        encoded = getattr(group, kind)
+        encoded = group.encoded[kind]
         expected = function(
             outputs,
             encoded.references[0, :, frame],
@@ -696,3 +699,20 @@ def test_turned_arrays_are_told_to_be_turned(shape: tuple[int, ...]) -> None:
         MAPSS("mel")(waves, waves)
     with pytest.raises(ValueError, match=r"references\.mT"):
         MAPSS("mel").prepare(waves)
+
+
+def test_dimensions_are_told_and_capped():
+    references = voices(2)
+    references[1, 1, :2000] = 0.0  # frames with one active source
+    estimates = leaky(references, 0.3)
+    scores = small()(estimates, references)
+    for dimension in (scores.separation_dimension, scores.match_dimension):
+        assert dimension.shape == (2, scores.ps.shape[-1])
+        assert dimension.dtype == torch.int64
+        assert ((dimension > 0) == scores.active.any(1)).all()
+    capped = small(max_dimension=5)(estimates, references)
+    assert capped.match_dimension.max() == 5
+    assert capped.separation_dimension.max() == 5
+    assert scores.match_dimension.max() > 5
+    alone = small()(estimates, references, measures="match")
+    assert alone.separation_dimension is None

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from torch_mapss import MAPSS, ReferenceBank
 from torch_mapss.audio.loudness import Meter, at_loudness, gain_to
-from torch_mapss.pipeline import clusters, segments
-from torch_mapss.pipeline.inputs import admit
-from torch_mapss.pipeline.memory import Budget
-from torch_mapss.pipeline.scoring import score_together
+from torch_mapss.pipeline import segments
+from torch_mapss.pipeline.copies import EmbeddingChecks
 
 NAMES = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
 
@@ -83,7 +81,7 @@ def test_one_measure_alone_and_drawn_frames() -> None:
     both = mapss(leaky(references), bank, frames=30)
     ps = mapss(leaky(references), references, measures="separation", frames=30)
     torch.testing.assert_close(ps.ps, both.ps)
-    assert not ps.pm.any()
+    assert ps.pm is None
     seeds = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
     drawn = [mapss(leaky(references), bank, frames=9, generator=seed) for seed in seeds]
     assert torch.equal(drawn[0].active, drawn[1].active)
@@ -120,12 +118,11 @@ def test_systems_share_one_pass() -> None:
     mapss(others[0], bank)
     once = sum(rows for rows, _ in encoder.heard)
     encoder.heard.clear()
-    calls = [admit(mapss, each, bank) for each in others]
     told: list[tuple[int, int]] = []
-    together = score_together(mapss, calls, on_segment=lambda k, n: told.append((k, n)))
+    together = mapss.score_systems(others, bank, on_segment=lambda k, n: told.append((k, n)))
     rows = sum(rows for rows, _ in encoder.heard)
-    blocks = (len(told) - 1) * 2  # of both measures
-    assert rows - once == 2 * blocks  # the second system's two estimates, and nothing else
+    # The second system's two estimates, once a segment for all measures, and nothing else.
+    assert rows - once == 2 * (len(told) - 1)
     assert told == [(k, len(told) - 1) for k in range(len(told))]
     for one, other in zip(alone, together):
         for name in NAMES:
@@ -199,26 +196,6 @@ def test_what_has_no_segments_is_refused() -> None:
         del type(made.encoder).maximum_samples
 
 
-def test_out_of_memory_goes_on_within_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    references = bursts(3.0)
-    mapss = small(segment=1.5, memory=2**28)
-    expected = mapss(leaky(references), references, frames=20)
-    budgets: list[Budget] = []
-    original = clusters.copies
-
-    def failing(*given: object) -> object:
-        budgets.append(given[5])  # type: ignore[arg-type]
-        if len(budgets) in (1, 4):
-            raise torch.OutOfMemoryError("no memory left")
-        return original(*given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(segments, "copies", failing)
-    with pytest.warns(UserWarning, match="ran out of memory"):
-        found = mapss(leaky(references), references, frames=20)
-    assert budgets[1].total == budgets[0].total // 2
-    assert_alike(expected, found)
-
-
 @pytest.mark.parametrize("level", [1.0, 1e-5, 30.0])
 @pytest.mark.parametrize("samples", [16000 * 3, 16000 * 3 + 517, 5000, 1600, 90])
 def test_the_meter_measures_in_pieces_what_the_whole_is(samples: int, level: float) -> None:
@@ -254,10 +231,10 @@ def test_segments_are_even_and_cover_all_frames() -> None:
 
 def test_checks_of_embeddings_keep_none_of_them() -> None:
     mapss = small()
-    notes = clusters.Checks(mapss.encoder)
-    notes.note(torch.randn(5, 40, 80))
-    assert notes.seen[0].untyped_storage().nbytes() == 0
+    notes = EmbeddingChecks()
+    notes.note(mapss.encoder, torch.randn(5, 40, 80))
+    assert notes.given[0][1].untyped_storage().nbytes() == 0
     notes.read()
-    notes.note(torch.full((2, 40, 80), torch.nan))
+    notes.note(mapss.encoder, torch.full((2, 40, 80), torch.nan))
     with pytest.raises(RuntimeError, match=r"\(0, 40, 80\).*NaN"):
         notes.read()

@@ -33,7 +33,9 @@ def updated(preds: Tensor, target: Tensor, mapss: MAPSS) -> Tensor:
 
 def bank_of(target: Tensor, mapss: MAPSS) -> Tensor:
     group = mapss.prepare(target).groups[0]
-    return torch.stack([group.separation.distortions.sum(), group.match.distortions.sum()])
+    return torch.stack(
+        [group.encoded["separation"].distortions.sum(), group.encoded["match"].distortions.sum()]
+    )
 
 
 def embeddings(preds: Tensor, target: Tensor) -> Tensor:

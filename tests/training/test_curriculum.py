@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_mapss.pipeline.records import FrameBounds, ScoreBounds, Scores
+from torch_mapss.pipeline.scores import FrameBounds, ScoreBounds, Scores
 from torch_mapss.training.curriculum import Fraction, FrameTrigger, Quantile, Trend
 
 NAN = math.nan
@@ -163,13 +163,12 @@ def test_too_few_frames():
 
 
 def scores(ps: torch.Tensor, active: torch.Tensor) -> Scores:
-    zero = torch.zeros_like(ps)
-    return Scores(ps, zero, zero, active, zero, zero, torch.arange(ps.shape[-1]))
+    return Scores(active, torch.arange(ps.shape[-1]), ("separation",), ps=ps)
 
 
 def bounds(tail: torch.Tensor) -> ScoreBounds:
     frame = FrameBounds(torch.zeros_like(tail), tail, tail)
-    return ScoreBounds(frame, frame, torch.ones_like(tail, dtype=torch.bool), 0.95)
+    return ScoreBounds(torch.ones_like(tail, dtype=torch.bool), 0.95, ps=frame, pm=frame)
 
 
 def test_reads_the_active_frames_of_a_record_and_leaves_its_graph_alone():

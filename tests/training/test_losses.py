@@ -394,7 +394,7 @@ def test_gradients_reach_the_estimates_only(references):
     assert float(grad.abs().sum()) > 0.0
     assert all(p.grad is None and not p.requires_grad for p in loss.mapss.encoder.parameters())
     bank = loss.mapss.prepare(references)
-    assert not bank.groups[0].separation.distortions.requires_grad
+    assert not bank.groups[0].encoded["separation"].distortions.requires_grad
     del value
 
 

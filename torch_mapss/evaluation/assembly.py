@@ -17,7 +17,7 @@ from torch_mapss.evaluation import clips
 from torch_mapss.evaluation.inspection import Inspection, Lags, Signals, inspect, muted_frames
 from torch_mapss.evaluation.report import Report, SourceRow, versions
 from torch_mapss.evaluation.request import Request
-from torch_mapss.pipeline.records import ScoreBounds, Scores
+from torch_mapss.pipeline.scores import ScoreBounds, Scores
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS

@@ -17,7 +17,8 @@ from torch_mapss.evaluation.clips import Clip
 from torch_mapss.evaluation.inspection import Lags, Signals, covered_frames, measure_lags
 from torch_mapss.evaluation.report import Report
 from torch_mapss.evaluation.request import Request
-from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
+from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.scores import ScoreBounds, Scores
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS

@@ -28,7 +28,7 @@ from torch_mapss.evaluation import files
 from torch_mapss.evaluation.clips import Clip
 from torch_mapss.evaluation.inspection import Finding
 from torch_mapss.evaluation.measures import RANK, columns_of, rank_meaning
-from torch_mapss.pipeline.records import ScoreBounds
+from torch_mapss.pipeline.scores import ScoreBounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_mapss.bounds.frames import CONVENTIONS, TAILS, check_confidence
 from torch_mapss.core import checks
 from torch_mapss.core.devices import best_device
-from torch_mapss.pipeline.records import ReferenceBank
+from torch_mapss.pipeline.bank import ReferenceBank
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS

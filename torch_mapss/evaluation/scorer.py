@@ -20,7 +20,7 @@ from torch_mapss.evaluation.request import (
     device_of,
     make_scorer,
 )
-from torch_mapss.pipeline.records import ReferenceBank
+from torch_mapss.pipeline.bank import ReferenceBank
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS

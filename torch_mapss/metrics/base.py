@@ -111,7 +111,7 @@ class PerceptualMetric(Metric):
 
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
-        shown = {"encoder": self.mapss.encoder.name, "reduction": self.reduction}
+        shown = {"encoder": self.mapss.config.encoders["encoder"].name, "reduction": self.reduction}
         shown |= {k: v for k, v in self._request._asdict().items() if v is not None}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 

@@ -15,10 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss.pipeline.inputs import admit
+from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.inputs import validate
 from torch_mapss.pipeline.mapss import MAPSS
 from torch_mapss.pipeline.permutation import best_order, check_permutable, placed
-from torch_mapss.pipeline.records import ReferenceBank, Scores
+from torch_mapss.pipeline.scores import Scores
 
 Target = Tensor | ReferenceBank
 Lengths = tuple[int, ...] | None
@@ -100,21 +101,26 @@ def _scored(
     wanted: Request,
     measures: set[str],
 ) -> Scores:
-    which = "both" if len(measures) > 1 else wanted.measure
+    which = tuple(measures)
     if wanted.pit is not None:
         preds = in_order(mapss, preds, target, lengths, which, wanted.pit)
     return mapss(preds, target, wanted.attributed, lengths, measures=which, frames=wanted.frames)
 
 
 def in_order(
-    mapss: MAPSS, preds: Tensor, target: Target, lengths: Lengths, measures: str, pit: str
+    mapss: MAPSS,
+    preds: Tensor,
+    target: Target,
+    lengths: Lengths,
+    measures: str | tuple[str, ...],
+    pit: str,
 ) -> Tensor:
     """Estimates in the order of their references, (B, S, T) or (S, T) as they came.
 
     Raises:
         TypeError, ValueError: input that cannot be scored, or not one estimate per reference.
     """
-    call = admit(mapss, preds, target, None, lengths, measures)
+    call = validate(mapss.config, preds, target, None, lengths, measures)
     check_permutable(call, pit)
     return placed(preds, best_order(call))
 

@@ -60,7 +60,9 @@ def fingerprint(mapss: MAPSS, *settings: Any) -> Tensor:
     different encoders may agree there by chance, e.g. if that batch is silent; this state never
     does. Bytes, since every dtype that somebody may convert them to holds them exactly.
     """
-    custom = [id(e.function) for e in mapss.encoders if isinstance(e, CustomEncoder)]
+    slots = mapss.config.encoders.values()
+    made = [slot.encoder for slot in slots if not slot.pretrained]
+    custom = [id(encoder.function) for encoder in made if isinstance(encoder, CustomEncoder)]
     text = json.dumps([mapss.key, mapss.describe(), custom, *settings], default=str)
     return torch.tensor(list(hashlib.sha256(text.encode()).digest()))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core.pooling import PESQ_RANGE, masked_mean
-from torch_mapss.pipeline.records import Scores
+from torch_mapss.pipeline.scores import Scores
 
 Limits = tuple[float | None, float | None]
 

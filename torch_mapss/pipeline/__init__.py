@@ -1,21 +1,36 @@
-"""Waveforms -> frame scores: admit, normalise, encode, choose frames, score, place.
+"""Waveforms -> frame scores. The way of a call ``mapss(estimates, references)``:
 
-* :mod:`torch_mapss.pipeline.inputs`: the gate; one record of plain, checked, resampled waveforms;
-* :mod:`torch_mapss.pipeline.prepare`: references distorted and encoded, once for any number of
-  calls;
-* :mod:`torch_mapss.pipeline.scoring`: admitted calls -> scores, or their bounds;
-* :mod:`torch_mapss.pipeline.frames`: frames chosen, gathered, chunked, written back;
-* :mod:`torch_mapss.pipeline.records`: what comes out.
+1. :meth:`torch_mapss.MAPSS.forward`, with the settings of :mod:`~torch_mapss.pipeline.config`;
+2. :mod:`~torch_mapss.pipeline.inputs`: everything that can be refused; plain waveforms by length;
+3. :mod:`~torch_mapss.pipeline.prepare`: references normalised, their activity found, encoded;
+4. :mod:`~torch_mapss.pipeline.copies`: their distortions made and encoded, once for all measures;
+5. :mod:`~torch_mapss.pipeline.bank`: what is kept of them, for any number of calls
+   (``mapss.prepare`` ends here);
+6. :mod:`~torch_mapss.pipeline.score`: estimates normalised and encoded; then the one loop over
+   blocks of frames;
+7. a block's embeddings come from the bank, or of a long clip are made on demand
+   (:mod:`~torch_mapss.pipeline.segments`);
+8. :mod:`torch_mapss.core.frame_batches`: a block in batches that memory holds;
+9. the score function of each of the :mod:`~torch_mapss.pipeline.measures`, in
+   :mod:`torch_mapss.core`;
+10. :mod:`~torch_mapss.pipeline.scores`: values written to their frames; beside them
+    :mod:`~torch_mapss.pipeline.bleed`, which needs no embeddings; the record that is returned.
 
 How to read what comes out:
 
+* Clearance says how far an output is from the other sources (1: as far as the true source),
+  fidelity how little distortion it has beside what leaked (1: none). Read them together: an output
+  that is another source has clearance 0, and its fidelity is undefined.
 * PS is B/(A + B): A the distance of an output to the cluster of its own source, B to the closest
   other one. 1: no leakage; ½: as near to both; 0: another source. PS divides by A and so reacts to
   strong distortion as well; B alone (``foreign_distance``) does not.
 * PM is the share of a source's own distortions that lie farther out than the output. It saturates:
   an audible artefact is often 1e-50. ``log_pm`` keeps ranking there and has a gradient.
 * A frame is scored for its active sources when at least two are active; ``active`` says where.
-  Elsewhere scores are 0 in the record (never in a mean), NaN in metrics, tables and files.
+  Elsewhere scores are 0 in the record (never in a mean), NaN in metrics, tables and files;
+  ``defined(field)`` says where a field has a value. What was not computed is None.
+* Bleed is the level of an output, in dB relative to its level where its own source is active, in
+  the frames where that source pauses and another one is active; NaN elsewhere.
 * ``utterance()`` gives means over the scored frames, and ``ps_pesq``, the paper's PESQ-like pooling
   with its own range [1.085, 1.315].
 * Compare scores of one encoder, one layer and one bank only.
@@ -35,10 +50,10 @@ Example:
 
 from __future__ import annotations
 
+from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.mapss import MAPSS
-from torch_mapss.pipeline.records import (
+from torch_mapss.pipeline.scores import (
     FrameBounds,
-    ReferenceBank,
     ScoreBounds,
     Scores,
     UtteranceScores,

@@ -1,27 +1,25 @@
-"""The gate: a call is admitted once, and behind it no stage checks a waveform again.
+"""Input validation: what a user hands in becomes one record of plain waveforms.
 
-:func:`admit` takes what a user hands to :class:`~torch_mapss.MAPSS` (types, shapes, devices,
-lengths, finite samples, rates, attribution) and returns one :class:`Call` of plain floats at the
-encoder's rate. Each refusal says what was expected, what came and what to do.
+:func:`validate` takes what a user hands to :class:`~torch_mapss.MAPSS` (types, shapes, devices,
+lengths, finite samples, rates, attribution) and returns one :class:`Call` of floating-point
+waveforms at the encoder's rate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core import checks, devices
-from torch_mapss.pipeline.records import ReferenceBank
+from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.config import Config
+from torch_mapss.pipeline.measures import checked_measures, encoded
 
-if TYPE_CHECKING:
-    from torch_mapss.pipeline.mapss import MAPSS
-
-MEASURES = ("both", "separation", "match")
 _LIKE_SAMPLES = 100  # an axis of so many, longer than the last, is time and not sources
 ACCEPTED = "(B, S, T) or (S, T): batch, sources, samples"
 
@@ -36,34 +34,47 @@ class Clips(NamedTuple):
 
 @dataclass(frozen=True)
 class Signals:
-    """Waveforms behind the gate: floating point, without padding, finite."""
+    """Validated waveforms: floating point, without padding, finite."""
 
     waves: Tensor  # (B, sources, T) at the rate they came in; padding may hold anything finite
     lengths: tuple[int, ...]  # true length of each mixture
     clips: tuple[Clips, ...]  # the same by length, at the encoder's rate
-    sound: Tensor | None  # (B, sources) bool: False had a bad sample, and is silenced; None: all
+    valid: Tensor | None  # (B, sources) bool: False had a bad sample, and is silenced; None: all
 
     @property
-    def whole(self) -> Tensor | None:
+    def complete(self) -> Tensor | None:
         """(B,) bool: mixtures without a bad sample; None: all."""
-        return None if self.sound is None else self.sound.all(-1)
+        return None if self.valid is None else self.valid.all(-1)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One admitted call of :class:`~torch_mapss.MAPSS`."""
+    """One validated call of :class:`~torch_mapss.MAPSS`."""
 
     estimates: Signals
     references: Signals | None  # None: they came as a bank
     bank: ReferenceBank | None  # None: still to be prepared
     attributed: tuple[int, ...]  # source of each estimate
-    measures: str
+    measures: tuple[str, ...]
 
     @property
-    def kinds(self) -> tuple[bool, bool]:
-        """Whether PS is wanted, and PM."""
-        separation, match = (self.measures in ("both", kind) for kind in MEASURES[1:])
-        return separation, match
+    def prepared(self) -> ReferenceBank:
+        """The bank, which must have been prepared."""
+        assert self.bank is not None, "prepare the call first"
+        return self.bank
+
+    @property
+    def sources(self) -> int:
+        """S."""
+        if self.bank is not None:
+            return self.bank.sources
+        assert self.references is not None
+        return self.references.waves.shape[1]
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether a graph is to be kept."""
+        return self.estimates.waves.requires_grad and torch.is_grad_enabled()
 
     def ordered(self, order: Tensor) -> Call:
         """The call with estimates in another order: (B, S') the estimate that takes each place."""
@@ -73,131 +84,161 @@ class Call:
 
         now = self.estimates
         clips = tuple(c._replace(waves=taken(c.waves, order[list(c.items)])) for c in now.clips)
-        sound = None if now.sound is None else taken(now.sound, order)
-        estimates = replace(now, waves=taken(now.waves, order), clips=clips, sound=sound)
+        valid = None if now.valid is None else taken(now.valid, order)
+        estimates = replace(now, waves=taken(now.waves, order), clips=clips, valid=valid)
         return replace(self, estimates=estimates)
 
 
-def admit(
-    mapss: MAPSS,
+def validate(
+    config: Config,
     estimates: Tensor,
     references: Tensor | ReferenceBank,
     attributed: object = None,
     lengths: Tensor | Sequence[int] | None = None,
-    measures: str = "both",
+    measures: str | Iterable[str] | None = None,
 ) -> Call:
-    """The gate of :class:`~torch_mapss.MAPSS`: everything about a call that can be refused.
+    """Everything about a call that can be refused.
 
     Args:
-        mapss: whose rate, frames, ``trim`` and ``check_finite`` apply.
+        config: whose rate, frames, ``trim`` and ``check_finite`` apply.
         estimates: (B, S', T) or (S', T) waveforms.
         references: (B, S, T) or (S, T) waveforms, or a bank made of them.
         attributed: (S',) which reference each estimate belongs to; None: all in order.
         lengths: (B,) true lengths in samples; None: T.
-        measures: "both", "separation" or "match".
+        measures: a name or several; None: those of the settings that the bank has.
 
     Raises:
         TypeError: not tensors of a type that holds audio.
         ValueError: shapes, lengths, devices or samples that do not fit, see the message;
-            ``attributed`` missing or wrong; a bank of other settings.
+            ``attributed`` missing or wrong; a bank of other settings; gradients of clips that are
+            scored in segments.
     """
-    checks.check_choice(measures, "measures", MEASURES)
     waves = as_batch(estimates, "estimates")
+    bank = references if isinstance(references, ReferenceBank) else None
     if isinstance(references, ReferenceBank):
-        bank = references
-        _check_bank(mapss, bank, waves, lengths, measures)
-        index = checks.check_attributed(attributed, waves.shape[1], bank.sources)
-        heard = _signals(mapss, waves[..., : bank.samples], "estimates", bank.lengths)
-        return Call(heard, None, bank, index, measures)
-    other = as_batch(references, "references")
-    checks.check_devices(estimates=waves, references=other)
-    check_batches(estimates, references)
-    check_sources(other, references.ndim)
-    index = checks.check_attributed(attributed, waves.shape[1], other.shape[1])
-    waves, other = same_length(waves, other, lengths, mapss.trim)
-    true = _true_lengths(mapss, lengths, other)
-    with torch.no_grad():
-        truth = _signals(mapss, other, "references", true)
-    return Call(_signals(mapss, waves, "estimates", true), truth, None, index, measures)
+        wanted = _measures_of_bank(config, references, measures)
+        _check_bank(config, references, waves, lengths)
+        index = checks.check_attributed(attributed, waves.shape[1], references.sources)
+        true, truth = references.lengths, None
+        waves = waves[..., : references.samples]
+    else:
+        wanted = config.measures if measures is None else checked_measures(measures)
+        other = as_batch(references, "references")
+        checks.check_devices(estimates=waves, references=other)
+        check_batches(estimates, references)
+        check_sources(other, references.ndim)
+        index = checks.check_attributed(attributed, waves.shape[1], other.shape[1])
+        waves, other = same_length(waves, other, lengths, config.trim)
+        true = _true_lengths(config, lengths, *other.shape[::2])
+        with torch.no_grad():
+            truth = _signals(config, other, "references", true)
+    call = Call(_signals(config, waves, "estimates", true), truth, bank, index, wanted)
+    if call.wants_gradient and any(_is_long(config, length) for length in true):
+        raise ValueError(
+            "scores of clips longer than a segment have no gradient, and the estimates require "
+            "one. Cut the clips, score under torch.no_grad(), or use a MAPSS with segment=None."
+        )
+    return call
 
 
 @torch.inference_mode(False)  # a bank made in validation serves in training too
 @torch.no_grad()
-def admit_references(
-    mapss: MAPSS, references: Tensor, lengths: Tensor | Sequence[int] | None, measures: str
+def validate_references(
+    config: Config, references: Tensor, lengths: Tensor | Sequence[int] | None
 ) -> Signals:
-    """The gate of ``prepare``. Arguments and errors as :func:`admit`."""
-    checks.check_choice(measures, "measures", MEASURES)
+    """The same of ``prepare``. Arguments and errors as :func:`validate`."""
     waves = as_batch(references, "references")
     check_sources(waves, references.ndim)
-    return _signals(mapss, waves, "references", _true_lengths(mapss, lengths, waves))
+    true = _true_lengths(config, lengths, *waves.shape[::2])
+    return _signals(config, waves, "references", true)
 
 
-def _signals(mapss: MAPSS, waves: Tensor, name: str, lengths: tuple[int, ...]) -> Signals:
-    waves, sound = sound_waveforms(waves, name, lengths, mapss.check_finite)
-    given, wanted = mapss.sample_rate, mapss.grid.sample_rate
-    long = {n for n in lengths if mapss.is_long(-(-n * wanted // given))}
+def _signals(config: Config, waves: Tensor, name: str, lengths: tuple[int, ...]) -> Signals:
+    waves, valid = valid_waveforms(waves, name, lengths, config.check_finite)
+    rates = config.sample_rate, config.grid.sample_rate
+    by_length: dict[tuple[int, ...], list[int]] = {}
+    for item, length in enumerate(lengths):  # each is scored as if it were alone
+        alone = (item,) if _is_long(config, length) else ()
+        by_length.setdefault((length, *alone), []).append(item)
     clips = tuple(
-        Clips(items, samples, audio.resample(_picked(waves, items, samples), given, wanted))
-        for items, samples in by_length(lengths, long)
+        Clips(tuple(items), samples, audio.resample(_picked(waves, items, samples), *rates))
+        for (samples, *_), items in by_length.items()
     )
-    return Signals(waves, lengths, clips, sound)
+    return Signals(waves, lengths, clips, valid)
 
 
-def _picked(waves: Tensor, items: tuple[int, ...], samples: int) -> Tensor:
-    if items == tuple(range(items[0], items[-1] + 1)):  # neighbours need no copy
+def _is_long(config: Config, samples: int) -> bool:
+    return config.is_long(-(-samples * config.grid.sample_rate // config.sample_rate))
+
+
+def _picked(waves: Tensor, items: Sequence[int], samples: int) -> Tensor:
+    if list(items) == list(range(items[0], items[-1] + 1)):  # neighbours need no copy
         return waves[items[0] : items[-1] + 1, :, :samples]
     return devices.picked(waves, 0, items)[..., :samples]
 
 
-def by_length(
-    lengths: Sequence[int], long: Set[int] = frozenset()
-) -> list[tuple[tuple[int, ...], int]]:
-    """The items of every length, and the length: each is scored as if it were alone.
-
-    Those of ``long`` lengths, which are scored in segments, are each on their own.
-    """
-    found: dict[tuple[int, ...], list[int]] = {}
-    for item, length in enumerate(lengths):
-        found.setdefault((length, item) if length in long else (length,), []).append(item)
-    return [(tuple(items), key[0]) for key, items in found.items()]
-
-
 def _true_lengths(
-    mapss: MAPSS, lengths: Tensor | Sequence[int] | None, waves: Tensor
+    config: Config, lengths: Tensor | Sequence[int] | None, batch: int, samples: int
 ) -> tuple[int, ...]:
-    return true_lengths(
-        lengths,
-        waves.shape[0],
-        waves.shape[2],
-        shortest(mapss),
-        mapss.sample_rate,
-        mapss.encoder.name,
-    )
+    """The length of every mixture in samples; ``samples`` for all by default.
+
+    Raises:
+        TypeError: not whole numbers.
+        ValueError: another count than B, a length above T, or one too short for a frame.
+    """
+    true: tuple[int, ...] = (samples,) * batch
+    if lengths is not None:
+        true = checks.whole_numbers(lengths, "lengths")
+    if len(true) != batch:
+        raise ValueError(
+            f"lengths must hold one length for each of the {batch} mixtures, got {len(true)}."
+        )
+    least, rate = config.shortest, config.sample_rate
+    for item, length in enumerate(true):
+        if length > samples:
+            raise ValueError(
+                f"lengths[{item}] is {length} but the waveforms have {samples} samples."
+            )
+        if length < least:
+            raise ValueError(
+                f"mixture {item} has {length} samples ({1000 * length / rate:.1f} ms), but one "
+                f"frame of encoder {config.encoders['encoder'].name!r} needs at least {least} "
+                f"samples ({1000 * least / rate:.1f} ms) at {rate} Hz. Pass a longer clip."
+            )
+    return true
 
 
-def shortest(mapss: MAPSS) -> int:
-    """Samples, at the rate of the input, that give one frame."""
-    return -(-mapss.grid.receptive_field * mapss.sample_rate // mapss.grid.sample_rate)
+def _measures_of_bank(
+    config: Config, bank: ReferenceBank, measures: str | Iterable[str] | None
+) -> tuple[str, ...]:
+    """Those asked for; by default those of the settings that the bank was prepared for.
+
+    Raises:
+        ValueError: one that it was not prepared for.
+    """
+    if measures is None:
+        free = {*config.measures} - {measure.name for measure in encoded(config.measures)}
+        return tuple(name for name in config.measures if name in bank.measures or name in free)
+    wanted = checked_measures(measures)
+    missing = [m.name for m in encoded(wanted) if m.name not in bank.measures]
+    if missing:
+        raise ValueError(
+            f"the bank was not prepared for {', '.join(map(repr, missing))} but for "
+            f"{', '.join(bank.measures)}. Call prepare(references, measures={wanted!r})."
+        )
+    return wanted
 
 
 def _check_bank(
-    mapss: MAPSS,
+    config: Config,
     bank: ReferenceBank,
     waves: Tensor,
     lengths: Tensor | Sequence[int] | None,
-    measures: str,
 ) -> None:
-    if bank.key != mapss.key:
+    if bank.key != config.key:
         raise ValueError(
             "the bank was prepared by a MAPSS of other settings (encoder, layer, distortions, "
             "rate or loudness). Prepare it again with this one."
-        )
-    needed = MEASURES[1:] if measures == "both" else (measures,)
-    if any(getattr(group, kind) is None for group in bank.groups for kind in needed):
-        raise ValueError(
-            f"the bank was not prepared for {measures!r}. Call prepare(references, "
-            f"measures={measures!r}) or prepare both."
         )
     if waves.shape[0] != bank.batch:
         raise ValueError(
@@ -205,14 +246,13 @@ def _check_bank(
             "estimates of exactly the mixtures that were prepared, in their order."
         )
     if lengths is not None:
-        checks_of = (bank.batch, bank.samples, shortest(mapss), mapss.sample_rate)
-        given = true_lengths(lengths, *checks_of, mapss.encoder.name)
+        given = _true_lengths(config, lengths, bank.batch, bank.samples)
         if given != bank.lengths:
             raise ValueError(
                 f"lengths {given} differ from those the bank was prepared with, "
-                f"{bank.lengths}. Leave lengths out: the bank knows them."
+                f"{bank.lengths}. Leave lengths out: the bank has them."
             )
-    longer_is_fine = mapss.trim and waves.shape[-1] >= bank.samples
+    longer_is_fine = config.trim and waves.shape[-1] >= bank.samples
     if waves.shape[-1] != bank.samples and not longer_is_fine:
         raise ValueError(unequal(waves.shape[-1], bank.samples))
     checks.check_devices(estimates=waves, bank=bank.groups[0].waveforms)
@@ -245,7 +285,7 @@ def as_batch(x: object, name: str) -> Tensor:
         axes = "(samples, sources)" if x.ndim == 2 else "(batch, samples, sources)"
         raise ValueError(
             f"{name} must have shape {ACCEPTED}, got {tuple(x.shape)}, which looks like {axes}. "
-            f"Turn it over: {name}.mT."
+            f"Transpose it: {name}.mT."
         )
     waves = audio.as_waveform(x, name)
     return waves if waves.ndim == 3 else waves.unsqueeze(0)
@@ -292,7 +332,7 @@ def same_length(
 
 
 def unequal(estimates: int, references: int) -> str:
-    """The refusal of two lengths."""
+    """The message for two lengths that differ."""
     return (
         f"estimates have {estimates} samples and references {references}. They must be aligned "
         "sample by sample; if one only has a longer tail, pass trim=True to cut both to the "
@@ -300,50 +340,7 @@ def unequal(estimates: int, references: int) -> str:
     )
 
 
-def true_lengths(
-    lengths: Tensor | Sequence[int] | None,
-    batch: int,
-    samples: int,
-    least: int,
-    sample_rate: int,
-    encoder: str,
-) -> tuple[int, ...]:
-    """The length of every mixture in samples; ``samples`` for all by default.
-
-    Args:
-        lengths: (B,) as handed in, or None.
-        batch: B.
-        samples: T of the padded waveforms.
-        least: shortest length that gives one frame.
-        sample_rate: Hz, for the text.
-        encoder: name, for the text.
-
-    Raises:
-        TypeError: not whole numbers.
-        ValueError: another count than B, a length above T, or below ``least``.
-    """
-    true: tuple[int, ...] = (samples,) * batch
-    if lengths is not None:
-        true = checks.whole_numbers(lengths, "lengths")
-    if len(true) != batch:
-        raise ValueError(
-            f"lengths must hold one length for each of the {batch} mixtures, got {len(true)}."
-        )
-    for item, length in enumerate(true):
-        if length > samples:
-            raise ValueError(
-                f"lengths[{item}] is {length} but the waveforms have {samples} samples."
-            )
-        if length < least:
-            raise ValueError(
-                f"mixture {item} has {length} samples ({1000 * length / sample_rate:.1f} ms), but "
-                f"one frame of encoder {encoder!r} needs at least {least} samples "
-                f"({1000 * least / sample_rate:.1f} ms) at {sample_rate} Hz. Pass a longer clip."
-            )
-    return true
-
-
-def sound_waveforms(
+def valid_waveforms(
     waves: Tensor, name: str, lengths: Sequence[int], check: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Refuse non-finite samples; unchecked, silence the sources that have them.
@@ -351,7 +348,7 @@ def sound_waveforms(
     Padding beyond a mixture's length may hold anything.
 
     Returns:
-        The waveforms (B, sources, T), and (B, sources) bool of the sound ones (None if checked).
+        The waveforms (B, sources, T), and (B, sources) bool of the valid ones (None if checked).
 
     Raises:
         ValueError: checked, and a sample is NaN or infinite; names item and source.
@@ -359,11 +356,11 @@ def sound_waveforms(
     checks.check_devices(**{name: waves})
     if any(length < waves.shape[-1] for length in lengths):
         waves = _padding_cleared(waves, lengths)
-    sound = waves.detach().isfinite().all(-1)
+    valid = waves.detach().isfinite().all(-1)
     if not check:
-        return torch.where(sound.unsqueeze(-1), waves, 0.0), sound
-    if not bool(sound.all()):
-        item, source = (int(i) for i in (~sound).nonzero()[0])
+        return torch.where(valid.unsqueeze(-1), waves, 0.0), valid
+    if not bool(valid.all()):
+        item, source = (int(i) for i in (~valid).nonzero()[0])
         bad = (~waves[item, source].detach().isfinite()).nonzero()
         raise ValueError(
             f"{name} must be finite, got {len(bad)} NaN or infinite samples in item {item}, "

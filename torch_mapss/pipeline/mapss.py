@@ -1,18 +1,9 @@
-"""The scorer itself: its settings and manners. The work is done by the rooms beside it.
-
-A call is admitted (:mod:`~torch_mapss.pipeline.inputs`), its references are prepared unless they
-came as a bank (``prepare``), its estimates normalised, encoded, scored and placed (``scoring``).
-What depends on the references alone is computed without gradients; the gradient of a score runs
-through the estimates only.
-"""
+"""The scorer itself: its settings, and its calls step by step."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -21,81 +12,95 @@ from torch import Tensor, nn
 
 from torch_mapss import audio
 from torch_mapss.core import checks
-from torch_mapss.core.frame_batches import Score
 from torch_mapss.core.settings import Settings, map_settings
 from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.distortions import DistortionBank
-from torch_mapss.encoders import Encoder, as_encoder
-from torch_mapss.pipeline.clusters import LEAST_MEMBERS, Checks
-from torch_mapss.pipeline.inputs import Call, admit, admit_references
-from torch_mapss.pipeline.memory import Budget, budget, checked_memory, explained, lowered
-from torch_mapss.pipeline.prepare import prepare_bank, shared_grid, warn_unscored
-from torch_mapss.pipeline.records import ReferenceBank, ScoreBounds, Scores
-from torch_mapss.pipeline.scoring import (
-    OnSegment,
-    bank_of,
-    bound,
-    prepared,
-    score,
-    score_together,
+from torch_mapss.encoders import Encoder
+from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.config import (
+    Config,
+    EncoderChoice,
+    EncoderSlot,
+    Grid,
+    checked_segment,
 )
-from torch_mapss.pipeline.segments import CONTEXT
+from torch_mapss.pipeline.inputs import Call, validate, validate_references
+from torch_mapss.pipeline.measures import MEASURES, checked_measures, encoded
+from torch_mapss.pipeline.memory import checked_memory, explained
+from torch_mapss.pipeline.prepare import prepare, prepared, warn_unscored
+from torch_mapss.pipeline.score import (
+    OnSegment,
+    Task,
+    bounds_of,
+    score_frames,
+    scores_of,
+    scoring,
+)
+from torch_mapss.pipeline.scores import ScoreBounds, Scores
 
-Recall = Callable[[Encoder, Sequence[Tensor]], list[Tensor]]
-EncoderChoice = str | Encoder | Callable[[Tensor], Tensor]
 DEFAULT_ENCODER = "wav2vec2-large"
-SEGMENT = 60.0  # seconds, of segment="auto"
+DECOMPOSITION_MEMBERS = 20  # distortions a source, of the default bank
 
 
 class MAPSS(nn.Module):
-    """PS and PM of separated sources, frame by frame, differentiable in the estimates.
+    """Frame scores of separated sources, differentiable in the estimates.
 
     Args:
-        encoder: name (``torch-mapss encoders`` lists them), local folder or hub id of a
-            checkpoint, an :class:`~torch_mapss.encoders.Encoder`, or any callable with
-            ``sample_rate``, ``hop`` and ``receptive_field``. ``"mel"`` needs no download.
+        encoder: of PS, and of PM unless ``match_encoder`` is given: a name (``torch-mapss
+            encoders`` lists them), local folder or hub id of a checkpoint, an
+            :class:`~torch_mapss.encoders.Encoder`, or any callable with ``sample_rate``, ``hop``
+            and ``receptive_field``. ``"mel"`` needs no download. Weights are loaded at first use.
         layer: of the encoder; its default if None.
         match_encoder: another encoder for PM, on the same rate and hop; ``encoder`` if None.
+        decomposition_encoder: of clearance and fidelity. ``"mel"`` is log-mel spectra on the frames
+            of the others. The split needs features in which a mixture lies near the line between
+            its sources: from layer 1 of a transformer on, fidelity follows the noise in an output.
         separation_bank: distortions for PS; the paper's 70 if None. A smaller one
             (``DistortionBank("separation", size=20)``) is faster and coarser.
         match_bank: distortions for PM; the paper's up to 83 if None.
+        decomposition_bank: distortions for clearance and fidelity; 20 members of PS's bank, evenly
+            spaced, if None.
+        measures: computed unless a call asks for others: a name or several of ``"decomposition"``
+            (clearance and fidelity), ``"separation"`` (PS), ``"match"`` (PM) and ``"bleed"``; None:
+            all. Those that are left out cost nothing and load no encoder.
         seed: of the noise in the default banks. Equal seeds give equal scores.
         sample_rate: of the waveforms handed in, in Hz; they are resampled to the encoder's rate,
             which None says they already have.
+        fs: another name of ``sample_rate``.
         trim: cut estimates and references to the shorter of them instead of refusing.
         align_polarity: flip an estimate whose correlation with its reference is negative.
-            Checkpoints hear the sign, people do not.
+            Checkpoints react to polarity, listeners do not.
         alpha, time, energy, max_dimension, convention, eigh: of the diffusion map, see
             :func:`torch_mapss.functional.perceptual_separation`.
         loudness: target of the normalisation of every waveform, in LUFS.
         activity: a source is active where its RMS exceeds this share of its RMS over all samples.
-        check_finite: look for NaN and infinite samples and refuse them. Without, the mixture
-            of such a source is left out, undefined; a training step on an accelerator then waits
-            for the device twice instead of four times.
+        check_finite: look for NaN and infinite samples and refuse them. Without, the mixture of
+            such a source is left out, undefined; a training step on an accelerator then
+            synchronises twice instead of four times.
         segment: seconds. Longer clips are distorted, encoded and scored in segments of at most so
-            much, in memory that grows with them by some copies of their waveforms alone; gradients
-            are then not to be had. Encoders whose frames see no further than their receptive field
-            (``"mel"``, ``"waveform"``) give the scores of the whole clip up to rounding. For
-            transformers the segment, with a second more on each side, is all that they hear, so
-            that scores depend on it. ``"auto"`` is 60, or what the encoder can hear at once. None:
-            everything is scored whole.
+            much, in memory that grows with them by some copies of their waveforms alone; they have
+            no gradients. Encoders whose frames depend on their receptive field alone (``"mel"``,
+            ``"waveform"``) give the scores of the whole clip up to rounding. Transformers receive
+            the segment with a second more on each side, so that scores depend on it. ``"auto"`` is
+            60, or what the encoder accepts at once. None: everything is scored whole.
         memory: to work in, beside waveforms, weights and results: bytes, a text like ``"2GiB"``,
-            or ``"auto"``: 1 GiB on a CPU, a quarter of what is free on CUDA. How many distortions
-            are made, clips encoded and frames scored at a time follows from it, and no score.
-        dtype, device, local_files_only, cache_dir: of the encoder, if it is given by name.
+            or ``"auto"``: 1 GiB on a CPU (a quarter of what is free, if that is less), a quarter of
+            what is free on CUDA. How many distortions are made, clips encoded and frames scored at
+            a time follows from it, and no score.
+        dtype, device, local_files_only, cache_dir: of an encoder that is given by name.
 
     The encoder is frozen and shared, and is neither part of ``state_dict()`` nor of
     ``parameters()``; ``to(device)`` moves it along, while ``half()`` and its like change nothing:
-    its precision is ``dtype``, or a module's own. The manifold runs in float64 inside whatever the
-    dtype of the waveforms and under autocast (its eigendecomposition in ``eigh``, not to be taken
-    for ``dtype``).
+    its precision is ``dtype``, or a module's own. The diffusion maps run in float64 inside whatever
+    the dtype of the waveforms and under autocast (their eigendecomposition in ``eigh``, not to be
+    confused with ``dtype``).
 
     Raises:
         TypeError: an argument of another type.
         ValueError: a setting out of its range, encoders on different frames, or a bank of the
             other measure or with too few members.
-        ValueError, OSError, ImportError: an encoder that cannot be loaded, see
-            :func:`torch_mapss.load_encoder`.
+        ValueError, OSError, ImportError: at the first use of an encoder, if it cannot be loaded,
+            see :func:`torch_mapss.load_encoder`.
 
     Example:
         >>> import torch
@@ -113,10 +118,14 @@ class MAPSS(nn.Module):
         layer: int | None = None,
         *,
         match_encoder: EncoderChoice | None = None,
+        decomposition_encoder: EncoderChoice = "mel",
         separation_bank: DistortionBank | None = None,
         match_bank: DistortionBank | None = None,
+        decomposition_bank: DistortionBank | None = None,
+        measures: str | Iterable[str] | None = None,
         seed: int = 0,
         sample_rate: int | None = None,
+        fs: int | None = None,
         trim: bool = False,
         align_polarity: bool = False,
         alpha: float = 1.0,
@@ -135,144 +144,146 @@ class MAPSS(nn.Module):
         local_files_only: bool = False,
         cache_dir: str | None = None,
     ) -> None:
-        # As long as its arguments are many: each is checked and kept once.
         super().__init__()
-        self.settings = map_settings(
-            alpha=alpha,
-            time=time,
-            energy=energy,
-            convention=convention,
-            max_dimension=max_dimension,
-            eigh=eigh,
+        options = {"layer": layer, "dtype": dtype, "device": device, "cache_dir": cache_dir}
+        options["local_files_only"] = local_files_only or None
+        slots = _slots(encoder, match_encoder, decomposition_encoder, options)
+        separation = _checked_bank(separation_bank, "separation_bank", seed)
+        if decomposition_bank is None:
+            decomposition_bank = thinned(separation, DECOMPOSITION_MEMBERS)
+        self._config = Config(
+            encoders=slots,
+            banks={
+                "separation_bank": separation,
+                "match_bank": _checked_bank(match_bank, "match_bank", seed),
+                "decomposition_bank": _checked_bank(decomposition_bank, "decomposition_bank", seed),
+            },
+            measures=checked_measures(measures),
+            settings=map_settings(
+                alpha=alpha,
+                time=time,
+                energy=energy,
+                convention=convention,
+                max_dimension=max_dimension,
+                eigh=eigh,
+            ),
+            given_rate=_checked_rate(sample_rate, fs),
+            trim=trim,
+            align_polarity=align_polarity,
+            loudness=checks.check_real(loudness, "loudness"),
+            activity=_checked_activity(activity),
+            check_finite=check_finite,
+            given_segment=checked_segment(segment),
+            memory=checked_memory(memory),
         )
-        options: dict[str, Any] = {"layer": layer, "dtype": dtype, "device": device}
-        options |= {"local_files_only": local_files_only or None, "cache_dir": cache_dir}
-        first = as_encoder(encoder, **_given(options))
-        second = first
-        if match_encoder is not None:
-            named = isinstance(match_encoder, str | PathLike)
-            second = as_encoder(
-                match_encoder, **(_given({**options, "layer": None}) if named else {})
-            )
-        # In a tuple: not a submodule, so neither saved, nor trained, nor wrapped.
-        self.encoders = (first, second)
-        self._recall: Recall | None = None
-        self.grid = shared_grid(first, second)
-        rate = self.grid.sample_rate
-        self.separation_bank = _checked_bank(separation_bank, "separation", seed, rate)
-        self.match_bank = _checked_bank(match_bank, "match", seed, rate)
-        if sample_rate is not None:
-            sample_rate = checks.check_whole(sample_rate, "sample_rate", 1)
-            audio.check_source_rate(sample_rate, "sample_rate")
-        self.sample_rate = sample_rate or self.grid.sample_rate
-        self.trim, self.align_polarity = trim, align_polarity
-        self.loudness = checks.check_real(loudness, "loudness")
-        self.activity = checks.check_real(activity, "activity")
-        if not 0.0 <= self.activity < 1.0:
-            raise ValueError(
-                f"activity must be a share of a source's own RMS, at least 0 and below 1, got "
-                f"{activity}: at 1 and above a steady source is active nowhere. 0.1 is the default."
-            )
-        self.check_finite = check_finite
-        self.memory = checked_memory(memory)
-        self.segment = _checked_segment(segment, self.encoders)
+        if all(slot.is_known for slot in slots.values()):
+            self._config.validate()
 
-    # ------------------------------------------------------------------------- module manners
+    # ------------------------------------------------------------------------- settings
+
+    @property
+    def config(self) -> Config:
+        """All settings, as the functions of the pipeline take them."""
+        return self._config
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder of PS (and of PM, unless another was given)."""
-        return self.encoders[0]
-
-    @property
-    def banks(self) -> dict[str, DistortionBank]:
-        """The banks of PS and PM, in this order."""
-        return {"separation": self.separation_bank, "match": self.match_bank}
+        """The encoder of PS (and of PM, unless another was given); loads its weights."""
+        return self._config.encoders["encoder"].encoder
 
     @property
     def match_encoder(self) -> Encoder:
         """The encoder of PM."""
-        return self.encoders[1]
+        return self._config.encoders["match_encoder"].encoder
 
     @property
-    def segment_frames(self) -> int:
-        """Frames of a segment, at most; only where there are segments."""
-        assert self.segment is not None
-        return max(1, round(self.segment * self.grid.sample_rate / self.grid.hop))
+    def decomposition_encoder(self) -> Encoder:
+        """The encoder of clearance and fidelity."""
+        return self._config.encoders["decomposition_encoder"].encoder
 
-    def is_long(self, samples: int) -> bool:
-        """Whether a clip of so many samples at the encoder's rate is scored in segments."""
-        if self.segment is None:
-            return False
-        frames = audio.frame_count(samples, self.grid.receptive_field, self.grid.hop)
-        return frames > self.segment_frames
+    @property
+    def separation_bank(self) -> DistortionBank:
+        """Distortions for PS."""
+        return self._config.banks["separation_bank"]
 
-    def budget(self, device: torch.device) -> Budget:
-        """What ``memory`` allows on a device."""
-        return budget(self.memory, device)
+    @property
+    def match_bank(self) -> DistortionBank:
+        """Distortions for PM."""
+        return self._config.banks["match_bank"]
 
-    def _apply(self, fn: Any, recurse: bool = True) -> MAPSS:
-        super()._apply(fn, recurse)
-        for encoder in {id(e): e for e in self.encoders}.values():
-            encoder._apply(fn)
-        return self
+    @property
+    def decomposition_bank(self) -> DistortionBank:
+        """Distortions for clearance and fidelity."""
+        return self._config.banks["decomposition_bank"]
 
-    def extra_repr(self) -> str:
-        """The parts and settings, for ``print``."""
-        return f"encoder={self.encoder.name!r}, " + ", ".join(
-            f"{name}={value!r}" for name, value in self.describe().items() if name != "encoder"
-        )
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Computed unless a call asks for others."""
+        return self._config.measures
 
-    def describe(self) -> dict[str, Any]:
-        """All settings that a score depends on, as plain values."""
-        first, second = self.encoders
-        return {
-            "encoder": _encoder_settings(first),
-            "match_encoder": _encoder_settings(second),
-            "separation_bank": _bank_settings(self.separation_bank),
-            "match_bank": _bank_settings(self.match_bank),
-            **self.settings._asdict(),
-            "sample_rate": self.sample_rate,
-            "encoder_rate": self.grid.sample_rate,
-            "loudness": self.loudness,
-            "activity": self.activity,
-            "align_polarity": self.align_polarity,
-            "trim": self.trim,
-            "segment": self.segment,
-        }
+    @property
+    def settings(self) -> Settings:
+        """Of the diffusion maps."""
+        return self._config.settings
+
+    @property
+    def grid(self) -> Grid:
+        """The frames that all encoders share."""
+        return self._config.grid
+
+    @property
+    def sample_rate(self) -> int:
+        """Of the waveforms handed in, in Hz."""
+        return self._config.sample_rate
+
+    @property
+    def segment(self) -> float | None:
+        """Seconds; longer clips are scored in segments. None: none are."""
+        return self._config.segment
 
     @property
     def key(self) -> str:
         """A short name of everything that a :class:`ReferenceBank` depends on."""
-        unlike = (*self.settings._fields, "align_polarity", "trim")
-        settings = {k: v for k, v in self.describe().items() if k not in unlike}
-        banks = self.separation_bank, self.match_bank
-        members = [member.description for bank in banks for member in bank.members]
-        text = json.dumps([settings, members], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self._config.key
+
+    def describe(self) -> dict[str, Any]:
+        """All settings that a score depends on, as plain values."""
+        return self._config.describe()
+
+    def is_long(self, samples: int) -> bool:
+        """Whether a clip of so many samples at the encoder's rate is scored in segments."""
+        return self._config.is_long(samples)
 
     def times(self, frames: int) -> Tensor:
         """(F,) seconds, the centre of each frame's receptive field."""
-        grid = self.grid
-        return audio.frame_times(frames, grid.receptive_field, grid.hop, grid.sample_rate)
+        return self._config.times(frames)
+
+    def extra_repr(self) -> str:
+        """The settings, for ``print``."""
+        return ", ".join(f"{name}={value!r}" for name, value in self._config.brief().items())
+
+    def _apply(self, fn: Any, recurse: bool = True) -> MAPSS:
+        super()._apply(fn, recurse)
+        for slot in {id(slot): slot for slot in self._config.encoders.values()}.values():
+            slot.move(fn)
+        return self
 
     # ------------------------------------------------------------------------- references
 
     @with_torch_defaults
+    @explained()
     def prepare(
         self,
         references: Tensor,
         lengths: Tensor | Sequence[int] | None = None,
-        measures: str = "both",
+        measures: str | Iterable[str] | None = None,
     ) -> ReferenceBank:
-        """Distort and encode references once, for any number of calls with estimates of them.
+        """Distort and encode references once, for any number of calls.
 
         Args:
-            references: (B, S, T) or (S, T) waveforms, S at least 2; any float type, or PCM
-                integers.
-            lengths: (B,) true lengths in samples of a padded batch. Each mixture is treated at
-                its true length, so that it scores as if it were alone.
-            measures: ``"both"``, or ``"separation"`` or ``"match"`` to prepare PS or PM alone.
+            references: (B, S, T) or (S, T) waveforms, S at least 2.
+            lengths: (B,) true lengths in samples; T by default.
+            measures: a name or several to prepare; those of the constructor if None.
 
         Returns:
             A :class:`ReferenceBank`.
@@ -282,36 +293,16 @@ class MAPSS(nn.Module):
             ValueError: shapes, lengths or samples that cannot be scored, see the message; or a
                 source that has too few distortions, as its bank holds few families.
         """
-        admitted = admit_references(self, references, lengths, measures)
-        bank = prepare_bank(self, admitted, measures)
+        config = self.config
+        wanted = config.measures if measures is None else checked_measures(measures)
+        bank = prepare(config, validate_references(config, references, lengths), wanted)
         warn_unscored(bank)
         return bank
-
-    def embeddings(self, encoder: Encoder, waves: Sequence[Tensor]) -> list[Tensor]:
-        """(b, S, F, M) of references or estimates of every length (b, S, T).
-
-        Distortions are never looked up.
-        """
-        if self._recall is not None:
-            return self._recall(encoder, waves)
-        return encode_checked(encoder, waves, self.budget(waves[0].device))
-
-    @contextmanager
-    def recalling(self, recall: Recall) -> Iterator[None]:
-        """Within, ask ``recall(encoder, waveforms)`` for embeddings of references and estimates.
-
-        It returns what it remembers of equal waveforms, or :func:`encode_checked` of them: several
-        calls with the same signals, each for one measure, then encode them once.
-        """
-        before, self._recall = self._recall, recall
-        try:
-            yield
-        finally:
-            self._recall = before
 
     # ------------------------------------------------------------------------- scores
 
     @with_torch_defaults
+    @explained()
     def forward(
         self,
         estimates: Tensor,
@@ -319,7 +310,7 @@ class MAPSS(nn.Module):
         attributed: Sequence[int] | Tensor | None = None,
         lengths: Tensor | Sequence[int] | None = None,
         *,
-        measures: str = "both",
+        measures: str | Iterable[str] | None = None,
         frames: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Scores:
@@ -330,12 +321,13 @@ class MAPSS(nn.Module):
             references: (B, S, T) or (S, T) waveforms, or a bank made of them by :meth:`prepare`.
             attributed: (S',) which reference each estimate belongs to; all in order by default.
                 Score a target alone with one estimate and ``attributed=(0,)``.
-            lengths: (B,) true lengths in samples, of estimates and references alike. A bank knows
+            lengths: (B,) true lengths in samples, of estimates and references alike. A bank has
                 its own.
-            measures: ``"both"``, or one of ``"separation"``, ``"match"`` to compute PS or PM
-                alone; the fields of the other are then 0.
+            measures: a name or several to compute; by default those of the constructor, or of them
+                those that the bank was prepared for. The fields of the others are None.
             frames: score at most so many frames, drawn at random from the scored frames of the
-                batch: a cheap, unbiased estimate of the mean over frames. All by default.
+                batch: a cheap, unbiased estimate of the mean over frames. All by default. Bleed is
+                of all frames.
             generator: a CPU generator to draw them with; a fixed one by default.
 
         Returns:
@@ -346,13 +338,18 @@ class MAPSS(nn.Module):
             ValueError: shapes, lengths, devices or samples that do not fit, see the message;
                 ``attributed`` missing or wrong; a bank of other settings.
         """
-        call = prepared(self, admit(self, estimates, references, attributed, lengths, measures))
+        config = self.config
+        call = validate(config, estimates, references, attributed, lengths, measures)
+        call = prepared(config, call)
         if call.references is not None:
-            warn_unscored(bank_of(call))
-        return score(self, call, frames, generator)
+            warn_unscored(call.prepared)
+        task = scoring(config, call.measures)
+        (written,) = score_frames(config, [call], task, frames, generator)
+        return scores_of(config, call, written)
 
     @with_torch_defaults
     @torch.no_grad()
+    @explained()
     def bounds(
         self,
         estimates: Tensor,
@@ -362,6 +359,7 @@ class MAPSS(nn.Module):
         lengths: Tensor | Sequence[int] | None = None,
         convention: str | None = None,
         *,
+        measures: str | Iterable[str] | None = None,
         frames: int | None = None,
         generator: torch.Generator | None = None,
         **options: Any,
@@ -371,10 +369,11 @@ class MAPSS(nn.Module):
         The scores are read off the same maps and returned along: cheaper than scoring apart.
 
         Args:
-            estimates, references, attributed, lengths, frames, generator: as for scoring.
+            estimates, references, attributed, lengths, measures, frames, generator: as for scoring.
             confidence: of the half-width of each measure, in (0, 1).
-            convention: ``"paper"``, ``"reference"`` or ``"derived"``; that of the scores by
-                default. See :mod:`torch_mapss.bounds` for what each guarantees.
+            convention: of PS and PM, ``"paper"``, ``"reference"`` or ``"derived"``; that of the
+                scores by default. See :mod:`torch_mapss.bounds` for what each guarantees. Clearance
+                and fidelity have a half-width by jackknife over distortions.
             options: further settings of :func:`torch_mapss.functional.separation_bounds` and
                 ``match_bounds``, e.g. ``tail="bootstrap"``.
 
@@ -384,19 +383,24 @@ class MAPSS(nn.Module):
         Raises:
             TypeError, ValueError: as for scoring, and for options that are unknown or out of range.
         """
-        scores, settings = self._of_bounds(confidence, convention, options)
-        call = prepared(self, admit(self, estimates, references, attributed, lengths))
-        return bound(self, [call], scores, settings, frames, generator, confidence)[0]
+        config = self.config
+        task = _bounding(config, confidence, convention, options)
+        call = validate(config, estimates, references, attributed, lengths, measures)
+        call = prepared(config, call)
+        return _bound(config, [call], task, confidence, frames, generator)[0]
 
     # ------------------------------------------------------------------------- several systems
 
+    @with_torch_defaults
     @torch.no_grad()
+    @explained()
     def score_systems(
         self,
         estimates: Sequence[Tensor],
         bank: ReferenceBank,
         attributed: Sequence[Any] | None = None,
         *,
+        measures: str | Iterable[str] | None = None,
         frames: int | None = None,
         on_segment: OnSegment | None = None,
     ) -> list[Scores]:
@@ -409,9 +413,10 @@ class MAPSS(nn.Module):
             estimates: of each system, (B, S', T) or (S', T).
             bank: made by :meth:`prepare`.
             attributed: of each system, as for scoring; None: all in order.
+            measures: as for scoring.
             frames: as for scoring; every system has the same frames drawn.
-            on_segment: told how many segments of a long clip are scored, and of how many: as
-                scoring begins, and after each.
+            on_segment: called with how many segments of a long clip are scored, and of how many:
+                as scoring begins, and after each.
 
         Returns:
             The :class:`Scores` of each.
@@ -419,10 +424,15 @@ class MAPSS(nn.Module):
         Raises:
             TypeError, ValueError: as for scoring.
         """
-        calls = self._calls(estimates, bank, attributed)
-        return score_together(self, calls, frames, None, on_segment)
+        config = self.config
+        calls = _calls(config, estimates, bank, attributed, measures)
+        task = scoring(config, calls[0].measures)
+        written = score_frames(config, calls, task, frames, None, on_segment)
+        return [scores_of(config, call, each) for call, each in zip(calls, written)]
 
+    @with_torch_defaults
     @torch.no_grad()
+    @explained()
     def bound_systems(
         self,
         estimates: Sequence[Tensor],
@@ -431,6 +441,7 @@ class MAPSS(nn.Module):
         attributed: Sequence[Any] | None = None,
         convention: str | None = None,
         *,
+        measures: str | Iterable[str] | None = None,
         frames: int | None = None,
         on_segment: OnSegment | None = None,
         **options: Any,
@@ -438,7 +449,8 @@ class MAPSS(nn.Module):
         """What :meth:`bounds` returns, of several systems as :meth:`score_systems` takes them.
 
         Args:
-            estimates, bank, attributed, frames, on_segment: as for :meth:`score_systems`.
+            estimates, bank, attributed, measures, frames, on_segment: as for
+                :meth:`score_systems`.
             confidence, convention, options: as for :meth:`bounds`.
 
         Returns:
@@ -447,46 +459,84 @@ class MAPSS(nn.Module):
         Raises:
             TypeError, ValueError: as :meth:`bounds`.
         """
-        scores, settings = self._of_bounds(confidence, convention, options)
-        calls = self._calls(estimates, bank, attributed)
-        return bound(self, calls, scores, settings, frames, None, confidence, on_segment)
+        config = self.config
+        task = _bounding(config, confidence, convention, options)
+        calls = _calls(config, estimates, bank, attributed, measures)
+        return _bound(config, calls, task, confidence, frames, None, on_segment)
 
-    def _calls(
-        self, estimates: Sequence[Tensor], bank: ReferenceBank, attributed: Sequence[Any] | None
-    ) -> list[Call]:
-        indices = [None] * len(estimates) if attributed is None else list(attributed)
-        if len(indices) != len(estimates) or not indices:
-            raise ValueError(
-                f"estimates must be those of at least one system, and attributed have one entry "
-                f"for each, got {len(estimates)} and {len(indices)}."
-            )
-        if not isinstance(bank, ReferenceBank):
-            raise TypeError(
-                f"bank must be a ReferenceBank, which all systems share, got "
-                f"{type(bank).__name__}. Make it once: bank = mapss.prepare(references)."
-            )
-        return [admit(self, each, bank, index) for each, index in zip(estimates, indices)]
 
-    def _of_bounds(
-        self, confidence: float, convention: str | None, options: dict[str, Any]
-    ) -> tuple[tuple[Score, Score], Settings]:
-        """The score functions of bounds, and the settings of the maps that they read."""
-        from torch_mapss.bounds import frames as stage
+# ------------------------------------------------------------------------------------------------
+# Several calls, and bounds
+# ------------------------------------------------------------------------------------------------
 
-        convention = convention or self.settings.convention
-        unknown = set(options) - set(stage.Options._fields)
-        if unknown:
-            raise TypeError(
-                f"bounds takes no {', '.join(sorted(unknown))}; it takes "
-                f"{', '.join(stage.Options._fields)}."
-            )
-        checked = stage.check_options(stage.Options(confidence, convention, **options))
-        graph = "reference" if convention == "reference" else "paper"
-        scores = (
-            stage.separation_errors(checked, scores=True),
-            stage.match_errors(checked, scores=True),
+
+def _calls(
+    config: Config,
+    estimates: Sequence[Tensor],
+    bank: ReferenceBank,
+    attributed: Sequence[Any] | None,
+    measures: str | Iterable[str] | None,
+) -> list[Call]:
+    indices = [None] * len(estimates) if attributed is None else list(attributed)
+    if len(indices) != len(estimates) or not indices:
+        raise ValueError(
+            f"estimates must be those of at least one system, and attributed have one entry "
+            f"for each, got {len(estimates)} and {len(indices)}."
         )
-        return scores, self.settings._replace(convention=graph)
+    if not isinstance(bank, ReferenceBank):
+        raise TypeError(
+            f"bank must be a ReferenceBank, which all systems share, got "
+            f"{type(bank).__name__}. Make it once: bank = mapss.prepare(references)."
+        )
+    wanted = measures if measures is None or isinstance(measures, str) else tuple(measures)
+    pairs = zip(estimates, indices)
+    return [validate(config, each, bank, index, None, wanted) for each, index in pairs]
+
+
+def _bounding(
+    config: Config, confidence: float, convention: str | None, options: dict[str, Any]
+) -> Task:
+    """Scores of all measures together with their bounds."""
+    from torch_mapss.bounds import frames as bounds
+
+    convention = convention or config.settings.convention
+    unknown = set(options) - set(bounds.Options._fields)
+    if unknown:
+        raise TypeError(
+            f"bounds takes no {', '.join(sorted(unknown))}; it takes "
+            f"{', '.join(bounds.Options._fields)}."
+        )
+    checked = bounds.check_options(bounds.Options(confidence, convention, **options))
+    functions = {
+        measure.name: getattr(bounds, str(measure.errors))(checked, scores=True)
+        for measure in encoded(MEASURES)
+    }
+    graph = "reference" if convention == "reference" else "paper"
+    return Task(functions, config.settings._replace(convention=graph))
+
+
+def _bound(
+    config: Config,
+    calls: Sequence[Call],
+    task: Task,
+    confidence: float,
+    frames: int | None,
+    generator: torch.Generator | None,
+    on_segment: OnSegment | None = None,
+) -> list[ScoreBounds]:
+    wanted = {m.name: task.functions[m.name] for m in encoded(calls[0].measures)}
+    task = task._replace(functions=wanted)
+    written = score_frames(config, calls, task, frames, generator, on_segment)
+    same = task.settings == config.settings  # else the maps are not those of the scores
+    return [
+        bounds_of(call, each, confidence, scores_of(config, call, each) if same else None)
+        for call, each in zip(calls, written)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------
+# Arguments
+# ------------------------------------------------------------------------------------------------
 
 
 def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]) -> MAPSS:
@@ -512,103 +562,81 @@ def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]
     return mapss
 
 
-_KEEPS_ALL = (
-    "Gradients are wanted, so the graph keeps every activation of the encoder. Set "
-    "activation_checkpointing=True of the encoder (it then runs twice, a few waveforms at a time), "
-    "pass fewer or shorter mixtures, or free what else lies on the device."
-)
+def _slots(
+    encoder: EncoderChoice,
+    match_encoder: EncoderChoice | None,
+    decomposition_encoder: EncoderChoice,
+    options: dict[str, Any],
+) -> dict[str, EncoderSlot]:
+    """The encoders by argument; those that are equal are one."""
+    first = EncoderSlot(encoder, options)
+    rest = {**options, "layer": None}
+
+    def another(given: EncoderChoice) -> EncoderSlot:
+        same = isinstance(given, str) and given == encoder and options["layer"] is None
+        if same or given is encoder:
+            return first
+        return EncoderSlot(given, rest if isinstance(given, str | PathLike) else {})
+
+    second = first if match_encoder is None else another(match_encoder)
+    if decomposition_encoder == "mel" and encoder != "mel":
+        third = EncoderSlot("mel", {}, like=first)
+    else:
+        third = another(decomposition_encoder)
+    if third.pretrained:
+        checks.warn_user(
+            f"decomposition_encoder={third.name!r} is a transformer: from its layer 1 on, fidelity "
+            "follows the noise in an output instead of its distortion. 'mel' is the default."
+        )
+    return {"encoder": first, "match_encoder": second, "decomposition_encoder": third}
 
 
-def encode_checked(
-    encoder: Encoder, waves: Sequence[Tensor], most: Budget | None = None
-) -> list[Tensor]:
-    """Embeddings of waveforms of several lengths; an encoder that gives no finite number for one
-    is an error. An accelerator is asked about all of them at once.
-
-    Where the device runs out of memory, fewer waveforms are encoded at a time. A graph keeps the
-    activations of all, so that fewer at a time help where they are recomputed only.
-    """
-    keeps_all = torch.is_grad_enabled() and any(some.requires_grad for some in waves)
-    if keeps_all and not encoder.activation_checkpointing:
-        with explained(_KEEPS_ALL):
-            return _checked(encoder, encoder.together(waves))
-
-    def encode(allowed: Budget) -> list[Tensor]:
-        with encoder.within(allowed.encoder):
-            return encoder.together(waves)
-
-    own = Budget(2 * encoder.memory_budget)  # half of which is for the encoder
-    start = own if most is None or own.total < most.total else most
-    return _checked(encoder, lowered(encode, start))
+def thinned(bank: DistortionBank, count: int) -> DistortionBank:
+    """At most ``count`` members of a bank, evenly spaced; random members keep their noise."""
+    total = len(bank.members)
+    if total <= count:
+        return bank
+    smaller = copy.copy(bank)
+    smaller.members = tuple(bank.members[(2 * k + 1) * total // (2 * count)] for k in range(count))
+    return smaller
 
 
-def _checked(encoder: Encoder, found: Sequence[Tensor]) -> list[Tensor]:
-    checks = Checks(encoder)
-    for embeddings in found:
-        checks.note(embeddings)
-    checks.read()
-    return list(found)
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _checked_bank(bank: DistortionBank | None, kind: str, seed: int, rate: int) -> DistortionBank:
+def _checked_bank(bank: DistortionBank | None, name: str, seed: int) -> DistortionBank:
     """The bank given, or the full one of its kind."""
+    kind = "match" if name == "match_bank" else "separation"
     if bank is None:
         return DistortionBank(kind, seed=seed)
     if not isinstance(bank, DistortionBank):
         raise TypeError(
-            f"{kind}_bank must be a torch_mapss.DistortionBank, got {bank!r}. Make one, e.g. "
-            f'DistortionBank("{kind}", size=20), or leave it out for the full one.'
+            f"{name} must be a torch_mapss.DistortionBank, got {bank!r}. Make one, e.g. "
+            f'DistortionBank("{kind}", size=20), or leave it out for the default.'
         )
     if bank.kind != kind:
         raise ValueError(
-            f"{kind}_bank is a DistortionBank({bank.kind!r}), made for the other measure: its "
-            f'members differ. Make a DistortionBank("{kind}", ...).'
-        )
-    if len(bank.names(rate)) < LEAST_MEMBERS[kind]:
-        raise ValueError(
-            f"{kind}_bank has {len(bank.names(rate))} distortions at {rate} Hz, but a cluster "
-            f"needs at least {LEAST_MEMBERS[kind]}. Take a larger size, or keep more families."
+            f"{name} is a DistortionBank({bank.kind!r}), made for another measure: its members "
+            f'differ. Make a DistortionBank("{kind}", ...).'
         )
     return bank
 
 
-def _checked_segment(segment: Any, encoders: Sequence[Encoder]) -> float | None:
-    if segment is None:
+def _checked_rate(sample_rate: int | None, fs: int | None) -> int | None:
+    if sample_rate is not None and fs is not None:
+        raise ValueError(
+            f"fs={fs!r} is another name of sample_rate={sample_rate!r}. Pass one of them."
+        )
+    name, rate = ("sample_rate", sample_rate) if fs is None else ("fs", fs)
+    if rate is None:
         return None
-    limits = [e.maximum_samples / e.sample_rate for e in encoders if e.maximum_samples]
-    most = min(limits, default=math.inf) - 2 * CONTEXT
-    if segment == "auto":
-        return min(SEGMENT, most)
-    seconds = checks.check_real(segment, "segment", "(0, inf)")
-    if seconds > most:
+    rate = checks.check_whole(rate, name, 1)
+    audio.check_source_rate(rate, name)
+    return rate
+
+
+def _checked_activity(activity: float) -> float:
+    share = checks.check_real(activity, "activity")
+    if not 0.0 <= share < 1.0:
         raise ValueError(
-            f"segment must be at most {most:g} s for encoder {encoders[0].name!r}, got "
-            f"{segment!r}: it hears clips of {min(limits):g} s and no longer, and {CONTEXT:g} s on "
-            "each side of a segment."
+            f"activity must be a share of a source's own RMS, at least 0 and below 1, got "
+            f"{activity}: at 1 and above a steady source is active nowhere. 0.1 is the default."
         )
-    if seconds < 1.0:
-        raise ValueError(
-            f"segment must be at least 1 s, got {segment!r}: every segment is distorted with "
-            "several seconds of what surrounds it. 60 is what the command line takes."
-        )
-    return seconds
-
-
-def _encoder_settings(encoder: Encoder) -> dict[str, Any]:
-    plain = (str, int, float, bool, type(None), torch.dtype)
-    names = ("name", "checkpoint", "layer", "dtype", "sample_rate", "hop", "receptive_field")
-    extra = ("feature_size", "bands", "floor", "context")
-    found = {name: getattr(encoder, name, None) for name in (*names, *extra)}
-    return {
-        name: str(value) if isinstance(value, torch.dtype) else value
-        for name, value in found.items()
-        if value is not None and isinstance(value, plain)
-    }
-
-
-def _bank_settings(bank: DistortionBank) -> dict[str, Any]:
-    return {"kind": bank.kind, "size": len(bank), "seed": bank.seed, "families": bank.families}
+    return share

@@ -1,4 +1,4 @@
-"""How much memory a call may work in, and what follows from it: batches, chunks, blocks.
+"""How much memory a call may work in, and what follows from it: batches and blocks of frames.
 
 A budget changes how many things are done at a time, never what is computed.
 """
@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from torch_mapss.core.checks import warn_user
-
-Result = TypeVar("Result")
-
 GIB = 2**30
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_LEAST = 2**24  # 16 MiB: below it chunks are single frames anyway
-_NOTHING_LEFT = (
-    "That was with frames, distortions and waveforms one by one. What is kept besides is the bank "
-    "and, where gradients are wanted, the graph of the estimates' encodings: pass fewer or shorter "
-    "mixtures or fewer frames (frames=...), score under torch.no_grad() where no gradient is "
-    "needed, set activation_checkpointing of the encoder, or free what else lies on the device."
-)
+_LEAST = 2**24  # 16 MiB: below it batches are single frames anyway
+_CGROUP = "/sys/fs/cgroup"
 
 
 @dataclass(frozen=True)
@@ -63,10 +54,6 @@ class Budget:
     def frames(self) -> int:
         """Bytes of the graphs of a chunk of frames."""
         return self.total * 3 // 32
-
-    def halved(self) -> Budget:
-        """Half of it; itself where that would be too little for single frames."""
-        return Budget(min(self.total, max(_LEAST, self.total // 2)))
 
 
 def checked_memory(memory: Any) -> int | None:
@@ -108,14 +95,16 @@ def budget(memory: int | None, device: torch.device) -> Budget:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return Budget(max(_LEAST, free // 4))
-    return Budget(max(_LEAST, min(GIB, _free_memory() // 4)))
+    return Budget(max(_LEAST, min(GIB, free_memory() // 4)))
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
+    """Bytes of main memory that are free, within the limit of a container."""
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
     except (ValueError, OSError, AttributeError):  # no such figure on this system
-        return 4 * GIB
+        free = 4 * GIB
+    return max(0, min([free, *_container_limits()]))
 
 
 def _reclaimable() -> int:
@@ -128,59 +117,59 @@ def _reclaimable() -> int:
         return 0
 
 
-class Allowance:
-    """A budget that is halved whenever the device runs out of memory, and stays so.
+def _container_limits() -> Iterator[int]:
+    """Bytes left below the limits of the process's control groups (versions 1 and 2)."""
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8") as file:
+            lines = [line.strip().split(":", 2) for line in file]
+    except OSError:
+        return
+    for _, controllers, group in lines:
+        if controllers == "":
+            names, root = ("memory.max", "memory.current", "inactive_file"), _CGROUP
+        elif "memory" in controllers.split(","):
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            root = os.path.join(_CGROUP, "memory")
+        else:
+            continue
+        # Inside a container its own group is often mounted as the root.
+        folders = {root}
+        while group.strip("/"):
+            folders.add(os.path.join(root, group.strip("/")))
+            group = os.path.dirname(group)
+        for folder in folders:
+            yield from _left(folder, *names)
 
-    Args:
-        start: what to begin with.
-    """
 
-    def __init__(self, start: Budget) -> None:
-        self.now = start
+def _left(folder: str, limit: str, used: str, cached: str) -> Iterator[int]:
+    """Bytes left in one control group, if it has a limit."""
+    try:
+        most, now = (int(_read(os.path.join(folder, name))) for name in (limit, used))
+        pairs = (line.split() for line in _read(os.path.join(folder, "memory.stat")).splitlines())
+        given_back = next((int(value) for name, value in pairs if name == cached), 0)
+    except (OSError, ValueError):  # no such group, or "max": no limit
+        return
+    yield most - now + given_back
 
-    def spend(self, work: Callable[[Budget], Result]) -> Result:
-        """The result of work within the budget, begun anew with half of it as often as needed.
 
-        What the work does must be free of side effects up to its end.
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read().strip()
 
-        Raises:
-            torch.OutOfMemoryError: with the least budget there is; its message says what is left
-                to do.
-        """
-        failed = False
-        while True:
-            try:
-                result = work(self.now)
-                break
-            except torch.OutOfMemoryError as error:
-                smaller = self.now.halved()
-                if smaller == self.now:
-                    raise _with_remedy(error, _NOTHING_LEFT) from error
-                self.now, failed = smaller, True
-            # Outside the handler, which keeps what the failed attempt had allocated.
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        if failed:
-            warn_user(
-                f"the device ran out of memory: going on within {self.now.total / GIB:.3g} GiB. "
-                f"Pass memory={self.now.total} to begin with that."
-            )
-        return result
+
+_REMEDY = (
+    "Pass a smaller memory= (a text like '1GiB'), fewer or shorter mixtures or fewer frames "
+    "(frames=...), score under torch.no_grad() where no gradient is needed, set "
+    "activation_checkpointing=True of the encoder where one is, or free what else is on the device."
+)
 
 
 @contextmanager
-def explained(remedy: str) -> Iterator[None]:
-    """Within, an error of a device out of memory says what helps against it."""
+def explained() -> Iterator[None]:
+    """Within, an error of a device out of memory says what helps."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise _with_remedy(error, remedy) from error
-
-
-def _with_remedy(error: torch.OutOfMemoryError, remedy: str) -> torch.OutOfMemoryError:
-    return torch.OutOfMemoryError(f"{error}\n{remedy}")
-
-
-def lowered(work: Callable[[Budget], Result], start: Budget) -> Result:
-    """The result of work within a budget, halved as often as the device runs out of memory."""
-    return Allowance(start).spend(work)
+        if _REMEDY in str(error):
+            raise
+        raise torch.OutOfMemoryError(f"{error}\n{_REMEDY}") from error

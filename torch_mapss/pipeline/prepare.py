@@ -1,14 +1,9 @@
-"""References on their way into a bank: the frame grid, distorting, encoding.
-
-Behind the gate: the waveforms are admitted already. Losses know its :class:`Grid`.
-"""
+"""References -> a bank: normalised, distorted, encoded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,122 +12,121 @@ from torch_mapss.audio.frames import active_frames
 from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import checks, devices
 from torch_mapss.encoders import Encoder
-from torch_mapss.pipeline.clusters import check_members, encode_distortions
-from torch_mapss.pipeline.inputs import Clips, Signals
-from torch_mapss.pipeline.memory import lowered
-from torch_mapss.pipeline.records import Encoded, Group, ReferenceBank
-from torch_mapss.pipeline.segments import defer
-
-if TYPE_CHECKING:
-    from torch_mapss.pipeline.mapss import MAPSS
-
-
-class Grid(NamedTuple):
-    """The frames both encoders share."""
-
-    sample_rate: int
-    hop: int
-    receptive_field: int  # of the wider one
-    skip: tuple[int, int]  # frames the PS and the PM encoder have before the first shared one
-
-    def shared(self, embeddings: Tensor, place: int) -> Tensor:
-        """The frames of (..., F, M) of the encoder of PS (0) or PM (1) that both have."""
-        skip = self.skip[place]
-        return embeddings[..., skip : embeddings.shape[-2] - skip, :]
+from torch_mapss.pipeline.bank import Deferred, Encoded, Group, ReferenceBank, scored_frames
+from torch_mapss.pipeline.config import Config
+from torch_mapss.pipeline.copies import (
+    EmbeddingBuffer,
+    EmbeddingChecks,
+    Plan,
+    buffers,
+    check_members,
+    copies,
+    embed,
+    keep_copies,
+    measured_copies,
+    plans,
+    sums_of_others,
+)
+from torch_mapss.pipeline.inputs import Call, Clips, Signals
+from torch_mapss.pipeline.measures import encoded
+from torch_mapss.pipeline.segments import deferred_group
 
 
-def shared_grid(first: Encoder, second: Encoder) -> Grid:
-    """The frames of both encoders whose centres coincide."""
-    wide = max(first.receptive_field, second.receptive_field)
-    skips = [(wide - e.receptive_field) / (2 * e.hop) for e in (first, second)]
-    same = first.sample_rate == second.sample_rate and first.hop == second.hop
-    if not same or any(skip != int(skip) for skip in skips):
-        raise ValueError(
-            "the encoders of PS and PM must share rate, hop and frame centres, got "
-            f"{first.name!r} ({first.sample_rate} Hz, hop {first.hop}, receptive field "
-            f"{first.receptive_field}) and {second.name!r} ({second.sample_rate} Hz, hop "
-            f"{second.hop}, receptive field {second.receptive_field}). Score them in two MAPSS."
-        )
-    return Grid(first.sample_rate, first.hop, wide, (int(skips[0]), int(skips[1])))
+def prepared(config: Config, call: Call) -> Call:
+    """The call with a bank: references that came as waveforms are distorted and encoded."""
+    if call.references is None:
+        return call
+    return replace(call, bank=prepare(config, call.references, call.measures))
 
 
 @torch.inference_mode(False)  # a bank made in validation serves in training too
 @torch.no_grad()
-def prepare_bank(mapss: MAPSS, references: Signals, measures: str) -> ReferenceBank:
-    """Distort and encode admitted references: normalise, find activity, distort, encode."""
-    long = [mapss.is_long(clips.waves.shape[-1]) for clips in references.clips]
-    short = [clips for clips, is_long in zip(references.clips, long) if not is_long]
-    whole = iter(_prepare_groups(mapss, short, measures))
-    groups = [
-        defer(mapss, clips, measures) if is_long else next(whole)
-        for clips, is_long in zip(references.clips, long)
-    ]
+def prepare(config: Config, references: Signals, measures: Sequence[str]) -> ReferenceBank:
+    """Distort and encode validated references, those of every length on their own.
+
+    Raises:
+        ValueError: a source has too few distortions.
+        RuntimeError: an encoder gave no finite number at all.
+    """
+    seen = EmbeddingChecks()
+    groups = []
+    for clips in references.clips:
+        make = deferred_group if config.is_long(clips.waves.shape[-1]) else encoded_group
+        group = make(config, clips, measures, seen)
+        if references.complete is not None:  # mixtures with a bad sample are active nowhere
+            here = devices.picked(references.complete, 0, group.items)
+            active = group.active & here[:, None, None]
+            group = replace(group, active=active, scored=scored_frames(active))
+        groups.append(group)
+    seen.read()
     batch, sources, samples = references.waves.shape
     return ReferenceBank(
-        groups=tuple(silenced(group, references.whole) for group in groups),
+        groups=tuple(groups),
         batch=batch,
         sources=sources,
         samples=samples,
         frames=max(group.frames for group in groups),
         lengths=references.lengths,
-        key=mapss.key,
+        key=config.key,
+        measures=tuple(measures),
     )
 
 
-def _prepare_groups(mapss: MAPSS, clips: Sequence[Clips], measures: str) -> list[Group]:
-    """Groups of all lengths: each treated on its own, but for the batches of the encoders."""
-    if not clips:
-        return []
-    grid = mapss.grid
-    waves = [at_loudness(_usual(some.waves), grid.sample_rate, mapss.loudness) for some in clips]
-    active = [active_frames(some, grid.receptive_field, grid.hop, mapss.activity) for some in waves]
-    encoded: list[list[Encoded | None]] = [[None, None] for _ in clips]
-    plain: dict[int, list[Tensor]] = {}
-    for place, (kind, bank) in enumerate(mapss.banks.items()):
-        if measures not in ("both", kind):
-            continue
-        encoder = mapss.encoders[place]
-        if id(encoder) not in plain:
-            plain[id(encoder)] = mapss.embeddings(encoder, waves)
-        encode = partial(encode_distortions, waves, bank, encoder, grid.sample_rate, mapss.loudness)
-        clusters = lowered(encode, mapss.budget(waves[0].device))
-        for k, (distortions, count, mask) in enumerate(clusters):
-            check_members(count, active[k], clips[k].items, kind)
-            found = (grid.shared(x, place) for x in (plain[id(encoder)][k], distortions))
-            encoded[k][place] = Encoded(next(found), next(found), mask)
-    return [_group(*of_length) for of_length in zip(clips, waves, active, encoded)]
+def encoded_group(
+    config: Config, clips: Clips, measures: Sequence[str], seen: EmbeddingChecks
+) -> Group:
+    """Mixtures of one length, with the embeddings of all their distortions."""
+    grid, rate, budget = config.grid, config.grid.sample_rate, config.budget(clips.waves.device)
+    given = clips.waves.clone() if clips.waves.is_inference() else clips.waves
+    waves = at_loudness(given, rate, config.loudness)
+    active = active_frames(waves, grid.receptive_field, grid.hop, config.activity)
+    references: dict[int, Tensor] = {}  # by encoder
+    others: dict[str, Tensor] = {}  # by measure
+    for measure in encoded(measures):
+        encoder = config.encoder_of(measure.name)
+        if id(encoder) not in references:
+            references[id(encoder)] = grid.shared(embed(encoder, waves, budget, seen), encoder)
+        if measure.others and waves.shape[1] > 2:
+            sums = at_loudness(sums_of_others(given), rate, config.loudness)
+            others[measure.name] = grid.shared(embed(encoder, sums, budget, seen), encoder)
+    parts: dict[str, Encoded | Deferred] = {}
+    for plan in plans(config, measures):
+        for name, buffer in _encoded_copies(config, plan, waves, active, clips.items, seen).items():
+            encoder = buffer.encoder
+            distortions = grid.shared(buffer.embeddings(), encoder)
+            part = Encoded(references[id(encoder)], distortions, buffer.mask, others.get(name))
+            active = active & part.usable().unsqueeze(1)
+            parts[name] = part
+    ordered = {measure.name: parts[measure.name] for measure in encoded(measures)}
+    return Group(clips.items, clips.samples, waves, active, scored_frames(active), ordered)
 
 
-def _usual(waves: Tensor) -> Tensor:
-    return waves.clone() if waves.is_inference() else waves
+def _encoded_copies(
+    config: Config,
+    plan: Plan,
+    waves: Tensor,
+    active: Tensor,
+    items: Sequence[int],
+    seen: EmbeddingChecks,
+) -> dict[str, EmbeddingBuffer]:
+    """All copies of a plan, for every measure that it serves."""
+    rate, budget = config.grid.sample_rate, config.budget(waves.device)
+    measured, wanted, present = measured_copies(config, plan, waves, pieces=False)
+    kept = buffers(config, plan, present, waves.device)
+    for name, buffer in kept.items():
+        check_members(buffer.count, active, items, name)
 
+    def encoding(encoder: Encoder, made: Tensor) -> Tensor:
+        return embed(encoder, made, budget, seen)
 
-def _group(clips: Clips, waves: Tensor, active: Tensor, encoded: Sequence[Encoded | None]) -> Group:
-    for part in encoded:
-        if part is not None:
-            active = active & usable(part).unsqueeze(1)
-    scored = (active.sum(1) >= 2).nonzero()
-    return Group(clips.items, clips.samples, waves, active, scored, *encoded)
-
-
-def silenced(group: Group, whole: Tensor | None) -> Group:
-    """The group with mixtures active nowhere where ``whole`` (B,) is False; None: all are."""
-    if whole is None:
-        return group
-    here = devices.picked(whole, 0, group.items)
-    return replace(group, active=group.active & here[:, None, None])
-
-
-def usable(encoded: Encoded) -> Tensor:
-    """(b, F) frames in which all embeddings of references and distortions are finite."""
-    # A sum over features keeps NaN and infinity, and does not copy a view.
-    references = encoded.references.sum(-1).isfinite().all(1)
-    return references & encoded.distortions.sum(-1).isfinite().all(1).all(1)
+    for rows, made in copies(waves, plan.bank, rate, measured, wanted, budget):
+        keep_copies(kept, rows, at_loudness(made, rate, config.loudness), encoding)
+    return kept
 
 
 def warn_unscored(bank: ReferenceBank) -> None:
     """Warn, naming them, of mixtures in which no frame has two active sources."""
-    # An accelerator is asked once, whatever the number of lengths.
+    # An accelerator is read once, whatever the number of lengths.
     places = [devices.placed(group.items, bank.device) for group in bank.groups]
     found = [here[group.scored[:, 0]] for here, group in zip(places, bank.groups)]
     empty = set(range(bank.batch)) - set(torch.cat(found).tolist())

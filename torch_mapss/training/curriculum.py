@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import checks
-from torch_mapss.pipeline.records import Scores
+from torch_mapss.pipeline.scores import Scores
 from torch_mapss.training.trigger_conditions import (
     Condition,
     Fraction,

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch_mapss import audio
 from torch_mapss.core import devices
 from torch_mapss.pipeline import inputs as gate
+from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.mapss import MAPSS
-from torch_mapss.pipeline.records import ReferenceBank
-from torch_mapss.pipeline.scoring import bank_of, prepared
+from torch_mapss.pipeline.prepare import prepared
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Call:
     @property
     def bank(self) -> ReferenceBank:
         """The references, prepared."""
-        return bank_of(self.admitted)
+        return self.admitted.prepared
 
     @property
     def attributed(self) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ def admit(
     attributed: Sequence[int] | Tensor | None,
     lengths: Tensor | Sequence[int] | None,
     waveforms: Tensor | None,
-    measures: str,
+    measures: tuple[str, ...],
     wants_truth: bool,
 ) -> Call:
     """The call of a loss, checked; references that are no bank become one.
@@ -72,14 +72,16 @@ def admit(
     """
     _check_rank(estimates)
     _check_order(estimates, references)
-    call = gate.admit(mapss, estimates, references, attributed, lengths, measures)
-    call = prepared(mapss, call)
-    bank = bank_of(call)
+    call = gate.validate(mapss.config, estimates, references, attributed, lengths, measures)
+    call = prepared(mapss.config, call)
+    bank = call.prepared
     if waveforms is not None:
         waveforms = _of_bank(audio.as_waveform(waveforms, "waveforms"), bank)
     elif call.references is not None:
         waveforms = call.references.waves
-    truth = _truth(waveforms, bank, call.attributed, mapss.check_finite) if wants_truth else None
+    truth = (
+        _truth(waveforms, bank, call.attributed, mapss.config.check_finite) if wants_truth else None
+    )
     return Call(call, None if truth is None else truth.to(call.estimates.waves.dtype), None)
 
 
@@ -91,8 +93,8 @@ def _truth(
             "extra needs the references as waveforms, and a bank was handed in. Pass them "
             "along: loss(estimates, bank, waveforms=references)."
         )
-    sound, _ = gate.sound_waveforms(waveforms, "waveforms", bank.lengths, check)
-    return devices.picked(sound, 1, index)
+    valid, _ = gate.valid_waveforms(waveforms, "waveforms", bank.lengths, check)
+    return devices.picked(valid, 1, index)
 
 
 def _check_rank(estimates: object) -> None:

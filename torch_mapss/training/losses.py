@@ -50,10 +50,11 @@ from torch import Tensor, nn
 
 from torch_mapss.core import checks
 from torch_mapss.core.torch_defaults import with_torch_defaults
+from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
 from torch_mapss.pipeline.permutation import check_pit
-from torch_mapss.pipeline.records import ReferenceBank, Scores
-from torch_mapss.pipeline.scoring import score
+from torch_mapss.pipeline.score import score
+from torch_mapss.pipeline.scores import Scores
 from torch_mapss.training.autocast import precisely
 from torch_mapss.training.inputs import Call, admit
 from torch_mapss.training.pit import PIT, ordered, returned, unplaced
@@ -87,8 +88,8 @@ class _PerceptualLoss(nn.Module):
     """What the three losses share: admit a call, score it, weigh the terms, reduce them."""
 
     @property
-    def measures(self) -> str:
-        """What of a :class:`~torch_mapss.MAPSS` is computed: "both", "separation" or "match"."""
+    def measures(self) -> tuple[str, ...]:
+        """What of a :class:`~torch_mapss.MAPSS` is computed."""
         raise NotImplementedError
 
     def __init__(
@@ -164,7 +165,7 @@ class _PerceptualLoss(nn.Module):
         return _stable_seed(self.seed, draw)
 
     def _score(self, call: Call) -> Scores:
-        return score(self.mapss, call.admitted, self.frames, call.generator())
+        return score(self.mapss.config, call.admitted, self.frames, call.generator())
 
     def _frame_terms(self, scores: Scores) -> list[FrameTerm]:
         """The terms that frames have."""
@@ -192,7 +193,7 @@ class _PerceptualLoss(nn.Module):
             return
         # Shapes tell first; values of a tensor are read only where samples are checked anyway.
         empty = all(len(group.scored) == 0 for group in bank.groups)
-        if empty or (self.mapss.check_finite and not bool(defined.any())):
+        if empty or (self.mapss.config.check_finite and not bool(defined.any())):
             self._warned = True
             checks.warn_user(
                 f"no estimate of this batch of {bank.batch} can be scored: no drawn frame has its "
@@ -256,7 +257,7 @@ class SeparationLoss(_PerceptualLoss):
         True
     """
 
-    measures = "separation"
+    measures = ("separation",)
 
     def __init__(
         self,
@@ -294,7 +295,7 @@ class MatchLoss(_PerceptualLoss):
             :class:`SeparationLoss`.
     """
 
-    measures = "match"
+    measures = ("match",)
 
     def __init__(
         self,
@@ -382,7 +383,7 @@ class MAPSSLoss(_PerceptualLoss):
         needed(self.weights)
 
     @property
-    def measures(self) -> str:
+    def measures(self) -> tuple[str, ...]:
         """As the weights need it; they may be changed between calls."""
         return needed(self.weights)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_mapss import audio
 from torch_mapss.core import devices
 from torch_mapss.pipeline.permutation import pairs
-from torch_mapss.pipeline.records import Scores
+from torch_mapss.pipeline.scores import Scores
 from torch_mapss.training.inputs import Call
 
 # -log PS goes on as a straight line below this PS: PS is exactly 0 where an output is another
@@ -51,18 +51,19 @@ class LossRecord:
 def leakage_values(scores: Scores, mode: str) -> Tensor:
     """1 - PS, or -log PS continued as its tangent below ``LOG_FLOOR``."""
     if mode == "linear":
-        return 1.0 - scores.ps
-    low = scores.ps < LOG_FLOOR
-    log = torch.where(low, 1.0, scores.ps).log()  # the input is masked too: log 0 has no slope
-    line = math.log(LOG_FLOOR) + (scores.ps - LOG_FLOOR) / LOG_FLOOR
+        return 1.0 - scores.of("ps")
+    ps = scores.of("ps")
+    low = ps < LOG_FLOOR
+    log = torch.where(low, 1.0, ps).log()  # the input is masked too: log 0 has no slope
+    line = math.log(LOG_FLOOR) + (ps - LOG_FLOOR) / LOG_FLOOR
     return -torch.where(low, line, log)
 
 
 def distortion_values(scores: Scores, mode: str) -> Tensor:
     """1 - PM, -log PM, or log(1 - log PM)."""
     if mode == "linear":
-        return 1.0 - scores.pm
-    return -scores.log_pm if mode == "log" else torch.log1p(-scores.log_pm)
+        return 1.0 - scores.of("pm")
+    return -scores.of("log_pm") if mode == "log" else torch.log1p(-scores.of("log_pm"))
 
 
 def negative_si_sdr(call: Call) -> tuple[Tensor, Tensor]:
@@ -73,8 +74,8 @@ def negative_si_sdr(call: Call) -> tuple[Tensor, Tensor]:
     for items, estimates, references in pairs(call.admitted):
         references = devices.picked(references, 1, call.attributed)
         there = ~audio.is_silent(references)
-        if call.admitted.estimates.sound is not None:
-            there = there & devices.picked(call.admitted.estimates.sound, 0, items)
+        if call.admitted.estimates.valid is not None:
+            there = there & devices.picked(call.admitted.estimates.valid, 0, items)
         found = audio.si_sdr(estimates, references.to(estimates.dtype))
         place = devices.placed(items, values.device)
         values = values.index_put((place,), torch.where(there, -found, 0.0))

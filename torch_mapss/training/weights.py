@@ -10,8 +10,9 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core import devices
-from torch_mapss.pipeline.prepare import Grid
-from torch_mapss.pipeline.records import ReferenceBank, Scores
+from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.config import Grid
+from torch_mapss.pipeline.scores import Scores
 from torch_mapss.training.inputs import Call
 
 Weighting = Callable[[Scores, ReferenceBank], Tensor]
@@ -22,12 +23,12 @@ def frame_weights(
 ) -> Tensor:
     """(B, S', F) weights of the frames, 0 where they are not scored, without a gradient."""
     if weighting is None:
-        return scores.active.to(scores.ps.dtype)
+        return scores.active.to(scores.dtype)
     if callable(weighting):
         weights = _checked_weights(weighting(scores.detach(), call.bank), scores)
     else:
         weights = energies_of(call.bank, call.attributed, grid)
-    return torch.where(scores.active, weights.detach().to(scores.ps), 0.0)
+    return torch.where(scores.active, weights.detach().to(scores.active.device, scores.dtype), 0.0)
 
 
 def energies_of(bank: ReferenceBank, index: tuple[int, ...], grid: Grid) -> Tensor:
@@ -55,10 +56,10 @@ def _checked_weights(weights: object, scores: Scores) -> Tensor:
     if not isinstance(weights, Tensor):
         raise TypeError(f"weighting must return a tensor (B, S', F), got {type(weights).__name__}.")
     try:
-        weights = weights.expand(scores.ps.shape)
+        weights = weights.expand(scores.active.shape)
     except RuntimeError:
         raise ValueError(
-            f"weighting must return (B, S', F) = {tuple(scores.ps.shape)}, got "
+            f"weighting must return (B, S', F) = {tuple(scores.active.shape)}, got "
             f"{tuple(weights.shape)}."
         ) from None
     if not bool(((weights >= 0.0) & weights.isfinite()).all()):
@@ -78,7 +79,7 @@ def checked_weight(weight: float, name: str) -> float:
     return value
 
 
-def needed(weights: dict[str, float]) -> str:
+def needed(weights: dict[str, float]) -> tuple[str, ...]:
     """Which measures a MAPSSLoss computes."""
     ps, pm = weights["separation"] > 0.0, weights["match"] > 0.0
     if not (ps or pm):
@@ -86,4 +87,4 @@ def needed(weights: dict[str, float]) -> str:
             "separation and match are both 0, so neither PS nor PM would be computed. Give one of "
             "them a weight, or use SI-SDR (torch_mapss.audio.si_sdr) without this loss."
         )
-    return "both" if ps and pm else "separation" if ps else "match"
+    return tuple(name for name in ("separation", "match") if weights[name] > 0.0)

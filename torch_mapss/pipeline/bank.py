@@ -1,23 +1,44 @@
-"""What the pipeline hands out: prepared references, frame scores, utterance scores, bounds.
-
-Records of tensors; no maths beyond pooling. ``B`` mixtures, ``S'`` estimates, ``S`` sources, ``P``
-distortions, ``F`` frames, ``M`` features.
-"""
+"""References, prepared: what any number of calls compare their estimates with."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_mapss.core.pooling import masked_mean, pool_match, pool_separation
+from torch_mapss.core import devices
 from torch_mapss.distortions import Measured
 
 FORMAT = 3  # of saved banks; a bank of another format is refused
+
+
+class BankFrames(NamedTuple):
+    """What some frames hold of a bank, for one measure, frame first."""
+
+    references: Tensor  # (n, S, M)
+    distortions: Tensor  # (n, S, P, M)
+    mask: Tensor | None  # (n, S, P) bool, which distortions are present; None: all
+    others: Tensor | None  # (n, S, M) sum of the other references, where a measure reads it
+    usable: Tensor | None = None  # (n,) bool, frames without bad numbers; None: all
+
+    def cleaned(self) -> BankFrames:
+        """Frames with bad numbers as zeros, and which ones are not."""
+        given = [x for x in (self.references, self.distortions, self.others) if x is not None]
+        usable = torch.stack([x.sum(-1).isfinite().flatten(1).all(-1) for x in given]).all(0)
+        if not devices.is_accelerator(usable.device) and bool(usable.all()):
+            return self
+
+        def clean(x: Tensor) -> Tensor:
+            return torch.where(usable.reshape(-1, *(1,) * (x.ndim - 1)), x, 0.0)
+
+        others = None if self.others is None else clean(self.others)
+        return BankFrames(
+            clean(self.references), clean(self.distortions), self.mask, others, usable
+        )
 
 
 @dataclass(frozen=True)
@@ -26,18 +47,42 @@ class Encoded:
 
     references: Tensor  # (b, S, F, M)
     distortions: Tensor  # (b, S, P, F, M)
-    mask: Tensor | None  # (b, S, P) bool, absent distortions; None: all are there
+    mask: Tensor | None  # (b, S, P) bool, which distortions are present; None: all
+    others: Tensor | None = None  # (b, S, F, M) sum of the other references
+
+    def at(self, item: Tensor, frame: Tensor) -> BankFrames:
+        """The embeddings of frames (n,) of items (n,)."""
+        return BankFrames(
+            self.references.transpose(1, 2)[item, frame],
+            self.distortions.permute(0, 3, 1, 2, 4)[item, frame],
+            None if self.mask is None else self.mask[item],
+            None if self.others is None else self.others.transpose(1, 2)[item, frame],
+        )
+
+    def usable(self) -> Tensor:
+        """(b, F) frames in which all embeddings are finite."""
+        # A sum over features keeps NaN and infinity, and does not copy a view.
+        found = self.references.sum(-1).isfinite().all(1)
+        found = found & self.distortions.sum(-1).isfinite().flatten(1, 2).all(1)
+        return found if self.others is None else found & self.others.sum(-1).isfinite().all(1)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one frame of one mixture."""
+        _, sources, members, _, features = self.distortions.shape
+        return sources * (members + 1) * features * self.distortions.element_size()
 
 
 @dataclass(frozen=True)
 class Deferred:
-    """The distortions of a clip that is too long to be kept encoded: how to make any part of them.
+    """How to make any part of the distortions of a clip that is too long to be kept encoded.
 
-    Its references are distorted and encoded anew, segment by segment, whenever it is scored.
+    They are made and encoded segment by segment, whenever the clip is scored.
     """
 
-    measured: Measured  # on the whole references
-    gains: Tensor  # (b, S, P) what brings each copy to its level; 0 where there is none
+    mask: Tensor  # (1, S, P) bool, which distortions a source has
+    measured: Measured  # on the whole references; its mask has what other measures share besides
+    gains: Tensor  # (1, S, P) what brings each copy to its level; 0 where there is none
 
 
 @dataclass(frozen=True)
@@ -49,17 +94,23 @@ class Group:
     waveforms: Tensor  # (b, S, T) normalised references at the encoder's rate
     active: Tensor  # (b, S, F) bool: source active and embeddings finite
     scored: Tensor  # (n, 2) int64: (item of the group, frame) with at least two active sources
-    separation: Encoded | Deferred | None
-    match: Encoded | Deferred | None
+    encoded: dict[str, Encoded | Deferred]  # by measure
+    others: Tensor | None = None  # (1, S, T) normalised sums of the others, of a deferred clip
 
     @property
     def frames(self) -> int:
+        """F."""
         return self.active.shape[-1]
 
     @property
     def deferred(self) -> bool:
-        """Whether its clusters are made segment by segment, when it is scored."""
-        return isinstance(self.separation, Deferred) or isinstance(self.match, Deferred)
+        """Whether its distortions are made segment by segment, when it is scored."""
+        return any(isinstance(part, Deferred) for part in self.encoded.values())
+
+
+def scored_frames(active: Tensor) -> Tensor:
+    """(n, 2) item and frame where at least two sources are active (b, S, F)."""
+    return (active.sum(1) >= 2).nonzero()
 
 
 def _mapped(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -67,27 +118,26 @@ def _mapped(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(record, Tensor):
         return change(record)
     if isinstance(record, Measured):
-        parts = {name: _mapped(value, change) for name, value in record._asdict().items()}
-        return Measured(**parts)
+        return Measured(*(_mapped(value, change) for value in record))
     if isinstance(record, dict):
         return {name: _mapped(value, change) for name, value in record.items()}
     if isinstance(record, tuple):
         return tuple(_mapped(value, change) for value in record)
-    if isinstance(record, Encoded | Deferred | Group):
+    if is_dataclass(record):
         values = {f.name: _mapped(getattr(record, f.name), change) for f in fields(record)}
-        return replace(record, **values)
+        return replace(record, **values)  # type: ignore[type-var]
     return record
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ReferenceBank:
     """References, distorted and encoded once, to be compared with any number of estimates.
 
     Made by :meth:`torch_mapss.MAPSS.prepare`; valid only for a MAPSS of equal settings (``key``).
     The key knows an encoder and a distortion of your own by name and settings, not by weights or
     code: give each version another name. Holds no graph. Its size is about
-    S · (P_PS + P_PM) · F · M numbers, see ``nbytes``; of clips longer than a segment it holds what
-    it takes to make their distortions again, which is little more than the references.
+    S · (sum of P over the measures) · F · M numbers, see ``nbytes``; of clips longer than a segment
+    it holds what it takes to make their distortions again, little more than the references.
     """
 
     groups: tuple[Group, ...]
@@ -97,6 +147,7 @@ class ReferenceBank:
     frames: int  # F of the longest
     lengths: tuple[int, ...]  # true length of each mixture
     key: str  # of the settings that made it
+    measures: tuple[str, ...]  # that it was prepared for
 
     @property
     def nbytes(self) -> int:
@@ -108,24 +159,39 @@ class ReferenceBank:
             storages[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        for group in self.groups:
-            _mapped(group, note)
+        self._mapped(note)
         return sum(storages.values())
 
     @property
     def device(self) -> torch.device:
+        """Where its tensors are."""
         return self.groups[0].waveforms.device
+
+    def __repr__(self) -> str:
+        """Five lines, for ``print``."""
+        lengths = sorted(set(self.lengths))
+        span = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+        scored = sum(len(group.scored) for group in self.groups)
+        return (
+            f"ReferenceBank({self.batch} mixtures of {self.sources} sources, {span} samples,\n"
+            f"  measures: {', '.join(self.measures)},\n"
+            f"  frames: {scored} with at least two active sources,\n"
+            f"  memory: {self.nbytes / 2**20:.1f} MiB on {self.device},\n"
+            f"  key: {self.key})"
+        )
 
     def to(self, device: torch.device | str) -> ReferenceBank:
         """The bank with its tensors on ``device``."""
-        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+        # A copy to the CPU that is not awaited could be read before it is there.
+        later = torch.device(device).type != "cpu"
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=later))
 
     def pin_memory(self) -> ReferenceBank:
         """The bank in page-locked memory, as DataLoader's ``pin_memory=True`` asks for."""
         return self._mapped(lambda tensor: tensor.pin_memory())
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> ReferenceBank:
-        return replace(self, groups=tuple(_mapped(group, change) for group in self.groups))
+        return replace(self, groups=_mapped(self.groups, change))
 
     def recombined(self, index: Tensor | Sequence[Sequence[int]]) -> ReferenceBank:
         """The bank of new mixtures of the same sources, without preparing anything again.
@@ -141,7 +207,9 @@ class ReferenceBank:
             The bank that preparing those references would give, of B' mixtures.
 
         Raises:
-            ValueError: mixtures of several lengths, an index that does not fit.
+            ValueError: mixtures of several lengths or in segments, an index that does not fit, or
+                new mixtures of three and more sources where "decomposition" was prepared, which
+                encodes sums of sources.
         """
         chosen = torch.as_tensor(index, device=self.device)
         if len(self.groups) != 1:
@@ -149,10 +217,11 @@ class ReferenceBank:
                 f"only mixtures of one length can be recombined, got {len(self.groups)} lengths: "
                 f"{sorted({group.samples for group in self.groups})} samples. Cut them first."
             )
-        if self.groups[0].deferred:
+        (group,) = self.groups
+        if group.deferred:
             raise ValueError(
                 "only mixtures that are kept encoded can be recombined, and these are so long that "
-                "they are made in segments. Cut them into clips first, or pass segment=None."
+                "they are scored in segments. Cut them into clips first, or pass segment=None."
             )
         if chosen.ndim != 2 or chosen.shape[1] != self.sources or len(chosen) == 0:
             raise ValueError(
@@ -160,25 +229,34 @@ class ReferenceBank:
             )
         if bool(((chosen < 0) | (chosen >= self.batch)).any()):
             raise ValueError(f"index must lie in [0, {self.batch}), got {chosen.tolist()}.")
-        group = _recombined(self.groups[0], chosen)
+        sums = any(isinstance(x, Encoded) and x.others is not None for x in group.encoded.values())
+        if sums and bool((chosen != chosen[:, :1]).any()):
+            raise ValueError(
+                'index makes new mixtures of three or more sources, of which "decomposition" '
+                "encodes sums of the others. Prepare without it: prepare(references, "
+                'measures=("separation", "match")), or prepare the new mixtures.'
+            )
         lengths = self.lengths[:1] * len(chosen)
-        return replace(self, groups=(group,), batch=len(chosen), lengths=lengths)
+        groups = (_recombined(group, chosen),)
+        return replace(self, groups=groups, batch=len(chosen), lengths=lengths)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the bank to a file for :meth:`load`."""
-        torch.save({"format": FORMAT, "bank": _plain(self)}, path)
+        torch.save({"format": FORMAT, "bank": self}, path)
 
     @staticmethod
     def load(
         path: str | os.PathLike[str], map_location: torch.device | str | None = None
     ) -> ReferenceBank:
-        """Read a bank written by :meth:`save`.
+        """Read a bank written by :meth:`save`; no code in the file is run.
 
         Raises:
             ValueError: the file holds something else, or a bank of another format.
         """
+        records: list[Any] = [ReferenceBank, Group, Encoded, Deferred, Measured]
         try:
-            stored = torch.load(path, map_location=map_location, weights_only=True)
+            with torch.serialization.safe_globals(records):
+                stored = torch.load(path, map_location=map_location, weights_only=True)
         except FileNotFoundError:
             raise
         except Exception as error:
@@ -188,7 +266,8 @@ class ReferenceBank:
                 f"{os.fspath(path)!r} holds no ReferenceBank of format {FORMAT}. Make it again "
                 "with MAPSS.prepare(...).save(path)."
             )
-        return _restored(stored["bank"])
+        bank: ReferenceBank = stored["bank"]
+        return bank
 
     @staticmethod
     def join(banks: Iterable[ReferenceBank]) -> ReferenceBank:
@@ -197,16 +276,17 @@ class ReferenceBank:
         Mixtures of equal length and equal shapes are stacked, so that they are scored together.
 
         Raises:
-            ValueError: no bank, or banks of different settings or numbers of sources.
+            ValueError: no bank, or banks of different settings, measures or numbers of sources.
         """
         given = list(banks)
         if not given:
             raise ValueError("at least one bank is needed, got none.")
-        if len({(bank.key, bank.sources) for bank in given}) > 1:
+        if len({(bank.key, bank.sources, bank.measures) for bank in given}) > 1:
             raise ValueError(
-                "banks of different settings or numbers of sources cannot be joined, got "
-                f"{sorted({bank.sources for bank in given})} sources and "
-                f"{len({bank.key for bank in given})} different settings."
+                "banks of different settings, measures or numbers of sources cannot be joined, got "
+                f"{sorted({bank.sources for bank in given})} sources, "
+                f"{len({bank.key for bank in given})} different settings and measures "
+                f"{sorted({bank.measures for bank in given})}."
             )
         offset, groups = 0, []
         for bank in given:
@@ -232,20 +312,14 @@ def _recombined(group: Group, index: Tensor) -> Group:
     def pick(tensor: Tensor) -> Tensor:
         return tensor[index, source]  # a group that is alone holds the mixtures in order
 
-    def encoded(part: Encoded | Deferred | None) -> Encoded | None:
-        if not isinstance(part, Encoded):
-            return None
-        return _mapped(part, pick)
-
     active = pick(group.active)
     return Group(
         items=tuple(range(len(index))),
         samples=group.samples,
         waveforms=pick(group.waveforms),
         active=active,
-        scored=(active.sum(1) >= 2).nonzero(),
-        separation=encoded(group.separation),
-        match=encoded(group.match),
+        scored=scored_frames(active),
+        encoded=_mapped(group.encoded, pick),
     )
 
 
@@ -274,31 +348,31 @@ def _stack(groups: Sequence[Group]) -> Group:
         waveforms=torch.cat([group.waveforms for group in groups]),
         active=torch.cat([group.active for group in groups]),
         scored=torch.cat(scored),
-        separation=_stack_encoded([group.separation for group in groups]),
-        match=_stack_encoded([group.match for group in groups]),
+        encoded={
+            name: _stack_encoded([group.encoded[name] for group in groups])
+            for name in groups[0].encoded
+        },
     )
 
 
-def _stack_encoded(parts: Sequence[Encoded | Deferred | None]) -> Encoded | None:
+def _stack_encoded(parts: Sequence[Encoded | Deferred]) -> Encoded:
     there = [part for part in parts if isinstance(part, Encoded)]
-    if len(there) < len(parts):
-        return None
     most = max(part.distortions.shape[2] for part in there)
-    ragged = any(p.mask is not None or p.distortions.shape[2] < most for p in there)
+    ragged = any(part.mask is not None or part.distortions.shape[2] < most for part in there)
+    others = [part.others for part in there if part.others is not None]
     return Encoded(
         torch.cat([part.references for part in there]),
         torch.cat([_padded(part.distortions, most, 0.0) for part in there]),
         torch.cat([_padded(_full_mask(part), most, False) for part in there]) if ragged else None,
+        torch.cat(others) if others else None,
     )
 
 
 def _full_mask(part: Encoded) -> Tensor:
+    if part.mask is not None:
+        return part.mask
     shape = part.distortions.shape[:3]
-    return (
-        part.mask
-        if part.mask is not None
-        else torch.ones(shape, dtype=torch.bool, device=part.distortions.device)
-    )
+    return torch.ones(shape, dtype=torch.bool, device=part.distortions.device)
 
 
 def _padded(tensor: Tensor, most: int, value: float | bool) -> Tensor:
@@ -307,97 +381,3 @@ def _padded(tensor: Tensor, most: int, value: float | bool) -> Tensor:
         return tensor
     filler = tensor.new_full((*tensor.shape[:2], missing, *tensor.shape[3:]), value)
     return torch.cat([tensor, filler], 2)
-
-
-def _plain(record: Any) -> Any:
-    """Records as dictionaries, which ``torch.load(weights_only=True)`` reads."""
-    if isinstance(record, Measured):
-        return {name: _plain(value) for name, value in record._asdict().items()}
-    if isinstance(record, Encoded | Deferred | Group | ReferenceBank):
-        return {f.name: _plain(getattr(record, f.name)) for f in fields(record)}
-    if isinstance(record, tuple):
-        return [_plain(value) for value in record]
-    return record
-
-
-def _restored(stored: dict[str, Any]) -> ReferenceBank:
-    groups = []
-    for group in stored["groups"]:
-        for name in ("separation", "match"):
-            group[name] = None if group[name] is None else _restored_part(group[name])
-        groups.append(Group(**{**group, "items": tuple(group["items"])}))
-    return ReferenceBank(**{**stored, "groups": tuple(groups), "lengths": tuple(stored["lengths"])})
-
-
-def _restored_part(stored: dict[str, Any]) -> Encoded | Deferred:
-    if "measured" not in stored:
-        return Encoded(**stored)
-    known = stored["measured"]
-    return Deferred(Measured(**{**known, "values": tuple(known["values"])}), stored["gains"])
-
-
-class UtteranceScores(NamedTuple):
-    """One number per estimate; NaN where no frame of it is scored."""
-
-    ps: Tensor  # (B, S') mean PS, [0, 1]
-    pm: Tensor  # (B, S') mean PM, [0, 1]
-    log_pm: Tensor  # (B, S') mean log PM, <= 0
-    ps_pesq: Tensor  # (B, S') PESQ-like pooling of PS, [1.085, 1.315]
-    frames: Tensor  # (B, S') int64, how many frames are scored
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Frame scores of a batch. Where not ``active`` the others are 0, without gradient."""
-
-    ps: Tensor  # (B, S', F) in [0, 1], 1: no leakage
-    pm: Tensor  # (B, S', F) in [0, 1], 1: undistorted
-    log_pm: Tensor  # (B, S', F) <= 0; keeps ranking where PM has saturated at 0
-    active: Tensor  # (B, S', F) bool: source active, and at least one other
-    attributed_distance: Tensor  # (B, S', F) A, to the source's own cluster (PS graph)
-    foreign_distance: Tensor  # (B, S', F) B, to the closest other cluster (PS graph)
-    times: Tensor  # (F,) seconds, centre of the encoder's receptive field
-    measures: str = "both"  # which were computed, see :meth:`torch_mapss.MAPSS.forward`
-    separation_dimension: Tensor | None = None  # (B, F) int64, d of PS's map; 0: nothing scored
-    match_dimension: Tensor | None = None  # (B, F) int64, d of PM's map; 0: nothing scored
-
-    def utterance(self) -> UtteranceScores:
-        """Pool frames to one number per estimate: plain means, and the paper's pooling of PS.
-
-        Returns:
-            :class:`UtteranceScores`; PM's paper pooling is its plain mean [eq:avg_pooling_pm].
-            NaN for a measure that was not computed.
-        """
-        of_ps = self.active & (self.measures != "match")
-        of_pm = self.active & (self.measures != "separation")
-        return UtteranceScores(
-            ps=masked_mean(self.ps, of_ps),
-            pm=pool_match(self.pm, of_pm),
-            log_pm=pool_match(self.log_pm, of_pm, log=True),
-            ps_pesq=pool_separation(self.ps, of_ps),
-            frames=self.active.sum(-1),
-        )
-
-    def detach(self) -> Scores:
-        """The same numbers without a graph."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors = {name: x.detach() for name, x in values.items() if isinstance(x, Tensor)}
-        return replace(self, **tensors)  # type: ignore[arg-type]
-
-
-class FrameBounds(NamedTuple):
-    """Error of one measure in every frame; 0 where the frame is not scored."""
-
-    radius: Tensor  # (B, S', F) deterministic: what truncation of the spectrum may change
-    tail: Tensor  # (B, S', F) half-width at the confidence asked for: finite distortions
-    total: Tensor  # (B, S', F) their sum
-
-
-class ScoreBounds(NamedTuple):
-    """What :meth:`torch_mapss.MAPSS.bounds` returns."""
-
-    ps: FrameBounds
-    pm: FrameBounds
-    active: Tensor  # (B, S', F) bool, as in :class:`Scores`
-    confidence: float
-    scores: Scores | None = None  # read off the same maps; None where the bounds need others

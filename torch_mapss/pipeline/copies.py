@@ -1,0 +1,317 @@
+"""Distorted copies of references, made and encoded a few at a time, each once for all measures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torch_mapss import audio
+from torch_mapss.distortions import Distortion, DistortionBank, Measured
+from torch_mapss.encoders import Encoder, WaveformEncoder
+from torch_mapss.encoders.base import broken, is_usable
+from torch_mapss.pipeline.config import Config
+from torch_mapss.pipeline.measures import MEASURES, encoded
+from torch_mapss.pipeline.memory import Budget
+
+MEMBERS = 8  # distortions made at a time, at most
+
+
+# ------------------------------------------------------------------------------------------------
+# Encoding
+# ------------------------------------------------------------------------------------------------
+
+
+class EmbeddingChecks:
+    """Whether encoders gave usable numbers at every call, which is read from the device once."""
+
+    def __init__(self) -> None:
+        self.flags: list[Tensor] = []
+        self.given: list[tuple[Encoder, Tensor]] = []
+
+    def note(self, encoder: Encoder, embeddings: Tensor) -> Tensor:
+        """The embeddings, unchanged."""
+        if embeddings.numel():
+            self.flags.append(is_usable(embeddings))
+            # For the message: of the same shape, but no view, which would keep all of it alive.
+            self.given.append((encoder, embeddings.new_empty((0, *embeddings.shape[1:]))))
+        return embeddings
+
+    def read(self) -> None:
+        """Raise RuntimeError if a call gave no finite number at all."""
+        usable = torch.stack(self.flags).tolist() if self.flags else []
+        for fine, (encoder, like) in zip(usable, self.given):
+            if not fine:
+                raise RuntimeError(broken(like, encoder))
+        self.flags, self.given = [], []
+
+
+def embed(encoder: Encoder, waves: Tensor, budget: Budget, seen: EmbeddingChecks) -> Tensor:
+    """Waveforms (..., T) -> (..., F, M), encoded within a budget of memory."""
+    with encoder.within(budget.encoder):
+        return seen.note(encoder, encoder(waves))
+
+
+# ------------------------------------------------------------------------------------------------
+# Which copies serve which measures
+# ------------------------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """Distortions that are made once, and the measures that they serve."""
+
+    name: str  # measure whose bank it is
+    bank: DistortionBank
+    users: dict[str, list[int]]  # by measure, places of its members among the bank's
+
+
+def plans(config: Config, measures: Sequence[str]) -> list[Plan]:
+    """What to make for some measures; a bank whose members another one has is not made itself."""
+    found: list[tuple[Plan, dict[Distortion, int]]] = []
+    wanted = encoded(measures)
+    for measure in sorted(wanted, key=lambda each: -len(config.bank_of(each.name))):
+        bank = config.bank_of(measure.name)
+        members = [m for m in bank.members if config.grid.sample_rate >= m.lowest_rate]
+        for plan, places in found:
+            if plan.bank.seed == bank.seed and all(member in places for member in members):
+                plan.users[measure.name] = [places[member] for member in members]
+                break
+        else:
+            every = list(range(len(members)))
+            plan = Plan(measure.name, bank, {measure.name: every})
+            found.append((plan, {member: place for place, member in enumerate(members)}))
+    return [plan for plan, _ in found]
+
+
+class Found(NamedTuple):
+    """What a plan measured on references (b, S, T)."""
+
+    measured: Measured  # with the mask of all copies to be made
+    made: np.ndarray  # (b, S, P) bool, the same mask on the host
+    present: dict[str, np.ndarray]  # (b, S, P) bool, by measure: which of its members it has
+
+
+def measured_copies(config: Config, plan: Plan, waves: Tensor, pieces: bool) -> Found:
+    """What has to be known of references before they are distorted.
+
+    Of several members that come out equal a bank has the first, so a measure's members are
+    those that its own bank has: they do not depend on what else is computed.
+
+    Args:
+        config: of the scorer.
+        plan: what is made.
+        waves: (b, S, T) normalised references.
+        pieces: whether pieces of them are to be distorted.
+    """
+    rate = config.grid.sample_rate
+    measured = plan.bank.measure(waves, rate, pieces=pieces)
+    masks, every = {plan.name: measured.mask}, measured.mask.clone()
+    for name, places in plan.users.items():
+        if name != plan.name:
+            masks[name] = config.bank_of(name).measure(waves, rate, pieces=False).mask
+            index = torch.tensor(places, device=every.device)
+            every[..., index] |= masks[name]
+    host = torch.cat([every, *masks.values()], -1).cpu().numpy()
+    ends = np.cumsum([every.shape[-1], *(mask.shape[-1] for mask in masks.values())])[:-1]
+    made, *present = np.split(host, ends, -1)
+    return Found(measured._replace(mask=every), made, dict(zip(masks, present)))
+
+
+# ------------------------------------------------------------------------------------------------
+# Copies
+# ------------------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """Which copies a batch of waveforms holds, one place for each."""
+
+    item: np.ndarray  # (n,) mixture
+    source: np.ndarray  # (n,)
+    member: np.ndarray  # (n,) place on the bank's P axis
+
+    def some(self, index: np.ndarray) -> Rows:
+        """Some of them."""
+        return Rows(*(places[index] for places in self))
+
+    def places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """As an index into (b, S, P)."""
+        item, source, member = (torch.from_numpy(places).to(device) for places in self)
+        return item, source, member
+
+
+def copies(
+    waves: Tensor,
+    bank: DistortionBank,
+    sample_rate: int,
+    measured: Measured,
+    wanted: np.ndarray,
+    budget: Budget,
+    start: int = 0,
+) -> Iterator[tuple[Rows, Tensor]]:
+    """The wanted copies of references (b, S, T), or of a piece of them.
+
+    Args:
+        waves: (b, S, T) normalised references.
+        bank: what distorts them.
+        sample_rate: in Hz.
+        measured: what the bank measured on the whole references.
+        wanted: (b, S, P) bool, its mask on the host.
+        budget: bounds how many are made at a time.
+        start: place of a piece's first sample.
+
+    Yields:
+        The rows, and their waveforms (n, T), not normalised.
+    """
+    batch, sources, length = waves.shape
+    step = max(1, min(sources, budget.samples // (batch * length)))
+    for first in range(0, sources, step):
+        some = slice(first, min(first + step, sources))
+        chunk = max(1, min(MEMBERS, budget.samples // waves[:, some].numel()))
+        parts = bank.iterate(
+            waves[:, some],
+            sample_rate,
+            range(sources)[some],
+            chunk,
+            measured=measured.of_sources(some),
+            start=start,
+        )
+        for part, made, _ in parts:
+            here = wanted[:, some, part]
+            item, source, member = np.nonzero(here)
+            if len(item) == 0:
+                continue
+            if here.all():
+                made = made.flatten(0, 2)
+            else:
+                made = made[Rows(item, source, member).places(waves.device)]
+            yield Rows(item, source + first, member + part.start), made
+
+
+class EmbeddingBuffer:
+    """Embeddings of the distortions of one measure (b, S, P, F, M), filled row by row.
+
+    Present members are moved to the front, so that no place stays empty needlessly. Of encoders
+    that only cut the waveform into frames the waveforms are kept, a view of which is the embedding:
+    P times F frames of them would take up to receptive_field/hop of the memory.
+
+    Args:
+        encoder: of the measure.
+        present: (b, S, P) bool, which of its members a source has.
+        places: those members among the members that are made.
+        members: how many are made.
+        device: where embeddings are.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        present: np.ndarray,
+        places: Sequence[int],
+        members: int,
+        device: torch.device,
+    ) -> None:
+        self.encoder = encoder
+        self.views = isinstance(encoder, WaveformEncoder)
+        self.count = present.sum(-1)  # (b, S)
+        self.shape = (*present.shape[:2], int(self.count.max(initial=0)))
+        self.slots = np.full((*present.shape[:2], members), -1)  # -1: not here
+        self.slots[..., places] = np.where(present, present.cumsum(-1) - 1, -1)
+        filled = np.arange(self.shape[2]) < self.count[..., None]
+        self.mask = None if filled.all() else torch.from_numpy(filled).to(device)  # (b, S, P)
+        self.values: Tensor | None = None
+
+    def mine(self, rows: Rows) -> np.ndarray:
+        """Which of some rows belong here, as an index."""
+        return np.flatnonzero(self.slots[rows.item, rows.source, rows.member] >= 0)
+
+    def put(self, rows: Rows, values: Tensor) -> None:
+        """Keep embeddings (n, F, M), or waveforms where these are kept, of rows from here."""
+        if self.values is None:
+            self.values = values.new_empty((*self.shape, *values.shape[1:]))
+            if self.mask is not None:
+                self.values.zero_()
+        slots = self.slots[rows.item, rows.source, rows.member]
+        self.values[rows._replace(member=slots).places(values.device)] = values
+
+    def embeddings(self) -> Tensor:
+        """(b, S, P, F, M); zeros where the mask is False."""
+        assert self.values is not None
+        if not self.views:
+            return self.values
+        return audio.frame_signal(self.values, self.encoder.receptive_field, self.encoder.hop)
+
+
+def buffers(
+    config: Config, plan: Plan, present: Mapping[str, np.ndarray], device: torch.device
+) -> dict[str, EmbeddingBuffer]:
+    """A buffer for every measure that a plan serves."""
+    members = len(plan.users[plan.name])
+    return {
+        name: EmbeddingBuffer(config.encoder_of(name), present[name], places, members, device)
+        for name, places in plan.users.items()
+    }
+
+
+def keep_copies(
+    kept: Mapping[str, EmbeddingBuffer],
+    rows: Rows,
+    waves: Tensor,
+    encoding: Callable[[Encoder, Tensor], Tensor],
+) -> None:
+    """Encode copies (n, T) once for every encoder, and keep them where they belong."""
+    for encoder in {id(buffer.encoder): buffer.encoder for buffer in kept.values()}.values():
+        users = [buffer for buffer in kept.values() if buffer.encoder is encoder]
+        parts = [buffer.mine(rows) for buffer in users]
+        needed = np.unique(np.concatenate(parts))
+        if len(needed) == 0:
+            continue
+        values = _picked(waves, needed)
+        if not users[0].views:
+            values = encoding(encoder, values)
+        for buffer, mine in zip(users, parts):
+            buffer.put(rows.some(mine), _picked(values, np.searchsorted(needed, mine)))
+
+
+def _picked(values: Tensor, index: np.ndarray) -> Tensor:
+    if len(index) == len(values):
+        return values
+    return values[torch.from_numpy(index).to(values.device)]
+
+
+# ------------------------------------------------------------------------------------------------
+# Around them
+# ------------------------------------------------------------------------------------------------
+
+
+def sums_of_others(waves: Tensor) -> Tensor:
+    """(..., S, T): for each source the sum of the others, at the levels that they came with."""
+    sources = waves.shape[-2]
+    others = [[j for j in range(sources) if j != source] for source in range(sources)]
+    return torch.stack([waves[..., some, :].sum(-2) for some in others], -2)
+
+
+def check_members(count: np.ndarray, active: Tensor, items: Sequence[int], name: str) -> None:
+    """Raise ValueError naming a source that has frames to score but too few distortions.
+
+    Args:
+        count: (b, S) how many distortions are present.
+        active: (b, S, F).
+        items: mixtures of the batch the rows belong to.
+        name: of the measure.
+    """
+    least = MEASURES[name].least_members
+    few = count < least
+    if not few.any():
+        return
+    bad = np.argwhere(few & active.any(-1).cpu().numpy())
+    if len(bad):
+        row, source = bad[0].tolist()
+        raise ValueError(
+            f"references: source {source} of mixture {items[row]} has {int(count[row, source])} "
+            f"distortions in the {name} bank, but a cluster needs at least {least}: the families "
+            "kept take their parameters from spectral peaks or energies, which this signal lacks. "
+            "Keep more families."
+        )

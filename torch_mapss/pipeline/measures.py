@@ -1,0 +1,104 @@
+"""The measures: each is one record of :data:`MEASURES`, and is added by adding one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch_mapss.core import checks
+from torch_mapss.core.decomposition import decomposition_scores
+from torch_mapss.core.frame_batches import Score
+from torch_mapss.core.match import match_scores
+from torch_mapss.core.separation import separation_scores
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is computed of every frame, from what, and where it goes.
+
+    ``encoder`` and ``bank`` name arguments of :class:`~torch_mapss.MAPSS`; a measure without them
+    reads waveforms alone.
+    """
+
+    name: str
+    fields: tuple[str, ...]  # of Scores that it fills, (B, S', F); those to be shown come first
+    columns: tuple[str, ...]  # of UtteranceScores
+    encoder: str | None = None
+    bank: str | None = None
+    score: Score | None = None  # points of frames -> fields by name
+    dimension: str | None = None  # field of Scores (B, F) with d of its map
+    least_members: int = 0  # distortions that a cluster needs
+    others: bool = False  # whether it reads the sum of the other references
+    spectrum: bool = False  # whether it takes an eigendecomposition
+    errors: str | None = None  # function of torch_mapss.bounds.frames that makes its bounds
+    bounds: tuple[str, ...] = ()  # fields of ScoreBounds that it fills
+
+
+_ALL = (
+    Measure(
+        "decomposition",
+        ("clearance", "fidelity", "distortion_ratio", "clearance_defined", "fidelity_defined"),
+        ("clearance", "fidelity"),
+        encoder="decomposition_encoder",
+        bank="decomposition_bank",
+        score=decomposition_scores,
+        others=True,
+        errors="decomposition_errors",
+        bounds=("clearance", "fidelity"),
+    ),
+    Measure(
+        "separation",
+        ("ps", "attributed_distance", "foreign_distance"),
+        ("ps", "ps_pesq"),
+        encoder="encoder",
+        bank="separation_bank",
+        score=separation_scores,
+        dimension="separation_dimension",
+        least_members=1,  # PS takes a covariance of them and the reference
+        spectrum=True,
+        errors="separation_errors",
+        bounds=("ps",),
+    ),
+    Measure(
+        "match",
+        ("pm", "log_pm"),
+        ("pm", "log_pm", "log_pm_compressed"),
+        encoder="match_encoder",
+        bank="match_bank",
+        score=match_scores,
+        dimension="match_dimension",
+        least_members=2,  # PM takes a variance of them
+        spectrum=True,
+        errors="match_errors",
+        bounds=("pm",),
+    ),
+    Measure("bleed", ("bleed_db",), ("bleed_db",)),
+)
+
+#: All measures by name, in the order of every table.
+MEASURES: dict[str, Measure] = {measure.name: measure for measure in _ALL}
+
+
+def checked_measures(measures: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Names of measures in the order of :data:`MEASURES`; None: all.
+
+    Raises:
+        TypeError: neither a name nor several.
+        ValueError: a name that is no measure, or none at all.
+    """
+    if measures is None:
+        return tuple(MEASURES)
+    given = (measures,) if isinstance(measures, str) else measures
+    if not isinstance(given, Iterable):
+        raise TypeError(f"measures must be a name or several, got {measures!r}.")
+    names = set(given)
+    for name in names:
+        checks.check_choice(name, "measures", tuple(MEASURES))
+    if not names:
+        raise ValueError(f"measures must name at least one of {', '.join(MEASURES)}, got none.")
+    return tuple(name for name in MEASURES if name in names)
+
+
+def encoded(measures: Iterable[str]) -> list[Measure]:
+    """Those of the measures that compare embeddings."""
+    return [MEASURES[name] for name in measures if MEASURES[name].encoder is not None]

@@ -1,0 +1,254 @@
+"""Validated calls with a bank -> scores of their frames, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.audio.loudness import at_loudness
+from torch_mapss.core import checks, devices
+from torch_mapss.core.frame_batches import Score, Started, finish, start
+from torch_mapss.core.points import Points
+from torch_mapss.core.settings import Settings
+from torch_mapss.pipeline.bank import BankFrames, Encoded, Group, ReferenceBank
+from torch_mapss.pipeline.bleed import bleed
+from torch_mapss.pipeline.config import Config
+from torch_mapss.pipeline.copies import EmbeddingChecks, embed
+from torch_mapss.pipeline.inputs import Call, Clips
+from torch_mapss.pipeline.measures import MEASURES, encoded
+from torch_mapss.pipeline.memory import explained
+from torch_mapss.pipeline.scores import FrameScores, ScoreBounds, Scores
+from torch_mapss.pipeline.segments import Span, estimates_of, spans
+
+# Called with how many segments of a long clip are scored, from 0 on, and how many there are.
+OnSegment = Callable[[int, int], object]
+
+
+class Task(NamedTuple):
+    """What is computed of every frame."""
+
+    functions: Mapping[str, Score]  # by measure
+    settings: Settings  # of the diffusion map
+
+
+def score(
+    config: Config, call: Call, frames: int | None = None, generator: torch.Generator | None = None
+) -> Scores:
+    """Frame scores of a prepared call; see :meth:`torch_mapss.MAPSS.forward`."""
+    (written,) = score_frames(config, [call], scoring(config, call.measures), frames, generator)
+    return scores_of(config, call, written)
+
+
+def scoring(config: Config, measures: Sequence[str]) -> Task:
+    """Scores of some measures."""
+    return Task(
+        {m.name: m.score for m in encoded(measures) if m.score is not None}, config.settings
+    )
+
+
+@explained()
+def score_frames(
+    config: Config,
+    calls: Sequence[Call],
+    task: Task,
+    frames: int | None = None,
+    generator: torch.Generator | None = None,
+    on_segment: OnSegment | None = None,
+) -> list[FrameScores]:
+    """What a task computes of the frames of calls that share a bank.
+
+    The one loop over blocks of frames: what a block holds of the bank comes from memory or is made
+    on demand, once for all calls. Without a graph the work of a block is dropped at once; with one
+    all blocks are kept anyway, and an accelerator is read once, behind the last.
+    """
+    bank, measures = calls[0].prepared, tuple(task.functions)
+    shapes = [(bank.batch, len(call.attributed), bank.frames) for call in calls]
+    written = [FrameScores(x, call.estimates.waves) for x, call in zip(shapes, calls)]
+    estimates = [embedded_estimates(config, call, measures) for call in calls]
+    graph = any(call.wants_gradient for call in calls)
+    chosen = choose(bank, frames, generator)
+    memory = config.budget(bank.device)
+    started: list[tuple[FrameScores, Block | Span, Started]] = []
+    for place, block in blocks(config, bank, chosen, measures, graph, on_segment):
+        scored = [scored_estimates(block, call) for call in calls]
+        for name, held in block.bank(measures):
+            for k, call in enumerate(calls):
+                outputs = block.outputs(name, estimates[k][place])
+                points, finite = points_of(block, held, outputs, call.attributed)
+                scored[k] = scored[k] & finite.unsqueeze(-1)
+                work = start(points, task.settings, task.functions[name], chunk_bytes=memory.frames)
+                started.append((written[k], block, work))
+            if not graph:
+                write(started)
+                started = []
+        for scores, which in zip(written, scored):
+            scores.write("active", block.group, block.item, block.frame, which)
+    write(started)
+    return written
+
+
+def write(started: Sequence[tuple[FrameScores, Block | Span, Started]]) -> None:
+    """Write what was started to where it belongs; an accelerator is read once for all."""
+    results = finish([work for *_, work in started])
+    for (scores, block, _), values in zip(started, results):
+        for name, value in values.items():
+            scores.write(name, block.group, block.item, block.frame, value)
+
+
+# ------------------------------------------------------------------------------------------------
+# Blocks of frames
+# ------------------------------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    """Frames of mixtures that are kept encoded; :class:`Span` is the same of a long clip."""
+
+    group: Group
+    item: Tensor  # (n,) of the group
+    frame: Tensor  # (n,)
+
+    def outputs(self, name: str, estimates: Mapping[str, Tensor]) -> Tensor:
+        """(n, S', M) of one call for one measure."""
+        return estimates[name].transpose(1, 2)[self.item, self.frame]
+
+    def bank(self, measures: Sequence[str]) -> Iterator[tuple[str, BankFrames]]:
+        """What the frames hold of the bank, measure by measure."""
+        for name in measures:
+            part = self.group.encoded[name]
+            assert isinstance(part, Encoded)
+            yield name, part.at(self.item, self.frame)
+
+
+def choose(
+    bank: ReferenceBank, frames: int | None, generator: torch.Generator | None
+) -> list[Tensor]:
+    """(n, 2) item and frame of each group: at most ``frames`` of all, without replacement."""
+    parts = [group.scored for group in bank.groups]
+    total = sum(len(part) for part in parts)
+    if frames is None or checks.check_whole(frames, "frames", 1) >= total:
+        return parts
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    drawn = torch.randperm(total, generator=generator)[: int(frames)].sort().values
+    chosen, first = [], 0
+    for part in parts:
+        mine = drawn[(drawn >= first) & (drawn < first + len(part))] - first
+        chosen.append(part[mine.to(part.device)])
+        first += len(part)
+    return chosen
+
+
+def blocks(
+    config: Config,
+    bank: ReferenceBank,
+    chosen: Sequence[Tensor],
+    measures: Sequence[str],
+    graph: bool,
+    on_segment: OnSegment | None,
+) -> Iterator[tuple[int, Block | Span]]:
+    """The chosen frames, as many at a time as memory allows, with the place of their group."""
+    most = config.budget(bank.device).gathered
+    for place, (group, where) in enumerate(zip(bank.groups, chosen)):
+        if group.deferred:
+            for span in spans(config, group, where[:, 1], measures, on_segment):
+                yield place, span
+            continue
+        parts = (group.encoded[name] for name in measures)
+        each = max((part.frame_bytes for part in parts if isinstance(part, Encoded)), default=1)
+        size = len(where) if graph else most // each
+        for some in where.split(max(1, size)):
+            if len(some):
+                yield place, Block(group, *some.unbind(-1))
+
+
+def scored_estimates(block: Block | Span, call: Call) -> Tensor:
+    """(n, S') bool: which estimates are scored in the frames of a block."""
+    active = block.group.active[block.item, :, block.frame]
+    scored = devices.picked(active, 1, call.attributed) & (active.sum(-1, keepdim=True) >= 2)
+    complete = call.estimates.complete  # mixtures without a bad sample
+    if complete is None:
+        return scored
+    return scored & devices.picked(complete, 0, block.group.items)[block.item].unsqueeze(-1)
+
+
+def points_of(
+    block: Block | Span, held: BankFrames, outputs: Tensor, attributed: tuple[int, ...]
+) -> tuple[Points, Tensor]:
+    """The points of a block's frames, and which frames (n,) have finite ones.
+
+    A non-finite output would spoil its frame's graph. It is not scored, so any point serves.
+    """
+    finite = outputs.detach().isfinite().all(-1, keepdim=True)
+    outputs = torch.where(finite, outputs, devices.picked(held.references, 1, attributed))
+    active: Tensor | None = block.group.active[block.item, :, block.frame]
+    assert active is not None
+    # With two sources, both are active in scored frames. Otherwise values would have to be read.
+    if active.shape[-1] == 2 or (not devices.is_accelerator(active.device) and bool(active.all())):
+        active = None
+    fine = finite.squeeze(-1).all(-1)
+    if held.usable is not None:
+        fine = fine & held.usable
+    references, distortions, mask, others, _ = held
+    return Points(outputs, references, distortions, attributed, active, mask, others), fine
+
+
+# ------------------------------------------------------------------------------------------------
+# Estimates
+# ------------------------------------------------------------------------------------------------
+
+
+def embedded_estimates(config: Config, call: Call, measures: Sequence[str]) -> list[Any]:
+    """For each group of the bank what its blocks take outputs from.
+
+    Embeddings by measure (b, S', F, M), or, of a clip that is too long for it, its waveforms.
+    """
+    found: list[Any] = []
+    seen = EmbeddingChecks()
+    for clips, group in zip(call.estimates.clips, call.prepared.groups):
+        if group.deferred:
+            waves = clips.waves[0].detach()
+            found.append(estimates_of(config, waves, group, call.attributed))
+            continue
+        waves = normalised(config, clips, group, call.attributed)
+        embedded: dict[int, Tensor] = {}
+        for name in measures:
+            encoder = config.encoder_of(name)
+            if id(encoder) not in embedded:
+                values = embed(encoder, waves, config.budget(waves.device), seen)
+                embedded[id(encoder)] = config.grid.shared(values, encoder)
+        found.append({name: embedded[id(config.encoder_of(name))] for name in measures})
+    seen.read()
+    return found
+
+
+def normalised(config: Config, clips: Clips, group: Group, index: tuple[int, ...]) -> Tensor:
+    """Estimates (b, S', T) at the level, and if asked for with the sign, of their references."""
+    waves = at_loudness(clips.waves, config.grid.sample_rate, config.loudness)
+    if config.align_polarity:
+        same = (waves.detach() * devices.picked(group.waveforms, 1, index)).sum(-1, keepdim=True)
+        waves = torch.where(same < 0.0, -waves, waves)
+    return waves
+
+
+# ------------------------------------------------------------------------------------------------
+# Records
+# ------------------------------------------------------------------------------------------------
+
+
+def scores_of(config: Config, call: Call, written: FrameScores) -> Scores:
+    """The record of what was written of a call's measures."""
+    times = devices.back(config.times(call.prepared.frames), call.estimates.waves.device)
+    level = bleed(config, call) if "bleed" in call.measures else None
+    return written.scores(call.measures, times, level)
+
+
+def bounds_of(
+    call: Call, written: FrameScores, confidence: float, scores: Scores | None
+) -> ScoreBounds:
+    """The same of bounds."""
+    fields = [field for name in call.measures for field in MEASURES[name].bounds]
+    found = {field: written.bounds(field) for field in fields}
+    return ScoreBounds(written.active, confidence, **found, scores=scores)

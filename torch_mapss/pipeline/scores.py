@@ -1,0 +1,200 @@
+"""What comes out: frame scores, utterance scores, bounds; and how frames are written into them.
+
+Records of tensors; no maths beyond pooling. ``B`` mixtures, ``S'`` estimates, ``F`` frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.core import devices
+from torch_mapss.core.pooling import (
+    masked_mean,
+    pool_fidelity,
+    pool_log_match_compressed,
+    pool_power_db,
+    pool_separation,
+)
+from torch_mapss.pipeline.bank import Group
+from torch_mapss.pipeline.measures import MEASURES, encoded
+
+MEASURE_OF = {field: m.name for m in MEASURES.values() for field in m.fields}
+
+
+class UtteranceScores(NamedTuple):
+    """One number per estimate (B, S'); NaN where undefined or not computed."""
+
+    clearance: Tensor  # mean, [0, 1]
+    fidelity: Tensor  # 1 - RMS(1 - F), [0, 1]; undefined if it is in more than half of the frames
+    ps: Tensor  # mean PS, [0, 1]
+    pm: Tensor  # mean PM, [0, 1]
+    log_pm: Tensor  # mean log PM, <= 0
+    bleed_db: Tensor  # mean power in the pauses of the own reference, in dB; lower is better
+    ps_pesq: Tensor  # PESQ-like pooling of PS, [1.085, 1.315]
+    log_pm_compressed: Tensor  # mean of -log(1 - log PM), <= 0: single frames count less
+    frames: Tensor  # int64, how many frames are scored
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Frame scores of a batch. None where a measure was not computed.
+
+    Where a value is not :meth:`defined` it is 0, without gradient (``bleed_db``: NaN).
+    """
+
+    active: Tensor  # (B, S', F) bool: source active, and at least one other
+    times: Tensor  # (F,) seconds, centre of the encoder's receptive field
+    measures: tuple[str, ...]  # those computed, see torch_mapss.pipeline.measures
+    clearance: Tensor | None = None  # (B, S', F) in [0, 1], 1: no leakage
+    fidelity: Tensor | None = None  # (B, S', F) in [0, 1], 1: undistorted
+    ps: Tensor | None = None  # (B, S', F) in [0, 1], 1: no leakage
+    pm: Tensor | None = None  # (B, S', F) in [0, 1], 1: undistorted
+    log_pm: Tensor | None = None  # (B, S', F) <= 0; keeps ranking where PM has saturated at 0
+    bleed_db: Tensor | None = None  # (B, S', F) dB, level where only other sources are active
+    attributed_distance: Tensor | None = None  # (B, S', F) A, to the source's own cluster (PS)
+    foreign_distance: Tensor | None = None  # (B, S', F) B, to the closest other cluster (PS)
+    distortion_ratio: Tensor | None = None  # (B, S', F) >= 0, 1 - fidelity without its cap
+    clearance_defined: Tensor | None = None  # (B, S', F) bool
+    fidelity_defined: Tensor | None = None  # (B, S', F) bool
+    separation_dimension: Tensor | None = None  # (B, F) int64, d of PS's map; 0: nothing scored
+    match_dimension: Tensor | None = None  # (B, F) int64, d of PM's map; 0: nothing scored
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the scores: float64 for float64 estimates, else float32."""
+        computed = (getattr(self, field) for field in MEASURE_OF)
+        return next(x.dtype for x in computed if x is not None and x.is_floating_point())
+
+    def defined(self, field: str) -> Tensor:
+        """(B, S', F) bool: where a field has a value.
+
+        Raises:
+            ValueError: the field was not computed.
+        """
+        if field == "bleed_db":
+            return ~self.of(field).isnan()
+        if field in ("clearance", "distortion_ratio"):
+            return self.active & self.of("clearance_defined")
+        if field == "fidelity":
+            return self.active & self.of("fidelity_defined")
+        self.of(field)
+        return self.active
+
+    def of(self, field: str) -> Tensor:
+        """A field by name; ValueError where it was not computed."""
+        values: Tensor | None = getattr(self, field)
+        if values is None:
+            raise ValueError(
+                f"{field} was not computed: measures were {', '.join(self.measures)}. Ask for "
+                f"measures={MEASURE_OF.get(field, field)!r} as well."
+            )
+        return values
+
+    def utterance(self) -> UtteranceScores:
+        """Pool frames to one number per estimate; NaN for what was not computed.
+
+        PM's paper pooling is its plain mean [eq:avg_pooling_pm].
+        """
+        blank = torch.full(self.active.shape[:2], torch.nan, device=self.active.device)
+        found = dict.fromkeys(UtteranceScores._fields, blank)
+        if self.clearance is not None:
+            found["clearance"] = masked_mean(self.clearance, self.defined("clearance"))
+            there = self.defined("fidelity")
+            found["fidelity"] = pool_fidelity(self.of("fidelity"), there, self.active)
+        if self.ps is not None:
+            found["ps"] = masked_mean(self.ps, self.active)
+            found["ps_pesq"] = pool_separation(self.ps, self.active)
+        if self.log_pm is not None:
+            found["pm"] = masked_mean(self.of("pm"), self.active)
+            found["log_pm"] = masked_mean(self.log_pm, self.active)
+            found["log_pm_compressed"] = pool_log_match_compressed(self.log_pm, self.active)
+        if self.bleed_db is not None:
+            found["bleed_db"] = pool_power_db(self.bleed_db, self.defined("bleed_db"))
+        return UtteranceScores(**found | {"frames": self.active.sum(-1)})
+
+    def detach(self) -> Scores:
+        """The same numbers without a graph."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {name: x.detach() for name, x in values.items() if isinstance(x, Tensor)}
+        return replace(self, **tensors)  # type: ignore[arg-type]
+
+
+class FrameBounds(NamedTuple):
+    """Error of one score in every frame; 0 where the frame is not scored."""
+
+    radius: Tensor  # (B, S', F) deterministic: what truncation of the spectrum may change
+    tail: Tensor  # (B, S', F) half-width at the confidence asked for: finite distortions
+    total: Tensor  # (B, S', F) their sum
+
+
+class ScoreBounds(NamedTuple):
+    """What :meth:`torch_mapss.MAPSS.bounds` returns; None where a measure was not computed."""
+
+    active: Tensor  # (B, S', F) bool, as in :class:`Scores`
+    confidence: float
+    clearance: FrameBounds | None = None  # radius 0, tail: jackknife over distortions
+    fidelity: FrameBounds | None = None  # likewise
+    ps: FrameBounds | None = None
+    pm: FrameBounds | None = None
+    scores: Scores | None = None  # read off the same maps; None where the bounds need others
+
+    def of(self, field: str) -> FrameBounds | None:
+        """The bounds of a field of :class:`Scores`, if it has any."""
+        found: FrameBounds | None = getattr(self, field, None)
+        return found if isinstance(found, FrameBounds) else None
+
+
+class FrameScores:
+    """Tensors (B, S', F) that are written frame by frame."""
+
+    def __init__(self, shape: tuple[int, int, int], like: Tensor) -> None:
+        self.shape, self.device = shape, like.device
+        self.dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        self._parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def write(self, name: str, group: Group, item: Tensor, frame: Tensor, values: Tensor) -> None:
+        """Values (n, S') of frames (n,) of a group's items (n,)."""
+        items = devices.placed(group.items, item.device)[item]
+        self._parts.setdefault(name, []).append((items * self.shape[2] + frame, values))
+
+    @cached_property
+    def active(self) -> Tensor:
+        """(B, S', F) bool: estimates that are scored."""
+        return self._joined("active", torch.bool)
+
+    def of(self, name: str) -> Tensor:
+        """(B, S', F), 0 or False where an estimate is not scored."""
+        boolean = name.endswith("_defined")
+        values = self._joined(name, torch.bool if boolean else self.dtype)
+        return values & self.active if boolean else torch.where(self.active, values, 0.0)
+
+    def _joined(self, name: str, dtype: torch.dtype) -> Tensor:
+        batch, outputs, frames = self.shape
+        blank = torch.zeros(batch * frames, outputs, dtype=dtype, device=self.device)
+        parts = self._parts.get(name, [])
+        if parts:
+            places = torch.cat([place for place, _ in parts])
+            values = torch.cat([value.to(dtype) for _, value in parts])
+            blank = blank.index_put((places,), values)
+        return blank.reshape(batch, frames, outputs).transpose(1, 2)
+
+    def scores(self, measures: Sequence[str], times: Tensor, bleed_db: Tensor | None) -> Scores:
+        """The record of what was written of some measures."""
+        found: dict[str, Tensor | None] = {"bleed_db": bleed_db}
+        for measure in encoded(measures):
+            found |= {field: self.of(field) for field in measure.fields}
+            if measure.dimension is not None:  # the same for all estimates of a frame
+                shared = self.of(measure.dimension).detach().amax(1)
+                found[measure.dimension] = shared.round().long()
+        return Scores(self.active, times, tuple(measures), **found)
+
+    def bounds(self, field: str) -> FrameBounds:
+        """The bounds that were written of a score."""
+        radius, tail = self.of(f"{field}_radius"), self.of(f"{field}_tail")
+        return FrameBounds(radius, tail, radius + tail)
