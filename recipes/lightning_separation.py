@@ -1,17 +1,14 @@
-"""Train a small separator in Lightning: PS and PM as losses, as metrics and as a curriculum.
+"""Train a small separator in Lightning: measures as loss, as metrics and as a curriculum.
 
     python recipes/lightning_separation.py    # a few minutes on a CPU
     python recipes/lightning_separation.py --epochs 20 --resume runs/lightning/last.ckpt
     python recipes/lightning_separation.py --encoder wav2vec2-large --accelerator gpu --epochs 50
 
-Two synthetic voices are mixed, the lower one first. The curriculum moves them closer together in
-pitch whenever at most a quarter of the validation frames is still below a PS of ``--level``; a
-resumed training goes on with it. With ``--strategy ddp`` all processes decide alike.
-Everything is logged to ``OUT/log/version_N/metrics.csv``: ``val/ps``, ``val/pm``, ...
-
-Training scores with small banks (``--members``), which are cheap and rank outputs much as whole
-ones do. Validation scores with whole banks: a small one is another measure, under which a log PM of
--25 becomes -600, and its numbers compare with nothing.
+Two synthetic voices are mixed, the lower one first. The loss is SI-SDR with clearance and fidelity,
+which cost little. The curriculum moves the voices closer together in pitch whenever at most a
+quarter of the validation frames is still below a PS of ``--level``; a resumed training goes on with
+it. With ``--strategy ddp`` all processes decide alike. Everything is logged to
+``OUT/log/version_N/metrics.csv``: ``val/clearance``, ``val/fidelity``, ``val/ps``, ``val/pm``, ...
 
 To use it for your own data, replace ``Voices`` and ``MaskNet``; the rest stays as it is.
 """
@@ -33,15 +30,16 @@ from torchmetrics import MetricCollection
 
 from torch_mapss import (
     MAPSS,
-    DistortionBank,
+    Clearance,
+    DecompositionLoss,
+    Fidelity,
     FrameTrigger,
-    MAPSSLoss,
     PerceptualMatch,
     PerceptualSeparation,
     ReferenceBank,
 )
-from torch_mapss.training.curriculum import Quantile
-from torch_mapss.training.lightning import CurriculumCallback
+from torch_mapss.curriculum import Quantile
+from torch_mapss.lightning import CurriculumCallback
 
 RATE = 16000
 
@@ -104,18 +102,18 @@ class MaskNet(nn.Module):
 
 
 class Separation(pl.LightningModule):
-    """Metrics and curriculum share one MAPSS of whole banks; the loss has small ones."""
+    """Loss, metrics and curriculum share one MAPSS."""
 
-    def __init__(self, mapss: MAPSS, small: MAPSS, train_set: Voices, **options: Any) -> None:
+    def __init__(self, mapss: MAPSS, train_set: Voices, **options: Any) -> None:
         super().__init__()
         self.mapss, self.train_set = mapss, train_set  # the callback looks for ``mapss``
         self.rate = options["rate"]
         self.network = MaskNet()
-        self.loss = MAPSSLoss(small, si_sdr=0.15, frames=options["frames"])
-        self.val_metrics = MetricCollection(
-            {"ps": PerceptualSeparation(mapss), "pm": PerceptualMatch(mapss)}, prefix="val/"
-        )
-        self.val_log_pm = PerceptualMatch(mapss, log=True)
+        self.loss = DecompositionLoss(mapss, si_sdr=0.1, frames=options["frames"])
+        metrics = {"clearance": Clearance(mapss), "fidelity": Fidelity(mapss)}
+        metrics |= {"ps": PerceptualSeparation(mapss), "pm": PerceptualMatch(mapss)}
+        metrics["log_pm"] = PerceptualMatch(mapss, log=True)
+        self.val_metrics = MetricCollection(metrics, prefix="val/")
         # The validation set stays the same: its references are prepared once. Score against the
         # waveforms instead where their banks (``bank.nbytes``) do not fit into memory.
         self.val_banks: dict[int, ReferenceBank] = {}
@@ -130,12 +128,10 @@ class Separation(pl.LightningModule):
         """Update and log metric objects; what is returned goes to the curriculum."""
         preds = self.network(target.sum(1))
         if index not in self.val_banks:
-            self.val_banks[index] = self.mapss.prepare(target)
+            self.val_banks[index] = self.mapss.prepare(target)  # all measures
         bank = self.val_banks[index]
         self.val_metrics.update(preds, bank)
-        self.val_log_pm.update(preds, bank)  # scored already: costs nothing
         self.log_dict(self.val_metrics)
-        self.log("val/log_pm", self.val_log_pm)
         return {"preds": preds, "target": bank}
 
     def on_curriculum_stage(self, stage: int) -> None:
@@ -146,24 +142,25 @@ class Separation(pl.LightningModule):
         return torch.optim.Adam(self.network.parameters(), lr=self.rate)
 
 
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults beside the options, the description as it is written."""
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     parser.add_argument("--out", default="runs/lightning", help="folder for logs and checkpoints")
     parser.add_argument("--resume", help="checkpoint to go on from")
     parser.add_argument("--encoder", default="mel", help="name, folder or hub id")
-    parser.add_argument("--members", type=int, default=24, help="distortions per bank in training")
     parser.add_argument("--frames", type=int, help="frames a training step scores; all if not set")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=10, help="to train in all")
     parser.add_argument("--items", type=int, default=32, help="training mixtures per epoch")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--batch", type=int, default=4, help="mixtures per step")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a mixture")
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
     parser.add_argument("--level", type=float, default=0.6, help="PS at which it gets harder")
     parser.add_argument("--patience", type=int, default=1, help="epochs in a row above the level")
-    parser.add_argument("--accelerator", default="cpu")
-    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--accelerator", default="cpu", help="of Lightning")
+    parser.add_argument("--devices", type=int, default=1, help="how many")
     parser.add_argument("--strategy", default="auto", help="e.g. ddp, ddp_spawn")
     return parser.parse_args(arguments)
 
@@ -172,15 +169,10 @@ def main(arguments: Sequence[str] | None = None) -> pl.Trainer:
     """Train; returns the trainer."""
     options = parse(arguments)
     pl.seed_everything(0)
-    whole = MAPSS(options.encoder)
-    small = MAPSS(
-        whole.encoder,  # shared, not loaded again
-        separation_bank=DistortionBank("separation", size=options.members),
-        match_bank=DistortionBank("match", size=options.members),
-    )
+    mapss = MAPSS(options.encoder)
     train_set = Voices(options.items, options.seconds, seed=1)
     val_set = Voices(max(options.items // 4, 2), options.seconds, seed=2)
-    module = Separation(whole, small, train_set, frames=options.frames, rate=options.rate)
+    module = Separation(mapss, train_set, frames=options.frames, rate=options.rate)
     trigger = FrameTrigger(Quantile("ps", 0.25, above=options.level), patience=options.patience)
     trainer = make_trainer(options, trigger)
     trainer.fit(

@@ -37,10 +37,17 @@ _HOMES = {
     "DistortionBank": "torch_mapss.distortions",
     "Distortion": "torch_mapss.distortions",
     "load_encoder": "torch_mapss.encoders",
+    "DecompositionLoss": "torch_mapss.training.losses",
+    "ClearanceLoss": "torch_mapss.training.losses",
+    "FidelityLoss": "torch_mapss.training.losses",
+    "BleedLoss": "torch_mapss.training.losses",
     "SeparationLoss": "torch_mapss.training.losses",
     "MatchLoss": "torch_mapss.training.losses",
     "MAPSSLoss": "torch_mapss.training.losses",
     "FrameTrigger": "torch_mapss.training.curriculum",
+    "Clearance": "torch_mapss.metrics",
+    "Fidelity": "torch_mapss.metrics",
+    "Bleed": "torch_mapss.metrics",
     "PerceptualSeparation": "torch_mapss.metrics",
     "PerceptualMatch": "torch_mapss.metrics",
     "evaluate": "torch_mapss.evaluation.scorer",
@@ -68,6 +75,9 @@ if TYPE_CHECKING:  # the same, for type checkers
     from torch_mapss.evaluation.comparison import compare as compare
     from torch_mapss.evaluation.report import Report as Report
     from torch_mapss.evaluation.scorer import evaluate as evaluate
+    from torch_mapss.metrics import Bleed as Bleed
+    from torch_mapss.metrics import Clearance as Clearance
+    from torch_mapss.metrics import Fidelity as Fidelity
     from torch_mapss.metrics import PerceptualMatch as PerceptualMatch
     from torch_mapss.metrics import PerceptualSeparation as PerceptualSeparation
     from torch_mapss.pipeline.bank import ReferenceBank as ReferenceBank
@@ -75,6 +85,10 @@ if TYPE_CHECKING:  # the same, for type checkers
     from torch_mapss.pipeline.scores import ScoreBounds as ScoreBounds
     from torch_mapss.pipeline.scores import Scores as Scores
     from torch_mapss.training.curriculum import FrameTrigger as FrameTrigger
+    from torch_mapss.training.losses import BleedLoss as BleedLoss
+    from torch_mapss.training.losses import ClearanceLoss as ClearanceLoss
+    from torch_mapss.training.losses import DecompositionLoss as DecompositionLoss
+    from torch_mapss.training.losses import FidelityLoss as FidelityLoss
     from torch_mapss.training.losses import MAPSSLoss as MAPSSLoss
     from torch_mapss.training.losses import MatchLoss as MatchLoss
     from torch_mapss.training.losses import SeparationLoss as SeparationLoss

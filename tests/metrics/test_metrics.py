@@ -22,13 +22,22 @@ from torchmetrics import MetricCollection
 from torchmetrics.audio import PermutationInvariantTraining
 from torchmetrics.functional.audio import permutation_invariant_training
 
-from torch_mapss import MAPSS, DistortionBank, PerceptualMatch, PerceptualSeparation
+from torch_mapss import (
+    MAPSS,
+    Bleed,
+    Clearance,
+    DistortionBank,
+    Fidelity,
+    PerceptualMatch,
+    PerceptualSeparation,
+)
 from torch_mapss.metrics import perceptual_match, perceptual_separation, shared_batch
 
 RATE, SAMPLES, MEMBERS = 8000, 4000, 6
 METRICS = (PerceptualSeparation, PerceptualMatch)
 FUNCTIONS = (perceptual_separation, perceptual_match)
-each_metric = pytest.mark.parametrize("metric_class", METRICS)
+each_metric = pytest.mark.parametrize("metric_class", [*METRICS, Clearance, Fidelity])
+each_with_function = pytest.mark.parametrize("metric_class", METRICS)
 each_function = pytest.mark.parametrize("function", FUNCTIONS)
 same = functools.partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
 near = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-6, equal_nan=True)
@@ -67,7 +76,8 @@ def banks() -> dict[str, DistortionBank]:
 
 
 def small(encoder=None, **options) -> MAPSS:
-    return MAPSS(encoder or Stub(), **banks(), **options)
+    encoder = encoder or Stub()
+    return MAPSS(encoder, decomposition_encoder=encoder, **banks(), **options)
 
 
 def voices(batch: int, sources: int = 2, samples: int = SAMPLES, seed: int = 0) -> Tensor:
@@ -124,11 +134,32 @@ def test_value_is_the_mean_over_frames_then_sources_then_items():
         (PerceptualSeparation(mapss), scores.ps),
         (PerceptualMatch(mapss), scores.pm),
         (PerceptualMatch(mapss, log=True), scores.log_pm),
+        (Clearance(mapss), scores.clearance),
     ):
         value = metric(preds, target)
         assert value.shape == ()
         assert value.dtype == torch.float32
         assert float(value) == pytest.approx(plain_mean(frames, scores.active), rel=1e-5)
+
+
+def test_fidelity_and_bleed_are_pooled_as_the_scores_are():
+    mapss = small()
+    preds, target = pair(2)
+    target[:, 0, SAMPLES // 2 :] = 0.0
+    pooled = mapss(preds, target).utterance()
+    for metric, values in ((Fidelity(mapss), pooled.fidelity), (Bleed(mapss), pooled.bleed_db)):
+        value = metric(preds, target)
+        torch.testing.assert_close(value, values.nanmean(1).mean())
+    assert -40.0 < float(value) < 0.0
+    each = Bleed(mapss, reduction="source", keep_items=True)
+    each.update(preds, target)
+    assert each.item_scores()[:, 1].isnan().all()  # never silent while the other one is not
+    frames = Bleed(mapss, reduction="none")
+    frames.update(preds, target)
+    assert torch.equal(~frames.compute().isnan(), mapss(preds, target).defined("bleed_db"))
+    assert not Bleed.higher_is_better
+    silent = Bleed(mapss)(torch.zeros_like(preds), target)
+    assert float(silent) == Bleed.plot_lower_bound == -100.0
 
 
 @each_metric
@@ -149,8 +180,8 @@ def test_reductions(metric_class):
     metric.update(preds[:1, :, :1600], target[:1, :, :1600])
     frames, scores = metric.compute(), mapss(preds, target, lengths=[SAMPLES, 2400])
     assert frames.shape == (3, 2, 9)
-    torch.testing.assert_close(frames[:2].nan_to_num(0.0), getattr(scores, metric.value.field))
-    assert torch.equal(~frames[:2].isnan(), scores.active)
+    torch.testing.assert_close(frames[:2].nan_to_num(0.0), scores.of(metric.value.field))
+    assert torch.equal(~frames[:2].isnan(), scores.defined(metric.value.field))
     assert frames[2].isnan().tolist() == [[False] * 3 + [True] * 6] * 2
     assert metric.item_scores().shape == (3, 2)
 
@@ -236,10 +267,11 @@ def test_outputs_in_any_order_find_their_references(metric_class):
     preds, target = pair(3, sources=3)
     orders = [[2, 0, 1], [0, 1, 2], [1, 0, 2]]
     shuffled = torch.stack([item[order] for item, order in zip(preds, orders)])
-    function = FUNCTIONS[METRICS.index(metric_class)]
     for reduction in ("mean", "source", "none"):
-        found = function(shuffled, target, mapss, reduction=reduction, pit="si_sdr")
-        near(found, function(preds, target, mapss, reduction=reduction))
+        if metric_class in METRICS:
+            function = FUNCTIONS[METRICS.index(metric_class)]
+            found = function(shuffled, target, mapss, reduction=reduction, pit="si_sdr")
+            near(found, function(preds, target, mapss, reduction=reduction))
         plain, metric = (metric_class(mapss, reduction=reduction, pit=p) for p in (None, "si_sdr"))
         for given in (target, mapss.prepare(target)):
             near(metric(shuffled, given), plain(preds, target))
@@ -271,8 +303,13 @@ def test_options_reach_the_mapss():
     metric = PerceptualSeparation(encoder=Stub(), energy=0.8, trim=True, **banks())
     expected = small(energy=0.8, trim=True)(preds[..., :-5], target).utterance().ps.mean()
     torch.testing.assert_close(metric(preds[..., :-5], target), expected)
-    assert "encoder='stub', reduction='mean', measure='separation'" in repr(metric)
-    assert "frames=5" in repr(PerceptualMatch(small(), frames=5))
+    assert "encoder='stub', value='ps', reduction='mean'" in repr(metric)
+    assert "value='log_pm'" in repr(PerceptualMatch(small(), log=True, frames=5))
+    assert "frames=5" in repr(PerceptualMatch(small(), log=True, frames=5))
+    alone = Clearance()  # loads no weights of the default encoder
+    assert "encoder='mel'" in repr(alone)
+    assert float(alone(torch.randn(1, 2, 8000), torch.randn(1, 2, 8000))) < 1.0
+    assert alone.mapss.config.encoders["encoder"]._encoder is None
     for make, error, message in (
         (lambda: PerceptualSeparation(small(), encoder="mel", energy=0.8), ValueError, "energy"),
         (lambda: PerceptualSeparation("mel"), TypeError, "encoder='mel'"),
@@ -460,6 +497,8 @@ def test_sources_that_never_meet_are_undefined():
 
 @each_metric
 def test_a_silent_estimate_is_scored_low(metric_class):
+    if metric_class is Clearance:
+        pytest.skip("silence is clear of everything, and has no fidelity")
     preds, target = pair(2)
     preds[1, 0] = 0.0
     metric = metric_class(small(), keep_items=True)
@@ -600,7 +639,7 @@ CALLS = {
 
 @pytest.mark.parametrize("around", AROUND, ids=str)
 @pytest.mark.parametrize("call", CALLS)
-@each_metric
+@each_with_function
 def test_defaults_of_torch_disturb_no_single_call(metric_class, call, around):
     """All else is done outside, so that no other call can make good what this one does wrong."""
 

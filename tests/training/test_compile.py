@@ -139,18 +139,6 @@ class Module(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_compiled_validation_step():
-    torch.manual_seed(0)
-    module, batches = Module(small()), [pair(2, seed=seed)[1] for seed in (0, 3)]
-    found = []
-    for step in (module.validation_step, compiled(module.validation_step)):
-        losses = [step(batch).detach() for batch in batches]
-        found.append([*losses, module.ps.compute(), module.pm.compute()])
-        module.ps.reset(), module.pm.reset()
-    torch.testing.assert_close(found[1], found[0])
-
-
-@pytest.mark.slow
 def test_a_compiled_validation_step_in_lightning():
     pl = pytest.importorskip("lightning.pytorch")
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_mapss.pipeline.scores import FrameBounds, ScoreBounds, Scores
+from torch_mapss.pipeline.scores import Scores
 from torch_mapss.training.curriculum import Fraction, FrameTrigger, Quantile, Trend
 
 NAN = math.nan
@@ -166,11 +166,6 @@ def scores(ps: torch.Tensor, active: torch.Tensor) -> Scores:
     return Scores(active, torch.arange(ps.shape[-1]), ("separation",), ps=ps)
 
 
-def bounds(tail: torch.Tensor) -> ScoreBounds:
-    frame = FrameBounds(torch.zeros_like(tail), tail, tail)
-    return ScoreBounds(torch.ones_like(tail, dtype=torch.bool), 0.95, ps=frame, pm=frame)
-
-
 def test_reads_the_active_frames_of_a_record_and_leaves_its_graph_alone():
     ps = torch.tensor([[[0.9, 0.0, 0.5]]], requires_grad=True)
     trigger = FrameTrigger(Fraction("ps", 0.7, above=0.5))
@@ -178,6 +173,31 @@ def test_reads_the_active_frames_of_a_record_and_leaves_its_graph_alone():
     assert event is not None
     assert event.frames == {"ps": 2}
     assert list(event.statistics.values()) == [0.5]
+
+
+def test_every_field_counts_where_it_is_defined():
+    there = torch.tensor([[[True, True, False, False]]])
+    found = Scores(
+        there,
+        torch.arange(4),
+        ("decomposition", "bleed"),
+        clearance=torch.tensor([[[0.9, 0.05, 0.0, 0.0]]]),
+        fidelity=torch.tensor([[[0.8, 0.0, 0.0, 0.0]]]),
+        bleed_db=torch.tensor([[[NAN, NAN, -20.0, NAN]]]),
+        clearance_defined=there,
+        fidelity_defined=there & torch.tensor([True, False, False, False]),
+    )
+    trigger = FrameTrigger(
+        Quantile("clearance", 0.0, below=0.1),
+        Quantile("fidelity", 0.5, above=0.7),
+        Trend("bleed_db", span=2, below=0.5),
+    )
+    assert trigger.update(found) is None  # no slope yet
+    event = trigger.update(found)
+    assert event.frames == {"clearance": 2, "fidelity": 1, "bleed_db": 1}
+    assert "slope of mean bleed in dB over 2 epochs is" in str(event)
+    with pytest.raises(ValueError, match="not computed"):
+        median().update(found)
 
 
 # ------------------------------------------------------------------------- state
@@ -226,10 +246,10 @@ def test_states_of_other_settings_are_refused():
         (lambda: Quantile("ps", 0.5), "exactly one of above and below"),
         (lambda: Quantile("ps", 0.5, above=0.1, below=0.2), "exactly one of above and below"),
         (lambda: Quantile("ps", 0.5, above=NAN), "level must be finite"),
-        (lambda: Fraction("ps", 0.5, above=50), "level of a share must lie"),
+        (lambda: Fraction("ps", 0.5, above=50), "level of a share must"),
         (lambda: Trend("ps", span=1, above=0.0), "span must be at least 2"),
         (lambda: median(patience=0), "patience must be"),
-        (lambda: median(hysteresis=-0.1), "hysteresis must be at least 0"),
+        (lambda: median(hysteresis=-0.1), "hysteresis must"),
         (lambda: median(smoothing=1.0), r"smoothing must lie in \[0, 1\)"),
         (lambda: median(require="most"), "require must be one of"),
         (lambda: FrameTrigger(*[Quantile("ps", 0.5, above=a) for a in (0.1, 0.2)]), "same statist"),

@@ -1,4 +1,4 @@
-"""PS and PM as torchmetrics metrics: one batch is encoded and scored once for all of them.
+"""The measures as torchmetrics metrics: one batch is scored once for all of them.
 
 ``update(preds, target)`` takes (B, S', T) and (B, S, T), in torchmetrics' order; ``compute()`` is
 the mean over frames, then sources, then mixtures. Undefined items (silent references, no frame with
@@ -21,9 +21,18 @@ Example:
 from __future__ import annotations
 
 from torch_mapss.metrics.functions import perceptual_match, perceptual_separation
-from torch_mapss.metrics.perceptual import PerceptualMatch, PerceptualSeparation
+from torch_mapss.metrics.perceptual import (
+    Bleed,
+    Clearance,
+    Fidelity,
+    PerceptualMatch,
+    PerceptualSeparation,
+)
 
 __all__ = [
+    "Bleed",
+    "Clearance",
+    "Fidelity",
     "PerceptualMatch",
     "PerceptualSeparation",
     "perceptual_match",

@@ -19,6 +19,7 @@ from torch_mapss.metrics import plots, states
 from torch_mapss.metrics.shared_batch import Request, Target, forget, frame_scores
 from torch_mapss.metrics.values import Value
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
+from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.permutation import check_pit
 
 # Keywords that are handed on to a MAPSS made here; the others are torchmetrics'.
@@ -80,10 +81,12 @@ class PerceptualMetric(Metric):
         frames = None if frames is None else checks.check_whole(frames, "frames", 1)
         self._request = Request(self.value.measure, index, frames, check_pit(pit, index))
         # In a tuple: no submodule, so that half() and float() leave it alone. _apply moves it.
+        if mapss is None:  # computes no more than this
+            options = {"measures": self.value.measure, **options}
         self._mapss = (resolve(mapss, encoder, options),)
         self._keeps = keep_items or reduction == "none"
         self._add_states()
-        if "device" in options:
+        if options.get("device") is not None:
             self.to(options["device"])
 
     def _add_states(self) -> None:
@@ -111,7 +114,9 @@ class PerceptualMetric(Metric):
 
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
-        shown = {"encoder": self.mapss.config.encoders["encoder"].name, "reduction": self.reduction}
+        slot = MEASURES[self.value.measure].encoder
+        shown = {} if slot is None else {"encoder": self.mapss.config.encoders[slot].name}
+        shown |= {"value": self.value.column, "reduction": self.reduction}
         shown |= {k: v for k, v in self._request._asdict().items() if v is not None}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 

@@ -1,4 +1,4 @@
-"""PS and PM of every item of a batch, as functions in torchmetrics' manner."""
+"""PS and PM of every item of a batch, as functions like those of torchmetrics."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _per_item(
         )
     if pit is not None and check_pit(pit, None if attributed is None else tuple(attributed)):
         true = None if lengths is None else checks.whole_numbers(lengths, "lengths")
-        preds = in_order(mapss, preds, target, true, value.measure, pit)
+        preds = in_order(mapss, preds, target, true, {value.measure}, pit)
     scores = mapss(preds, target, attributed, lengths, measures=value.measure)
     if reduction == "none":
         return value.frames(scores)

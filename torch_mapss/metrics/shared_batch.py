@@ -101,19 +101,13 @@ def _scored(
     wanted: Request,
     measures: set[str],
 ) -> Scores:
-    which = tuple(measures)
     if wanted.pit is not None:
-        preds = in_order(mapss, preds, target, lengths, which, wanted.pit)
-    return mapss(preds, target, wanted.attributed, lengths, measures=which, frames=wanted.frames)
+        preds = in_order(mapss, preds, target, lengths, measures, wanted.pit)
+    return mapss(preds, target, wanted.attributed, lengths, measures=measures, frames=wanted.frames)
 
 
 def in_order(
-    mapss: MAPSS,
-    preds: Tensor,
-    target: Target,
-    lengths: Lengths,
-    measures: str | tuple[str, ...],
-    pit: str,
+    mapss: MAPSS, preds: Tensor, target: Target, lengths: Lengths, measures: set[str], pit: str
 ) -> Tensor:
     """Estimates in the order of their references, (B, S, T) or (S, T) as they came.
 

@@ -108,19 +108,19 @@ def batch_sums(values: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
         Name of a state -> what is added to it. The sum is differentiable in ``values``.
 
     Raises:
-        ValueError: more sources than there is room for.
+        ValueError: more sources than ``MAX_SOURCES``.
     """
     count, sources = values.shape
     if sources > MAX_SOURCES:
         raise ValueError(f"at most {MAX_SOURCES} sources can be averaged, got {sources}.")
     means, defined = item_means(values), ~values.isnan()
-    room = (0, MAX_SOURCES - sources)
+    missing = (0, MAX_SOURCES - sources)
     return {
         "item_sum": means.nan_to_num(0.0).to(dtype).sum(),
         "items": (~means.isnan()).sum(),
         "seen": torch.tensor(count, device=values.device),
-        "source_sum": pad(values.nan_to_num(0.0).to(dtype).sum(0), room),
-        "source_count": pad(defined.sum(0), room),
+        "source_sum": pad(values.nan_to_num(0.0).to(dtype).sum(0), missing),
+        "source_count": pad(defined.sum(0), missing),
     }
 
 

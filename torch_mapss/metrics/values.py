@@ -24,20 +24,23 @@ class Value(NamedTuple):
 
     def frames(self, scores: Scores) -> Tensor:
         """(B, S', F), NaN where undefined."""
-        return torch.where(scores.active, getattr(scores, self.field), torch.nan)
+        return torch.where(scores.defined(self.field), scores.of(self.field), torch.nan)
 
     def sources(self, scores: Scores) -> Tensor:
         """(B, S'), NaN where no frame is defined."""
         return getattr(scores.utterance(), self.column)  # type: ignore[no-any-return]
 
 
+CLEARANCE = Value("decomposition", "clearance", "clearance", "Clearance (0 to 1)")
+FIDELITY = Value("decomposition", "fidelity", "fidelity", "Fidelity (0 to 1)")
 PS = Value("separation", "ps", "ps", "Perceptual Separation (0 to 1)")
 PS_PESQ = PS._replace(
     column="ps_pesq", label="Perceptual Separation (1.085 to 1.315)", limits=PESQ_RANGE
 )
 PM = Value("match", "pm", "pm", "Perceptual Match (0 to 1)")
 LOG_PM = Value("match", "log_pm", "log_pm", "log PM (nats)", (None, 0.0))
-FRAME_VALUES = {value.field: value for value in (PS, PM, LOG_PM)}
+BLEED = Value("bleed", "bleed_db", "bleed_db", "Bleed (dB)", (-100.0, None))
+FRAME_VALUES = {value.field: value for value in (CLEARANCE, FIDELITY, PS, PM, LOG_PM, BLEED)}
 
 
 def item_means(values: Tensor) -> Tensor:

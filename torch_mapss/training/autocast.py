@@ -53,8 +53,8 @@ def precisely(estimates: Tensor) -> Iterator[tuple[Tensor, Callable[[Tensor], Te
         estimates: as handed to the loss.
 
     Yields:
-        The estimates, and a function to be applied to the loss: it hangs a loss in which nothing is
-        defined on the estimates all the same, and takes note of the scale of its gradient.
+        The estimates, and a function to be applied to the loss: it connects a loss in which nothing
+        is defined to the estimates all the same, and notes the scale of its gradient.
     """
     scale: list[Tensor] = []
     half = isinstance(estimates, Tensor) and estimates.dtype == torch.float16

@@ -9,7 +9,7 @@
 
 Belongs to no training framework: it takes numbers, keeps numbers, and its ``state_dict`` holds
 plain Python values. It never sees a graph. In distributed training hand every process the gathered
-frames, or let one decide and tell the others.
+frames, or let one decide for all.
 
 An *epoch* is what lies between two calls of :meth:`FrameTrigger.step`. An epoch in which a
 statistic is undefined (no scored frame, NaN) is ignored: it neither fires, nor breaks a run of
@@ -34,10 +34,7 @@ from torch_mapss.training.trigger_conditions import (
     Memory,
     Quantile,
     Trend,
-    check_number,
     checked_conditions,
-    holds,
-    reason,
     remember,
 )
 
@@ -86,6 +83,7 @@ class FrameTrigger:
     Attributes:
         events: all :class:`TriggerEvent` so far.
         epoch: epochs so far.
+        held: epochs in a row that the conditions have held.
         statistics: condition -> value of the last epoch (NaN where undefined), for logs.
 
     Raises:
@@ -106,16 +104,14 @@ class FrameTrigger:
         self.conditions = checked_conditions(conditions)
         self.require = checks.check_choice(require, "require", ("all", "any"))
         self.patience = checks.check_whole(patience, "patience", 1)
-        self.hysteresis = check_number(hysteresis, "hysteresis", least=0.0)
+        self.hysteresis = checks.check_real(hysteresis, "hysteresis", "[0, inf)")
         self.cooldown = checks.check_whole(cooldown, "cooldown", 0)
-        self.smoothing = check_number(smoothing, "smoothing", least=0.0)
-        if self.smoothing >= 1.0:
-            raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}. 1 would never move.")
+        self.smoothing = checks.check_real(smoothing, "smoothing", "[0, 1)", "1 would never move.")
         self.min_frames = checks.check_whole(min_frames, "min_frames", 1)
         self.events: list[TriggerEvent] = []
         self.epoch = 0
         self.statistics: dict[str, float] = {}
-        self._held = 0
+        self.held = 0
         self._waiting = 0
         self._memories = [Memory() for _ in self.conditions]
         self._frames: dict[str, list[Tensor]] = {}
@@ -130,24 +126,19 @@ class FrameTrigger:
         """Condition -> the best value it has seen: highest for ``above``, lowest for ``below``."""
         return {str(c): memory.best for c, memory in zip(self.conditions, self._memories)}
 
-    @property
-    def held(self) -> int:
-        """Epochs in a row that the conditions have held."""
-        return self._held
-
     # ------------------------------------------------------------------------- scores in
 
     def observe(self, scores: Scores | Mapping[str, Any]) -> None:
         """Add the frames of one batch to the current epoch.
 
         Args:
-            scores: what a :class:`~torch_mapss.MAPSS` returns, of which active frames count; or
+            scores: what a :class:`~torch_mapss.MAPSS` returns, of which defined frames count; or
                 measure -> frame scores (tensor, array or list of any shape), NaN where undefined.
                 Frames may be left out by NaN, e.g. those of wide error bounds:
                 ``{"ps": torch.where(bounds.ps.tail < 0.1, scores.ps, torch.nan)}``.
 
         Raises:
-            KeyError: a measure that a condition needs is missing.
+            KeyError, ValueError: a measure that a condition needs is missing.
         """
         found = {measure: _frames(scores, measure) for measure in self.measures}
         for measure, values in found.items():  # all or nothing: what is refused leaves nothing
@@ -186,25 +177,25 @@ class FrameTrigger:
             self._waiting -= 1
             return None
         for condition, memory, value in zip(self.conditions, self._memories, values):
-            memory.on = holds(condition, value, self.hysteresis if memory.on else 0.0)
+            memory.on = condition.holds(value, self.hysteresis if memory.on else 0.0)
         states = [memory.on for memory in self._memories]
         good = all(states) if self.require == "all" else any(states)
-        self._held = self._held + 1 if good else 0
-        return self._fire(values, frames) if self._held >= self.patience else None
+        self.held = self.held + 1 if good else 0
+        return self._fire(values, frames) if self.held >= self.patience else None
 
     def _fire(self, values: Sequence[float], frames: dict[str, int]) -> TriggerEvent:
         together = list(zip(self.conditions, self._memories, values))
-        reasons = [reason(c, v, self.hysteresis) for c, memory, v in together if memory.on]
+        reasons = [c.reason(v, self.hysteresis) for c, memory, v in together if memory.on]
         event = TriggerEvent(
             epoch=self.epoch,
             firing=len(self.events) + 1,
             reasons=tuple(reasons),
             statistics=dict(self.statistics),
             frames=frames,
-            held=self._held,
+            held=self.held,
         )
         self.events.append(event)
-        self._held, self._waiting = 0, self.cooldown
+        self.held, self._waiting = 0, self.cooldown
         self._memories = [Memory(best=memory.best) for memory in self._memories]
         return event
 
@@ -219,7 +210,7 @@ class FrameTrigger:
             "format": FORMAT,
             "settings": self._settings(),
             "epoch": self.epoch,
-            "held": self._held,
+            "held": self.held,
             "waiting": self._waiting,
             "memories": [asdict(memory) for memory in self._memories],
             "statistics": dict(self.statistics),
@@ -233,7 +224,7 @@ class FrameTrigger:
             ValueError: no state of a trigger, or one of other settings.
         """
         _check_state(state, self._settings())
-        self.epoch, self._held = int(state["epoch"]), int(state["held"])
+        self.epoch, self.held = int(state["epoch"]), int(state["held"])
         self._waiting = int(state["waiting"])
         self._memories = [Memory(**memory) for memory in state["memories"]]
         self.statistics = dict(state["statistics"])
@@ -255,7 +246,7 @@ class FrameTrigger:
 def _frames(scores: Scores | Mapping[str, Any], measure: str) -> Tensor:
     """(n,) defined frame scores, float64 on the CPU."""
     if isinstance(scores, Scores):
-        values = torch.where(scores.active, getattr(scores, measure), torch.nan)
+        values = torch.where(scores.defined(measure), scores.of(measure), torch.nan)
     elif measure in scores:
         values = scores[measure]
         if not isinstance(values, Tensor):

@@ -1,18 +1,19 @@
-"""PS and PM as training losses: thin modules over :class:`~torch_mapss.MAPSS`.
+"""Frame scores as training losses: thin modules over :class:`~torch_mapss.MAPSS`.
 
-    ``SeparationLoss``  leakage: 1 - PS, or -log PS
-    ``MatchLoss``       self-distortion: log(1 - log PM), -log PM, or 1 - PM
-    ``MAPSSLoss``       a weighted sum of both, SI-SDR and a term of your own
-
-As they come they train: their terms have gradients of one size on what separators put out
-(``benchmarks/training_gradients.py``), where a bare -log PM outweighs all others a hundred times.
+    ``DecompositionLoss``  leakage and distortion: (1 - clearance) + 2 (1 - fidelity), cheap
+    ``ClearanceLoss``      leakage: 1 - clearance
+    ``FidelityLoss``       distortion: 1 - fidelity, not capped
+    ``SeparationLoss``     leakage: 1 - PS, or -log PS
+    ``MatchLoss``          distortion: log(1 - log PM), -log PM, or 1 - PM
+    ``BleedLoss``          level in the pauses of a source, in dB above a floor
+    ``MAPSSLoss``          a weighted sum of any of them, SI-SDR and a term of your own
 
 All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estimates, bank)`` with
-``bank = loss.mapss.prepare(references)`` made once per mixture. What they promise:
+``bank = loss.prepare(references)`` made once per mixture. What they promise:
 
-*Undefined is zero.* A source that is scored in no frame (silent reference, no frame with two
-    active sources) adds exactly zero and gets exactly zero gradient; means run over what is
-    defined: frames of a source, sources of a mixture, mixtures of the batch. If nothing is
+*Undefined is zero.* A source for which a term is defined in no frame (silent reference, no frame
+    with two active sources) adds exactly zero and gets exactly zero gradient; means run over what
+    is defined: frames of a source, sources of a mixture, mixtures of the batch. If nothing is
     defined the loss is a zero that can be back-propagated, and a warning says so once.
 *Full precision.* Half-precision estimates are lifted to float32, autocast is switched off inside,
     and the manifold runs in float64; the gradient comes back in the dtype of the estimates, held
@@ -29,6 +30,9 @@ All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estim
     exact: sums and counts are added up over all processes (one small collective a call, so every
     process must call it), the loss is the mean over all mixtures, the same on every process, and
     the average of the gradients is its gradient.
+*Estimates first.* A loss is not symmetric. References that require a gradient beside estimates
+    that do not are refused as swapped; where nothing requires a gradient, as in validation, a swap
+    cannot be detected.
 
 Fewer frames (``frames=100``) and smaller banks (``DistortionBank(..., size=24)``) make a step
 cheaper. Frames are drawn at random, so each source's mean is unbiased over the draws that reach
@@ -41,7 +45,7 @@ one bank only (``benchmarks/training_step.py`` measures both).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,58 +56,71 @@ from torch_mapss.core import checks
 from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
+from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.permutation import check_pit
 from torch_mapss.pipeline.score import score
-from torch_mapss.pipeline.scores import Scores
 from torch_mapss.training.autocast import precisely
-from torch_mapss.training.inputs import Call, admit
+from torch_mapss.training.inputs import Call, validate
 from torch_mapss.training.pit import PIT, ordered, returned, unplaced
 from torch_mapss.training.reduction import REDUCTIONS, mean_of, reduced, reduced_extra
-from torch_mapss.training.terms import (
-    LossRecord,
-    Term,
-    distortion_values,
-    leakage_values,
-    negative_si_sdr,
-    weighted_mean,
-)
+from torch_mapss.training.terms import FRAME_TERMS, LossRecord, Term, frame_term, negative_si_sdr
 from torch_mapss.training.weights import (
     Weighting,
     checked_weight,
     checked_weighting,
     frame_weights,
-    needed,
 )
 
-__all__ = ["LossRecord", "MAPSSLoss", "MatchLoss", "SeparationLoss"]
+__all__ = [
+    "BleedLoss",
+    "ClearanceLoss",
+    "DecompositionLoss",
+    "FidelityLoss",
+    "LossRecord",
+    "MAPSSLoss",
+    "MatchLoss",
+    "SeparationLoss",
+]
 
 MODES = ("linear", "log")
 MATCH_MODES = ("linear", "log", "log1p")
 
 Extra = Callable[[Tensor, Tensor], Tensor]
-FrameTerm = tuple[str, float, Tensor]  # name, weight, values (B, S', F)
 
 
-class _PerceptualLoss(nn.Module):
-    """What the three losses share: admit a call, score it, weigh the terms, reduce them."""
+class PerceptualLoss(nn.Module):
+    """A weighted sum of terms: scores a call, averages the terms, adds them up.
 
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """What of a :class:`~torch_mapss.MAPSS` is computed."""
-        raise NotImplementedError
+    Args:
+        mapss: the scorer, shared and not copied; one scorer serves several losses and metrics.
+            Made from ``encoder`` and ``options`` if None, for the measures of this loss alone.
+        weights: of the terms, by name.
+        settings: modes and floors of the terms, by name.
+        reduction, weighting, pit, frames, seed, encoder, options: see :class:`SeparationLoss`.
+    """
 
     def __init__(
         self,
         mapss: MAPSS | None,
-        encoder: EncoderChoice,
-        reduction: str,
-        weighting: str | Weighting | None,
-        pit: str | None,
-        frames: int | None,
-        seed: int,
-        options: dict[str, Any],
+        weights: Mapping[str, float],
+        settings: Mapping[str, Any],
+        *,
+        reduction: str = "mean",
+        weighting: str | Weighting | None = None,
+        pit: str | None = None,
+        frames: int | None = None,
+        seed: int = 0,
+        encoder: EncoderChoice = DEFAULT_ENCODER,
+        **options: Any,
     ) -> None:
         super().__init__()
+        #: Weights of the terms, which may be changed between calls.
+        self.weights = {name: checked_weight(w, name) for name, w in weights.items()}
+        self.settings = dict(settings)
+        checks.check_real(self.settings.get("floor_db", 0.0), "floor_db", "[-100, 100]")
+        measures = self.measures  # refuses weights that leave out every term
+        if mapss is None:
+            options = {"measures": measures, **options}
         self.mapss = resolve(mapss, encoder, options)
         self.reduction = checks.check_choice(reduction, "reduction", REDUCTIONS)
         self.weighting = checked_weighting(weighting)
@@ -116,6 +133,23 @@ class _PerceptualLoss(nn.Module):
         self.last: LossRecord | None = None
         self._warned = False
         self.extra: Extra | None = None
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What a :class:`~torch_mapss.MAPSS` has to compute, as the weights need it."""
+        wanted = {FRAME_TERMS[n].measure for n, w in self.weights.items() if n in FRAME_TERMS and w}
+        if not wanted:
+            raise ValueError(
+                f"the weights {self.weights} leave out every term of the scores. Give one of them "
+                "a weight, or use SI-SDR (torch_mapss.audio.si_sdr) without this loss."
+            )
+        return tuple(name for name in MEASURES if name in wanted)
+
+    def prepare(
+        self, references: Tensor, lengths: Tensor | Sequence[int] | None = None
+    ) -> ReferenceBank:
+        """:meth:`MAPSS.prepare` of what this loss needs."""
+        return self.mapss.prepare(references, lengths, measures=self.measures)
 
     @with_torch_defaults
     def forward(
@@ -132,13 +166,13 @@ class _PerceptualLoss(nn.Module):
         Args:
             estimates: (B, S', T) waveforms; the gradient runs through them. (S', T) is refused:
                 a wrapper that goes speaker by speaker hands in (B, T), which looks the same.
-            references: (B, S, T) waveforms, or a bank of them
-                (``loss.mapss.prepare(references)``), which saves most of the cost.
+            references: (B, S, T) waveforms, or a bank of them (:meth:`prepare`), which saves most
+                of the cost.
             attributed: (S',) which reference each estimate belongs to; all in order by default.
                 Train on the target alone with one estimate and ``attributed=(0,)``.
             lengths: (B,) true lengths in samples of a padded batch; a bank knows its own.
             waveforms: (B, S, T) the references as waveforms, where a bank is handed in and
-                ``extra`` wants them. Unused otherwise.
+                ``extra`` needs them. Unused otherwise.
 
         Returns:
             () with reduction "mean", "sum" or "global", (B,) with "item", (B, S') with "none";
@@ -147,14 +181,13 @@ class _PerceptualLoss(nn.Module):
         Raises:
             TypeError: not tensors of a type that holds audio.
             ValueError: shapes, lengths, devices or samples that do not fit, see the message;
-                non-finite samples name item and source.
+                non-finite samples name item and source; arguments that seem to be swapped.
         """
         with precisely(estimates) as (waves, leave):
             given = waves, references, attributed, lengths, waveforms
-            call = admit(self.mapss, *given, self.measures, self.extra is not None)
+            call = validate(self.mapss.config, *given, self.measures, self.extra is not None)
             call = ordered(replace(call, draw=self._draw()), self.pit, self._losses)
-            terms = self._weigh(self._score(call), call)
-            return leave(self._reduce(terms, call))
+            return leave(self._reduce(self._terms(call), call))
 
     def _draw(self) -> int | None:
         """New random frames for every call in training mode, the same ones in evaluation mode."""
@@ -164,56 +197,65 @@ class _PerceptualLoss(nn.Module):
         self.draws += self.training
         return _stable_seed(self.seed, draw)
 
-    def _score(self, call: Call) -> Scores:
-        return score(self.mapss.config, call.admitted, self.frames, call.generator())
-
-    def _frame_terms(self, scores: Scores) -> list[FrameTerm]:
-        """The terms that frames have."""
-        raise NotImplementedError
-
-    def _weigh(self, scores: Scores, call: Call) -> list[Term]:
-        weights = frame_weights(self.weighting, scores, call, self.mapss.grid)
-        return [
-            Term(name, weight, *weighted_mean(values, weights))
-            for name, weight, values in self._frame_terms(scores)
+    def _terms(self, call: Call) -> list[Term]:
+        config = self.mapss.config
+        scores = score(config, call.validated, self.frames, call.generator())
+        weights = frame_weights(self.weighting, scores, call, config.grid)
+        terms = [
+            frame_term(name, weight, self.settings, scores, weights)
+            for name, weight in self.weights.items()
+            if weight and name in FRAME_TERMS
         ]
+        if self.weights.get("si_sdr"):
+            terms.append(Term("si_sdr", self.weights["si_sdr"], *negative_si_sdr(call)))
+        return terms
 
     def _losses(self, call: Call) -> Tensor:
         """(B,) of one permutation."""
-        return reduced(self._weigh(self._score(call), call), "item")
+        return reduced(self._terms(call), "item")
 
     def _reduce(self, terms: Sequence[Term], call: Call) -> Tensor:
         terms = [returned(term, call.order) for term in terms]
         self.last = _record(terms, call.order)
         self._warn_undefined(self.last.defined, call.bank)
-        return reduced(terms, self.reduction)
+        value = reduced(terms, self.reduction)
+        if self.extra is None:
+            return value
+        assert call.truth is not None
+        extra = self.extra(call.estimates, call.truth)
+        extra = reduced_extra(extra, self.reduction, call.estimates.shape[:2])
+        return value + (unplaced(extra, call.order) if self.reduction == "none" else extra)
 
     def _warn_undefined(self, defined: Tensor, bank: ReferenceBank) -> None:
         if self._warned:
             return
-        # Shapes tell first; values of a tensor are read only where samples are checked anyway.
+        # Shapes first; values of a tensor are read only where samples are checked anyway.
         empty = all(len(group.scored) == 0 for group in bank.groups)
-        if empty or (self.mapss.config.check_finite and not bool(defined.any())):
+        if "bleed" not in self.measures and empty:
             self._warned = True
+        elif self.mapss.config.check_finite:
+            self._warned = not bool(defined.any())
+        if self._warned:
             checks.warn_user(
                 f"no estimate of this batch of {bank.batch} can be scored: no drawn frame has its "
-                "own source and another one active. PS and PM add zero, without gradient. This is "
-                "said once."
+                "own source and another one active. The loss of the scores is zero, without "
+                "gradient. This warning is given once."
             )
 
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
         names = ("reduction", "weighting", "pit", "frames", "seed")
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        shown = {**self.weights, **self.settings, **{name: getattr(self, name) for name in names}}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
 
 def _record(terms: Sequence[Term], order: Tensor | None) -> LossRecord:
-    perceptual = [term for term in terms if term.name in ("separation", "match")]
+    of_frames = [term.defined for term in terms if term.name in FRAME_TERMS]
     means = {
         term.name: torch.where(term.defined.any(), mean_of(term), torch.nan).detach()
         for term in terms
     }
-    return LossRecord(means, perceptual[0].defined.detach(), order)
+    return LossRecord(means, torch.stack(of_frames).any(0).detach(), order)
 
 
 def _stable_seed(seed: int, draw: int) -> int:
@@ -222,14 +264,14 @@ def _stable_seed(seed: int, draw: int) -> int:
     return int.from_bytes(digest[:4], "big")
 
 
-class SeparationLoss(_PerceptualLoss):
+class SeparationLoss(PerceptualLoss):
     """Leakage as a loss: 1 - PS, or -log PS.
 
     Args:
         mapss: the scorer, shared and not copied; one scorer serves several losses and metrics.
-            Made from ``encoder`` and ``options`` if None.
+            Made from ``encoder`` and ``options`` if None, for the measures of this loss alone.
         mode: ``"linear"`` is 1 - PS, in [0, 1]: calm. ``"log"`` is -log PS: pulls harder on the
-            outputs that sound like another source (straight below PS = 1e-6).
+            outputs that resemble another source (straight below PS = 1e-6).
         reduction: ``"mean"`` over frames, then sources, then mixtures, of what is defined;
             ``"global"``: the same over the mixtures of all processes of data-parallel training;
             ``"sum"`` over estimates; ``"item"`` (B,) or ``"none"`` (B, S'), 0 where undefined.
@@ -257,29 +299,12 @@ class SeparationLoss(_PerceptualLoss):
         True
     """
 
-    measures = ("separation",)
-
-    def __init__(
-        self,
-        mapss: MAPSS | None = None,
-        *,
-        mode: str = "linear",
-        reduction: str = "mean",
-        weighting: str | Weighting | None = None,
-        pit: str | None = None,
-        frames: int | None = None,
-        seed: int = 0,
-        encoder: EncoderChoice = DEFAULT_ENCODER,
-        **options: Any,
-    ) -> None:
-        super().__init__(mapss, encoder, reduction, weighting, pit, frames, seed, options)
-        self.mode = checks.check_choice(mode, "mode", MODES)
-
-    def _frame_terms(self, scores: Scores) -> list[FrameTerm]:
-        return [("separation", 1.0, leakage_values(scores, self.mode))]
+    def __init__(self, mapss: MAPSS | None = None, *, mode: str = "linear", **options: Any) -> None:
+        checks.check_choice(mode, "mode", MODES)
+        super().__init__(mapss, {"separation": 1.0}, {"separation_mode": mode}, **options)
 
 
-class MatchLoss(_PerceptualLoss):
+class MatchLoss(PerceptualLoss):
     """Self-distortion as a loss: log(1 - log PM), -log PM, or 1 - PM.
 
     Args:
@@ -288,124 +313,158 @@ class MatchLoss(_PerceptualLoss):
             cluster, whose PM has underflown to 0, still has a slope, and costs a few units, so that
             hopeless frames do not outweigh the rest. ``"log"`` is -log PM: the same order, the same
             slopes near a good output, but unbounded, hundreds for an output with audible leakage.
-            ``"linear"`` is 1 - PM, in [0, 1], flat once PM is 0. So in the paper convention: in
-            the conformal one all three keep a slope at every distance, and of much the same size
-            (``benchmarks/results/conformal.md``).
-        reduction, weighting, pit, frames, seed, encoder, options: as for
-            :class:`SeparationLoss`.
+            ``"linear"`` is 1 - PM, in [0, 1], flat once PM is 0.
+        options: as for :class:`SeparationLoss`.
     """
 
-    measures = ("match",)
+    def __init__(self, mapss: MAPSS | None = None, *, mode: str = "log1p", **options: Any) -> None:
+        checks.check_choice(mode, "mode", MATCH_MODES)
+        super().__init__(mapss, {"match": 1.0}, {"match_mode": mode}, **options)
+
+
+class ClearanceLoss(PerceptualLoss):
+    """Leakage as a loss: 1 - clearance, in [0, 1].
+
+    **Not alone**: anything far from the other sources is clear of them, so that alone it destroys
+    the output (STOI 0.63 in the recipe's task, where the mixture has 0.70). Take
+    :class:`DecompositionLoss`, or give fidelity at least as much weight. Zero slope once an output
+    is as far from the other sources as its reference is.
+
+    Args:
+        mapss, options: as for :class:`SeparationLoss`; ``decomposition_bank`` and
+            ``decomposition_encoder`` choose what it sees.
+    """
+
+    def __init__(self, mapss: MAPSS | None = None, **options: Any) -> None:
+        super().__init__(mapss, {"clearance": 1.0}, {}, **options)
+
+
+class FidelityLoss(PerceptualLoss):
+    """Distortion as a loss: |e_dist| / min |u|, which is 1 - fidelity without its cap at 1.
+
+    It keeps its slope where fidelity is 0, as in silence. Alone it trades leakage for artefacts.
+
+    Args:
+        mapss, options: as for :class:`ClearanceLoss`.
+    """
+
+    def __init__(self, mapss: MAPSS | None = None, **options: Any) -> None:
+        super().__init__(mapss, {"fidelity": 1.0}, {}, **options)
+
+
+class DecompositionLoss(PerceptualLoss):
+    """Leakage and distortion: (1 - clearance) + 2 |e_dist| / min |u|.
+
+    Their gradients oppose each other, so they belong together; 1 : 2 is what training asks for
+    (``benchmarks/results/training.md``). A frame costs a fiftieth of PS and PM.
+
+    Args:
+        mapss, options: as for :class:`ClearanceLoss`.
+        clearance, fidelity: weights of the two terms.
+        si_sdr: weight of -SI-SDR, in 1/dB, as in :class:`MAPSSLoss`.
+
+    Example:
+        >>> import torch
+        >>> from torch_mapss import DecompositionLoss
+        >>> loss = DecompositionLoss(si_sdr=0.1)  # loads no weights: its encoder is "mel"
+        >>> references = torch.randn(1, 2, 8000)
+        >>> bank = loss.prepare(references)
+        >>> estimates = (references + 0.5 * references.flip(1)).requires_grad_()
+        >>> loss(estimates, bank).backward()
+        >>> bool(estimates.grad.abs().sum() > 0)
+        True
+    """
 
     def __init__(
         self,
         mapss: MAPSS | None = None,
         *,
-        mode: str = "log1p",
-        reduction: str = "mean",
-        weighting: str | Weighting | None = None,
-        pit: str | None = None,
-        frames: int | None = None,
-        seed: int = 0,
-        encoder: EncoderChoice = DEFAULT_ENCODER,
+        clearance: float = 1.0,
+        fidelity: float = 2.0,
+        si_sdr: float = 0.0,
         **options: Any,
     ) -> None:
-        super().__init__(mapss, encoder, reduction, weighting, pit, frames, seed, options)
-        self.mode = checks.check_choice(mode, "mode", MATCH_MODES)
-
-    def _frame_terms(self, scores: Scores) -> list[FrameTerm]:
-        return [("match", 1.0, distortion_values(scores, self.mode))]
+        weights = {"clearance": clearance, "fidelity": fidelity, "si_sdr": si_sdr}
+        super().__init__(mapss, weights, {}, **options)
 
 
-class MAPSSLoss(_PerceptualLoss):
-    """Leakage and self-distortion, with SI-SDR and a term of your own, as one loss.
+class BleedLoss(PerceptualLoss):
+    """How far the bleed of a source exceeds a floor, in dB: mean of max(0, bleed_db - floor).
 
-    ``separation`` · leakage + ``match`` · distortion − ``si_sdr`` · SI-SDR + ``extra``. Each term
-    is averaged over what is defined for it: SI-SDR needs a reference that is not silent, PS and
-    PM a frame with two active sources.
+    It sees the frames in which the own reference is silent and another source is not, which no
+    other measure sees; no encoder, no bank. All frames weigh the same, whatever ``weighting``.
+
+    Args:
+        mapss, options: as for :class:`SeparationLoss`.
+        floor_db: bleed below it costs nothing.
+    """
+
+    def __init__(
+        self, mapss: MAPSS | None = None, *, floor_db: float = -40.0, **options: Any
+    ) -> None:
+        super().__init__(mapss, {"bleed": 1.0}, {"floor_db": floor_db}, **options)
+
+
+class MAPSSLoss(PerceptualLoss):
+    """Any of the terms, with SI-SDR and a term of your own, as one loss.
+
+    ``clearance`` · (1 - C) + ``fidelity`` · distortion + ``separation`` · leakage + ``match`` ·
+    distortion + ``bleed`` · dB above the floor − ``si_sdr`` · SI-SDR + ``extra``. Each term is
+    averaged over what is defined for it: SI-SDR needs a reference that is not silent, the others
+    their frames.
 
     Args:
         mapss: as for :class:`SeparationLoss`.
+        clearance, fidelity: weights of the terms of :class:`DecompositionLoss`.
         separation: weight of the PS term; 0 leaves it out, cost and all.
-        match: weight of the PM term; 0 leaves it out. With the defaults both pull alike on the
-            outputs of real separators (``benchmarks/results/training_gradients.md``). The default
-            is that of the paper convention: in the conformal one the term is several times flatter
-            and wants more, with leakage members in its bank it is a little steeper
-            (``benchmarks/results/training.md`` has weights that pull alike, and what they train).
-        si_sdr: weight of -SI-SDR, in 1/dB, at the encoder's sample rate. It anchors what PS and PM
-            do not hear, the waveform itself; 0.15 makes it pull like the other two, 0 leaves it
-            out.
+        match: weight of the PM term. With the defaults both pull alike on the outputs of real
+            separators.
+        bleed: weight of the term of :class:`BleedLoss`, in 1/dB.
+        si_sdr: weight of -SI-SDR, in 1/dB, at the encoder's sample rate. It anchors what the others
+            do not see, the waveform itself; 0.15 makes it pull like PS and PM, 0 leaves it out.
         extra: a term of your own, called with estimates and their references (B, S', T) as
             handed in (permuted and picked, never resampled or normalised); returns (), or (B,) or
             (B, S') of losses.
             Reduction "item" and "none" need the shape they return. It weighs itself and takes no
             part in choosing permutations.
         separation_mode, match_mode: ``mode`` of :class:`SeparationLoss` and :class:`MatchLoss`.
-        reduction, weighting, pit, frames, seed, encoder, options: as for
-            :class:`SeparationLoss`.
+        floor_db: of :class:`BleedLoss`.
+        options: as for :class:`SeparationLoss`.
 
     Attributes:
-        weights: the three weights by name, a dictionary that may be changed between calls.
+        weights: the weights by name, a dictionary that may be changed between calls.
 
     Raises:
-        ValueError: a weight that is negative or not finite, or both PS and PM left out.
+        ValueError: a weight that is negative or not finite, or every term but SI-SDR left out.
     """
 
     def __init__(
         self,
         mapss: MAPSS | None = None,
         *,
+        clearance: float = 0.0,
+        fidelity: float = 0.0,
         separation: float = 1.0,
         match: float = 0.1,
+        bleed: float = 0.0,
         si_sdr: float = 0.0,
         extra: Extra | None = None,
         separation_mode: str = "linear",
         match_mode: str = "log1p",
-        reduction: str = "mean",
-        weighting: str | Weighting | None = None,
-        pit: str | None = None,
-        frames: int | None = None,
-        seed: int = 0,
-        encoder: EncoderChoice = DEFAULT_ENCODER,
+        floor_db: float = -40.0,
         **options: Any,
     ) -> None:
-        super().__init__(mapss, encoder, reduction, weighting, pit, frames, seed, options)
-        weights = {"separation": separation, "match": match, "si_sdr": si_sdr}
-        self.weights = {name: checked_weight(w, name) for name, w in weights.items()}
-        self.separation_mode = checks.check_choice(separation_mode, "separation_mode", MODES)
-        self.match_mode = checks.check_choice(match_mode, "match_mode", MATCH_MODES)
+        settings = {
+            "separation_mode": checks.check_choice(separation_mode, "separation_mode", MODES),
+            "match_mode": checks.check_choice(match_mode, "match_mode", MATCH_MODES),
+            "floor_db": floor_db,
+        }
+        weights = {"clearance": clearance, "fidelity": fidelity, "separation": separation}
+        weights |= {"match": match, "bleed": bleed, "si_sdr": si_sdr}
+        super().__init__(mapss, weights, settings, **options)
         if extra is not None and not callable(extra):
             raise TypeError(
                 "extra must be a function of (estimates, references), got "
                 f"{type(extra).__name__}. Pass e.g. lambda e, r: 0.1 * (e - r).abs().mean(-1)."
             )
         self.extra = extra
-        needed(self.weights)
-
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """As the weights need it; they may be changed between calls."""
-        return needed(self.weights)
-
-    def _frame_terms(self, scores: Scores) -> list[FrameTerm]:
-        found = {
-            "separation": lambda: leakage_values(scores, self.separation_mode),
-            "match": lambda: distortion_values(scores, self.match_mode),
-        }
-        return [(n, self.weights[n], values()) for n, values in found.items() if self.weights[n]]
-
-    def _weigh(self, scores: Scores, call: Call) -> list[Term]:
-        terms = super()._weigh(scores, call)
-        if self.weights["si_sdr"]:
-            values, defined = negative_si_sdr(call)
-            terms.append(Term("si_sdr", self.weights["si_sdr"], values, defined))
-        return terms
-
-    def _reduce(self, terms: Sequence[Term], call: Call) -> Tensor:
-        value = super()._reduce(terms, call)
-        if self.extra is None:
-            return value
-        assert call.truth is not None
-        extra = self.extra(call.estimates, call.truth)
-        extra = reduced_extra(extra, self.reduction, call.estimates.shape[:2])
-        return value + (unplaced(extra, call.order) if self.reduction == "none" else extra)

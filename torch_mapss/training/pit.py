@@ -21,7 +21,7 @@ def ordered(call: Call, pit: str | None, losses: Callable[[Call], Tensor]) -> Ca
     """The call with each reference's estimate in its place.
 
     Args:
-        call: as admitted.
+        call: as validated.
         pit: ``"si_sdr"``, ``"loss"``, or None: as they came.
         losses: (B,) losses of a call, which ``"loss"`` makes least.
 
@@ -30,9 +30,9 @@ def ordered(call: Call, pit: str | None, losses: Callable[[Call], Tensor]) -> Ca
     """
     if pit is None:
         return call
-    check_permutable(call.admitted, pit)
+    check_permutable(call.validated, pit)
     if pit == "si_sdr":
-        return call.in_order(best_order(call.admitted))
+        return call.in_order(best_order(call.validated))
     return call.in_order(_order_by_loss(call, losses))
 
 

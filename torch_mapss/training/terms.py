@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,10 +32,10 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class LossRecord:
-    """What the last call saw, without a graph, for logs."""
+    """Values of the last call, without a graph, for logs."""
 
     terms: dict[str, Tensor]  # () unweighted mean of each term; NaN where it has no defined item
-    defined: Tensor  # (B, S') bool: estimates that PS or PM was defined for
+    defined: Tensor  # (B, S') bool: estimates that a term of frame scores was defined for
     order: Tensor | None  # (B, S) with PIT: the estimate taken for each reference
 
     @property
@@ -48,11 +49,20 @@ class LossRecord:
 # ------------------------------------------------------------------------------------------------
 
 
+class FrameTerm(NamedTuple):
+    """A term that every frame has."""
+
+    measure: str  # that computes it
+    field: str  # of Scores: it is defined where this is
+    values: Callable[[Scores, Any], Tensor]  # (B, S', F) from scores and a setting of the loss
+    setting: str = ""  # name of that setting
+
+
 def leakage_values(scores: Scores, mode: str) -> Tensor:
     """1 - PS, or -log PS continued as its tangent below ``LOG_FLOOR``."""
-    if mode == "linear":
-        return 1.0 - scores.of("ps")
     ps = scores.of("ps")
+    if mode == "linear":
+        return 1.0 - ps
     low = ps < LOG_FLOOR
     log = torch.where(low, 1.0, ps).log()  # the input is masked too: log 0 has no slope
     line = math.log(LOG_FLOOR) + (ps - LOG_FLOOR) / LOG_FLOOR
@@ -63,24 +73,46 @@ def distortion_values(scores: Scores, mode: str) -> Tensor:
     """1 - PM, -log PM, or log(1 - log PM)."""
     if mode == "linear":
         return 1.0 - scores.of("pm")
-    return -scores.of("log_pm") if mode == "log" else torch.log1p(-scores.of("log_pm"))
+    log_pm = scores.of("log_pm")
+    return -log_pm if mode == "log" else torch.log1p(-log_pm)
 
 
-def negative_si_sdr(call: Call) -> tuple[Tensor, Tensor]:
-    """-SI-SDR (B, S') in dB, and where the reference is not silent."""
-    shape = call.estimates.shape[:2]
-    values = call.estimates.new_zeros(shape)
-    defined = torch.zeros(shape, dtype=torch.bool, device=values.device)
-    for items, estimates, references in pairs(call.admitted):
-        references = devices.picked(references, 1, call.attributed)
-        there = ~audio.is_silent(references)
-        if call.admitted.estimates.valid is not None:
-            there = there & devices.picked(call.admitted.estimates.valid, 0, items)
-        found = audio.si_sdr(estimates, references.to(estimates.dtype))
-        place = devices.placed(items, values.device)
-        values = values.index_put((place,), torch.where(there, -found, 0.0))
-        defined = defined.index_put((place,), there)
-    return values, defined
+def bleed_values(scores: Scores, floor_db: float) -> Tensor:
+    """Decibels above the floor, 0 below it."""
+    bleed = scores.of("bleed_db")
+    return (torch.where(bleed.isnan(), floor_db, bleed) - floor_db).clamp(min=0.0)
+
+
+FRAME_TERMS = {
+    "clearance": FrameTerm("decomposition", "clearance", lambda s, _: 1.0 - s.of("clearance")),
+    # Not 1 - fidelity, which is flat where the distortion exceeds the distance to a source.
+    "fidelity": FrameTerm(
+        "decomposition", "distortion_ratio", lambda s, _: s.of("distortion_ratio")
+    ),
+    "separation": FrameTerm("separation", "ps", leakage_values, "separation_mode"),
+    "match": FrameTerm("match", "log_pm", distortion_values, "match_mode"),
+    "bleed": FrameTerm("bleed", "bleed_db", bleed_values, "floor_db"),
+}
+
+
+def frame_term(
+    name: str, weight: float, settings: Mapping[str, Any], scores: Scores, weights: Tensor
+) -> Term:
+    """A term of frames as the mean of each estimate.
+
+    Args:
+        name: in ``FRAME_TERMS``.
+        weight: of the term in the loss.
+        settings: of the loss.
+        scores: with its measure.
+        weights: (B, S', F) at least 0, of the frames; bleed, in frames where the own reference is
+            silent, counts all frames alike.
+    """
+    term = FRAME_TERMS[name]
+    defined = scores.defined(term.field)
+    shares = torch.where(defined, torch.ones_like(weights) if name == "bleed" else weights, 0.0)
+    values = torch.where(defined, term.values(scores, settings.get(term.setting)), 0.0)
+    return Term(name, weight, *weighted_mean(values, shares.to(values.dtype)))
 
 
 def weighted_mean(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,8 +121,25 @@ def weighted_mean(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     defined = total > 0.0
     # Weights of any scale: relative ones cannot underflow against each other.
     relative = weights / torch.where(defined, total, 1.0).unsqueeze(-1)
-    there = relative > 0.0
-    return torch.where(there, values * relative, 0.0).sum(-1), defined
+    counted = relative > 0.0
+    return torch.where(counted, values * relative, 0.0).sum(-1), defined
+
+
+def negative_si_sdr(call: Call) -> tuple[Tensor, Tensor]:
+    """-SI-SDR (B, S') in dB, and where the reference is not silent."""
+    shape = call.estimates.shape[:2]
+    values = call.estimates.new_zeros(shape)
+    defined = torch.zeros(shape, dtype=torch.bool, device=values.device)
+    for items, estimates, references in pairs(call.validated):
+        references = devices.picked(references, 1, call.attributed)
+        active = ~audio.is_silent(references)
+        if call.validated.estimates.valid is not None:
+            active = active & devices.picked(call.validated.estimates.valid, 0, items)
+        found = audio.si_sdr(estimates, references.to(estimates.dtype))
+        place = devices.placed(items, values.device)
+        values = values.index_put((place,), torch.where(active, -found, 0.0))
+        defined = defined.index_put((place,), active)
+    return values, defined
 
 
 def zero_of(estimates: Tensor) -> Tensor:

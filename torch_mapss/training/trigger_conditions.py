@@ -5,38 +5,85 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from torch_mapss.core import checks
 
-NAMES = {"ps": "PS", "pm": "PM", "log_pm": "log PM"}  # of fields of the scores, as printed
+# Fields of the scores, as printed.
+NAMES = {
+    "clearance": "clearance",
+    "fidelity": "fidelity",
+    "ps": "PS",
+    "pm": "PM",
+    "log_pm": "log PM",
+    "bleed_db": "bleed in dB",
+}
 
 
 @dataclass(frozen=True)
-class Quantile:
-    """A quantile of the frame scores has risen above (or fallen below) a level.
+class Condition:
+    """A statistic of the frame scores has risen above (or fallen below) a level.
 
     Args:
-        measure: ``"ps"``, ``"pm"`` or ``"log_pm"``.
-        q: which quantile, in [0, 1]; 0.5 is the median. Small ones look at the worst frames.
+        measure: a field of the scores: ``"clearance"``, ``"fidelity"``, ``"ps"``, ``"pm"``,
+            ``"log_pm"`` or ``"bleed_db"``.
         above, below: the level; exactly one of them.
     """
 
     measure: str
-    q: float
-    above: float | None = None
-    below: float | None = None
+    above: float | None = field(default=None, kw_only=True)
+    below: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_measure(self.measure)
-        _check_unit(self.q, "q")
-        _check_level(self.above, self.below)
+        checks.check_choice(self.measure, "measure", tuple(NAMES))
+        if (self.above is None) == (self.below is None):
+            raise ValueError(
+                "exactly one of above and below must be given, got "
+                f"above={self.above}, below={self.below}."
+            )
+        checks.check_real(self.level, "the level")
+
+    @property
+    def level(self) -> float:
+        level = self.above if self.above is not None else self.below
+        assert level is not None
+        return level
 
     def statistic(self, frames: Tensor) -> float:
-        """The quantile of (n,) frame scores."""
+        """The statistic of (n,) frame scores."""
+        raise NotImplementedError
+
+    def holds(self, value: float, slack: float) -> bool:
+        """Whether the value is beyond the level, less ``slack``; NaN never is."""
+        if self.above is not None:
+            return value >= self.level - slack
+        return value <= self.level + slack
+
+    def reason(self, value: float, hysteresis: float) -> str:
+        """Why the trigger fired, for a log."""
+        relation = ">=" if self.above is not None else "<="
+        slack = "" if self.holds(value, 0.0) else f" within the hysteresis of {hysteresis:g}"
+        return f"{self} is {value:.4g} {relation} {self.level:g}{slack}"
+
+
+@dataclass(frozen=True)
+class Quantile(Condition):
+    """A quantile of the frame scores has risen above (or fallen below) a level.
+
+    Args:
+        measure, above, below: see :class:`Condition`.
+        q: which quantile, in [0, 1]; 0.5 is the median. Small ones look at the worst frames.
+    """
+
+    q: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.check_real(self.q, "q", "[0, 1]")
+
+    def statistic(self, frames: Tensor) -> float:
         return float(np.quantile(frames.numpy(), self.q))  # torch's takes at most 2^24 values
 
     def __str__(self) -> str:
@@ -44,28 +91,23 @@ class Quantile:
 
 
 @dataclass(frozen=True)
-class Fraction:
+class Fraction(Condition):
     """The share of frames whose score exceeds a limit has risen above (or fallen below) a level.
 
     Args:
-        measure: ``"ps"``, ``"pm"`` or ``"log_pm"``.
+        measure: see :class:`Condition`.
         over: frames with a score greater than this count.
         above, below: the level of their share, in [0, 1]; exactly one of them.
     """
 
-    measure: str
     over: float
-    above: float | None = None
-    below: float | None = None
 
     def __post_init__(self) -> None:
-        _check_measure(self.measure)
-        check_number(self.over, "over")
-        _check_level(self.above, self.below)
-        _check_unit(self.above if self.above is not None else self.below, "the level of a share")
+        super().__post_init__()
+        checks.check_real(self.over, "over")
+        checks.check_real(self.level, "the level of a share", "[0, 1]")
 
     def statistic(self, frames: Tensor) -> float:
-        """The share of (n,) frame scores above the limit."""
         return float((frames > self.over).double().mean())
 
     def __str__(self) -> str:
@@ -73,37 +115,29 @@ class Fraction:
 
 
 @dataclass(frozen=True)
-class Trend:
+class Trend(Condition):
     """The smoothed mean score changes by more (or less) than a level per epoch.
 
     The slope of the least-squares line through the smoothed means of the last ``span`` epochs;
     undefined until there are so many. ``Trend("ps", below=0.002)`` says that PS has levelled off.
 
     Args:
-        measure: ``"ps"``, ``"pm"`` or ``"log_pm"``.
+        measure: see :class:`Condition`.
         span: epochs the line is fitted to, at least 2. More are calmer and later.
         above, below: the level, in score per epoch; exactly one of them.
     """
 
-    measure: str
     span: int = 5
-    above: float | None = None
-    below: float | None = None
 
     def __post_init__(self) -> None:
-        _check_measure(self.measure)
+        super().__post_init__()
         checks.check_whole(self.span, "span", 2)
-        _check_level(self.above, self.below)
 
     def statistic(self, frames: Tensor) -> float:
-        """The mean of (n,) frame scores, of which the slope is taken."""
         return float(frames.mean())
 
     def __str__(self) -> str:
         return f"slope of mean {NAMES[self.measure]} over {self.span} epochs"
-
-
-Condition = Quantile | Fraction | Trend
 
 
 @dataclass
@@ -134,7 +168,8 @@ def remember(condition: Condition, memory: Memory, frames: Tensor, smoothing: fl
     value = memory.smoothed
     if isinstance(condition, Trend):
         memory.recent = [*memory.recent, memory.smoothed][-condition.span :]
-        value = slope(memory.recent) if len(memory.recent) == condition.span else math.nan
+        full = len(memory.recent) == condition.span
+        value = float(np.polyfit(range(condition.span), memory.recent, 1)[0]) if full else math.nan
     if not math.isnan(value):
         sign = 1.0 if condition.above is not None else -1.0
         known = value if memory.best is None else memory.best
@@ -142,31 +177,13 @@ def remember(condition: Condition, memory: Memory, frames: Tensor, smoothing: fl
     return value
 
 
-def holds(condition: Condition, value: float, slack: float) -> bool:
-    """Whether the value is beyond the level, less ``slack``; NaN never is."""
-    if condition.above is not None:
-        return value >= condition.above - slack
-    assert condition.below is not None
-    return value <= condition.below + slack
-
-
-def reason(condition: Condition, value: float, hysteresis: float) -> str:
-    level = condition.above if condition.above is not None else condition.below
-    assert level is not None
-    relation = ">=" if condition.above is not None else "<="
-    slack = "" if holds(condition, value, 0.0) else f" within the hysteresis of {hysteresis:g}"
-    return f"{condition} is {value:.4g} {relation} {level:g}{slack}"
-
-
-def slope(values: Sequence[float]) -> float:
-    """Of the least-squares line through values at 0, 1, 2, …"""
-    n = len(values)
-    middle, mean = (n - 1) / 2.0, math.fsum(values) / n
-    products = math.fsum((i - middle) * (v - mean) for i, v in enumerate(values))
-    return products / math.fsum((i - middle) ** 2 for i in range(n))
-
-
 def checked_conditions(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
+    """The conditions, at least one and all different.
+
+    Raises:
+        TypeError: something else.
+        ValueError: none, or two of the same statistic.
+    """
     if not conditions:
         raise ValueError(
             "at least one condition is needed, got none. Pass e.g. Quantile('ps', 0.5, above=0.8)."
@@ -181,27 +198,3 @@ def checked_conditions(conditions: Sequence[Condition]) -> tuple[Condition, ...]
     if len(set(names)) < len(names):
         raise ValueError(f"two conditions look at the same statistic: {names}. Keep one of them.")
     return tuple(conditions)
-
-
-def _check_measure(measure: str) -> None:
-    checks.check_choice(measure, "measure", tuple(NAMES))
-
-
-def _check_level(above: float | None, below: float | None) -> None:
-    if (above is None) == (below is None):
-        raise ValueError(
-            f"exactly one of above and below must be given, got above={above}, below={below}."
-        )
-    check_number(above if above is not None else below, "the level")
-
-
-def check_number(value: Any, name: str, least: float = -math.inf) -> float:
-    number = checks.check_real(value, name)
-    if number < least:
-        raise ValueError(f"{name} must be at least {least:g}, got {value!r}.")
-    return number
-
-
-def _check_unit(value: Any, name: str) -> None:
-    if check_number(value, name) < 0.0 or value > 1.0:
-        raise ValueError(f"{name} must lie in [0, 1], got {value!r}.")
