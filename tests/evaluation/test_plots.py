@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from separations import environment, leaky, small_mapss, sources
+from separations import environment, leaky, small_mapss, sources, write_manifest
 
 from torch_mapss import Report, evaluate
 from torch_mapss.evaluation import plots
+from torch_mapss.evaluation.manifest import load_manifest
+from torch_mapss.evaluation.run import run
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
@@ -54,6 +56,13 @@ def test_frame_scores_with_gaps_and_gradients() -> None:
     assert ax.get_ylim() == (0.0, 1.0)
     assert ax.get_ylabel() == "PS\nPM"
     assert ax.get_xlabel() == "time (s)"
+
+
+def test_a_score_that_stands_alone_keeps_its_colour() -> None:
+    for alone, beside in (("PM", "PS"), ("fidelity", "clearance")):
+        both = plots.plot_scores(TIMES, {beside: TIMES, alone: TIMES})
+        one = plots.plot_scores(TIMES, {alone: TIMES})
+        assert one.lines[0].get_color() == both.lines[1].get_color() != both.lines[0].get_color()
 
 
 def test_bands_stay_within_the_range() -> None:
@@ -155,25 +164,28 @@ def test_nothing_global_changes_and_no_display_is_needed(tmp_path: Path) -> None
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
-CELL = """
-import torch
-from torch_mapss.evaluation import plots
-plots.plot_scores(torch.arange(3.0), {"PS": torch.rand(3)}).figure
+CELLS = """
+import torch, torch_mapss
+waves = torch.randn(2, 8000, generator=torch.Generator().manual_seed(0))
+torch_mapss.evaluate(estimates=waves.flip(0) + waves, references=waves, encoder="mel").plot()
+---
+torch_mapss.compare({folder!r}).plot("ps")
 """
 
 
 @pytest.mark.slow
-def test_a_notebook_shows_the_picture() -> None:
+def test_a_notebook_shows_the_picture(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
-    client.NotebookClient(book, kernel_name="python3", timeout=120).execute(
-        env=environment(MPLBACKEND="Agg")
-    )
-    (output,) = book.cells[0].outputs
-    assert output["output_type"] == "execute_result"
-    assert output["data"]["image/png"]
+    run(load_manifest(write_manifest(tmp_path, 2)), tmp_path / "out", small_mapss)
+    texts = CELLS.format(folder=str(tmp_path / "out")).split("---")
+    cells = [nbformat.v4.new_code_cell(text) for text in texts]
+    book = nbformat.v4.new_notebook(cells=cells)
+    client.NotebookClient(book, kernel_name="python3", timeout=120).execute(env=environment())
+    for cell in book.cells:
+        shown = [one for one in cell.outputs if one["output_type"] == "execute_result"]
+        assert [bool(one["data"].get("image/png")) for one in shown] == [True]
 
 
 def test_without_matplotlib_the_plot_names_the_extra(

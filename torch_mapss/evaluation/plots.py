@@ -163,7 +163,10 @@ def plot_scores(
     """
     ax = new_figure(8.0, 2.6).add_subplot() if ax is None else ax
     x = times.detach().cpu().numpy()
-    for (name, given), style in zip(scores.items(), _STYLES * len(scores)):
+    for place, (name, given) in enumerate(scores.items()):
+        # The colour of what the score tells of, which stands alone at times.
+        known = [[*names.values()].index(name) for names in AXES if name in names.values()]
+        style = _STYLES[(known or [place])[0] % len(_STYLES)]
         values = _checked(given, times, name)
         y = values.numpy()
         # Not clipped: a line along 0 or 1 would lose half its width to the frame.
@@ -300,7 +303,9 @@ def plot_panels(panels: Sequence[Panel], *, figure: Figure | None = None) -> Fig
     for ax in axes[:-1].flat:
         ax.set_xlabel("")
     if drawn:
-        handles = axes[int(mixed), 0].get_legend_handles_labels()[0]
+        from matplotlib.lines import Line2D
+
+        handles = [Line2D([], [], **style) for style in _STYLES]
         figure.legend(handles, _MEANINGS, loc="outside lower right", ncols=2, frameon=False)
     figure.align_ylabels()
     return figure

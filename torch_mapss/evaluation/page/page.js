@@ -20,7 +20,7 @@
 
   // log PM has no lower end: it is drawn over the logarithm of its distance to 1.
   const squeezed = (value) => value === null ? null : -Math.log10(1 - value);
-  const POWERS = [1, 2, 4, 6, 8, 10];
+  const POWERS = [1, 3, 6, 9, 12];
   const LOG = { tickvals: [0, ...POWERS.map((k) => squeezed(-(10 ** k)))], ticktext: ["0", ...POWERS.map((k) => `−10<sup>${k}</sup>`)] };
   const drawn = (measure, values) => measure === "log_pm" ? values.map(squeezed) : values;
 
