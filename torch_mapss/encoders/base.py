@@ -105,12 +105,6 @@ class Encoder(nn.Module):
         """
         return self._encoded(waveform, self._encode, self.feature_size)
 
-    def together(self, waveforms: list[Tensor]) -> list[Tensor]:
-        """Encode waveforms of several lengths."""
-        return [self(waveform) for waveform in waveforms]
-
-    joins = False
-
     def _check(self, waveform: Tensor) -> None:
         """Refuse what cannot be encoded here."""
         check_waveform(waveform, self)

@@ -1,0 +1,187 @@
+"""Silence, levels and sample formats, from waveforms to scores and gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_mapss import MAPSS, DistortionBank, MAPSSLoss, PerceptualMatch
+
+near = torch.testing.assert_close
+pytestmark = pytest.mark.filterwarnings("ignore:mixtures")
+
+
+@pytest.fixture(scope="module")
+def mapss() -> MAPSS:
+    banks = {f"{k}_bank": DistortionBank(k, size=6) for k in ("separation", "match")}
+    return MAPSS("mel", **banks)
+
+
+def voices(batch: int = 1, sources: int = 2, seconds: float = 0.5) -> Tensor:
+    """(B, S, T) harmonic tones of moving level over a little noise."""
+    time = torch.arange(round(seconds * 16_000), dtype=torch.float64) / 16_000
+    waves = []
+    for item in range(batch):
+        for source in range(sources):
+            generator = torch.Generator().manual_seed(10 * item + source)
+            pitch = 140.0 * 1.7**source * (1.0 + 0.1 * torch.rand(1, generator=generator).double())
+            tone = sum((math.tau * k * pitch * time + k).sin() / k for k in range(1, 6))
+            level = 0.6 + 0.3 * (math.tau * (2 + source) * time + item).sin()
+            noise = torch.randn(len(time), generator=generator, dtype=torch.float64)
+            waves.append(0.2 * level * tone + 0.02 * noise)
+    return torch.stack(waves).reshape(batch, sources, -1).float()
+
+
+def leaky(references: Tensor, amount: float = 0.3) -> Tensor:
+    noise = torch.randn(references.shape, generator=torch.Generator().manual_seed(99))
+    return references + amount * references.roll(1, -2) + 0.005 * noise
+
+
+def scores_of(mapss: MAPSS, estimates: Tensor, references: Tensor) -> Tensor:
+    found = mapss(estimates, references).utterance()
+    return torch.stack([found.ps, found.pm])
+
+
+def gradient(mapss: MAPSS, estimates: Tensor, references: Any) -> tuple[Tensor, Tensor]:
+    leaf = estimates.detach().clone().requires_grad_()
+    value = MAPSSLoss(mapss)(leaf, references)
+    (slope,) = torch.autograd.grad(value, leaf)
+    assert bool(value.isfinite())
+    assert bool(slope.isfinite().all())
+    return value.detach(), slope
+
+
+def test_one_silent_reference_leaves_the_rest_of_the_batch(mapss: MAPSS) -> None:
+    references, estimates = voices(3), leaky(voices(3))
+    references[1, 0] = 0.0
+    scores = scores_of(mapss, estimates, references)
+    assert scores[:, 1].isnan().all()
+    rest = [0, 2]
+    near(scores[:, rest], scores_of(mapss, estimates[rest], references[rest]))
+    value, slope = gradient(mapss, estimates, references)
+    without, other = gradient(mapss, estimates[rest], references[rest])
+    near(value, without)
+    near(slope[rest], other)
+    assert (slope[1] == 0.0).all()
+    metric = PerceptualMatch(mapss)
+    metric.update(estimates, references)
+    assert metric.skipped == 1
+    near(metric.compute(), scores[1, rest].mean(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_a_silent_source_of_three_leaves_two(silent: int) -> None:
+    # Noise depends on the index of a source, which changes when one before it is left out.
+    banks = {
+        f"{kind}_bank": DistortionBank(kind, without=("noise",), size=6)
+        for kind in ("separation", "match")
+    }
+    mapss = MAPSS("mel", **banks)
+    audible = [source for source in range(3) if source != silent]
+    references, estimates = voices(1, 3), leaky(voices(1, 3))
+    references[:, silent] = estimates[:, silent] = 0.0
+    three = scores_of(mapss, estimates, references)
+    assert three[..., silent].isnan().all()
+    two = scores_of(mapss, estimates[:, audible], references[:, audible])
+    near(three[..., audible], two, rtol=0, atol=1e-3)
+
+
+def test_a_silent_estimate_scores_low_with_finite_gradients(mapss: MAPSS) -> None:
+    references, estimates = voices(2), leaky(voices(2), 0.05)
+    clean = scores_of(mapss, estimates, references)
+    estimates[0, 1] = 0.0
+    scores = scores_of(mapss, estimates, references)
+    ps, pm = scores[:, 0, 1]
+    assert 0 <= ps < min(0.6, clean[0, 0, 1])  # as far from its own source as from the other
+    assert 0 <= pm < 0.01
+    near(scores[:, 1], clean[:, 1])
+    assert gradient(mapss, estimates, references)[1][1].abs().sum() > 0.0
+
+
+@pytest.mark.parametrize("seconds", [0.2, 0.025])
+def test_clips_shorter_than_a_loudness_block(mapss: MAPSS, seconds: float) -> None:
+    references = voices(1, seconds=seconds)
+    estimates = leaky(references)
+    scores = scores_of(mapss, estimates, references)
+    gradient(mapss, estimates, references)
+    for gain in (1e-2, 30.0):
+        near(scores_of(mapss, gain * estimates, references), scores, rtol=0, atol=1e-3)
+        near(scores_of(mapss, estimates, gain * references), scores, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("who", ["estimates", "references", "one"])
+def test_very_quiet_sources_score_as_at_normal_level(mapss: MAPSS, who: str) -> None:
+    references = voices()
+    estimates = leaky(references)
+    normal = scores_of(mapss, estimates, references)
+    quiet, true = estimates.clone(), references.clone()
+    {"estimates": quiet, "references": true, "one": true[:, 0]}[who].mul_(1e-5)
+    near(scores_of(mapss, quiet, true), normal, rtol=0, atol=2e-2)
+    gradient(mapss, quiet, true)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_the_quietest_and_the_loudest_numbers_of_a_type(mapss: MAPSS, dtype: torch.dtype) -> None:
+    references = voices()
+    unit = leaky(references).double()
+    unit = unit / unit.abs().max()
+    for peak in (torch.finfo(dtype).max / 2, torch.finfo(dtype).tiny * 1e3):
+        scores = mapss((unit * peak).to(dtype), references)
+        assert scores.ps.isfinite().all()
+        assert scores.pm.isfinite().all()
+
+
+def test_a_loud_estimate_is_not_clipped(mapss: MAPSS) -> None:
+    references = voices()
+    unit = leaky(references) / leaky(references).abs().max()
+    loud, normal = (scores_of(mapss, gain * unit, references) for gain in (25, 1))
+    near(loud, normal, rtol=0, atol=1e-3)
+    slope, quiet = (gradient(mapss, gain * unit, references)[1] for gain in (25, 1))
+    near(25 * slope, quiet, rtol=1e-2, atol=1e-3 * float(quiet.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "full"),
+    [(torch.int16, 2**15), (torch.int32, 2**31), (torch.uint8, 2**7), (torch.int8, 2**7)],
+)
+def test_integers_are_pcm(mapss: MAPSS, dtype: torch.dtype, full: int) -> None:
+    references = voices()
+    offset = 128 if dtype == torch.uint8 else 0
+
+    def pcm(wave: Tensor) -> Tensor:
+        return ((wave.double() * full).round().clamp(1 - full, full - 1) + offset).to(dtype)
+
+    given = pcm(leaky(references)), pcm(references)
+    floats = (((x.double() - offset) / full).float() for x in given)
+    near(scores_of(mapss, *given), scores_of(mapss, *floats), rtol=0, atol=1e-3)
+
+
+def test_scores_of_any_estimate_stay_in_the_unit_interval(mapss: MAPSS) -> None:
+    references = voices()
+    made = {
+        "perfect": references,
+        "leaky": leaky(references),
+        "noise": torch.randn(references.shape, generator=torch.Generator().manual_seed(3)),
+        "inverted": -references,
+        "swapped": references.flip(1),
+        "clipped": references.clamp(-0.01, 0.01),
+        "mixture": references.sum(1, keepdim=True).expand_as(references),
+        "constant": torch.full_like(references, 0.3),
+        "click": torch.zeros_like(references).index_fill_(-1, torch.tensor([4000]), 1.0),
+    }
+    found, bank = {}, mapss.prepare(references)
+    for name, estimates in made.items():
+        scores = mapss(estimates, bank)
+        for value in (scores.ps, scores.pm):
+            assert 0.0 <= float(value.min()) <= float(value.max()) <= 1.0, name
+        assert (scores.log_pm <= 0.0).all(), name
+        utterance = scores.utterance()
+        found[name] = torch.stack([utterance.ps, utterance.pm])
+        gradient(mapss, estimates, bank)
+    for name in ("leaky", "noise", "swapped", "clipped", "mixture"):
+        assert (found[name] < found["perfect"]).all(), name
+    assert (found["swapped"] < 0.1).all()
