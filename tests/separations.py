@@ -85,6 +85,15 @@ def write_manifest(
     return save_manifest(folder, entries)
 
 
+def score_set(path: Path, out: Path, mapss: MAPSS | None = None, **options: Any) -> Any:
+    """What a run over a manifest finds, with :func:`small_mapss` unless another is given."""
+    from torch_mapss.evaluation.manifest import load_manifest
+    from torch_mapss.evaluation.options import request_of
+    from torch_mapss.evaluation.run import run
+
+    return run(load_manifest(path), out, mapss or small_mapss(), request_of(options))
+
+
 def save_manifest(folder: Path, entries: Any, name: str = "manifest.json") -> Path:
     """The entries as a manifest in ``folder``."""
     path = folder / name
@@ -105,9 +114,6 @@ WILD = "<script>alert('1')</script> \"é\" 声"
 
 def wild_results(folder: Path) -> Path:
     """Results of two mixtures and systems; one name is a script, files have blanks and '#'."""
-    from torch_mapss.evaluation.manifest import load_manifest
-    from torch_mapss.evaluation.run import run
-
     entries = []
     for k in range(2):
         truth = sources(2, 1.0, seed=k)
@@ -130,5 +136,5 @@ def wild_results(folder: Path) -> Path:
                 "mixture": f"mix{k}.wav",
             }
         )
-    run(load_manifest(save_manifest(folder, entries)), folder / "results", small_mapss)
+    score_set(save_manifest(folder, entries), folder / "results")
     return folder / "results"

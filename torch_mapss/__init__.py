@@ -50,7 +50,8 @@ _HOMES = {
     "Bleed": "torch_mapss.metrics",
     "PerceptualSeparation": "torch_mapss.metrics",
     "PerceptualMatch": "torch_mapss.metrics",
-    "evaluate": "torch_mapss.evaluation.scorer",
+    "evaluate": "torch_mapss.evaluation.score",
+    "evaluate_set": "torch_mapss.evaluation.run",
     "Report": "torch_mapss.evaluation.report",
     "match_sources": "torch_mapss.audio",
     "compare": "torch_mapss.evaluation.comparison",
@@ -74,7 +75,8 @@ if TYPE_CHECKING:  # the same, for type checkers
     from torch_mapss.encoders import load_encoder as load_encoder
     from torch_mapss.evaluation.comparison import compare as compare
     from torch_mapss.evaluation.report import Report as Report
-    from torch_mapss.evaluation.scorer import evaluate as evaluate
+    from torch_mapss.evaluation.run import evaluate_set as evaluate_set
+    from torch_mapss.evaluation.score import evaluate as evaluate
     from torch_mapss.metrics import Bleed as Bleed
     from torch_mapss.metrics import Clearance as Clearance
     from torch_mapss.metrics import Fidelity as Fidelity

@@ -18,7 +18,7 @@ import pandas
 import pytest
 from pandas.testing import assert_frame_equal
 from scipy import stats
-from separations import environment, save_manifest, small_mapss, write_manifest
+from separations import environment, save_manifest, score_set, small_mapss, write_manifest
 
 import torch_mapss
 from torch_mapss.evaluation import cli
@@ -31,11 +31,8 @@ from torch_mapss.evaluation.comparison import (
     compare_items,
 )
 from torch_mapss.evaluation.comparison_rows import outlier
-from torch_mapss.evaluation.manifest import load_manifest
 from torch_mapss.evaluation.measures import COLUMNS, RANKED
-from torch_mapss.evaluation.request import Request
 from torch_mapss.evaluation.results import load_results
-from torch_mapss.evaluation.run import run
 
 Scores = dict[str, list[float]]
 
@@ -336,7 +333,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out")
-    run(load_manifest(manifest), out, small_mapss)
+    score_set(manifest, out)
     return out
 
 
@@ -344,7 +341,7 @@ def one_system(manifest: Path, name: str, out: Path, **options: Any) -> Path:
     entries = json.loads(manifest.read_text(encoding="utf-8"))
     less = [{**e, "systems": {name: e["systems"][name]}} for e in entries]
     path = save_manifest(manifest.parent, less, f"{name}.json")
-    run(load_manifest(path), out, lambda: small_mapss(**options))
+    score_set(path, out, small_mapss(**options))
     return out
 
 
@@ -370,8 +367,8 @@ def test_folders_of_other_settings_are_refused(
 
 
 def test_bounds_are_no_other_settings(manifest: Path, folder: Path, tmp_path: Path) -> None:
-    asked = Request(bounds=True, bounds_convention="derived", tail="bootstrap")
-    run(load_manifest(manifest), tmp_path, small_mapss, asked)
+    asked = {"bounds": True, "bounds_convention": "derived", "tail": "bootstrap"}
+    score_set(manifest, tmp_path, **asked)
     other = load_results(tmp_path)
     assert_frame_equal(compare([folder, other]).pairs, compare(folder).pairs)
     other.items.loc[other.items.index[0], "ps"] += 0.1
@@ -382,7 +379,7 @@ def test_bounds_are_no_other_settings(manifest: Path, folder: Path, tmp_path: Pa
 def test_other_references_are_refused(folder: Path, tmp_path: Path) -> None:
     other = write_manifest(tmp_path / "set", 2, ("third",))
     (tmp_path / "set/m1/truth/a.wav").write_bytes((tmp_path / "set/m0/truth/a.wav").read_bytes())
-    run(load_manifest(other), tmp_path / "out", small_mapss)
+    score_set(other, tmp_path / "out")
     with pytest.raises(ValueError, match="mixture_id") as it:
         compare([folder, tmp_path / "out"])
     assert "'m1'" in str(it.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -20,36 +21,32 @@ def test_durations(seconds: float, text: str) -> None:
     assert console.duration(seconds) == text
 
 
-def test_states() -> None:
-    assert console.state(0, 4, "mixture", 31.0) == "0 of 4 mixtures done, 4 left, 31 s so far"
-    assert console.state(1, 4, "mixture", 40.0).endswith("40 s so far, about 2 min left")
-
-
 def test_lines_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console, "INTERVAL", 0.05)
-    for _ in console.progress([1, 2], desc="scoring", unit="mixture"):
-        time.sleep(0.13)  # a single item may take longer than the interval
+    with console.Bar(4.0, "scoring") as bar:
+        for done in (1.0, 2.0, 4.0):
+            time.sleep(0.1)
+            bar.to(done, "m1")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("torch-mapss: scoring: 0 of 2 mixtures done, 2 left")
-    assert any("1 of 2 mixtures done, 1 left" in line and "min" not in line for line in lines)
-    assert 3 <= len(lines) <= 6
-    time.sleep(0.12)
-    assert capsys.readouterr().err == ""  # the end is the end
-    list(console.progress([1, 2], quiet=True))
+    assert lines
+    assert all(line.startswith("torch-mapss: scoring: ") for line in lines)
+    assert any("50%, m1, " in line and "left" in line for line in lines)
+    with console.Bar(4.0, "scoring", quiet=True) as bar:
+        bar.to(2.0)
     assert capsys.readouterr().err == ""
 
 
-def test_stages_without_a_terminal(
+def test_a_bar_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(console, "INTERVAL", 0.03)
-    with console.stages(3, quiet=False) as stage:
-        assert stage is not None
-        stage("reading files")
-        time.sleep(0.08)
-    assert "torch-mapss: reading files (stage 1 of 3), 0 s so far" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with console.Bar(4.0, "scoring") as bar:
+        bar.to(2.0, "m1")
+        time.sleep(0.3)
+        bar.to(4.0)
+    assert "scoring: 100%|" in capsys.readouterr().err
 
 
 def test_a_report_is_five_lines_and_a_small_table(tmp_path: Path) -> None:

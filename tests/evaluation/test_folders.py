@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from separations import leaky, sources, write
+import soundfile
+import torch
+from separations import sources, write
 
 from torch_mapss.evaluation import cli
-from torch_mapss.evaluation.folders import read_folders
-from torch_mapss.evaluation.manifest import ManifestError, load_manifest
+from torch_mapss.evaluation.folders import Corpus, read_folders
+from torch_mapss.evaluation.manifest import ManifestError
 
-QUICK = ("--encoder", "mel", "--bank-size", "5", "--quiet")
+SONGS = ("song1", "song2", "song10")
 
 
 def touch(root: Path, *names: str) -> str:
@@ -25,31 +26,132 @@ def touch(root: Path, *names: str) -> str:
     return str(root)
 
 
-def grid(outer: Sequence[str], inner: Sequence[str], suffix: str = ".wav") -> list[str]:
-    return [f"{one}/{other}{suffix}" for one in outer for other in inner]
+def grid(outer: Sequence[str], inner: Sequence[str], form: str = "{}/{}.wav") -> list[str]:
+    return [form.format(one, other) for one in outer for other in inner]
 
 
-def refused(*arguments: object, **options: object) -> tuple[str, ...]:
+def refused(*arguments: object, **options: object) -> str:
     with pytest.raises(ManifestError) as error:
         read_folders(*arguments, **options)  # type: ignore[arg-type]
-    return error.value.problems
+    return "\n".join(error.value.problems)
+
+
+def pairs(corpus: Corpus, system: str = "A") -> list[tuple[str, str, str, str | None]]:
+    """Mixture, source, names of reference and estimate."""
+    return [
+        (m.name, source, Path(ref).name, None if est is None else Path(est).name)
+        for m in corpus.mixtures
+        for source, ref, est in zip(m.sources, m.references, m.systems[system])
+    ]
 
 
 # ------------------------------------------------------------------------------------------------
-# What is understood
+# The layouts of test sets
 # ------------------------------------------------------------------------------------------------
 
+STEMS = ("bass", "drums", "other", "vocals")
+# Name -> files of references, files of the system, templates that say the same, sources.
+LAYOUTS = {
+    "musdb": (
+        grid(SONGS, (*STEMS, "mixture")),
+        grid(SONGS, STEMS),
+        ("{mixture}/{source}.wav", "{mixture}/{source}.wav"),
+        STEMS,
+    ),
+    "librimix": (
+        grid(("s1", "s2", "noise", "mix_clean", "mix_both"), ("1_2", "3_4", "5_6")),
+        grid(("s1", "s2"), ("1_2", "3_4", "5_6")),
+        ("{source}/{mixture}.wav", "{source}/{mixture}.wav"),
+        ("s1", "s2"),
+    ),
+    "wsj0-2mix": (
+        grid(("mix", "s1", "s2"), ("011a_2", "012b_-1", "013c_0")),
+        grid(("011a_2", "012b_-1", "013c_0"), ("s1", "s2")),
+        ("{source}/{mixture}.wav", "{mixture}/{source}.wav"),
+        ("s1", "s2"),
+    ),
+    "asteroid": (
+        grid(("ex_1", "ex_2", "ex_3"), ("s1", "s2", "mixture", "s1_estimate", "s2_estimate")),
+        grid(("ex_1", "ex_2", "ex_3"), ("s1_estimate", "s2_estimate")),
+        ("{mixture}/{source}.wav", "{mixture}/{source}_estimate.wav"),
+        ("s1", "s2"),
+    ),
+    "one folder": (
+        grid(SONGS, STEMS),
+        grid(SONGS, STEMS, "{}_{}.wav"),
+        ("{mixture}/{source}.wav", "{mixture}_{source}.wav"),
+        STEMS,
+    ),
+    "names with underscores": (
+        grid(("a_b", "c"), ("vocals", "drums"), "{}_{}.wav"),
+        grid(("a_b", "c"), ("vocals", "drums")),
+        ("{mixture}_{source}.wav", "{mixture}/{source}.wav"),
+        ("drums", "vocals"),
+    ),
+}
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_folder_per_mixture(tmp_path: Path, known: bool) -> None:
-    names = ("bass", "vocals") if known else ("x", "y")
-    songs = ("song2", "song10", "song1")
-    truth = touch(tmp_path / "r", *grid(songs, [*names, "mixture"]), "song1/notes.txt")
-    made = touch(tmp_path / "a", *grid(songs, names, ".flac"))
+
+@pytest.mark.parametrize("templates", [False, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_test_sets(tmp_path: Path, name: str, templates: bool) -> None:
+    references, estimates, forms, names = LAYOUTS[name]
+    truth, made = touch(tmp_path / "r", *references), touch(tmp_path / "a", *estimates)
+    if templates:
+        truth, made = (f"{root}/{form}" for root, form in zip((truth, made), forms))
     corpus = read_folders(truth, {"A": made})
-    assert corpus.layout == "mixture"
-    assert corpus.sources == names
-    assert [mixture.name for mixture in corpus.mixtures] == ["song1", "song2", "song10"]
+    count = len(estimates) // len(names)
+    assert len(corpus.mixtures) == count
+    for mixture in corpus.mixtures:
+        assert mixture.sources == names
+        for source, reference, estimate in zip(
+            names, mixture.references, mixture.systems["A"], strict=True
+        ):
+            for path in (reference, estimate):
+                assert path is not None
+                assert source in path
+                assert mixture.name in path
+    if name in ("librimix", "asteroid"):
+        assert any("set aside" in note for note in corpus.notes)
+    if name == "librimix":
+        assert "'noise'" in "".join(corpus.notes)
+
+
+def test_enhancement_sets_have_noise_as_second_reference(tmp_path: Path) -> None:
+    """Clean, noisy, enhanced: noise = noisy - clean."""
+    speech, noise = sources(2, 0.3)
+    for k in ("1", "2"):
+        write(tmp_path / "clean" / f"clean_fileid_{k}.wav", speech, 16_000)
+        write(tmp_path / "noisy" / f"book_9_snr5_fileid_{k}.wav", speech + noise, 16_000)
+        write(tmp_path / "enh" / f"enh_fileid_{k}.wav", speech + 0.1 * noise, 16_000)
+    given = [f"{tmp_path}/{d}/*_fileid_{{mixture}}.wav" for d in ("clean", "noisy", "enh")]
+    derived = tmp_path / "out" / "noise"
+    corpus = read_folders(given[0], {"A": given[2]}, noisy=given[1], derived=str(derived))
+    assert [m.sources for m in corpus.mixtures] == [("speech", "noise")] * 2
+    assert corpus.mixtures[0].systems["A"][1] is None
+    made, rate = soundfile.read(corpus.mixtures[0].references[1])
+    assert rate == 16_000
+    torch.testing.assert_close(torch.tensor(made).float(), noise, atol=1e-6, rtol=0)
+    stamp = (derived / "1.wav").stat().st_mtime_ns
+    read_folders(given[0], {"A": given[2]}, noisy=given[1], derived=str(derived))
+    assert (derived / "1.wav").stat().st_mtime_ns == stamp
+    write(tmp_path / "noisy" / "book_9_snr5_fileid_2.wav", noise[:1000], 16_000)
+    text = refused(given[0], {"A": given[2]}, noisy=given[1], derived=str(derived))
+    assert "mixture '2'" in text
+    assert "noisy and clean differ" in text
+    assert "--noisy" in refused(given[0], {"A": given[2]})
+
+
+# ------------------------------------------------------------------------------------------------
+# What is understood besides
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [("bass", "vocals"), ("x", "y")])
+def test_a_folder_per_mixture(tmp_path: Path, names: tuple[str, str]) -> None:
+    truth = touch(tmp_path / "r", *grid(SONGS, [*names, "mixture"]), "song1/notes.txt")
+    made = touch(tmp_path / "a", *grid(SONGS, names, "{}/{}.flac"))
+    corpus = read_folders(truth, {"A": made})
+    assert [mixture.name for mixture in corpus.mixtures] == list(SONGS)
     first = corpus.mixtures[0]
     assert first.references == tuple(f"{truth}/song1/{name}.wav" for name in names)
     assert first.systems == {"A": tuple(f"{made}/song1/{name}.flac" for name in names)}
@@ -57,35 +159,12 @@ def test_a_folder_per_mixture(tmp_path: Path, known: bool) -> None:
     assert first.source_names == names
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_folder_per_source(tmp_path: Path, known: bool) -> None:
-    names = ("s1", "s2") if known else ("left", "right")
-    truth = touch(tmp_path / "r", *grid([*names, "mix_clean", "mix_both"], ("0001", "0002", "7")))
-    made = touch(tmp_path / "a", *grid(names, ("0001", "0002", "7")))
-    corpus = read_folders(truth, {"A": made})
-    assert corpus.layout == "source"
-    assert corpus.sources == names
-    assert {mixture.name for mixture in corpus.mixtures} == {"0001", "0002", "7"}
-    assert corpus.mixtures[0].mixture is None  # which of the two, nobody knows
-    assert "a folder per source: 3 mixtures of the 2 sources" in corpus.notes[0]
-
-
-def test_layouts_of_references_and_systems_may_differ(tmp_path: Path) -> None:
-    truth = touch(tmp_path / "r", *grid(("s1", "s2"), ("a", "b", "c")))
-    made = touch(tmp_path / "a", *grid(("a", "b", "c"), ("s1", "s2")))
-    (first, *_) = read_folders(truth, {"A": made}).mixtures
-    assert first.systems["A"] == (f"{made}/a/s1.wav", f"{made}/a/s2.wav")
-
-
 def test_trees_may_be_deeper(tmp_path: Path) -> None:
-    files = [f"{part}/{source}/{k}.wav" for part in ("dev", "test") for source in ("s1", "s2")
-             for k in range(3)]  # fmt: skip
+    files = [f"{p}/{s}/{k}.wav" for p in ("dev", "test") for s in ("s1", "s2") for k in range(3)]
     truth, made = touch(tmp_path / "r", *files), touch(tmp_path / "a", *files)
     corpus = read_folders(truth, {"A": made})
-    assert corpus.sources == ("s1", "s2")
-    assert [m.name for m in corpus.mixtures] == [
-        f"{p}/{k}" for p in ("dev", "test") for k in range(3)
-    ]
+    names = [f"{p}/{k}" for p in ("dev", "test") for k in range(3)]
+    assert [m.name for m in corpus.mixtures] == names
     assert corpus.mixtures[0].references[1] == f"{truth}/dev/s2/0.wav"
 
 
@@ -105,25 +184,52 @@ def test_what_a_system_lacks_throughout_is_null(tmp_path: Path) -> None:
     corpus = read_folders(truth, {"whole": whole, "voice": voice})
     assert corpus.mixtures[1].systems["voice"] == (None, None, f"{voice}/b/vocals.wav")
     told = "\n".join(corpus.notes)
-    assert "'voice': a folder per mixture; no estimate of 'bass', 'drums'" in told
-    assert "left out, as no reference: 'other'" in told
-    assert "1 mixtures without references left out" in told
+    assert "'voice': no estimate of 'bass', 'drums'" in told
+    assert "'whole': 1 mixtures without references" in told
 
 
-def test_sources_may_be_chosen(tmp_path: Path) -> None:
+def test_sources_are_chosen_by_name(tmp_path: Path) -> None:
     items = ("a", "b", "c")
     truth = touch(tmp_path / "r", *grid(("s1", "s2", "noise"), items))
     made = touch(tmp_path / "a", *grid(("s1", "s2"), items))
-    (problem,) = refused(truth, {"A": made})
-    assert "no system estimates 'noise'" in problem
-    assert "--sources s1 s2 leaves it out" in problem
-    assert read_folders(truth, {"A": made}, sources=["s2", "s1"]).sources == ("s2", "s1")
-    kept = read_folders(truth, {"A": made}, sources=["s1", "s2", "noise"])
-    assert kept.mixtures[0].systems["A"][2] is None
-    assert (
-        "must name at least two different ones of 'noise', 's1', 's2', got 's1', 's3'"
-        in (refused(truth, {"A": made}, sources=["s1", "s3"])[0])
+    assert read_folders(truth, {"A": made}).mixtures[0].sources == ("s1", "s2")
+    chosen = read_folders(truth, {"A": made}, sources=["noise", "s2", "s1"])
+    assert chosen.mixtures[0].sources == ("noise", "s2", "s1")
+    assert "'s3'" in refused(truth, {"A": made}, sources=["s1", "s3"])
+    assert "two sources" in refused(truth, {"A": made}, sources=["s1"])
+
+
+@pytest.mark.parametrize("layout", ["{}/{}.wav", "{}/{}/take.wav"])
+def test_mixtures_may_have_sources_of_their_own(tmp_path: Path, layout: str) -> None:
+    """A set whose tracks have different stems, also in a folder each."""
+    files = grid(("t1",), ("vocals", "bass"), layout) + grid(("t2",), ("vocals", "guitar"), layout)
+    truth, made = touch(tmp_path / "r", *files), touch(tmp_path / "a", *files)
+    corpus = read_folders(truth, {"A": made})
+    assert [m.sources for m in corpus.mixtures] == [("bass", "vocals"), ("guitar", "vocals")]
+    (said,) = [note for note in corpus.notes if "lack" in note]
+    assert "'bass' in 1" in said
+    assert "all have 'vocals'" in said
+    assert len(corpus.notes) == 2
+
+
+def test_names_in_two_unicode_forms_are_paired(tmp_path: Path) -> None:
+    one, other = (unicodedata.normalize(form, "Café Olé") for form in ("NFC", "NFD"))
+    truth = touch(tmp_path / "r", *grid((one, "b", "c"), ("é", "x")))
+    made = touch(tmp_path / "a", *grid((other, "b", "c"), (unicodedata.normalize("NFD", "é"), "x")))
+    corpus = read_folders(truth, {"A": made}, sources=[unicodedata.normalize("NFD", "é"), "x"])
+    assert len(corpus.mixtures) == 3
+    for mixture in corpus.mixtures:
+        assert all(Path(path).exists() for path in (*mixture.references, *mixture.systems["A"]))
+
+
+def test_a_template_may_name_a_part_twice(tmp_path: Path) -> None:
+    truth = touch(tmp_path / "r", *grid(SONGS, ("x", "y"), "{0}/{0}-{1}.wav"))
+    made = touch(tmp_path / "a", *grid(SONGS, ("x", "y"), "v2-{0}/{1}.flac"))
+    corpus = read_folders(
+        f"{truth}/{{mixture}}/{{mixture}}-{{source}}.wav",
+        {"A": f"{made}/*-{{mixture}}/{{source}}.flac"},
     )
+    assert pairs(corpus)[0] == ("song1", "x", "song1-x.wav", "x.flac")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -131,135 +237,51 @@ def test_sources_may_be_chosen(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-def test_a_square_of_unknown_names_must_be_told(tmp_path: Path) -> None:
-    square = grid(("p", "q"), ("x", "y"))
-    truth, made = touch(tmp_path / "r", *square), touch(tmp_path / "a", *square)
-    (problem,) = refused(truth, {"A": made})
-    assert "a folder per mixture: 2 mixtures of the 2 sources 'x', 'y'" in problem
-    assert "a folder per source: 2 mixtures of the 2 sources 'p', 'q'" in problem
-    assert read_folders(truth, {"A": made}, layout="mixture").sources == ("x", "y")
-    assert read_folders(truth, {"A": made}, layout="source").sources == ("p", "q")
+def test_gaps_are_told_in_a_sentence_each(tmp_path: Path) -> None:
+    truth = touch(tmp_path / "r", *grid(SONGS, ("x", "y")))
+    made = touch(tmp_path / "a", *grid(("song1", "Song2"), ("x", "y")))
+    text = refused(truth, {"A": made})
+    assert "system 'A' lacks 2 of 3 mixtures" in text
+    assert "'Song2'" in text
+    made = touch(tmp_path / "b", *grid(("song1", "song2"), ("x", "y")), "song10/x.wav")
+    assert "system 'B' lacks 'y' of 'song10'" in refused(truth, {"B": made})
 
 
-@pytest.mark.parametrize(
-    ("layout", "files"),
-    [
-        ("mixture", grid(("m0", "m1"), ("x", "y"))),
-        ("mixture", grid(("p", "q"), ("x", "y", "mixture"))),
-        ("mixture", grid(("mix_p", "mix_q"), ("x", "y"))),
-        ("source", grid(("p", "q"), ("0001", "0002"))),
-        ("source", grid(("p", "q", "mix"), ("x", "y"))),
-        ("source", grid(("p", "q"), ("x", "y", "z"))),
-    ],
-)
-def test_names_tell_what_numbers_do_not(tmp_path: Path, layout: str, files: list[str]) -> None:
-    truth = touch(tmp_path / "r", *files)
-    assert read_folders(truth, {"A": truth}).layout == layout
+def test_what_cannot_be_read_is_shown(tmp_path: Path) -> None:
+    made = touch(tmp_path / "a", *grid(("a", "b"), ("x", "y")))
+    for missing in ("none", "a/a/x.wav"):
+        assert "none" in (text := refused(str(tmp_path / missing), {"A": made})) or "x.wav" in text
+    touch(tmp_path / "empty", "readme.txt")
+    assert "no audio file" in refused(str(tmp_path / "empty"), {"A": made})
+    truth = touch(tmp_path / "r", *grid(("a", "b"), ("x", "y")))
+    both = refused(truth, {"A": made})
+    assert "{mixture}/{source}" in both
+    assert "{source}/{mixture}" in both
+    odd = touch(tmp_path / "odd", *(f"{k}.wav" for k in range(20)))
+    assert "--references 'DIR/{mixture}/{source}.wav'" in refused(odd, {"A": made})
+    template = f"{truth}/{{mixture}}/{{source}}.flac"
+    assert "matches the template" in refused(template, {"A": made})
+    other = touch(tmp_path / "o", "u/v.wav", "u/w.wav")
+    text = refused(f"{truth}/{{mixture}}/{{source}}.wav", {"A": other})
+    assert "expected e.g. mixture 'a' with 'x', 'y'" in text
+    twice = touch(tmp_path / "t", *grid(("a", "b"), ("s1", "s2")), "a/s1.flac")
+    assert "have one name" in refused(twice, {"A": made})
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
-    songs, names = ("one", "two", "three"), ("drums", "vocals")
-    truth = touch(tmp_path / "r", *grid(songs, names))
-    os.remove(tmp_path / "r" / "two" / "drums.wav")
-    short = touch(tmp_path / "s", *grid(songs, names))
-    os.remove(tmp_path / "s" / "one" / "vocals.wav")
-    renamed = touch(tmp_path / "n", *grid(("one", "two", "threee"), names))
-    alien = touch(tmp_path / "x", "1/a.wav")
-    twice = touch(tmp_path / "t", *grid(songs, names), "one/drums.mp3")
-    systems = {"S": short, "N": renamed, "X": alien, "T": twice, "0": str(tmp_path / "nothing")}
-    problems = refused(truth, systems)
-    assert problems[0] == "the references of mixture 'two' lack 'drums'"
-    said = "\n".join(problems)
-    assert "system 'S', mixture 'one': lacks 'vocals', which it has elsewhere" in said
-    assert "system 'N' lacks mixture 'three' (but has 'threee')" in said
-    assert "system 'X': no file below" in said
-    assert "found e.g. '1/a'" in said
-    assert "system 'T':" in said
-    assert "have one name" in said
-    assert "system '0':" in said
-    assert "does not exist" in said
-    assert len(problems) == 6
-
-
-def test_folders_that_are_none(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    (tmp_path / "empty").mkdir()
-    assert "is no folder" in refused(str(file), {})[0]
-    assert "no audio file" in refused(str(tmp_path / "empty"), {})[0]
-    lone = touch(tmp_path / "lone", "a/x.wav", "b/y.wav", "c/z.wav")
-    (problem, *_) = refused(lone, {"A": lone}, layout="mixture")
-    assert problem == "the references of mixture 'a' lack 'y', 'z'"
-    many = touch(
-        tmp_path / "many", *grid([f"m{k}" for k in range(20)], [f"n{k}" for k in range(20)])
-    )
-    assert "cannot be read: expected a folder per mixture" in refused(many, {"A": many})[0]
-
-
-def test_links_in_a_circle_end(tmp_path: Path) -> None:
-    truth = touch(tmp_path / "r", *grid(("a", "b", "c"), ("s1", "s2")), "._hidden/s1.wav")
-    os.symlink(tmp_path / "r", tmp_path / "r" / "a" / "again")
-    assert len(read_folders(truth, {"A": truth}).mixtures) == 3
-
-
-# ------------------------------------------------------------------------------------------------
-# The command
-# ------------------------------------------------------------------------------------------------
-
-
-def corpus_on_disk(folder: Path) -> tuple[str, str]:
-    for k in range(3):
-        truth = sources(2, 0.3, seed=k)
-        for name, true, made in zip(("s1", "s2"), truth, leaky(truth)):
-            write(folder / "refs" / name / f"{k}.wav", true)
-            write(folder / "outs" / f"{k}" / f"{name}.wav", made)
-    return str(folder / "refs"), str(folder / "outs")
-
-
-def test_a_manifest_of_folders_scores_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_command_says_what_it_understood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refs, outs = corpus_on_disk(tmp_path)
-    folders = ["evaluate", "--references", refs, "--system", f"A={outs}", *QUICK]
-    assert cli.main([*folders, "--out", str(tmp_path / "o"), "--write-manifest"]) == 0
-    (entry, *_) = json.loads((tmp_path / "o" / "manifest.json").read_text("utf-8"))
-    assert entry["references"] == ["../refs/s1/0.wav", "../refs/s2/0.wav"]
-    assert entry["systems"] == {"A": ["../outs/0/s1.wav", "../outs/0/s2.wav"]}
-    assert entry["sources"] == ["s1", "s2"]
-    monkeypatch.chdir(tmp_path / "o")  # paths hold wherever it is read from
-    assert len(load_manifest("manifest.json")) == 3
-    assert cli.main(["evaluate", "manifest.json", "--out", str(tmp_path / "p"), *QUICK]) == 0
-    for name in ("scores.csv", "summary.csv"):
-        assert (tmp_path / "o" / name).read_bytes() == (tmp_path / "p" / name).read_bytes()
-    file = tmp_path / "kept" / "m.json"
-    assert cli.main([*folders, "--out", str(tmp_path / "q"), "--write-manifest", str(file)]) == 0
-    assert len(load_manifest(file)) == 3
-
-
-def test_what_was_understood_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refs, outs = corpus_on_disk(tmp_path)
-    options = ["--out", str(tmp_path / "o"), "--encoder", "mel", "--bank-size", "5"]
-    assert cli.main(["evaluate", "--references", refs, "--system", outs, *options]) == 0
-    told = capsys.readouterr().err
-    assert "references: a folder per source: 3 mixtures of the 2 sources 's1', 's2'" in told
-    assert "system 'outs': a folder per mixture" in told
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ([], "nothing to score"),
-        (["--references", "r"], "nothing to score"),
-        (["m.json", "--references", "r"], "exclude each other"),
-        (["--references", "r", "--system", "A=a", "A=b"], "(twice)"),
-        (["--references", "r", "--system", "=a"], "must be NAME=DIR"),
-        (["--references", "nowhere", "--system", "A=a"], "'nowhere' does not exist"),
-    ],
-)
-def test_wrong_use_of_folders(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], message: str
-) -> None:
-    assert cli.main(["evaluate", *given, "--out", str(tmp_path / "o"), *QUICK]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    for k in range(2):
+        for name, wave in zip(("vocals", "drums"), sources(2, 0.3, seed=k)):
+            write(tmp_path / "refs" / f"song{k}" / f"{name}.wav", wave)
+            write(tmp_path / "outA" / f"song{k}_{name}.wav", wave * 0.9)
+    given = ["evaluate", "--references", f"{tmp_path}/refs", "--encoder", "mel"]
+    given += ["--measures", "decomposition", "--out", str(tmp_path / "out")]
+    assert cli.main([*given, "--system", f"A={tmp_path}/outA/{{mixture}}_{{source}}.wav"]) == 0
+    out, err = capsys.readouterr()
+    assert "2 mixtures of the 2 sources 'drums', 'vocals'" in err
+    assert out.splitlines()[2].split()[0] == "A"
+    assert cli.main([*given, "--system", "A=x", "A=y"]) == 2
+    assert "(twice)" in capsys.readouterr().err
+    assert cli.main([*given, "m.json"]) == 2
+    assert "exclude each other" in capsys.readouterr().err

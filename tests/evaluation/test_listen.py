@@ -12,7 +12,7 @@ import pytest
 import soundfile
 import torch
 from pandas import DataFrame
-from separations import leaky, small_mapss, sources, write_all, write_manifest
+from separations import leaky, score_set, sources, write_all, write_manifest
 
 from torch_mapss import audio
 from torch_mapss.evaluation import cli
@@ -25,10 +25,8 @@ from torch_mapss.evaluation.listen_ratings import (
     read_key,
     read_ratings,
 )
-from torch_mapss.evaluation.manifest import load_manifest
 from torch_mapss.evaluation.ratings import load_ratings
 from torch_mapss.evaluation.results import Results, load_results, records
-from torch_mapss.evaluation.run import run
 
 yaml = pytest.importorskip("yaml")
 SYSTEMS = ("one", "two", "three", "four")
@@ -40,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_manifest(root, 4, SYSTEMS, seconds=1.0)
     quiet = 1e-3 * leaky(sources(2, 1.0, seed=2), 0.2)  # levels differ between systems
     write_all(root / "m2" / "two", quiet)
-    run(load_manifest(path), root / "out", small_mapss)
+    score_set(path, root / "out")
     return root / "out"
 
 

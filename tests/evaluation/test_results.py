@@ -1,10 +1,12 @@
-"""Folders of results: what is written beside the tables, and what is read back."""
+"""What a run leaves behind, read back: frames, tables, names, hashes, where the audio lies."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from separations import leaky, save_manifest, small_mapss, sources, write, write_manifest
+from pandas.testing import assert_frame_equal
+from separations import (
+    leaky,
+    save_manifest,
+    score_set,
+    small_mapss,
+    sources,
+    write,
+    write_manifest,
+)
 
-from torch_mapss import evaluate
+from torch_mapss import compare, evaluate, evaluate_set
 from torch_mapss.evaluation import frame_store
 from torch_mapss.evaluation.manifest import ManifestError, load_manifest
-from torch_mapss.evaluation.measures import MEASURES
-from torch_mapss.evaluation.progress import file_name
-from torch_mapss.evaluation.request import Request
+from torch_mapss.evaluation.measures import COLUMNS, FRAME_SCORES
 from torch_mapss.evaluation.results import Results, load_results, records
-from torch_mapss.evaluation.run import run
 
 
 def with_extras(folder: Path) -> Path:
@@ -35,7 +43,7 @@ def with_extras(folder: Path) -> Path:
 
 
 def scored(path: Path, out: Path, **options: Any) -> Results:
-    run(load_manifest(path), out, small_mapss, **options)
+    score_set(path, out, **options)
     return load_results(out)
 
 
@@ -65,8 +73,8 @@ def test_frames_are_those_of_the_report(manifest: Path, results: Results) -> Non
     frames = found.systems["bad"]
     np.testing.assert_array_equal(frames.active, report.active.numpy())
     np.testing.assert_array_equal(frames.attributed, [0, 1])
-    for name in frame_store.FIELDS:
-        values = getattr(frames, name)
+    assert set(frames.scores) == set(FRAME_SCORES)
+    for name, values in frames.scores.items():
         assert values.dtype == np.float32
         np.testing.assert_allclose(values, getattr(report, name).numpy(), rtol=1e-6)
 
@@ -79,38 +87,33 @@ def test_rows_are_the_means_of_the_frames(results: Results) -> None:
         assert row["frames"] == active.sum()
         foreign = frames.foreign_distance[place][active].astype(float)
         means = {"foreign_distance": foreign.mean(), "log_foreign_distance": np.log(foreign).mean()}
-        means |= {n: getattr(frames, n)[place][active].mean() for n in ("ps", "pm", "log_pm")}
-        for name in MEASURES:
+        means |= {n: frames.scores[n][place][active].mean() for n in ("ps", "pm", "log_pm")}
+        means["clearance"] = np.nanmean(frames.scores["clearance"][place])
+        for name in means:
             assert row[name] == pytest.approx(means[name], rel=1e-5)
-
-
-def test_items_and_sets_are_means_below(results: Results) -> None:
-    for item in records(results.items):
-        rows = [
-            row
-            for row in records(results.scores)
-            if (row["mixture_id"], row["system"]) == (item["mixture_id"], item["system"])
-        ]
-        assert item["estimates"] == len(rows)
-        assert (item["references"], item["seconds"]) == (2, pytest.approx(0.3))
-        for name in MEASURES:
-            assert item[name] == pytest.approx(np.mean([row[name] for row in rows]), rel=1e-8)
-    for one in records(results.summary):
-        own = [item for item in records(results.items) if item["system"] == one["system"]]
-        for name in MEASURES:
-            assert one[name] == pytest.approx(np.mean([item[name] for item in own]), rel=1e-8)
 
 
 def test_cells_have_the_type_of_their_column(results: Results) -> None:
     row = records(results.scores)[0]
     for name in ("source_index", "frames", "total_frames", "estimate_rate", "silent"):
         assert type(row[name]) is int, name
-    for name in (*MEASURES, "log_pm_median", "estimate_bandwidth", "lag_ms"):
+    for name in (*COLUMNS, "estimate_bandwidth", "lag_ms"):
         assert type(row[name]) is float, name
     for name in ("mixture_id", "source", "estimate"):
         assert type(row[name]) is str, name
-    assert math.isnan(row["ps_tail"])
+    assert "ps_tail" not in row
     assert type(records(results.summary)[0]["rates"]) is str
+    assert results.measures == tuple(COLUMNS)
+    for item in records(results.items):
+        assert (item["references"], item["seconds"]) == (2, pytest.approx(0.3))
+
+
+def test_the_statement_says_what_was_done(results: Results) -> None:
+    text = results.statement()
+    assert text.startswith("2 systems on 2 mixtures (0.0 min; 0 pairs failed), protocol ")
+    for part in (str(results.protocol), "encoder mel", "convention paper", "5, 5, "):
+        assert part in text
+    assert f"torch {torch.__version__}" in text
 
 
 def test_names_and_paths(manifest: Path, results: Results) -> None:
@@ -163,8 +166,8 @@ def test_lost_frames_are_scored_again(manifest: Path, tmp_path: Path) -> None:
         first.frames("m1")
     again = scored(manifest, tmp_path).frames("m1")
     for system in before.systems:
-        for one, other in zip(before.systems[system], again.systems[system]):
-            np.testing.assert_array_equal(one, other)
+        for name, values in before.systems[system].scores.items():
+            np.testing.assert_array_equal(values, again.systems[system].scores[name])
 
 
 def test_a_system_that_is_added_joins_the_file(manifest: Path, tmp_path: Path) -> None:
@@ -194,7 +197,7 @@ def test_trimmed_systems_of_unlike_length_share_a_file(tmp_path: Path) -> None:
     path = write_manifest(tmp_path / "set", 1)
     short = leaky(sources(seconds=0.3))[0, :4000]
     write(tmp_path / "set/m0/good/a.wav", short)
-    found = scored(path, tmp_path / "out", request=Request(trim=True)).frames("m0")
+    found = scored(path, tmp_path / "out", trim=True).frames("m0")
     good, bad = found.systems["good"], found.systems["bad"]
     assert good.ps.shape == bad.ps.shape == (2, len(found.times))
     assert not good.active[:, -2:].any()
@@ -204,8 +207,8 @@ def test_trimmed_systems_of_unlike_length_share_a_file(tmp_path: Path) -> None:
 def test_mixtures_of_several_folders_keep_their_audio(tmp_path: Path) -> None:
     one = load_manifest(write_manifest(tmp_path / "x", 1))[0]
     other = load_manifest(write_manifest(tmp_path / "y", 1))[0]._replace(name="other")
-    run([one, other], tmp_path / "out", small_mapss)
-    results = load_results(tmp_path / "out")
+    results = evaluate_set([one, other], out=tmp_path / "out", mapss=small_mapss())
+    assert results is not None
     assert results.audio("m0").references[0] == str(tmp_path / "x/m0/truth/a.wav")
     assert results.audio("other").references[0] == str(tmp_path / "y/m0/truth/a.wav")
 
@@ -257,6 +260,59 @@ def test_manifests_with_wrong_extras(tmp_path: Path, extra: dict[str, Any], mess
         load_manifest(save_manifest(tmp_path, [entries[0] | extra]))
 
 
-def test_names_that_no_file_system_takes_have_a_file() -> None:
-    assert file_name("\ud800").isascii()
-    assert file_name("\ud800") != file_name("\ud801")
+# ----------------------------------------------------------------------- spreadsheet programs
+
+
+@pytest.mark.parametrize("change", ["bom", "semicolons", "semicolons and decimal commas"])
+def test_tables_saved_by_a_spreadsheet_program_read_the_same(
+    results: Results, tmp_path: Path, change: str
+) -> None:
+    folder = tmp_path / "res"
+    shutil.copytree(results.folder, folder)
+    for name in ("scores.csv", "items.csv", "summary.csv"):
+        with open(folder / name, encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))
+        if change.endswith("commas"):
+            rows = [[re.sub(r"^(-?\d+)\.(\d+)$", r"\1,\2", cell) for cell in row] for row in rows]
+        with open(folder / name, "w", encoding="utf-8-sig", newline="") as file:
+            csv.writer(file, delimiter="," if change == "bom" else ";").writerows(rows)
+    found = load_results(folder)
+    for name in ("scores", "items", "summary"):
+        expected = getattr(results, name)
+        assert_frame_equal(getattr(found, name), expected, check_index_type=False)
+    assert_frame_equal(compare(found).pairs, compare(results).pairs)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("mixture_id", "mixture", ["'mixture_id'"]),
+        ("m1,", "1,", ["'1'", "mixtures.json"]),
+        ("\nm0,good", "\nm0,Good", ["'Good'", "mixtures.json"]),
+    ],
+)
+def test_tables_that_were_changed_are_refused(
+    results: Results, tmp_path: Path, old: str, new: str, said: list[str]
+) -> None:
+    folder = tmp_path / "res"
+    shutil.copytree(results.folder, folder)
+    text = (folder / "items.csv").read_text(encoding="utf-8")
+    assert old in text
+    (folder / "items.csv").write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(ValueError) as error:
+        load_results(folder)
+    for part in ("items.csv", *said):
+        assert part in str(error.value)
+
+
+def test_a_cell_that_is_no_number_is_named(results: Results, tmp_path: Path) -> None:
+    folder = tmp_path / "res"
+    shutil.copytree(results.folder, folder)
+    lines = (folder / "items.csv").read_text(encoding="utf-8").splitlines()
+    place = lines[0].split(",").index("ps")
+    cells = lines[2].split(",")
+    cells[place] = '"0,94"'
+    lines[2] = ",".join(cells)
+    (folder / "items.csv").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"items\.csv', line 3: ps must be a number, got '0,94'"):
+        load_results(folder)

@@ -67,7 +67,7 @@ def test_a_closed_pipe_loses_no_file(folder: Path, tmp_path: Path, unbuffered: s
     code, said = into_a_closed_pipe(arguments, PYTHONUNBUFFERED=unbuffered)
     assert (code, said) == (0, "")
     names = {path.name for path in out.iterdir()}
-    assert {"scores.csv", "ps.csv", "pm.csv", "report.json", "scores.png"} <= names
+    assert {"scores.csv", "frames.csv", "report.json", "scores.png"} <= names
 
 
 @pytest.mark.slow

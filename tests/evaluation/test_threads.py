@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from torch_mapss.evaluation import threads
+from torch_mapss.evaluation import cli
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
@@ -23,20 +23,20 @@ def before_torch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_idle_threads_sleep(before_torch: pytest.MonkeyPatch) -> None:
-    threads.let_idle_threads_sleep()
+    cli.let_idle_threads_sleep()
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_choice_of_ones_own_stays(name: str, before_torch: pytest.MonkeyPatch) -> None:
     before_torch.setenv(name, "active")
-    threads.let_idle_threads_sleep()
+    cli.let_idle_threads_sleep()
     assert {n: os.environ[n] for n in NAMES if n in os.environ} == {name: "active"}
 
 
 def test_once_torch_is_there_nothing_is_set(before_torch: pytest.MonkeyPatch) -> None:
     before_torch.setitem(sys.modules, "torch", sys)
-    threads.let_idle_threads_sleep()
+    cli.let_idle_threads_sleep()
     assert "OMP_WAIT_POLICY" not in os.environ
 
 

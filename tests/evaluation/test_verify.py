@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import pickle_weights, write_checkpoint
-from separations import leaky, small_mapss, sources, write, write_manifest
+from separations import leaky, score_set, small_mapss, sources, write, write_manifest
 
 from torch_mapss import MAPSS
 from torch_mapss.evaluation import cli, frame_store
-from torch_mapss.evaluation.challenge import least_mixtures, statement
 from torch_mapss.evaluation.protocol import described, protocol_id, weights_hash
 from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.verify import Verification, verify
@@ -158,11 +157,9 @@ def test_many_differences_are_counted() -> None:
 def test_results_of_python_need_a_scorer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from torch_mapss.evaluation.manifest import load_manifest
-    from torch_mapss.evaluation.run import run
 
     manifest = write_manifest(tmp_path / "set", 1)
-    run(load_manifest(manifest), tmp_path / "out", small_mapss)
+    score_set(manifest, tmp_path / "out")
     assert command(tmp_path) == 2
     assert "made in Python" in capsys.readouterr().err
     assert command(tmp_path, "--pairs", "0") == 0
@@ -210,27 +207,3 @@ def test_weights_count_and_not_their_place(tmp_path: Path) -> None:
     others.append(identity(MAPSS(str(tmp_path / "one"), 1, dtype=torch.bfloat16)))
     assert len({identity(first), *others}) == 5
     assert weights_hash(small_mapss().encoder) is None
-
-
-# ------------------------------------------------------------------------------------- challenge
-
-
-def test_the_fewest_mixtures_are_just_enough() -> None:
-    for systems in range(2, 25):
-        count = least_mixtures(systems)
-        pairs = systems * (systems - 1) / 2
-        assert pairs * 2.0 ** (1 - count) <= 0.05 < pairs * 2.0 ** (2 - count)
-    assert least_mixtures(3, alpha=0.01) == 10
-    with pytest.raises(ValueError, match="at least two, got 1"):
-        least_mixtures(1)
-    with pytest.raises(ValueError, match="alpha must lie"):
-        least_mixtures(3, alpha=0.0)
-
-
-def test_the_statement_says_what_was_done(whole: Path) -> None:
-    results = load_results(whole / "out")
-    text = statement(results)
-    assert text.startswith("2 systems on 2 mixtures (0.0 min; 0 pairs failed), protocol ")
-    for part in (str(results.protocol), "encoder mel", "convention paper", "5 distortions for PS"):
-        assert part in text
-    assert f"torch {torch.__version__}" in text

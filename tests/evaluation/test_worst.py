@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from separations import leaky, small_mapss, sources, write, write_manifest
+from separations import leaky, score_set, small_mapss, sources, write, write_manifest
 
+from torch_mapss import evaluate_set
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.frame_store import MixtureFrames
 from torch_mapss.evaluation.manifest import load_manifest
-from torch_mapss.evaluation.request import Request
 from torch_mapss.evaluation.results import Results, load_results
-from torch_mapss.evaluation.run import run
 from torch_mapss.evaluation.worst import (
     CONTEXT_S,
     WORST_OF,
@@ -74,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = leaky(truth, 0.1)
     made[0, RATE : 2 * RATE] = truth[1, RATE : 2 * RATE]
     write(root / "m0" / "good" / "a.wav", made[0])
-    run(load_manifest(path), root / "out", small_mapss)
+    score_set(path, root / "out")
     return root / "out"
 
 
@@ -175,7 +174,7 @@ def test_what_is_not_there_is_said(
     soundfile.write(tmp_path / "still.wav", np.zeros(3 * RATE), RATE)
     still = manifest[0]._replace(references=(str(tmp_path / "still.wav"),) * 2)
     with pytest.warns(UserWarning, match="no frame in which two sources"):
-        run([still], tmp_path / "out", small_mapss)
+        evaluate_set([still], out=tmp_path / "out", mapss=small_mapss())
     assert cli.main(["worst", str(tmp_path / "out"), "--wav", str(tmp_path / "wav")]) == 0
     out = capsys.readouterr().out
     assert "No estimate has enough scored frames" in out
@@ -203,7 +202,7 @@ def test_sampled_frames_stand_alone(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = folder.parent / "manifest.json"
-    run(load_manifest(path), tmp_path, small_mapss, Request(sample_frames=12))
+    score_set(path, tmp_path, sample_frames=12)
     found = worst_segments(load_results(tmp_path), 3, ("ps",))
     assert {one.frames for one in found} == {1}
     assert all(one.end - one.start == pytest.approx(0.02) for one in found)

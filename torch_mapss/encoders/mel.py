@@ -213,7 +213,13 @@ def mel_filterbank(
     Returns:
         (fft_size // 2 + 1, M) float64 weights, to be applied to |rfft|².
     """
-    from torchaudio.functional import melscale_fbanks
+    try:
+        from torchaudio.functional import melscale_fbanks
+    except Exception as error:  # a broken installation raises what it likes
+        raise ImportError(
+            f"mel needs torchaudio, which does not load ({error}): pip install torchaudio, in the "
+            "version that belongs to this torch."
+        ) from error
 
     top = sample_rate / 2 if highest is None else highest
     with _float64_constants(), warnings.catch_warnings():

@@ -1,8 +1,9 @@
 """Files -> reports: one mixture or a whole test set, from Python or the command line.
 
-``torch-mapss score`` and :func:`evaluate` judge one mixture; ``torch-mapss evaluate`` a test set,
-row by row, resumable; ``compare``, ``worst``, ``verify``, ``listen``, ``report`` and ``correlate``
-work on the folder it leaves. One file per command lies in ``commands``.
+``torch-mapss score`` and :func:`evaluate` score one mixture; ``torch-mapss evaluate`` and
+:func:`evaluate_set` a test set, row by row, resumable; ``compare``, ``worst``, ``verify``,
+``listen``, ``report`` and ``correlate`` work on the folder it leaves. One file per command lies in
+``commands``.
 
 From frames to one number: *frame* -> *source* (mean over the scored frames of one estimate) ->
 *item* (mean over the estimates of one mixture) -> *set* (mean over mixtures). Undefined numbers are
@@ -30,7 +31,8 @@ _HOMES = {
     "compare": "torch_mapss.evaluation.comparison",
     "load_results": "torch_mapss.evaluation.results",
     "Report": "torch_mapss.evaluation.report",
-    "evaluate": "torch_mapss.evaluation.scorer",
+    "evaluate": "torch_mapss.evaluation.score",
+    "evaluate_set": "torch_mapss.evaluation.run",
 }
 
 __all__ = [*_HOMES]

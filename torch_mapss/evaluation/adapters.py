@@ -8,7 +8,7 @@ Example:
     >>> model = mapss_setup("mel")
     >>> gt = np.random.default_rng(0).normal(size=(2, 8000))  # two sources
     >>> sorted(mapss_metric(gt + 0.1 * gt[::-1], gt, 16000, model))[:2]
-    ['mapss_foreign_distance', 'mapss_foreign_distance_src1']
+    ['mapss_attributed_distance', 'mapss_attributed_distance_src1']
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torch_mapss.evaluation.measures import measures_of
+from torch_mapss.evaluation.options import scorer_of
 from torch_mapss.evaluation.report import Report
-from torch_mapss.evaluation.request import make_scorer
-from torch_mapss.evaluation.scorer import evaluate
+from torch_mapss.evaluation.score import evaluate
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
@@ -40,7 +39,7 @@ def mapss_setup(encoder: str = DEFAULT_ENCODER, device: str | None = None, **opt
     Returns:
         The scorer.
     """
-    return make_scorer(None, device, {"encoder": encoder, **options})
+    return scorer_of({"encoder": encoder, **options}, device)
 
 
 def mapss_metric(
@@ -57,10 +56,9 @@ def mapss_metric(
             estimates is not known, ``attributed=(0,)`` to score one alone, ``trim=True``.
 
     Returns:
-        For ``ps``, ``pm``, ``log_pm``, ``foreign_distance``, ``log_foreign_distance`` and, in the
-        conformal convention, ``pm_rank``, all higher is better: ``mapss_NAME``, the mean over the
-        estimates, and ``mapss_NAME_src1``, ... in the order of ``pred``. NaN where no frame is
-        scored.
+        For every score of :data:`~torch_mapss.evaluation.measures.COLUMNS` that is computed
+        (``clearance``, ``ps``, ...): ``mapss_NAME``, the mean over the estimates, and
+        ``mapss_NAME_src1``, ... in the order of ``pred``. NaN where no frame is scored.
 
     Raises:
         ValueError: shapes that are no (S, T) or can be read as (T, S); and what
@@ -75,10 +73,9 @@ def mapss_metric(
         **options,
     )
     means = report.means()
-    names = measures_of(report.table())
-    found = {f"mapss_{name}": means[name] for name in names}
+    found = {f"mapss_{name}": value for name, value in means.items()}
     for place, row in enumerate(report.rows, 1):
-        found |= {f"mapss_{name}_src{place}": getattr(row, name) for name in names}
+        found |= {f"mapss_{name}_src{place}": row[name] for name in means}
     return found
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 import traceback
 from collections.abc import Sequence
 
-from torch_mapss.evaluation import console, processes, threads
+from torch_mapss.evaluation import console
 from torch_mapss.evaluation.commands.options import (
     BAD_INPUT,
     CODES,
@@ -21,18 +23,13 @@ from torch_mapss.evaluation.commands.options import (
 
 # In the order of the help; each is a module of ``commands`` with ``add_parser`` and ``run``.
 COMMANDS = (
-    "score",
-    "evaluate",
-    "compare",
-    "report",
-    "worst",
-    "verify",
-    "listen",
-    "correlate",
-    "demo",
-    "encoders",
-    "distortions",
+    *("score", "evaluate", "compare", "report", "worst", "verify", "listen", "correlate"),
+    *("demo", "encoders", "distortions"),
 )
+# Set in the environment, the traceback of an error is printed as well.
+DEBUG = "TORCH_MAPSS_DEBUG"
+# Of the OpenMP standard, of GCC's runtime and of LLVM's: any of them is somebody's own choice.
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,6 +49,17 @@ def _version() -> str:
     return __version__
 
 
+def let_idle_threads_sleep() -> None:
+    """Set ``OMP_WAIT_POLICY=passive`` for this process and those it starts, unless it is too late.
+
+    OpenMP's threads wait for their next task in a busy loop. On a machine that has other work this
+    takes processor time from the very threads that are waited for: with two cores under load the
+    same scoring took two to six times as long. The variable is read once, when torch loads.
+    """
+    if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
@@ -65,12 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code. Wrong usage exits with 2 at once, as argparse does.
     """
     console.prepare()
-    threads.let_idle_threads_sleep()
-    debug = False
+    let_idle_threads_sleep()
     try:
         try:
             args = build_parser().parse_args(arguments)
-            debug = args.debug
             with console.short_warnings(getattr(args, "quiet", False)):
                 code = int(args.run(args))
         finally:
@@ -80,19 +86,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.complain(" ".join(["interrupted", *map(str, interruption.args)]))
         return INTERRUPTED
     except Exception as error:
-        _print_error(error, debug)
+        _print_error(error)
         return BAD_INPUT
 
 
-def _print_error(error: Exception, debug: bool) -> None:
-    if debug:
+def _print_error(error: Exception) -> None:
+    if os.environ.get(DEBUG):
         console.complain("".join(traceback.format_exception(error)))
     text = str(error) or type(error).__name__
     expected = (ValueError, TypeError, OSError, ImportError, RuntimeError)
     if not isinstance(error, expected):
-        text = f"unexpected {type(error).__name__}: {text}. Run with --debug for the traceback"
+        text = f"unexpected {type(error).__name__}: {text}. Set {DEBUG}=1 for the traceback"
     lines = [line for line in text.splitlines() if line.strip()]
     if getattr(error, "problems", None) is None:  # a list of problems keeps its lines
         lines = [" ".join(line.strip() for line in lines)]
-    # Where several run, what all find is said by each, and what one alone finds is not lost.
-    console.complain(f"error{processes.label()}: " + "\n".join(lines))
+    console.complain(f"error{_process()}: " + "\n".join(lines))
+
+
+def _process() -> str:
+    """Names this process, where torchrun or srun started several: "" or " in process 3"."""
+    for size, rank in (("WORLD_SIZE", "RANK"), ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
+        count, place = os.environ.get(size, ""), os.environ.get(rank, "")
+        if count.isdecimal() and int(count) > 1 and place.isdecimal():
+            return f" in process {place}"
+    return ""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from functools import partial
 from importlib import resources
 from typing import Any, NamedTuple
@@ -19,11 +18,12 @@ import torch
 from torch import Tensor
 
 from torch_mapss import audio
-from torch_mapss.evaluation import files, plots
-from torch_mapss.evaluation.measures import columns_of
-from torch_mapss.evaluation.report import MEANINGS, Report, SourceRow, number
-from torch_mapss.evaluation.request import PreparedOnce, chosen_device, make_scorer
-from torch_mapss.evaluation.scorer import evaluate
+from torch_mapss.evaluation import io, measures, plots
+from torch_mapss.evaluation.audio_input import read_set, renamed
+from torch_mapss.evaluation.measures import COLUMNS
+from torch_mapss.evaluation.options import chosen_device, device_of, request_of, scorer_of
+from torch_mapss.evaluation.report import Report
+from torch_mapss.evaluation.score import read_entry, score_entries
 
 VOICES = ("low voice", "high voice")
 _CLIPS = ("voice_low.flac", "voice_high.flac")
@@ -38,6 +38,9 @@ class Grade(NamedTuple):
 
 
 GRADES = (Grade("good", -30.0, 0.15), Grade("fair", -20.0, 0.45), Grade("poor", -8.0, 0.8))
+
+
+_SHOWN = ("clearance", "fidelity", "ps", "pm", "log_pm")
 
 
 class Result(NamedTuple):
@@ -75,19 +78,13 @@ def shaken(waves: Tensor, amount: float, seed: int = 0) -> Tensor:
     return torch.istft(turned, size, hop, window=window, length=waves.shape[-1])
 
 
-def run(
-    folder: str | os.PathLike[str],
-    encoder: str = "mel",
-    device: str | None = None,
-    progress: Callable[..., Iterable[Any]] | None = None,
-) -> Result:
+def run(folder: str | os.PathLike[str], encoder: str = "mel", device: str | None = None) -> Result:
     """Score the three grades and write tables, audio and (with matplotlib) a plot.
 
     Args:
         folder: where to write; made if need be.
         encoder: ``"mel"`` needs no download.
         device: to compute on; CUDA where there is one, else MPS, else the CPU by default.
-        progress: wraps the grades in a progress bar.
 
     Returns:
         A :class:`Result`.
@@ -95,28 +92,9 @@ def run(
     Raises:
         ValueError: the folder cannot be written to.
     """
-    folder = files.make_folder(folder)
+    folder = io.make_folder(folder)
     references, rate = voices()
-    place = chosen_device(device, None, {"encoder": encoder})
-    scorer = make_scorer(None, place, {"encoder": encoder})
-    cached = PreparedOnce(scorer)
-    bar = progress or (lambda items, **_: items)
-    with warnings.catch_warnings():
-        # The worst grade's phases are shaken so far that SI-SDR takes one voice for the other.
-        warnings.simplefilter("ignore")
-        reports = tuple(
-            evaluate(
-                estimates=separated(references, grade),
-                references=references,
-                mixture=references.sum(0),
-                names=VOICES,
-                sample_rate=rate,
-                device=place,
-                mapss=scorer,
-                prepared=cached,
-            )
-            for grade in bar(GRADES, desc="scoring", unit="estimate")
-        )
+    reports = scored(references, rate, encoder, device)
     written = _write(folder, reports, references, rate)
     words = text(reports)
     if not any(path.endswith(".png") for path in written):
@@ -124,24 +102,49 @@ def run(
     return Result(reports, words, written)
 
 
-def text(reports: Iterable[Report]) -> str:
+def scored(references: Tensor, rate: int, encoder: str, device: str | None) -> tuple[Report, ...]:
+    """The report of each grade."""
+    options = {"encoder": encoder}
+    place = chosen_device(device, None, options)
+    scorer, request = scorer_of(options, place), request_of({})
+
+    def clips(waves: Tensor, kind: str) -> Any:
+        return renamed(read_set(waves, kind, scorer.sample_rate, rate), VOICES)
+
+    (mixture,) = read_set([references.sum(0)], "mixture", scorer.sample_rate, rate)
+    truth, where = clips(references, "references"), device_of(scorer, place)
+    entries = [
+        read_entry(
+            scorer,
+            clips(separated(references, g), "estimates"),
+            truth,
+            request,
+            where,
+            None,
+            mixture,
+        )
+        for g in GRADES
+    ]
+    return tuple(score_entries(scorer, entries, request))
+
+
+def text(reports: Sequence[Report]) -> str:
     """The table of the demo, with what its numbers mean."""
-    columns = ["estimate", "source", "leakage", "PS", "PM", "log PM", "frames"]
+    names = [n for n in measures.present(reports[0].rows[0], ranked=True) if n in _SHOWN]
+    columns = ["estimate", "source", "leakage", *map(measures.label, names)]
     rows = [
         [
             grade.name,
             row.source,
             f"{grade.leakage_db:g} dB",
-            number(row.ps),
-            number(row.pm),
-            number(row.log_pm, ".2f"),
-            f"{row.frames}/{row.total_frames}",
+            *(measures.text(name, row[name]) for name in names),
         ]
         for grade, report in zip(GRADES, reports)
         for row in report.rows
     ]
-    table = files.text_table(columns, rows, left=2)
-    return "\n".join([table, "", *MEANINGS[:2], "Both fall from good to poor."])
+    table = io.text_table(columns, rows, left=2)
+    meanings = [f"{COLUMNS[name].meaning}." for name in names]
+    return "\n".join([table, "", *meanings, "All fall from good to poor."])
 
 
 def _write(
@@ -153,7 +156,7 @@ def _write(
         for row in report.table()
     ]
     written = [os.path.join(folder, "scores.csv")]
-    files.write_csv(written[0], ("grade", *columns_of(SourceRow._fields, rows)), rows)
+    io.write_csv(written[0], list(rows[0]), rows)
     for grade, report in zip(GRADES, reports):
         written.append(report.save(os.path.join(folder, grade.name)))
     written.append(_write_audio(folder, references, rate))
@@ -167,7 +170,7 @@ def _write_audio(folder: str, references: Tensor, rate: int) -> str:
     """Everything to listen to, at one level."""
     import soundfile
 
-    place = files.make_folder(os.path.join(folder, "audio"))
+    place = io.make_folder(os.path.join(folder, "audio"))
     clips = {"mixture": references.sum(0)}
     clips |= {f"reference_{name}": wave for name, wave in zip(VOICES, references)}
     for grade in GRADES:
@@ -176,7 +179,7 @@ def _write_audio(folder: str, references: Tensor, rate: int) -> str:
     for name, wave in clips.items():
         path = os.path.join(place, name.replace(" ", "_") + ".wav")
         samples = (0.5 * wave).clamp(-1.0, 1.0).numpy()
-        files.write_with(path, partial(soundfile.write, data=samples, samplerate=rate))
+        io.write_with(path, partial(soundfile.write, data=samples, samplerate=rate))
     return place
 
 

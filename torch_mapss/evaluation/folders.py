@@ -1,39 +1,40 @@
-"""Folders of audio as test sets use them -> the mixtures of a manifest.
+"""Folders of audio as test sets use them -> the mixtures of a manifest, by templates.
 
-Two layouts, in any depth:
-
-* *mixture*: a folder per mixture with a file per source, ``song/vocals.wav`` (MUSDB);
-* *source*: a folder per source with a file per mixture, ``s1/0001.wav`` (WSJ0-2mix, LibriMix).
-
-Either is a grid of mixtures and sources, so the tree alone does not say which is which. Names
-decide (``s1``, ``spk2``, ``vocals``, ... are sources, ``song12`` and numbers are mixtures, and
-beside the sources lies a ``mix``), else the shorter side of the grid is taken for the sources;
-where that does not decide either, the two readings are told and one must be chosen. Nothing is
-guessed in silence: what was understood is told, and ``--write-manifest``
-keeps it.
+A template is a path with ``{mixture}`` and ``{source}`` in the places of their names, and ``*`` for
+what does not matter: ``refs/{mixture}/{source}.wav`` (MUSDB), ``refs/{source}/{mixture}.wav``
+(WSJ0-2mix, LibriMix), ``out/{mixture}_{source}.wav``, ``ex/{mixture}/{source}_estimate.wav``. Of a
+plain folder the usual layouts are tried. What was understood is told.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from torch_mapss.evaluation import files
+from torch_mapss.evaluation import io
+from torch_mapss.evaluation.io import same_name
 from torch_mapss.evaluation.manifest import ManifestError, Mixture
 
-LAYOUTS = ("mixture", "source")
 _SUFFIXES = frozenset(
     (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".au", ".caf")
     + (".w64", ".rf64")
 )
-# Beside the sources, but none of them: mix, mixture, mix_clean, mix_both, ...
-_MIXTURE = re.compile(r"(.*[_-])?mix(ture)?([_-].*)?", re.IGNORECASE)
+# Of a plain folder, without suffixes. Those of references come first, in order of preference.
+_LAYOUTS = (
+    *("{mixture}/{source}", "{source}/{mixture}", "{folder}/{source}/{mixture}"),
+    *("{mixture}_{source}", "{source}"),
+)
+_OF_OUTPUTS = (*_LAYOUTS, "{mixture}/{source}_estimate", "{mixture}/{source}_est")
+# Beside the sources, but none of them.
+_MIXTURE = re.compile(r"(.*[_-])?mix(ture)?([_-].*)?|noisy", re.IGNORECASE)
+_ESTIMATE = re.compile(r".+_est(imate)?", re.IGNORECASE)
+_NOISE = re.compile(r"noise([_-].*)?", re.IGNORECASE)
 _SOURCE = re.compile(
-    r"(s|src|source|spk|speaker|ref|reference|est|estimate|talker|voice)[ _-]?\d+"
+    r"(s|src|source|spk|speaker|ref|reference|talker|voice)[ _-]?\d+"
     r"|(clean|speech|noise|music|vocals?|voice|singing|accompaniment|other)[ _-]?\d*"
     r"|[ae]?(bass|drums?|piano|guitar|keys|strings|brass|wind|violin|cello|flute)[ _-]?\d*",
     re.IGNORECASE,
@@ -42,137 +43,134 @@ _ITEM = re.compile(
     r"(m|mix|mixture|song|track|utt|utterance|item|ex|example|clip|scene|test)?[ _-]?\d+",
     re.IGNORECASE,
 )
-_MOST_SOURCES = 12  # more on the shorter side are no sources of one mixture
+_MOST_SOURCES = 12  # more are no sources of one mixture
+_ONLY = "speech"  # the source of a template without {source}
 
-Key = tuple[str, ...]  # of a file: its folders below the root, and its stem
-Grid = dict[str, dict[str, str]]  # mixture -> source -> path
+Grid = dict[str, dict[str, str]]  # mixture -> source -> path, names as same_name gives them
 
 
 class Corpus(NamedTuple):
     """What was understood of the folders."""
 
     mixtures: tuple[Mixture, ...]
-    layout: str  # of the references: "mixture" or "source"
-    sources: tuple[str, ...]  # in the order of the references
     notes: tuple[str, ...]  # in words, to be told
 
 
 def read_folders(
     references: str,
     systems: Mapping[str, str],
-    layout: str | None = None,
     sources: Sequence[str] | None = None,
+    noisy: str | None = None,
+    derived: str | None = None,
 ) -> Corpus:
-    """Pair the files of a folder of references with those of the systems' folders, by name.
+    """Pair the files of references with those of the systems, by name.
 
     Args:
-        references: the folder of the true sources.
-        systems: folder of each system, by its name. Its layout may be the other one.
-        layout: ``"mixture"`` (a folder per mixture) or ``"source"`` (a folder per source) of the
-            references; None: found out.
+        references: template or folder of the true sources. Without ``{source}``: one clean source.
+        systems: template or folder of each system, by its name; its layout may be another one.
         sources: names of the sources to take, in this order; None: all, in the order of their
-            names. A file or folder called mix or mixture is no source.
+            names, but for those called mix or noisy, and for noise that no system estimates.
+        noisy: template or folder of the mixtures with noise; noise = noisy - clean becomes the
+            second reference of every mixture.
+        derived: folder that these noise files are written to.
 
     Returns:
-        A :class:`Corpus`. A system without any file for a source has None in its place throughout.
+        A :class:`Corpus`. Mixtures may have sources of their own; a system without any file for a
+        source has None in its place.
 
     Raises:
-        ManifestError: all that does not fit: folders without audio, files without partner, a source
-            that no system estimates, layouts that can be read either way.
+        ManifestError: all that does not fit: folders without audio, files without partner, mixtures
+            with a single source, layouts that can be read in two ways.
     """
     problems: list[str] = []
-    truth = _tree(references, "references", problems)
+    names = None if sources is None else list(map(same_name, sources))
+    tree = _Tree(references, "references", problems)
     if problems:
         raise ManifestError(references, problems)
-    grid = _Grid.of(truth, _reference_position(truth, references, layout))
-    wanted = _wanted_sources(grid, sources, references)
-    problems += _gaps(grid, wanted, "the references")
-    found = {name: _system_grid(name, root, grid, problems) for name, root in systems.items()}
+    grid, layout = _reference_grid(tree, names, noisy is not None)
+    grid, aside, mixes = _sources_only(grid, names)
+    if noisy is not None:
+        mixes = _found(_Tree(noisy, "--noisy", problems), {m: {_ONLY} for m in grid}, problems)
+        grid = _with_noise(grid, mixes, derived or "", problems)
     taken = {
-        name: tuple(source for source in wanted if source in own.sources)
-        for name, own in found.items()
+        name: _found(_Tree(given, f"system {name!r}", problems), grid, problems)
+        for name, given in systems.items()
     }
-    for name, own in found.items():
-        problems += _system_gaps(name, own, grid, taken[name])
-    problems += _never_estimated(wanted, taken, sources is None)
     if problems:
         raise ManifestError(references, problems)
+    if names is None and noisy is None:
+        aside += _unestimated_noise(grid, taken)
+    for name, own in taken.items():
+        problems += _gaps(name, own, grid)
+    lonely = [mixture for mixture, row in grid.items() if len(row) < 2]
+    if lonely:
+        problems.append(
+            f"at least two sources are needed, but {io.listed(map(repr, lonely), 3)} "
+            f"{'has' if len(lonely) == 1 else 'have'} {_shown(grid[lonely[0]]) or 'none'}. Check "
+            "the template; of clean speech and its noisy mixture, add --noisy TEMPLATE"
+        )
+    if problems:
+        raise ManifestError(references, problems)
+    order = _order(grid, names)
     default = os.path.basename(os.path.abspath(references))
     mixtures = tuple(
-        _mixture(mixture, default, grid, wanted, found, taken) for mixture in grid.rows
+        _mixture(mixture, mixture or default, grid[mixture], order, taken, mixes.get(mixture, {}))
+        for mixture in sorted(grid, key=_natural)
     )
-    return Corpus(mixtures, grid.layout, wanted, _notes(grid, wanted, found, taken))
+    return Corpus(mixtures, tuple(_notes(layout, grid, order, aside, taken)))
 
 
-class _Grid(NamedTuple):
-    """A tree read in one of the layouts."""
-
-    layout: str
-    rows: Grid
-    mixes: Grid  # mixture -> name -> path of what is called mix
-    sources: tuple[str, ...]  # those that occur, in the order of their names
-
-    @classmethod
-    def of(cls, tree: Mapping[Key, str], position: int) -> _Grid:
-        rows: Grid = {}
-        mixes: Grid = {}
-        for key, path in tree.items():
-            if len(key) + min(position, 0) < 0 or position >= len(key):
-                continue
-            source = key[position]
-            rest = list(key)
-            del rest[position]
-            place = mixes if _MIXTURE.fullmatch(source) else rows
-            place.setdefault("/".join(rest), {})[source] = path
-        names = {source for row in rows.values() for source in row}
-        ordered = {name: rows[name] for name in sorted(rows, key=_natural)}
-        layout = LAYOUTS[position != -1]
-        return cls(layout, ordered, mixes, tuple(sorted(names, key=_natural)))
-
-    def fits(self, most: float) -> bool:
-        """Whether its columns can be the sources of mixtures."""
-        return 2 <= len(self.sources) <= most
-
-    @property
-    def of_sources(self) -> bool:
-        """Whether all its columns have names that sources have."""
-        return all(_SOURCE.fullmatch(name) for name in self.sources)
-
-    @property
-    def of_mixtures(self) -> bool:
-        """Whether all its rows have names that mixtures have, or a mix lies among the columns."""
-        return bool(self.mixes) or all(
-            _ITEM.fullmatch(name.rsplit("/", 1)[-1]) for name in self.rows
-        )
-
-    def told(self) -> str:
-        """The grid in words."""
-        folder = f"a folder per {self.layout}"
-        names = files.listed(map(repr, self.sources))
-        return f"{folder}: {len(self.rows)} mixtures of the {len(self.sources)} sources {names}"
+# ------------------------------------------------------------------------------------------------
+# Files
+# ------------------------------------------------------------------------------------------------
 
 
-def _tree(root: str, whose: str, problems: list[str]) -> dict[Key, str]:
-    """Every audio file below ``root`` by its key; what is wrong goes to ``problems``."""
-    if not os.path.isdir(root):
-        there = "is no folder" if os.path.exists(root) else "does not exist"
-        problems.append(f"{whose}: {files.shown(root)!r} {there}")
-        return {}
-    found: dict[Key, str] = {}
-    for path in _audio_files(root):
-        stem = os.path.splitext(os.path.relpath(path, root))[0]
-        key = tuple(files.written(part) for part in stem.split(os.sep))
-        if key in found:
-            both = f"{files.shown(found[key])!r} and {files.shown(path)!r}"
-            problems.append(f"{whose}: {both} have one name, so one of them must go")
-        found[key] = path
-    if not found:
-        known = ", ".join(sorted(_SUFFIXES))
-        problems.append(f"{whose}: no audio file ({known}) below {files.shown(root)!r}")
-    return found
+class _Tree:
+    """The audio files below a folder, or below the fixed part of a template."""
+
+    def __init__(self, given: str, whose: str, problems: list[str]) -> None:
+        self.given, self.whose = given, whose
+        self.template = "{mixture}" in given or "{source}" in given
+        root, pattern = given, ""
+        if self.template:
+            fixed = re.split(r"[{*]", given)[0]
+            root, pattern = os.path.dirname(fixed), given[len(os.path.dirname(fixed)) :]
+        self.pattern = same_name(pattern.replace(os.sep, "/").lstrip("/"))
+        self.files: dict[str, str] = {}  # path below the root, in one Unicode form -> path
+        root = root or "."
+        if not os.path.isdir(root):
+            there = "is no folder" if os.path.exists(root) else "does not exist"
+            problems.append(f"{whose}: {io.shown(root)!r} {there}")
+            return
+        for path in _audio_files(root):
+            key = same_name(io.written(os.path.relpath(path, root)).replace(os.sep, "/"))
+            if not self.template:
+                key = os.path.splitext(key)[0]
+            if key in self.files:
+                both = f"{io.shown(self.files[key])!r} and {io.shown(path)!r}"
+                problems.append(f"{whose}: {both} have one name, so one of them must go")
+            self.files[key] = path
+        if not self.files:
+            known = ", ".join(sorted(_SUFFIXES))
+            problems.append(f"{whose}: no audio file ({known}) below {io.shown(root)!r}")
+
+    def grid(self, pattern: str, sources: Iterable[str] | None = None) -> Grid:
+        """The files that match a pattern, by mixture and source."""
+        found: Grid = {}
+        matches = re.compile(_expression(pattern, sources)).fullmatch
+        for key, path in self.files.items():
+            if match := matches(key):
+                parts = match.groupdict()
+                name = "/".join(filter(None, map(parts.get, ("folder", "mixture"))))
+                row = found.setdefault(name, {})
+                row[parts.get("source", _ONLY)] = path
+        return found
+
+    def examples(self) -> str:
+        return io.listed(map(repr, self.files), 3)
 
 
-def _audio_files(root: str) -> Iterable[str]:
+def _audio_files(root: str) -> Iterator[str]:
     seen = set()
     for folder, below, names in os.walk(root, followlinks=True):
         place = os.path.realpath(folder)
@@ -186,218 +184,290 @@ def _audio_files(root: str) -> Iterable[str]:
                 yield os.path.join(folder, name)
 
 
+def _expression(pattern: str, sources: Iterable[str] | None) -> str:
+    """A pattern as a regular expression with groups ``mixture`` and ``source``."""
+    # The shortest name before {mixture}, the longest mixture: song_1_vocals is song_1, vocals.
+    one = "[^/]+?" if pattern.find("{source}") < pattern.find("{mixture}") else "[^/]+"
+    if sources is not None:
+        one = "|".join(map(re.escape, sorted(sources, key=len, reverse=True)))
+    kinds = {"{mixture}": "(?P<mixture>.+)", "{source}": f"(?P<source>{one})", "*": "[^/]*"}
+    kinds["{folder}"] = "(?P<folder>.+)"
+    text = ""
+    for part in re.split(r"(\{mixture\}|\{source\}|\{folder\}|\*)", pattern):
+        text += kinds.get(part, re.escape(part))
+        if part in ("{mixture}", "{source}"):
+            kinds[part] = f"(?P={part[1:-1]})"  # the same name again
+    return text
+
+
+# ------------------------------------------------------------------------------------------------
+# References
+# ------------------------------------------------------------------------------------------------
+
+
+def _reference_grid(tree: _Tree, names: Sequence[str] | None, single: bool) -> tuple[Grid, str]:
+    """Mixtures and sources of the references, and the layout that was read.
+
+    Raises:
+        ManifestError: no file matches, or two layouts do.
+    """
+    if tree.template or single:
+        if grid := tree.grid(tree.pattern or "{mixture}", names):
+            return grid, tree.given
+        text = f"no audio file matches the template; there is {tree.examples()}"
+        raise ManifestError(io.shown(tree.given), [text])
+    readings: dict[str, Grid] = {}
+    for pattern in _LAYOUTS:
+        grid = tree.grid(pattern)
+        if 2 <= len(_columns(grid)) <= _MOST_SOURCES and grid not in readings.values():
+            readings[pattern] = grid
+    left = list(readings)
+    for told in (_of_sources, _of_items):
+        left = [p for p in left if told(readings[p])] or left
+    if "{source}" in left and len(left) > 1 and "{mixture}_{source}" in left:
+        left.remove("{source}")
+    left.sort(key=lambda p: len(_columns(readings[p])))
+    sizes = [len(_columns(readings[p])) for p in left]
+    if len(left) == 1 or (len(left) > 1 and sizes[0] < sizes[1]):
+        return readings[left[0]], left[0]
+    if left:
+        both = " or ".join(f"{p!r} ({_size(readings[p])})" for p in left)
+        text = f"can be read as {both}. Say which with a template: --references 'DIR/{left[0]}.wav'"
+    else:
+        text = (
+            "cannot be read as a folder per mixture with a file per source, nor as a folder per "
+            f"source with a file per mixture (2 to {_MOST_SOURCES} sources), got {tree.examples()}."
+            " Say where the names are: --references 'DIR/{mixture}/{source}.wav'"
+        )
+    raise ManifestError(io.shown(tree.given), [text])
+
+
+def _columns(grid: Grid) -> list[str]:
+    """Sources that occur, none that is called mix, in the order of their names."""
+    names = {source for row in grid.values() for source in row if not _MIXTURE.fullmatch(source)}
+    return sorted(names, key=_natural)
+
+
+def _of_sources(grid: Grid) -> bool:
+    return all(_SOURCE.fullmatch(name) for name in _columns(grid))
+
+
+def _of_items(grid: Grid) -> bool:
+    mixes = any(_MIXTURE.fullmatch(source) for row in grid.values() for source in row)
+    return mixes or all(_ITEM.fullmatch(name.rsplit("/", 1)[-1]) for name in grid)
+
+
+def _size(grid: Grid) -> str:
+    return f"{len(grid)} mixtures of the sources {io.listed(map(repr, _columns(grid)))}"
+
+
+def _sources_only(grid: Grid, names: Sequence[str] | None) -> tuple[Grid, list[str], Grid]:
+    """The sources that are meant, the names of what is set aside, and the mixtures' own files.
+
+    Raises:
+        ManifestError: names that do not occur.
+    """
+    every = {source for row in grid.values() for source in row}
+    unknown = [name for name in names or () if name not in every]
+    if unknown or len(set(names or ())) < len(names or ()):
+        given, there = ", ".join(map(repr, names or ())), _shown(sorted(every, key=_natural))
+        text = f"--sources must name different ones of {there}, got {given}"
+        raise ManifestError("the references", [text])
+    if names is not None:
+        keep = set(names)
+    else:
+        twins = {s for s in every if _ESTIMATE.fullmatch(s) and s.rsplit("_", 1)[0] in every}
+        keep = {source for source in every if not _MIXTURE.fullmatch(source)} - twins
+    called = {
+        mixture: [path for source, path in row.items() if _MIXTURE.fullmatch(source)]
+        for mixture, row in grid.items()
+    }
+    mixes = {mixture: {_ONLY: own[0]} for mixture, own in called.items() if len(own) == 1}
+    kept = {
+        mixture: {source: path for source, path in row.items() if source in keep}
+        for mixture, row in grid.items()
+    }
+    kept = {mixture: row for mixture, row in kept.items() if row}
+    return kept, sorted(every - keep, key=_natural), mixes
+
+
+def _unestimated_noise(grid: Grid, taken: Mapping[str, Grid]) -> list[str]:
+    """Noise that no system estimates is set aside, as in LibriMix, if two sources are left."""
+    estimated = {source for own in taken.values() for row in own.values() for source in row}
+    aside = [s for s in _columns(grid) if _NOISE.fullmatch(s) and s not in estimated]
+    if any(len(row.keys() - set(aside)) < 2 for row in grid.values()):
+        return []
+    for row in grid.values():
+        for source in aside:
+            row.pop(source, None)
+    return aside
+
+
+def _with_noise(grid: Grid, mixes: Grid, folder: str, problems: list[str]) -> Grid:
+    """The clean source of every mixture and noise = noisy - clean, written to ``folder``."""
+    from torch_mapss import audio
+
+    found: Grid = {}
+    for mixture, row in grid.items():
+        if len(row) != 1 or mixture not in mixes:
+            problems.append(
+                f"mixture {mixture!r}: --noisy needs one clean source and one noisy file, got "
+                f"{_shown(row)} and {len(mixes.get(mixture, {}))}"
+            )
+            continue
+        ((source, clean),) = row.items()
+        noisy = mixes[mixture][_ONLY]
+        path = os.path.join(io.make_folder(folder), f"{io.native(io.file_name(mixture))}.wav")
+        found[mixture] = {source: clean, "noise": path}
+        if os.path.exists(path) and os.path.getmtime(path) > max(
+            map(os.path.getmtime, (clean, noisy))
+        ):
+            continue
+        (whole, rate), (part, other) = audio.load_audio(noisy), audio.load_audio(clean)
+        if rate != other or whole.shape != part.shape:
+            problems.append(
+                f"mixture {mixture!r}: noisy and clean differ, {tuple(whole.shape)} at {rate} Hz "
+                f"and {tuple(part.shape)} at {other} Hz (channels, samples)"
+            )
+            continue
+        io.write_wave(path, (whole - part).T, rate)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------
+# Systems
+# ------------------------------------------------------------------------------------------------
+
+
+def _found(tree: _Tree, grid: Mapping[str, Iterable[str]], problems: list[str]) -> Grid:
+    """The files of a system, in the layout in which most have the name of a reference."""
+    if not tree.files:  # told already
+        return {}
+    names = {source for row in grid.values() for source in row}
+    patterns = (tree.pattern,) if tree.template else _OF_OUTPUTS
+    if not tree.template and sum(not _NOISE.fullmatch(name) for name in names) == 1:
+        patterns = (*patterns, "{mixture}")
+    readings = []
+    for pattern in patterns:
+        known = names if "{source}" in pattern else None
+        readings.append(
+            {
+                mixture: {
+                    (source if "{source}" in pattern else min(names, key=_noise_last)): path
+                    for source, path in row.items()
+                }
+                for mixture, row in tree.grid(pattern, known).items()
+            }
+        )
+    best = max(
+        readings, key=lambda own: sum(m in grid and s in grid[m] for m in own for s in own[m])
+    )
+    if any(mixture in grid for mixture in best):
+        return best
+    mixture = next(iter(grid))
+    problems.append(
+        f"{tree.whose}: no file of {io.shown(tree.given)!r} is named as a reference is: expected "
+        f"e.g. mixture {mixture!r} with {_shown(grid[mixture])}, found {tree.examples()}. Say "
+        "where the names are with a template: 'DIR/{mixture}/{source}.wav'"
+    )
+    return {}
+
+
+def _noise_last(name: str) -> tuple[bool, str]:
+    return bool(_NOISE.fullmatch(name)), name
+
+
+def _gaps(name: str, own: Grid, grid: Grid) -> Iterator[str]:
+    """Mixtures that a system has not, and sources that it has elsewhere."""
+    missing = [mixture for mixture in grid if mixture not in own]
+    if missing:
+        spare = [mixture for mixture in own if mixture not in grid]
+        close = [c for m in missing[:20] for c in difflib.get_close_matches(m, spare, 1, 0.8)]
+        hint = f" (but has {close[0]!r})" if close else ""
+        lacks = io.listed(map(repr, missing), 3)
+        yield f"system {name!r} lacks {len(missing)} of {len(grid)} mixtures: {lacks}{hint}"
+    estimated = {source for row in own.values() for source in row}
+    gaps = [
+        f"{source!r} of {mixture!r}"
+        for mixture, row in grid.items()
+        for source in row
+        if mixture in own and source in estimated and source not in own[mixture]
+    ]
+    if gaps:
+        yield f"system {name!r} lacks {io.listed(gaps, 3)}, which it has of other mixtures"
+
+
+# ------------------------------------------------------------------------------------------------
+# What comes out
+# ------------------------------------------------------------------------------------------------
+
+
+def _order(grid: Grid, names: Sequence[str] | None) -> list[str]:
+    every = sorted({source for row in grid.values() for source in row}, key=_natural)
+    if names is not None:
+        return [*names, *(name for name in every if name not in names)]
+    return sorted(every, key=lambda name: bool(_NOISE.fullmatch(name)))
+
+
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
     """Sorts s2 before s10."""
     parts = re.split(r"(\d+)", name)
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts if part)
 
 
-def _reference_position(tree: Mapping[Key, str], root: str, layout: str | None) -> int:
-    """Which part of a file's key is its source; -1: the file's own name.
-
-    Raises:
-        ManifestError: neither reading fits, or both do.
-    """
-    positions = {"mixture": (-1,), "source": (0, -2)}
-    allowed = positions[layout] if layout is not None else (-1, 0, -2)
-    most = _MOST_SOURCES if layout is None else math.inf
-    readings: dict[int, _Grid] = {}
-    for position in allowed:
-        if position != -1 and any(len(key) < 2 for key in tree):
-            continue
-        grid = _Grid.of(tree, position)
-        if grid.fits(most) and all(grid.rows != other.rows for other in readings.values()):
-            readings[position] = grid
-    left = list(readings)
-    for told in ("of_sources", "of_mixtures"):
-        left = [place for place in left if getattr(readings[place], told)] or left
-    left.sort(key=lambda place: len(readings[place].sources))
-    sizes = [len(readings[place].sources) for place in left]
-    if len(left) == 1 or (len(left) > 1 and sizes[0] < sizes[1]):
-        return left[0]
-    raise ManifestError(files.shown(root), [_unclear(readings, tree, layout)])
-
-
-def _unclear(readings: Mapping[int, _Grid], tree: Mapping[Key, str], layout: str | None) -> str:
-    if readings:
-        told = "; or as ".join(grid.told() for grid in readings.values())
-        return (
-            f"can be read as {told}. Say which: --layout mixture (a folder per mixture) or "
-            "--layout source (a folder per source)"
-        )
-    example = files.listed((repr("/".join(key)) for key in tree), 3)
-    wanted = "a folder per mixture with a file per source, or a folder per source with a file per "
-    asked = "" if layout is None else f" as --layout {layout}"
-    return (
-        f"cannot be read{asked}: expected {wanted}mixture, with 2 to {_MOST_SOURCES} sources, got "
-        f"{example}. Write a manifest for sets that are laid out otherwise"
-    )
-
-
-def _wanted_sources(grid: _Grid, asked: Sequence[str] | None, root: str) -> tuple[str, ...]:
-    if asked is None:
-        return grid.sources
-    unknown = [name for name in asked if name not in grid.sources]
-    if unknown or len(set(asked)) < len(asked) or len(asked) < 2:
-        raise ManifestError(
-            files.shown(root),
-            [
-                "--sources must name at least two different ones of "
-                f"{', '.join(map(repr, grid.sources))}, got {', '.join(map(repr, asked))}"
-            ],
-        )
-    return tuple(asked)
-
-
-def _gaps(grid: _Grid, wanted: Sequence[str], whose: str) -> list[str]:
-    """Sources that a mixture lacks and others have."""
-    return [
-        f"{whose} of mixture {mixture!r} lack {', '.join(map(repr, missing))}"
-        for mixture, row in grid.rows.items()
-        if (missing := [source for source in wanted if source not in row])
-    ]
-
-
-def _system_grid(name: str, root: str, truth: _Grid, problems: list[str]) -> _Grid:
-    """A system's files, in the layout in which most of them have the name of a reference."""
-    before = len(problems)
-    tree = _tree(root, f"system {name!r}", problems)
-    empty = _Grid(truth.layout, {}, {}, ())
-    if len(problems) > before:
-        return empty
-    readings = [_Grid.of(tree, position) for position in (-1, 0, -2)]
-    best = max(readings, key=lambda grid: _shared(grid, truth))
-    if _shared(best, truth):
-        return best
-    mixture, row = next(iter(truth.rows.items()))
-    problems.append(
-        f"system {name!r}: no file below {files.shown(root)!r} is named as a reference is: "
-        f"expected e.g. mixture {mixture!r} with {', '.join(map(repr, row))}, found e.g. "
-        f"{files.listed((repr('/'.join(key)) for key in tree), 2)}"
-    )
-    return empty
-
-
-def _shared(grid: _Grid, truth: _Grid) -> int:
-    return sum(
-        len(row.keys() & truth.rows[mixture].keys())
-        for mixture, row in grid.rows.items()
-        if mixture in truth.rows
-    )
-
-
-def _system_gaps(name: str, own: _Grid, truth: _Grid, taken: Sequence[str]) -> list[str]:
-    """Mixtures that a system has not, or not all of its sources of."""
-    if not own.rows:  # told already
-        return []
-    found = []
-    for mixture in truth.rows:
-        if mixture not in own.rows:
-            close = difflib.get_close_matches(mixture, list(own.rows), n=1, cutoff=0.8)
-            hint = f" (but has {close[0]!r})" if close and close[0] not in truth.rows else ""
-            found.append(f"system {name!r} lacks mixture {mixture!r}{hint}")
-            continue
-        missing = [source for source in taken if source not in own.rows[mixture]]
-        if missing:
-            found.append(
-                f"system {name!r}, mixture {mixture!r}: lacks {', '.join(map(repr, missing))}, "
-                "which it has elsewhere"
-            )
-    return found
-
-
-def _never_estimated(
-    wanted: Sequence[str], taken: Mapping[str, Sequence[str]], refuse: bool
-) -> list[str]:
-    """Sources that are in the way by accident, as LibriMix's noise, unless they were asked for."""
-    if not refuse or not any(taken.values()):
-        return []
-    never = [source for source in wanted if not any(source in own for own in taken.values())]
-    rest = [source for source in wanted if source not in never]
-    return [
-        f"no system estimates {source!r}. Say whether it is part of the mixtures: --sources "
-        f"{' '.join(rest)} leaves it out, --sources {' '.join(wanted)} keeps it as a reference"
-        for source in never
-    ]
-
-
 def _mixture(
+    key: str,
     name: str,
-    default: str,
-    truth: _Grid,
-    wanted: Sequence[str],
-    systems: Mapping[str, _Grid],
-    taken: Mapping[str, Sequence[str]],
+    row: Mapping[str, str],
+    order: Sequence[str],
+    systems: Mapping[str, Grid],
+    mixes: Mapping[str, str],
 ) -> Mixture:
-    mixes = list(truth.mixes.get(name, {}).values())
+    own = [source for source in order if source in row]
+
+    def paths(found: Mapping[str, str]) -> tuple[str | None, ...]:
+        return tuple(io.written(found[s]) if s in found else None for s in own)
+
+    estimated = {system: paths(grid.get(key, {})) for system, grid in systems.items()}
     return Mixture(
-        name=name or default,
-        references=tuple(files.written(truth.rows[name][source]) for source in wanted),
-        systems={
-            system: tuple(
-                files.written(own.rows[name][source]) if source in taken[system] else None
-                for source in wanted
-            )
-            for system, own in systems.items()
-        },
+        name=name,
+        references=tuple(io.written(row[source]) for source in own),
+        systems={n: found for n, found in estimated.items() if any(found)},
         folder="",
-        mixture=files.written(mixes[0]) if len(mixes) == 1 else None,
-        sources=tuple(wanted),
+        mixture=io.written(mixes[_ONLY]) if mixes else None,
+        sources=tuple(own),
     )
 
 
 def _notes(
-    truth: _Grid,
-    wanted: Sequence[str],
-    systems: Mapping[str, _Grid],
-    taken: Mapping[str, Sequence[str]],
-) -> tuple[str, ...]:
-    notes = [f"references: {truth.told()}"]
-    left = [source for source in truth.sources if source not in wanted]
-    if left:
-        notes.append(f"references: left out {', '.join(map(repr, left))}, as --sources says")
+    layout: str,
+    grid: Grid,
+    order: Sequence[str],
+    aside: Sequence[str],
+    systems: Mapping[str, Grid],
+) -> Iterator[str]:
+    names = _shown(order)
+    yield f"references: {len(grid)} mixtures of the {len(order)} sources {names} ({layout})"
+    if aside:
+        keep = " ".join([*order, *aside])
+        yield f"set aside: {_shown(aside)}; --sources {keep} would take all"
+    counts = Counter(source for row in grid.values() for source in row)
+    some = [f"{source!r} in {counts[source]}" for source in order if counts[source] < len(grid)]
+    if some:
+        common = [source for source in order if counts[source] == len(grid)]
+        yield (
+            f"some mixtures lack sources ({', '.join(some)} of {len(grid)}): each is scored with "
+            f"its own; all have {_shown(common) or 'none in common'}"
+        )
     for name, own in systems.items():
-        words = [f"a folder per {own.layout}"]
-        lacking = [source for source in wanted if source not in taken[name]]
-        if lacking:
-            words.append(f"no estimate of {', '.join(map(repr, lacking))}")
-        extra = [source for source in own.sources if source not in wanted]
-        if extra:
-            words.append(f"left out, as no reference: {files.listed(map(repr, extra))}")
-        more = [mixture for mixture in own.rows if mixture not in truth.rows]
-        if more:
-            words.append(f"{len(more)} mixtures without references left out")
-        notes.append(f"system {name!r}: {'; '.join(words)}")
-    return tuple(notes)
+        estimated = {source for row in own.values() for source in row}
+        lacking = [source for source in order if source not in estimated]
+        more = sum(mixture not in grid for mixture in own)
+        words = [f"no estimate of {_shown(lacking)}"] if lacking else []
+        words += [f"{more} mixtures without references left out"] if more else []
+        if words:
+            yield f"system {name!r}: {'; '.join(words)}"
 
 
-def write_manifest(path: str, corpus: Corpus) -> None:
-    """Keep what was understood as a manifest, its paths relative to it, with forward slashes.
-
-    Raises:
-        ValueError: the folder cannot be written to.
-    """
-    folder = os.path.dirname(path) or "."
-    files.make_folder(folder)
-
-    def relative(found: str | None) -> str | None:
-        if found is None:
-            return None
-        try:
-            near = os.path.relpath(files.native(found), folder)
-        except ValueError:  # on another drive of Windows
-            near = os.path.abspath(files.native(found))
-        return files.written(near).replace(os.sep, "/")
-
-    entries = []
-    for mixture in corpus.mixtures:
-        entry: dict[str, Any] = {"mixture_id": mixture.name}
-        if mixture.mixture is not None:
-            entry["mixture"] = relative(mixture.mixture)
-        entry["sources"] = list(corpus.sources)
-        entry["references"] = [relative(found) for found in mixture.references]
-        entry["systems"] = {
-            name: [relative(found) for found in paths] for name, paths in mixture.systems.items()
-        }
-        entries.append(entry)
-    files.write_paths_json(path, entries)
+def _shown(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

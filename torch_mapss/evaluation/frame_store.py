@@ -2,11 +2,11 @@
 
 ``frames/MIXTURE.npz`` (NumPy's format, no pickles) holds, F frames and S' estimates of system i:
 
-* ``times`` (F,) float64: seconds, centre of the encoder's receptive field;
+* ``times`` (F,) float64: seconds, centre of the encoder's receptive field; of excerpts those in the
+  whole signal;
 * ``systems`` (number,) str: names, in the order i = 0, 1, ...;
-* ``"{i}.ps"``, ``"{i}.pm"``, ``"{i}.log_pm"``, ``"{i}.attributed_distance"`` (A),
-  ``"{i}.foreign_distance"`` (B) (S', F) float32, NaN in frames that are not scored;
-* ``"{i}.pm_rank"`` (S', F) float32, the same, in the conformal convention alone;
+* ``"{i}.ps"`` and the other scores of :class:`SystemFrames` that were computed, (S', F) float32,
+  NaN in frames in which they are not defined;
 * ``"{i}.active"`` (S', F) bool: the frame is scored;
 * ``"{i}.attributed"`` (S',) int64: the reference that each estimate was scored against.
 
@@ -24,41 +24,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torch_mapss.evaluation import io as files
-from torch_mapss.evaluation.io import file_name
-from torch_mapss.evaluation.measures import COLUMNS
+from torch_mapss.evaluation import io
+from torch_mapss.evaluation.measures import FRAME_SCORES
 
 if TYPE_CHECKING:
     from torch_mapss.evaluation.report import Report
 
 Floats = NDArray[np.float32]
-#: Scores kept for every frame.
-FIELDS = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
-# Those that a file may be without.
-_OPTIONAL = ("pm_rank", "clearance", "fidelity", "bleed_db")
 
 
 class SystemFrames(NamedTuple):
-    """Frame scores of the estimates of one system, NaN where a frame is not scored."""
+    """Frame scores of the estimates of one system, NaN where undefined; None: not computed."""
 
-    ps: Floats  # (S', F) in [0, 1], 1: no leakage
-    pm: Floats  # (S', F) in [0, 1], 1: undistorted
-    log_pm: Floats  # (S', F) <= 0
-    attributed_distance: Floats  # (S', F) A of PS = B/(A + B)
-    foreign_distance: Floats  # (S', F) B
     active: NDArray[np.bool_]  # (S', F) the frame is scored
     attributed: NDArray[np.int64]  # (S',) the reference of each estimate
-    pm_rank: Floats | None = None  # (S', F) in (0, 1], rank form of PM; None unless conformal
-    clearance: Floats | None = None  # (S', F) in [0, 1], 1: no leakage; None: not computed
+    clearance: Floats | None = None  # (S', F) in [0, 1], 1: no leakage
     fidelity: Floats | None = None  # (S', F) in [0, 1], 1: undistorted
+    ps: Floats | None = None  # (S', F) in [0, 1], 1: no leakage
+    pm: Floats | None = None  # (S', F) in [0, 1], 1: undistorted
+    log_pm: Floats | None = None  # (S', F) <= 0
     bleed_db: Floats | None = None  # (S', F) dB, where the own source is silent and another is not
+    attributed_distance: Floats | None = None  # (S', F) A of PS = B/(A + B)
+    foreign_distance: Floats | None = None  # (S', F) B
 
     @property
     def scores(self) -> dict[str, Floats]:
         """The frame scores that there are, by name and in the order of columns."""
-        return {
-            name: getattr(self, name) for name in COLUMNS if getattr(self, name, None) is not None
-        }
+        found = {name: getattr(self, name) for name in FRAME_SCORES}
+        return {name: values for name, values in found.items() if values is not None}
 
 
 class MixtureFrames(NamedTuple):
@@ -70,48 +63,7 @@ class MixtureFrames(NamedTuple):
 
 def path_of(folder: str, mixture: str) -> str:
     """Where the frame scores of a mixture lie in a results folder."""
-    return os.path.join(folder, "frames", files.native(f"{file_name(mixture)}.npz"))
-
-
-def of_report(report: Report) -> MixtureFrames:
-    """The frames of a report, under the system name ``""``."""
-    there = [*FIELDS, *(name for name in _OPTIONAL if getattr(report, name, None) is not None)]
-    scores = {name: getattr(report, name).float().numpy() for name in there}
-    attributed = np.array(report.attributed, dtype=np.int64)
-    frames = SystemFrames(**scores, active=report.active.numpy(), attributed=attributed)
-    return MixtureFrames(report.times.double().numpy(), {"": frames})
-
-
-def write(path: str, frames: MixtureFrames) -> None:
-    """Replace the file of a mixture in one step."""
-    times = frames.times
-    content: dict[str, Any] = {"times": times, "systems": np.array([*frames.systems], dtype=str)}
-    for place, system in enumerate(frames.systems.values()):
-        for name, values in system._asdict().items():
-            if values is not None:
-                content[f"{place}.{name}"] = _padded(name, values, len(times))
-    files.make_folder(os.path.dirname(path))
-    files.write_with(path, lambda name: np.savez_compressed(name, **content))
-
-
-def _padded(name: str, values: Any, length: int) -> Any:
-    """Frames up to ``length``: with ``trim`` the systems of a mixture may differ in theirs."""
-    missing = length - values.shape[-1]
-    if name == "attributed" or missing == 0:
-        return values
-    filler = False if name == "active" else np.nan
-    return np.pad(values, ((0, 0), (0, missing)), constant_values=filler)
-
-
-def merged(one: MixtureFrames | None, system: str, other: MixtureFrames | None) -> MixtureFrames:
-    """``one`` with a system's frames, the only ones of ``other``; without it where that is None."""
-    found = {} if one is None else dict(one.systems)
-    times = np.empty(0) if one is None else one.times
-    found.pop(system, None)
-    if other is not None:
-        (found[system],) = other.systems.values()
-        times = max(times, other.times, key=len)
-    return MixtureFrames(times, found)
+    return os.path.join(folder, "frames", io.native(f"{io.file_name(mixture)}.npz"))
 
 
 class Kept:
@@ -119,13 +71,41 @@ class Kept:
 
     def __init__(self, folder: str, mixture: str) -> None:
         self.path = path_of(folder, mixture)
-        self._found = read(self.path) if systems_of(self.path) else None
+        self._found = read(self.path) if systems_of(self.path) else MixtureFrames(np.empty(0), {})
 
     def put(self, system: str, report: Report | None) -> None:
-        """Keep the frames of a system, or drop them where it failed."""
-        made = None if report is None else of_report(report)
-        self._found = merged(self._found, system, made)
-        write(self.path, self._found)
+        """Keep the frames of a system, or drop them where it failed.
+
+        Raises:
+            WriteError: the file cannot be written.
+        """
+        times, systems = self._found.times, dict(self._found.systems)
+        systems.pop(system, None)
+        if report is not None:
+            scores = {name: values.float().numpy() for name, values in report.frames.items()}
+            attributed = np.array(report.attributed, dtype=np.int64)
+            systems[system] = SystemFrames(report.active.numpy(), attributed, **scores)
+            times = max(times, report.times.double().numpy(), key=len)
+        self._found = MixtureFrames(times, systems)
+        _write(self.path, self._found)
+
+
+def _write(path: str, frames: MixtureFrames) -> None:
+    times = frames.times
+    content: dict[str, Any] = {"times": times, "systems": np.array([*frames.systems], dtype=str)}
+    for place, system in enumerate(frames.systems.values()):
+        content[f"{place}.attributed"] = system.attributed
+        content[f"{place}.active"] = _padded(system.active, len(times), False)
+        for name, values in system.scores.items():
+            content[f"{place}.{name}"] = _padded(values, len(times), np.nan)
+    io.make_folder(os.path.dirname(path))
+    io.write_with(path, lambda name: np.savez_compressed(name, **content))
+
+
+def _padded(values: Any, length: int, filler: Any) -> Any:
+    """Frames up to ``length``: with ``trim`` the systems of a mixture may differ in theirs."""
+    missing = length - values.shape[-1]
+    return np.pad(values, ((0, 0), (0, missing)), constant_values=filler) if missing else values
 
 
 def systems_of(path: str) -> tuple[str, ...]:
@@ -147,17 +127,19 @@ def read(path: str) -> MixtureFrames:
         with np.load(path, allow_pickle=False) as content:
             systems = {
                 name: SystemFrames(
+                    content[f"{place}.active"],
+                    content[f"{place}.attributed"],
                     **{
-                        field: content[f"{place}.{field}"]
-                        for field in SystemFrames._fields
-                        if field not in _OPTIONAL or f"{place}.{field}" in content
-                    }
+                        f: content[f"{place}.{f}"]
+                        for f in FRAME_SCORES
+                        if f"{place}.{f}" in content
+                    },
                 )
                 for place, name in enumerate(content["systems"].tolist())
             }
             return MixtureFrames(content["times"], systems)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(
-            f"{files.shown(path)!r} cannot be read as frame scores ({error}). Score the set again: "
+            f"{io.shown(path)!r} cannot be read as frame scores ({error}). Score the set again: "
             "`torch-mapss evaluate` makes what is missing."
         ) from None

@@ -1,56 +1,19 @@
-"""Whole test sets: a manifest of mixtures and systems -> tables, row by row, resumable.
-
-From frames to one number per system, each step in a table that the next can be redone from:
-
-1. frame -> *source*: mean over the scored frames of one estimate, ``scores.csv``;
-2. source -> *item*: mean over the estimates of one mixture and system, ``items.csv``;
-3. item -> *set*: mean over the mixtures of one system, ``summary.csv``.
-
-log PM has its medians beside its means, ``log_pm_median`` in all three steps. The mean ranks
-quality better, since bad frames are what is heard as bad: on rated singing its rank correlation per
-track is 0.73 ± 0.08 and that of the median over frames 0.50 ± 0.08 (16 songs, 5 systems each,
-log-mel features, 40 frames a song). The median holds where some outputs are dead: one silent
-estimate, with a log PM of a million below zero, decides every mean that it is in.
-
-Undefined numbers (a silent reference, no frame with two active sources, a mixture that failed) are
-``nan``, left out of the next mean, and counted.
-
-**Kills.** Every finished pair of mixture and system is one line, flushed to the disk, of
-``progress/rank-N.jsonl``. A line that was cut off by a kill is dropped, and its pair is scored
-again; the tables are written at the end, each in one step. So a run that was killed and started
-again writes the tables of an with_torch_defaults one, byte for byte on one machine.
-
-**Several processes** share the mixtures out, see :mod:`.processes`. They must share the output
-folder.
-"""
+"""Manifests: what a test set consists of, read and checked as a whole."""
 
 from __future__ import annotations
 
 import json
 import os
+import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch_mapss.evaluation import files
-from torch_mapss.evaluation.measures import RANK
-from torch_mapss.evaluation.report import MEANS, MEDIANS, SourceRow
+from torch_mapss.evaluation import io
 
-# PM's rank leaves all three again where no row has it.
-SCORE_COLUMNS = (
-    *("mixture_id", "system", *SourceRow._fields, "status", "reason", "notes", "warnings"),
-)
-ITEM_COLUMNS = (
-    *("mixture_id", "system", *MEANS, *MEDIANS, RANK, "estimates", "undefined", "silent"),
-    *("references", "seconds", "status", "reason"),
-)
-SET_COLUMNS = (
-    *("system", *MEANS, *MEDIANS, RANK, "scored", "undefined", "failed"),
-    *("estimates", "silent", "frames", "rates"),
-)
-
-
+Record = dict[str, Any]  # of a pair: mixture_id, system, rows, reason, files, written
 #: Of a folder of results; a reader refuses others.
-FORMAT = 1
+FORMAT = 2
 
 
 class ManifestError(ValueError):
@@ -76,18 +39,16 @@ class Mixture(NamedTuple):
     sources: tuple[str, ...] = ()  # names of the references, if given
 
     def locate(self, path: str) -> str:
-        """The path to open."""
-        return files.native(os.path.join(self.folder, path))
+        """The path to open; of a name in another Unicode form, that of the file that is there."""
+        made = os.path.join(self.folder, path)
+        forms = (made, *(unicodedata.normalize(form, made) for form in ("NFC", "NFD")))
+        found = map(io.native, forms)
+        return next((name for name in found if os.path.exists(name)), io.native(made))
 
     @property
     def source_names(self) -> tuple[str, ...]:
         """A name for every reference: the manifest's, else made of the files'."""
-        return self.sources or files.display_names(self.references)
-
-
-# ------------------------------------------------------------------------------------------------
-# Reading
-# ------------------------------------------------------------------------------------------------
+        return self.sources or io.display_names(self.references)
 
 
 def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
@@ -107,16 +68,29 @@ def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
     Raises:
         ManifestError: everything that is wrong with it, missing files included.
     """
-    name = files.shown(path)
-    entries = _read_json(path, name)
+    name = io.shown(path)
+    return read_entries(_read_json(path, name), name, os.path.dirname(os.fspath(path)))
+
+
+def read_entries(entries: Any, name: str, folder: str) -> tuple[Mixture, ...]:
+    """The mixtures of a manifest's content.
+
+    Args:
+        entries: the list.
+        name: of the manifest, for messages.
+        folder: that paths are relative to.
+
+    Raises:
+        ManifestError: everything that is wrong with it, missing files included.
+    """
     if not isinstance(entries, list):
         raise ManifestError(name, [_no_list(entries)])
     if not entries:
         raise ManifestError(name, ["lists no mixture"])
-    folder = os.path.dirname(os.fspath(path))
     problems: list[str] = []
     mixtures = [_read_entry(entry, k, folder, problems) for k, entry in enumerate(entries)]
     problems += _duplicates([mixture.name for mixture in mixtures])
+    mixtures = _spelled_alike(mixtures)
     for mixture in mixtures:
         problems += _missing_files(mixture)
     if not problems and not any(mixture.systems for mixture in mixtures):
@@ -126,13 +100,26 @@ def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
     return tuple(mixtures)
 
 
+def _spelled_alike(mixtures: Sequence[Mixture]) -> list[Mixture]:
+    """One spelling for names of systems that are the same text in two Unicode forms."""
+    first: dict[str, str] = {}
+    return [
+        one._replace(
+            systems={
+                first.setdefault(io.same_name(n), n): paths for n, paths in one.systems.items()
+            }
+        )
+        for one in mixtures
+    ]
+
+
 def _no_list(content: Any) -> str:
     """Why a manifest that is no list is none, with what one looks like."""
     if isinstance(content, dict) and {"references", "systems"} <= content.keys():
         return "must be a JSON list of mixtures, got a single one: put it in [ ]"
     found = short(content)
     if isinstance(content, dict):
-        found = f"an object with {files.listed(map(repr, content), 3)}"
+        found = f"an object with {io.listed(map(repr, content), 3)}"
     return f"must be a JSON list of mixtures, got {found}. {_EXAMPLE}"
 
 
@@ -217,6 +204,7 @@ def _read_extras(
 
 
 def _read_references(given: Any, where: str, problems: list[str]) -> tuple[str, ...]:
+    given = list(given) if isinstance(given, tuple) and given else given
     if given == ():  # the key is missing, which is told already
         return ()
     if not isinstance(given, list) or not all(isinstance(path, str) and path for path in given):
@@ -292,7 +280,7 @@ def listed(mixtures: Sequence[Mixture], folder: str) -> dict[str, Any]:
     """The ``mixtures.json`` of results in ``folder``: what was scored, and where it lies."""
     root = os.path.abspath(mixtures[0].folder)
     try:
-        relative: str | None = files.shown(os.path.relpath(root, folder))
+        relative: str | None = io.shown(os.path.relpath(root, folder))
     except ValueError:  # on another drive
         relative = None
     entries = [
@@ -305,13 +293,15 @@ def listed(mixtures: Sequence[Mixture], folder: str) -> dict[str, Any]:
         }
         for mixture in mixtures
     ]
-    shown = files.shown(root)
+    shown = io.shown(root)
     return {"format": FORMAT, "root": shown, "relative": relative, "mixtures": entries}
 
 
 def _duplicates(names: Sequence[str]) -> list[str]:
-    twice = dict.fromkeys(name for name in names if names.count(name) > 1)
-    return [f"mixture_id {name!r} is used {names.count(name)} times" for name in twice]
+    counts = Counter(map(io.same_name, names))
+    return [
+        f"mixture_id {name!r} is used {counts[name]} times" for name in counts if counts[name] > 1
+    ]
 
 
 def _missing_files(mixture: Mixture) -> list[str]:
@@ -334,10 +324,3 @@ def _slashes(mixture: Mixture, path: str) -> str:
     turned = path.replace("\\", "/")
     there = "is there" if os.path.isfile(mixture.locate(turned)) else "is not there either"
     return f" (backslashes do not separate folders here; {turned!r} {there})"
-
-
-# ------------------------------------------------------------------------------------------------
-# Scoring one pair of mixture and system
-# ------------------------------------------------------------------------------------------------
-
-Record = dict[str, Any]  # one line of progress: mixture_id, system, rows, reason, files, written

@@ -7,7 +7,7 @@ of what was computed. A leaf: names and sentences.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 
@@ -119,6 +119,8 @@ COLUMNS: dict[str, Column] = {
 }
 #: Systems are ranked by these.
 RANKED = tuple(name for name, column in COLUMNS.items() if column.ranked)
+#: Scores that every frame has, where they were computed.
+FRAME_SCORES = tuple(name for name, column in COLUMNS.items() if column.frames)
 
 
 def present(columns: Iterable[str], ranked: bool | None = None) -> tuple[str, ...]:
@@ -161,45 +163,3 @@ def label(name: str, unit: bool = True) -> str:
     """
     column = COLUMNS[name]
     return f"{column.label} ({column.unit})" if column.unit and unit else column.label
-
-
-# ------------------------------------------------------------------------------------------------
-# What goes once its users have moved
-# ------------------------------------------------------------------------------------------------
-
-MEASURES = ("ps", "pm", "log_pm", "foreign_distance", "log_foreign_distance")
-RANK = "pm_rank"
-LABELS = {name: column.label for name, column in COLUMNS.items()} | {RANK: "PM rank"}
-
-
-def has_rank(rows: Iterable[Mapping[str, Any]]) -> bool:
-    return any(row.get(RANK) is not None and row[RANK] == row[RANK] for row in rows)
-
-
-def measures_of(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    found = list(rows)
-    if not has_rank(found):
-        return MEASURES
-    return (*MEASURES[:3], RANK, *MEASURES[3:])
-
-
-def columns_of(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    there = has_rank(rows)
-    return tuple(column for column in columns if there or column != RANK)
-
-
-def rank_floor(settings: Mapping[str, Any]) -> float:
-    return 1.0 / (settings["match_bank"]["size"] + 1)
-
-
-def rank_meaning(settings: Mapping[str, Any] | None = None) -> str:
-    floor = "1/(N_p + 1) with N_p distortions"
-    if settings is not None:
-        size = settings["match_bank"]["size"]
-        floor = f"1/(N_p + 1), {rank_floor(settings):.2g} with up to {size} distortions"
-    return (
-        "PM rank: the share of the distortions, the output counted as one of them, that lie as far "
-        f"from the reference as the output or farther; at least {floor}. Valid under "
-        "exchangeability: if output and distortions are exchangeable, a frame's rank is at most u "
-        "with probability at most u, and its mean 0.5 or more."
-    )

@@ -1,7 +1,7 @@
 """What makes two scores comparable: settings and weights under one short name.
 
 The *protocol id* is a hash of every setting that a score depends on: encoder (its weights, not
-where they lie), layer, both banks with all members, kernel and convention, loudness, activity,
+where they lie), layer, all banks with all members, kernel and convention, loudness, activity,
 precision, treatment of the input and the version of this package. Results of one id belong in one
 table; what they were computed on, how often, and with which bounds, is not in it.
 """
@@ -10,28 +10,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_mapss.evaluation import files
+from torch_mapss.evaluation import io
 
 if TYPE_CHECKING:
     from torch_mapss.encoders.base import Encoder
     from torch_mapss.pipeline.mapss import MAPSS
 
 #: Settings that no score depends on. "key" tells where a checkpoint lies.
-NEUTRAL = ("bounds", "confidence", "bounds_convention", "tail", "save_frames", "key")
+NEUTRAL = ("bounds", "confidence", "bounds_convention", "tail", "key", "measures")
+_ENCODERS = ("encoder", "match_encoder", "decomposition_encoder")
 # What tells an encoder where its weights are known by their hash.
 _PLACES = ("name", "checkpoint")
 
 
-def described(mapss: MAPSS) -> dict[str, Any]:
-    """All settings of a scorer, with hashes of weights and of the banks' members."""
-    banks = mapss.separation_bank, mapss.match_bank
+def described(mapss: MAPSS, measures: Sequence[str] | None = None) -> dict[str, Any]:
+    """All settings of a scorer, with hashes of the banks' members and of the weights.
+
+    Args:
+        mapss: the scorer.
+        measures: those that are computed: weights of other measures are not loaded. None: those
+            of the scorer.
+    """
+    from torch_mapss.pipeline.measures import MEASURES
+
+    slots = [MEASURES[name].encoder for name in measures or mapss.measures]
+    banks = mapss.separation_bank, mapss.match_bank, mapss.decomposition_bank
     members = [member.description for bank in banks for member in bank.members]
-    weights = {"encoder": weights_hash(mapss.encoder)}
-    if mapss.match_encoder is not mapss.encoder:
-        weights["match_encoder"] = weights_hash(mapss.match_encoder)
+    weights = {slot: weights_hash(getattr(mapss, slot)) for slot in _ENCODERS if slot in slots}
     return {
         **mapss.describe(),
         "weights": weights,
@@ -65,15 +73,15 @@ def _content(weight: Any) -> bytes:
 
 def protocol_id(settings: Mapping[str, Any]) -> str:
     """The protocol id of settings as ``settings.json`` holds them: 16 hexadecimal digits."""
-    return _short_hash(json.dumps(files.plain(relevant(settings)), sort_keys=True))
+    return _short_hash(json.dumps(io.plain(relevant(settings)), sort_keys=True))
 
 
 def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a score depends on, an encoder with weights by these alone."""
     kept = {name: value for name, value in settings.items() if name not in NEUTRAL}
     weights = settings.get("weights") or {}
-    for name in ("encoder", "match_encoder"):
-        if isinstance(kept.get(name), Mapping) and weights.get(name, weights.get("encoder")):
+    for name in _ENCODERS:
+        if isinstance(kept.get(name), Mapping) and weights.get(name):
             kept[name] = {k: v for k, v in kept[name].items() if k not in _PLACES}
     return kept
 

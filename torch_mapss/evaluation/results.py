@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch_mapss.evaluation import frame_store, io
 from torch_mapss.evaluation.frame_store import MixtureFrames
 from torch_mapss.evaluation.manifest import FORMAT
-from torch_mapss.evaluation.measures import COLUMNS, RANK, present
+from torch_mapss.evaluation.measures import COLUMNS, present
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -37,13 +37,12 @@ _REQUIRED = {
     "items.csv": ("mixture_id", "system", "status"),
     "summary.csv": ("system", "scored"),
 }
-_NAMES = (*COLUMNS, "log_pm_median", RANK)
 _COUNTS = (
     *("source_index", "frames", "total_frames", "estimate_rate", "reference_rate"),
     *("estimates", "references", "scored", "undefined", "failed", "silent", "muted_frames"),
 )
 _NUMBERS = (
-    *(f"{name}{part}" for name in _NAMES for part in ("", "_se", "_radius", "_tail")),
+    *(f"{name}{part}" for name in COLUMNS for part in ("", "_se", "_radius", "_tail")),
     *("separation_dimension", "match_dimension", "lag_ms", "shift_ms", "seconds"),
     *("estimate_bandwidth", "reference_bandwidth"),
     *_COUNTS,
@@ -79,7 +78,7 @@ class Results:
 
     @property
     def sampled(self) -> bool:
-        """Only some frames, drawn at random, are scored."""
+        """Only some frames, drawn at random, are scored: they have no neighbours."""
         return self.settings.get("sample_frames") is not None
 
     @property
@@ -155,6 +154,34 @@ class Results:
         gone = [io.shown(path) for path in wanted if not os.path.isfile(path)]
         if gone:
             raise FileNotFoundError(f"{self.without_audio(gone, len(wanted))}.")
+
+    def statement(self) -> str:
+        """A paragraph to publish with results: what they were made with, on how much."""
+        settings = self.settings
+        weights = settings.get("weights") or {}
+        encoders = []
+        for name in ("encoder", "match_encoder", "decomposition_encoder"):
+            one = settings.get(name)
+            if one is None or one.get("name") in [told.split(",")[0] for told in encoders]:
+                continue
+            layer = f", layer {one['layer']}" if one.get("layer") is not None else ""
+            hashed = f", weights {weights[name]}" if weights.get(name) else ""
+            encoders.append(f"{one['name']}{layer}{hashed}")
+        banks = [f"{settings[name]['size']}" for name in settings if name.endswith("_bank")]
+        items = self.items.drop_duplicates("mixture_id")
+        failed = int((self.items["status"] == "failed").sum())
+        drawn = settings.get("excerpts")
+        return (
+            f"{len(self.systems)} systems on {len(self.mixtures)} mixtures "
+            f"({items['seconds'].sum() / 60:.1f} min; {failed} pairs failed), protocol "
+            f"{self.protocol}: encoder {'; '.join(encoders)}, convention "
+            f"{settings['convention']}, {', '.join(banks)} distortions"
+            + (f", {drawn} excerpts a mixture" if drawn else "")
+            + (f", {settings['sample_frames']} frames drawn at random" if self.sampled else "")
+            + ". "
+            + ", ".join(f"{name} {number}" for name, number in self.versions.items())
+            + "."
+        )
 
     def locate(self, path: str) -> str:
         """The path to open of one that is written in the tables."""

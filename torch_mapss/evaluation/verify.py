@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_mapss.evaluation import files
+from torch_mapss.evaluation import io
 from torch_mapss.evaluation.manifest import short
-from torch_mapss.evaluation.measures import measures_of
+from torch_mapss.evaluation.measures import present
+from torch_mapss.evaluation.options import Request
 from torch_mapss.evaluation.protocol import described, protocol_id, relevant
-from torch_mapss.evaluation.report import mean, versions
-from torch_mapss.evaluation.request import Request
+from torch_mapss.evaluation.report import versions
 from torch_mapss.evaluation.results import Results, records
-from torch_mapss.evaluation.scorer import evaluate
+from torch_mapss.evaluation.score import evaluate
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
@@ -132,7 +132,7 @@ def _of_protocol(results: Results) -> Iterator[str]:
 
 
 def _of_scorer(results: Results, scorer: MAPSS) -> Iterator[str]:
-    here = files.plain({**described(scorer), "version": versions()["torch_mapss"]})
+    here = io.plain({**described(scorer), "version": versions()["torch_mapss"]})
     stored = results.settings
     wanted = relevant({name: stored[name] for name in stored if name in here})
     made = relevant(here)
@@ -152,7 +152,7 @@ def _of_audio(results: Results) -> tuple[list[str], int, list[str]]:
     for path, noted in results.sha256.items():
         place = results.locate(path)
         try:
-            found = files.sha256(place)
+            found = io.sha256(place)
         except OSError as error:
             differences.append(f"{path!r} cannot be read: {error.strerror}")
             gone.append(path)
@@ -194,15 +194,14 @@ def _of_tables(results: Results) -> tuple[list[str], int]:
 def _of_frames(rows: Sequence[Mapping[str, Any]], frames: Any) -> Iterator[str]:
     first = rows[0]
     where = f"scores.csv, mixture {first['mixture_id']!r}, system {first['system']!r}"
-    if frames is None or len(frames.ps) != len(rows):
+    if frames is None or len(frames.active) != len(rows):
         yield f"{where}: has no frame scores"
         return
     for place, row in enumerate(rows):
         active = frames.active[place]
-        for name in ("ps", "pm", "log_pm", "pm_rank", "foreign_distance"):
-            if getattr(frames, name) is None or row.get(name) is None:
-                continue  # PM's rank of another convention
-            values = getattr(frames, name)[place][active].astype(np.float64)
+        for name in {"clearance", "ps", "pm", "log_pm", "foreign_distance"} & set(frames.scores):
+            values = frames.scores[name][place][active].astype(np.float64)
+            values = values[~np.isnan(values)]
             made = float(values.mean()) if len(values) else math.nan
             if not _close(made, row[name], _ROUNDING):
                 yield f"{where}, {name} of {row['source']!r}: {row[name]}, its frames give {made}"
@@ -211,8 +210,9 @@ def _of_frames(rows: Sequence[Mapping[str, Any]], frames: Any) -> Iterator[str]:
 def _of_means(
     where: str, row: Mapping[str, Any], below: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    for name in measures_of([row]):
-        made = mean([math.nan if other.get(name) is None else other[name] for other in below])
+    for name in present(row):
+        found = [other[name] for other in below if not math.isnan(other[name])]
+        made = sum(found) / len(found) if found else math.nan
         if not _close(made, row[name], _ROUNDING):
             yield f"{where}, {name}: {row[name]}, its rows give {made}"
 
@@ -244,6 +244,7 @@ def _of_scores(
                 estimates=paths,
                 references=results.audio(mixture).references,
                 mapss=scorer,
+                mixture_id=mixture,
                 **{**request._asdict(), "bounds": False},
             )
         except (OSError, ValueError) as error:
@@ -251,8 +252,8 @@ def _of_scores(
             continue
         for row, made in zip(rows[mixture, system], report.rows):
             scored += 1
-            for name in measures_of([row]):
-                found = getattr(made, name)
+            for name in present(row):
+                found = made[name]
                 distance = abs(found - row[name]) / max(1.0, abs(row[name]))
                 largest = max(largest, 0.0 if math.isnan(distance) else distance)
                 if not _close(found, row[name], tolerance):

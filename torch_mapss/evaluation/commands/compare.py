@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from torch_mapss.evaluation import console
-from torch_mapss.evaluation.commands.options import OK, add_manners, make_parser, say_written
+from torch_mapss.evaluation.commands.options import OK, add_quiet, make_parser, say_written
 
 
 def add_parser(commands: Any) -> None:
@@ -54,7 +54,7 @@ box plot per measure and a scatter plot of fidelity over clearance (PNG and SVG)
         help="of mixtures in means and intervals, not in tests (default: %(default)s)",
     )
     group.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
-    add_manners(compare)
+    add_quiet(compare)
 
 
 def run(args: argparse.Namespace) -> int:

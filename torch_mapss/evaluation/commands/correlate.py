@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torch_mapss.evaluation.commands.options import OK, add_manners, make_parser, say_written
+from torch_mapss.evaluation.commands.options import OK, add_quiet, make_parser, say_written
 
 DESCRIPTION = """\
 Correlate scores with ratings by listeners.
@@ -102,7 +102,7 @@ def add_parser(commands: Any) -> None:
         help="of the correlations' radius and half-width: derived, or as printed in the paper "
         "(default: %(default)s)",
     )
-    add_manners(correlate)
+    add_quiet(correlate)
 
 
 def pair(text: str) -> tuple[str, str]:

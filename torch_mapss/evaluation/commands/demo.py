@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torch_mapss.evaluation import console, files
+from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.commands.options import (
     MEASURES,
     OK,
     add_device_option,
-    add_manners,
-    bar,
+    add_quiet,
     device_of_options,
     make_parser,
     say_written,
@@ -37,17 +36,17 @@ def add_parser(commands: Any) -> None:
     )
     demo.add_argument("--encoder", default="mel", help="default: %(default)s, needs no download")
     add_device_option(demo)
-    add_manners(demo)
+    add_quiet(demo)
 
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss demo``."""
-    folder = files.make_folder(args.out)
+    folder = io.make_folder(args.out)
     from torch_mapss.evaluation import demo
 
     device = device_of_options(args.device)
     with threads(1):  # quick enough, and quick on a busy machine, too
-        result = demo.run(folder, encoder=args.encoder, device=device, progress=bar(args))
+        result = demo.run(folder, encoder=args.encoder, device=device)
     if not args.quiet:
         console.say(result.text)
     say_written([folder], args.quiet)

@@ -6,8 +6,8 @@ import argparse
 import textwrap
 from typing import Any
 
-from torch_mapss.evaluation import console, files
-from torch_mapss.evaluation.commands.options import OK, add_manners, make_parser
+from torch_mapss.evaluation import console, io
+from torch_mapss.evaluation.commands.options import OK, make_parser
 
 _WIDTH = 70  # of the names
 _KINDS = {"separation": "PS", "match": "PM"}
@@ -18,8 +18,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "distortions",
         "The distortions that make the cluster of every source: one bank for PS, another for PM.\n"
-        "Families and members may be left out or chosen with --without and --only of the commands\n"
-        "that score.",
+        "Families and members are chosen or left out with `only` and `without` in --config.",
         "",
         "list the distortions of both banks",
     )
@@ -31,7 +30,6 @@ def add_parser(commands: Any) -> None:
         metavar="HZ",
         help="of the encoder: a member may need a higher one than there is (default: %(default)s)",
     )
-    add_manners(distortions, quiet=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             first, *rest = textwrap.wrap(names, _WIDTH, break_on_hyphens=False) or [""]
             rows.append([measure, family, str(len(own)), first])
             rows += [["", "", "", line] for line in rest]
-    console.say(files.text_table(["bank", "family", "members", "names, after FAMILY/"], rows, 4))
+    console.say(io.text_table(["bank", "family", "members", "names, after FAMILY/"], rows, 4))
     console.say(
         f"\nAt {rate} Hz: {', '.join(counts)} members. Those of PM take their parameters from each "
         "reference\nsignal; where it has fewer spectral peaks, it has fewer notches."

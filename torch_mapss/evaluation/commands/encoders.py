@@ -5,25 +5,20 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torch_mapss.evaluation import console, files
-from torch_mapss.evaluation.commands.options import (
-    OK,
-    add_manners,
-    make_parser,
-)
+from torch_mapss.evaluation import console, io
+from torch_mapss.evaluation.commands.options import OK, make_parser
 
 
 def add_parser(commands: Any) -> None:
     encoders = make_parser(
         commands,
         "encoders",
-        "The encoders that --encoder knows by name. A local folder or hub id (owner/name) of a "
-        "wav2vec2,\nHuBERT or WavLM checkpoint works as well.",
+        "The encoders that --encoder takes by name, MERT and Whisper among them. A local folder or "
+        "hub id\n(owner/name) of a wav2vec2, HuBERT, WavLM or Whisper checkpoint works as well.",
         "",
         "list the encoders",
     )
     encoders.set_defaults(run=run)
-    add_manners(encoders, quiet=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,10 +37,10 @@ def run(args: argparse.Namespace) -> int:
         ]
         for row in encoder_table()
     ]
-    console.say(files.text_table(columns, rows, left=2))
+    console.say(io.text_table(columns, rows, left=2))
     console.say(
-        "\nlayer: the default of --layer; 0 is what enters the first block. mert: layer 1 suits "
-        "drums better; whisper: clips of at most 30 s.\n"
-        "A local folder or hub id (owner/name) works as well."
+        "\nlayer: the default of --layer; 0 is the input of the first block. mert: layer 1 suits "
+        "drums better.\nwhisper: files are scored in segments of at most 28 s. A local folder or "
+        "hub id (owner/name) works as well."
     )
     return OK

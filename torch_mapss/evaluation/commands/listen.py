@@ -9,7 +9,7 @@ from typing import Any
 from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.commands.options import (
     OK,
-    add_manners,
+    add_quiet,
     make_parser,
     say_written,
 )
@@ -53,7 +53,7 @@ as `torch-mapss correlate` reads it, and ratings_listeners.csv.
     add("--seed", type=int, default=0, help="of pages and order (default: %(default)s)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
     add("--ratings", nargs="+", metavar="FILE", help="results of the test to be read back")
-    add_manners(listen)
+    add_quiet(listen)
 
 
 def run(args: argparse.Namespace) -> int:

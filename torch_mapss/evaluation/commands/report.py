@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from torch_mapss.evaluation import console
-from torch_mapss.evaluation.commands.options import OK, add_manners, make_parser, say_written
+from torch_mapss.evaluation.commands.options import OK, add_quiet, make_parser, say_written
 
 
 def add_parser(commands: Any) -> None:
@@ -38,7 +38,7 @@ What does not fit is linked by its relative path, so keep the page where it was 
     )
     add("--title", metavar="TEXT", help="heading (default: the folder's name)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
-    add_manners(report)
+    add_quiet(report)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,19 +6,18 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from torch_mapss.evaluation import console, files
+from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.commands.options import (
     CODES,
+    CONFIG,
     FILES,
     MEASURES,
     OK,
-    add_manners,
     add_scoring_options,
     device_of_options,
     make_parser,
-    request_of,
     say_written,
-    scorer_of,
+    scoring_options,
     threads,
 )
 
@@ -31,18 +30,12 @@ def add_parser(commands: Any) -> None:
         commands,
         "score",
         f"Score the estimates of one mixture.\n\n{MEASURES}\n{FILES}",
-        "Example:\n  torch-mapss score --references a.wav b.wav --estimates ea.wav eb.wav "
-        f"--encoder mel --plot --out results\n\n{CODES}",
+        f"{CONFIG}--segment and --excerpts, as of `evaluate`, work here as well.\n\nExample:\n"
+        "  torch-mapss score --references a.wav b.wav --estimates ea.wav eb.wav --encoder mel "
+        f"--plot --out results\n\n{CODES}",
         "score the estimates of one mixture",
     )
     score.set_defaults(run=run)
-    _add_signals(score)
-    _add_results(score)
-    add_scoring_options(score)
-    add_manners(score)
-
-
-def _add_signals(score: Any) -> None:
     score.add_argument(
         "--references",
         nargs="+",
@@ -55,16 +48,10 @@ def _add_signals(score: Any) -> None:
         nargs="+",
         required=True,
         metavar="FILE",
-        help="the separator's outputs, in the order of the references (or see --permute and "
-        "--attributed)",
+        help="the separator's outputs, in the order of the references (or see --permute)",
     )
     score.add_argument(
-        "--mixture",
-        metavar="FILE",
-        help="the mixture, for the plot, and to tell an estimate that is the mixture itself",
-    )
-    score.add_argument(
-        "--names", nargs="+", metavar="NAME", help="one name per reference, for tables and plots"
+        "--sources", nargs="+", metavar="NAME", help="one name per reference, for tables and plots"
     )
     score.add_argument(
         "--attributed",
@@ -74,43 +61,37 @@ def _add_signals(score: Any) -> None:
         help="which reference each estimate belongs to, from 0: `--attributed 0` scores the "
         "first source alone",
     )
-
-
-def _add_results(score: Any) -> None:
+    score.add_argument(
+        "--out",
+        metavar="DIR",
+        help="write scores.csv, frames.csv (per frame) and report.json to this folder",
+    )
     score.add_argument(
         "--plot",
         nargs="?",
         const="",
         metavar="FILE",
-        help="draw PS and PM over time, to FILE (PNG, PDF or SVG), else to scores.png in --out or "
-        "here",
+        help="draw the scores over time, to FILE (PNG, PDF or SVG), else to scores.png in --out "
+        "or here",
     )
-    score.add_argument(
-        "--out",
-        metavar="DIR",
-        help="write scores.csv, ps.csv, pm.csv (per frame) and report.json to this folder",
-    )
+    add_scoring_options(score, "excerpts", "excerpt_seconds", "segment")
 
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss score``."""
+    options = scoring_options(args)
     _check_outputs(args)
-    request = request_of(args)
-    args.device = device_of_options(args.device)
-    from torch_mapss.evaluation.scorer import evaluate
+    from torch_mapss.evaluation.score import evaluate
 
-    with threads(args.threads), console.stages(3, args.quiet) as stage:
+    with threads(args.threads), console.Bar(1.0, "scoring", args.quiet) as bar:
         report = evaluate(
             estimates=args.estimates,
             references=args.references,
-            mixture=args.mixture,
-            names=args.names,
+            names=args.sources,
             attributed=args.attributed,
-            device=args.device,
-            mapss=scorer_of(args),
-            on_stage=stage,
-            on_segment=None if args.quiet else console.segment_detail(),
-            **request._asdict(),
+            device=device_of_options(args.device),
+            on_segment=lambda done, total: bar.to(done / total),
+            **options,
         )
     written = _write(report, args)
     if not args.quiet:
@@ -138,7 +119,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
 
         plots.check_available(_plot_target(args))
     if args.out is not None:
-        files.make_folder(args.out)
+        io.make_folder(args.out)
 
 
 def _plot_target(args: argparse.Namespace) -> str:

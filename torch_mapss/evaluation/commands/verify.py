@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from torch_mapss.evaluation import console
@@ -12,12 +11,9 @@ from torch_mapss.evaluation.commands.options import (
     OK,
     SOME_FAILED,
     add_device_option,
-    add_manners,
-    add_scoring_options,
+    add_quiet,
     device_of_options,
     make_parser,
-    request_of,
-    scorer_of,
     threads,
 )
 
@@ -60,11 +56,12 @@ by scoring them again with the settings of the folder. Says what differs.
     )
     add_device_option(verify)
     verify.add_argument("--threads", type=int, metavar="N", help="of the CPU")
-    add_manners(verify)
+    add_quiet(verify)
 
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss verify``."""
+    from torch_mapss.evaluation.options import request_of, scorer_of
     from torch_mapss.evaluation.results import load_results
     from torch_mapss.evaluation.verify import verify
 
@@ -75,13 +72,12 @@ def run(args: argparse.Namespace) -> int:
             "these results were made in Python, which leaves no options to make the scorer again "
             "with. Pass --pairs 0, or call torch_mapss.evaluation.verify.verify with one."
         )
-    options = scoring_namespace(stored)
-    options.device = device_of_options(args.device)
-    options.encoder = args.encoder or options.encoder
+    options = stored | ({"encoder": args.encoder} if args.encoder else {})
+    device = device_of_options(args.device)
     with threads(args.threads):
         found = verify(
             results,
-            (lambda: scorer_of(options)) if args.pairs > 0 else None,
+            (lambda: scorer_of(options, device)) if args.pairs > 0 else None,
             request_of(options),
             pairs=args.pairs,
             tolerance=args.tolerance,
@@ -90,24 +86,3 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet or not found.passed:
         console.say(found.summary())
     return OK if found.passed else SOME_FAILED
-
-
-def scoring_namespace(stored: dict[str, Any]) -> argparse.Namespace:
-    """The options of a scoring command: the defaults, with those that were stored."""
-    parser = argparse.ArgumentParser()
-    add_scoring_options(parser)
-    made = argparse.Namespace(**{**vars(parser.parse_args([])), **stored})
-    if not made.bounds:  # stored by a version that had them whether or not they were given
-        made.confidence = made.bounds_convention = made.tail = None
-    return made
-
-
-def scoring_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What :func:`scoring_namespace` needs to make the scorer of ``args`` again elsewhere."""
-    names = {*vars(scoring_namespace({}))} - {
-        *("device", "threads", "memory", "local_files_only", "cache_dir")
-    }
-    found = {name: value for name, value in vars(args).items() if name in names}
-    if os.path.isdir(args.encoder):
-        found["encoder"] = os.path.abspath(args.encoder)
-    return found

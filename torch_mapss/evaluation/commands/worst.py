@@ -8,7 +8,7 @@ from typing import Any
 from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.commands.options import (
     OK,
-    add_manners,
+    add_quiet,
     make_parser,
     say_written,
 )
@@ -44,7 +44,7 @@ frames are listed.
         help="write every segment, half a second around it, as estimate and reference",
     )
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
-    add_manners(worst)
+    add_quiet(worst)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
-"""What about a mixture's signals makes its scores mean something else than a reader thinks.
+"""What about a mixture's signals makes its scores mean something else than a reader expects.
 
 Nothing here changes a score. Each finding names the signals and says what to do: a silent output,
-channels that cancel, a delay, a narrow band, one signal twice, the mixture as an estimate, outputs
-in another order than the references.
+channels that cancel, a constant offset, a delay, a narrow band, signals that are the same or the
+sum of others, outputs in another order than the references.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch_mapss.audio import (
     match_sources,
     pairwise_si_sdr,
 )
-from torch_mapss.evaluation.clips import Clip
-from torch_mapss.evaluation.files import listed
+from torch_mapss.evaluation.audio_input import Clip
+from torch_mapss.evaluation.io import listed
 
 #: The longest lag that is looked for, and the longest that ``align="shift"`` removes, in seconds.
 LAG_SEARCH_S, LAG_LIMIT_S = 1.0, 0.5
@@ -39,12 +39,16 @@ _MUTED_DB = -80.0  # of a frame beside its estimate's peak
 _CANCELLED_DB = 10.0  # lost in a downmix beyond what independent channels lose
 _LOW_RATE, _LOW_BAND = 0.9, 0.85  # shares of the encoder's
 _ROUNDING_S = 1e-6  # of times in seconds
+# Mean of a signal beside its RMS. Sound has less: 0.01 for one second of a 40 Hz tone.
+_LEAST_OFFSET = 0.03
+_SUM_DB = -40.0  # what is left of a reference that is the sum of others
+_PART = 0.05  # least coefficient of one of the others in it
 
 
 class Finding(NamedTuple):
     """One thing that a reader of the scores must know."""
 
-    kind: str  # a word: silent, faint, channels, lag, rate, band, twins, mixture, order
+    kind: str  # a word: silent, faint, channels, offset, lag, rate, band, twins, sum, same, ...
     text: str  # a sentence that names the signals and says what to do
 
 
@@ -102,9 +106,12 @@ def inspect(signals: Signals, lags: Lags) -> Inspection:
     found += _silent(signals, silent)
     found += _faint(signals, silent)
     found += _channels([*signals.references, *signals.estimates])
+    found += _offsets(signals)
     found += _late(signals, lags)
     found += list(_rates(signals)) or _bands(signals, bands[1])
     found += _twins(signals)
+    found += _sums(signals)
+    found += _same(signals, silent)
     found += _mixtures(signals)
     found += _order(signals)
     return Inspection(tuple(found), tuple(silent.tolist()), tuple(bands[0]), tuple(bands[1]))
@@ -158,8 +165,7 @@ def _silent(signals: Signals, silent: Tensor) -> Iterator[Finding]:
             yield Finding(
                 "silent",
                 f"{clip.label} is silent. It is scored all the same, or silence would pay, but "
-                "with PS near 0.5, and a log PM that outweighs all others in a mean: "
-                "log_pm_median resists",
+                "with a log PM that outweighs all others in a mean: log_pm_compressed is bounded",
             )
 
 
@@ -190,6 +196,21 @@ def _channels(clips: Sequence[Clip]) -> Iterator[Finding]:
             f"{clip.label}: its {clip.channels} channels cancel each other; their mean {left}, "
             "and the mean is what is scored. Turn a channel over, or hand over one of them",
         )
+
+
+def _offsets(signals: Signals) -> Iterator[Finding]:
+    """A constant in a signal: it makes silence active, and is a difference to the reference."""
+    for clips, waves in ((signals.references, signals.truth), (signals.estimates, signals.outputs)):
+        wide = waves.double()
+        means, levels = wide.mean(-1).tolist(), wide.square().mean(-1).sqrt().tolist()
+        for clip, mean, level in zip(clips, means, levels):
+            if level > SILENCE_PEAK and _LEAST_OFFSET < abs(mean) / level < 1.0 - 1e-6:
+                yield Finding(
+                    "offset",
+                    f"{clip.label} has a constant offset of {mean:.2g} "
+                    f"({20 * math.log10(abs(mean) / level):.0f} dB of its level), which counts as "
+                    "sound. Subtract the mean of the file",
+                )
 
 
 def _late(signals: Signals, lags: Lags) -> Iterator[Finding]:
@@ -236,15 +257,15 @@ def _bands(signals: Signals, bands: Sequence[float]) -> Iterator[Finding]:
         yield Finding(
             "band",
             f"nothing above {widest / 1000:.1f} kHz in any reference of "
-            f"{listed((clip.label for clip in signals.references), 3)}, though the encoder hears "
-            f"up to {signals.encoder_rate / 2000:g} kHz. {_narrow(widest)}",
+            f"{listed((clip.label for clip in signals.references), 3)}, though the encoder "
+            f"receives up to {signals.encoder_rate / 2000:g} kHz. {_narrow(widest)}",
         )
 
 
 def _narrow(edge: float) -> str:
     return (
-        f"Scores above {edge / 1000:.1f} kHz are of nothing, and PS and PM come out higher than at "
-        "full band: compare with scores of the same band alone"
+        f"There is nothing to score above {edge / 1000:.1f} kHz, and scores come out higher than "
+        "at full band: compare them with scores of the same band only"
     )
 
 
@@ -263,8 +284,49 @@ def _twins(signals: Signals) -> Iterator[Finding]:
             )
 
 
+def _sums(signals: Signals) -> Iterator[Finding]:
+    """References that are the sum of others, or the mixture: by least squares on the others."""
+    truth = signals.truth.double()
+    level = truth.square().sum(-1)
+    used = [k for k in range(len(truth)) if float(level[k]) > 0.0]
+    unit = truth[used] / level[used].sqrt().unsqueeze(-1)
+    gram = (unit @ unit.T).cpu()
+    for place, source in enumerate(used):
+        rest = [k for k in range(len(used)) if k != place]
+        if len(rest) < 2:
+            continue
+        solved = torch.linalg.lstsq(gram[rest][:, rest], gram[rest, place].unsqueeze(-1))
+        weights = solved.solution.squeeze(-1)
+        left = 1.0 - float(gram[place, rest] @ weights)
+        parts = [used[k] for k, weight in zip(rest, weights.tolist()) if weight > _PART]
+        # With a negative weight it is another one that is the sum.
+        negative = bool((weights < -_PART).any())
+        if left < 10 ** (_SUM_DB / 10) and len(parts) > 1 and not negative:
+            names = [clip.name for clip in signals.references]
+            others = " ".join(name for k, name in enumerate(names) if k != source)
+            yield Finding(
+                "sum",
+                f"reference {signals.references[source].label} is the sum of "
+                f"{' and '.join(names[k] for k in parts)}: it is no source of its own, and what "
+                f"all share lowers the scores. Leave it out: --sources {others}",
+            )
+
+
+def _same(signals: Signals, silent: Tensor) -> Iterator[Finding]:
+    """Estimates that are their reference, sample by sample."""
+    truth = signals.truth[list(signals.attributed)]
+    same = (signals.outputs == truth).all(-1) & ~silent
+    labels = [clip.label for clip, alike in zip(signals.estimates, same.tolist()) if alike]
+    if labels:
+        yield Finding(
+            "same",
+            f"{listed(labels, 3)}: the same as the reference, sample by sample. Was the folder of "
+            "the references handed over as a system? As a hidden reference it is fine",
+        )
+
+
 def _mixtures(signals: Signals) -> Iterator[Finding]:
-    """Estimates that are the mixture, as given, or as the sum of the references."""
+    """Estimates and references that are the mixture, as given or as the sum of references."""
     mixed = [("the sum of the references", signals.truth.sum(0))]
     if signals.mixture is not None:
         wave = signals.mixture.wave[: signals.truth.shape[-1]].to(signals.truth.device)
@@ -273,7 +335,16 @@ def _mixtures(signals: Signals) -> Iterator[Finding]:
     waves = torch.stack([wave for _, wave in mixed])
     same = pairwise_si_sdr(signals.outputs, waves) > _SAME_DB
     # One source may be all that is heard of a mixture: its estimate is then both.
-    one = (pairwise_si_sdr(signals.truth, waves) > _SAME_DB)[list(signals.attributed)]
+    whole = pairwise_si_sdr(signals.truth, waves) > _SAME_DB
+    one = whole[list(signals.attributed)]
+    if signals.mixture is not None and len(mixed) > 1:
+        for place, clip in enumerate(signals.references):
+            if whole[place, 0] and not whole[place, 1]:
+                yield Finding(
+                    "mixture",
+                    f"reference {clip.label} is {mixed[0][0]} itself, which is no source. Leave it "
+                    "out with --sources",
+                )
     for place, clip in enumerate(signals.estimates):
         found = [name for k, (name, _) in enumerate(mixed) if same[place, k] and not one[place, k]]
         if found:
@@ -302,6 +373,6 @@ def _order(signals: Signals) -> Iterator[Finding]:
         yield Finding(
             "order",
             f"estimates fit other references better than their own: {pairs} (SI-SDR). If they are "
-            "in another order than the references, reorder them, or let it be found: --permute, "
-            'permute=True, in metrics and losses pit="si_sdr"',
+            "in another order than the references, reorder them, or pass --permute "
+            '(permute=True; in metrics and losses pit="si_sdr")',
         )

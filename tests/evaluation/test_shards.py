@@ -1,0 +1,268 @@
+"""Shares of a manifest, variables of launchers, interruptions, full disks, findings of a set."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from separations import environment, small_mapss, sources, write, write_manifest
+
+from torch_mapss import evaluate_set
+from torch_mapss.audio import resample
+from torch_mapss.evaluation import cli, frame_store, io
+from torch_mapss.evaluation.manifest import load_manifest
+from torch_mapss.evaluation.options import request_of
+from torch_mapss.evaluation.results import records
+from torch_mapss.evaluation.run import SetScorer, run
+from torch_mapss.evaluation.shards import Progress, Share, local_device
+from torch_mapss.evaluation.tables import Outcome
+
+NAMES = (
+    *("WORLD_SIZE", "RANK", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+    *("SLURM_PROCID", "SLURM_LOCALID"),
+)
+TABLES = ("scores.csv", "items.csv", "summary.csv")
+QUICK = ("--encoder", "mel", "--bank-size", "5")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def scored(path: Path, out: Path, share: Share | None = None, quiet: bool = True) -> Outcome:
+    return run(load_manifest(path), out, small_mapss(), request_of({}), share=share, quiet=quiet)
+
+
+# ------------------------------------------------------------------------------------------------
+# Launchers
+# ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "auto"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "x"}, "SLURM_PROCID"),
+        ({"SLURM_STEP_NUM_TASKS": "", "SLURM_PROCID": "0"}, "SLURM_STEP_NUM_TASKS"),
+    ],
+)
+def test_variables_that_make_no_sense_are_one_sentence(
+    variables: dict[str, str],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=name):
+        Share.of_environment()
+    path = write_manifest(tmp_path / "set", 1, ("one",))
+    assert cli.main(["evaluate", str(path), "--out", str(tmp_path / "o"), *QUICK]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, Share(0, 1)),
+        ({"WORLD_SIZE": "1"}, Share(0, 1)),
+        ({"WORLD_SIZE": "3", "RANK": "2"}, Share(2, 3)),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "9", "SLURM_PROCID": "3"}, Share(3, 4)),
+        # A batch script without srun: one process does all.
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, Share(0, 1)),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, Share(0, 1)),
+    ],
+)
+def test_who_shares_the_work(
+    variables: dict[str, str], expected: Share, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert Share.of_environment() == expected
+
+
+def test_shares_are_named_from_one_or_from_zero() -> None:
+    for count in (1, 4):
+        assert {Share.parse(f"{k}/{count}") for k in range(count)} == {
+            Share.parse(f"{k + 1}/{count}") for k in range(count)
+        }
+    for text in ("5/4", "-1/4", "1/0", "0/0", "1", "a/b", "1/2/3", ""):
+        with pytest.raises(ValueError, match="--shard"):
+            Share.parse(text)
+
+
+def test_the_gpu_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert local_device("cuda") == "cuda"
+    monkeypatch.setenv("SLURM_LOCALID", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # each task sees its own alone
+    assert local_device("cuda") == "cuda:0"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert local_device("cuda") == "cuda:3"
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    assert local_device("cuda") == "cuda:5"
+    assert local_device("cuda:1") == "cuda:1"
+    assert local_device("cpu") == "cpu"
+
+
+@pytest.mark.slow
+def test_torchrun_shares_the_work_and_writes_one_table(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path / "set", 3, ("one",))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", "--no-python", sys.executable, "-m", "torch_mapss"),
+            *("evaluate", str(path), "--out", str(tmp_path / "out"), *QUICK),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    logs = sorted((tmp_path / "out" / "progress").glob("*.jsonl"))
+    assert [log.read_bytes().count(b"\n") for log in logs] == [2, 1]
+    scored_once = tmp_path / "once"
+    assert cli.main(["evaluate", str(path), "--out", str(scored_once), *QUICK, "--quiet"]) == 0
+    for name in TABLES:
+        assert (tmp_path / "out" / name).read_bytes() == (scored_once / name).read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------
+# Shares
+# ------------------------------------------------------------------------------------------------
+
+
+def test_shares_make_the_tables_of_one_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_manifest(tmp_path / "set", 3, ("one", "two"))
+    scored(path, tmp_path / "whole")
+    out = tmp_path / "out"
+    first = scored(path, out, Share.parse("1/2"), quiet=False)
+    assert first.missing > 0
+    assert "share 1 of 2 (counted from 0)" in capsys.readouterr().err
+    assert not (out / "scores.csv").exists()
+    assert "without --shard" in first.text()
+    last = scored(path, out, Share.parse("2/2"))
+    assert last.missing == 0
+    logs = sorted((out / "progress").glob("*.jsonl"))
+    assert [log.name for log in logs] == ["rank-0.jsonl", "rank-1.jsonl"]
+    assert sorted(log.read_bytes().count(b"\n") for log in logs) == [2, 4]
+    for name in TABLES:
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_last_call_joins_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_manifest(tmp_path / "set", 3, ("one",))
+    given = {"out": tmp_path / "out", "mapss": small_mapss()}
+    assert evaluate_set(path, **given, shard="0/3") is None
+    assert evaluate_set(path, **given, shard="1/3") is None
+    results = evaluate_set(path, **given, progress=True)
+    assert results is not None
+    assert len(results.scores) == 6
+    assert "2 of 3 pairs of mixture and system are done already" in capsys.readouterr().err
+
+
+def test_a_share_tells_its_own_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_manifest(tmp_path / "set", 2, ("one",))
+    broken = tmp_path / "set" / "m1" / "one" / "a.wav"
+    broken.write_bytes(broken.read_bytes()[:100])
+    share = scored(path, tmp_path / "out", Share(1, 2))
+    assert "mixture 'm1', system 'one'" in share.failures[0]
+    scored(path, tmp_path / "out", quiet=False)
+    assert "are done already; 1 that failed" in capsys.readouterr().err
+
+
+def test_two_runs_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path / "set", 1, ("one",))
+    with Progress(str(tmp_path), 0).writer(), pytest.raises(ValueError, match="another run"):
+        scored(path, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------
+# Interruptions, full disks
+# ------------------------------------------------------------------------------------------------
+
+
+def test_an_interruption_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_manifest(tmp_path / "set", 3, ("one",))
+    made = SetScorer.records
+
+    def interrupted(self: SetScorer, mixture: Any, *rest: Any) -> Any:
+        if mixture.name == "m1":
+            raise KeyboardInterrupt
+        return made(self, mixture, *rest)
+
+    monkeypatch.setattr(SetScorer, "records", interrupted)
+    assert cli.main(["evaluate", str(path), "--out", str(tmp_path / "o"), *QUICK]) == 130
+    told = capsys.readouterr().err
+    assert "interrupted after 1 of 3 pairs of mixture and system" in told
+    assert "the same command goes on from there" in told
+
+
+def test_a_full_disk_ends_the_run_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_manifest(tmp_path / "set", 2, ("one",))
+    write_with = io.write_with
+
+    def full(name: Any, write: Any) -> None:
+        if str(name).endswith(".npz"):  # the frames, within the scoring of a pair
+            with io.writing(name):
+                raise OSError(28, "No space left on device")
+        write_with(name, write)
+
+    monkeypatch.setattr(io, "write_with", full)
+    given = ["evaluate", str(path), "--out", str(tmp_path / "o"), *QUICK, "--quiet"]
+    assert cli.main(given) == 2
+    told = capsys.readouterr().err
+    assert "m0.npz' cannot be written: No space left on device" in told
+    assert told.count("\n") == 1
+    # Not a failure of the mixture: nothing is noted, and it is scored once there is room.
+    assert (tmp_path / "o" / "progress" / "rank-0.jsonl").read_bytes() == b""
+    monkeypatch.undo()
+    assert cli.main(given) == 0
+    assert frame_store.systems_of(frame_store.path_of(str(tmp_path / "o"), "m0")) == ("one",)
+
+
+# ------------------------------------------------------------------------------------------------
+# Findings over a set
+# ------------------------------------------------------------------------------------------------
+
+
+def test_findings_of_a_set_are_told_once_and_counted(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path / "set", 3, ("one", "two"))
+    for k in (0, 2):
+        write(tmp_path / "set" / f"m{k}" / "one" / "a.wav", torch.zeros(4800))
+    for wave, name in zip(resample(sources(2, 0.3, seed=1), 16_000, 8000), "ab"):
+        write(tmp_path / "set" / "m1" / "two" / f"{name}.wav", wave, 8000)
+    outcome = scored(path, tmp_path / "out")
+    (silent,) = [text for text in outcome.warnings if text.startswith("silent:")]
+    assert "in 2 of 6 pairs of mixture and system ('one'), first in mixture 'm0'" in silent
+    (rates,) = [text for text in outcome.warnings if text.startswith("rates:")]
+    assert "the means of system 'two' are over files of 8000, 16000 Hz" in rates
+    assert f"Warning: {silent}." in outcome.text()
+    rows = {row["system"]: row for row in records(outcome.summary)}
+    assert (rows["one"]["silent"], rows["two"]["silent"]) == (2, 0)
+    assert (rows["one"]["rates"], rows["two"]["rates"]) == ("16000", "8000;16000")
+    assert "a.wav' is silent" in outcome.scores["warnings"].iloc[0]
+    # Means that dead outputs of two mixtures ruin.
+    assert rows["one"]["log_pm"] < 10 * rows["two"]["log_pm"]
+    assert rows["one"]["log_pm_compressed"] > 10 * rows["two"]["log_pm_compressed"]
+    kept = json.loads((tmp_path / "out" / "progress" / "rank-0.jsonl").read_text().splitlines()[0])
+    assert kept["findings"][0][0] == "silent"
+    assert scored(path, tmp_path / "out").warnings == outcome.warnings  # also of a run that resumes

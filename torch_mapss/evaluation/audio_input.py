@@ -1,0 +1,223 @@
+"""Files or arrays of one mixture as waveforms of one rate and length.
+
+Rules, all of them told in the notes of a report:
+
+* channels are averaged, or each is scored (``channels="each"``);
+* every file is resampled to the rate of the scorer, whatever its own rate is;
+* lengths must then agree. With ``trim`` all are cut to the shortest; without, one sample is cut
+  where files of different rates met, as the length of a resampled file is rounded.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss import audio
+from torch_mapss.core import checks
+from torch_mapss.evaluation import io
+
+
+class Clip(NamedTuple):
+    """One source as it was handed over, and its waveform at the scorer's rate."""
+
+    wave: Tensor  # (T,) mean of the channels
+    name: str  # short, told apart from the others of its set
+    path: str | None  # None: came as an array
+    rate: int  # Hz, as handed over
+    channels: int  # as handed over
+    samples: int  # per channel, as handed over
+    cancelled: float = 0.0  # dB that the mean of the channels lies below them; inf: silence
+    parts: Tensor | None = None  # (C, T) the channels, where each is scored
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return repr(self.path) if self.path is not None else f"{self.name!r}"
+
+
+def read_set(
+    given: Any, kind: str, rate: int, sample_rate: int | None = None, each: bool = False
+) -> tuple[Clip | None, ...]:
+    """Read estimates or references.
+
+    Args:
+        given: paths, or None in the place of a source that is not there; or an (S, T) array or
+            tensor, or a list of (T,) ones.
+        kind: ``"estimates"`` or ``"references"``, for messages.
+        rate: Hz the waveforms are wanted at.
+        sample_rate: of arrays, in Hz; ``rate`` if None. Files state their own.
+        each: keep every channel of files; arrays may then be (S, C, T), or (C, T) in a list.
+
+    Returns:
+        One clip per source, None where none was given.
+
+    Raises:
+        TypeError: neither paths nor audio.
+        ValueError: nothing there, shapes that are not those above, unreadable files.
+        FileNotFoundError: no such file.
+    """
+    items = _listed(given, kind, 3 if each else 2)
+    if all(item is None or isinstance(item, str | os.PathLike) for item in items):
+        paths = [None if item is None else os.fspath(item) for item in items]
+        names = iter(io.display_names([io.shown(path) for path in paths if path is not None]))
+        return tuple(
+            None if path is None else read_file(path, next(names), rate, each) for path in paths
+        )
+    found = rate if sample_rate is None else sample_rate
+    audio.check_source_rate(found, "sample_rate")
+    return tuple(
+        None if item is None else _array(item, kind, place, rate, found, each)
+        for place, item in enumerate(items)
+    )
+
+
+def _listed(given: Any, kind: str, most: int) -> list[Any]:
+    """``given`` as a list of sources."""
+    if isinstance(given, str | os.PathLike):
+        raise TypeError(
+            f"{kind} must be a list with one file per source, got the single path "
+            f"{io.shown(given)!r}. Write {kind}=[...]."
+        )
+    if hasattr(given, "ndim") and hasattr(given, "shape"):
+        shape = tuple(given.shape)
+        if not 2 <= given.ndim <= most:
+            raise ValueError(
+                f"{kind} must have shape (S, T): sources, samples; got {shape}. One mixture at a "
+                'time; average channels first, or pass (S, C, T) with channels="each".'
+            )
+        if shape[0] > shape[-1]:
+            raise ValueError(
+                f"{kind} must have shape (S, T): sources, samples; got {shape}, which looks like "
+                f"(samples, sources). Transpose it: {kind}.T."
+            )
+        given = list(given)
+    if not isinstance(given, Sequence):
+        raise TypeError(
+            f"{kind} must be a list of paths or arrays, or an (S, T) array or tensor, got "
+            f"{type(given).__name__}."
+        )
+    if not any(item is not None for item in given):
+        raise ValueError(f"{kind} must hold at least one source, got {list(given)!r}.")
+    return list(given)
+
+
+def read_file(path: str, name: str, rate: int, each: bool = False) -> Clip:
+    """One file at ``rate``: the mean of its channels and, if asked for, each of them."""
+    samples, found = audio.load_audio(path)
+    audio.check_source_rate(found, repr(io.shown(path)))
+    made = _clip(samples, name, found, rate, each)
+    return made._replace(path=io.shown(path))
+
+
+def _clip(channels: Tensor, name: str, found: int, rate: int, each: bool) -> Clip:
+    mono = audio.to_mono(channels)
+    parts = audio.resample(channels, found, rate) if each and len(channels) > 1 else None
+    wave = audio.resample(mono, found, rate) if parts is None else parts.mean(0)
+    lost = 0.0 if each else _cancelled(channels, mono)
+    return Clip(wave, name, None, found, len(channels), channels.shape[-1], lost, parts)
+
+
+def _cancelled(channels: Tensor, mono: Tensor) -> float:
+    """How far (dB) the mean (T,) of channels (C, T) lies below their power on average."""
+    before, after = (float(wave.double().square().mean()) for wave in (channels, mono))
+    if before == 0.0:
+        return 0.0
+    return math.inf if after == 0.0 else 10.0 * math.log10(before / after)
+
+
+def _array(item: Any, kind: str, place: int, rate: int, found: int, each: bool) -> Clip:
+    if isinstance(item, str | os.PathLike):
+        raise TypeError(
+            f"{kind} mix files and arrays. Read the files first, with "
+            "torch_mapss.audio.load_audio(path)."
+        )
+    wave = audio.as_waveform(item, f"{kind}[{place}]").detach()
+    checks.check_devices(**{f"{kind}[{place}]": wave})
+    if not 1 <= wave.ndim <= 1 + each or wave.shape[-1] == 0:
+        raise ValueError(
+            f"{kind}[{place}] must be one mono signal of shape (T,), got {tuple(wave.shape)}. "
+            'Channels are not sources: average them first, or pass channels="each".'
+        )
+    return _clip(
+        wave if wave.ndim == 2 else wave[None], f"{kind[:-1]} {place + 1}", found, rate, each
+    )
+
+
+def renamed(clips: Sequence[Clip | None], names: Sequence[str]) -> tuple[Clip | None, ...]:
+    """Clips with names of the caller's own."""
+    unique = io.numbered([io.shown(str(name)) for name in names])
+    return tuple(
+        None if clip is None else clip._replace(name=name) for clip, name in zip(clips, unique)
+    )
+
+
+def common_length(estimates: Sequence[Clip], references: Sequence[Clip], trim: bool) -> int:
+    """The number of samples that is scored.
+
+    Raises:
+        ValueError: lengths differ and ``trim`` is off. Names a file of each length.
+    """
+    clips = [*references, *estimates]
+    shortest = min(clips, key=lambda clip: len(clip.wave))
+    longest = max(clips, key=lambda clip: len(clip.wave))
+    least, most = len(shortest.wave), len(longest.wave)
+    rounding = len({clip.rate for clip in clips}) > 1 and most - least == 1
+    if least == most or trim or rounding:
+        return least
+    pairs = ((e, r) for e in estimates for r in references if len(e.wave) != len(r.wave))
+    one, other = next(pairs, (shortest, longest))
+    raise ValueError(
+        f"all files of a mixture must have one length, but {_lengthy(one)} and {_lengthy(other)}. "
+        "They must be aligned sample by sample; if one only has a longer tail, cut all to the "
+        "shortest with trim=True (trim: true in --config)."
+    )
+
+
+def _lengthy(clip: Clip) -> str:
+    samples = len(clip.wave)
+    text = f"{clip.label} has {samples} samples ({clip.samples / clip.rate:.3f} s)"
+    if clip.samples != samples:
+        text += f" after resampling its {clip.samples} from {clip.rate} Hz"
+    return text
+
+
+def stack(clips: Sequence[Clip], samples: int, device: torch.device) -> Tensor:
+    """(C, S, T) waveforms of the first ``samples`` samples; C is 1 where channels are averaged.
+
+    Raises:
+        ValueError: each channel is scored and numbers of channels differ.
+    """
+    counts = {clip.label: 1 if clip.parts is None else len(clip.parts) for clip in clips}
+    if len(set(counts.values())) > 1:
+        raise ValueError(
+            'channels="each" needs as many channels in all files of a mixture, got '
+            f"{', '.join(f'{count} in {label}' for label, count in counts.items())}."
+        )
+    waves = [clip.wave[None] if clip.parts is None else clip.parts for clip in clips]
+    return torch.stack([wave[:, :samples] for wave in waves], 1).to(device)
+
+
+def remarks(clips: Sequence[Clip], rate: int, samples: int) -> list[str]:
+    """What was done to the clips on the way to the scorer, in words."""
+    notes = []
+    for clip in clips:
+        done = []
+        if clip.channels > 1:
+            done.append(
+                f"{clip.channels} channels averaged"
+                if clip.parts is None
+                else f"each of {clip.channels} channels scored, scores averaged"
+            )
+        if clip.rate != rate:
+            done.append(f"resampled from {clip.rate} to {rate} Hz")
+        if len(clip.wave) > samples:
+            done.append(f"cut from {len(clip.wave)} to {samples} samples")
+        if done:
+            notes.append(f"{clip.path or clip.name}: {', '.join(done)}")
+    return notes
