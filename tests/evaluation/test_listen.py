@@ -60,7 +60,7 @@ def made_up(results: Results, seed: int) -> Results:
     rng = np.random.default_rng(seed)
     rows = [
         {"mixture_id": f"m{n}", "system": system, "source": "a", "source_index": 0, "status": "ok"}
-        | {"ps": float(rng.beta(8, 2)), "log_pm": -float(rng.gamma(1.0, 20.0))}
+        | {"clearance": float(rng.beta(8, 2)), "fidelity": float(rng.beta(2, 3))}
         for n in range(60)
         for system in SYSTEMS[:3]
     ]

@@ -20,7 +20,7 @@ from separations import (
     WILD,
     leaky,
     save_manifest,
-    small_mapss,
+    score_set,
     sources,
     wild_results,
     write_all,
@@ -29,13 +29,11 @@ from separations import (
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.commands.options import BAD_INPUT, OK
 from torch_mapss.evaluation.comparison import compare
-from torch_mapss.evaluation.manifest import load_manifest
 from torch_mapss.evaluation.page import write_page
 from torch_mapss.evaluation.page.content import page_content
 from torch_mapss.evaluation.page.sound import address, playing_gain, read_sound
 from torch_mapss.evaluation.page.tracks import Budget
 from torch_mapss.evaluation.results import Results, load_results
-from torch_mapss.evaluation.run import run
 from torch_mapss.evaluation.worst import CONTEXT_S
 
 
@@ -53,7 +51,7 @@ def undefined(tmp_path_factory: pytest.TempPathFactory) -> Results:
     made = leaky(truth, 0.1)
     entry: dict[str, Any] = {"mixture_id": "m", "systems": {"s": write_all(folder / "s", made)}}
     entry |= {"references": write_all(folder / "truth", truth), "sources": ["none", "low", "high"]}
-    run(load_manifest(save_manifest(folder, [entry])), folder / "results", small_mapss)
+    score_set(save_manifest(folder, [entry]), folder / "results")
     return load_results(folder / "results")
 
 
