@@ -1,87 +1,76 @@
-"""All measures against listeners, on one page [tab:correlations, tab:ci_merged_like_main].
+"""All measures against listeners, on one page [tab:correlations].
 
     python recipes/experiments/listeners.py --manifest FOLDER/mapss.json \
-        --ratings FOLDER/ratings.csv --sample-frames 20 --out runs/listeners
+        --ratings FOLDER/ratings.csv --sample-frames 60 --out runs/listeners
 
-Scores the manifest with every encoder in every convention (``torch-mapss evaluate``, which goes on
-where it stopped), and by the rivals (`rivals.py`); correlates all of them with every question
-(``torch-mapss correlate``); and writes the page: the measures crossed with the questions, what the
-errors of the scores may change in both conventions, which measure is better than which, and where
-it goes wrong: the tracks, the systems, and how far PM has run into 0.
+Scores every output by every encoder (``NAME``, or ``NAME@LAYER``: several layers of one make the
+figure of layers [fig:plot_5_en_models_compared]), by other measures (`rivals.py`), and by variants
+of clearance and fidelity (`variants.py`); holds all of them against every question. Correlations
+are taken over the systems of a track and averaged, with intervals over tracks; differences are
+paired over tracks. ``--unit COLUMN`` of the ratings compares the outputs of several mixtures.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import rated
 import rivals
 import toolkit
+import variants
 
-from torch_mapss import MAPSS, DistortionBank
-from torch_mapss.evaluation.correlate import Correlation, correlate
-
-SHOWN = ("ps", "ps_pesq", "pm", "log_pm", "foreign_distance", "log_foreign_distance")
-LOOKED_AT = ("ps", "log_foreign_distance", "log_pm")
-GONE = 1e-6  # a PM below this has saturated
+PAIR = ("clearance", "fidelity")
+AGAINST = ("ps", "log_foreign_distance", "pm", "log_pm", "sir", "sar")
+PAPER = "PS 0.73 to 0.87, PM 0.75 to 0.88, PESQ 0.61 to 0.86, SIR 0.19 to 0.51 (SEBASS)"
+KEYS = ("encoder", "mixture", "system", "source")
 
 
-def score(options: argparse.Namespace) -> dict[tuple[str, str], Path]:
-    """(encoder, convention) -> folder of results."""
-    found = {}
+# ------------------------------------------------------------------------------------------------
+# Scores
+# ------------------------------------------------------------------------------------------------
+
+
+def score(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
+    """Every rated output by every encoder."""
+    settings = toolkit.settings_of(options, "ratings", "unit", "rivals", "no_rivals", "no_variants")
+    rows = toolkit.Rows(options.out, KEYS, (*toolkit.MEASURES, "frames"), settings)
     for encoder in options.encoders:
-        for convention in options.conventions:
-            folder = options.out / f"{encoder}_{convention}"
-            found[encoder, convention] = folder
-            if options.scored and (folder / "scores.csv").exists():
-                continue
-            command = [sys.executable, "-m", "torch_mapss", "evaluate", str(options.manifest)]
-            command += ["--encoder", encoder, "--convention", convention, "--out", str(folder)]
-            command += ["--threads", "1", "--quiet", "--device", options.device or "cpu"]
-            if options.sample_frames:
-                command += ["--sample-frames", str(options.sample_frames)]
-            if options.bank_size:
-                command += ["--bank-size", str(options.bank_size)]
-            if (encoder, convention) == (options.encoders[0], options.conventions[0]):
-                command += ["--bounds"]
-            subprocess.run(command, check=True)
-    return found
+        mapss = toolkit.scorer(options, encoder)
+        for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
+            bank = None
+            for system, place, output in _rated(mixture, ratings):
+                key = encoder, mixture.name, system, mixture.sources[place]
+                if not rows.has(*key):
+                    bank = bank or mapss.prepare(mixture.references[None], measures=toolkit.ENCODED)
+                    found = toolkit.target_scores(mapss, bank, output, place, options.sample_frames)
+                    rows.add(*key, **found)
+    return rows
 
 
-def rival_scores(options: argparse.Namespace) -> list[Path]:
-    """The table of the rivals, unless it is not wanted."""
-    folder = options.out / "rivals"
-    if options.no_rivals:
-        return []
-    if not (options.scored and (folder / "rivals.csv").exists()):
-        arguments = ["--manifest", str(options.manifest), "--out", str(folder)]
-        rivals.main([*arguments, "--rate", str(options.rate)])
-    return [folder / "rivals.csv"]
+def _rated(mixture: toolkit.Mixture, ratings: rated.Ratings) -> Iterator[tuple[str, int, Any]]:
+    for system, place, output in mixture.outputs(controls=True):
+        if ratings.of(mixture.name, system, mixture.sources[place]):
+            yield system, place, output
 
 
-def correlated(
-    options: argparse.Namespace, folders: dict[tuple[str, str], Path], others: list[Path]
-) -> dict[tuple[str, str], Correlation]:
-    """The correlations of every folder; the rivals' are in the first one's."""
-    found = {}
-    for place, (name, folder) in enumerate(folders.items()):
-        made = correlate(
-            folder,
-            options.ratings,
-            columns=dict(options.columns),
-            sources=dict(options.source_map),
-            rivals=() if place else others,
-            draws=options.draws,
-        )
-        made.save(options.out / f"correlations_{'_'.join(name)}")
-        found[name] = made
-    return found
+def vary(options: argparse.Namespace, ratings: rated.Ratings, encoder: str) -> toolkit.Rows:
+    """Every rated output by the variants of clearance and fidelity on one encoder."""
+    settings = {"seconds": options.seconds, "frames": options.sample_frames}
+    settings["manifest"] = str(options.manifest)
+    rows = toolkit.Rows(options.out, KEYS, variants.COLUMNS, settings, "variants")
+    mapss = variants.scorer(encoder, options.device)
+    for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
+        reference = None
+        for system, place, output in _rated(mixture, ratings):
+            key = encoder, mixture.name, system, mixture.sources[place]
+            if not rows.has(*key):
+                reference = reference or variants.prepared(mapss, mixture.references)
+                found = variants.variants(reference, output, place, options.sample_frames)
+                rows.add(*key, **found)
+    return rows
 
 
 # ------------------------------------------------------------------------------------------------
@@ -89,248 +78,210 @@ def correlated(
 # ------------------------------------------------------------------------------------------------
 
 
-def groups_of(found: Correlation) -> list[tuple[str, str]]:
-    """Scenarios and questions."""
-    return list(
-        dict.fromkeys((row["scenario"], row["question"]) for row in found.rows.to_dict("records"))
-    )
+class Column:
+    """One measure by one encoder: where its numbers are."""
+
+    def __init__(self, label: str, encoder: str, rows: Sequence[rated.Row], name: str) -> None:
+        self.label, self.encoder, self.rows, self.name = label, encoder, rows, name
+
+    def by_track(self, question: str, ratings: rated.Ratings, method: str = "SRCC") -> Any:
+        return rated.by_track(self.rows, self.name, question, ratings, method)
 
 
-def cell(row: dict[str, Any], method: str) -> str:
-    """A correlation with its interval, as two decimals."""
-    value, low, high = (row[name] for name in (method, f"{method}_low", f"{method}_high"))
-    if math.isnan(low):
-        return toolkit.number(value)
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+def columns(rows: toolkit.Rows, others: toolkit.Rows | None) -> list[Column]:
+    """All measures of all encoders, then the rivals."""
+    found = [
+        Column(toolkit.LABELS[name], encoder, rows.where(encoder=encoder), name)
+        for encoder in rows.distinct("encoder")
+        for name in toolkit.MEASURES
+    ]
+    names = () if others is None else [n for n in others.columns if n in rivals.RIVALS]
+    return found + [Column(rivals.RIVALS[n].label, "", others.where(), n) for n in names]
 
 
-def crossed(found: dict[tuple[str, str], Correlation], scenario: str, question: str) -> str:
+def crossed(found: Sequence[Column], ratings: rated.Ratings, question: str) -> str:
     """All measures against one question, the best SRCC first."""
     lines = []
-    for (encoder, convention), one in found.items():
-        rows = [
-            r
-            for r in one.rows.to_dict("records")
-            if (r["scenario"], r["question"]) == (scenario, question)
-        ]
-        for row in rows:
-            if row["pooling"] != "per_track":
-                continue
-            (pooled,) = (
-                r for r in rows if r["pooling"] == "pooled" and r["measure"] == row["measure"]
-            )
-            own = row["measure"] in SHOWN
-            name = one.labels[row["measure"]] if own else rivals.RIVALS[row["measure"]].label
-            line = [name, *((encoder, convention) if own else ("", ""))]
-            line += [cell(row, "srcc"), cell(row, "pcc"), f"{row['p_holm']:.3f}"]
-            line += [toolkit.number(pooled[m]) for m in ("srcc", "pcc")]
-            lines.append((row["srcc"], [*line, str(row["tracks"])]))
-    lines.sort(key=lambda pair: -pair[0] if not math.isnan(pair[0]) else 2.0)
-    header = ["measure", "encoder", "convention", "SRCC", "PCC", "p (Holm)"]
-    header += ["pooled SRCC", "PCC", "tracks"]
+    for column in found:
+        by = {m: column.by_track(question, ratings, m) for m in rated.METHODS}
+        one, other = (rated.averaged(values.values()) for values in by.values())
+        if one.tracks:
+            cells = [column.label, column.encoder, str(one), str(other), str(one.tracks)]
+            lines.append((-one.value, cells))
+    lines.sort(key=lambda pair: pair[0])
+    header = ["measure", "encoder", *rated.METHODS, "tracks"]
     return toolkit.markdown(header, [line for _, line in lines])
 
 
-def errors(options: argparse.Namespace, folder: Path, scenario: str, question: str) -> str:
-    """Radius and half-width of the first folder's correlations in both conventions, in %."""
+def differences(found: Sequence[Column], ratings: rated.Ratings, question: str) -> str:
+    """By how much clearance and fidelity of the first encoder correlate better, paired."""
+    first = found[0].encoder
+    own = {c.name: c.by_track(question, ratings) for c in found if c.encoder in (first, "")}
     lines = []
-    for convention in ("derived", "paper"):
-        one = correlate(
-            folder,
-            options.ratings,
-            columns=dict(options.columns),
-            sources=dict(options.source_map),
-            draws=0,
-            convention=convention,
-        )
-        for row in one.rows.to_dict("records"):
-            here = (row["scenario"], row["question"], row["pooling"])
-            if (
-                here == (scenario, question, "per_track")
-                and row["srcc_radius"] == row["srcc_radius"]
-            ):
-                names = ("srcc_radius", "srcc_half_width", "pcc_radius", "pcc_half_width")
-                cells = [toolkit.percent(row[name]) for name in names]
-                lines.append([one.labels[row["measure"]], convention, *cells])
-    header = ["measure", "convention", "SRCC radius", "half-width", "PCC radius", "half-width"]
-    return toolkit.markdown(header, lines)
+    for name in AGAINST:
+        if name in own:
+            label = toolkit.LABELS[name] if name in toolkit.LABELS else rivals.RIVALS[name].label
+            lines.append([label, *(str(rated.difference(own[p], own[name])) for p in PAIR)])
+    return toolkit.markdown(["minus", *PAIR], lines)
 
 
-def better(one: Correlation, scenario: str, question: str) -> str:
-    """Differences of SRCC between the own measures, and to some rivals."""
+def variant_table(rows: toolkit.Rows, ratings: rated.Ratings, encoder: str) -> str:
+    """SRCC of clearance and fidelity with every question, and less the default's."""
     lines = []
-    for row in one.differences.to_dict("records"):
-        here = (row["scenario"], row["question"], row["pooling"], row["method"])
-        names = row["measure_a"], row["measure_b"]
-        own = all(name in LOOKED_AT for name in names)
-        rival = names[0] in LOOKED_AT and names[1] in ("sir", "sar", "pesq", "si_sdr", "visqol")
-        if here == (scenario, question, "per_track", "srcc") and (own or rival):
-            label = [one.labels[names[0]], toolkit.LABELS.get(names[1], "")]
-            label[1] = label[1] or rivals.RIVALS[names[1]].label
-            text = f"{row['difference']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
-            lines.append([*label, text])
-    return toolkit.markdown(["measure", "minus", "difference of SRCC"], lines)
+    here = rows.where(encoder=encoder)
+    for name in variants.NAMES:
+        line = [name]
+        for kind in PAIR:
+            for question in ratings.questions:
+                own, default = (
+                    rated.by_track(here, f"{which}: {kind}", question, ratings)
+                    for which in (name, variants.DEFAULT)
+                )
+                less = rated.difference(own, default)
+                cell = str(rated.averaged(own.values()))
+                line.append(cell if name == variants.DEFAULT else f"{cell} ({less.value:+.2f})")
+        lines.append(line)
+    header = [f"{kind}/{question}" for kind in PAIR for question in ratings.questions]
+    return toolkit.markdown([f"`{encoder}`", *header], lines)
 
 
-def by_track(one: Correlation, scenario: str, question: str) -> str:
-    """SRCC of each track, the worst of the first measure first."""
-    values: dict[str, dict[str, float]] = {}
-    for unit in one.units.to_dict("records"):
-        if (unit["scenario"], unit["question"]) == (scenario, question):
-            name = f"{unit['track']} {unit['source']}"
-            values.setdefault(name, {})[unit["measure"]] = unit["srcc"]
-    lines = [
-        [name, *(toolkit.number(found.get(m, math.nan)) for m in LOOKED_AT)]
-        for name, found in sorted(values.items(), key=lambda pair: pair[1].get("ps", math.nan))
+def control_means(rows: Sequence[rated.Row]) -> str:
+    """Mean scores of hidden reference and anchors, and of all systems."""
+    groups: dict[str, list[rated.Row]] = {}
+    for row in rows:
+        name = row["system"]
+        groups.setdefault(name if name.startswith(rated.CONTROL) else "systems", []).append(row)
+    names = [n for n in toolkit.MEASURES if n not in ("ps_pesq", "log_pm_compressed")]
+    lines = []
+    for group, inside in groups.items():
+        cells = []
+        for name in names:
+            values = [float(row[name] or "nan") for row in inside]
+            kept = [value for value in values if math.isfinite(value)]
+            cells.append(toolkit.number(sum(kept) / len(kept) if kept else math.nan))
+        lines.append([group.removeprefix(rated.CONTROL), str(len(inside)), *cells])
+    return toolkit.markdown(["", "outputs", *(toolkit.LABELS[n] for n in names)], lines)
+
+
+def _main(found: Sequence[Column]) -> list[Column]:
+    names = (*PAIR, "ps", "log_pm")
+    return [c for c in found if c.encoder == found[0].encoder and c.name in names]
+
+
+def tracks(found: Sequence[Column], ratings: rated.Ratings, question: str) -> str:
+    """SRCC of each track, the worst of clearance first."""
+    shown = [
+        c for c in found if c.encoder == found[0].encoder and c.name in (*PAIR, "ps", "log_pm")
     ]
-    return toolkit.markdown(["track", *(toolkit.LABELS[m] for m in LOOKED_AT)], lines)
+    values = [column.by_track(question, ratings) for column in shown]
+    units = sorted(values[0], key=lambda unit: values[0][unit])
+    lines = [
+        [" ".join(unit), *(toolkit.number(v.get(unit, math.nan)) for v in values)] for unit in units
+    ]
+    return toolkit.markdown(["track", *(column.label for column in shown)], lines)
 
 
-def by_system(one: Correlation, scenario: str, question: str) -> str:
-    """How much higher than the listeners each measure ranks each system within its tracks."""
-    from scipy.stats import rankdata
+def systems(found: Sequence[Column], ratings: rated.Ratings, question: str) -> str:
+    """By how many ranks each system is placed too high (+) or too low (-)."""
+    shown = [
+        c for c in found if c.encoder == found[0].encoder and c.name in (*PAIR, "ps", "log_pm")
+    ]
+    values = [rated.misplaced(c.rows, c.name, question, ratings) for c in shown]
+    lines = [
+        [system, str(len(values[0][system]))]
+        + [f"{sum(v[system]) / len(v[system]):+.1f}" if system in v else "–" for v in values]
+        for system in sorted(values[0])
+    ]
+    return toolkit.markdown(["system", "tracks", *(column.label for column in shown)], lines)
 
-    table = one.stimuli
-    here = table[(table["scenario"] == scenario) & (table["question"] == question)]
-    misplaced: dict[str, dict[str, list[float]]] = {}
-    for _, group in here.groupby(["track", "source"], sort=False):
-        rated = rankdata(group["rating"])
-        for measure in (name for name in LOOKED_AT if name in group):
-            if group[measure].isna().any():
-                continue
-            for system, off in zip(group["system"], rankdata(group[measure]) - rated):
-                found = misplaced.setdefault(system, {})
-                found.setdefault(measure, []).append(float(off))
+
+def saturation(rows: toolkit.Rows) -> str:
+    """How far PM has run into 0, and fidelity, by encoder."""
     lines = []
-    for system, found in sorted(misplaced.items()):
-        rating = float(here.loc[here["system"] == system, "rating"].mean())
-        count = max(map(len, found.values()))
-        cells = [f"{np.mean(found[m]):+.1f}" if m in found else "–" for m in LOOKED_AT]
-        lines.append([system, str(count), f"{rating:.2f}", *cells])
-    header = ["system", "tracks", "mean rating", *(toolkit.LABELS[m] for m in LOOKED_AT)]
+    for encoder in rows.distinct("encoder"):
+        cells = [encoder]
+        for name, least in (("pm", 1e-6), ("fidelity", 0.01)):
+            values = rows.numbers(name, encoder=encoder)
+            share = sum(v < least for v in values) / max(len(values), 1)
+            cells += [toolkit.number(sum(values) / max(len(values), 1), 3), f"{100 * share:.0f} %"]
+        lines.append(cells)
+    header = ["encoder", "mean PM", "outputs below 1e-6", "mean fidelity", "outputs below 0.01"]
     return toolkit.markdown(header, lines)
 
 
-def saturation(found: dict[tuple[str, str], Correlation]) -> str:
-    """How far PM has run into 0, per encoder and convention."""
-    lines = []
-    for (encoder, convention), one in found.items():
-        here = one.stimuli[one.stimuli["question"] == one.stimuli["question"].iloc[0]]
-        pm, log_pm, ps = (here[name].to_numpy(float) for name in ("pm", "log_pm", "ps"))
-        lines.append(
-            [encoder, convention, f"{np.nanmean(ps):.2f}", f"{np.nanmean(pm):.3f}"]
-            + [f"{np.nanmedian(pm):.2g}", f"{100 * np.nanmean(pm < GONE):.0f} %"]
-            + [f"{np.nanmedian(log_pm):.3g}"]
-        )
-    header = ["encoder", "convention", "mean PS", "mean PM", "median PM", f"PM below {GONE:g}"]
-    return toolkit.markdown([*header, "median log PM"], lines)
-
-
-def dimensions(options: argparse.Namespace) -> str:
-    """Mean retained d of both maps in some frames, beside the number of distortions."""
-    lines = []
-    for encoder in options.encoders:
-        for convention in options.conventions:
-            banks = {}
-            if options.bank_size:
-                kinds = ("separation", "match")
-                banks = {f"{k}_bank": DistortionBank(k, size=options.bank_size) for k in kinds}
-            mapss = MAPSS(encoder, convention=convention, **banks)
-            found: dict[str, list[float]] = {"separation": [], "match": [], "members": []}
-            mixtures = toolkit.load_mixtures(
-                options.manifest, mapss.sample_rate, limit=options.dimension_mixtures, seconds=4.0
-            )
-            for mixture in mixtures:
-                bank = mapss.prepare(mixture.references[None])
-                scores = mapss(mixture.references[None, :1], bank, attributed=(0,), frames=12)
-                active = scores.active[0, 0]
-                for kind in ("separation", "match"):
-                    of_frame = getattr(scores, f"{kind}_dimension")[0][active].double()
-                    found[kind].append(float(of_frame.mean()))
-                found["members"].append(float(bank.groups[0].encoded["match"].distortions.shape[2]))
-            cells = [f"{np.mean(found[k]):.0f}" for k in ("separation", "match", "members")]
-            cells.insert(1, str(len(mapss.separation_bank)))
-            lines.append([encoder, convention, *cells])
-    header = ["encoder", "convention", "d of PS's map", "N_p of PS", "d of PM's map", "N_p of PM"]
-    return toolkit.markdown(header, lines)
+def draw_layers(found: Sequence[Column], ratings: rated.Ratings, path: Any) -> None:
+    """SRCC over the layers of an encoder, a panel for every question."""
+    layers = {c.encoder: int(c.encoder.rpartition("@")[2]) for c in found if "@" in c.encoder}
+    figure = toolkit.new_figure(4.2 * len(ratings.questions), 3.2)
+    grid = figure.subplots(1, len(ratings.questions), squeeze=False, sharey=True)[0]
+    for axis, question in zip(grid, ratings.questions):
+        for name in (*PAIR, "ps", "pm", "log_pm"):
+            of = {c.encoder: c for c in found if c.name == name and c.encoder in layers}
+            made = {
+                e: rated.averaged(c.by_track(question, ratings).values()) for e, c in of.items()
+            }
+            values = [made[encoder].value for encoder in layers if encoder in made]
+            axis.plot([*layers.values()], values, "o-", label=toolkit.LABELS[name], markersize=3)
+        axis.set(title=question, xlabel="layer")
+        axis.grid(alpha=0.3)
+    grid[0].set_ylabel("SRCC")
+    grid[0].legend(fontsize=7)
+    toolkit.save_figure(figure, path)
 
 
 def page(
     options: argparse.Namespace,
-    folders: dict[tuple[str, str], Path],
-    found: dict[tuple[str, str], Correlation],
-) -> str:
+    arguments: Sequence[str] | None,
+    rows: toolkit.Rows,
+    others: toolkit.Rows | None,
+    varied: toolkit.Rows | None,
+) -> list[str]:
     """All sections."""
-    (name, first), *_ = found.items()
-    stimuli = len(first.stimuli[["track", "source", "system"]].drop_duplicates())
-    tracks = first.stimuli["track"].nunique()
-    frames = f"{options.sample_frames} frames each" if options.sample_frames else "every frame"
-    text = [
-        f"# {options.manifest.parent.name}: scores against listeners",
-        "",
-        f"Written by `recipes/experiments/listeners.py`. {tracks} tracks, {stimuli} outputs, "
-        f"{frames}. SRCC and PCC over the systems of a track, averaged; in brackets the 95 % "
-        "interval over tracks; p of permutations within tracks, corrected for all measures of one "
-        "encoder and convention (with the rivals in the first one's).",
-        "",
-        *(f"- {note}." for note in first.notes),
-        "",
-        "## How far PM has run into 0",
-        "",
-        saturation(found),
-        "",
-        f"Retained coordinates d, means over 12 frames of {options.dimension_mixtures} mixtures, "
-        "and distortions N_p of each source:",
-        "",
-        dimensions(options),
-    ]
-    for scenario, question in groups_of(first):
-        title = question if scenario == "all" else f"{question}, {scenario}"
-        main = ", ".join(f"`{part}`" for part in name)
-        text += ["", f"## {title}", "", crossed(found, scenario, question)]
-        text += ["", f"What the errors of the scores may change (%), {main}:", ""]
-        text += [errors(options, folders[name], scenario, question)]
-        text += ["", f"Which is better, {main}:", "", better(first, scenario, question)]
-        text += ["", f"SRCC of each track, {main}:", "", by_track(first, scenario, question)]
-        text += ["", "By how many ranks a measure places a system too high (+) or too low (−):", ""]
-        text += [by_system(first, scenario, question)]
-    return "\n".join(text)
+    ratings = rated.Ratings(options.ratings, options.unit)
+    found = columns(rows, others)
+    main = found[0].encoder
+    text = f"{toolkit.subset(options, rows)} Correlations over the systems of a track, averaged; in"
+    text += " brackets the 95 % interval over tracks (BCa bootstrap). Hidden references and anchors"
+    text += f" are not among them. Of the paper, on other data and encoders: {PAPER}."
+    name = f"{options.manifest.parent.name}: measures against listeners"
+    made = toolkit.page_head(name, __file__, arguments, text)
+    for question in ratings.questions:
+        made += ["", f"## {question}", "", crossed(found, ratings, question), ""]
+        made += [f"SRCC of clearance and fidelity less that of others (`{main}`, paired):", ""]
+        made += [differences(found, ratings, question)]
+    made += ["", f"## Means, `{main}`", "", control_means(rows.where(encoder=main)), ""]
+    made += [saturation(rows)]
+    if varied is not None:
+        made += ["", "## Variants of clearance and fidelity", ""]
+        made += ["SRCC; in parentheses less that of 20 distortions, t = 1. The control has no map:"]
+        made += ["plain differences of embeddings, split in the same way.", ""]
+        for encoder in varied.distinct("encoder"):
+            made += [variant_table(varied, ratings, encoder), ""]
+    for question in ratings.questions:
+        made += ["", f"## Where it goes wrong: {question}", "", tracks(found, ratings, question)]
+        made += ["", "By how many ranks a system is placed too high (+) or too low (-):", ""]
+        made += [systems(found, ratings, question)]
+    if others is not None:
+        missing = [list(pair) for pair in rivals.not_run().items()]
+        made += ["", "## Not run", "", toolkit.markdown(["measure", "why"], missing)]
+    return made
 
 
-def missing_rivals() -> str:
-    """The paper's measures that were not run."""
-    return toolkit.markdown(["not run", "why"], [list(pair) for pair in rivals.not_run().items()])
-
-
-def main(arguments: Sequence[str] | None = None) -> dict[tuple[str, str], Correlation]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--manifest", type=Path, required=True)
-    toolkit.add_ratings(parser, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--encoders", nargs="+", default=["mel", "waveform"])
-    parser.add_argument("--conventions", nargs="+", default=["paper", "reference"])
-    parser.add_argument("--sample-frames", type=int, metavar="N", help="of each mixture")
-    parser.add_argument("--bank-size", type=int, metavar="N")
-    parser.add_argument("--rate", type=int, default=16000, help="Hz, of the rivals' energy ratios")
-    parser.add_argument("--dimension-mixtures", type=int, default=2, metavar="N")
-    parser.add_argument("--draws", type=int, default=2000)
+def main(arguments: Sequence[str] | None = None) -> Mapping[str, toolkit.Rows | None]:
+    parser = toolkit.parser(__doc__, ratings=True)
+    parser.add_argument("--unit", default="track", metavar="COLUMN", help="default: %(default)s")
+    rivals.add_option(parser)
     parser.add_argument("--no-rivals", action="store_true")
-    parser.add_argument("--scored", action="store_true", help="take the scores that are in --out")
-    parser.add_argument("--device")
-    parser.add_argument("--page", type=Path, help="also write the page here")
+    parser.add_argument("--no-variants", action="store_true", help="of the first encoder")
     options = parser.parse_args(arguments)
-    folders = score(options)
-    found = correlated(options, folders, rival_scores(options))
-    text = page(options, folders, found)
-    if not options.no_rivals:
-        text += f"\n\n## The paper's measures that are not here\n\n{missing_rivals()}"
-    toolkit.write_page(options.out / "listeners.md", text)
-    if options.page:
-        toolkit.write_page(options.page, text)
-    print(text)
-    return found
+    ratings = rated.Ratings(options.ratings, options.unit)
+    rows = score(options, ratings)
+    others = None if options.no_rivals else rivals.run(options)
+    varied = None if options.no_variants else vary(options, ratings, options.encoders[0])
+    toolkit.finish(options, "listeners", page(options, arguments, rows, others, varied))
+    if sum("@" in encoder for encoder in rows.distinct("encoder")) > 1:
+        draw_layers(columns(rows, None), ratings, options.out / "layers.png")
+    return {"scores": rows, "rivals": others, "variants": varied}
 
 
 if __name__ == "__main__":

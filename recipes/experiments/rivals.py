@@ -1,12 +1,14 @@
 """What other measures say of the same outputs: the rivals of [tab:correlations].
 
     python recipes/experiments/rivals.py --manifest FOLDER/mapss.json --out runs/rivals
-    torch-mapss correlate RESULTS RATINGS.csv --with runs/rivals/rivals.csv --out runs/correlations
+
+Used by `listeners.py`.
 
 Every output of every system, against the references of its mixture; each measure at the rate it is
 made for. Nothing is written anew here: SI-SDR, SDR, STOI, ESTOI and PESQ are torchmetrics', SIR and
 SAR fast_bss_eval's, CI-SDR is ci_sdr's, DNSMOS speechmos' (which ships the weights), ViSQOL that of
-visqol-python. All but ViSQOL come with `pip install "torch_mapss[recipes]"`.
+visqol-python. All but ViSQOL come with `pip install "torch_mapss[recipes]"`. MCD is written here:
+mel-cepstral distortion is plain signal processing, see `mcd`.
 
 What fails on an item is told, left empty there and counted. What the paper has and what cannot be
 run without fetching weights or unkept code is listed by `--list`.
@@ -31,7 +33,6 @@ from torch_mapss.audio import resample
 
 LIMIT_DB = 40.0  # energy ratios of a perfect output are infinite
 MISSING = {
-    "MCD": "pymcd (last release 2022) needs pyworld and pysptk, which import pkg_resources: gone",
     "SpeechBERTscore": "needs the weights of a speech model, which are fetched from a hub",
     "Sheet-SSQA": "weights are fetched from a hub",
     "UTMOS": "weights are fetched from a hub; the PyPI packages carry none",
@@ -116,6 +117,21 @@ def dnsmos(estimate: Tensor, references: Tensor, rate: int) -> float:
     return float(package.run(wave, rate)["ovrl_mos"])
 
 
+def mcd(estimate: Tensor, references: Tensor, rate: int) -> float:
+    """Mel-cepstral distortion in dB, frame by frame without warping; lower is better, so negated.
+
+    13 cepstra (without the 0th) of 80 mel bands in 25 ms frames; 10/ln 10 sqrt(2 sum d^2).
+    """
+    from torchaudio.transforms import MelSpectrogram
+
+    mel = MelSpectrogram(rate, n_fft=512, win_length=400, hop_length=160, n_mels=80)
+    logs = (mel(torch.stack([estimate, references[0]])) + 1e-5).log()
+    basis = torch.arange(1, 14)[:, None] * math.pi * (torch.arange(80) + 0.5) / 80
+    cepstra = math.sqrt(2.0 / 80) * basis.cos() @ logs
+    distance = (cepstra[0] - cepstra[1]).square().sum(0)
+    return -float(10.0 / math.log(10.0) * (2.0 * distance).sqrt().mean())
+
+
 def visqol(estimate: Tensor, references: Tensor, rate: int) -> float:
     """In audio mode, at 48 kHz."""
     found = _visqol().measure_from_arrays(references[0].numpy(), estimate.numpy(), rate)
@@ -155,6 +171,7 @@ RIVALS = {
     "sir": Rival("SIR", sir, "fast_bss_eval"),
     "sar": Rival("SAR", sar, "fast_bss_eval"),
     "ci_sdr": Rival("CI-SDR", ci_sdr, "ci_sdr"),
+    "mcd": Rival("-MCD", mcd, "torchaudio", 16000),
     "dnsmos": Rival("DNSMOS-OVRL", dnsmos, "speechmos", 16000),
     "visqol": Rival("ViSQOL", visqol, "visqol", 48000),
 }
@@ -195,30 +212,24 @@ def quietly(score: Callable[..., float], *arguments: Any) -> float:
 # ------------------------------------------------------------------------------------------------
 
 
-def run(options: argparse.Namespace) -> toolkit.Rows:
-    """Score every output by every rival."""
-    rivals = available()
-    chosen = {name: rivals[name] for name in options.measures or rivals}
-    keys = ("mixture_id", "system", "source_index")
-    settings = toolkit.settings_of(options, "mixtures")
-    rows = toolkit.Rows(options.out, keys, ("source", *chosen), settings, "rivals")
-    found = toolkit.load_mixtures(
-        options.manifest,
-        options.rate,
-        seconds=options.seconds,
-        limit=options.mixtures,
-        systems=True,
-    )
-    for mixture in toolkit.progress(list(found), "mixtures"):
-        for system, outputs in mixture.systems.items():
-            if system.startswith("control:") and not options.controls:
-                continue
-            for place, output in enumerate(outputs):
-                if output is None or rows.has(mixture.name, system, place):
-                    continue
-                scores = scored(chosen, output, mixture.references, place, options.rate)
-                names = dict(zip(keys, (mixture.name, system, place)))
-                rows.add(**names, source=mixture.sources[place], **scores)
+def run(options: argparse.Namespace, rate: int = 16000) -> toolkit.Rows:
+    """Score every output by the rivals, against all references of its mixture.
+
+    Args:
+        options: ``manifest``, ``mixtures``, ``seconds``, ``out``, and ``rivals``: names of those
+            to run; None for all that are installed.
+        rate: Hz, of the energy ratios.
+    """
+    names = options.rivals or [*RIVALS]
+    chosen = {name: rival for name, rival in available().items() if name in names}
+    settings = {"manifest": str(options.manifest), "seconds": options.seconds, "rate": rate}
+    settings["rivals"] = names
+    rows = toolkit.Rows(options.out, ("mixture", "system", "source"), RIVALS, settings, "rivals")
+    for mixture in toolkit.load_mixtures(options, rate, systems=True):
+        for system, place, output in mixture.outputs():
+            key = mixture.name, system, mixture.sources[place]
+            if not rows.has(*key):
+                rows.add(*key, **scored(chosen, output, mixture.references, place, rate))
     return rows
 
 
@@ -229,25 +240,24 @@ def scored(
     order = [place, *(k for k in range(len(references)) if k != place)]
     length = min(len(output), references.shape[-1])
     signals = torch.cat([output[None, :length], references[order][:, :length]])
-    at = {rate: signals}
     found = {}
     for name, rival in rivals.items():
         own = rival.rate or rate
-        if own not in at:
-            at[own] = resample(signals, rate, own)
-        found[name] = quietly(rival.score, at[own][0], at[own][1:], own)
+        at = resample(signals, rate, own)
+        found[name] = quietly(rival.score, at[0], at[1:], own)
     return found
 
 
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Which rivals are run."""
+    text = "default: all that are installed"
+    parser.add_argument("--rivals", nargs="+", choices=RIVALS, metavar="NAME", help=text)
+
+
 def main(arguments: Sequence[str] | None = None) -> toolkit.Rows | None:
-    parser = toolkit.parser(__doc__)
-    parser.add_argument(
-        "--rate", type=int, default=16000, help="Hz, of energy ratios (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--measures", nargs="+", choices=sorted(RIVALS), help="default: all installed"
-    )
-    parser.add_argument("--controls", action="store_true", help="hidden references and anchors too")
+    parser = toolkit.parser(__doc__, scoring=False)
+    add_option(parser)
+    parser.add_argument("--rate", type=int, default=16000, help="Hz, of energy ratios")
     parser.add_argument("--list", action="store_true", help="say what is run and what is not")
     options = parser.parse_args(arguments)
     if options.list:
@@ -255,14 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> toolkit.Rows | None:
         lines += [[label, "–", reason] for label, reason in not_run().items()]
         print(toolkit.markdown(["measure", "package", "here"], lines))
         return None
-    absent = [name for name in options.measures or () if name not in available()]
-    if absent:
-        raise SystemExit(f"{', '.join(absent)}: the packages are not installed, see --list.")
-    del options.list
-    rows = run(options)
-    for name in rows.columns[4:]:
-        empty = sum(not math.isfinite(float(row[name])) for row in rows.where())
-        print(f"{RIVALS[name].label}: {len(rows) - empty} of {len(rows)} outputs")
+    rows = run(options, options.rate)
+    for name, rival in available().items():
+        print(f"{rival.label}: {len(rows.numbers(name))} of {len(rows)} outputs")
     return rows
 
 

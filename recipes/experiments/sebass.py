@@ -1,4 +1,4 @@
-"""The paper's main tables from the SEBASS download [tab:correlations, tab:ci_merged_like_main].
+"""The paper's main table from the SEBASS download, in one command [tab:correlations].
 
     python recipes/experiments/sebass.py --root SEBASS --ratings ratings.csv --out runs/sebass
 
@@ -9,14 +9,13 @@ outputs, as the example manifests of the released package name them. From these 
 1. a manifest for each scenario: English (sources 1 and 2 of the four talkers of ``female_...`` and
    ``male_...``), Spanish (3 and 4), drums (``wdrums_...``) and no drums (``nodrums_...``);
    `--multilingual` adds one with all four talkers [tab:mono_vs_multi];
-2. scores: ``torch-mapss evaluate`` with the paper's encoder and layer of each scenario, or with
-   `--encoder`; goes on where it stopped;
-3. correlations with the ratings, and both tables in the paper's layout, in Markdown and LaTeX.
+2. the page of `listeners.py` for each: scores by the paper's encoder and layer of the scenario and
+   by the waveform [tab:correlations_ssl_vs_wavform] (or `--encoders`), and by the rivals;
+3. the table in the paper's layout. `errors.py` makes [tab:ci_merged_like_main] of any scenario.
 
-The layout is a JSON file (`--layout`) for what lies otherwise, see `layouts/`; `--show-layout`
-prints the one above. Ratings are a CSV file with campaign, mixture, source, system and mean_rating
-(`--columns` names others), or with one column ``file`` (a path as in the layout) in place of the
-first four. Without ratings, it stops after the scores.
+What lies otherwise is described by a JSON file (`--layout`), see `LAYOUT` and `layouts/`. Ratings
+are a CSV file with campaign, mixture, source, system and mean_rating (`--columns` names others), or
+with one column ``file`` (a path as in the layout) in place of the first four.
 """
 
 from __future__ import annotations
@@ -25,15 +24,13 @@ import argparse
 import csv
 import json
 import re
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import listeners
+import rated
 import toolkit
-
-from torch_mapss.evaluation.correlate import Correlation, correlate
 
 LAYOUT: dict[str, Any] = {
     "reference": "{campaign}/Signals/orig/{mixture}_{source}.wav",
@@ -49,11 +46,11 @@ LAYOUT: dict[str, Any] = {
 MULTILINGUAL = {"Multilingual": {"mixtures": "(fe)?male_.*", "sources": ["1", "2", "3", "4"]}}
 # Encoder and layer of each scenario; another scenario takes the first.
 PAPER = {
-    "English": ("wav2vec2-large", 2),
-    "Spanish": ("wav2vec2-xlsr", 2),
-    "Music (Drums)": ("mert", 1),
-    "Music (No Drums)": ("mert", 3),
-    "Multilingual": ("wav2vec2-xlsr", 2),
+    "English": "wav2vec2-large@2",
+    "Spanish": "wav2vec2-xlsr@2",
+    "Music (Drums)": "mert@1",
+    "Music (No Drums)": "mert@3",
+    "Multilingual": "wav2vec2-xlsr@2",
 }
 FIELDS = ("campaign", "mixture", "source", "system")
 QUESTION = "basic audio quality"
@@ -155,7 +152,7 @@ def manifests(options: argparse.Namespace) -> dict[str, Path]:
     if not written:
         raise SystemExit(
             f"{options.root} holds no mixture of this layout: {len(found)} files fit its "
-            "templates. See --show-layout, and pass your own with --layout."
+            "templates. Pass your own with --layout."
         )
     return written
 
@@ -174,31 +171,14 @@ def _slug(text: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------
-# Scores and ratings
+# Ratings
 # ------------------------------------------------------------------------------------------------
-
-
-def score(options: argparse.Namespace, scenario: str, manifest_path: Path) -> Path:
-    """The results folder of a scenario."""
-    encoder, layer = PAPER.get(scenario, PAPER["English"])
-    if options.encoder is not None:
-        encoder, layer = options.encoder, options.layer
-    out = options.out / _slug(scenario)
-    command = [sys.executable, "-m", "torch_mapss", "evaluate", str(manifest_path)]
-    command += ["--out", str(out), "--encoder", encoder, "--convention", options.convention]
-    command += ["--bounds", "--quiet", "--trim", "--threads", "1"]
-    command += [] if layer is None else ["--layer", str(layer)]
-    for name in ("sample_frames", "bank_size", "device"):
-        value = getattr(options, name)
-        command += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
-    subprocess.run(command, check=True)
-    return out
 
 
 def ratings(options: argparse.Namespace, scenario: str, manifest_path: Path) -> Path | None:
     """A scenario's ratings in the columns of ``torch-mapss correlate``; None without any."""
     columns = {name: name for name in (*FIELDS, "mean_rating", "question", "role", "file")}
-    columns |= dict(options.columns)
+    columns |= dict(text.split("=", 1) for text in options.columns)
     entries = json.loads(manifest_path.read_text(encoding="utf-8"))
     sources = {entry["mixture_id"]: entry["sources"] for entry in entries}
     with open(options.ratings, encoding="utf-8-sig", newline="") as file:
@@ -244,141 +224,71 @@ def _fields(
 # Tables
 # ------------------------------------------------------------------------------------------------
 
-MAIN = ("ps_pesq", "ps", "pm", "log_pm", "foreign_distance", "log_foreign_distance")
-ERRORS = {"ps_pesq": "PS", "pm": "PM"}
 
-
-def rows_of(found: Mapping[str, Correlation], question: str) -> Iterator[tuple[str, str, dict]]:
-    """Scenario, measure and row, per track, of one question."""
-    for scenario, one in found.items():
-        for row in one.rows.to_dict("records"):
-            if row["question"] == question and row["pooling"] == "per_track":
-                yield scenario, row["measure"], row
+def scored(options: argparse.Namespace, scenario: str, manifest_path: Path, table: Path) -> Any:
+    """One scenario by `listeners`, with the paper's encoder beside the waveform."""
+    encoders = options.encoders or [PAPER.get(scenario, PAPER["English"]), "waveform"]
+    out = options.out / _slug(scenario)
+    words = ["--manifest", manifest_path, "--ratings", table, "--out", out, "--encoders", *encoders]
+    words += ["--convention", options.convention, "--no-variants"]
+    for name in ("sample_frames", "bank_size", "device", "seconds"):
+        value = getattr(options, name)
+        words += [] if value is None else [f"--{name.replace('_', '-')}", value]
+    words += ["--no-rivals"] if options.no_rivals else []
+    return listeners.main([str(word) for word in words])
 
 
 def main_table(
-    found: Mapping[str, Correlation], question: str
+    found: Mapping[str, Any], tables: Mapping[str, Path]
 ) -> tuple[list[str], list[list[str]]]:
-    """SRCC and PCC of every scenario, a line for each measure; PS first in the paper's pooling."""
-    cells = {(s, m): row for s, m, row in rows_of(found, question)}
-    header = ["Measure", *(f"{s}: {m}" for s in found for m in ("SRCC", "PCC"))]
-    lines = []
-    for measure in MAIN:
-        line = [toolkit.LABELS[measure]]
-        for scenario in found:
-            row = cells.get((scenario, measure))
-            line += (
-                ["–", "–"] if row is None else [toolkit.percent(row[k]) for k in ("srcc", "pcc")]
-            )
-        if any(cell != "–" for cell in line[1:]):
-            lines.append(line)
+    """SRCC and PCC of every scenario, a line for each measure of each encoder and each rival."""
+    cells: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for scenario, one in found.items():
+        rated_here = rated.Ratings(tables[scenario])
+        (question,) = rated_here.questions
+        for column in listeners.columns(one["scores"], one["rivals"]):
+            kind = column.encoder and ("waveform" if column.encoder == "waveform" else "SSL")
+            values = [
+                rated.averaged(column.by_track(question, rated_here, m).values()).value
+                for m in rated.METHODS
+            ]
+            line = cells.setdefault((column.label, kind), {})
+            line[scenario] = [toolkit.number(100 * value) for value in values]
+    header = ["Measure", "features", *(f"{s}: {m}" for s in found for m in rated.METHODS)]
+    lines = [
+        [*name, *(cell for s in found for cell in line.get(s, ["–", "–"]))]
+        for name, line in cells.items()
+    ]
     return header, lines
 
 
-def error_table(
-    found: Mapping[str, Correlation], question: str
-) -> tuple[list[str], list[list[str]]]:
-    """Radius and 95 % half-width of PS (as pooled in the paper) and PM."""
-    cells = {(s, m): row for s, m, row in rows_of(found, question)}
-    header = ["Measure", *(f"{s}: {m}" for s in found for m in ("SRCC", "PCC"))]
-    lines = []
-    for measure, name in ERRORS.items():
-        for part, title in (("radius", "radius"), ("half_width", "CIs (95%)")):
-            line = [f"{name} {title}"]
-            for scenario in found:
-                row = cells.get((scenario, measure), {})
-                values = [row.get(f"{method}_{part}", float("nan")) for method in ("srcc", "pcc")]
-                line += [toolkit.percent(value) for value in values]
-            lines.append(line)
-    return header, lines
-
-
-def main(arguments: Sequence[str] | None = None) -> dict[str, Correlation]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--root", type=Path, help="folder of the download")
-    parser.add_argument(
-        "--layout", type=Path, metavar="JSON", help="where it is laid out otherwise"
-    )
-    parser.add_argument("--show-layout", action="store_true", help="print the layout and stop")
-    parser.add_argument("--out", type=Path, help="folder of the results")
-    parser.add_argument("--ratings", type=Path, help="CSV file, see above")
-    parser.add_argument("--columns", nargs="+", type=toolkit.pair, default=[], metavar="NAME=NAME")
+def main(arguments: Sequence[str] | None = None) -> tuple[list[str], list[list[str]]] | None:
+    parser = toolkit.parser(__doc__, manifest=False)
+    parser.add_argument("--root", type=Path, required=True, help="folder of the download")
+    parser.add_argument("--layout", type=Path, metavar="JSON", help="see `layouts/`")
+    parser.add_argument("--ratings", type=Path, required=True, help="CSV file, see above")
+    parser.add_argument("--columns", nargs="+", default=[], metavar="NAME=NAME")
+    parser.add_argument("--seconds", type=float, help="only the first so many of each")
     parser.add_argument("--multilingual", action="store_true")
-    parser.add_argument("--encoder", help="for all scenarios; default: the paper's of each")
-    parser.add_argument("--layer", type=int)
-    parser.add_argument("--convention", choices=("paper", "reference"), default="reference")
-    parser.add_argument("--error-convention", choices=("paper", "derived"), default="paper")
-    parser.add_argument("--sample-frames", type=int, metavar="N", help="of each mixture")
-    parser.add_argument("--bank-size", type=int, metavar="N")
-    parser.add_argument("--draws", type=int, default=2000)
-    parser.add_argument("--device")
+    parser.add_argument("--no-rivals", action="store_true")
+    parser.set_defaults(encoders=None, convention="reference")
     options = parser.parse_args(arguments)
-    if options.show_layout:
-        print(json.dumps(LAYOUT, indent=2))
-        return {}
-    if options.root is None or options.out is None:
-        parser.error("--root and --out are needed")
     options.out.mkdir(parents=True, exist_ok=True)
     written = manifests(options)
-    folders = {scenario: score(options, scenario, path) for scenario, path in written.items()}
-    if options.ratings is None:
-        return {}
-    found = {}
-    for scenario, folder in folders.items():
-        table = ratings(options, scenario, written[scenario])
-        if table is not None:
-            found[scenario] = correlate(
-                folder, table, draws=options.draws, convention=options.error_convention
-            )
-    if not found:
+    tables = {scenario: ratings(options, scenario, path) for scenario, path in written.items()}
+    tables = {scenario: table for scenario, table in tables.items() if table is not None}
+    if not tables:
         raise SystemExit(
             f"{options.ratings} rates no output of {', '.join(written)}. It needs the columns "
             f"{', '.join(FIELDS)} and mean_rating, or file and mean_rating; name others with "
             "--columns."
         )
-    text = page(options, found)
-    toolkit.write_page(options.out / "sebass.md", text)
-    print(text)
-    return found
-
-
-def page(options: argparse.Namespace, found: Mapping[str, Correlation]) -> str:
-    """Both tables for every question; LaTeX beside it."""
-    text = ["# SEBASS", ""]
-    for scenario, one in found.items():
-        made = len({(s.track, s.source, s.system) for s in one.stimuli})
-        text.append(
-            f"- {scenario}: {made} rated outputs of {len({s.track for s in one.stimuli})} mixtures"
-        )
-        text += [f"  - {note}" for note in one.notes]
-    questions = dict.fromkeys(
-        row["question"] for one in found.values() for row in one.rows.to_dict("records")
-    )
-    for question in questions:
-        tables = {
-            "correlations": main_table(found, question),
-            "errors": error_table(found, question),
-        }
-        text += [
-            "",
-            f"## {question}: SRCC and PCC (%)",
-            "",
-            toolkit.markdown(*tables["correlations"]),
-        ]
-        text += [
-            "",
-            f"Error radius and half-width, `{options.error_convention}` convention (%):",
-            "",
-        ]
-        text += [toolkit.markdown(*tables["errors"])]
-        if not tables["correlations"][1]:
-            text += ["", "No correlation: at least three rated systems of a source are needed."]
-        for name, table in tables.items():
-            path = options.out / f"{name}_{_slug(question)}.tex"
-            toolkit.write_page(path, toolkit.latex(*table))
-    return "\n".join(text)
+    found = {s: scored(options, s, written[s], table) for s, table in tables.items()}
+    made = main_table(found, tables)
+    about = f"Correlations with ratings (%), `{options.convention}` convention. {listeners.PAPER}."
+    head = toolkit.page_head("SEBASS: Table 1 of the paper", __file__, arguments, about)
+    toolkit.finish(options, "table1", [*head, "", toolkit.markdown(*made)])
+    return made
 
 
 if __name__ == "__main__":

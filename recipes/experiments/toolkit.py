@@ -1,40 +1,48 @@
-"""What the experiments share: mixtures of a manifest, scores, resumable rows, progress, tables.
+"""What the experiments share: mixtures of a manifest, scores, resumable rows, pages.
 
 Every script of this folder reads mixtures with `load_mixtures`, keeps each finished number in
-`Rows`, so that a run that was stopped goes on where it was, and writes its page with `write_page`.
+`Rows`, so that a run that was stopped goes on where it was, and writes its page with `page_head`,
+which states the command, the version, the data and the subset.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import math
 import os
+import shlex
+import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
+import torch_mapss
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
-from torch_mapss.audio import estimate_lag, load_audio, resample, shift, to_mono
+from torch_mapss.audio import load_audio, resample, to_mono
+from torch_mapss.encoders import Encoder, load_encoder
 
-RESULTS = Path(__file__).parent / "results"
-MEASURES = ("ps", "pm", "log_pm", "foreign_distance", "log_foreign_distance", "ps_pesq")
 LABELS = {
+    "clearance": "clearance",
+    "fidelity": "fidelity",
     "ps": "PS",
     "ps_pesq": "PS (PESQ-like pooling)",
     "pm": "PM",
     "log_pm": "log PM",
-    "foreign_distance": "B",
+    "log_pm_compressed": "log PM (compressed)",
     "log_foreign_distance": "log B",
 }
+MEASURES = tuple(LABELS)
 LEVEL = 0.05  # RMS of the talkers of a made-up mixture
-_T = TypeVar("_T")
+ENCODED = ("decomposition", "separation", "match")  # measures that compare embeddings
+SEED = 0  # of the frames drawn, of noise and of random weights
 
 
 # ------------------------------------------------------------------------------------------------
@@ -42,43 +50,58 @@ _T = TypeVar("_T")
 # ------------------------------------------------------------------------------------------------
 
 
-def parser(doc: str | None, manifest: bool = True) -> argparse.ArgumentParser:
-    """A parser with the options that all experiments share; its text is the module's."""
+def parser(doc: str | None, *, manifest: bool = True, scoring: bool = True, ratings: bool = False):
+    """A parser with the options that the experiments share; its text is the module's."""
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    made.add_argument("--out", type=Path, required=True, help="folder of the results")
+    made.add_argument("--page", type=Path, help="also write the page here")
     if manifest:
         made.add_argument("--manifest", type=Path, required=True, help="JSON, see load_mixtures")
         made.add_argument("--mixtures", type=int, metavar="N", help="only N of them, evenly spaced")
         made.add_argument("--seconds", type=float, help="only the first so many of each")
-    made.add_argument("--out", type=Path, required=True, help="folder of the results")
+    if scoring:
+        made.add_argument("--encoders", nargs="+", default=["mel"], metavar="NAME[@LAYER]")
+        made.add_argument("--convention", choices=("paper", "reference"), default="paper")
+        made.add_argument(
+            "--sample-frames", type=int, metavar="N", help="of each clip; default all"
+        )
+        made.add_argument("--bank-size", type=int, metavar="N", help="distortions of PS and PM")
+        made.add_argument("--device")
+    if ratings:
+        made.add_argument(
+            "--ratings", type=Path, required=True, help="CSV of torch-mapss correlate"
+        )
     return made
 
 
-def add_scoring(made: argparse.ArgumentParser, encoders: Sequence[str] = ("mel",)) -> None:
-    """Options of the scorer."""
-    group = made.add_argument_group("scoring")
-    group.add_argument("--encoders", nargs="+", default=list(encoders), metavar="NAME")
-    group.add_argument("--layer", type=int)
-    group.add_argument("--convention", choices=("paper", "reference"), default="paper")
-    group.add_argument("--every", type=int, default=1, metavar="N", help="score one frame in N")
-    group.add_argument("--bank-size", type=int, metavar="N", help="distortions of each measure")
-    group.add_argument("--device", help="default: cpu")
-
-
 def scorer(options: argparse.Namespace, encoder: str, **more: Any) -> MAPSS:
-    """The MAPSS that the options ask for."""
+    """The MAPSS that the options ask for, all of whose measures read ``encoder``."""
+    loaded = load(encoder, options.device)
     if options.bank_size is not None:
         for kind in ("separation", "match"):
             more.setdefault(f"{kind}_bank", DistortionBank(kind, size=options.bank_size))
-    return MAPSS(
-        encoder, options.layer, convention=options.convention, device=options.device, **more
-    )
+    return MAPSS(loaded, decomposition_encoder=loaded, convention=options.convention, **more)
+
+
+def load(encoder: str, device: str | None = None) -> Encoder:
+    """An encoder by its name, a folder or hub id; ``NAME@LAYER`` names its layer.
+
+    Raises:
+        SystemExit: its weights are not at hand.
+    """
+    name, _, layer = encoder.rpartition("@")
+    name, layer = (name, layer) if name and layer.isdigit() else (encoder, "")
+    try:
+        return load_encoder(name, device=device, **({"layer": int(layer)} if layer else {}))
+    except OSError as error:
+        raise SystemExit(f"{error} `untrained.py` makes its shape with random weights.") from error
 
 
 def settings_of(options: argparse.Namespace, *leave_out: str) -> dict[str, Any]:
     """The options as plain values that a row depends on."""
-    without = {"out", "device", *leave_out}
+    without = {"out", "page", "device", "encoders", "mixtures", *leave_out}
     return {k: _plain(v) for k, v in sorted(vars(options).items()) if k not in without}
 
 
@@ -102,87 +125,68 @@ class Mixture(NamedTuple):
     references: Tensor  # (S, T)
     systems: Mapping[str, tuple[Tensor | None, ...]]  # outputs (T,) of each; None: not estimated
 
+    def outputs(self, controls: bool = False) -> Iterator[tuple[str, int, Tensor]]:
+        """System, source and wave (T,) of every output."""
+        for system, given in self.systems.items():
+            if controls or not system.startswith("control:"):
+                for place, output in enumerate(given):
+                    if output is not None:
+                        yield system, place, output
+
 
 def load_mixtures(
-    path: Path,
-    rate: int,
-    *,
-    seconds: float | None = None,
-    limit: int | None = None,
-    systems: bool = False,
+    options: argparse.Namespace, rate: int, *, systems: bool = False, talkers: int = 2
 ) -> Iterator[Mixture]:
-    """The mixtures of a manifest, one after the other.
+    """The mixtures of ``options.manifest``, one after the other, with a progress bar.
 
     Args:
-        path: a JSON file in one of three layouts: the manifest of ``torch-mapss evaluate`` (a
-            list; an entry may have ``scenario`` and ``sources``); an object whose ``items`` hold
-            ``references`` and ``outputs`` by source; or one whose ``items`` are single utterances
-            with ``path``, ``speaker`` and ``language``: each is then the target of a mixture
-            with an utterance of another speaker, both at one level, and its language the scenario.
+        options: ``manifest`` is a JSON file in one of two layouts: the manifest of ``torch-mapss
+            evaluate`` (a list; an entry may have ``scenario`` and ``sources``); or an object whose
+            ``items`` are single utterances with ``path``, ``speaker`` and ``language``: each is
+            then the target of a mixture with utterances of other speakers, all at one level, and
+            its language the scenario. ``seconds`` keeps the beginning, ``mixtures`` so many.
         rate: in Hz, to which everything is resampled.
-        seconds: keep the beginning only.
-        limit: at most so many mixtures, evenly spaced over the list.
         systems: read the outputs as well.
+        talkers: in each mixture of single utterances.
 
     Raises:
         SystemExit: another layout.
     """
-    content = json.loads(Path(path).read_text(encoding="utf-8"))
-    entries = _entries(content, path)
-    for entry in _spread(entries, limit):
-        yield _mixture(entry, Path(path).parent, rate, seconds, systems)
-
-
-def _entries(content: Any, path: Path) -> list[dict[str, Any]]:
-    """Entries of any of the three layouts in that of ``torch-mapss evaluate``."""
-    if isinstance(content, list) and content:
-        return content
+    path = options.manifest
+    content = json.loads(path.read_text(encoding="utf-8"))
     items = content.get("items") if isinstance(content, dict) else None
-    if items and all("references" in item for item in items):
-        return [_by_source(item) for item in items]
     if items and all("path" in item and "speaker" in item for item in items):
-        return list(_pairs(items))
-    raise SystemExit(
-        f"{path} is no manifest: expected a JSON list of mixtures, or an object with items that "
-        "have references, or path and speaker."
-    )
+        content = list(_talking(items, talkers))
+    if not isinstance(content, list) or not content:
+        raise SystemExit(
+            f"{path} is no manifest: expected a JSON list of mixtures, or an object with items "
+            "that have path and speaker."
+        )
+    limit = options.mixtures or len(content)
+    if limit < len(content):
+        content = [content[(2 * i + 1) * len(content) // (2 * limit)] for i in range(limit)]
+    for entry in tqdm(content, "mixtures", mininterval=20.0, disable=len(content) < 3):
+        yield _mixture(entry, path.parent, rate, options.seconds, systems)
 
 
-def _by_source(item: dict[str, Any]) -> dict[str, Any]:
-    names = list(item["references"])
-    return {
-        "mixture_id": item["id"],
-        "scenario": item.get("scenario", "all"),
-        "sources": names,
-        "references": [item["references"][name] for name in names],
-        "systems": {
-            system: [files.get(name) for name in names]
-            for system, files in item.get("outputs", {}).items()
-        },
-    }
-
-
-def _pairs(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Every utterance once as the target, the others of other speakers taking turns beside it."""
+def _talking(items: list[dict[str, Any]], talkers: int) -> Iterator[dict[str, Any]]:
+    """Every utterance once as the target, those of other speakers taking turns beside it."""
     for place, item in enumerate(items):
-        others = [other for other in items if other["speaker"] != item["speaker"]]
-        if not others:
-            raise SystemExit("mixtures need two speakers, but all items have the same one.")
-        other = others[(7 * place) % len(others)]  # 7: over the languages, not one after the other
+        chosen = [item]
+        while len(chosen) < talkers:
+            speakers = {one["speaker"] for one in chosen}
+            others = [other for other in items if other["speaker"] not in speakers]
+            if not others:
+                raise SystemExit(f"mixtures need {talkers} speakers, there are {len(speakers)}.")
+            # 7: over the languages, not one after the other
+            chosen.append(others[(7 * place) % len(others)])
         yield {
-            "mixture_id": f"{item['id']}+{other['id']}",
+            "mixture_id": "+".join(one["id"] for one in chosen),
             "scenario": item.get("language", "all"),
-            "sources": [item["id"], other["id"]],
-            "references": [item["path"], other["path"]],
-            "systems": {},
+            "sources": [one["id"] for one in chosen],
+            "references": [one["path"] for one in chosen],
             "level": LEVEL,
         }
-
-
-def _spread(entries: list[_T], limit: int | None) -> list[_T]:
-    if limit is None or limit >= len(entries):
-        return entries
-    return [entries[(2 * i + 1) * len(entries) // (2 * limit)] for i in range(limit)]
 
 
 def _mixture(
@@ -195,11 +199,10 @@ def _mixture(
     if "level" in entry:
         references = references * (entry["level"] / references.square().mean(-1, True).sqrt())
     outputs: dict[str, tuple[Tensor | None, ...]] = {}
-    if systems:
-        for name, paths in entry["systems"].items():
-            outputs[name] = tuple(
-                None if path is None else read(folder / path, rate)[:length] for path in paths
-            )
+    for name, paths in entry.get("systems", {}).items() if systems else ():
+        outputs[name] = tuple(
+            None if path is None else read(folder / path, rate)[:length] for path in paths
+        )
     stems = entry.get("sources") or [Path(path).stem for path in entry["references"]]
     scenario = entry.get("scenario", "all")
     return Mixture(entry["mixture_id"], scenario, tuple(stems), references, outputs)
@@ -211,149 +214,31 @@ def read(path: Path, rate: int) -> Tensor:
     return resample(to_mono(wave), original, rate)
 
 
-def aligned(estimate: Tensor, reference: Tensor, rate: int, longest: float = 0.2) -> Tensor:
-    """(T,) the estimate without its lag behind the reference: the peak of their correlation.
-
-    Args:
-        estimate, reference: (T,).
-        rate: in Hz.
-        longest: seconds, either way, that are looked at.
-    """
-    lag = int(estimate_lag(estimate, reference, round(longest * rate)).samples)
-    return shift(estimate, lag)
-
-
 # ------------------------------------------------------------------------------------------------
 # Scores
 # ------------------------------------------------------------------------------------------------
 
 
-def frames_of(bank: ReferenceBank, every: int) -> int | None:
-    """How many frames to draw for one in ``every``; None for all."""
-    return None if every <= 1 else max(1, bank.frames // every)
-
-
 @torch.no_grad()
 def target_scores(
-    mapss: MAPSS, bank: ReferenceBank, estimate: Tensor, *, source: int = 0, every: int = 1
+    mapss: MAPSS,
+    bank: ReferenceBank,
+    estimate: Tensor,
+    source: int = 0,
+    frames: int | None = None,
 ) -> dict[str, float]:
-    """What one estimate (T,) of one source scores: the names of `MEASURES`, each a mean."""
-    found = mapss(estimate[None, None], bank, attributed=(source,), frames=frames_of(bank, every))
+    """What one estimate (T,) of one source scores: the names of `MEASURES`, and frames."""
+    found = mapss(estimate[None, None], bank, attributed=(source,), frames=frames)
     utterance = found.utterance()
-    active = found.active[0, 0]
-    distance = found.foreign_distance[0, 0][active].double()
-    return {
-        "ps": float(utterance.ps[0, 0]),
-        "pm": float(utterance.pm[0, 0]),
-        "log_pm": float(utterance.log_pm[0, 0]),
-        "foreign_distance": float(distance.mean()),
-        "log_foreign_distance": float(distance.log().mean()),
-        "ps_pesq": float(utterance.ps_pesq[0, 0]),
-        "frames": int(active.sum()),
+    scores = {
+        name: float(getattr(utterance, name)[0, 0])
+        for name in MEASURES
+        if getattr(utterance, name, None) is not None
     }
-
-
-FRAME_FIELDS = ("times", "ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
-BOUND_FIELDS = ("ps_radius", "ps_tail", "pm_radius", "pm_tail")
-
-
-class Frames(NamedTuple):
-    """The scored frames of one output."""
-
-    scenario: str
-    mixture: str
-    system: str
-    source: str
-    values: Mapping[str, Any]  # field -> NumPy array (frames,); bounds only if asked for
-
-
-def frame_scores(options: argparse.Namespace, encoder: str, bounds: bool) -> Iterator[Frames]:
-    """Frame scores of every output of a manifest, kept in ``out/frames`` from one run to the next.
-
-    Where a mixture lists no system, its references leak into each other at -10 dB.
-    """
-    mapss = scorer(options, encoder)
-    folder = options.out / "frames"
-    folder.mkdir(parents=True, exist_ok=True)
-    _claim(folder / "settings.json", {**settings_of(options, *_NOT_FRAMES), "bounds": bounds})
-    found = load_mixtures(
-        options.manifest,
-        mapss.sample_rate,
-        seconds=options.seconds,
-        limit=options.mixtures,
-        systems=True,
-    )
-    for mixture in progress(list(found), f"{encoder}, mixtures"):
-        outputs = _outputs(mixture)
-        names = {
-            key: folder / f"{_safe(encoder, mixture.name, *map(str, key))}.npz" for key in outputs
-        }
-        bank = None
-        for (system, place), output in outputs.items():
-            path = names[system, place]
-            if not path.exists():
-                bank = mapss.prepare(mixture.references[None]) if bank is None else bank
-                _keep(path, _scored_frames(mapss, bank, output, place, options.every, bounds))
-            values = _load(path)
-            yield Frames(mixture.scenario, mixture.name, system, mixture.sources[place], values)
-
-
-_NOT_FRAMES = ("encoders", "mixtures", "bins", "draws")
-
-
-def _outputs(mixture: Mixture) -> dict[tuple[str, int], Tensor]:
-    found = {
-        (system, place): output
-        for system, given in mixture.systems.items()
-        if not system.startswith("control:")
-        for place, output in enumerate(given)
-        if output is not None
-    }
-    if found:
-        return found
-    leak = mixture.references + 10 ** (-10 / 20) * mixture.references.roll(1, 0)
-    return {("leaking", place): leak[place] for place in range(len(leak))}
-
-
-def _safe(*parts: str) -> str:
-    return "__".join("".join(c if c.isalnum() or c in "-+." else "_" for c in p) for p in parts)
-
-
-@torch.no_grad()
-def _scored_frames(
-    mapss: MAPSS, bank: ReferenceBank, output: Tensor, place: int, every: int, bounds: bool
-) -> dict[str, Tensor]:
-    count = frames_of(bank, every)
-    if bounds:
-        found = mapss.bounds(output[None, None], bank, attributed=(place,), frames=count)
-        scores = found.scores
-        assert scores is not None  # the convention of the scores is that of the bounds
-    else:
-        scores = mapss(output[None, None], bank, attributed=(place,), frames=count)
-    active = scores.active[0, 0]
-    values = {name: getattr(scores, name)[..., :].reshape(-1)[active] for name in FRAME_FIELDS}
-    if bounds:
-        pairs = (("ps", found.ps), ("pm", found.pm))
-        for measure, bound in pairs:
-            values[f"{measure}_radius"] = bound.radius[0, 0][active]
-            values[f"{measure}_tail"] = bound.tail[0, 0][active]
-    return values
-
-
-def _keep(path: Path, values: Mapping[str, Tensor]) -> None:
-    import numpy as np
-
-    part = path.with_name(f".{path.name}.part")
-    with open(part, "wb") as file:
-        np.savez_compressed(file, **{k: v.float().cpu().numpy() for k, v in values.items()})
-    os.replace(part, path)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    import numpy as np
-
-    with np.load(path) as stored:
-        return {name: stored[name].astype(float) for name in stored.files}
+    if found.foreign_distance is not None:
+        distance = found.foreign_distance[0, 0][found.active[0, 0]].double()
+        scores["log_foreign_distance"] = float(distance.log().mean())
+    return {**scores, "frames": int(found.active[0, 0].sum())}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -388,16 +273,9 @@ class Rows:
         self.path = folder / f"{name}.csv"
         _claim(folder / f"{name}.json", dict(settings))
         self._rows: dict[tuple[str, ...], dict[str, str]] = {}
-        if self.path.exists():
-            self._recover()
-        else:
-            self._append(self.columns)
-
-    def _recover(self) -> None:
-        content = self.path.read_bytes()
+        content = self.path.read_bytes() if self.path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]  # what follows was cut off by a kill
-        if whole != content:
-            self.path.write_bytes(whole)
+        self.path.write_bytes(whole)
         for row in csv.DictReader(whole.decode().splitlines()):
             self._rows[tuple(row[key] for key in self.keys)] = row
         if not whole:
@@ -413,8 +291,9 @@ class Rows:
         """Whether this step is done."""
         return tuple(map(_cell, key)) in self._rows
 
-    def add(self, **row: Any) -> None:
+    def add(self, *key: Any, **values: Any) -> None:
         """Keep a finished step."""
+        row = {**dict(zip(self.keys, key)), **values}
         cells = {column: _cell(row.get(column)) for column in self.columns}
         self._append(cells.values())
         self._rows[tuple(cells[key] for key in self.keys)] = cells
@@ -451,44 +330,74 @@ def _cell(value: Any) -> str:
 
 
 def _claim(path: Path, settings: dict[str, Any]) -> None:
-    if path.exists():
-        there = json.loads(path.read_text(encoding="utf-8"))
-        unlike = [k for k in {*there, *settings} if there.get(k) != settings.get(k)]
-        if unlike:
-            told = "; ".join(
-                f"{k}: {there.get(k)} there, {settings.get(k)} now" for k in sorted(unlike)
-            )
-            raise SystemExit(
-                f"{path.parent} holds results of other settings ({told}). Name another --out."
-            )
+    if not path.exists():
+        write_page(path, json.dumps(settings, indent=2, sort_keys=True))
         return
-    write_page(path, json.dumps(settings, indent=2, sort_keys=True))
-
-
-# ------------------------------------------------------------------------------------------------
-# Progress
-# ------------------------------------------------------------------------------------------------
-
-
-def progress(
-    items: Iterable[_T], what: str, *, seconds: float = 20.0, clock: Callable[[], float] = time.time
-) -> Iterator[_T]:
-    """``items``, with a line on the error stream at least every ``seconds``: done, left, time."""
-    items = list(items) if not isinstance(items, Sized) else items
-    start = told = clock()
-    count = len(items)  # type: ignore[arg-type]
-    for done, item in enumerate(items, 1):
-        yield item
-        now = clock()
-        if now - told >= seconds or (done == count and now - start >= seconds):
-            left = (now - start) / done * (count - done)
-            print(f"{what}: {done} of {count}, {left:.0f} s left", file=sys.stderr, flush=True)
-            told = now
+    present = json.loads(path.read_text(encoding="utf-8"))
+    unlike = sorted(k for k in {*present, *settings} if present.get(k) != settings.get(k))
+    if unlike:
+        told = "; ".join(f"{k}: {present.get(k)} there, {settings.get(k)} now" for k in unlike)
+        raise SystemExit(
+            f"{path.parent} holds results of other settings ({told}). Name another --out."
+        )
 
 
 # ------------------------------------------------------------------------------------------------
 # Pages
 # ------------------------------------------------------------------------------------------------
+
+
+def page_head(title: str, script: str, arguments: Sequence[str] | None, text: str) -> list[str]:
+    """First lines of a page: title, command, version and commit, seed, what it is.
+
+    Args:
+        title: of the page.
+        script: ``__file__`` of the script.
+        arguments: of its main; None: those of the command line.
+        text: data, subset, and what else there is to know.
+    """
+    words = _without_paths(sys.argv[1:] if arguments is None else list(arguments))
+    command = shlex.join(["python", f"recipes/experiments/{Path(script).name}", *words])
+    made = f"torch_mapss {torch_mapss.__version__}, commit {commit()}, seed {SEED}."
+    return [f"# {title}", "", f"    {command}", "", made, "", text]
+
+
+def subset(options: argparse.Namespace, rows: Rows, column: str = "mixture") -> str:
+    """Data and subset in words."""
+    parts = [f"{len(rows.distinct(column))} mixtures of `{options.manifest.parent.name}`"]
+    parts += [f"the first {options.seconds:g} s of each"] if options.seconds else []
+    count = options.sample_frames
+    parts += [f"{count} frames each, drawn at random" if count else "every frame"]
+    return ", ".join([*parts, f"`{options.convention}` convention"]) + "."
+
+
+def commit() -> str:
+    """The commit that this folder is of, and whether it was changed since."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        made = subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True)
+        return made.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=10", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _without_paths(words: list[str]) -> list[str]:
+    """Command line whose files are named by their folder alone; where results went is left out."""
+    found: list[str] = []
+    skip = False
+    for word in words:
+        if skip or word in ("--out", "--page"):
+            skip = not skip
+        elif "/" in word:
+            path = Path(word)
+            found.append(str(Path(*path.parts[-2:])) if path.suffix else path.name)
+        else:
+            found.append(word)
+    return found
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -502,27 +411,13 @@ def number(value: float, digits: int = 2) -> str:
     return "–" if not math.isfinite(value) else f"{value:.{digits}f}"
 
 
-def percent(value: float) -> str:
-    """A correlation as the paper prints it."""
-    if not math.isfinite(value):
-        return "–"
-    return f"{100 * value:.2f}" if abs(value) < 10.0 else f"{100 * value:.0e}"
-
-
-def latex(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A tabular in LaTeX (booktabs)."""
-    body = [" & ".join(_tex(cell) for cell in row) + r" \\" for row in rows]
-    head = " & ".join(rf"\textbf{{{_tex(cell)}}}" for cell in header) + r" \\"
-    columns = "l" + "c" * (len(header) - 1)
-    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def _tex(cell: Any) -> str:
-    text = str(cell).replace("–", "--")
-    for sign in ("&", "%", "_", "#"):
-        text = text.replace(sign, "\\" + sign)
-    return text
+def finish(options: argparse.Namespace, name: str, text: Sequence[str]) -> None:
+    """Write the page, and print it."""
+    joined = "\n".join(text)
+    for path in (options.out / f"{name}.md", options.page):
+        if path is not None:
+            write_page(path, joined)
+    print(joined)
 
 
 def write_page(path: Path, text: str) -> None:
@@ -535,8 +430,6 @@ def write_page(path: Path, text: str) -> None:
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """A table of rows that have the same columns."""
-    import io
-
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(rows[0] if rows else ())
@@ -554,63 +447,4 @@ def new_figure(width: float, height: float) -> Any:
 def save_figure(figure: Any, path: Path) -> None:
     """Write a figure as PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-
-
-# ------------------------------------------------------------------------------------------------
-# Correlation with ratings
-# ------------------------------------------------------------------------------------------------
-
-
-def correlations(
-    rows: Iterable[Mapping[str, str]],
-    ratings: Path,
-    *,
-    measures: Sequence[str] = MEASURES,
-    sources: Mapping[str, str] | None = None,
-    columns: Mapping[str, str] | None = None,
-) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """SRCC and PCC, over the systems of a track and source, averaged: no intervals.
-
-    Args:
-        rows: of `Rows`, with ``mixture``, ``system``, ``source`` and the measures.
-        ratings: the table of ``torch-mapss correlate``.
-        measures: the columns to correlate.
-        sources, columns: as there.
-
-    Returns:
-        (scenario, question, measure) -> row of ``correlations.csv``.
-    """
-    from pandas import DataFrame
-
-    from torch_mapss.evaluation.correlate import Options, correlate_stimuli
-    from torch_mapss.evaluation.ratings import join, load_ratings
-
-    outputs = DataFrame(
-        {"track": row["mixture"], "system": row["system"], "source": row["source"]}
-        | {name: float(row[name] or "nan") for name in measures}
-        for row in rows
-    )
-    joined = join(outputs, load_ratings(ratings, columns), sources=sources)
-    found = correlate_stimuli(joined, measures, Options(draws=0))
-    return {
-        (row["scenario"], row["question"], row["measure"]): row
-        for row in found.rows.to_dict("records")
-        if row["pooling"] == "per_track"
-    }
-
-
-def add_ratings(made: argparse.ArgumentParser, required: bool) -> None:
-    """Options that say what listeners said."""
-    group = made.add_argument_group("ratings")
-    group.add_argument("--ratings", type=Path, required=required, help="CSV file")
-    group.add_argument("--columns", nargs="+", type=pair, default=[], metavar="COLUMN=NAME")
-    group.add_argument("--source-map", nargs="+", type=pair, default=[], metavar="FOUND=RATED")
-
-
-def pair(text: str) -> tuple[str, str]:
-    """``a=b`` as two words."""
-    one, sign, other = text.partition("=")
-    if not (one and sign and other):
-        raise argparse.ArgumentTypeError(f"expected NAME=NAME, got {text!r}")
-    return one, other
+    figure.savefig(path, dpi=100)

@@ -1,5 +1,8 @@
 """Encoders with random weights: what is left of a score when nothing was learned?
 
+    python recipes/experiments/untrained.py whisper-tiny.en runs/tiny-random
+    python recipes/experiments/listeners.py --encoders runs/tiny-random@1 ...
+
 Features that only look learned must not be credited to learning. A network of the same shape, as it
 was before training began, is a set of random filters; where it scores as well as the trained one,
 the front end and the geometry do the work.
@@ -7,16 +10,17 @@ the front end and the geometry do the work.
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import toolkit
 import torch
 
 from torch_mapss.encoders import encoder_table
-from torch_mapss.encoders.loading import PREPROCESSOR, find_checkpoint
 
-MARK = " (random)"
 _LARGE = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
@@ -26,8 +30,8 @@ _LARGE = {
     "feat_extract_norm": "layer",
     "conv_bias": True,
 }
-# The shapes of the published checkpoints, for machines that have none of them. Whatever is not
-# said is what transformers takes for that kind of model, which is the size "base".
+# The shapes of the published checkpoints. Whatever is not said is what transformers takes for that
+# kind of model, which is the size "base".
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "wav2vec2-large": ("wav2vec2", _LARGE),
     "wav2vec2-base": ("wav2vec2", {}),
@@ -37,56 +41,42 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "hubert-large": ("hubert", _LARGE),
     "hubert-base": ("hubert", {}),
     "mert": ("hubert", {}),
-    "whisper-tiny": ("whisper", {"d_model": 384, "encoder_layers": 4, "heads": 6}),
     "whisper-tiny.en": ("whisper", {"d_model": 384, "encoder_layers": 4, "heads": 6}),
-    "whisper-base": ("whisper", {"d_model": 512, "encoder_layers": 6, "heads": 8}),
     "whisper-base.en": ("whisper", {"d_model": 512, "encoder_layers": 6, "heads": 8}),
 }
 
 
-def untrained(name: str, folder: Path, seed: int = 0) -> Path:
-    """Write a checkpoint of the same architecture with the weights training would begin from.
-
-    Args:
-        name: of an encoder: a folder or cached hub id, whose shape is read; or a name of the
-            library, whose published shape is known here.
-        folder: where to; left alone if it holds a checkpoint already.
-        seed: of the weights.
-
-    Returns:
-        The folder.
-    """
-    if (folder / "config.json").is_file():
-        return folder
+def untrained(name: str, folder: Path) -> Path:
+    """Write a checkpoint of that architecture with the weights training would begin from."""
     import transformers
 
-    kind, settings, preprocessor = _shape(name)
-    if kind == "whisper":  # the decoder is never read
-        settings |= {"decoder_layers": 1, "decoder_ffn_dim": 4, "max_target_positions": 4}
-    config = transformers.AutoConfig.for_model(kind, **settings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = transformers.AutoModel.from_config(config)
-    model.save_pretrained(folder)
-    (folder / PREPROCESSOR).write_text(json.dumps(preprocessor))
-    return folder
-
-
-def _shape(name: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Kind of model, its settings, those of its preprocessor."""
-    if name not in SHAPES:
-        checkpoint = find_checkpoint(name, local_files_only=True)
-        settings = dict(checkpoint.config)
-        kind = {"mert_model": "hubert"}.get(settings["model_type"], settings["model_type"])
-        for key in ("model_type", "auto_map", "architectures", "torch_dtype", "dtype"):
-            settings.pop(key, None)
-        return kind, settings, dict(checkpoint.preprocessor or {})
     kind, given = SHAPES[name]
     settings = dict(given)
     rate = next(row.sample_rate for row in encoder_table() if row.name == name)
     preprocessor = {"sampling_rate": rate, "do_normalize": "feat_extract_norm" in settings}
-    if kind == "whisper":
+    if kind == "whisper":  # the decoder is never read
         heads, width = settings.pop("heads"), settings["d_model"]
         settings |= {"encoder_attention_heads": heads, "encoder_ffn_dim": 4 * width}
         settings |= {"decoder_attention_heads": heads, "num_mel_bins": 80}
-    return kind, settings, preprocessor
+        settings |= {"decoder_layers": 1, "decoder_ffn_dim": 4, "max_target_positions": 4}
+    config = transformers.AutoConfig.for_model(kind, **settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(toolkit.SEED)
+        model = transformers.AutoModel.from_config(config)
+    model.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    return folder
+
+
+def main(arguments: Sequence[str] | None = None) -> Path:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", choices=SHAPES)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args(arguments)
+    return untrained(options.name, options.folder)
+
+
+if __name__ == "__main__":
+    main()

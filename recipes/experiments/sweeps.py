@@ -1,0 +1,163 @@
+"""One source, changed more and more: which measure reacts to what? No separator takes part.
+
+    python recipes/experiments/sweeps.py leakage phase --manifest FOLDER/manifest.json --out runs/x
+
+* ``leakage`` and ``phase`` [tab:alpha_lambda]: the target y1 with α times the other sources, and y1
+  with the phase of every STFT bin turned by a uniform angle within ±πλ. The paper does not name its
+  distortion; this one is in no bank and leaves the magnitudes (almost) as they are.
+* ``delay`` [fig:combined_misalignment]: y1 later by 0 to 100 ms, and the same with the lag undone
+  (``aligned``); beside PESQ, which aligns by itself.
+* ``loss`` [tab:pm_ps_vs_pesq_compact]: a share of the 20 ms packets lost, what is left coded
+  (``--codec``) and stretched back; beside PESQ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import rivals
+import signals
+import toolkit
+from scipy import stats
+from torch import Tensor
+
+from torch_mapss.audio import estimate_lag, shift
+
+SHOWN = ("clearance", "fidelity", "ps", "pm", "log_pm_compressed", "log_foreign_distance")
+KEYS = ("encoder", "scenario", "mixture", "sweep", "amount")
+
+
+class Sweep(NamedTuple):
+    """How a source is changed, and by how much."""
+
+    maker: signals.Maker
+    unit: str
+    most: float
+    pesq: bool
+    paper: str  # what it prints, on other encoders
+
+
+def aligned(references: Tensor, rate: int, amount: float) -> Tensor:
+    """Delayed, and the lag undone as `--align` does it."""
+    late = signals.delayed(references, rate, amount)
+    return shift(late, int(estimate_lag(late, references[0], round(0.2 * rate)).samples))
+
+
+SWEEPS = {
+    "leakage": Sweep(
+        signals.leakage, "α", 1.0, False, "PS 0.91 at 0.11 to 0.50 at 1, PM 0.91 to 0.83"
+    ),
+    "phase": Sweep(
+        signals.random_phase, "λ", 1.0, False, "PS 1.00 to 0.98, PM 0.94 to 0.36 (its distortion)"
+    ),
+    "delay": Sweep(
+        signals.delayed, "ms", 100.0, True, "PM 0.84 to 0.89 at 20 ms, 0.78 to 0.86 at 100 ms"
+    ),
+    "aligned": Sweep(aligned, "ms", 100.0, True, "none"),
+    "loss": Sweep(signals.lost_packets, "share", 0.2, True, "PS 0.93 to 0.97 throughout"),
+}
+
+
+def run(options: argparse.Namespace) -> toolkit.Rows:
+    """Score every mixture at every strength."""
+    settings = toolkit.settings_of(options, "sweeps")
+    rows = toolkit.Rows(options.out, KEYS, (*toolkit.MEASURES, "frames", "pesq"), settings)
+    for encoder in options.encoders:
+        mapss = toolkit.scorer(options, encoder)
+        rate = mapss.grid.sample_rate
+        for mixture in toolkit.load_mixtures(options, rate):
+            bank = None
+            for name in options.sweeps:
+                sweep = SWEEPS[name]
+                for step in range(options.steps):
+                    amount = sweep.most * step / max(options.steps - 1, 1)
+                    key = encoder, mixture.scenario, mixture.name, name, amount
+                    if rows.has(*key):
+                        continue
+                    bank = bank or mapss.prepare(mixture.references[None], measures=toolkit.ENCODED)
+                    estimate = _made(name, options)(mixture.references, rate, amount)
+                    found = toolkit.target_scores(
+                        mapss, bank, estimate, frames=options.sample_frames
+                    )
+                    if sweep.pesq:
+                        target = mixture.references[0]
+                        found["pesq"] = rivals.quietly(rivals.pesq, estimate, target, rate)
+                    rows.add(*key, **found)
+    return rows
+
+
+def _made(name: str, options: argparse.Namespace) -> signals.Maker:
+    maker = SWEEPS[name].maker
+    return functools.partial(maker, codec=options.codec) if name == "loss" else maker
+
+
+def table(rows: toolkit.Rows, name: str, encoder: str) -> str:
+    """A line for every strength, means over mixtures; below, correlations with the strength."""
+    sweep = SWEEPS[name]
+    shown = (*SHOWN, "pesq") if sweep.pesq else SHOWN
+    here = {"sweep": name, "encoder": encoder}
+    amounts = sorted({float(row["amount"]) for row in rows.where(**here)})
+    lines = [
+        [f"{amount:.3g}", *(toolkit.number(rows.mean(m, **here, amount=amount)) for m in shown)]
+        for amount in amounts
+    ]
+    lines.append(["SRCC", *(toolkit.number(_follows(rows, m, **here)) for m in shown)])
+    labels = [toolkit.LABELS.get(m, m.upper()) for m in shown]
+    return toolkit.markdown([sweep.unit, *labels], lines)
+
+
+def _follows(rows: toolkit.Rows, measure: str, **here: str) -> float:
+    """SRCC with the strength within a mixture, averaged over these."""
+    values = []
+    for mixture in rows.distinct("mixture"):
+        found = rows.where(mixture=mixture, **here)
+        pairs = [(float(r[measure]), float(r["amount"])) for r in found if r[measure]]
+        if len(pairs) > 2 and len({score for score, _ in pairs}) > 1:
+            values.append(float(stats.spearmanr(*zip(*pairs))[0]))
+    kept = [value for value in values if math.isfinite(value)]
+    return sum(kept) / len(kept) if kept else math.nan
+
+
+def draw(rows: toolkit.Rows, names: Sequence[str], encoder: str, path: Path) -> None:
+    """Measures in [0, 1] over the strength."""
+    figure = toolkit.new_figure(3.2 * len(names), 3.0)
+    grid = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
+    for axis, name in zip(grid, names):
+        here = {"sweep": name, "encoder": encoder}
+        amounts = sorted({float(row["amount"]) for row in rows.where(**here)})
+        for measure in ("clearance", "fidelity", "ps", "pm"):
+            values = [rows.mean(measure, **here, amount=amount) for amount in amounts]
+            axis.plot(amounts, values, "o-", markersize=3, label=toolkit.LABELS[measure])
+        axis.set(xlabel=SWEEPS[name].unit, ylim=(-0.02, 1.02), title=name)
+        axis.grid(alpha=0.3)
+    grid[0].legend(fontsize=7)
+    toolkit.save_figure(figure, path)
+
+
+def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
+    parser = toolkit.parser(__doc__)
+    parser.add_argument("sweeps", nargs="+", choices=SWEEPS)
+    parser.add_argument("--steps", type=int, default=10, help="strengths, from none")
+    parser.add_argument("--codec", choices=(*signals.CODECS, "none"), default="opus")
+    options = parser.parse_args(arguments)
+    rows = run(options)
+    about = f"{toolkit.subset(options, rows)} The first source of each is the target. Means over"
+    about += " frames (log PM by the bounded mean of -log(1 - log PM)), then mixtures; last line:"
+    about += " SRCC with the strength within a mixture. -MCD and the like are in `listeners`."
+    text = toolkit.page_head("One source, changed more and more", __file__, arguments, about)
+    for encoder in options.encoders:
+        for name in options.sweeps:
+            text += ["", f"## {name}, `{encoder}`", "", f"Paper: {SWEEPS[name].paper}.", ""]
+            text += [table(rows, name, encoder)]
+        draw(rows, options.sweeps, encoder, options.out / f"sweeps_{encoder}.png")
+    toolkit.finish(options, "sweeps", text)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
