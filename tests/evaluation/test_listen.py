@@ -313,7 +313,7 @@ def test_ratings_come_back_under_their_names(made: Path, folder: Path, tmp_path:
     assert len(rows) == len(key) + 1
     assert tuple(rows[0]) == RATING_COLUMNS
     joined = load_ratings(made / "ratings.csv")  # by what reads it for correlations
-    assert sum(rating.is_system for rating in joined.rows) == 32
+    assert joined.table["is_system"].sum() == 32
     by_place = {(r["track"], r["source"], r["system"]): r for r in rows}
     for stimulus in key:
         row = by_place[stimulus["mixture_id"], stimulus["source"], stimulus["system"]]
