@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from checkpoints import pickle_weights, write_checkpoint
@@ -84,9 +85,12 @@ def test_a_table_that_was_touched_up(copied: Path, capsys: pytest.CaptureFixture
 def test_frames_that_were_touched_up(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = frame_store.path_of(str(copied / "out"), "m1")
     frames = frame_store.read(path)
-    frames.systems["bad"].log_pm[1] *= np.float32(0.5)
+    for values in frames.systems["bad"].scores.values():
+        values[1] = 0.9 * values[1] - np.float32(0.01)
     frame_store._write(path, frames)
-    assert "log_pm of 'b'" in differs(copied, capsys, "--pairs", "0")
+    printed = differs(copied, capsys, "--pairs", "0")
+    for name in ("clearance", "fidelity", "ps", "ps_pesq", "pm", "log_pm", "log_pm_compressed"):
+        assert f"system 'bad', {name} of 'b'" in printed
     Path(path).unlink()
     assert "cannot be read as frame scores" in differs(copied, capsys, "--pairs", "0")
 
@@ -113,9 +117,21 @@ def test_results_without_any_score_are_nothing_to_compare(
     capsys.readouterr()
     for options in ((), ("--pairs", "0")):
         printed = differs(tmp_path, capsys, *options)
-        assert "There was no score to compare: none of 2 estimates has one" in printed
-        assert "`reason`" in printed
+        assert "nothing is verified" in printed
+        assert "2 of 2 estimates have no score" in printed
         assert "Nothing differs" not in printed
+
+
+def test_every_reason_is_told(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = pandas.read_csv(copied / "out/scores.csv")
+    table["reason"] = table["reason"].astype(object)
+    table.loc[[0, 3], ["status", "reason"]] = [["failed", "too long"], ["undefined", "silent"]]
+    table.to_csv(copied / "out/scores.csv", index=False, na_rep="nan")
+    command(copied, "--pairs", "0")
+    printed = capsys.readouterr().out
+    assert "2 of 8 estimates have no score" in printed
+    for reason in ("1 failed: too long", "1 undefined: silent"):
+        assert reason in printed
 
 
 def test_audio_that_is_not_there_names_the_way_out(
@@ -168,6 +184,7 @@ def test_results_of_python_need_a_scorer(
     unlike = verify(results, lambda: small_mapss(6), pairs=1)
     assert any(line.startswith("setting match_bank:") for line in unlike.differences)
     assert unlike.scored == 0
+    assert any("scored again" in note for note in unlike.notes)
 
 
 # -------------------------------------------------------------------------------------- protocol
