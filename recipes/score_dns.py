@@ -1,0 +1,35 @@
+"""Score speech enhancement on sets like DNS: clean, noisy and enhanced files.
+
+    python recipes/score_dns.py test_set --system dtln=out/dtln --out results/dns
+
+Expects ``ROOT/clean/ID.wav`` and ``ROOT/noisy/ID.wav`` and ``FOLDER/ID.wav`` of every system. Where
+names differ, give templates: ``--clean 'clean/clean_fileid_{mixture}.wav'
+--noisy 'noisy/*_fileid_{mixture}.wav' --system 'x=out/*_fileid_{mixture}.wav'``.
+
+The noise (noisy - clean) becomes the second reference: leakage is noise that is left, clearance and
+PS see it; fidelity and PM see what was done to the speech. Clean and noisy files must be aligned and at
+one level, as such sets have them. ``--measures decomposition`` needs no download.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dataset_scoring import parser_of, score, templates
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Score, compare; the exit code of ``torch-mapss evaluate``."""
+    parser = parser_of(__doc__ or "", "folder that holds clean and noisy")
+    parser.add_argument("--clean", default="clean/{mixture}.wav", help="template below ROOT")
+    parser.add_argument("--noisy", default="noisy/{mixture}.wav", help="template below ROOT")
+    parser.add_argument("--encoder", default="mel", help="default: mel")
+    given, rest = parser.parse_known_args(arguments)
+    command = ["--references", f"{given.root}/{given.clean}"]
+    command += ["--noisy", f"{given.root}/{given.noisy}"]
+    command += ["--system", *templates(given.system, "{mixture}.wav")]
+    return score([*command, "--encoder", given.encoder, *rest], given.out, given.bss_eval)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,37 @@
+"""Score systems on MUSDB18-HQ: vocals, drums, bass and other of every song.
+
+    python recipes/score_musdb.py musdb18hq/test --system demucs=out/demucs \\
+        --system umx=out/umx --out results/musdb --excerpts 8
+
+Expects ``ROOT/SONG/{vocals,drums,bass,other}.wav`` (``mixture.wav`` is set aside) and
+``FOLDER/SONG/SOURCE.wav`` of every system; another layout is a template, e.g.
+``--system 'x=out/{mixture}_{source}.wav'``.
+
+Advice: the encoder is `mel-44k`, which has 128 bands up to 20 kHz; `mel` would discard all above
+8 kHz. Start with ``--measures decomposition`` (clearance and fidelity), which takes a fraction of
+the time, and with ``--excerpts 8``: eight excerpts a song, the same for all systems, with the
+standard error of every mean. ``evaluate`` says beforehand how long it will take. Songs are
+mixed down to one channel; ``channels: each`` in a ``--config`` file scores left and right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dataset_scoring import parser_of, score, templates
+
+SOURCES = ("vocals", "drums", "bass", "other")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Score, compare; the exit code of ``torch-mapss evaluate``."""
+    parser = parser_of(__doc__ or "", "folder of the songs, e.g. musdb18hq/test")
+    parser.add_argument("--encoder", default="mel-44k", help="default: mel-44k")
+    given, rest = parser.parse_known_args(arguments)
+    command = ["--references", f"{given.root}/{{mixture}}/{{source}}.wav", "--sources", *SOURCES]
+    command += ["--system", *templates(given.system, "{mixture}/{source}.wav")]
+    return score([*command, "--encoder", given.encoder, *rest], given.out, given.bss_eval)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
