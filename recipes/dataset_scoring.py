@@ -1,6 +1,6 @@
 """What the recipes of single data sets share: score, compare, and BSS Eval beside on request.
 
-Each of `score_musdb.py`, `score_librimix.py` and `score_dns.py` fills in the templates of its set. What
+Each of `score_musdb.py`, `score_librimix.py` and `score_dns.py` fills in its templates. What
 follows on the command line goes to ``torch-mapss evaluate`` as it is: ``--excerpts 8``,
 ``--measures decomposition``, ``--bounds``, ``--shard 1/4`` …
 """

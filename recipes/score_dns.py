@@ -7,7 +7,7 @@ names differ, give templates: ``--clean 'clean/clean_fileid_{mixture}.wav'
 --noisy 'noisy/*_fileid_{mixture}.wav' --system 'x=out/*_fileid_{mixture}.wav'``.
 
 The noise (noisy - clean) becomes the second reference: leakage is noise that is left, clearance and
-PS see it; fidelity and PM see what was done to the speech. Clean and noisy files must be aligned and at
+PS see it; fidelity and PM see what was done to the speech. Clean and noisy must be aligned and at
 one level, as such sets have them. ``--measures decomposition`` needs no download.
 """
 
