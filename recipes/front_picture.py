@@ -1,4 +1,4 @@
-"""Draws the picture of the front page: three estimates that fall, and what PS and PM see.
+"""Draws the picture of the front page: three estimates that fall, under clearance and fidelity.
 
     python recipes/front_picture.py recipes/front_picture.png
 
@@ -21,7 +21,7 @@ from torch_mapss import MAPSS, audio
 from torch_mapss.evaluation import demo, plots
 
 SMOOTH = 9  # frames of the moving mean, 180 ms
-PS, PM = "#0b4f7d", "#d9730d"
+CLEARANCE, FIDELITY = "#0b4f7d", "#d9730d"
 
 
 def moving_mean(values: Tensor, active: Tensor) -> Tensor:
@@ -40,15 +40,15 @@ def draw_column(axes: Any, wave: Tensor, rate: int, scores: Any, title: str) -> 
     plots.draw_spectrogram(top, wave, rate)
     top.set_title(title, fontsize=10)
     top.set(xlabel="", ylabel="", xticklabels=[])
-    active, times = scores.active[0, 0], scores.times
-    told = []
-    for values, colour, name in ((scores.ps, PS, "PS"), (scores.pm, PM, "PM")):
-        values = values[0, 0]
-        raw = torch.where(active, values, torch.nan)
-        below.plot(times, raw, color=colour, linewidth=0.6, alpha=0.35)
-        below.plot(times, moving_mean(values, active), color=colour, linewidth=2.0, label=name)
-        told.append((f"{name} {float(values[active].mean()):.2f}", colour))
-    for place, (text, colour) in zip((0.6, 1.0), told):
+    means, labels = scores.utterance(), []
+    for name, colour in (("clearance", CLEARANCE), ("fidelity", FIDELITY)):
+        values, defined = getattr(scores, name)[0, 0], scores.defined(name)[0, 0]
+        raw = torch.where(defined, values, torch.nan)
+        below.plot(scores.times, raw, color=colour, linewidth=0.6, alpha=0.35)
+        smooth = moving_mean(values, defined)
+        below.plot(scores.times, smooth, color=colour, linewidth=2.0, label=name)
+        labels.append((f"{name} {float(getattr(means, name)[0, 0]):.2f}", colour))
+    for place, (text, colour) in zip((0.52, 1.0), labels):
         below.text(place, 1.03, text, color=colour, fontsize=9, weight="bold", ha="right",
                    transform=below.transAxes)  # fmt: skip
     below.set(ylim=(-0.02, 1.04), xlim=top.get_xlim(), xlabel="time (s)")
@@ -58,7 +58,7 @@ def draw_column(axes: Any, wave: Tensor, rate: int, scores: Any, title: str) -> 
 def picture() -> Figure:
     """The whole figure, 8 in wide."""
     references, rate = demo.voices()
-    mapss = MAPSS("mel", sample_rate=rate)
+    mapss = MAPSS("mel", sample_rate=rate, measures="decomposition")
     bank = mapss.prepare(references)
     figure = Figure(figsize=(8.0, 3.6), layout="constrained")
     axes = figure.subplots(2, len(demo.GRADES), sharey="row", height_ratios=(1, 1.25))
