@@ -17,7 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:mixtures")
 
 @pytest.fixture(scope="module")
 def mapss() -> MAPSS:
-    banks = {f"{k}_bank": DistortionBank(k, size=6) for k in ("separation", "match")}
+    banks: dict[str, Any] = {
+        f"{k}_bank": DistortionBank(k, size=6) for k in ("separation", "match")
+    }
     return MAPSS("mel", **banks)
 
 
@@ -76,7 +78,7 @@ def test_one_silent_reference_leaves_the_rest_of_the_batch(mapss: MAPSS) -> None
 @pytest.mark.parametrize("silent", [0, 1, 2])
 def test_a_silent_source_of_three_leaves_two(silent: int) -> None:
     # Noise depends on the index of a source, which changes when one before it is left out.
-    banks = {
+    banks: dict[str, Any] = {
         f"{kind}_bank": DistortionBank(kind, without=("noise",), size=6)
         for kind in ("separation", "match")
     }

@@ -19,7 +19,9 @@ near = torch.testing.assert_close
 
 
 def small(encoder: Any, **options: Any) -> MAPSS:
-    banks = {f"{k}_bank": DistortionBank(k, size=6) for k in ("separation", "match")}
+    banks: dict[str, Any] = {
+        f"{k}_bank": DistortionBank(k, size=6) for k in ("separation", "match")
+    }
     return MAPSS(encoder, **banks, **options)
 
 

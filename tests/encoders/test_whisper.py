@@ -321,7 +321,9 @@ def test_damaged_settings(folder: Folder, tmp_path: Path) -> None:
 def test_scores_and_their_gradient(folder: Folder) -> None:
     waves = torch.stack([noise(SAMPLES, seed=seed).float() for seed in (5, 6)])
     estimates = (waves + 0.1 * waves.flip(0)).requires_grad_()
-    banks = {f"{kind}_bank": DistortionBank(kind, size=8) for kind in ("separation", "match")}
+    banks: dict[str, Any] = {
+        f"{kind}_bank": DistortionBank(kind, size=8) for kind in ("separation", "match")
+    }
     mapss = MAPSS(folder(), layer=1, **banks)
     scores = mapss(estimates, waves)
     assert scores.ps.shape == (1, 2, 29)
@@ -340,7 +342,9 @@ def test_clips_longer_than_the_positions_are_scored_in_segments(folder: Folder) 
     rows = [torch.cat([noise(SAMPLES, seed=k + s).float() for k in range(7)]) for s in (20, 40)]
     waves = torch.stack(rows)
     estimates = waves + 0.2 * waves.flip(0)
-    banks = {f"{kind}_bank": DistortionBank(kind, size=6) for kind in ("separation", "match")}
+    banks: dict[str, Any] = {
+        f"{kind}_bank": DistortionBank(kind, size=6) for kind in ("separation", "match")
+    }
     with pytest.raises(ValueError, match=r"positions for at most 51200.*segment"):
         MAPSS(path, **banks)(estimates, waves)
     with pytest.raises(ValueError, match=r"segment must be at most 1\.2 s"):
