@@ -716,3 +716,27 @@ def test_dimensions_are_told_and_capped():
     assert scores.match_dimension.max() > 5
     alone = small()(estimates, references, measures="match")
     assert alone.separation_dimension is None
+
+
+def test_defaults_of_torch_change_no_call():
+    references = voices(seconds=0.4)
+    estimates = leaky(references, 0.3)
+    mapss = small()
+    bank = mapss.prepare(references)
+    torch.set_default_device("meta")
+    try:
+        (scores,) = mapss.score_systems([estimates], bank, frames=5)
+        (bounds,) = mapss.bound_systems([estimates], bank, frames=5)
+    finally:
+        torch.set_default_device(None)
+    equal(scores, mapss(estimates, bank, frames=5))
+    equal(bounds.scores, scores)
+
+
+def test_fs_is_another_name_of_the_rate():
+    assert small(fs=24000).sample_rate == small(sample_rate=24000).sample_rate == 24000
+    assert MatchLoss(encoder="mel", fs=8000).mapss.sample_rate == 8000
+    with pytest.raises(ValueError, match="fs"):
+        small(fs=24000, sample_rate=24000)
+    with pytest.raises(ValueError, match="fs"):
+        small(fs=0)

@@ -19,9 +19,10 @@ def bleed(config: Config, call: Call) -> Tensor:
     """(B, S', F) in dB; NaN where it is not defined.
 
     The level of the estimate in frames where its own reference is inactive and another one active,
-    relative to its level where its own reference is active, so that no gain changes it: what that
-    level is to the reference, the normalisation of loudness makes it be. The mean of the whole
-    estimate does not count. Silence has ``FLOOR_DB``. Undefined where the reference is silent.
+    relative to the estimate's mean power where its own reference is active. That stands for the
+    level of the reference: a separator's gain is free, and changes no bleed. The level of a frame
+    is its variance, so a constant offset does not count. Silence has ``FLOOR_DB``; nothing has less
+    than that, or more than -``FLOOR_DB``. Undefined where the own reference is silent throughout.
     """
     bank, waves = call.prepared, call.estimates.waves
     found = waves.new_full((bank.batch, len(call.attributed), bank.frames), torch.nan)
@@ -52,14 +53,18 @@ def _of_group(config: Config, waves: Tensor, group: Group, index: tuple[int, ...
 
 
 def _frame_power(config: Config, waves: Tensor) -> Tensor:
-    """(b, S', F) mean square of every frame, without the mean of the whole; float64."""
-    grid, samples = config.grid, waves.shape[-1]
-    waves = waves - devices.back(devices.wide(waves).mean(-1, keepdim=True), waves.device)
-    frames = audio.frame_count(samples, grid.receptive_field, grid.hop)
-    step = max(1, config.budget(waves.device).samples // grid.hop)
+    """(b, S', F) variance within every frame, float64: a constant offset is not loud."""
+    field, hop = config.grid.receptive_field, config.grid.hop
+    frames = audio.frame_count(waves.shape[-1], field, hop)
+    step = max(1, config.budget(waves.device).samples // hop)
     parts = []
     for first in range(0, frames, step):  # in float64 a few at a time
         last = min(first + step, frames)
-        piece = waves[..., first * grid.hop : (last - 1) * grid.hop + grid.receptive_field]
-        parts.append(audio.frame_rms(piece, grid.receptive_field, grid.hop).square())
-    return torch.cat(parts, -1)
+        piece = devices.wide(waves[..., first * hop : (last - 1) * hop + field]).flatten(0, 1)
+        mean, square = (
+            torch.nn.functional.avg_pool1d(x.unsqueeze(1), field, hop).squeeze(1)
+            for x in (piece, piece.square())
+        )
+        power = (square - mean.square()).clamp(min=0.0)
+        parts.append(power.unflatten(0, waves.shape[:2]))
+    return devices.back(torch.cat(parts, -1), waves.device)

@@ -17,7 +17,7 @@ import torch
 GIB = 2**30
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _LEAST = 2**24  # 16 MiB: below it batches are single frames anyway
-_CGROUP = "/sys/fs/cgroup"
+_GROUPS, _CGROUP = "/proc/self/cgroup", "/sys/fs/cgroup"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _reclaimable() -> int:
 def _container_limits() -> Iterator[int]:
     """Bytes left below the limits of the process's control groups (versions 1 and 2)."""
     try:
-        with open("/proc/self/cgroup", encoding="utf-8") as file:
+        with open(_GROUPS, encoding="utf-8") as file:
             lines = [line.strip().split(":", 2) for line in file]
     except OSError:
         return

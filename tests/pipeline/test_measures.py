@@ -1,0 +1,260 @@
+"""Measures side by side: what each needs, encodes and returns; decomposition and bleed."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from bursts import RATE, bursts, leaky, small
+from torch import Tensor
+
+from torch_mapss import MAPSS, DistortionBank, ReferenceBank
+from torch_mapss import functional as F
+from torch_mapss.audio.loudness import at_loudness
+from torch_mapss.encoders import MelEncoder
+from torch_mapss.pipeline.copies import plans, sums_of_others
+from torch_mapss.pipeline.mapss import thinned
+from torch_mapss.pipeline.measures import MEASURES, checked_measures
+
+FIELDS = ("clearance", "fidelity", "ps", "pm", "log_pm")
+
+
+class Counting(MelEncoder):
+    """Mel that counts the waveforms it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waveforms = 0
+
+    def forward(self, waveform: Tensor) -> Tensor:
+        self.waveforms += waveform[..., 0].numel()
+        return super().forward(waveform)
+
+
+def test_names_of_measures() -> None:
+    assert checked_measures(None) == tuple(MEASURES)
+    assert checked_measures("match") == ("match",)
+    assert checked_measures(["bleed", "decomposition"]) == ("decomposition", "bleed")
+    for wrong in ("both", [], ["ps"]):
+        with pytest.raises(ValueError, match="measures"):
+            checked_measures(wrong)
+    with pytest.raises(TypeError, match="measures"):
+        checked_measures(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("segment", [None, 1.5])
+def test_each_measure_alone_is_what_it_is_beside_the_others(segment: float | None) -> None:
+    references = bursts(2.4, sources=3)
+    estimates = leaky(references)
+    mapss = small(segment=segment)
+    whole = mapss(estimates, references, frames=20)
+    assert whole.measures == tuple(MEASURES)
+    for name, measure in MEASURES.items():
+        alone = mapss(estimates, references, measures=name, frames=20)
+        assert alone.measures == (name,)
+        assert torch.equal(alone.active, whole.active)
+        for field in (field for other in MEASURES.values() for field in other.fields):
+            if field in measure.fields:
+                expected = getattr(whole, field)
+                torch.testing.assert_close(getattr(alone, field), expected, equal_nan=True)
+            else:
+                assert getattr(alone, field) is None
+                with pytest.raises(ValueError, match=field):
+                    alone.of(field)
+        for column, values in alone.utterance()._asdict().items():
+            known = column in (*measure.columns, "frames")
+            assert bool(values.isnan().all()) != known or column == "frames"
+
+
+def test_the_scores_are_those_of_the_functional_stage() -> None:
+    references = bursts(1.0, sources=3)
+    estimates = leaky(references)
+    mapss = small(decomposition_bank=DistortionBank(size=7))
+    bank = mapss.prepare(references, measures="decomposition")
+    scores = mapss(estimates, bank)
+    group, part = bank.groups[0], bank.groups[0].encoded["decomposition"]
+    frame = int(group.scored[2, 1])
+    sums = at_loudness(sums_of_others(references), RATE, -23.0)
+    others = mapss.decomposition_encoder(sums)[:, frame]
+    torch.testing.assert_close(part.others[0, :, frame], others)
+    given = (
+        mapss.decomposition_encoder(at_loudness(estimates, RATE, -23.0))[:, frame],
+        part.references[0, :, frame],
+        part.distortions[0, :, :, frame],
+    )
+    options = {"active": group.active[0, :, frame], "others": others}
+    torch.testing.assert_close(scores.clearance[0, :, frame], F.clearance(*given, **options))
+    there = scores.defined("fidelity")[0, :, frame]
+    fidelity = F.fidelity(*given, **options)
+    torch.testing.assert_close(scores.fidelity[0, there, frame], fidelity[there])
+    assert not scores.fidelity[0, ~there, frame].any()
+
+
+def test_a_member_is_distorted_once_and_encoded_once_for_an_encoder() -> None:
+    references = bursts(0.6)
+    counts = {}
+    for name, measures in (("ps", "separation"), ("both", ("separation", "decomposition"))):
+        encoder = Counting()
+        mapss = MAPSS(encoder, decomposition_encoder=encoder)
+        mapss.prepare(references, measures=measures)
+        counts[name] = encoder.waveforms
+    assert counts["both"] == counts["ps"]
+    mapss = MAPSS("mel")
+    (plan,) = plans(mapss.config, ("decomposition", "separation"))
+    members = [plan.bank.members[place] for place in plan.users["decomposition"]]
+    assert tuple(members) == mapss.decomposition_bank.members
+    assert len(members) == 20
+    assert len({member.family for member in members}) >= 10
+    assert thinned(DistortionBank(size=7), 20).members == DistortionBank(size=7).members
+
+
+def test_decomposition_alone_loads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    references = bursts(0.6)
+    mapss = MAPSS(local_files_only=True, cache_dir="/nonexistent")
+    key = mapss.key
+    found = mapss(leaky(references), references, measures=("decomposition", "bleed"))
+    assert found.active.any()
+    assert mapss.key == key
+    assert mapss.describe()["encoder"]["checkpoint"] == "facebook/wav2vec2-large-lv60"
+    assert "wav2vec2-large" in repr(mapss)
+    with pytest.raises(OSError, match="wav2vec2-large"):
+        mapss(leaky(references), references, measures="separation")
+    for wrong in ({"encoder": "wav2vec9"}, {"decomposition_encoder": "none such"}):
+        with pytest.raises(ValueError, match="encoder"):
+            MAPSS(**wrong)
+    with pytest.warns(UserWarning, match="decomposition_encoder"):
+        MAPSS("mel", decomposition_encoder="wav2vec2-base")
+    mapss.to("cpu").half()
+    assert str(mapss.config.encoders["encoder"].options["device"]) == "cpu"
+
+
+def test_a_bank_serves_the_measures_it_was_prepared_for() -> None:
+    references = bursts(0.6)
+    mapss = small()
+    bank = mapss.prepare(references, measures=("decomposition", "match"))
+    scores = mapss(leaky(references), bank)
+    assert scores.measures == ("decomposition", "match", "bleed")
+    with pytest.raises(ValueError, match="'separation'"):
+        mapss(leaky(references), bank, measures="separation")
+    with pytest.raises(ValueError, match="measures"):
+        ReferenceBank.join([bank, mapss.prepare(references)])
+    lines = repr(bank).split("\n")
+    assert len(lines) == 5
+    assert "decomposition, match" in lines[1]
+    assert len(repr(mapss.prepare(references, measures="bleed")).split("\n")) == 5
+
+
+def test_sums_of_sources_cannot_be_recombined() -> None:
+    mapss = small()
+    three = torch.stack([bursts(0.6, sources=3, seed=s) for s in range(2)])
+    bank = mapss.prepare(three)
+    assert bank.recombined([[1, 1, 1]]).batch == 1
+    with pytest.raises(ValueError, match="index"):
+        bank.recombined([[0, 1, 0]])
+    plain = mapss.prepare(three, measures=("separation", "match"))
+    assert plain.recombined([[0, 1, 0]]).batch == 1
+
+
+def test_bounds_of_all_measures() -> None:
+    references = bursts(0.8)
+    mapss = small()
+    bank = mapss.prepare(references)
+    found = mapss.bounds(leaky(references), bank, frames=8)
+    for field in ("clearance", "fidelity", "ps", "pm"):
+        bounds = found.of(field)
+        assert bounds is not None
+        torch.testing.assert_close(bounds.total, bounds.radius + bounds.tail)
+    assert found.clearance is not None
+    assert not found.clearance.radius.any()
+    assert (found.clearance.tail[found.active] > 0.0).any()
+    assert found.of("bleed_db") is None
+    alone = mapss.bounds(leaky(references), bank, measures="decomposition", frames=8)
+    assert alone.ps is None
+    torch.testing.assert_close(alone.fidelity, found.fidelity)
+
+
+def test_gradients_of_all_measures() -> None:
+    references = bursts(0.6, sources=3).double()
+    references[0, 3000:6000] = 0.0
+    estimates = leaky(references).requires_grad_()
+    scores = small()(estimates, references)
+    for field in (*FIELDS, "distortion_ratio", "bleed_db"):
+        values = scores.of(field)[scores.defined(field)]
+        (grad,) = torch.autograd.grad(values.sum(), estimates, retain_graph=True)
+        assert grad.isfinite().all(), field
+        assert grad.abs().sum() > 0.0, field
+
+
+# ------------------------------------------------------------------------------------------ bleed
+
+
+def pausing(seconds: float = 2.0) -> Tensor:
+    """Two noises, of which the first pauses in the middle third."""
+    generator = torch.Generator().manual_seed(0)
+    waves = 0.1 * torch.randn(2, round(seconds * RATE), generator=generator)
+    third = waves.shape[-1] // 3
+    waves[0, third : 2 * third] = 0.0
+    return waves
+
+
+def bleed_of(estimates: Tensor, references: Tensor, **options: Any) -> tuple[Tensor, Any]:
+    mapss = MAPSS("mel", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scores = mapss(estimates, references, measures="bleed")
+    return scores.bleed_db[0], scores
+
+
+@pytest.mark.parametrize("segment", [None, 1.0])
+def test_bleed_is_the_level_in_the_pauses(segment: float | None) -> None:
+    references = pausing()
+    leaking = references.clone()
+    leaking[0] = torch.where(references[0] == 0.0, references[1], references[0])
+    found, scores = bleed_of(leaking, references, segment=segment)
+    there = scores.defined("bleed_db")
+    assert 25 < int(there[0, 0].sum()) < 37
+    assert not there[0, 1].any()  # which never pauses
+    assert torch.equal(there[0], ~found.isnan())
+    values = scores.utterance()
+    assert float(values.bleed_db[0, 0]) == pytest.approx(0.0, abs=0.5)
+    assert values.bleed_db[0, 1].isnan()
+    quiet = references.clone()
+    quiet[0] = torch.where(references[0] == 0.0, 0.1 * references[1], references[0])
+    _, softer = bleed_of(quiet, references, segment=segment)
+    assert float(softer.utterance().bleed_db[0, 0]) == pytest.approx(-20.0, abs=0.7)
+    # Neither a gain nor an offset changes it.
+    _, other = bleed_of(3e-3 * quiet + 0.01, references, segment=segment)
+    torch.testing.assert_close(other.bleed_db, softer.bleed_db, rtol=0, atol=0.01, equal_nan=True)
+
+
+def test_bleed_of_silence_and_of_gates_is_the_floor() -> None:
+    references = pausing()
+    found, _ = bleed_of(torch.zeros_like(references), references)
+    assert (found[~found.isnan()] == -100.0).all()
+    gated, _ = bleed_of(references, references)
+    inside = gated[0, 40:60]  # frames within the pause
+    assert (inside[~inside.isnan()] == -100.0).all()
+    only = torch.zeros_like(references)  # bleed and nothing else
+    only[0] = torch.where(references[0] == 0.0, references[1], 0.0)
+    assert (bleed_of(only, references)[0][0, 40:60] > 15.0).all()
+    silent = references.clone()
+    silent[0] = 0.0
+    assert bleed_of(references, silent)[0][0].isnan().all()
+
+
+def test_bleed_of_short_pauses_and_padded_items() -> None:
+    references = pausing(1.0)
+    references[0] = 0.1 * torch.randn(16000, generator=torch.Generator().manual_seed(3))
+    references[0, 8000:8800] = 0.0  # two frames and a half
+    found, _ = bleed_of(references, references)
+    assert int((~found[0].isnan()).sum()) == 2
+    both = torch.stack([references, references])
+    mapss = MAPSS("mel", measures="bleed")
+    padded = mapss(both, both, lengths=[16000, 9000]).bleed_db
+    torch.testing.assert_close(padded[0], found, equal_nan=True)
+    alone = mapss(references[:, :9000], references[:, :9000]).bleed_db
+    torch.testing.assert_close(padded[1, :, : alone.shape[-1]], alone[0], equal_nan=True)
+    assert padded[1, :, alone.shape[-1] :].isnan().all()
