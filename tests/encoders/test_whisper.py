@@ -348,7 +348,7 @@ def test_clips_longer_than_the_positions_are_scored_in_segments(folder: Folder) 
     with pytest.raises(ValueError, match=r"positions for at most 51200.*segment"):
         MAPSS(path, **banks)(estimates, waves)
     with pytest.raises(ValueError, match=r"segment must be at most 1\.2 s"):
-        MAPSS(path, segment=2.0, **banks)
+        MAPSS(path, segment=2.0, **banks)(estimates, waves)
     with torch.no_grad():
         scores = MAPSS(path, segment=1.0, **banks)(estimates, waves)
     assert scores.ps.shape == (1, 2, (7 * SAMPLES - 400) // 320 + 1)

@@ -313,7 +313,8 @@ class Meter:
         squares = _k_weight(piece, self.sample_rate)[..., lead:].square()
         hops, first = own.shape[-1] // self.hop, start // self.hop
         means = squares[..., : hops * self.hop].unflatten(-1, (hops, self.hop)).mean(-1)
-        self._hops[(*rows, slice(first, first + hops))] = means
+        index = (*rows, slice(first, first + hops))
+        self._hops[index] = means
         self._whole[rows] += squares.sum(-1) / self.samples
         self._peak[rows] = torch.maximum(self._peak[rows], own.abs().amax(-1))
 
