@@ -125,7 +125,10 @@ def _clip(channels: Tensor, name: str, found: int, rate: int, each: bool) -> Cli
 
 def _cancelled(channels: Tensor, mono: Tensor) -> float:
     """How far (dB) the mean (T,) of channels (C, T) lies below their power on average."""
-    before, after = (float(wave.double().square().mean()) for wave in (channels, mono))
+    if len(channels) == 1:
+        return 0.0
+    sums = (wave.square().sum(dtype=torch.float64) / wave.numel() for wave in (channels, mono))
+    before, after = map(float, sums)
     if before == 0.0:
         return 0.0
     return math.inf if after == 0.0 else 10.0 * math.log10(before / after)

@@ -7,6 +7,7 @@ sum of others, outputs in another order than the references.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -19,8 +20,6 @@ from torch_mapss.audio import (
     bandwidth,
     estimate_lag,
     is_constant,
-    match_sources,
-    pairwise_si_sdr,
 )
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.io import listed
@@ -42,6 +41,7 @@ _ROUNDING_S = 1e-6  # of times in seconds
 # Mean of a signal beside its RMS. Sound has less: 0.01 for one second of a 40 Hz tone.
 _LEAST_OFFSET = 0.03
 _SUM_DB = -40.0  # what is left of a reference that is the sum of others
+_BLOCK = 2**20  # samples at a time
 _PART = 0.05  # least coefficient of one of the others in it
 
 
@@ -104,16 +104,17 @@ def inspect(signals: Signals, lags: Lags) -> Inspection:
     bands = [bandwidth(waves, signals.rate).tolist() for waves in (signals.outputs, signals.truth)]
     found: list[Finding] = []
     found += _silent(signals, silent)
-    found += _faint(signals, silent)
+    products = _products(signals)
+    found += _faint(signals, silent, products)
     found += _channels([*signals.references, *signals.estimates])
-    found += _offsets(signals)
+    found += _offsets(signals, products)
     found += _late(signals, lags)
     found += list(_rates(signals)) or _bands(signals, bands[1])
-    found += _twins(signals)
-    found += _sums(signals)
+    found += _twins(signals, products)
+    found += _sums(signals, products)
     found += _same(signals, silent)
-    found += _mixtures(signals)
-    found += _order(signals)
+    found += _mixtures(signals, products)
+    found += _order(signals, products)
     return Inspection(tuple(found), tuple(silent.tolist()), tuple(bands[0]), tuple(bands[1]))
 
 
@@ -169,19 +170,6 @@ def _silent(signals: Signals, silent: Tensor) -> Iterator[Finding]:
             )
 
 
-def _faint(signals: Signals, silent: Tensor) -> Iterator[Finding]:
-    truth = signals.truth[list(signals.attributed)]
-    own, true = (waves.double().square().mean(-1) for waves in (signals.outputs, truth))
-    level = 10 * (own.clamp(min=1e-60) / true.clamp(min=1e-60)).log10()
-    for clip, decibels, dead in zip(signals.estimates, level.tolist(), silent.tolist()):
-        if not dead and decibels < _FAINT_DB:
-            yield Finding(
-                "faint",
-                f"{clip.label} lies {-decibels:.0f} dB below its reference. Levels are normalised, "
-                "so the little there is is scored as if it were loud: is it meant to be silent?",
-            )
-
-
 def _channels(clips: Sequence[Clip]) -> Iterator[Finding]:
     told = set()
     for clip in clips:
@@ -196,21 +184,6 @@ def _channels(clips: Sequence[Clip]) -> Iterator[Finding]:
             f"{clip.label}: its {clip.channels} channels cancel each other; their mean {left}, "
             "and the mean is what is scored. Turn a channel over, or hand over one of them",
         )
-
-
-def _offsets(signals: Signals) -> Iterator[Finding]:
-    """A constant in a signal: it makes silence active, and is a difference to the reference."""
-    for clips, waves in ((signals.references, signals.truth), (signals.estimates, signals.outputs)):
-        wide = waves.double()
-        means, levels = wide.mean(-1).tolist(), wide.square().mean(-1).sqrt().tolist()
-        for clip, mean, level in zip(clips, means, levels):
-            if level > SILENCE_PEAK and _LEAST_OFFSET < abs(mean) / level < 1.0 - 1e-6:
-                yield Finding(
-                    "offset",
-                    f"{clip.label} has a constant offset of {mean:.2g} "
-                    f"({20 * math.log10(abs(mean) / level):.0f} dB of its level), which counts as "
-                    "sound. Subtract the mean of the file",
-                )
 
 
 def _late(signals: Signals, lags: Lags) -> Iterator[Finding]:
@@ -269,49 +242,6 @@ def _narrow(edge: float) -> str:
     )
 
 
-def _twins(signals: Signals) -> Iterator[Finding]:
-    """Signals that are there twice, at whatever level, among the estimates or the references."""
-    for kind, clips, waves in (
-        ("estimates", signals.estimates, signals.outputs),
-        ("references", signals.references, signals.truth),
-    ):
-        alike = pairwise_si_sdr(waves, waves) > _SAME_DB
-        for first, second in torch.triu(alike, 1).nonzero().tolist():
-            yield Finding(
-                "twins",
-                f"{kind} {clips[first].label} and {clips[second].label} are the same signal. "
-                "Hand over one signal per source",
-            )
-
-
-def _sums(signals: Signals) -> Iterator[Finding]:
-    """References that are the sum of others, or the mixture: by least squares on the others."""
-    truth = signals.truth.double()
-    level = truth.square().sum(-1)
-    used = [k for k in range(len(truth)) if float(level[k]) > 0.0]
-    unit = truth[used] / level[used].sqrt().unsqueeze(-1)
-    gram = (unit @ unit.T).cpu()
-    for place, source in enumerate(used):
-        rest = [k for k in range(len(used)) if k != place]
-        if len(rest) < 2:
-            continue
-        solved = torch.linalg.lstsq(gram[rest][:, rest], gram[rest, place].unsqueeze(-1))
-        weights = solved.solution.squeeze(-1)
-        left = 1.0 - float(gram[place, rest] @ weights)
-        parts = [used[k] for k, weight in zip(rest, weights.tolist()) if weight > _PART]
-        # With a negative weight it is another one that is the sum.
-        negative = bool((weights < -_PART).any())
-        if left < 10 ** (_SUM_DB / 10) and len(parts) > 1 and not negative:
-            names = [clip.name for clip in signals.references]
-            others = " ".join(name for k, name in enumerate(names) if k != source)
-            yield Finding(
-                "sum",
-                f"reference {signals.references[source].label} is the sum of "
-                f"{' and '.join(names[k] for k in parts)}: it is no source of its own, and what "
-                f"all share lowers the scores. Leave it out: --sources {others}",
-            )
-
-
 def _same(signals: Signals, silent: Tensor) -> Iterator[Finding]:
     """Estimates that are their reference, sample by sample."""
     truth = signals.truth[list(signals.attributed)]
@@ -325,28 +255,143 @@ def _same(signals: Signals, silent: Tensor) -> Iterator[Finding]:
         )
 
 
-def _mixtures(signals: Signals) -> Iterator[Finding]:
-    """Estimates and references that are the mixture, as given or as the sum of references."""
-    mixed = [("the sum of the references", signals.truth.sum(0))]
-    if signals.mixture is not None:
-        wave = signals.mixture.wave[: signals.truth.shape[-1]].to(signals.truth.device)
-        if len(wave) == signals.truth.shape[-1]:
-            mixed.insert(0, (f"the mixture {signals.mixture.label}", wave))
-    waves = torch.stack([wave for _, wave in mixed])
-    same = pairwise_si_sdr(signals.outputs, waves) > _SAME_DB
-    # One source may be all that is heard of a mixture: its estimate is then both.
-    whole = pairwise_si_sdr(signals.truth, waves) > _SAME_DB
-    one = whole[list(signals.attributed)]
-    if signals.mixture is not None and len(mixed) > 1:
-        for place, clip in enumerate(signals.references):
-            if whole[place, 0] and not whole[place, 1]:
+# ------------------------------------------------------------------------------------------------
+# Levels and products of all signals
+# ------------------------------------------------------------------------------------------------
+
+
+class Products(NamedTuple):
+    """Means and inner products of estimates, references, their sum and the mixture, in one pass."""
+
+    means: Tensor  # (n,)
+    power: Tensor  # (n,) mean square
+    gram: Tensor  # (n, n) inner products without the means, each over its two norms
+    outputs: range
+    truth: range
+    mixed: tuple[tuple[str, int], ...]  # what else there is: name and row
+
+    def same(self, one: int, other: int) -> bool:
+        """Whether two rows are one signal, at whatever level."""
+        return self.si_sdr(one, other) > _SAME_DB
+
+    def si_sdr(self, one: int, other: int) -> float:
+        """SI-SDR of one row against another, in dB."""
+        part = min(float(self.gram[one, other]) ** 2, 1.0)
+        return 10 * math.log10(max(part, 1e-30) / max(1.0 - part, 1e-30))
+
+
+def _products(signals: Signals) -> Products:
+    outputs, truth = signals.outputs, signals.truth
+    count, samples = len(outputs), truth.shape[-1]
+    mixed, mixture = [("the sum of the references", count + len(truth))], None
+    if signals.mixture is not None and len(signals.mixture.wave) >= samples:
+        mixture = signals.mixture.wave[:samples].to(truth.device)
+        mixed.insert(0, (f"the mixture {signals.mixture.label}", count + len(truth) + 1))
+    sums, gram = 0.0, 0.0
+    for start in range(0, samples, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        rows = [outputs[:, part], truth[:, part], truth[:, part].sum(0, keepdim=True)]
+        rows += [] if mixture is None else [mixture[None, part]]
+        block = torch.cat(rows).cpu().double()
+        sums, gram = sums + block.sum(-1), gram + block @ block.T
+    means, power = sums / samples, gram.diagonal() / samples
+    centred = gram - samples * torch.outer(means, means)
+    norms = centred.diagonal().clamp(min=0.0).sqrt()
+    safe = torch.where(norms > 0, norms, 1.0)
+    return Products(
+        means,
+        power,
+        centred / torch.outer(safe, safe),
+        range(count),
+        range(count, count + len(truth)),
+        tuple(mixed),
+    )
+
+
+def _faint(signals: Signals, silent: Tensor, products: Products) -> Iterator[Finding]:
+    for row, (clip, source) in enumerate(zip(signals.estimates, signals.attributed)):
+        own, true = (float(products.power[k]) for k in (row, products.truth[source]))
+        decibels = 10 * math.log10(max(own, 1e-60) / max(true, 1e-60))
+        if not silent[row] and decibels < _FAINT_DB:
+            yield Finding(
+                "faint",
+                f"{clip.label} lies {-decibels:.0f} dB below its reference. Levels are normalised, "
+                "so the little there is is scored as if it were loud: is it meant to be silent?",
+            )
+
+
+def _offsets(signals: Signals, products: Products) -> Iterator[Finding]:
+    """A constant in a signal: it makes silence active, and is a difference to the reference."""
+    labels = [clip.label for clip in (*signals.estimates, *signals.references)]
+    for row in (*products.truth, *products.outputs):
+        mean, level = float(products.means[row]), math.sqrt(float(products.power[row]))
+        if level > SILENCE_PEAK and _LEAST_OFFSET < abs(mean) / level < 1.0 - 1e-6:
+            yield Finding(
+                "offset",
+                f"{labels[row]} has a constant offset of {mean:.2g} "
+                f"({20 * math.log10(abs(mean) / level):.0f} dB of its level), which counts as "
+                "sound. Subtract the mean of the file",
+            )
+
+
+def _twins(signals: Signals, products: Products) -> Iterator[Finding]:
+    """Signals that are there twice, at whatever level, among the estimates or the references."""
+    for kind, clips, rows in (
+        ("estimates", signals.estimates, products.outputs),
+        ("references", signals.references, products.truth),
+    ):
+        for one, other in itertools.combinations(range(len(rows)), 2):
+            if products.same(rows[one], rows[other]):
                 yield Finding(
-                    "mixture",
-                    f"reference {clip.label} is {mixed[0][0]} itself, which is no source. Leave it "
-                    "out with --sources",
+                    "twins",
+                    f"{kind} {clips[one].label} and {clips[other].label} are the same signal. "
+                    "Hand over one signal per source",
                 )
-    for place, clip in enumerate(signals.estimates):
-        found = [name for k, (name, _) in enumerate(mixed) if same[place, k] and not one[place, k]]
+
+
+def _sums(signals: Signals, products: Products) -> Iterator[Finding]:
+    """References that are the sum of others, or the mixture: by least squares on the others."""
+    first, names = products.truth.start, [clip.name for clip in signals.references]
+    gram = products.gram[first : products.truth.stop, first : products.truth.stop]
+    used = [k for k in range(len(gram)) if float(gram[k, k]) > 0.5]  # 1, of silence 0
+    for source in used:
+        rest = [k for k in used if k != source]
+        if len(rest) < 2:
+            continue
+        solved = torch.linalg.lstsq(gram[rest][:, rest], gram[rest, source].unsqueeze(-1))
+        weights = solved.solution.squeeze(-1)
+        left = 1.0 - float(gram[source, rest] @ weights)
+        parts = [k for k, weight in zip(rest, weights.tolist()) if weight > _PART]
+        # With a negative weight it is another one that is the sum.
+        negative = bool((weights < -_PART).any())
+        if left < 10 ** (_SUM_DB / 10) and len(parts) > 1 and not negative:
+            others = " ".join(name for k, name in enumerate(names) if k != source)
+            yield Finding(
+                "sum",
+                f"reference {signals.references[source].label} is the sum of "
+                f"{' and '.join(names[k] for k in parts)}: it is no source of its own, and what "
+                f"all share lowers the scores. Leave it out: --sources {others}",
+            )
+
+
+def _mixtures(signals: Signals, products: Products) -> Iterator[Finding]:
+    """Estimates and references that are the mixture, as given or as the sum of references."""
+    name, mixture = products.mixed[0]
+    total = products.mixed[-1][1]
+    for place, row in enumerate(products.truth):
+        if mixture != total and products.same(row, mixture) and not products.same(row, total):
+            yield Finding(
+                "mixture",
+                f"reference {signals.references[place].label} is {name} itself, which is no "
+                "source. Leave it out with --sources",
+            )
+    for row, (clip, source) in enumerate(zip(signals.estimates, signals.attributed)):
+        # One source may be all that is heard of a mixture: its estimate is then both.
+        found = [
+            name
+            for name, other in products.mixed
+            if products.same(row, other) and not products.same(products.truth[source], other)
+        ]
         if found:
             yield Finding(
                 "mixture",
@@ -355,20 +400,22 @@ def _mixtures(signals: Signals) -> Iterator[Finding]:
             )
 
 
-def _order(signals: Signals) -> Iterator[Finding]:
+def _order(signals: Signals, products: Products) -> Iterator[Finding]:
     """Estimates that fit another reference each, all of them better by SI-SDR."""
+    from scipy.optimize import linear_sum_assignment
+
     if len(signals.estimates) > len(signals.references):
         return
-    given = torch.tensor(signals.attributed)
-    best = match_sources(signals.outputs, signals.truth).cpu()
-    levels = pairwise_si_sdr(signals.outputs, signals.truth).cpu()
-    rows = (best != given).nonzero().squeeze(-1)
-    found, now = levels[rows, best[rows]], levels[rows, given[rows]]
-    if len(rows) and bool(((found - now > _SWAP_DB) & (found > _SWAP_LEAST_DB)).all()):
+    levels = [[products.si_sdr(row, other) for other in products.truth] for row in products.outputs]
+    best = linear_sum_assignment(levels, maximize=True)[1].tolist()
+    moved = [(k, best[k], own) for k, own in enumerate(signals.attributed) if best[k] != own]
+    gains = [levels[k][new] - levels[k][own] for k, new, own in moved]
+    reached = all(levels[k][new] > _SWAP_LEAST_DB for k, new, _ in moved)
+    if moved and reached and min(gains) > _SWAP_DB:
         pairs = ", ".join(
-            f"{signals.estimates[row].label} fits {signals.references[source].label} by "
-            f"{gain:.0f} dB better"
-            for row, source, gain in zip(rows.tolist(), best[rows].tolist(), (found - now).tolist())
+            f"{signals.estimates[k].label} fits {signals.references[new].label} by {gain:.0f} dB "
+            "better"
+            for (k, new, _), gain in zip(moved, gains)
         )
         yield Finding(
             "order",

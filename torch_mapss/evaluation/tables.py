@@ -13,7 +13,7 @@ from torch_mapss.evaluation.report import Report
 from torch_mapss.evaluation.shards import Progress, Share, finished, lock, note_hashes
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 _FIRST = ("mixture_id", "system", "source", "source_index", "estimate", "reference")
 _LAST = ("status", "reason", "notes", "warnings")
@@ -169,6 +169,11 @@ def _scores(rows: Sequence[Record]) -> DataFrame:
     return found[columns]
 
 
+def _rounded(column: Series) -> Series:
+    """As the tables show it: the next mean can be redone from them exactly."""
+    return column.map(io.nine_digits)
+
+
 def _averaged(scores: DataFrame) -> list[str]:
     return list(measures.present(scores.columns))
 
@@ -179,7 +184,7 @@ def _items(scores: DataFrame, records: Sequence[Record], of: Sequence[Mixture]) 
 
     keys = ["mixture_id", "system"]
     groups = scores.groupby(keys, sort=False)
-    found = groups[_averaged(scores)].mean().map(io.nine_digits).reset_index()
+    found = groups[_averaged(scores)].mean().apply(_rounded).reset_index()
     errors = pandas.DataFrame([record.get("errors", {}) for record in records])
     found = pandas.concat([found, errors], axis=1)
     states = [[row["status"] for row in record["rows"]] for record in records]
@@ -201,7 +206,7 @@ def _summary(items: DataFrame, scores: DataFrame, rate: int) -> DataFrame:
     """One row per system: means over its mixtures."""
     names = _averaged(items)
     groups = items.groupby("system", sort=False)
-    found = groups[names].mean().map(io.nine_digits)
+    found = groups[names].mean().apply(_rounded)
     for name in names:
         if f"{name}_se" in items:
             squares = items.assign(square=items[f"{name}_se"] ** 2).groupby("system", sort=False)
