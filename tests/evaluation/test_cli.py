@@ -152,32 +152,11 @@ def test_settings_of_bounds_reach_them(files: tuple[list[str], list[str]]) -> No
         assert [row.ps_tail for row in report.rows] != [row.ps_tail for row in plain.rows]
 
 
-def test_target_alone(
-    files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    references, estimates = files
-    assert score((references, estimates[1:])) == 2
-    assert "attributed=" in capsys.readouterr().err
-    assert score((references, estimates[1:]), "--attributed", "1") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2].split()[0] == "b"
-
-
 def test_quiet_prints_nothing(
     tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert score(files, "--quiet", "--out", str(tmp_path / "o")) == 0
     assert capsys.readouterr() == ("", "")
-
-
-def test_plot_goes_where_it_is_told(
-    tmp_path: Path, files: tuple[list[str], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert score(files, "--plot") == 0
-    assert (tmp_path / "scores.png").exists()
-    assert score(files, "--plot", "figures/a.svg", "--quiet") == 0
-    assert "<svg" in (tmp_path / "figures" / "a.svg").read_text(encoding="utf-8")
 
 
 def test_threads_are_set_for_the_command_alone() -> None:
@@ -616,13 +595,6 @@ def test_the_device_is_the_fastest_there_is(
     monkeypatch.setattr("torch_mapss.core.devices.best_device", lambda: torch.device("meta"))
     assert options.device_of_options("auto") == "meta"
     assert options.device_of_options("cpu") == "cpu"
-
-
-def test_what_a_half_width_is_not(
-    files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert score(files, "--bounds") == 0
-    assert "It is no sampling error over files." in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------

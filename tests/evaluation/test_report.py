@@ -101,12 +101,6 @@ def test_order_is_by_keyword_only(truth: Tensor) -> None:
         evaluate(truth, truth)  # type: ignore[misc]
 
 
-def test_estimates_and_references_are_not_interchangeable(mapss: MAPSS, truth: Tensor) -> None:
-    one = evaluate(estimates=leaky(truth, 0.5), references=truth, mapss=mapss)
-    other = evaluate(estimates=truth, references=leaky(truth, 0.5), mapss=mapss)
-    assert abs(one.rows[0].ps - other.rows[0].ps) > 0.01
-
-
 def test_stereo_at_another_rate_scores_as_a_hand_made_mono_file(
     tmp_path: Path, mapss: MAPSS
 ) -> None:
@@ -132,17 +126,6 @@ def test_stereo_at_another_rate_scores_as_a_hand_made_mono_file(
     assert said.count("2 channels averaged") == 4
     assert said.count("resampled from 44100 to 16000 Hz") == 4
     assert "resampled from 44100" in found.summary()
-
-
-def test_rates_may_differ_and_are_told(tmp_path: Path, mapss: MAPSS, truth: Tensor) -> None:
-    references = write_all(tmp_path / "truth", truth)
-    high = resample(leaky(truth), RATE, 48_000)
-    estimates = [write(tmp_path / f"{k}.wav", wave, 48_000) for k, wave in enumerate(high)]
-    found = evaluate(estimates=estimates, references=references, mapss=mapss)
-    same = evaluate(estimates=leaky(truth), references=truth, mapss=mapss)
-    for row, other in zip(found.rows, same.rows):
-        assert (row.estimate_rate, row.reference_rate) == (48_000, RATE)
-        assert row.ps == pytest.approx(other.ps, abs=0.05)
 
 
 def test_one_sample_of_rounding_between_rates_is_cut_and_told(
@@ -351,17 +334,6 @@ def test_saved_tables_hold_every_frame_exactly(tmp_path: Path, report: Report) -
         assert bool((total[report.active.flatten()] > 0).any())
 
 
-def test_means_can_be_redone_from_the_frames(tmp_path: Path, report: Report) -> None:
-    report.save(tmp_path)
-    for measure in ("ps", "pm"):
-        frames = rows_of(tmp_path / "frames.csv")
-        for row in rows_of(tmp_path / "scores.csv"):
-            own = [float(f[measure]) for f in frames if f["source"] == row["source"]]
-            kept = [value for value in own if value == value]
-            assert len(kept) == int(row["frames"])
-            assert sum(kept) / len(kept) == pytest.approx(float(row[measure]), rel=1e-6)
-
-
 def test_json_is_strict_and_tells_settings_and_versions(tmp_path: Path, mapss: MAPSS) -> None:
     truth = sources()
     silent = truth.clone()
@@ -476,14 +448,6 @@ def test_files_have_the_rights_of_any_new_file(tmp_path: Path, report: Report) -
     plain.write_text("x")
     report.save(tmp_path)
     assert (tmp_path / "scores.csv").stat().st_mode == plain.stat().st_mode
-
-
-def test_lengths_are_told_in_seconds_of_the_file(tmp_path: Path, mapss: MAPSS) -> None:
-    truth = sources(seconds=0.5)
-    references = write_all(tmp_path / "r", truth)
-    estimates = write_all(tmp_path / "e", truth[:, :6000])
-    with pytest.raises(ValueError, match=r"6000 samples \(0\.375 s\).*8000 samples \(0\.500 s\)"):
-        evaluate(estimates=estimates, references=references, mapss=mapss)
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "WAV"])
