@@ -15,7 +15,7 @@ import torch
 from separations import RATE, leaky, small_mapss, sources, write, write_all
 from torch import Tensor
 
-from torch_mapss import MAPSS, Report, evaluate
+from torch_mapss import MAPSS, Report, evaluate, evaluate_set
 from torch_mapss.audio.waveforms import resample
 from torch_mapss.evaluation import io
 
@@ -80,6 +80,21 @@ def test_only_what_is_asked_for_is_there(mapss: MAPSS, truth: Tensor) -> None:
         evaluate(**given, measures="loudness")
     with pytest.raises(AttributeError, match="'ps' is no column"):
         _ = found.rows[0].ps
+
+
+def test_clearance_and_fidelity_need_no_checkpoint(truth: Tensor, tmp_path: Path) -> None:
+    """Whatever encoder PS and PM would take: here one that is not to be found."""
+    nowhere = {"cache_dir": str(tmp_path / "empty"), "local_files_only": True}
+    given = {"estimates": leaky(truth), "references": truth, "measures": "decomposition"}
+    expected = evaluate(**given, encoder="mel").rows[0].clearance
+    assert evaluate(**given, **nowhere).rows[0].clearance == pytest.approx(expected, rel=1e-6)
+    found = evaluate(**given, mapss=MAPSS("wav2vec2-large", **nowhere))
+    assert found.rows[0].clearance == pytest.approx(expected, rel=1e-6)
+    paths = write_all(tmp_path, truth)
+    entry = {"mixture_id": "m", "references": paths, "systems": {"s": paths}}
+    results = evaluate_set([entry], out=tmp_path / "o", measures="decomposition", **nowhere)
+    assert results is not None
+    assert results.measures == ("clearance", "fidelity")
 
 
 def test_bleed_is_scored_where_only_others_are_active(mapss: MAPSS) -> None:

@@ -227,5 +227,4 @@ def device_of(scorer: MAPSS, device: torch.device | str | None) -> torch.device:
 
     if device is not None:
         return torch.device(device)
-    weights = [*scorer.encoder.parameters(), *scorer.encoder.buffers()]
-    return weights[0].device if weights else torch.device("cpu")
+    return scorer.config.encoders["encoder"].device

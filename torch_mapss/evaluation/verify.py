@@ -139,7 +139,8 @@ def _of_protocol(results: Results) -> Iterator[str]:
 
 
 def _of_scorer(results: Results, scorer: MAPSS) -> Iterator[str]:
-    here = io.plain({**described(scorer), "version": versions()["torch_mapss"]})
+    measures = results.settings.get("measures")
+    here = io.plain({**described(scorer, measures), "version": versions()["torch_mapss"]})
     stored = results.settings
     wanted = relevant({name: stored[name] for name in stored if name in here})
     made = relevant(here)

@@ -104,6 +104,14 @@ class EncoderSlot:
             return not _is_embedded(self.given)
         return hasattr(self.encoder, "checkpoint")
 
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are, or will be loaded to; the CPU if it has none."""
+        if self._encoder is None:
+            return torch.device(self.options.get("device", "cpu"))
+        tensors = (*self._encoder.parameters(), *self._encoder.buffers())
+        return tensors[0].device if tensors else torch.device("cpu")
+
     def move(self, change: Callable[[Tensor], Tensor]) -> None:
         """What ``nn.Module.to`` and its like do; an encoder not yet loaded will be loaded there."""
         if self._encoder is not None:
