@@ -312,7 +312,7 @@ def call(outputs=None, references=None, distortions=None, **options):
         ({"attributed": (0, 0)}, ValueError, "twice"),
         ({"attributed": (0, 2)}, ValueError, "indices from 0 to 1"),
         ({"attributed": (0,)}, ValueError, "one source for each"),
-        ({"attributed": "ab"}, TypeError, "sequence of source indices"),
+        ({"attributed": "ab"}, TypeError, "attributed"),
         ({"active": torch.ones(3, 2)}, TypeError, "bool"),
         ({"active": torch.ones(3, 3, dtype=torch.bool)}, ValueError, "active must have shape"),
         ({"mask": torch.zeros(3, 2, 6, dtype=torch.bool)}, ValueError, "0 distortions"),

@@ -80,33 +80,6 @@ def test_bank_correlation_agrees_with_the_oracle() -> None:
     assert (found.total[1, 2], found.share[1, 2]) == (0.0, 1.0)
 
 
-def test_frame_correlation_of_a_known_process() -> None:
-    generator = torch.Generator().manual_seed(5)
-    noise = torch.randn(3, 4005, generator=generator, dtype=torch.float64)
-    moving = sum(noise[:, i : i + 4000] for i in range(5))  # ρ_l = 1 - l/5, independent beyond 4
-    found = diagnostics.frame_correlation(moving, lags=8)
-    expected = torch.tensor([0.8, 0.6, 0.4, 0.2, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(found.correlation, expected.expand(3, 8), atol=0.08, rtol=0)
-    assert found.gap.tolist() == [4, 4, 4]
-    assert diagnostics.frame_correlation(noise[0], lags=5).gap <= 1
-    assert diagnostics.frame_correlation(moving[0], lags=3).gap == 3
-
-
-def test_frame_correlation_counts_pairs_of_active_frames() -> None:
-    generator = torch.Generator().manual_seed(6)
-    x = torch.randn(60, generator=generator, dtype=torch.float64).cumsum(0)
-    active = torch.rand(60, generator=generator) > 0.3
-    found = diagnostics.frame_correlation(x.where(active, torch.nan), active, lags=4).correlation
-    centred, on = (x - x[active].mean()).numpy(), active.numpy()
-    for lag in range(1, 5):
-        pairs = [centred[f] * centred[f + lag] for f in range(60 - lag) if on[f] and on[f + lag]]
-        expected = np.mean(pairs) / np.mean(centred[on] ** 2)
-        assert found[lag - 1].item() == pytest.approx(expected, rel=1e-10)
-    constant = diagnostics.frame_correlation(torch.ones(30), lags=3)
-    assert bool(constant.correlation.isnan().all())
-    assert constant.gap == 0
-
-
 def test_errors_of_ps_go_together_and_those_of_pm_do_not() -> None:
     points = clouds(20, sources=2, distortions=20, spread=0.8, seed=7)
     ps = diagnostics.source_correlation(*points, draws=300)

@@ -37,29 +37,10 @@ Example:
 
 from __future__ import annotations
 
-from torch_mapss.bounds.correlation import (
-    CorrelationBounds,
-    ScenarioBounds,
-    correlation_bounds,
-    pearson,
-    ranks,
-    scenario_bounds,
-    spearman,
-)
-from torch_mapss.bounds.diagnostics import (
-    BankCorrelation,
-    FrameCorrelation,
-    GammaTest,
-    SourceCorrelation,
-    bank_correlation,
-    frame_correlation,
-    gamma_fit_test,
-    source_correlation,
-)
+from torch_mapss.bounds.correlation import correlation_bounds, pearson, scenario_bounds, spearman
+from torch_mapss.bounds.diagnostics import bank_correlation, gamma_fit_test, source_correlation
 from torch_mapss.bounds.frames import (
     Bounds,
-    DecompositionBounds,
-    TruncationBounds,
     decomposition_bounds,
     match_bounds,
     separation_bounds,
@@ -68,25 +49,15 @@ from torch_mapss.bounds.frames import (
 from torch_mapss.bounds.utterance import pool_match_bounds, pool_separation_bounds
 
 __all__ = [
-    "BankCorrelation",
     "Bounds",
-    "CorrelationBounds",
-    "DecompositionBounds",
-    "FrameCorrelation",
-    "GammaTest",
-    "ScenarioBounds",
-    "SourceCorrelation",
-    "TruncationBounds",
     "bank_correlation",
     "correlation_bounds",
     "decomposition_bounds",
-    "frame_correlation",
     "gamma_fit_test",
     "match_bounds",
     "pearson",
     "pool_match_bounds",
     "pool_separation_bounds",
-    "ranks",
     "scenario_bounds",
     "separation_bounds",
     "source_correlation",

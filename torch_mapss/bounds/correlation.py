@@ -68,44 +68,33 @@ class ScenarioBounds(NamedTuple):
 
 
 @torch.no_grad()
-def pearson(scores: Tensor, ratings: Tensor, *, undefined: str = "warn") -> Tensor:
+def pearson(scores: Tensor, ratings: Tensor) -> Tensor:
     """PCC of scores and ratings over systems [eq:ps_pcc_i].
 
     Args:
         scores: (..., Q), one per system; NaN where there is none.
         ratings: (..., Q), likewise.
-        undefined: what happens where it does not exist, because scores or ratings are all the
-            same or fewer than two systems have both: ``"warn"`` gives NaN and a UserWarning,
-            ``"raise"`` a ValueError.
 
     Returns:
-        (...) in [-1, 1], over the systems that have both.
+        (...) in [-1, 1], over the systems that have both. NaN, with a UserWarning, where it does
+        not exist: scores or ratings are all the same, or fewer than two systems have both.
 
     Raises:
         TypeError: not floating point.
-        ValueError: shapes that do not fit, infinite values, or an undefined value if asked for.
+        ValueError: shapes that do not fit, or infinite values.
     """
-    x, m, present = _paired(scores, ratings)
-    return _where_defined(_pearson(x, m, present), x, m, present, undefined)
+    given = _paired(scores, ratings)
+    return torch.where(_defined(*given), _pearson(*given), torch.nan)
 
 
 @torch.no_grad()
-def spearman(scores: Tensor, ratings: Tensor, *, undefined: str = "warn") -> Tensor:
+def spearman(scores: Tensor, ratings: Tensor) -> Tensor:
     """SRCC of scores and ratings [eq:srcc_ps]: the PCC of their ranks, ties at average ranks.
 
     Arguments, result and errors as :func:`pearson`.
     """
-    x, m, present = _paired(scores, ratings)
-    value = _pearson(_ranks(x, present), _ranks(m, present), present)
-    return _where_defined(value, x, m, present, undefined)
-
-
-@torch.no_grad()
-def ranks(values: Tensor) -> Tensor:
-    """Ranks from 1 along the last axis, tied values at their average rank; NaN stays NaN."""
-    checks.check_floating(values, "values")
-    present = ~torch.isnan(values)
-    return torch.where(present, _ranks(values.double(), present), torch.nan)
+    given = _paired(scores, ratings)
+    return torch.where(_defined(*given), _spearman(*given), torch.nan)
 
 
 def _ranks(values: Tensor, present: Tensor) -> Tensor:
@@ -131,6 +120,11 @@ def _pearson(x: Tensor, m: Tensor, present: Tensor) -> Tensor:
     return torch.where(some, (x * m).sum(-1) / torch.where(some, scale, 1.0), 0.0).clamp(-1.0, 1.0)
 
 
+def _spearman(x: Tensor, m: Tensor, present: Tensor) -> Tensor:
+    """SRCC over the last axis; 0 where a vector does not vary."""
+    return _pearson(_ranks(x, present), _ranks(m, present), present)
+
+
 def _paired(scores: Tensor, ratings: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Both in float64, and where both are present."""
     checks.check_floating(scores, "scores")
@@ -154,26 +148,18 @@ def _varies(values: Tensor, present: Tensor) -> Tensor:
     return largest > torch.where(present, values, torch.inf).amin(-1)
 
 
-def _defined(x: Tensor, m: Tensor, present: Tensor, undefined: str) -> Tensor:
-    """(...) whether a correlation exists; warns or raises about the others."""
-    checks.check_choice(undefined, "undefined", ("warn", "raise"))
+def _defined(x: Tensor, m: Tensor, present: Tensor) -> Tensor:
+    """(...) whether a correlation exists; warns about the others."""
     score, rating = _varies(x, present), _varies(m, present)
     missing = int((~(score & rating)).sum())
     if missing:
-        text = (
+        checks.warn_user(
             f"{missing} of {score.numel()} correlations are undefined and NaN: "
             f"{int((~rating).sum())} have ratings that are all the same, "
             f"{int((~score).sum())} scores that are all the same (or fewer than two systems with "
             "both). A correlation needs both to vary; leave these trials out."
         )
-        if undefined == "raise":
-            raise ValueError(text)
-        checks.warn_user(text)
     return score & rating
-
-
-def _where_defined(value: Tensor, x: Tensor, m: Tensor, present: Tensor, undefined: str) -> Tensor:
-    return torch.where(_defined(x, m, present, undefined), value, torch.nan)
 
 
 # --------------------------------------------------------------------------------------------
@@ -193,7 +179,6 @@ def correlation_bounds(
     convention: str = "derived",
     draws: int = 10_000,
     seed: int = 0,
-    undefined: str = "warn",
 ) -> CorrelationBounds:
     """PCC or SRCC of one trial and source with ratings, its radius and half-width.
 
@@ -213,7 +198,6 @@ def correlation_bounds(
             shorter than what biases within b can do, and nothing caps them.
         draws: of the jitter (SRCC). More is steadier and slower; the paper takes 10⁴.
         seed: of the jitter; the same draws serve every trial.
-        undefined: as for :func:`pearson`.
 
     Returns:
         :class:`CorrelationBounds` of (...) float64 tensors; NaN where undefined.
@@ -221,7 +205,7 @@ def correlation_bounds(
     Raises:
         TypeError: not floating point.
         ValueError: shapes that do not fit, negative or missing bounds of a system that has a score
-            and a rating, settings out of range, or undefined values if asked for.
+            and a rating, or settings out of range.
     """
     check_confidence(confidence)
     checks.check_choice(method, "method", METHODS)
@@ -230,7 +214,7 @@ def correlation_bounds(
     draws, seed = checks.check_whole(draws, "draws", 1), checks.check_seed(seed)
     x, m, present = _paired(scores, ratings)
     b, h = (_bounds_of(v, n, present) for v, n in ((radii, "radii"), (half_widths, "half_widths")))
-    defined = _defined(x, m, present, undefined)
+    defined = _defined(x, m, present)
     if method == "pearson":
         value = _pearson(x, m, present)
         gradient = pearson_gradient(x, m, present)
@@ -238,12 +222,12 @@ def correlation_bounds(
         radius = torch.linalg.vector_norm(gradient, dim=-1) * torch.linalg.vector_norm(size, dim=-1)
         width = torch.linalg.vector_norm(gradient * h, dim=-1)
     else:
-        value = _pearson(_ranks(x, present), _ranks(m, present), present)
+        value = _spearman(x, m, present)
         shift = _printed_spearman_radius if printed else spearman_radius
         radius = shift(x, m, b, present)
         scale = h / normal_quantile(confidence)
         level = (1.0 + confidence) / 2.0 if printed else confidence
-        width = _jittered_width(x, m, scale, present, value, level, draws, seed)
+        width = _jittered_width(x, m, scale, present, level, draws, seed)
     if not printed:
         farthest = 1.0 + value.abs()  # to -1 or 1, whatever the first order says
         radius, width = torch.minimum(radius, farthest), torch.minimum(width, farthest)
@@ -296,16 +280,14 @@ def spearman_radius(x: Tensor, m: Tensor, b: Tensor, present: Tensor) -> Tensor:
     scale = torch.linalg.vector_norm(rating, dim=-1)
     highest = _largest_ratio(settled + swing, least * scale, most * scale)
     lowest = -_largest_ratio(swing - settled, least * scale, most * scale)
-    value = _pearson(_ranks(x, present), _ranks(m, present), present)
+    value = _spearman(x, m, present)
     return torch.maximum(highest - value, value - lowest).clamp(min=0.0)
 
 
 def _printed_spearman_radius(x: Tensor, m: Tensor, b: Tensor, present: Tensor) -> Tensor:
     """The larger change of SRCC where all scores rise, or all fall, by their b [eq:srcc_bias]."""
-    ratings = _ranks(m, present)
-    value = _pearson(_ranks(x, present), ratings, present)
-    moved = [_pearson(_ranks(x + sign * b, present), ratings, present) for sign in (1.0, -1.0)]
-    return torch.maximum(*((one - value).abs() for one in moved))
+    value = _spearman(x, m, present)
+    return torch.maximum(*((_spearman(y, m, present) - value).abs() for y in (x + b, x - b)))
 
 
 def _rank_norm(others: Tensor, present: Tensor) -> Tensor:
@@ -328,7 +310,6 @@ def _jittered_width(
     m: Tensor,
     scale: Tensor,
     present: Tensor,
-    value: Tensor,
     level: float,
     draws: int,
     seed: int,
@@ -337,7 +318,7 @@ def _jittered_width(
     generator = torch.Generator("cpu").manual_seed(seed)
     normal = torch.randn(draws, x.shape[-1], generator=generator, dtype=torch.float64)
     normal = normal.to(x.device).reshape(draws, *[1] * (x.ndim - 1), x.shape[-1])
-    rating = _ranks(m, present)
+    value, rating = _spearman(x, m, present), _ranks(m, present)
     changes = []
     for jitter in normal.split(max(1, _BLOCK // max(x.numel(), 1))):
         moved = _ranks(x + jitter * scale, present.expand(len(jitter), *present.shape))

@@ -1,9 +1,9 @@
 """Do the assumptions behind the bounds hold on your data? Functions that measure them.
 
-The bounds of [sec:bounds] rest on four things the paper looked at once: squared distances of a
-cluster follow a Gamma distribution (PM itself needs this), neighbouring distortions are weakly
-correlated (sum of autocorrelations 0.2, so n_eff = 0.7 n), frames more than g = 4 apart are
-independent, and the errors of the sources of a trial are correlated by ρ_l. No gradients.
+The bounds of [sec:bounds] rest on things the paper looked at once: squared distances of a cluster
+follow a Gamma distribution (PM itself needs this), neighbouring distortions are weakly correlated
+(sum of autocorrelations 0.2, so n_eff = 0.7 n), and the errors of the sources of a trial are
+correlated by ρ_l. No gradients.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation
-from torch_mapss.bounds.effective import bartlett_sum, normal_quantile
+from torch_mapss.bounds.effective import bartlett_sum
 from torch_mapss.bounds.match import MatchParts, fit_gamma, match_parts
 from torch_mapss.core import checks
-from torch_mapss.core.diffusion_map import embed
-from torch_mapss.core.frame_batches import Scored, run, run_shaped
+from torch_mapss.core.diffusion_map import Embedding, read_map
+from torch_mapss.core.frame_batches import run, run_shaped
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.points import (
     Points,
@@ -46,13 +46,6 @@ class BankCorrelation(NamedTuple):
 
     total: Tensor  # (..., S) Σρ̂ up to the first insignificant lag; the paper saw 0.2
     share: Tensor  # (..., S) n_eff / n = 1/(1 + 2Σρ̂), at most 1; the paper takes 0.7
-
-
-class FrameCorrelation(NamedTuple):
-    """Dependence between frames."""
-
-    correlation: Tensor  # (..., lags) autocorrelation at lags 1, 2, …; NaN where too few frames
-    gap: Tensor  # (...) int64, g: the last lag before the first insignificant one; paper: 4
 
 
 class SourceCorrelation(NamedTuple):
@@ -91,7 +84,7 @@ def gamma_fit_test(
     """
     settings = map_settings(**options)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 2)
-    return GammaTest(**run_shaped(*points, settings, _gamma_test))
+    return GammaTest(**run_shaped(*points, settings, read_map(_gamma_test, discarded=True)))
 
 
 @torch.no_grad()
@@ -115,46 +108,8 @@ def bank_correlation(
     """
     settings = map_settings(**options)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    total = run_shaped(*points, settings, _lag_sum)["total"]
+    total = run_shaped(*points, settings, read_map(_lag_sum))["total"]
     return BankCorrelation(total, 1.0 / (1.0 + 2.0 * total).clamp(min=1.0))
-
-
-@torch.no_grad()
-def frame_correlation(
-    frames: Tensor, active: Tensor | None = None, lags: int = 20
-) -> FrameCorrelation:
-    """Autocorrelation of frame scores in time, and how far it reaches.
-
-    A lag counts pairs of active frames exactly that far apart. It is insignificant where its
-    size is below 1.96/sqrt(number of pairs), as in Bartlett's rule.
-
-    Args:
-        frames: (..., F) scores (or their errors) of consecutive frames.
-        active: (..., F) bool, frames that count; all by default.
-        lags: how many lags.
-
-    Returns:
-        :class:`FrameCorrelation`; ``gap`` is 0 where already lag 1 is insignificant, and ``lags``
-        where none is.
-
-    Raises:
-        TypeError: not floating point, or active not bool.
-        ValueError: shapes that do not fit, lags below 1 or not below F, NaN in active frames.
-    """
-    lags = checks.check_whole(lags, "lags", 1)
-    frames, active = _check_frames(frames, active, lags)
-    here = active.double()
-    mean = (frames * here).sum(-1, keepdim=True) / here.sum(-1, keepdim=True).clamp(min=1.0)
-    x = torch.where(active, frames - mean, 0.0)
-    variance = x.square().sum(-1) / here.sum(-1).clamp(min=1.0)
-    size = 2 * frames.shape[-1]
-    products = _lagged_products(x, size)[..., 1 : lags + 1]
-    pairs = _lagged_products(here, size)[..., 1 : lags + 1].round()
-    some = (pairs > 1.0) & (variance > 0.0).unsqueeze(-1)
-    scale = torch.where(some, pairs * variance.unsqueeze(-1), 1.0)
-    rho = torch.where(some, products / scale, torch.nan)
-    insignificant = ~(rho.abs() >= normal_quantile(0.95) / pairs.clamp(min=1.0).sqrt())
-    return FrameCorrelation(rho, (insignificant.cumsum(-1) == 0).sum(-1))
 
 
 @torch.no_grad()
@@ -201,13 +156,12 @@ def source_correlation(
         raise ValueError("a correlation between sources needs at least 2 outputs, got 1.")
     resample = bootstrap_separation if measure == "separation" else bootstrap_match
 
-    def resampled(points: Points, settings: Settings, may_sync: bool) -> Scored:
-        embedding = embed(points, settings, may_sync=may_sync)
+    def resampled(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
         _, scores = resample(embedding, points, settings, draws, seed)
         errors = torch.where(scored_outputs(points), scores - scores.mean(0), 0.0)
-        return {"errors": errors.movedim(0, -1)}, embedding.again
+        return {"errors": errors.movedim(0, -1)}
 
-    errors = run(points, settings, resampled)["errors"].double()  # (frames, S', draws)
+    errors = run(points, settings, read_map(resampled))["errors"].double()  # (frames, S', draws)
     covariance = torch.einsum("fir,fjr->ij", errors, errors)
     scale = covariance.diagonal().sqrt()
     matrix = covariance / (scale.unsqueeze(-1) * scale)  # NaN for a source without any error
@@ -220,14 +174,13 @@ def source_correlation(
 # --------------------------------------------------------------------------------------------
 
 
-def _gamma_test(points: Points, settings: Settings, may_sync: bool) -> Scored:
-    embedding = embed(points, settings, discarded=True, may_sync=may_sync)
+def _gamma_test(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
     parts = match_parts(embedding, points, settings)
     fit, collapsed = fit_gamma(parts, embedding, settings)
     statistic = _kolmogorov_distance(parts, fit.k, fit.theta)
     statistic = torch.where(scored_outputs(points) & ~collapsed, statistic, 0.0)
-    found = GammaTest(statistic, kolmogorov_tail(statistic, parts.members), fit.k, fit.theta)
-    return found._asdict(), embedding.again
+    p_value = kolmogorov_tail(statistic, parts.members)
+    return GammaTest(statistic, p_value, fit.k, fit.theta)._asdict()
 
 
 def _kolmogorov_distance(parts: MatchParts, k: Tensor, theta: Tensor) -> Tensor:
@@ -256,31 +209,7 @@ def kolmogorov_tail(statistic: Tensor, count: Tensor) -> Tensor:
     return torch.where(argument < 0.3, 1.0, (terms * signs).sum(-1).clamp(0.0, 1.0))
 
 
-def _lag_sum(points: Points, settings: Settings, may_sync: bool) -> Scored:
-    embedding = embed(points, settings, may_sync=may_sync)
+def _lag_sum(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
     _, clusters = split_points(embedding.coordinates, points)
     _, present = presence(points)
-    return {"total": bartlett_sum(clusters, present, embedding.dimension)}, embedding.again
-
-
-def _lagged_products(x: Tensor, size: int) -> Tensor:
-    """Σ_f x_f x_(f+ℓ) for every lag ℓ from 0."""
-    return torch.fft.irfft(torch.fft.rfft(x, n=size).abs().square(), n=size)
-
-
-def _check_frames(frames: Tensor, active: Tensor | None, lags: int) -> tuple[Tensor, Tensor]:
-    checks.check_floating(frames, "frames")
-    if frames.ndim < 1 or not 1 <= lags < frames.shape[-1]:
-        raise ValueError(
-            f"lags must be at least 1 and below the number of frames, got {lags} for frames of "
-            f"shape {tuple(frames.shape)} (frames last)."
-        )
-    if active is None:
-        active = torch.ones_like(frames, dtype=torch.bool)
-    active = checks.check_bool(active, "active", tuple(frames.shape))
-    if bool((active & ~torch.isfinite(frames)).any()):
-        raise ValueError(
-            "frames must be finite where active. An undefined frame must be inactive: pass "
-            "active=False there."
-        )
-    return torch.where(active, frames.double(), 0.0), active
+    return {"total": bartlett_sum(clusters, present, embedding.dimension)}

@@ -35,8 +35,8 @@ from torch_mapss.bounds.match import match_widths
 from torch_mapss.bounds.schur import Options
 from torch_mapss.bounds.separation import separation_widths
 from torch_mapss.core import checks
-from torch_mapss.core.diffusion_map import DiffusionMap, Embedding, embed
-from torch_mapss.core.frame_batches import Score, Scored, run_shaped
+from torch_mapss.core.diffusion_map import DiffusionMap, Embedding, Read, read_map
+from torch_mapss.core.frame_batches import Score, run_shaped
 from torch_mapss.core.match import of_match
 from torch_mapss.core.points import Points, checked_points
 from torch_mapss.core.separation import of_separation
@@ -46,7 +46,6 @@ from torch_mapss.core.torch_defaults import with_torch_defaults
 CONVENTIONS = ("paper", "reference", "derived")
 TAILS = ("concentration", "bootstrap")
 Widths = Callable[[Embedding, Points, Settings, Options], tuple[Tensor, Tensor]]
-Read = Callable[[Embedding, Points, Settings], dict[str, Tensor]]
 
 
 class Bounds(NamedTuple):
@@ -287,14 +286,13 @@ def truncation_bounds(
 # --------------------------------------------------------------------------------------------
 
 
-def _errors(name: str, widths: Widths, read: Read, options: Options, scores: bool) -> Score:
-    def score(points: Points, settings: Settings, may_sync: bool) -> Scored:
-        embedding = embed(points, settings, discarded=True, may_sync=may_sync)
+def _errors(name: str, widths: Widths, scored: Read | None, options: Options) -> Score:
+    def read(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
         radius, tail = widths(embedding, points, settings, options)
-        found = {f"{name}_radius": radius, f"{name}_tail": tail}
-        return found | (read(embedding, points, settings) if scores else {}), embedding.again
+        scores = {} if scored is None else scored(embedding, points, settings)
+        return {f"{name}_radius": radius, f"{name}_tail": tail, **scores}
 
-    return score
+    return read_map(read, discarded=True)
 
 
 def separation_errors(options: Options, *, scores: bool = False) -> Score:
@@ -304,14 +302,14 @@ def separation_errors(options: Options, *, scores: bool = False) -> Score:
 
     Args:
         options: checked, see :func:`check_options`.
-        scores: also return the fields of :func:`torch_mapss.core.separation.separation_scores`.
+        scores: also return what :func:`torch_mapss.core.separation.of_separation` does.
     """
-    return _errors("ps", separation_widths, of_separation, options, scores)
+    return _errors("ps", separation_widths, of_separation if scores else None, options)
 
 
 def match_errors(options: Options, *, scores: bool = False) -> Score:
     """The same of ``pm_radius`` and ``pm_tail``, and of PM."""
-    return _errors("pm", match_widths, of_match, options, scores)
+    return _errors("pm", match_widths, of_match if scores else None, options)
 
 
 # --------------------------------------------------------------------------------------------

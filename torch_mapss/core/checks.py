@@ -1,6 +1,6 @@
 """Argument checks shared by the stages: each message says what was expected, what came, what to do.
 
-Imports torch alone. Checks that read the values of a tensor (and so synchronise an accelerator)
+Checks that read the values of a tensor (and so synchronise an accelerator)
 say so; everything else looks at shapes and types alone.
 """
 
@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -194,13 +195,7 @@ def check_attributed(attributed: object, outputs: int, sources: int) -> tuple[in
                 "each estimate belongs to, e.g. attributed=(0,) for the first one alone."
             )
         return tuple(range(sources))
-    try:
-        given = whole_numbers(attributed, "attributed")
-    except TypeError:
-        raise TypeError(
-            "attributed must be a sequence of source indices, one for each estimate, shared by "
-            f"the batch, got {attributed!r}."
-        ) from None
+    given = whole_numbers(attributed, "attributed")
     if len(given) != outputs:
         raise ValueError(
             f"attributed must name one source for each of the {outputs} estimates, got "
@@ -254,10 +249,5 @@ def describe_frame(frame: int, lead: torch.Size) -> str:
     """``frame``, an index into the flattened leading dimensions, in the caller's terms."""
     if len(lead) == 0:
         return "the frame"
-    if len(lead) == 1:
-        return f"frame {frame}"
-    index = []
-    for size in reversed(lead):
-        index.append(frame % size)
-        frame //= size
-    return f"frame {tuple(reversed(index))}"
+    index = tuple(int(i) for i in np.unravel_index(frame, lead))
+    return f"frame {index[0] if len(index) == 1 else index}"

@@ -39,7 +39,7 @@ or :math:`\tfrac12 A_{ij}\lambda_j^t/(\lambda_j - \lambda_i)` for discarded i, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,6 +47,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import checks
+from torch_mapss.core.frame_batches import Score, Scored
 from torch_mapss.core.kernel import GaussianKernel, centre
 from torch_mapss.core.points import Points, broken_points, joined, point_validity, refuse_broken
 from torch_mapss.core.settings import Settings, map_settings
@@ -79,6 +80,9 @@ class Embedding(NamedTuple):
         """d of the frame (F, S'), the same for all its outputs; 1 where there is no map."""
         d = torch.where(self.degenerate, 1, self.dimension)
         return d.unsqueeze(-1).expand(-1, outputs)
+
+
+Read = Callable[[Embedding, Points, Settings], dict[str, Tensor]]
 
 
 # --------------------------------------------------------------------------------------------
@@ -125,6 +129,21 @@ def embed(
             others = torch.where(omitted.unsqueeze(-2), every, 0.0)
     again = None if may_sync else broken.any() | imprecise.any()
     return Embedding(coordinates, dimension, squared, degenerate, others, settings.precision, again)
+
+
+def read_map(read: Read, *, discarded: bool = False) -> Score:
+    """A score function (see :mod:`torch_mapss.core.frame_batches`) of what ``read`` reads.
+
+    Args:
+        read: map, points and settings of a batch of frames -> tensors by name.
+        discarded: as for :func:`embed`.
+    """
+
+    def score(points: Points, settings: Settings, may_sync: bool = True) -> Scored:
+        embedding = embed(points, settings, discarded=discarded, may_sync=may_sync)
+        return read(embedding, points, settings), embedding.again
+
+    return score
 
 
 def _kernel(

@@ -11,8 +11,9 @@ tensor (None: no), and is scored again with ``may_sync=True``.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,21 +40,11 @@ def frames_per_batch(points: int, features: int, batch_bytes: int) -> int:
     return max(1, batch_bytes // each)
 
 
-class Batch(NamedTuple):
-    """Frames to be scored at a time."""
-
-    first: int  # of all frames
-    points: Points
-    recomputed: bool  # in the backward pass
-
-
 class Started(NamedTuple):
     """Frames that are scored, but for what their values would tell."""
 
     points: Points
-    settings: Settings
-    score: Score
-    batches: list[Batch]
+    batches: list[Callable[[bool], Scored]]  # the score of each batch, given ``may_sync``
     results: list[Scored]  # of each batch
 
 
@@ -115,12 +106,12 @@ def start(
     recomputed = tracked and graph_bytes > most
     # Split, not sliced: the gradient of a slice is as large as the tensor, in every batch.
     parts = zip(*(x.split(size) for x in points.embeddings()))
+    firsts = range(0, max(points.frames, 1), size)  # one, empty, where there are no frames
     batches = [
-        Batch(some.start, points.batch(some, part), recomputed)
-        for some, part in zip(_slices(points.frames, size), parts)
+        functools.partial(_scored, points, first, part, recomputed, settings, score)
+        for first, part in zip(firsts, parts)
     ]
-    results = [_scored(batch, settings, score, may_sync) for batch in batches]
-    return Started(points, settings, score, batches, results)
+    return Started(points, batches, [batch(may_sync) for batch in batches])
 
 
 def finish(works: Sequence[Started]) -> list[dict[str, Tensor]]:
@@ -134,33 +125,35 @@ def finish(works: Sequence[Started]) -> list[dict[str, Tensor]]:
     flags = torch.stack([again for *_, again in flagged]).tolist() if flagged else []
     for (work, place, _), again in zip(flagged, flags):
         if again:
-            work.results[place] = _scored(work.batches[place], work.settings, work.score, True)
+            work.results[place] = work.batches[place](True)
     return [_joined(work) for work in works]
 
 
-def _slices(frames: int, size: int) -> Iterator[slice]:
-    """At least one, empty where there are no frames."""
-    return (slice(start, min(start + size, frames)) for start in range(0, max(frames, 1), size))
-
-
-def _scored(batch: Batch, settings: Settings, score: Score, may_sync: bool) -> Scored:
-    """The result of a batch, whose graph is not kept if it is to be recomputed."""
+def _scored(
+    points: Points,
+    first: int,
+    embeddings: tuple[Tensor, ...],
+    recomputed: bool,
+    settings: Settings,
+    score: Score,
+    may_sync: bool,
+) -> Scored:
+    """The result of the frames from ``first`` on; without a graph where it is ``recomputed``."""
+    batch = points.batch(slice(first, first + len(embeddings[0])), embeddings)
     names: list[str] = []
 
     def values(*embeddings: Tensor) -> tuple[Tensor, ...]:
-        points = batch.points.batch(slice(None), embeddings)
-        with torch.autocast(points.outputs.device.type, enabled=False):
-            found, again = score(points, settings, may_sync)
+        some = batch.batch(slice(None), embeddings)
+        with torch.autocast(some.outputs.device.type, enabled=False):
+            found, again = score(some, settings, may_sync)
         names[:] = found
         return *found.values(), *(() if again is None else (again,))
 
     try:
-        if batch.recomputed:
-            tensors = _Recomputed.apply(values, *batch.points.embeddings())
-        else:
-            tensors = values(*batch.points.embeddings())
+        run_now = functools.partial(_Recomputed.apply, values) if recomputed else values
+        tensors = run_now(*embeddings)
     except NonFiniteError as error:
-        raise NonFiniteError(error.what, batch.first + error.frame) from None
+        raise NonFiniteError(error.what, first + error.frame) from None
     found = dict(zip(names, tensors))
     return found, tensors[-1] if len(tensors) > len(names) else None
 

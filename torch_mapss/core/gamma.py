@@ -64,32 +64,20 @@ _SMALLEST, _LARGEST = 1e-300, 1e300
 _EXP_LIMIT = 700.0
 
 
-def _unit_interval_rule(points: int) -> tuple[list[float], list[float]]:
-    """Gauss-Legendre nodes and weights on [0, 1], as plain floats."""
-    nodes, weights = np.polynomial.legendre.leggauss(points)
-    return (0.5 * (nodes + 1.0)).tolist(), (0.5 * weights).tolist()
-
-
-def _zeta_minus_one(n: int) -> float:
-    """zeta(n) - 1 for n >= 2, by Euler-Maclaurin after forty terms."""
-    m = 40.0
-    head = math.fsum(j**-n for j in range(2, 40))
-    tail = m ** (1 - n) / (n - 1) + 0.5 * m**-n + n * m ** (-n - 1) / 12.0
-    third = n * (n + 1) * (n + 2)
-    tail += -third * m ** (-n - 3) / 720.0 + third * (n + 3) * (n + 4) * m ** (-n - 5) / 30240.0
-    return head + tail
-
-
-_RULE = _unit_interval_rule(_POINTS)
+_nodes, _weights = np.polynomial.legendre.leggauss(_POINTS)
+_RULE = (0.5 * (_nodes + 1.0)).tolist(), (0.5 * _weights).tolist()  # on [0, 1]
 # Bernoulli numbers B_2 ... B_14.
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 # log Gamma(k) = (k - 1/2) log k - k + log(2 pi) / 2 + sum B_2n / (2n (2n-1) k^(2n-1)) [DLMF 5.11.1]
 _LOG_GAMMA_TAIL = tuple(b / (2 * n * (2 * n - 1)) for n, b in enumerate(_BERNOULLI, 1))
 # log k - psi(k) = 1 / 2k + sum B_2n / (2n k^2n) [DLMF 5.11.2]
 _DIGAMMA_TAIL = tuple(b / (2 * n) for n, b in enumerate(_BERNOULLI, 1))
-# log Gamma(1 + k) + log(1 + k) = (1 - gamma) k + sum (-1)^n (zeta(n) - 1) k^n / n [DLMF 5.7.3]
+# log Gamma(1 + k) + log(1 + k) = (1 - gamma) k + sum (-1)^n (zeta(n) - 1) k^n / n [DLMF 5.7.3];
+# zeta(n) - 1 is Hurwitz's zeta function, the sum from 2 on.
+_ORDERS = torch.arange(2.0, 16.0, dtype=torch.float64, device="cpu")
+_ZETA_MINUS_ONE = torch.special.zeta(_ORDERS, 2.0).tolist()
 _LOG_GAMMA_ONE = (1.0 - float(np.euler_gamma),) + tuple(
-    (-1) ** n * _zeta_minus_one(n) / n for n in range(2, 16)
+    (-1) ** n * excess / n for n, excess in enumerate(_ZETA_MINUS_ONE, 2)
 )
 # h(z) = z^2 (1/2! + z/3! + ...), phi = u r - 2 r^3 (1/3 + r^2 / 5 + ...)
 _EXP_TAIL = tuple(1.0 / math.factorial(n) for n in range(2, 15))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss.core.diffusion_map import Embedding, embed
+from torch_mapss.core.diffusion_map import Embedding, read_map
 from torch_mapss.core.gamma import both_tails
 from torch_mapss.core.mahalanobis import RIDGE, cluster_distances, rounding_floor
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
@@ -97,19 +97,15 @@ def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settin
     return (mean <= least) | (variance <= spread)
 
 
-def match_scores(
-    points: Points, settings: Settings, may_sync: bool = True
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    """PM, log PM and d (F, S') of a batch of frames; see :mod:`torch_mapss.core.frame_batches`."""
-    embedding = embed(points, settings, may_sync=may_sync)
-    return of_match(embedding, points, settings), embedding.again
-
-
 def of_match(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
-    """The same of one map."""
+    """PM, log PM and d (F, S') of one map."""
     pm, log_pm = match_parts(embedding, points, settings)
     dimension = embedding.dimensions(len(points.attributed))
     return {"pm": pm, "log_pm": log_pm, "match_dimension": dimension}
+
+
+#: The score function of PM.
+match_scores = read_map(of_match)
 
 
 def match_parts(embedding: Embedding, points: Points, settings: Settings) -> tuple[Tensor, Tensor]:

@@ -195,12 +195,12 @@ def checked_points(
             ``attributed``, or an active source with fewer than ``minimum_distortions`` left.
     """
     given = {"outputs": outputs, "references": references, "distortions": distortions}
+    if others is not None:
+        given["others"] = others
     for name, tensor in given.items():
         checks.check_floating(tensor, name)
     _check_shapes(outputs, references, distortions)
-    if others is not None:
-        checks.check_floating(others, "others")
-    checks.check_devices(**given, active=active, mask=mask, others=others)
+    checks.check_devices(**given, active=active, mask=mask)
     if others is not None and others.shape != references.shape:
         raise ValueError(
             "others must have the shape of references: the sum of the other references for each "
@@ -245,18 +245,13 @@ def _check_shapes(outputs: Tensor, references: Tensor, distortions: Tensor) -> N
             f"with the same leading dimensions and features M; {got}. Nothing is broadcast: expand "
             "to full shapes."
         )
-    if references.shape[-2] < 2:
-        raise ValueError(
-            f"at least two sources are needed (PS compares with the other sources), {got}: the "
-            "sources are axis -2 of references."
-        )
-    if distortions.shape[-2] < 2:
-        raise ValueError(
-            f"at least two distortions of every reference are needed for a covariance, {got}: the "
-            "distortions are axis -2 of distortions."
-        )
-    if outputs.shape[-1] < 1 or outputs.shape[-2] < 1:
-        raise ValueError(f"at least one output and one feature are needed, {got}.")
+    for what, size, least in (
+        ("two sources (axis -2 of references)", references.shape[-2], 2),
+        ("two distortions of every reference (axis -2 of distortions)", distortions.shape[-2], 2),
+        ("one output and one feature", min(outputs.shape[-2:]), 1),
+    ):
+        if size < least:
+            raise ValueError(f"at least {what} are needed, {got}.")
 
 
 def _check_distortions_left(

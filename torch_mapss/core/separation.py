@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core.autograd import safe_sqrt
-from torch_mapss.core.diffusion_map import Embedding, embed
+from torch_mapss.core.diffusion_map import Embedding, read_map
 from torch_mapss.core.mahalanobis import RIDGE, cluster_distances
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
 from torch_mapss.core.settings import Settings
@@ -83,16 +83,8 @@ def ratio(a: Tensor, b: Tensor, convention: str) -> Tensor:
     return torch.where(some, b / torch.where(some, a + b, 1.0), 0.5)
 
 
-def separation_scores(
-    points: Points, settings: Settings, may_sync: bool = True
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    """PS, A, B and d (F, S') of a batch of frames; see :mod:`torch_mapss.core.frame_batches`."""
-    embedding = embed(points, settings, may_sync=may_sync)
-    return of_separation(embedding, points, settings), embedding.again
-
-
 def of_separation(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
-    """The same of one map; 0 where they are not defined, PS ½ where there is no map."""
+    """PS, A, B and d (F, S') of one map; 0 where not defined, PS ½ where there is no map."""
     a, b, defined = separation_distances(embedding, points, settings)
     ps = torch.where(defined, ratio(a, b, settings.convention), 0.5)
     return {
@@ -101,3 +93,7 @@ def of_separation(embedding: Embedding, points: Points, settings: Settings) -> d
         "foreign_distance": b,
         "separation_dimension": embedding.dimensions(len(points.attributed)),
     }
+
+
+#: The score function of PS.
+separation_scores = read_map(of_separation)
