@@ -9,27 +9,69 @@ Stages: :mod:`torch_mapss.core.diffusion_map`, :mod:`torch_mapss.core.separation
 
 Measure, call, equation (labels of the paper's source):
 
-| what | call | equation |
-| --- | --- | --- |
-| diffusion map of a cloud of points | `functional.diffusion_map` | `eq:K`, `eq:P_short` |
-| clearance and fidelity from embeddings | `functional.clearance`, `fidelity` | none: ours |
-| their half-width | `functional.decomposition_bounds` | none: jackknife |
-| PS from embeddings | `functional.perceptual_separation` | `eq:PS_final` |
-| its two distances A and B | `functional.separation_distances` | `eq:B` |
-| PM, log PM from embeddings | `functional.perceptual_match` | `eq:pm_gamma_mm_short` |
-| Q(k, x), log Q, differentiable | `functional.gammaincc`, `log_gammaincc` | `eq:Q_partials` |
-| error radius and half-width of PS | `functional.separation_bounds` | `eq:ps_final_bound` |
-| error radius and half-width of PM | `functional.match_bounds` | `eq:pm_final_bound` |
-| truncation error of the embedding | `functional.truncation_bounds` | `app:conf_bound_pi` |
-| utterance PS | `functional.pool_separation` | `eq:pesq_pooling_ps` |
-| utterance fidelity | `functional.pool_fidelity` | ours |
-| utterance PM | `functional.pool_match` | `eq:avg_pooling_pm` |
-| its bounds | `bounds.pool_separation_bounds` | `eq:pesq_pool_h` |
-| bounds of utterance PM | `bounds.pool_match_bounds` | `eq:avg_pool_h` |
-| correlation with ratings | `bounds.correlation_bounds` | `eq:pcc_hw` |
-| the same over mixtures | `bounds.scenario_bounds` | `eq:srcc_hw` |
-| the distortions | `DistortionBank("separation")`, `("match")` | `app:distortionsbank` |
-| waveforms to frame scores | `MAPSS` | all of the above |
+.. list-table::
+   :header-rows: 1
+
+   * - what
+     - call
+     - equation
+   * - diffusion map of a cloud of points
+     - ``functional.diffusion_map``
+     - ``eq:K``, ``eq:P_short``
+   * - clearance and fidelity from embeddings
+     - ``functional.clearance``, ``fidelity``
+     - none: ours
+   * - their half-width
+     - ``functional.decomposition_bounds``
+     - none: jackknife
+   * - PS from embeddings
+     - ``functional.perceptual_separation``
+     - ``eq:PS_final``
+   * - its two distances A and B
+     - ``functional.separation_distances``
+     - ``eq:B``
+   * - PM, log PM from embeddings
+     - ``functional.perceptual_match``
+     - ``eq:pm_gamma_mm_short``
+   * - Q(k, x), log Q, differentiable
+     - ``functional.gammaincc``, ``log_gammaincc``
+     - ``eq:Q_partials``
+   * - error radius and half-width of PS
+     - ``functional.separation_bounds``
+     - ``eq:ps_final_bound``
+   * - error radius and half-width of PM
+     - ``functional.match_bounds``
+     - ``eq:pm_final_bound``
+   * - truncation error of the embedding
+     - ``functional.truncation_bounds``
+     - ``app:conf_bound_pi``
+   * - utterance PS
+     - ``functional.pool_separation``
+     - ``eq:pesq_pooling_ps``
+   * - utterance fidelity
+     - ``functional.pool_fidelity``
+     - ours
+   * - utterance PM
+     - ``functional.pool_match``
+     - ``eq:avg_pooling_pm``
+   * - its bounds
+     - ``bounds.pool_separation_bounds``
+     - ``eq:pesq_pool_h``
+   * - bounds of utterance PM
+     - ``bounds.pool_match_bounds``
+     - ``eq:avg_pool_h``
+   * - correlation with ratings
+     - ``bounds.correlation_bounds``
+     - ``eq:pcc_hw``
+   * - the same over mixtures
+     - ``bounds.scenario_bounds``
+     - ``eq:srcc_hw``
+   * - the distortions
+     - ``DistortionBank("separation")``, ``("match")``
+     - ``app:distortionsbank``
+   * - waveforms to frame scores
+     - ``MAPSS``
+     - all of the above
 """
 
 from __future__ import annotations

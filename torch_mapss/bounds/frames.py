@@ -12,7 +12,7 @@ and θ; their constants (C, C₁, C₂, 1 here) are nowhere specified; λ̃min i
 the box of PM is cut at half of each parameter, both to keep bounds from being extremely loose, and
 both can make them too short; Δ_a has no derivation in the paper; the map itself is taken as given;
 distortions are a designed bank, not a random sample. ε(A) of [eq:temp_A] adds sqrt(A) times a
-length to A: it is dimensionally odd, and kept so in the paper's convention.
+length to A: it is dimensionally odd, and left so in the paper's convention.
 ``benchmarks/coverage.py`` measures how often each interval holds.
 
 The derivations are in the modules that do the work: ``schur`` (what truncation discards),
@@ -96,7 +96,7 @@ def separation_bounds(
 ) -> Bounds:
     """Error radius and half-width of PS [sec:bounds], for the scores of the same arguments.
 
-    |PS of the full space - PS| <= radius holds always (with the closest cluster j* kept). The tail
+    |PS of the full space - PS| <= radius always holds (for the same closest cluster j*). The tail
     is an approximation: see the module's notes, and ``benchmarks/coverage.py`` for how often it
     holds. Nothing is capped except where a convention says so: a bound above ½ says little.
 

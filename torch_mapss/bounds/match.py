@@ -98,14 +98,14 @@ def match_parts(embedding: Embedding, points: Points, settings: Settings) -> Mat
     rows = torch.cat([deviations, output.unsqueeze(-2)], -2)
     divisor = (count - 1).clamp(min=1)
     if settings.convention == "reference":
-        kept, discarded = _reference_parts(rows, present, divisor, embedding)
+        retained, discarded = _reference_parts(rows, present, divisor, embedding)
     else:
         factor = ridge_factor(deviations, divisor)
-        kept, discarded = schur_parts(factor, rows, is_retained(embedding, rows.shape[-1]))
+        retained, discarded = schur_parts(factor, rows, is_retained(embedding, rows.shape[-1]))
     floor = rounding_floor(embedding).unsqueeze(-1)
-    a = torch.where(kept[..., -1] <= floor, 0.0, kept[..., -1])
+    a = torch.where(retained[..., -1] <= floor, 0.0, retained[..., -1])
     gaps = torch.where(present, discarded[..., :-1], 0.0)
-    return MatchParts(kept[..., :-1], gaps, a, discarded[..., -1], present, count)
+    return MatchParts(retained[..., :-1], gaps, a, discarded[..., -1], present, count)
 
 
 def _reference_parts(
@@ -122,10 +122,10 @@ def _reference_parts(
     mean = deviations.sum(-2, keepdim=True) / (divisor + 1)[..., None, None]
     centred = torch.where(present.unsqueeze(-1), deviations - mean, 0.0)
     n = divisor[..., None, None]
-    kept = is_retained(embedding, rows.shape[-1]).unsqueeze(1)  # (F, 1, D)
+    inside = is_retained(embedding, rows.shape[-1]).unsqueeze(1)  # (F, 1, D)
     least = int(embedding.dimension.min()) if len(rows) else 0
     head, tail = slice(0, embedding.coordinates.shape[-1]), slice(least, None)
-    of_d, of_m = kept[..., head], ~kept[..., tail]
+    of_d, of_m = inside[..., head], ~inside[..., tail]
 
     def block(points: Tensor, present: Tensor, ridge: float) -> Tensor:
         points = points * present.unsqueeze(-2)

@@ -69,8 +69,8 @@ def schur_parts(factor: Tensor, deviations: Tensor, retained: Tensor) -> tuple[T
     """
     whitened = torch.linalg.solve_triangular(factor, deviations.mT, upper=False)
     halves = torch.stack([retained, ~retained], -2).to(whitened.dtype).unsqueeze(1)
-    kept, discarded = (halves @ whitened.square_()).unbind(-2)  # (F, S, 2, n)
-    return kept, discarded
+    inner, discarded = (halves @ whitened.square_()).unbind(-2)  # (F, S, 2, n)
+    return inner, discarded
 
 
 def full_factor(

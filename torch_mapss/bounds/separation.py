@@ -1,7 +1,7 @@
 r"""Radius and tail of PS over a batch of frames.
 
 **The PS radius is no approximation.** As b >= 0, distances only grow: :math:`A' = A + \delta_A`,
-:math:`B' = B + \delta_B`, :math:`0 \le \delta \le \sqrt b`. With j* kept,
+:math:`B' = B + \delta_B`, :math:`0 \le \delta \le \sqrt b`. With j* fixed,
 
 .. math:: |PS' - PS| = \frac{|A\delta_B - B\delta_A|}{(A+B)(A'+B')}
           \le \frac{B\delta_A + A\delta_B}{(A+B)^2},
@@ -96,11 +96,11 @@ def separation_sides(embedding: Embedding, points: Points, settings: Settings) -
     retained = is_retained(embedding, outputs.shape[-1])
     factor = full_factor(deviations, divisor, retained, settings)
     delta = outputs.unsqueeze(-3) - mean.unsqueeze(-2)  # (F, S, S', D)
-    kept, discarded = (part.mT for part in schur_parts(factor, delta, retained))
-    cluster = own_and_nearest(kept, active, points)
+    inner, discarded = (part.mT for part in schur_parts(factor, delta, retained))
+    cluster = own_and_nearest(inner, active, points)
     ridge = RIDGE if settings.convention == "reference" else 0.0
     return Sides(
-        (kept.gather(-1, cluster) + ridge).sqrt(),
+        (inner.gather(-1, cluster) + ridge).sqrt(),
         discarded.gather(-1, cluster),
         cluster,
         scored_outputs(points),

@@ -26,7 +26,7 @@ to N - 1, the last pooling window counts, and N_p is at least 2.
 
 Example:
     >>> import torch
-    >>> from torch_mapss.core.diffusion_map import diffusion_map
+    >>> from torch_mapss.core import diffusion_map
     >>> points = torch.randn(30, 8, dtype=torch.float64)        # (N, M)
     >>> m = diffusion_map(points)
     >>> m.eigenvalues.shape, bool(m.eigenvalues[0] < 1.0)       # N - 1 non-trivial ones
@@ -34,3 +34,19 @@ Example:
     >>> bool(torch.isclose(m.stationary.sum(), torch.tensor(1.0, dtype=torch.float64)))
     True
 """
+
+from __future__ import annotations
+
+from torch_mapss.core.diffusion_map import DiffusionMap, diffusion_map
+from torch_mapss.core.gamma import gammaincc, log_gammaincc
+from torch_mapss.core.pooling import masked_mean, pool_match, pool_separation
+
+__all__ = [
+    "DiffusionMap",
+    "diffusion_map",
+    "gammaincc",
+    "log_gammaincc",
+    "masked_mean",
+    "pool_match",
+    "pool_separation",
+]

@@ -100,7 +100,7 @@ def embed(
         settings: of the map.
         discarded: also return the coordinates from d on (detached), which error bounds read.
         may_sync: whether values may be read, which synchronises an accelerator. Without, all N-1
-            columns of coordinates are kept, frames with bad numbers count as zeros, and ``again``
+            columns of coordinates are returned, frames with bad numbers count as zeros, and ``again``
             says whether the batch must be done again.
 
     Raises:

@@ -58,7 +58,7 @@ def run(
 
     On the CPU values are read as they come. An accelerator is read once, behind the last batch:
     until then nothing is known of non-finite embeddings, of frames whose distances are too
-    imprecise, or of the dimensions (so that all columns are kept). Batches that turn out to need it
+    imprecise, or of the dimensions (so that all columns are computed). Batches that turn out to need it
     are scored again.
 
     Args:
@@ -101,7 +101,7 @@ def start(
         bytes_, most = chunk_bytes, GRAPH_BYTES * chunk_bytes // BATCH_BYTES
     size = frames_per_batch(count, features, bytes_)
     tracked = torch.is_grad_enabled() and any(x.requires_grad for x in points.embeddings())
-    squares = 10 if may_sync else 15  # of N² numbers a frame: all N-1 columns are kept
+    squares = 10 if may_sync else 15  # of N² numbers a frame: all N-1 columns are held
     graph_bytes = points.frames * 8 * (count * features + squares * count**2)
     recomputed = tracked and graph_bytes > most
     # Split, not sliced: the gradient of a slice is as large as the tensor, in every batch.

@@ -107,13 +107,13 @@ class RetainedEigenvectors(torch.autograd.Function):
         nontrivial = _nontrivial(values, count)
         dimension = retained_dimension(nontrivial, count, settings)
         columns = width or (int(dimension.max()) if len(dimension) else 1)
-        kept = torch.arange(columns, device=s.device) < dimension.unsqueeze(-1)
+        inside = torch.arange(columns, device=s.device) < dimension.unsqueeze(-1)
         # An eigenvalue 0 within d (energy 1, a kernel of low rank) gives a column of zeros. It
         # shares its gap with the others as a discarded one does.
-        kept = kept & (nontrivial[:, :columns] > 0.0)
-        power = torch.where(kept, nontrivial[:, :columns].pow(settings.time), 0.0)
+        inside = inside & (nontrivial[:, :columns] > 0.0)
+        power = torch.where(inside, nontrivial[:, :columns].pow(settings.time), 0.0)
         phi = vectors[..., -columns:].flip(-1) * power.unsqueeze(-2)
-        ctx.save_for_backward(values, vectors, kept)
+        ctx.save_for_backward(values, vectors, inside)
         ctx.settings, ctx.invariant = settings, invariant
         ctx.mark_non_differentiable(dimension, nontrivial, vectors)
         return phi, dimension, nontrivial, vectors
@@ -123,20 +123,20 @@ class RetainedEigenvectors(torch.autograd.Function):
     def backward(
         ctx: Any, g: Tensor, _dimension: Tensor, _nontrivial: Tensor, _vectors: Tensor
     ) -> tuple[Tensor, None, None, None, None]:
-        values, vectors, kept = ctx.saved_tensors
-        columns = kept.shape[-1]
-        g = torch.where(kept.unsqueeze(-2), g, 0.0)
+        values, vectors, inside = ctx.saved_tensors
+        columns = inside.shape[-1]
+        g = torch.where(inside.unsqueeze(-2), g, 0.0)
         descending = values.flip(-1)
         v_d = vectors[..., -columns:].flip(-1)
         a = vectors.mT @ g
         c = _discarded_coefficients(a, values, descending[:, :columns], ctx.settings.time)
         norms = None if ctx.invariant else g.square().sum(-2).sqrt()
         top = a[:, -columns:].flip(-2)
-        inner = _retained_coefficients(top, norms, descending[:, :columns], kept, ctx.settings)
-        # Rows of c that belong to retained eigenvectors are replaced, frame by frame of kept.
+        inner = _retained_coefficients(top, norms, descending[:, :columns], inside, ctx.settings)
+        # Rows of c that belong to retained eigenvectors are replaced, frame by frame.
         rows = c[:, -columns:].flip(-2)
-        both = kept.unsqueeze(-1) & kept.unsqueeze(-2)
-        rows = torch.where(both, inner, torch.where(kept.unsqueeze(-2), rows, 0.0))
+        both = inside.unsqueeze(-1) & inside.unsqueeze(-2)
+        rows = torch.where(both, inner, torch.where(inside.unsqueeze(-2), rows, 0.0))
         c = torch.cat([c[:, :-columns], rows.flip(-2)], -2)
         y = vectors @ c
         half = y @ v_d.mT
@@ -196,14 +196,14 @@ def _discarded_coefficients(a: Tensor, values: Tensor, kept_values: Tensor, time
 
 
 def _retained_coefficients(
-    a: Tensor, norms: Tensor | None, values: Tensor, kept: Tensor, settings: Settings
+    a: Tensor, norms: Tensor | None, values: Tensor, inside: Tensor, settings: Settings
 ) -> Tensor:
     """C of the retained pairs: a quarter of a pair's coefficient, both ways; half on the diagonal.
 
     For a pair the column of the larger eigenvalue serves, so that the divisor is the larger
     power. With the column ``norms`` of g, what is not invariant is added.
     """
-    lam = torch.where(kept & (values > 0.0), values, 0.0)
+    lam = torch.where(inside & (values > 0.0), values, 0.0)
     positive = lam > 0.0
     safe = torch.where(positive, lam, 1.0)
     ratio = _divided_powers(lam, safe, positive, settings.time)
