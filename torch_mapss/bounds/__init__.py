@@ -1,8 +1,8 @@
 r"""How far PS and PM may be off: radii, tails, and what becomes of them. Never with gradients.
 
 Two errors a frame. The **radius** is what the discarded diffusion coordinates can change. For PS it
-always holds (for the same closest cluster); so does PM's in the ``"derived"`` convention. The paper's
-PM radius has constants C₁, C₂ that the paper does not give (1 here). The **tail** is a half-width
+always holds (for the same closest cluster); so does PM's in the ``"derived"`` convention. The
+paper's PM radius has constants C₁, C₂ that it does not give (1 here). The **tail** is a half-width
 at the confidence asked for: mean and covariance of a cluster are estimated from its distortions. It
 is first-order in those errors, its constants are unspecified, λmin is floored and the PM box is cut
 at half of each parameter; the distortions are a designed bank, not a random sample.

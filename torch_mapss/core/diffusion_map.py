@@ -100,8 +100,8 @@ def embed(
         settings: of the map.
         discarded: also return the coordinates from d on (detached), which error bounds read.
         may_sync: whether values may be read, which synchronises an accelerator. Without, all N-1
-            columns of coordinates are returned, frames with bad numbers count as zeros, and ``again``
-            says whether the batch must be done again.
+            columns of coordinates are returned, frames with bad numbers count as zeros, and
+            ``again`` says whether the batch must be done again.
 
     Raises:
         NonFiniteError: a present point is not finite, where values may be read.

@@ -58,8 +58,8 @@ def run(
 
     On the CPU values are read as they come. An accelerator is read once, behind the last batch:
     until then nothing is known of non-finite embeddings, of frames whose distances are too
-    imprecise, or of the dimensions (so that all columns are computed). Batches that turn out to need it
-    are scored again.
+    imprecise, or of the dimensions (so that all columns are computed). Batches that turn out to
+    need it are scored again.
 
     Args:
         points: of all frames.
