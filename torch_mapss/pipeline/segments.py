@@ -82,7 +82,7 @@ def of_members(measured: Measured, places: Sequence[int]) -> Measured:
         return measured
     index = torch.tensor(places, device=measured.mask.device)
     values = tuple(measured.values[place] for place in places)
-    return Measured(measured.mask[..., index], values, measured.whole, measured.length)
+    return measured._replace(mask=measured.mask[..., index], values=values)
 
 
 def _gains(config: Config, waves: Tensor, budget: Budget) -> Tensor:
