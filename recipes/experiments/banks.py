@@ -78,7 +78,7 @@ def run(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
             for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
                 bank = None
                 for system, place, output in mixture.outputs():
-                    key = encoder, name, mixture.name, system, mixture.sources[place]
+                    key = toolkit.shown(encoder), name, mixture.name, system, mixture.sources[place]
                     if not rows.has(*key):
                         wanted = toolkit.ENCODED
                         bank = bank or mapss.prepare(mixture.references[None], measures=wanted)
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     about = f"{toolkit.subset(options, rows)} SRCC over the systems of a track, averaged. Paper: PS"
     about += " moves by at most 0.04, PM by 0.09."
     text = toolkit.page_head("Families left out and overdone", __file__, arguments, about)
-    for encoder in options.encoders:
+    for encoder in map(toolkit.shown, options.encoders):
         for question in ratings.questions:
             text += ["", f"## {question}, `{encoder}`", "", table(rows, ratings, encoder, question)]
     toolkit.finish(options, "banks", text)

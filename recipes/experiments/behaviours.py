@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> toolkit.Rows:
             for mixture in toolkit.load_mixtures(options, rate, talkers=talkers):
                 bank = reference = None
                 for name, (maker, amount) in BEHAVIOURS.items():
-                    key = encoder, talkers, mixture.name, name
+                    key = toolkit.shown(encoder), talkers, mixture.name, name
                     if rows.has(*key) or (THREE in name and talkers < 3):
                         continue
                     wanted = toolkit.ENCODED
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     about = f"{toolkit.subset(options, rows)} The first source of each is the target; means over"
     about += " mixtures. A dash: undefined (fidelity where clearance is below 0.1)."
     text = toolkit.page_head("Outputs whose fault is known", __file__, arguments, about)
-    for encoder in options.encoders:
+    for encoder in map(toolkit.shown, options.encoders):
         for talkers in options.talkers:
             title = f"{talkers} talkers, `{encoder}`"
             text += ["", f"## {title}", "", table(rows, encoder, talkers)]

@@ -42,7 +42,7 @@ def score(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
         for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
             bank = None
             for system, place, output in _rated(mixture, ratings):
-                key = encoder, mixture.name, system, mixture.sources[place]
+                key = toolkit.shown(encoder), mixture.name, system, mixture.sources[place]
                 if not rows.has(*key):
                     bank = bank or mapss.prepare(mixture.references[None], measures=toolkit.ENCODED)
                     found = toolkit.target_scores(mapss, bank, output, place, options.sample_frames)
@@ -65,7 +65,7 @@ def vary(options: argparse.Namespace, ratings: rated.Ratings, encoder: str) -> t
     for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
         reference = None
         for system, place, output in _rated(mixture, ratings):
-            key = encoder, mixture.name, system, mixture.sources[place]
+            key = toolkit.shown(encoder), mixture.name, system, mixture.sources[place]
             if not rows.has(*key):
                 reference = reference or variants.prepared(mapss, mixture.references)
                 found = variants.variants(reference, output, place, options.sample_frames)

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> toolkit.Rows:
                 sweep = SWEEPS[name]
                 for step in range(options.steps):
                     amount = sweep.most * step / max(options.steps - 1, 1)
-                    key = encoder, mixture.scenario, mixture.name, name, amount
+                    key = toolkit.shown(encoder), mixture.scenario, mixture.name, name, amount
                     if rows.has(*key):
                         continue
                     bank = bank or mapss.prepare(mixture.references[None], measures=toolkit.ENCODED)
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     about += " frames (log PM by the bounded mean of -log(1 - log PM)), then mixtures; last line:"
     about += " SRCC with the strength within a mixture. -MCD and the like are in `listeners`."
     text = toolkit.page_head("One source, changed more and more", __file__, arguments, about)
-    for encoder in options.encoders:
+    for encoder in map(toolkit.shown, options.encoders):
         for name in options.sweeps:
             text += ["", f"## {name}, `{encoder}`", "", f"Paper: {SWEEPS[name].paper}.", ""]
             text += [table(rows, name, encoder)]

@@ -85,6 +85,11 @@ def scorer(options: argparse.Namespace, encoder: str, **more: Any) -> MAPSS:
     return MAPSS(loaded, decomposition_encoder=loaded, convention=options.convention, **more)
 
 
+def shown(encoder: str) -> str:
+    """An encoder in rows and tables: a folder or hub id by its last part."""
+    return Path(encoder).name
+
+
 def load(encoder: str, device: str | None = None) -> Encoder:
     """An encoder by its name, a folder or hub id; ``NAME@LAYER`` names its layer.
 

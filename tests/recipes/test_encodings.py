@@ -55,7 +55,10 @@ def test_layers_are_encoders_of_their_own(whisper, rated, tmp_path, monkeypatch)
     assert len(one) == len(other) == 4
     assert all(a["ps"] != b["ps"] and a["clearance"] != b["clearance"] for a, b in zip(one, other))
     assert (tmp_path / "layers.png").stat().st_size > 5000
-    assert str(rated) not in (tmp_path / "listeners.md").read_text(encoding="utf-8")
+    page = (tmp_path / "listeners.md").read_text(encoding="utf-8")
+    assert "| small@1 |" in page
+    assert str(rated) not in page
+    assert str(whisper) not in page
 
 
 @pytest.mark.slow
