@@ -34,24 +34,30 @@ KEYS = ("encoder", "mixture", "system", "source")
 
 
 def score(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
-    """Every rated output by every encoder."""
-    settings = toolkit.settings_of(options, "ratings", "unit", "rivals", "no_rivals", "no_variants")
+    """Every rated output by every encoder; hidden references and anchors by the first one."""
+    leave_out = ("ratings", "unit", "rivals", "no_rivals", "no_variants")
+    settings = toolkit.settings_of(options, *leave_out)
     rows = toolkit.Rows(options.out, KEYS, (*toolkit.MEASURES, "frames"), settings)
     for encoder in options.encoders:
         mapss = toolkit.scorer(options, encoder)
         for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
             bank = None
-            for system, place, output in _rated(mixture, ratings):
+            controls = encoder == options.encoders[0]
+            for system, place, output in _rated(mixture, ratings, controls):
                 key = toolkit.shown(encoder), mixture.name, system, mixture.sources[place]
                 if not rows.has(*key):
-                    bank = bank or mapss.prepare(mixture.references[None], measures=toolkit.ENCODED)
+                    bank = bank or mapss.prepare(
+                        mixture.references[None], measures=options.measures
+                    )
                     found = toolkit.target_scores(mapss, bank, output, place, options.sample_frames)
                     rows.add(*key, **found)
     return rows
 
 
-def _rated(mixture: toolkit.Mixture, ratings: rated.Ratings) -> Iterator[tuple[str, int, Any]]:
-    for system, place, output in mixture.outputs(controls=True):
+def _rated(
+    mixture: toolkit.Mixture, ratings: rated.Ratings, controls: bool = False
+) -> Iterator[tuple[str, int, Any]]:
+    for system, place, output in mixture.outputs(controls):
         if ratings.of(mixture.name, system, mixture.sources[place]):
             yield system, place, output
 
@@ -202,10 +208,11 @@ def saturation(rows: toolkit.Rows) -> str:
         cells = [encoder]
         for name, least in (("pm", 1e-6), ("fidelity", 0.01)):
             values = rows.numbers(name, encoder=encoder)
-            share = sum(v < least for v in values) / max(len(values), 1)
-            cells += [toolkit.number(sum(values) / max(len(values), 1), 3), f"{100 * share:.0f} %"]
+            count = len(values) or math.nan
+            share = sum(value < least for value in values) / count
+            cells += [toolkit.number(sum(values) / count, 3), toolkit.number(100 * share, 0)]
         lines.append(cells)
-    header = ["encoder", "mean PM", "outputs below 1e-6", "mean fidelity", "outputs below 0.01"]
+    header = ["encoder", "mean PM", "% below 1e-6", "mean fidelity", "% below 0.01"]
     return toolkit.markdown(header, lines)
 
 
@@ -270,6 +277,7 @@ def page(
 def main(arguments: Sequence[str] | None = None) -> Mapping[str, toolkit.Rows | None]:
     parser = toolkit.parser(__doc__, ratings=True)
     parser.add_argument("--unit", default="track", metavar="COLUMN", help="default: %(default)s")
+    parser.add_argument("--measures", nargs="+", choices=toolkit.ENCODED, default=toolkit.ENCODED)
     rivals.add_option(parser)
     parser.add_argument("--no-rivals", action="store_true")
     parser.add_argument("--no-variants", action="store_true", help="of the first encoder")

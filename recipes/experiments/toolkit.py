@@ -233,7 +233,8 @@ def target_scores(
     frames: int | None = None,
 ) -> dict[str, float]:
     """What one estimate (T,) of one source scores: the names of `MEASURES`, and frames."""
-    found = mapss(estimate[None, None], bank, attributed=(source,), frames=frames)
+    given = estimate[None, None]
+    found = mapss(given, bank, attributed=(source,), frames=frames, measures=bank.measures)
     utterance = found.utterance()
     scores = {
         name: float(getattr(utterance, name)[0, 0])
