@@ -19,6 +19,7 @@ from torch import Tensor
 
 from torch_mapss.bounds.frames import decomposition_errors
 from torch_mapss.bounds.schur import Options
+from torch_mapss.core.decomposition import decomposition_scores
 from torch_mapss.core.frame_batches import run
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
@@ -38,11 +39,12 @@ def drawn(points: Points, size: int, generator: torch.Generator) -> Points:
 def covered(every: Sequence[Points], size: int) -> dict[str, list[Tensor]]:
     """Kind -> spread over draws, half-widths and whether they hold, of all frames."""
     found: dict[str, list[Tensor]] = {f"{kind} {part}": [] for kind in KINDS for part in "swh"}
-    score = decomposition_errors(Options(confidence=0.95), scores=True)
+    bounded = decomposition_errors(Options(confidence=0.95), scores=True)
     for points in every:
         generator = torch.Generator().manual_seed(toolkit.SEED)
         draws = [drawn(points, size, generator) for _ in range(DRAWS)]
-        scores = [run(draw, Settings(), score) for draw in draws]
+        scores = [run(draw, Settings(), bounded) for draw in draws[:BOUNDED]]
+        scores += [run(draw, Settings(), decomposition_scores) for draw in draws[BOUNDED:]]
         defined = torch.stack([one["fidelity_defined"] for one in scores]).all(0)
         for kind in KINDS:
             values = torch.stack([one[kind] for one in scores])[:, defined]
