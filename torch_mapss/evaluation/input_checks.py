@@ -287,7 +287,9 @@ def _products(signals: Signals) -> Products:
     if signals.mixture is not None and len(signals.mixture.wave) >= samples:
         mixture = signals.mixture.wave[:samples].to(truth.device)
         mixed.insert(0, (f"the mixture {signals.mixture.label}", count + len(truth) + 1))
-    sums, gram = 0.0, 0.0
+    width = count + len(truth) + len(mixed)
+    sums = torch.zeros(width, dtype=torch.float64)
+    gram = torch.zeros(width, width, dtype=torch.float64)
     for start in range(0, samples, _BLOCK):
         part = slice(start, start + _BLOCK)
         rows = [outputs[:, part], truth[:, part], truth[:, part].sum(0, keepdim=True)]

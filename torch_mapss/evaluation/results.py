@@ -159,7 +159,7 @@ class Results:
         """A paragraph to publish with results: what they were made with, on how much."""
         settings = self.settings
         weights = settings.get("weights") or {}
-        encoders = []
+        encoders: list[str] = []
         for name in ("encoder", "match_encoder", "decomposition_encoder"):
             one = settings.get(name)
             if one is None or one.get("name") in [told.split(",")[0] for told in encoders]:

@@ -115,8 +115,9 @@ def evaluate_set(
 def storable(given: Mapping[str, Any]) -> dict[str, Any] | None:
     """Options as settings.json keeps them; None where some are objects of Python."""
     found = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
-    if os.path.isdir(found.get("encoder", "")):
-        found["encoder"] = os.path.abspath(found["encoder"])
+    encoder = found.get("encoder")
+    if isinstance(encoder, str) and os.path.isdir(encoder):
+        found["encoder"] = os.path.abspath(encoder)
     return found if io.plain(found) == found else None
 
 

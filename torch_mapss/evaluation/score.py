@@ -335,7 +335,7 @@ def _averaged(channels: Sequence[Scores]) -> Scores:
     """Frame scores averaged over the channels in which they are defined."""
     if len(channels) == 1:
         return channels[0]
-    changed = {"active": torch.stack([one.active for one in channels]).any(0)}
+    changed: dict[str, Any] = {"active": torch.stack([one.active for one in channels]).any(0)}
     for name, values in _tensors(channels[0]).items():
         every = torch.stack([getattr(one, name) for one in channels])
         if name in ("active", "times"):
@@ -357,7 +357,7 @@ def _joined(parts: Sequence[Scores], starts: Sequence[float]) -> Scores:
     if len(parts) == 1:
         return replace(parts[0], times=parts[0].times + starts[0])
     every = [_tensors(part) for part in parts]
-    found = {name: torch.cat([one[name] for one in every], -1) for name in every[0]}
+    found: dict[str, Any] = {name: torch.cat([one[name] for one in every], -1) for name in every[0]}
     found["times"] = torch.cat([part.times + start for part, start in zip(parts, starts)])
     return replace(parts[0], **found)
 
@@ -492,7 +492,7 @@ def _utterance_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:
 
 
 def _on_cpu(bounds: ScoreBounds, active: Tensor) -> ScoreBounds:
-    made = {
+    made: dict[str, Any] = {
         name: type(part)(*(tensor.cpu() for tensor in part))
         for name in ("clearance", "fidelity", "ps", "pm")
         if (part := bounds.of(name)) is not None

@@ -10,6 +10,7 @@ from torch_mapss.evaluation import io, measures
 from torch_mapss.evaluation.manifest import Mixture, Record, listed
 from torch_mapss.evaluation.measures import COLUMNS
 from torch_mapss.evaluation.report import Report
+from torch_mapss.evaluation.results import records
 from torch_mapss.evaluation.shards import Progress, Share, finished, lock, note_hashes
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Outcome(NamedTuple):
                 *(_cell(name, row, sampled) for name in names),
                 *(str(int(row[name])) for name in counts),
             ]
-            for row in self.summary.to_dict("records")
+            for row in records(self.summary)
         ]
         lines = [
             io.text_table(["system", *(measures.label(name) for name in names), *counts], rows),

@@ -39,7 +39,7 @@ others that torch_mapss.evaluate takes. Options on the command line come first.
 CODES = "Exit codes: 0 all scored; 1 some mixtures failed; 2 bad usage or input; 130 interrupted."
 
 # Options of scoring by their names in Python; all have no default here.
-_SCORING = {
+_SCORING: dict[str, dict[str, Any]] = {
     "measures": {
         "nargs": "+",
         "metavar": "NAME",
