@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -263,21 +264,17 @@ def separation(
     outputs: ArrayLike,
     references: ArrayLike,
     distortions: ArrayLike,
-    attributed: Sequence[int] | None = None,
-    active: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
-    alpha: float = 1.0,
-    time: float = 1,
-    energy: float = 0.99,
     convention: str = "paper",
+    **options: Any,
 ) -> Separation:
-    """PS of every output of one frame, [sec:ps]; a zero bandwidth scores 1/2."""
+    """PS of every output of one frame, [sec:ps]; ``options`` as for :func:`embed_frame`.
+
+    A zero bandwidth scores 1/2.
+    """
     n_outputs = len(np.asarray(outputs))
     a, b, ps = np.full((3, n_outputs), np.nan)
     closest = np.full(n_outputs, -1, dtype=np.int64)
-    frame = embed_frame(
-        outputs, references, distortions, attributed, active, mask, alpha, time, energy, convention
-    )
+    frame = embed_frame(outputs, references, distortions, convention=convention, **options)
     if frame is None:
         return Separation(a, b, closest, ps, 0, None)
     psi = frame.map.retained
@@ -325,20 +322,13 @@ def match(
     outputs: ArrayLike,
     references: ArrayLike,
     distortions: ArrayLike,
-    attributed: Sequence[int] | None = None,
-    active: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
-    alpha: float = 1.0,
-    time: float = 1,
-    energy: float = 0.99,
     convention: str = "paper",
+    **options: Any,
 ) -> Match:
-    """PM of every output of one frame, [sec:pm]."""
+    """PM of every output of one frame, [sec:pm]; ``options`` as for :func:`embed_frame`."""
     n_outputs = len(np.asarray(outputs))
     a, k, theta, pm, log_pm = np.full((5, n_outputs), np.nan)
-    frame = embed_frame(
-        outputs, references, distortions, attributed, active, mask, alpha, time, energy, convention
-    )
+    frame = embed_frame(outputs, references, distortions, convention=convention, **options)
     if frame is None:
         return Match(a, k, theta, pm, log_pm, 0, None)
     psi = frame.map.retained

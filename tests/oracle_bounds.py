@@ -182,60 +182,40 @@ def separation_tail(own: Side, foreign: Side, delta: float, convention: str) -> 
     """[eq:aftermizath]: the gradient norm of PS times the errors of A and B."""
     a, b = own.distance, foreign.distance
     lipschitz = math.hypot(a, b) / (a + b) ** 2  # [eq:finite_sample_error_ps]
+    events = 4 if convention == "derived" else 2  # mean and covariance, of one or either cluster
+    n = max(int(EFFECTIVE * own.n), 3) if convention == "reference" else None  # the own cluster's
+    errors = [_side_error(side, delta / events, convention, n=n) for side in (own, foreign)]
     if convention == "paper":
-        error = math.sqrt(_paper_error(own, delta / 2) + _paper_error(foreign, delta / 2))
-        return lipschitz * error
+        return lipschitz * math.sqrt(sum(errors))
+    tail = lipschitz * math.hypot(*errors)
+    return min(tail, 1.0) if convention == "reference" else tail
+
+
+def _side_error(
+    side: Side, delta: float, convention: str, constant: float = 1.0, n: float | None = None
+) -> float:
+    """ε of [eq:temp_A]: Δ_μ of [eq:ps_mu], Δ_Σ of [eq:ps_cov], over n effective points.
+
+    "reference" has Σ + εI throughout and sqrt(r/n) in Δ_Σ. "derived" is ``|A - Â|``, from the
+    perturbation of A²: 2 A Δ_μ / sqrt(λ̃min) + A² Δ_Σ / λ̃min.
+    """
+    sigma = side.sigma
     if convention == "reference":
-        n = max(int(EFFECTIVE * own.n), 3)  # the own cluster's, for both
-        sides = _reference_error(own, n, delta / 2), _reference_error(foreign, n, delta / 2)
-        return min(lipschitz * math.hypot(*sides), 1.0)
-    # Four events: mean and covariance, of either cluster.
-    return lipschitz * math.hypot(
-        _derived_error(own, delta / 4), _derived_error(foreign, delta / 4)
-    )
-
-
-def _paper_error(side: Side, delta: float, constant: float = 1.0) -> float:
-    """ε of [eq:temp_A], as printed: Δ_μ of [eq:ps_mu], Δ_Σ of [eq:ps_cov]."""
-    eigenvalues = np.linalg.eigvalsh(side.sigma)
-    top, bottom = float(eigenvalues[-1]), float(eigenvalues[0])
-    floored = bottom + FLOOR * top  # λmin(Σ + ε_r λmax I)
-    n = EFFECTIVE * side.n
-    r = float(np.trace(side.sigma)) / top
-    log = math.log(2.0 / delta)
-    delta_mu = math.sqrt(2.0 * top * log / n)
-    delta_sigma = constant * top * (r / n + (r + log) / n)
-    a = side.distance
-    return 2.0 * math.sqrt(a) * delta_mu * math.sqrt(top / floored) + a * delta_sigma / top
-
-
-def _reference_error(side: Side, n: int, delta: float) -> float:
-    """ε as the released implementation has it: Σ + εI throughout, sqrt(r/n) in Δ_Σ."""
-    sigma = side.sigma + EPSILON * np.eye(len(side.sigma))
+        sigma = sigma + EPSILON * np.eye(len(sigma))
     eigenvalues = np.linalg.eigvalsh(sigma)
     top, bottom = float(eigenvalues[-1]), float(eigenvalues[0])
-    floored = max(bottom, FLOOR * top)
-    r = float(np.trace(sigma)) / top
-    log = math.log(2.0 / delta)
-    delta_mu = math.sqrt(2.0 * top * log / n)
-    relative = math.sqrt(r / n) + (r + log) / n
-    a = side.distance
-    return 2.0 * math.sqrt(a) * delta_mu * math.sqrt(top / floored) + a * relative
-
-
-def _derived_error(side: Side, delta: float, constant: float = 1.0) -> float:
-    """|A - Â|, from the perturbation of A²: 2 A Δ_μ / sqrt(λ̃min) + A² Δ_Σ / λ̃min."""
-    eigenvalues = np.linalg.eigvalsh(side.sigma)
-    top, bottom = float(eigenvalues[-1]), float(eigenvalues[0])
-    floored = bottom + FLOOR * top
-    n = EFFECTIVE * side.n
-    trace = float(np.trace(side.sigma))
+    floored = max(bottom, FLOOR * top) if convention == "reference" else bottom + FLOOR * top
+    n = EFFECTIVE * side.n if n is None else n
+    trace = float(np.trace(sigma))
     r = trace / top
     log = math.log(2.0 / delta)
-    delta_mu = math.sqrt(2.0 * top * log / n) + math.sqrt(trace / n)
-    delta_sigma = constant * top * (math.sqrt(r / n) + (r + log) / n)
+    first = r / n if convention == "paper" else math.sqrt(r / n)
+    delta_mu, relative = math.sqrt(2.0 * top * log / n), constant * (first + (r + log) / n)
     a = side.distance
-    squared = 2.0 * a * delta_mu / math.sqrt(floored) + a**2 * delta_sigma / floored
+    if convention != "derived":
+        return 2.0 * math.sqrt(a) * delta_mu * math.sqrt(top / floored) + a * relative
+    delta_mu += math.sqrt(trace / n)
+    squared = 2.0 * a * delta_mu / math.sqrt(floored) + a**2 * top * relative / floored
     return min(math.sqrt(squared), squared / a) if a > 0.0 else math.sqrt(squared)
 
 
@@ -311,15 +291,11 @@ def _corner_maximum(
 ) -> float:
     """Largest change of Q over the eight corners of a box [eq:pm_corner_radius]."""
     at_centre = _q(*centre)
-    worst = 0.0
-    for sk in (-1, 1):
-        for st in (-1, 1):
-            for sa in (-1, 1):
-                k = max(centre[0] + sk * half[0], floors[0])
-                theta = max(centre[1] + st * half[1], floors[1])
-                a = max(centre[2] + sa * half[2], floors[2])
-                worst = max(worst, abs(_q(k, theta, a) - at_centre))
-    return worst
+    changes = []
+    for signs in itertools.product((-1, 1), repeat=3):
+        corner = [max(c + s * h, f) for c, s, h, f in zip(centre, signs, half, floors)]
+        changes.append(abs(_q(*corner) - at_centre))
+    return max(changes)
 
 
 def _floors(convention: str) -> tuple[float, float, float]:
@@ -452,11 +428,6 @@ def normal_quantile(confidence: float) -> float:
     return float(scipy.stats.norm.ppf((1.0 + confidence) / 2.0))
 
 
-def average_radius(b: Array) -> float:
-    """[eq:avg_pool_b]."""
-    return float(sum(b)) / len(b)
-
-
 def average_halfwidth(p: Array, confidence: float = 0.95, gap: int = 4) -> float:
     """[eq:avg_pool_h] with σ = p / z."""
     z = normal_quantile(confidence)
@@ -492,27 +463,10 @@ def pesq_slope(ps: Array, window: int = 20, hop: int = 10, p: float = 6) -> floa
     return 4.0 * 1.3669 * e / (1.0 + e) ** 2
 
 
-def pesq_radius(
-    ps: Array, b: Array, window: int = 20, hop: int = 10, p: float = 6, printed: bool = False
-) -> float:
-    """The pooled radius: a bias does not average out, so by Minkowski it is the same norm of b.
-
-    ``printed`` gives [eq:pesq_pool_b] as it stands, divided by sqrt(M).
-    """
-    slope = pesq_slope(ps, window, hop, p)
-    if not printed:
-        return slope * _windowed_norm(b, window, hop, p)
+def pesq_radius(ps: Array, b: Array, window: int = 20, hop: int = 10, p: float = 6) -> float:
+    """[eq:pesq_pool_b] as printed: divided by sqrt(M)."""
     overlap = math.ceil(window / hop) / math.sqrt(len(windows(len(b), window, hop)))
-    return slope * overlap * math.sqrt(sum(float(v) ** 2 for v in b) / len(b))
-
-
-def pesq_halfwidth(
-    ps: Array, p_half: Array, window: int = 20, hop: int = 10, p: float = 6
-) -> float:
-    """[eq:pesq_pool_h]; z cancels against σ = p / z."""
-    overlap = math.ceil(window / hop) / math.sqrt(len(windows(len(p_half), window, hop)))
-    rms = math.sqrt(sum(float(v) ** 2 for v in p_half) / len(p_half))
-    return pesq_slope(ps, window, hop, p) * overlap * rms
+    return pesq_slope(ps, window, hop, p) * overlap * math.sqrt(float(np.mean(b**2)))
 
 
 def pesq_radius_secant(ps: Array, b: Array, window: int = 20, hop: int = 10, p: float = 6) -> float:
@@ -546,20 +500,12 @@ def pesq_halfwidth_gradient(
 
 def pcc(v: Array, ratings: Array) -> float:
     """[eq:ps_pcc_i]."""
-    x, m = v - np.mean(v), ratings - np.mean(ratings)
-    return float(x @ m) / math.sqrt(float(x @ x) * float(m @ m))
-
-
-def ranks(v: Array) -> Array:
-    """Average ranks, from 1."""
-    below = [sum(float(w < u) for w in v) for u in v]
-    same = [sum(float(w == u) for w in v) for u in v]
-    return np.array([lo + (n + 1.0) / 2.0 for lo, n in zip(below, same, strict=True)])
+    return float(np.corrcoef(v, ratings)[0, 1])
 
 
 def srcc(v: Array, ratings: Array) -> float:
-    """[eq:srcc_ps]; 0 where every value is the same."""
-    x, m = ranks(v), ranks(ratings)
+    """[eq:srcc_ps], ties at average ranks; 0 where every value is the same."""
+    x, m = scipy.stats.rankdata(v), scipy.stats.rankdata(ratings)
     return pcc(x, m) if np.ptp(x) > 0.0 and np.ptp(m) > 0.0 else 0.0
 
 
@@ -580,21 +526,12 @@ def pcc_halfwidth(v: Array, ratings: Array, h: Array) -> float:
     return math.sqrt(float(np.sum((pcc_gradient(v, ratings) * h) ** 2)))
 
 
-def srcc_radius_signs(v: Array, ratings: Array, b: Array) -> float:
-    """The largest change of SRCC over all 2^Q sign patterns v ± b."""
-    base = srcc(v, ratings)
-    return max(
-        abs(srcc(v + np.array(signs) * b, ratings) - base)
-        for signs in itertools.product((-1.0, 1.0), repeat=len(v))
-    )
-
-
 def srcc_radius_orders(v: Array, ratings: Array, b: Array) -> float:
     """The largest change of SRCC over every order that some v' with |v' - v| <= b can have.
 
     An order is possible if values can be picked greedily upwards: each at least its own lower end
-    and at least its predecessor's value, and none above its own upper end. At least
-    ``srcc_radius_signs``, up to ties; any valid radius is at least this.
+    and at least its predecessor's value, and none above its own upper end. Any valid radius is at
+    least this.
     """
     base, count, worst = srcc(v, ratings), len(v), 0.0
     for order in itertools.permutations(range(count)):

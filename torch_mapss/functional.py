@@ -316,9 +316,8 @@ def perceptual_match(
     without gradient.
 
     Args:
-        outputs, references, distortions, attributed, active, mask, alpha, time, energy,
-            convention, max_dimension, eigh: as for :func:`perceptual_separation`; an active
-            source needs at least two distortions.
+        outputs, references, distortions, attributed, active, mask, options: as for
+            :func:`perceptual_separation`; an active source needs at least two distortions.
         log: return log PM. PM of an audible distortion is often 1e-100: its log still ranks, and
             still has a gradient. In the reference convention it is not floored at 1e-16.
 

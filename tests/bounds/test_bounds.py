@@ -54,15 +54,12 @@ def _embedding(points: tuple[Tensor, Tensor, Tensor], energy: float = 0.99):
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("tail", ["concentration", "bootstrap"])
-def test_no_frames_and_no_map(convention: str, tail: str) -> None:
+def test_no_frames(convention: str, tail: str) -> None:
     none = [x[:0] for x in clouds(1, distortions=6, features=4)]
     options = {"convention": convention, "tail": tail, "draws": 10}
     for measure in (F.separation_bounds, F.match_bounds):
         found = measure(*none, **options)
         assert found.radius.shape == found.tail.shape == found.total.shape == (0, 2)
-    points = torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 6, 4)
-    found = frames.separation_bounds(*points, **options)
-    assert (found.radius.tolist(), found.tail.tolist()) == ([0.0, 0.0], [0.5, 0.5])
 
 
 # ---------------------------------------------------------------------------------- two roads
@@ -135,12 +132,11 @@ def test_constants_enter_as_in_the_oracle(monkeypatch: pytest.MonkeyPatch) -> No
     frame = oracle.embed_frame(*points)
     assert frame is not None
     own, foreign = oracle_bounds._separation_sides(frame, 0, "paper")
-    for convention, error in (
-        ("paper", oracle_bounds._paper_error),
-        ("derived", oracle_bounds._derived_error),
-    ):
-        delta = 0.05 / (2 if convention == "paper" else 4)
-        errors = error(own, delta, constant=3.0), error(foreign, delta, constant=3.0)
+    for convention, events in (("paper", 2), ("derived", 4)):
+        errors = [
+            oracle_bounds._side_error(side, 0.05 / events, convention, constant=3.0)
+            for side in (own, foreign)
+        ]
         joined = math.sqrt(sum(errors)) if convention == "paper" else math.hypot(*errors)
         a, b = own.distance, foreign.distance
         found = frames.separation_bounds(
@@ -374,16 +370,18 @@ def test_same_seed_same_numbers_whatever_the_global_state_and_the_batch() -> Non
 # ----------------------------------------------------------------------------------- rules, input
 
 
-def test_scores_by_rule_have_vacuous_tails() -> None:
-    references = torch.zeros(2, 4, dtype=torch.float64)
-    distortions = torch.zeros(2, 6, 4, dtype=torch.float64)
-    outputs = torch.eye(2, 4, dtype=torch.float64)
-    found = frames.separation_bounds(outputs, references, distortions)
-    assert found.radius.tolist() == [0.0, 0.0]
-    assert found.tail.tolist() == [0.5, 0.5]
-    found = frames.match_bounds(outputs, references, distortions)
-    assert found.radius.tolist() == [0.0, 0.0]
-    assert found.tail.tolist() == [1.0, 1.0]
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("tail", ["concentration", "bootstrap"])
+def test_scores_by_rule_have_vacuous_tails(convention: str, tail: str) -> None:
+    outputs, nothing = torch.eye(2, 4), torch.zeros(2, 6, 4)
+    options = {"convention": convention, "tail": tail, "draws": 10}
+    found = frames.separation_bounds(outputs, nothing[:, 0], nothing, **options)
+    assert (found.radius.tolist(), found.tail.tolist()) == ([0.0, 0.0], [0.5, 0.5])
+    found = frames.match_bounds(outputs, nothing[:, 0], nothing, **options)
+    assert (found.radius.tolist(), found.tail.tolist()) == ([0.0, 0.0], [1.0, 1.0])
+
+
+def test_collapsed_clusters_have_vacuous_tails() -> None:
     outputs, references, distortions = clouds(seed=15)
     distortions[0] = references[0]  # the cluster has collapsed onto its reference
     for tail in ("concentration", "bootstrap"):

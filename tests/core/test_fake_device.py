@@ -50,16 +50,12 @@ def assert_there(score: Tensor, *leaves: Tensor) -> None:
         assert (gradient.device, gradient.shape) == (leaf.device, leaf.shape)
 
 
-def options_of(options: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    return options, len(options.get("attributed", range(SOURCES)))
-
-
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("score", ["separation", "log match"])
 def test_scores_and_their_gradients(score: str, options: str) -> None:
     with fake_device():
-        given, outputs = options_of(OPTIONS[options])
-        points = cloud(outputs=outputs)
+        given = OPTIONS[options]
+        points = cloud(outputs=len(given.get("attributed", range(SOURCES))))
         assert_there(SCORES[score](*points, **given), *points)
 
 
@@ -106,22 +102,17 @@ def test_bounds(convention: str, tail: str) -> None:
         assert bartlett.total.device.type == "cuda"
 
 
-def test_what_the_bounds_assume() -> None:
+def test_bounds_of_the_map_and_of_utterances_and_what_they_assume() -> None:
     with fake_device():
         points = cloud()
-        found = diagnostics.gamma_fit_test(*points), diagnostics.bank_correlation(*points)
-        found += (diagnostics.source_correlation(*points, draws=3),)
-        assert {x.device.type for record in found for x in record} == {"cuda"}
-
-
-def test_bounds_of_the_map_and_of_utterances() -> None:
-    with fake_device():
-        points = torch.empty(2, 9, 3, device="cuda")
         frames, radius, tail = (torch.empty(2, 3, 50, device="cuda") for _ in range(3))
         found = (
-            F.truncation_bounds(F.diffusion_map(points)),
+            F.truncation_bounds(F.diffusion_map(torch.empty(2, 9, 3, device="cuda"))),
             utterance.pool_match_bounds(radius, tail),
             utterance.pool_separation_bounds(frames, radius, tail),
+            diagnostics.gamma_fit_test(*points),
+            diagnostics.bank_correlation(*points),
+            diagnostics.source_correlation(*points, draws=3),
         )
         assert {x.device.type for record in found for x in record} == {"cuda"}
 

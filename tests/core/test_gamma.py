@@ -144,18 +144,20 @@ FAR = [
 FAR_BELOW = [(40.0, 1e-3), (1e3, 200.0), (1e3, 450.0), (1e4, 7.5e3), (1e7, 9.9e6), (1e7, 10.0)]
 
 
-@pytest.mark.parametrize("k", SHAPES)
-def test_small_and_moderate_shapes(k: float) -> None:
-    assert_accurate([(k, x) for x in POINTS])
-
-
-@pytest.mark.parametrize("k", [1.3, 8.0, 30.0, 199.0, 2.7e3, 8e3])
-def test_transition(k: float) -> None:
-    assert_accurate(around(k, WIDTHS))
-
-
-def test_transition_at_the_largest_shapes() -> None:
-    assert_accurate([(1e7, 1e7 + 1.0)])
+@pytest.mark.parametrize(
+    "points",
+    [
+        *([(k, x) for x in POINTS] for k in SHAPES),
+        *(around(k, WIDTHS) for k in (1.3, 8.0, 30.0, 199.0, 2.7e3, 8e3)),
+        [(1e7, 1e7 + 1.0)],
+        FAR,
+        FAR_BELOW,
+    ],
+    ids=lambda points: f"{points[0][0]:g}",
+)
+def test_values_and_slopes(points: list[tuple[float, float]]) -> None:
+    """Small and moderate shapes, the transition at x = k, and far on either side of it."""
+    assert_accurate(points)
 
 
 @pytest.mark.slow
@@ -173,25 +175,17 @@ def test_random_points() -> None:
     assert_accurate(list(zip(k.tolist(), x.tolist())))
 
 
-def test_far_tails() -> None:
-    assert_accurate(FAR)
-
-
-def test_far_below() -> None:
-    assert_accurate(FAR_BELOW)
-
-
 def test_oracle_agrees_with_mpmath() -> None:
     """The oracle itself, against mpmath's own function where that is reliable."""
     with mp.workdps(40):
-        for k, x in (
+        for k, x in [
             (0.01, 0.3),
             (0.5, 1e-9),
             (3.3, 5.0),
             (9.99, 80.0),
             (37.0, 30.0),
             (37.0, 90.0),
-        ):
+        ]:
 
             def log_q(shape: mpf, point: mpf = mpf(x)) -> mpf:  # noqa: B008
                 return mp.log(mp.gammainc(shape, point, mp.inf, regularized=True))

@@ -35,7 +35,7 @@ DRAW_BYTES = 96 * 2**20
 
 
 def half_width(draws: Tensor, score: Tensor, confidence: float) -> Tensor:
-    """The ``confidence`` quantile of |draw - score| over draws (R, ...), shape (...)."""
+    """The ``confidence`` quantile of ``|draw - score|`` over draws (R, ...), shape (...)."""
     return quantile((draws - score).abs(), confidence)
 
 

@@ -184,8 +184,8 @@ def correlation_bounds(
 
     The SRCC radius holds for every bias within the radii. The PCC radius and half-width are
     first-order in them; the SRCC half-width takes the errors of systems as independent Gaussians.
-    Neither exceeds 1 + |r|, the way to the far end of [-1, 1]: scores that hardly differ between
-    systems (a saturated PM) have a PCC that says nothing, and a bound that says so.
+    Neither exceeds ``1 + |r|``, the way to the far end of [-1, 1]: scores that hardly differ
+    between systems (a saturated PM) have a PCC that says nothing, and a bound that says so.
 
     Args:
         scores: (..., Q) utterance scores of Q systems; NaN where there is none.

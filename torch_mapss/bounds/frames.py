@@ -96,9 +96,9 @@ def separation_bounds(
 ) -> Bounds:
     """Error radius and half-width of PS [sec:bounds], for the scores of the same arguments.
 
-    |PS of the full space - PS| <= radius always holds (for the same closest cluster j*). The tail
-    is an approximation: see the module's notes, and ``benchmarks/coverage.py`` for how often it
-    holds. Nothing is capped except where a convention says so: a bound above ½ says little.
+    ``|PS of the full space - PS| <= radius`` always holds (for the same closest cluster j*). The
+    tail is an approximation: see the module's notes, and ``benchmarks/coverage.py`` for how often
+    it holds. Nothing is capped except where a convention says so: a bound above ½ says little.
 
     Args:
         outputs, references, distortions, attributed, active, mask: as for

@@ -129,16 +129,13 @@ def _spread(embedding: Embedding, points: Points, options: Options) -> Spread:
     bottom, top = bottom + ridge, top + ridge
     trace = trace + ridge * embedding.dimension.unsqueeze(-1)
     some = top > 0.0
-    share = torch.where(some, bottom / torch.where(some, top, 1.0), 0.0)
-    rank = torch.where(some, trace / torch.where(some, top, 1.0), 1.0)
-    if options.convention == "reference":
-        floored = share.clamp(min=options.floor)
-    else:
-        floored = share + options.floor  # λmin(Σ + ε_r λmax I)
+    safe = torch.where(some, top, 1.0)
+    share, rank = bottom / safe, torch.where(some, trace / safe, 1.0)  # bottom is at most top
     size = effective_size(clusters, present, embedding.dimension, options.n_eff)
     if options.convention == "reference":
-        size = size.floor().clamp(min=3.0)
-    return Spread(top, floored, rank, size.clamp(min=1.0))
+        return Spread(top, share.clamp(min=options.floor), rank, size.floor().clamp(min=3.0))
+    # λmin(Σ + ε_r λmax I)
+    return Spread(top, share + options.floor, rank, size.clamp(min=1.0))
 
 
 def _extreme_eigenvalues(covariance: Tensor, dimension: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,7 +195,7 @@ def _printed_distance_error(
 def derived_distance_error(
     distance: Tensor, spread: Spread, delta: float, c: float = 1.0
 ) -> Tensor:
-    """|A - Â| from the error of A², each event with probability ``delta``; see the module."""
+    """``|A - Â|`` from the error of A², each event with probability ``delta``; see the module."""
     log = math.log(2.0 / delta)
     n = spread.size
     mean = (2.0 * log / n).sqrt() + (spread.rank / n).sqrt()  # over sqrt λmax

@@ -113,7 +113,6 @@ def pool_separation_bounds(
     """
     gap = _check_settings(convention, gap)
     window, hop, p = pooling.check_windows(window, hop, p)
-    checks.check_floating(frames, "frames")
     radius, tail, active = _frames(radius, tail, active, frames)
     values = torch.where(active, checks.lifted(frames), 0.0).abs()
     windows = pooling.windows_of(values, active, window, hop)
@@ -166,13 +165,13 @@ def _frames(
     radius: Tensor, tail: Tensor, active: Tensor | None, frames: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Radius, tail, active of one shape (..., F); the bounds 0 where inactive."""
-    checks.check_floating(radius, "radius")
-    checks.check_floating(tail, "tail")
-    shapes = {"radius": radius.shape, "tail": tail.shape}
+    given = {"radius": radius, "tail": tail}
     if frames is not None:
-        shapes["frames"] = frames.shape
-    if len(set(shapes.values())) > 1 or radius.ndim < 1 or radius.shape[-1] == 0:
-        listed = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+        given["frames"] = frames
+    for name, values in given.items():
+        checks.check_floating(values, name)
+    if len({x.shape for x in given.values()}) > 1 or radius.ndim < 1 or radius.shape[-1] == 0:
+        listed = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
         raise ValueError(
             f"frame bounds must have one shape (..., F) with F of at least 1, got {listed}. Frames "
             "are the last axis; pass active to leave some out."
@@ -180,18 +179,13 @@ def _frames(
     if active is None:
         active = torch.ones_like(radius, dtype=torch.bool)
     active = checks.check_bool(active, "active", tuple(radius.shape))
-    for name, values in (("radius", radius), ("tail", tail), ("frames", frames)):
-        if values is not None:
-            _check_active_values(values, name, active)
+    for name, values in given.items():
+        bad = active & (torch.isnan(values) | (values < 0.0))
+        if bool(bad.any()):
+            place = tuple(int(index) for index in bad.nonzero()[0])
+            raise ValueError(
+                f"{name} must be at least 0 in active frames, got {float(values[place])} at index "
+                f"{place}. An undefined frame must be inactive: pass active=False there."
+            )
     radius, tail = (torch.where(active, checks.lifted(x), 0.0) for x in (radius, tail))
     return radius, tail, active
-
-
-def _check_active_values(values: Tensor, name: str, active: Tensor) -> None:
-    bad = active & (torch.isnan(values) | (values < 0.0))
-    if bool(bad.any()):
-        place = tuple(int(index) for index in bad.nonzero()[0])
-        raise ValueError(
-            f"{name} must be at least 0 in active frames, got {float(values[place])} at index "
-            f"{place}. An undefined frame must be inactive: pass active=False there."
-        )

@@ -252,7 +252,7 @@ def _split(e: Tensor, u: Tensor, graphs: Graphs) -> Decomposition:
 
 
 def _length(x: Tensor) -> Tensor:
-    """|x| along the last dimension; below ``SMALLEST_LENGTH`` 0, with derivative 0."""
+    """``|x|`` along the last dimension; below ``SMALLEST_LENGTH`` 0, with derivative 0."""
     squared = x.square().sum(-1)
     real = squared > SMALLEST_LENGTH**2
     return torch.where(real, torch.where(real, squared, 1.0).sqrt(), 0.0)
@@ -265,7 +265,7 @@ def _length(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def nonnegative_least_squares(u: Tensor, e: Tensor, present: Tensor) -> Tensor:
-    """c >= 0 that minimises |e - sum_j c_j u_j|, exactly: every active set is tried.
+    """c >= 0 that minimises ``|e - sum_j c_j u_j|``, exactly: every active set is tried.
 
     Gauss-Jordan elimination of the normal equations of unit vectors, each step once with and once
     without a column, so that J steps solve all 2^J subsets. The solution is the subset that meets

@@ -286,7 +286,7 @@ def _tail(k: Tensor, x: Tensor) -> _Tail:
 
 
 class _GammaTail(torch.autograd.Function):
-    """Q and log Q with the derivatives of `_tail`; inputs are float64 and of one shape."""
+    """Q and log Q with the derivatives of ``_tail``; inputs are float64 and of one shape."""
 
     generate_vmap_rule = True
 
@@ -351,7 +351,7 @@ def _common_device(k: Tensor, x: Tensor) -> torch.device:
 
 
 def both_tails(k: Tensor | float, x: Tensor | float) -> tuple[Tensor, Tensor]:
-    """`gammaincc` and `log_gammaincc` of the same arguments, from one quadrature."""
+    """:func:`gammaincc` and :func:`log_gammaincc` of the same arguments, from one quadrature."""
     shape, point = _as_real(k, x, "k"), _as_real(x, k, "x")
     dtype, device = _result_dtype(shape, point), _common_device(shape, point)
     working = devices.working_device(device)
@@ -397,18 +397,18 @@ def gammaincc(k: Tensor | float, x: Tensor | float) -> Tensor:
 
 
 def log_gammaincc(k: Tensor | float, x: Tensor | float) -> Tensor:
-    """Logarithm of `gammaincc`, with a value and a slope also where Q underflows.
+    """Logarithm of :func:`gammaincc`, with a value and a slope also where Q underflows.
 
-    Same arguments, types, treatment of bad input and range as `gammaincc`. Relative accuracy 1e-10
-    holds for log Q and its derivatives at any depth of the tail (log Q = -1e8 included); where Q
-    is 1 minus something tiny, log Q = -P is relatively accurate down to 1e-300.
+    Same arguments, types, treatment of bad input and range as :func:`gammaincc`. Relative accuracy
+    1e-10 holds for log Q and its derivatives at any depth of the tail (log Q = -1e8 too); where
+    Q is 1 minus something tiny, log Q = -P is relatively accurate down to 1e-300.
 
     Args:
         k: Shape of the Gamma distribution, > 0, any shape that broadcasts with ``x``.
         x: Where the tail starts, >= 0; ``inf`` gives -inf (with the finite slopes at 1e300).
 
     Returns:
-        log Q <= 0, of the broadcast shape and the dtype of `gammaincc`.
+        log Q <= 0, of the broadcast shape and the dtype of :func:`gammaincc`.
 
     Raises:
         TypeError: An argument is complex.

@@ -138,7 +138,7 @@ def _distances_and_median(
 
 
 def _gram_distances(x: Tensor) -> tuple[Tensor, Tensor]:
-    """|x_i|² + |x_j|² - 2 x_i·x_j, and the largest |x_i|² of each frame."""
+    """``|x_i|² + |x_j|² - 2 x_i·x_j``, and the largest ``|x_i|²`` of each frame."""
     gram = x @ x.mT
     norms = gram.diagonal(dim1=-2, dim2=-1).clone()
     squared = gram.mul_(-2.0).add_(norms.unsqueeze(-1)).add_(norms.unsqueeze(-2)).clamp_(min=0.0)

@@ -72,7 +72,7 @@ def cluster_distances(deviations: Tensor, count: Tensor, rights: Tensor) -> Tens
 
 
 def squared_mahalanobis(factor: Tensor, deviations: Tensor) -> Tensor:
-    """|L⁻¹Δ|² of the rows of ``deviations`` (..., n, D) [eq:ps_distance], (..., n)."""
+    """``|L⁻¹Δ|²`` of the rows of ``deviations`` (..., n, D) [eq:ps_distance], (..., n)."""
     whitened = torch.linalg.solve_triangular(factor, deviations.mT, upper=False)
     return whitened.square().sum(-2)
 
