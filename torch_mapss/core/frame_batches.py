@@ -44,7 +44,7 @@ class Started(NamedTuple):
     """Frames that are scored, but for what their values would tell."""
 
     points: Points
-    batches: list[Callable[[bool], Scored]]  # the score of each batch, given ``may_sync``
+    batches: Sequence[Callable[[bool], Scored]]  # the score of each batch, given ``may_sync``
     results: list[Scored]  # of each batch
 
 
