@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import FAMILIES, random_model, randomize, write_checkpoint
+from checkpoints import FAMILIES, random_model, write_checkpoint
 from torch import Tensor, nn
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,18 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_mapss.encoders import load_encoder
 from torch_mapss.encoders.convolutions import ChannelsLastConvLayer, keep_channels_last
 
-KINDS = (*FAMILIES, "data2vec-audio")
-
 
 def feature_encoder(kind: str = "wav2vec2", large: bool = True) -> Any:
     """The convolutions of a small random model, as transformers has them."""
-    if kind != "data2vec-audio":
-        return random_model(kind, large).feature_extractor.requires_grad_(False)
-    from transformers import Data2VecAudioConfig, Data2VecAudioModel
-
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Data2VecAudioConfig(**shape, intermediate_size=37, conv_dim=(12,) * 7)
-    return randomize(Data2VecAudioModel(config).eval(), 0).feature_extractor.requires_grad_(False)
+    return random_model(kind, large).feature_extractor.requires_grad_(False)
 
 
 def replaced(stock: Any) -> Any:
@@ -50,7 +42,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.detach() - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize(("items", "samples"), [(3, 1999), (1, 400)])
 def test_equals_the_stock_convolutions(kind: str, items: int, samples: int) -> None:
     stock = feature_encoder(kind)
@@ -89,15 +81,6 @@ def test_other_kernels_no_bias_and_other_widths() -> None:
 def test_gradient_against_differences() -> None:
     ours = replaced(feature_encoder().double())
     assert torch.autograd.gradcheck(ours, waves(1, 480).double().requires_grad_())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    stock = feature_encoder()
-    expected = stock(waves())
-    found = replaced(stock.to(dtype))(waves().to(dtype))
-    assert found.dtype == dtype
-    assert relative_error(found.float(), expected) < (0.15 if dtype == torch.bfloat16 else 0.02)
 
 
 def test_within_autocast() -> None:
@@ -156,75 +139,9 @@ def test_elsewhere_the_convolutions_stay_one_dimensional() -> None:
     assert there.dims == [3] * 7
 
 
-def test_weights_keep_their_names() -> None:
-    stock = feature_encoder()
-    ours = replaced(stock)
-    assert list(ours.state_dict()) == list(stock.state_dict())
-    ours.load_state_dict(feature_encoder("hubert").state_dict())  # strict
-
-
-# --- Left as they are ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_group_norm_is_left_alone(family: str) -> None:
     assert not any(are_replaced(replaced(feature_encoder(family, large=False))))
-
-
-def test_models_of_another_build_are_left_alone() -> None:
-    keep_channels_last(nn.Linear(2, 2))
-    model = nn.Module()
-    model.feature_extractor = nn.Conv1d(1, 2, 3)
-    keep_channels_last(model)
-    model.feature_extractor.conv_layers = [1, 2]
-    keep_channels_last(model)
-
-
-def of_other_make(change: str) -> Any:
-    """Convolutions whose third layer is not as it should be."""
-    stock = feature_encoder()
-    layer = stock.conv_layers[2]
-    if change == "padding":
-        layer.conv.padding = (1,)
-    elif change == "dilation":
-        layer.conv.dilation = (2,)
-    elif change == "groups":
-        layer.conv = nn.Conv1d(12, 12, 3, 2, groups=2)
-    elif change == "norm":
-        layer.layer_norm = nn.GroupNorm(12, 12)
-    elif change == "axis":
-        layer.layer_norm = nn.LayerNorm((12, 399))
-    return stock
-
-
-@pytest.mark.parametrize(
-    "change",
-    ["padding", "dilation", "groups", "norm", "axis"],
-)
-def test_layers_that_look_otherwise_are_left_alone(change: str) -> None:
-    assert not any(are_replaced(replaced(of_other_make(change))))
-
-
-@pytest.mark.parametrize("make", ["residual", "slope", "shape", "argument"])
-def test_layers_that_compute_otherwise_are_left_alone(make: str) -> None:
-    stock = feature_encoder()
-    kind = type(stock.conv_layers[0])
-
-    class Other(kind):  # type: ignore[misc,valid-type]
-        def forward(self, x: Tensor, *mask: Tensor) -> Tensor:
-            if make == "argument":
-                (mask_,) = mask
-                return super().forward(x) * mask_
-            found = super().forward(x)
-            other = {"residual": found + x.mean(), "slope": 1.001 * found, "shape": found[..., 1:]}
-            return other[make]
-
-    for layer in stock.conv_layers:
-        layer.__class__ = Other
-    ours = replaced(stock)
-    assert not any(are_replaced(ours))
-    if make != "argument":
-        assert torch.equal(ours(waves()), stock(waves()))
 
 
 # --- Loaded -------------------------------------------------------------------------------------

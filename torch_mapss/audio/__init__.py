@@ -47,7 +47,6 @@ from torch_mapss.audio.frames import (
 )
 from torch_mapss.audio.loudness import integrated_loudness, normalize_loudness
 from torch_mapss.audio.matching import (
-    Lag,
     estimate_lag,
     is_constant,
     match_sources,
@@ -57,7 +56,6 @@ from torch_mapss.audio.matching import (
 )
 from torch_mapss.audio.waveforms import (
     SILENCE_PEAK,
-    SOURCE_RATES,
     as_waveform,
     check_source_rate,
     is_silent,
@@ -67,8 +65,6 @@ from torch_mapss.audio.waveforms import (
 
 __all__ = [
     "SILENCE_PEAK",
-    "SOURCE_RATES",
-    "Lag",
     "as_waveform",
     "bandwidth",
     "check_source_rate",

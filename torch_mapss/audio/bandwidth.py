@@ -23,7 +23,7 @@ _FLOOR_DB = -60.0
 _QUANTILE = 0.95
 _QUIET_DB = -40.0  # frames that far below the loudest one are pauses
 _MOST_FRAMES = 2000  # evenly over the signal, however long it is
-_SMOOTH = 11  # bins; a lone line (a pilot tone) is no band
+_SMOOTH = 11  # bins
 
 
 @torch.no_grad()
@@ -56,7 +56,11 @@ def _row_bandwidth(row: Tensor, rate: int) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=row.device)
     size = 2 ** round(math.log2(_WINDOW_S * rate))
     level = _levels(row / row.abs().amax(), size)
-    present = _medians(level) > 10 ** (_FLOOR_DB / 10) * level.amax()
+    # The running median over a few bins: a lone line (a pilot tone) is no band.
+    half = _SMOOTH // 2
+    padded = torch.nn.functional.pad(level[None, None], (half, half), mode="replicate")[0, 0]
+    medians = padded.unfold(0, _SMOOTH, 1).median(-1).values
+    present = medians > 10 ** (_FLOOR_DB / 10) * level.amax()
     bins = torch.arange(1, len(level) + 1, device=row.device)
     edge = torch.where(present, bins, 0).amax() * (rate / size)
     return back(wide(edge).clamp(max=rate / 2), row.device)
@@ -71,10 +75,3 @@ def _levels(row: Tensor, size: int) -> Tensor:
     total = power.sum(-1)
     loud = power[total > 10 ** (_QUIET_DB / 10) * total.amax()]
     return loud.quantile(_QUANTILE, dim=0)
-
-
-def _medians(level: Tensor) -> Tensor:
-    """The running median over a few bins."""
-    half = _SMOOTH // 2
-    padded = torch.nn.functional.pad(level[None, None], (half, half), mode="replicate")[0, 0]
-    return padded.unfold(0, _SMOOTH, 1).median(-1).values

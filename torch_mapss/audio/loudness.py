@@ -11,13 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from torch_mapss.audio.waveforms import (
-    SILENCE_PEAK,
-    check_levels,
-    check_rate,
-    one_rate,
-    with_samples,
-)
+from torch_mapss.audio.waveforms import SILENCE_PEAK, one_rate, with_samples
 from torch_mapss.core.fourier import fast_length
 
 # ---------------------------------------------------------------------------------------------
@@ -52,7 +46,7 @@ _ABSOLUTE_GATE = -70.0  # LUFS
 _RELATIVE_GATE = -10.0  # LU
 _HOPS_PER_BLOCK = 4  # blocks of 400 ms every 100 ms
 
-# Length of the K-weighting's impulse response that is kept, in seconds. The high-pass decays as
+# Length of the K-weighting's impulse response that is used, in seconds. The high-pass decays as
 # exp(-240 t): what lies beyond 0.15 s sums to less than 1e-14 (benchmarks/loudness.py).
 _DECAY = 0.15
 
@@ -78,20 +72,15 @@ def _section_response(section: _Section, sample_rate: int, half: Tensor) -> Tens
     return polynomial(numerator) / polynomial(denominator)
 
 
-def _k_response(sample_rate: int, length: int) -> Tensor:
-    """K-weighting on the grid of a real FFT of `length` points, `(length // 2 + 1,)` complex128."""
-    half = torch.arange(length // 2 + 1, dtype=torch.float64) * (math.pi / length)
-    shelf = _section_response(_SHELF_48K, sample_rate, half)
-    return shelf * _section_response(_HIGH_PASS_48K, sample_rate, half)
-
-
 @functools.lru_cache(maxsize=4)
-def _kept_k_response(
-    sample_rate: int, length: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    # Kept across calls, so never as an inference tensor: those cannot be used in a graph later on.
+def _k_response(sample_rate: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """K-weighting on the grid of a real FFT of `length` points, `(length // 2 + 1,)` complex."""
+    # Cached across calls, so never an inference tensor: those cannot be used in a graph later on.
     with torch.inference_mode(False), torch.no_grad():
-        return _k_response(sample_rate, length).to(dtype).to(device)
+        half = torch.arange(length // 2 + 1, dtype=torch.float64) * (math.pi / length)
+        response = _section_response(_SHELF_48K, sample_rate, half)
+        response = response * _section_response(_HIGH_PASS_48K, sample_rate, half)
+        return response.to(dtype).to(device)
 
 
 def _k_weight(wave: Tensor, sample_rate: int) -> Tensor:
@@ -106,7 +95,7 @@ def _k_weight(wave: Tensor, sample_rate: int) -> Tensor:
     samples = wave.shape[-1]
     length = fast_length(samples + math.ceil(_DECAY * sample_rate))
     spectrum = torch.fft.rfft(wave, n=length)
-    response = _kept_k_response(sample_rate, length, spectrum.dtype, spectrum.device)
+    response = _k_response(sample_rate, length, spectrum.dtype, spectrum.device)
     return torch.fft.irfft(spectrum * response, n=length)[..., :samples]
 
 
@@ -118,11 +107,19 @@ def _powers(wave: Tensor, sample_rate: int) -> tuple[Tensor, Tensor]:
     """
     squares = _k_weight(wave, sample_rate).square()
     hop = round(sample_rate / 10)
-    hops = squares.shape[-1] // hop
-    if hops < _HOPS_PER_BLOCK:
-        return squares[..., :0], squares.mean(-1)
-    per_hop = squares[..., : hops * hop].unflatten(-1, (hops, hop)).mean(-1)
-    return per_hop.unfold(-1, _HOPS_PER_BLOCK, 1).mean(-1), squares.mean(-1)
+    return _blocks(_hop_means(squares, hop)), squares.mean(-1)
+
+
+def _hop_means(squares: Tensor, hop: int) -> Tensor:
+    """`(..., T)` -> means of every whole hop, `(..., T // hop)`."""
+    return squares[..., : squares.shape[-1] // hop * hop].unflatten(-1, (-1, hop)).mean(-1)
+
+
+def _blocks(hops: Tensor) -> Tensor:
+    """Means of every gating block; none where there are fewer hops than one block has."""
+    if hops.shape[-1] < _HOPS_PER_BLOCK:
+        return hops[..., :0]
+    return hops.unfold(-1, _HOPS_PER_BLOCK, 1).mean(-1)
 
 
 def _lufs(power: Tensor) -> Tensor:
@@ -155,7 +152,11 @@ def check_samples(wave: Tensor, name: str) -> Tensor:
     """The waveform as floats, refused if it is empty or holds a sample that is not finite."""
     wave = with_samples(wave, name)
     if not bool(wave.detach().abs().amax(-1).isfinite().all()):
-        _raise_not_finite(wave, name)
+        where = (~wave.detach().isfinite()).nonzero()[0].tolist()
+        raise ValueError(
+            f"{name} must hold finite samples, got NaN or infinity at index {tuple(where)} of "
+            f"shape {tuple(wave.shape)}. No level can be measured; find the step that produced it."
+        )
     return wave
 
 
@@ -172,12 +173,17 @@ def unit_peak(wave: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.where(silent, wave.detach(), wave) / peak, peak, silent
 
 
-def _raise_not_finite(wave: Tensor, name: str) -> None:
-    where = (~wave.detach().isfinite()).nonzero()[0].tolist()
-    raise ValueError(
-        f"{name} must hold finite samples, got NaN or infinity at index {tuple(where)} of shape "
-        f"{tuple(wave.shape)}. No level can be measured; find the step that produced it."
-    )
+_LOWEST_RATE = 8000  # Hz; the shelf's corner (1.7 kHz) must stay well below half the rate
+
+
+def _checked_rate(sample_rate: int | None, fs: int | None) -> int:
+    rate = one_rate(sample_rate, fs)
+    if rate < _LOWEST_RATE:
+        raise ValueError(
+            f"loudness needs a sample_rate of at least {_LOWEST_RATE} Hz, got {rate}: below it the "
+            "K-weighting filter does not fit under half the rate. Resample the signal up first."
+        )
+    return rate
 
 
 def integrated_loudness(
@@ -202,7 +208,7 @@ def integrated_loudness(
         TypeError: `wave` is no floating-point tensor or `sample_rate` no whole number.
         ValueError: no samples, samples that are not finite, or a rate below 8000 Hz.
     """
-    rate = check_rate(one_rate(sample_rate, fs))
+    rate = _checked_rate(sample_rate, fs)
     unit, peak, silent = unit_peak(check_samples(wave, "wave"))
     peak, silent = peak.squeeze(-1), silent.squeeze(-1)
     level = 20 * peak.log10()
@@ -243,8 +249,16 @@ def normalize_loudness(
         TypeError: `wave` is no floating-point tensor or `sample_rate` no whole number.
         ValueError: as `integrated_loudness`; `target` not finite; `peak` not positive.
     """
-    check_levels(target, peak)
-    rate = check_rate(one_rate(sample_rate, fs))
+    if not math.isfinite(target):
+        raise ValueError(
+            f"target must be a finite loudness in LUFS, got {target}. Typical is -23 (EBU R 128)."
+        )
+    if not peak > 0:
+        raise ValueError(
+            f"peak must be a positive sample value, got {peak}. Full scale is 1; pass math.inf "
+            "for no limit."
+        )
+    rate = _checked_rate(sample_rate, fs)
     return at_loudness(check_samples(wave, "wave"), rate, target, peak)
 
 
@@ -311,10 +325,8 @@ class Meter:
         lead = min(self.lead, start)
         own = piece[..., lead:]
         squares = _k_weight(piece, self.sample_rate)[..., lead:].square()
-        hops, first = own.shape[-1] // self.hop, start // self.hop
-        means = squares[..., : hops * self.hop].unflatten(-1, (hops, self.hop)).mean(-1)
-        index = (*rows, slice(first, first + hops))
-        self._hops[index] = means
+        means, first = _hop_means(squares, self.hop), start // self.hop
+        self._hops[(*rows, slice(first, first + means.shape[-1]))] = means
         self._whole[rows] += squares.sum(-1) / self.samples
         self._peak[rows] = torch.maximum(self._peak[rows], own.abs().amax(-1))
 
@@ -324,10 +336,7 @@ class Meter:
         highest = torch.where(silent, 1.0, self._peak)
         whole = self._whole / highest.square()
         hops = self._hops / highest.square().unsqueeze(-1)
-        if hops.shape[-1] < _HOPS_PER_BLOCK:
-            blocks = hops[..., :0]
-        else:
-            blocks = hops.unfold(-1, _HOPS_PER_BLOCK, 1).mean(-1)
+        blocks = _blocks(hops)
         gate = _gates_at(target, blocks, whole)
         power = torch.where(silent, 1.0, _gated_power(blocks, whole, gate))
         gain = 10 ** ((target - _lufs(power)) / 20)

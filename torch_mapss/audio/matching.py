@@ -39,12 +39,7 @@ def si_sdr(estimates: Tensor, references: Tensor) -> Tensor:
         TypeError: an argument is no floating-point tensor.
         ValueError: shapes differ, no samples, or samples that are not finite.
     """
-    estimates, references = _checked_pair(estimates, references)
-    if estimates.shape != references.shape:
-        raise ValueError(
-            f"estimates and references must have one shape, got {tuple(estimates.shape)} and "
-            f"{tuple(references.shape)}. Pass one reference per estimate, in the same order."
-        )
+    estimates, references = _alike(estimates, references)
     e, e_silent = _centred(estimates, "estimates")
     s, s_silent = _centred(references, "references")
     target = (e * s).sum(-1, keepdim=True) * s  # |s| = 1
@@ -59,7 +54,7 @@ def _energy_ratio(target: Tensor, residual: Tensor) -> Tensor:
 
 def _centred(wave: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """`wave` less its mean at energy 1, float64, and `(...)` bool where it is constant (zeros)."""
-    unit, _, _ = unit_peak(check_samples(wide(wave), name))
+    unit, _, _ = unit_peak(wide(check_samples(wave, name)))
     centred = unit - unit.mean(-1, keepdim=True)
     energy = centred.square().sum(-1, keepdim=True)
     # A constant may leave rounding noise of 1e-16 per sample instead of zero.
@@ -68,8 +63,16 @@ def _centred(wave: Tensor, name: str) -> tuple[Tensor, Tensor]:
     return centred / torch.where(silent, 1.0, energy).sqrt(), silent.squeeze(-1)
 
 
-def _checked_pair(estimates: Tensor, references: Tensor) -> tuple[Tensor, Tensor]:
-    return with_samples(estimates, "estimates"), with_samples(references, "references")
+def _alike(estimates: Tensor, references: Tensor) -> tuple[Tensor, Tensor]:
+    """The two, checked to be waveforms of one shape."""
+    estimates = with_samples(estimates, "estimates")
+    references = with_samples(references, "references")
+    if estimates.shape != references.shape:
+        raise ValueError(
+            f"estimates and references must have one shape, got {tuple(estimates.shape)} and "
+            f"{tuple(references.shape)}. Pass one reference per estimate, in the same order."
+        )
+    return estimates, references
 
 
 @torch.no_grad()
@@ -100,7 +103,6 @@ def match_sources(estimates: Tensor, references: Tensor) -> Tensor:
     """
     from scipy.optimize import linear_sum_assignment
 
-    estimates, references = _checked_pair(estimates, references)
     _check_matchable(estimates, references)
     scores = pairwise_si_sdr(estimates, references).cpu().numpy()
     flat = scores.reshape(-1, *scores.shape[-2:])
@@ -125,7 +127,6 @@ def pairwise_si_sdr(estimates: Tensor, references: Tensor) -> Tensor:
         TypeError: an argument is no floating-point tensor.
         ValueError: no samples, or samples that are not finite.
     """
-    estimates, references = _checked_pair(estimates, references)
     e, e_silent = _centred(estimates, "estimates")
     s, s_silent = _centred(references, "references")
     shared = (e @ s.mT).square().clamp(max=1.0)
@@ -142,26 +143,27 @@ def is_constant(wave: Tensor) -> Tensor:
     Returns:
         `(...)` bool.
     """
-    return _centred(with_samples(wave, "wave"), "wave")[1].to(wave.device)
+    return _centred(wave, "wave")[1].to(wave.device)
 
 
 def _check_matchable(estimates: Tensor, references: Tensor) -> None:
-    given = f"got {tuple(estimates.shape)} and {tuple(references.shape)}"
-    if estimates.ndim < 2 or estimates.ndim != references.ndim:
+    shapes = (
+        with_samples(estimates, "estimates").shape,
+        with_samples(references, "references").shape,
+    )
+    given = f"got {tuple(shapes[0])} and {tuple(shapes[1])}"
+    (*leading, count, samples), (*others, sources, length) = ((1, *shape) for shape in shapes)
+    if min(map(len, shapes)) < 2 or (leading, samples) != (others, length):
         raise ValueError(
-            f"estimates and references must be (..., S', T) and (..., S, T), {given}. "
-            "Add the missing axis, for one signal x[None]."
+            f"estimates (..., S', T) and references (..., S, T) may differ in the number of "
+            f"sources only, {given}. Pass the same items, cut to the same length; one signal is "
+            "x[None]."
         )
-    if estimates.shape[:-2] != references.shape[:-2] or estimates.shape[-1] != references.shape[-1]:
+    if count > sources:
         raise ValueError(
-            f"estimates and references may differ in the number of sources only, {given}. "
-            "Pass the same items, cut to the same length."
-        )
-    if estimates.shape[-2] > references.shape[-2]:
-        raise ValueError(
-            f"there are {estimates.shape[-2]} estimates for {references.shape[-2]} references, "
-            f"{given}: some estimate would have no reference. Leave the surplus estimates out, or "
-            "swap the arguments if they are reversed."
+            f"there are {count} estimates for {sources} references, {given}: some estimate would "
+            "have no reference. Leave the surplus estimates out, or swap the arguments if they "
+            "are reversed."
         )
 
 
@@ -173,8 +175,6 @@ class Lag(NamedTuple):
     unshifted: Tensor  # float64 in [0, 1], the same at lag 0
 
 
-# Samples correlated at a time: longer pieces are no faster, and memory does not grow with length.
-_PIECE = 1 << 16
 # Peaks of a periodic signal, one every period, count as equal within so much.
 _EQUAL = 0.01
 # The least share of a signal's energy that its part in an overlap is taken for.
@@ -207,13 +207,8 @@ def estimate_lag(estimates: Tensor, references: Tensor, limit: int) -> Lag:
         TypeError: an argument is no floating-point tensor, or `limit` no whole number.
         ValueError: shapes differ, no samples, samples that are not finite, or a negative `limit`.
     """
-    estimates, references = _checked_pair(estimates, references)
+    estimates, references = _alike(estimates, references)
     limit = min(check_whole(limit, "limit", 0), estimates.shape[-1] - 1)
-    if estimates.shape != references.shape:
-        raise ValueError(
-            f"estimates and references must have one shape, got {tuple(estimates.shape)} and "
-            f"{tuple(references.shape)}. Pass one reference per estimate, in the same order."
-        )
     e, _ = _centred(estimates, "estimates")
     s, _ = _centred(references, "references")
     shares = _overlap_energies(e, limit) * _overlap_energies(s, limit).flip(-1)
@@ -250,20 +245,13 @@ def _first_peak(size: Tensor) -> Tensor:
 def _cross_correlation(e: Tensor, s: Tensor, limit: int) -> Tensor:
     """sum_t s(t) e(t + k) for k from -`limit` to `limit`, `(..., 2 limit + 1)`.
 
-    A piece s_b of B samples meets the B + 2 limit samples of e around it. In the spectrum of
-    n >= B + 2 limit points the product conj(S_b) E_b is their correlation at lags 0 ... 2 limit,
-    unwrapped; spectra of all pieces are added before the one transform back.
+    In the spectrum of n >= T + limit points the product conj(S) E is their circular correlation,
+    in which lags up to `limit` do not meet what wraps round.
     """
-    samples = s.shape[-1]
-    piece = min(max(_PIECE, 4 * limit), samples)
-    length = fast_length(piece + 2 * limit)
-    around = torch.nn.functional.pad(e, (limit, limit))
-    total = torch.zeros((), dtype=e.dtype, device=e.device)
-    for start in range(0, samples, piece):
-        own = torch.fft.rfft(s[..., start : start + piece], n=length)
-        other = torch.fft.rfft(around[..., start : start + piece + 2 * limit], n=length)
-        total = total + own.conj() * other
-    return torch.fft.irfft(total, n=length)[..., : 2 * limit + 1]
+    length = fast_length(s.shape[-1] + limit)
+    product = torch.fft.rfft(s, n=length).conj() * torch.fft.rfft(e, n=length)
+    found = torch.fft.irfft(product, n=length)
+    return torch.cat([found[..., length - limit :], found[..., : limit + 1]], -1)
 
 
 def shift(wave: Tensor, samples: int) -> Tensor:

@@ -29,7 +29,7 @@ def as_waveform(x: Tensor | np.ndarray, name: str = "waveform") -> Tensor:
     """A floating-point waveform tensor, whatever array it came as.
 
     Args:
-        x: `(..., T)` tensor or NumPy array. float32 and float64 are kept; float16 and bfloat16
+        x: `(..., T)` tensor or NumPy array. float32 and float64 stay; float16 and bfloat16
             become float32; uint8, int8, int16 and int32 are read as PCM samples and scaled to
             [-1, 1).
         name: what the array is, for the error text.
@@ -41,12 +41,16 @@ def as_waveform(x: Tensor | np.ndarray, name: str = "waveform") -> Tensor:
         TypeError: `x` is no array, or its dtype is no sample format (complex, bool, int64, ...).
         ValueError: `x` has no time axis.
     """
-    if isinstance(x, np.ndarray):
-        x = _from_numpy(x, name)
+    if isinstance(x, np.ndarray) and x.dtype.kind in "fiubc":
+        if x.dtype.kind == "f" and x.dtype.itemsize > 8:
+            x = x.astype(np.float64)
+        # Copied: torch wants native byte order, forward strides, and to be allowed to write.
+        x = torch.from_numpy(np.array(x, dtype=x.dtype.newbyteorder("=")))
     if not isinstance(x, Tensor):
+        got = f"a NumPy array of dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
         raise TypeError(
-            f"{name} must be a torch tensor or a NumPy array of samples, got {type(x).__name__}. "
-            "Read files with torch_mapss.audio.load_audio(path); wrap lists in torch.tensor(...)."
+            f"{name} must be a torch tensor or a NumPy array of numbers, got {got}. Read files "
+            "with torch_mapss.audio.load_audio(path); wrap lists in torch.tensor(...)."
         )
     checks.check_plain(x, name)
     if x.ndim == 0:
@@ -58,21 +62,6 @@ def as_waveform(x: Tensor | np.ndarray, name: str = "waveform") -> Tensor:
         zero, scale = _INTEGER_FORMATS[x.dtype]
         return (x.to(torch.float32) - zero) / scale
     return as_floating(x, name)
-
-
-def _from_numpy(x: np.ndarray, name: str) -> Tensor:
-    """A tensor of a NumPy array: any byte order, stride or write protection."""
-    if x.dtype.kind not in "fiubc":
-        raise TypeError(
-            f"{name} must hold numbers, got a NumPy array of dtype {x.dtype}. "
-            "Pass float32 samples in [-1, 1] or 16-bit integers."
-        )
-    if x.dtype.kind == "f" and x.dtype.itemsize > 8:
-        x = x.astype(np.float64)
-    x = np.array(
-        x, dtype=x.dtype.newbyteorder("=")
-    )  # copies: torch wants writable, forward strides
-    return torch.from_numpy(x)
 
 
 def as_floating(wave: Tensor, name: str) -> Tensor:
@@ -151,7 +140,14 @@ def resample(wave: Tensor, orig: int, new: int) -> Tensor:
     if orig == new:
         return wave
     wave = with_samples(wave, "wave")
-    _check_ratio(orig, new)
+    # The polyphase kernel has `up` filters of about `down` taps.
+    up, down = new // math.gcd(orig, new), orig // math.gcd(orig, new)
+    if up * (down + 12 * max(1, down // up)) > _LARGEST_RESAMPLER:
+        raise ValueError(
+            f"resampling from {orig} to {new} Hz needs a ratio of {up}/{down}, whose filter would "
+            "take gigabytes: the rates have almost no common divisor. Check the rates; if they are "
+            "right, resample the files beforehand with another tool."
+        )
     try:
         from torchaudio.functional import resample as sinc_resample
     except Exception as error:  # OSError: it is there, but was built for another torch
@@ -162,18 +158,6 @@ def resample(wave: Tensor, orig: int, new: int) -> Tensor:
     # The filter is a convolution, which autocast would run in half precision.
     with torch.autocast(wave.device.type, enabled=False):
         return sinc_resample(wave, orig, new)
-
-
-def _check_ratio(orig: int, new: int) -> None:
-    """The polyphase kernel has `new` filters of about `orig` taps (rates reduced by their gcd)."""
-    common = math.gcd(orig, new)
-    up, down = new // common, orig // common
-    if up * (down + 12 * max(1, down // up)) > _LARGEST_RESAMPLER:
-        raise ValueError(
-            f"resampling from {orig} to {new} Hz needs a ratio of {up}/{down}, whose filter would "
-            "take gigabytes: the rates have almost no common divisor. Check the rates; if they are "
-            "right, resample the files beforehand with another tool."
-        )
 
 
 #: Rates that recordings have, in Hz; a file that states another one is damaged, or no audio.
@@ -208,19 +192,6 @@ def one_rate(sample_rate: int | None, fs: int | None) -> int:
     return check_whole(fs if sample_rate is None else sample_rate, "sample_rate", 1)
 
 
-_LOWEST_RATE = 8000  # Hz; the shelf's corner (1.7 kHz) must stay well below half the rate
-
-
-def check_rate(sample_rate: int) -> int:
-    rate = check_whole(sample_rate, "sample_rate", 1)
-    if rate < _LOWEST_RATE:
-        raise ValueError(
-            f"loudness needs a sample_rate of at least {_LOWEST_RATE} Hz, got {rate}: below it the "
-            "K-weighting filter does not fit under half the rate. Resample the signal up first."
-        )
-    return rate
-
-
 def is_silent(wave: Tensor) -> Tensor:
     """Which signals are digitally silent: peak below `SILENCE_PEAK`.
 
@@ -232,15 +203,3 @@ def is_silent(wave: Tensor) -> Tensor:
     """
     wave = with_samples(wave, "wave").detach()
     return wave.abs().amax(-1) < SILENCE_PEAK
-
-
-def check_levels(target: float, peak: float) -> None:
-    if not math.isfinite(target):
-        raise ValueError(
-            f"target must be a finite loudness in LUFS, got {target}. Typical is -23 (EBU R 128)."
-        )
-    if not peak > 0:
-        raise ValueError(
-            f"peak must be a positive sample value, got {peak}. Full scale is 1; pass math.inf "
-            "for no limit."
-        )

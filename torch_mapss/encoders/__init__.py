@@ -19,17 +19,10 @@ All share one small interface (`Encoder`): `sample_rate`, `hop`, `receptive_fiel
 
 from __future__ import annotations
 
-from .base import Encoder, check_embeddings
-from .custom import CustomEncoder, EncoderLike
-from .loading import clear_encoder_cache
+from .base import Encoder
+from .custom import CustomEncoder
 from .mel import MelEncoder, mel_filterbank, mel_on_grid
-from .registry import (
-    EncoderRow,
-    as_encoder,
-    encoder_table,
-    load_encoder,
-    rank_zero_first,
-)
+from .registry import EncoderRow, as_encoder, encoder_table, load_encoder
 from .transformer import TransformerEncoder
 from .wav2vec import Wav2VecEncoder
 from .waveform import WaveformEncoder
@@ -38,7 +31,6 @@ from .whisper import WhisperEncoder, log_mel
 __all__ = [
     "CustomEncoder",
     "Encoder",
-    "EncoderLike",
     "EncoderRow",
     "MelEncoder",
     "TransformerEncoder",
@@ -46,12 +38,9 @@ __all__ = [
     "WaveformEncoder",
     "WhisperEncoder",
     "as_encoder",
-    "check_embeddings",
-    "clear_encoder_cache",
     "encoder_table",
     "load_encoder",
     "log_mel",
     "mel_filterbank",
     "mel_on_grid",
-    "rank_zero_first",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 MEMORY_BUDGET = 2**30  # bytes of activations a chunk may take: 1 GiB
 ABSURD = 1e30  # an embedding this large overflows float32 as soon as it is squared
-Encode = Callable[[Tensor], Tensor]  # (N, T) -> (N, F, M)
 
 
 class Encoder(nn.Module):
@@ -103,52 +102,71 @@ class Encoder(nn.Module):
             ValueError: it is shorter than one frame or longer than the encoder can take, or on
                 another device than the weights.
         """
-        return self._encoded(waveform, self._encode, self.feature_size)
-
-    def _check(self, waveform: Tensor) -> None:
-        """Refuse what cannot be encoded here."""
-        check_waveform(waveform, self)
-
-    def _encoded(self, waveform: Tensor, encode: Encode, features: int | None) -> Tensor:
-        """(..., T) -> (..., F, M) by `encode`, which turns (N, T) into (N, F, M)."""
         self._check(waveform)
         with torch.autocast(waveform.device.type, enabled=False):
             flat = self._cast(waveform).reshape(-1, waveform.shape[-1])
-            embeddings = self._encode_in_chunks(flat, encode, features)
+            embeddings = self._encode_in_chunks(flat)
             embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         return embeddings.reshape(*waveform.shape[:-1], *embeddings.shape[-2:])
+
+    def _check(self, waveform: Tensor) -> None:
+        """Refuse what cannot be encoded here, see `forward`."""
+        if not isinstance(waveform, Tensor):
+            raise TypeError(
+                f"waveform should be a tensor (..., T), not {type(waveform).__name__}: "
+                "convert it with torch.as_tensor first."
+            )
+        if not waveform.is_floating_point():
+            raise TypeError(
+                f"waveform should be floating point, not {waveform.dtype}: integer samples have a "
+                "scale the encoder cannot know. Divide by the full scale first (32768 for int16)."
+            )
+        found, least = waveform.shape[-1] if waveform.dim() else 0, self.minimum_samples
+        rate, most = self.sample_rate, self.maximum_samples
+        if found < least:
+            raise ValueError(
+                f"waveform has {found} samples ({1000 * found / rate:.1f} ms), but encoder "
+                f"{self.name!r} needs at least {least} samples ({1000 * least / rate:.1f} ms) at "
+                f"{rate} Hz for a single frame. Pass a longer signal, with time on the last axis."
+            )
+        if most is not None and found > most:
+            raise ValueError(
+                f"waveform has {found} samples ({found / rate:.2f} s), but encoder {self.name!r} "
+                f"has positions for at most {most} ({most / rate:g} s at {rate} Hz). Score it in "
+                "segments: MAPSS(..., segment=20), or --segment 20 on the command line."
+            )
 
     def _cast(self, waveform: Tensor) -> Tensor:
         """To the dtype the encoder computes in; half precision is lifted to float32."""
         return waveform.to(self.dtype or torch.promote_types(waveform.dtype, torch.float32))
 
-    def _encode_in_chunks(self, flat: Tensor, encode: Encode, features: int | None) -> Tensor:
+    def _encode_in_chunks(self, flat: Tensor) -> Tensor:
         """(N, T) -> (N, F, M), a few items at a time when no graph is built or it is recomputed."""
-        if not len(flat) and features is not None:
-            return flat.new_zeros(0, self.frame_count(flat.shape[-1]), features)
+        samples = flat.shape[-1]
+        if not len(flat) and self.feature_size is not None:
+            return flat.new_zeros(0, self.frame_count(samples), self.feature_size)
         if _wants_graph(flat) and not self.activation_checkpointing:
             # The graph keeps every activation: chunks would save nothing.
-            return self._encode_checked(flat, encode)
-        chunks = flat.split(self._fitting(flat.shape[-1]))
-        return torch.cat([self._encode_chunk(chunk, encode) for chunk in chunks])
+            return self._encode_checked(flat)
+        fitting = max(1, int(self.memory_budget // max(1, self._item_bytes(samples))))
+        return torch.cat([self._encode_chunk(chunk) for chunk in flat.split(fitting)])
 
-    def _encode_chunk(self, chunk: Tensor, encode: Encode) -> Tensor:
+    def _encode_chunk(self, chunk: Tensor) -> Tensor:
         """(n, T) -> (n, F, M) at once; encoded again in the backward pass if that is asked for."""
-        if _wants_graph(chunk) and self.activation_checkpointing:
-            return _recomputed(self._encode_checked, chunk, encode)
-        return self._encode_checked(chunk, encode)
-
-    def _fitting(self, samples: int) -> int:
-        """Items of so many samples whose activations fit the budget; at least one."""
-        return max(1, int(self.memory_budget // max(1, self._item_bytes(samples))))
+        if not (_wants_graph(chunk) and self.activation_checkpointing):
+            return self._encode_checked(chunk)
+        # Nothing random runs in evaluation mode, so the state of the generators need not be saved.
+        return recompute_in_backward(
+            self._encode_checked, chunk, use_reentrant=False, preserve_rng_state=False
+        )
 
     def _encode(self, flat: Tensor) -> Tensor:
         """(N, T) -> (N, F, M)."""
         raise NotImplementedError
 
-    def _encode_checked(self, flat: Tensor, encode: Encode) -> Tensor:
-        """`encode`, refusing what does not lie on the grid or is no floating-point number."""
-        embeddings: Any = encode(flat)
+    def _encode_checked(self, flat: Tensor) -> Tensor:
+        """`_encode`, refusing what does not lie on the grid or is no floating-point number."""
+        embeddings: Any = self._encode(flat)
         expected = (flat.shape[0], self.frame_count(flat.shape[-1]))
         found = tuple(getattr(embeddings, "shape", ()))
         if not isinstance(embeddings, Tensor) or len(found) != 3 or found[:2] != expected:
@@ -195,76 +213,6 @@ class Encoder(nn.Module):
 
 def _wants_graph(x: Tensor) -> bool:
     return torch.is_grad_enabled() and x.requires_grad
-
-
-def _recomputed(checked: Any, chunk: Tensor, encode: Encode) -> Tensor:
-    # Nothing random runs in evaluation mode, so the state of the generators need not be kept.
-    return recompute_in_backward(
-        checked, chunk, encode, use_reentrant=False, preserve_rng_state=False
-    )
-
-
-def check_waveform(waveform: Tensor, encoder: Encoder) -> None:
-    """Refuse what no encoder can encode.
-
-    Raises:
-        TypeError: `waveform` is no tensor, or not floating point.
-        ValueError: it has no time axis, is shorter than the receptive field, or longer than the
-            encoder can take.
-    """
-    if not isinstance(waveform, Tensor):
-        raise TypeError(
-            f"waveform should be a tensor (..., T), not {type(waveform).__name__}: "
-            "convert it with torch.as_tensor first."
-        )
-    if not waveform.is_floating_point():
-        raise TypeError(
-            f"waveform should be floating point, not {waveform.dtype}: integer samples have a "
-            "scale the encoder cannot know. Divide by the full scale first (32768 for int16)."
-        )
-    found = waveform.shape[-1] if waveform.dim() else 0
-    if found < encoder.minimum_samples:
-        raise ValueError(_too_short(found, encoder))
-    most = encoder.maximum_samples
-    if most is not None and found > most:
-        rate = encoder.sample_rate
-        raise ValueError(
-            f"waveform has {found} samples ({found / rate:.2f} s), but encoder {encoder.name!r} "
-            f"has positions for at most {most} ({most / rate:g} s at {rate} Hz). Score it in "
-            "segments: MAPSS(..., segment=20), or --segment 20 on the command line."
-        )
-
-
-def _too_short(found: int, encoder: Encoder) -> str:
-    def length(samples: int) -> str:
-        return f"{samples} samples ({1000 * samples / encoder.sample_rate:.1f} ms)"
-
-    return (
-        f"waveform has {length(found)}, but encoder {encoder.name!r} needs at least "
-        f"{length(encoder.minimum_samples)} at {encoder.sample_rate} Hz for a single frame. "
-        "Pass a longer signal, with time on the last axis."
-    )
-
-
-def check_embeddings(embeddings: Tensor, encoder: Any) -> Tensor:
-    """Refuse the output of a broken encoder, and hand a sound one back.
-
-    Broken means that no value at all is finite and below 1e30. Single bad frames are left for the
-    caller: they have a place that can be named.
-
-    Args:
-        embeddings: (..., F, M).
-        encoder: what gave them; its name, layer, dtype and device go into the message.
-
-    Returns:
-        `embeddings`, unchanged.
-
-    Raises:
-        RuntimeError: every value is NaN, infinite or at least 1e30 in size.
-    """
-    if embeddings.numel() and not bool(is_usable(embeddings)):
-        raise RuntimeError(broken(embeddings, encoder))
-    return embeddings
 
 
 def is_usable(embeddings: Tensor) -> Tensor:

@@ -12,11 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-_SAME = 1e-4  # relative; rounding is 1e-6, another formula far above
 
 
 class ChannelsLastConvLayer(nn.Module):
@@ -53,30 +50,8 @@ class ChannelsLastConvLayer(nn.Module):
 
 
 def keep_channels_last(model: Any) -> None:
-    """Replace the layer-norm convolutions of a wav2vec-like model, in place.
-
-    A model whose layers compute otherwise (other norms, another version of transformers) is left
-    as it is: every layer is tried on a few numbers first.
-    """
-    layers = getattr(getattr(model, "feature_extractor", None), "conv_layers", [])
-    found = [_replacement(layer) for layer in layers]
-    if all(layer is not None for layer in found):
-        for index, layer in enumerate(found):
-            layers[index] = layer
-
-
-def _replacement(layer: Any) -> ChannelsLastConvLayer | None:
-    """None if it would not compute the same."""
-    try:
-        other = ChannelsLastConvLayer(layer)
-        conv = layer.conv
-        count = conv.in_channels * (conv.kernel_size[0] + 3 * conv.stride[0])
-        # Without a pattern, and without drawing from a generator that others draw from.
-        x = torch.arange(count, dtype=torch.float32, device="cpu").mul(1.7).sin()
-        x = x.reshape(1, conv.in_channels, -1)
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            expected, values = layer(x), other(x)
-        close = (values - expected).abs().max() <= _SAME * expected.abs().max()
-        return other if values.shape == expected.shape and bool(close) else None
-    except Exception:  # whatever a layer of another make needs of its caller
-        return None
+    """Replace the layer-norm convolutions of transformers in a wav2vec-like model, in place."""
+    layers = model.feature_extractor.conv_layers
+    for index, layer in enumerate(layers):
+        if isinstance(getattr(layer, "layer_norm", None), nn.LayerNorm):
+            layers[index] = ChannelsLastConvLayer(layer)

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor, nn
 
-from .base import Encode, Encoder
+from .base import Encoder
 
-_REQUIRED = ("sample_rate", "hop", "receptive_field")
-
-
-@runtime_checkable
-class EncoderLike(Protocol):
-    """What your own encoder must offer: three numbers, and a call from (N, T) to (N, F, M).
-
-    F must be `(T - receptive_field) // hop + 1`; features must be floating point.
-    """
-
-    sample_rate: int
-    hop: int
-    receptive_field: int
-
-    def __call__(self, waveform: Tensor, /) -> Tensor:
-        """(N, T) -> (N, F, M)."""
-        ...
+_GRID = ("sample_rate", "hop", "receptive_field")
 
 
 class CustomEncoder(Encoder):
-    """Any callable with the attributes of `EncoderLike`, checked at every call.
+    """Any callable from (N, T) to (N, F, M) that says on which grid its frames lie.
+
+    It has the attributes `sample_rate`, `hop` and `receptive_field`; F must be
+    `(T - receptive_field) // hop + 1` and features floating point, which every call checks.
 
     A module is frozen and held in evaluation mode, at every call anew, for it may also belong to a
     model that is trained: a measure that learns measures nothing. It gets waveforms in the dtype
@@ -49,15 +36,19 @@ class CustomEncoder(Encoder):
     def __init__(
         self, function: Callable[[Tensor], Tensor], *, activation_checkpointing: bool = False
     ) -> None:
-        grid = _read_grid(function)
+        missing = [name for name in _GRID if not hasattr(function, name)]
+        if missing or not callable(function):
+            raise TypeError(
+                f"an encoder should be callable and have {', '.join(_GRID)}, but "
+                f"{type(function).__name__} lacks {', '.join(missing) or 'the call'}. Without them "
+                "the frames have no place in time: set them as attributes, in Hz and samples."
+            )
         super().__init__(
             name=str(getattr(function, "name", type(function).__name__)),
             feature_size=getattr(function, "feature_size", None),
             layer=getattr(function, "layer", None),
-            sample_rate=grid["sample_rate"],
-            hop=grid["hop"],
-            receptive_field=grid["receptive_field"],
             activation_checkpointing=activation_checkpointing,
+            **{name: int(getattr(function, name)) for name in _GRID},
         )
         self.local = bool(getattr(function, "local", False))
         self.function = function
@@ -72,8 +63,8 @@ class CustomEncoder(Encoder):
                 return waveform.to(weight.dtype)
         return super()._cast(waveform)
 
-    def _encode_in_chunks(self, flat: Tensor, encode: Encode, features: int | None) -> Tensor:
-        return self._encode_chunk(flat, encode)  # what a user's model needs per item is not known
+    def _encode_in_chunks(self, flat: Tensor) -> Tensor:
+        return self._encode_chunk(flat)  # what a user's model needs per item is not known
 
     def _encode(self, flat: Tensor) -> Tensor:
         if isinstance(self.function, nn.Module):  # it may belong to a model that is being trained
@@ -93,14 +84,3 @@ class CustomEncoder(Encoder):
         memo[id(self)] = twin
         twin._shared = self._shared = isinstance(self.function, nn.Module)
         return twin
-
-
-def _read_grid(function: Any) -> dict[str, int]:
-    missing = [name for name in _REQUIRED if not hasattr(function, name)]
-    if missing or not callable(function):
-        raise TypeError(
-            f"an encoder should be callable and have {', '.join(_REQUIRED)}, but "
-            f"{type(function).__name__} lacks {', '.join(missing) or 'the call'}. Without them the "
-            "frames have no place in time: set them as attributes, in Hz and samples."
-        )
-    return {name: int(getattr(function, name)) for name in _REQUIRED}

@@ -184,16 +184,12 @@ def full_config(checkpoint: Checkpoint, kind: str, changes: dict[str, Any]) -> A
     return config_class.from_dict({**values, **changes, **_ALWAYS})
 
 
-def load_weights(
-    model_class: Any, config: Any, checkpoint: Checkpoint, attention: str | None
-) -> Any:
+def load_weights(model_class: Any, config: Any, checkpoint: Checkpoint) -> Any:
     """A model of transformers with the checkpoint's weights in float32, on the CPU.
 
     Raises:
-        ValueError: a file is damaged, a weight is missing or has the wrong shape, or there is no
-            such attention.
+        ValueError: a file is damaged, or a weight is missing or has the wrong shape.
     """
-    options = {} if attention is None else {"attn_implementation": attention}
     try:
         with _quiet(), torch.device("cpu"), torch.random.fork_rng(devices=[]):
             model, report = model_class.from_pretrained(
@@ -201,15 +197,9 @@ def load_weights(
                 config=config,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are in the report
-                **options,
             )
     except Exception as error:  # the readers of files raise whatever the content makes them raise
         reason = f"{type(error).__name__}: {''.join(str(error).strip().splitlines()[:1])}"
-        if options and isinstance(error, ValueError | ImportError):
-            raise ValueError(
-                f"encoder {checkpoint.name!r} has no attention={attention!r} ({reason}). Leave "
-                "attention out to get one that works."
-            ) from error
         raise ValueError(
             f"checkpoint {checkpoint.name!r} cannot be read ({reason}): it is damaged, or holds "
             "code, which is never run. Two ways out: fetch it again; or convert it where you trust "
@@ -267,16 +257,6 @@ def _quiet() -> Iterator[None]:
 
 _SHARED: weakref.WeakValueDictionary[tuple[Any, ...], nn.Module] = weakref.WeakValueDictionary()
 _LOCK = threading.RLock()
-
-
-def clear_encoder_cache() -> None:
-    """Forget all loaded weights: the next encoder reads its checkpoint again.
-
-    Encoders in use keep theirs. The memory itself is freed with the last encoder (or metric, loss,
-    …) that uses the weights, so `del` is all that is needed to release it.
-    """
-    with _LOCK:
-        _SHARED.clear()
 
 
 def shared_weights(key: tuple[Any, ...], build: Callable[[], nn.Module]) -> nn.Module:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -80,7 +78,6 @@ def load_encoder(
     device: torch.device | str | None = None,
     local_files_only: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
-    attention: str | None = None,
     memory_budget: int = MEMORY_BUDGET,
     activation_checkpointing: bool = False,
 ) -> Encoder:
@@ -99,7 +96,6 @@ def load_encoder(
         device: of the weights; None: CPU. `mel` and `waveform` work wherever the waveform is.
         local_files_only: never use the network.
         cache_dir: where the hub's files are kept; None: the hub's own choice.
-        attention: "sdpa" or "eager" (slower, more memory); None: sdpa where there is one.
         memory_budget: bytes of activations at a time when no gradient is wanted, see `Encoder`.
         activation_checkpointing: with gradients, trade time for memory, see `Encoder`.
 
@@ -115,7 +111,7 @@ def load_encoder(
     name = os.fspath(name_or_path)
     precision = as_dtype(dtype)
     if name in _EMBEDDED:
-        _check_embedded(name, layer, precision, attention)
+        _check_embedded(name, layer, precision)
         checked_device("cpu" if device is None else device)
         return _embedded(
             name,
@@ -123,8 +119,6 @@ def load_encoder(
             memory_budget=memory_budget,
             activation_checkpointing=activation_checkpointing,
         )
-    if attention not in (None, "eager", "sdpa"):
-        raise ValueError(f"attention must be 'sdpa', 'eager' or None, not {attention!r}.")
     checkpoint = checkpoint_of(name)
     folder = os.path.expanduser(checkpoint)
     return load_transformer(
@@ -134,7 +128,6 @@ def load_encoder(
             layer=_default_layer(name) if layer is None else layer,
             dtype=precision or torch.float32,
             device=str(device or "cpu"),
-            attention=attention,
             local_files_only=local_files_only,
             cache_dir=None if cache_dir is None else os.path.abspath(os.fspath(cache_dir)),
             memory_budget=memory_budget,
@@ -165,29 +158,6 @@ def as_encoder(encoder: Any, **options: Any) -> Encoder:
             f"({type(encoder).__name__}): pass a name, or set it when making the encoder."
         )
     return encoder if isinstance(encoder, Encoder) else CustomEncoder(encoder)
-
-
-@contextmanager
-def rank_zero_first() -> Iterator[None]:
-    """Let the first process of each machine load, and the others after it, from its cache::
-
-        with rank_zero_first():
-            encoder = load_encoder("wav2vec2-large")
-
-    Every rank must enter it. Without `torch.distributed` initialised it does nothing.
-    """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        yield
-        return
-    first = int(os.environ.get("LOCAL_RANK", distributed.get_rank())) == 0
-    if not first:
-        distributed.barrier()
-    try:
-        yield
-    finally:  # also after an error, or the others would wait for ever
-        if first:
-            distributed.barrier()
 
 
 def _row(name: str) -> EncoderRow | None:
@@ -229,13 +199,7 @@ def _embedded(name: str, **options: Any) -> Encoder:
     )
 
 
-def _check_embedded(
-    name: str, layer: int | None, dtype: torch.dtype | None, attention: str | None
-) -> None:
-    if attention is not None:
-        raise ValueError(
-            f"attention={attention!r} was passed, but encoder {name!r} has none. Leave it out."
-        )
+def _check_embedded(name: str, layer: int | None, dtype: torch.dtype | None) -> None:
     if layer is not None:
         raise ValueError(
             f"layer={layer} was passed, but encoder {name!r} has no layers: nothing could be read "

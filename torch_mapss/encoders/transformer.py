@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from .base import MEMORY_BUDGET, Encode, Encoder
+from .base import MEMORY_BUDGET, Encoder
 from .loading import (
     Checkpoint,
     find_checkpoint,
@@ -39,7 +38,6 @@ class TransformerSettings:
     layer: int | None = None  # None: the default of the architecture
     dtype: torch.dtype = torch.float32  # of the weights
     device: str = "cpu"  # of the weights
-    attention: str | None = None  # "sdpa", "eager"; None: the faster one the architecture has
     local_files_only: bool = False  # never use the network
     cache_dir: str | None = None  # where the hub's files are kept
     memory_budget: int = MEMORY_BUDGET  # bytes of activations a chunk may take
@@ -50,7 +48,7 @@ class TransformerEncoder(Encoder):
     """Hidden states of one layer of a speech or music transformer. Use `load_encoder` to make one.
 
     A subclass names its `families` and writes `read_config`, `frame_grid`, `default_layer`,
-    `load_model` and `_states`.
+    `load_model` and `_encode`.
 
     The weights are frozen and shared by all encoders with equal checkpoint, layer, dtype and
     device. They are freed when the last of these encoders is gone. Moving an encoder to another
@@ -87,7 +85,7 @@ class TransformerEncoder(Encoder):
         raise NotImplementedError
 
     @classmethod
-    def load_model(cls, checkpoint: Checkpoint, layer: int, attention: str | None) -> Any:
+    def load_model(cls, checkpoint: Checkpoint, layer: int) -> Any:
         """The model with `layer` blocks, in float32 on the CPU."""
         raise NotImplementedError
 
@@ -131,41 +129,10 @@ class TransformerEncoder(Encoder):
         # precision: normalisation, or the log-mel spectrum.
         return waveform.to(torch.promote_types(waveform.dtype, torch.float32))
 
-    def _encode(self, flat: Tensor) -> Tensor:
-        return self._lifted(self._hidden, flat)
-
-    def _encode_states(self, flat: Tensor) -> Tensor:
-        return self._lifted(lambda waves: torch.cat([*self._states(waves)], -1), flat)
-
-    def _lifted(self, encode: Encode, flat: Tensor) -> Tensor:
+    def forward(self, waveform: Tensor) -> Tensor:
+        """As `Encoder.forward`."""
         self.model.requires_grad_(False)  # a parent's requires_grad_() may have thawed them
-        found = encode(flat)
-        return found.to(torch.promote_types(found.dtype, torch.float32))
-
-    def _hidden(self, flat: Tensor) -> Tensor:
-        """(N, T) -> (N, F, M), the layer asked for."""
-        return self._states(flat)[-1]
-
-    def _states(self, flat: Tensor) -> Sequence[Tensor]:
-        """(N, T) -> layers 0 to the one asked for, each (N, F, M)."""
-        raise NotImplementedError
-
-    def hidden_states(self, waveform: Tensor) -> tuple[Tensor, ...]:
-        """Every layer from 0 to `layer` in one pass, at the cost of the last alone.
-
-        Args:
-            waveform: (..., T), as for a call.
-
-        Returns:
-            `layer + 1` tensors (..., F, M); the k-th equals what the same checkpoint gives when
-            loaded with `layer=k`.
-
-        Raises:
-            TypeError, ValueError: as a call does.
-        """
-        size = int(self.config.hidden_size)
-        joined = self._encoded(waveform, self._encode_states, ((self.layer or 0) + 1) * size)
-        return joined.split(size, -1)
+        return super().forward(waveform)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TransformerEncoder:
         # Called by to(), cuda(), half(), …: only the device is taken over, see the class.
@@ -216,7 +183,7 @@ def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
         ImportError: transformers is not installed, or fails to import.
         TypeError: the layer is no integer.
         ValueError: the checkpoint is of another architecture, incomplete or damaged; the layer does
-            not exist; the device or attention is not available.
+            not exist; the device is not available.
         OSError: the checkpoint is on the hub and cannot be fetched.
     """
     import_transformers()
@@ -233,10 +200,10 @@ def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
     layer = _checked_layer(settings, default, config.num_hidden_layers)
     device = checked_device(settings.device)
     settings = dataclasses.replace(settings, layer=layer, device=str(device))
-    key = (checkpoint.fingerprint(), layer, settings.dtype, settings.attention, str(device))
+    key = (checkpoint.fingerprint(), layer, settings.dtype, str(device))
 
     def build() -> nn.Module:
-        model = kind.load_model(checkpoint, layer, settings.attention)
+        model = kind.load_model(checkpoint, layer)
         return model.to(device, settings.dtype).eval().requires_grad_(False)
 
     return kind(settings, checkpoint, config, shared_weights(key, build))

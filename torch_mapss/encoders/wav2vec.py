@@ -96,33 +96,29 @@ class Wav2VecEncoder(TransformerEncoder):
         return min(3 if late else 2, layers)
 
     @classmethod
-    def load_model(cls, checkpoint: Checkpoint, layer: int, attention: str | None) -> Any:
+    def load_model(cls, checkpoint: Checkpoint, layer: int) -> Any:
         """The model with `layer` blocks, its positional convolution with one plain weight."""
         config = cls.read_config(checkpoint)
         above = config.num_hidden_layers - layer
         config.num_hidden_layers = layer
         model_class = import_transformers().MODEL_MAPPING[type(config)]
-        model = load_weights(model_class, config, checkpoint, attention)
+        model = load_weights(model_class, config, checkpoint)
         _fold_weight_norm(model)
         keep_channels_last(model)
         if above and config.do_stable_layer_norm:
             model.encoder.layer_norm = nn.Identity()  # follows the last block, which is not built
         return model
 
-    def _hidden(self, flat: Tensor) -> Tensor:
-        return self._states(flat)[-1] if self._disputed else self._run(flat)[0]
-
-    def _states(self, flat: Tensor) -> Sequence[Tensor]:
-        return self._run(flat, output_hidden_states=True, return_dict=True).hidden_states
-
-    def _run(self, flat: Tensor, **options: Any) -> Any:
+    def _encode(self, flat: Tensor) -> Tensor:
         if self.normalize:
             flat = normalize_input(flat)
+        options = {"output_hidden_states": True, "return_dict": True} if self._disputed else {}
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             # The attention of WavLM in transformers takes masks of two types, which torch dislikes.
             warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
             # Generators are kept because transformers 4.x draws for layer drop even here.
-            return self.model(flat.to(self.settings.dtype), **options)
+            output = self.model(flat.to(self.settings.dtype), **options)
+        return output.hidden_states[-1] if self._disputed else output[0]
 
     def _item_bytes(self, samples: int) -> int:
         # The first convolution is the widest point (100 floats per sample); without `sdpa` the

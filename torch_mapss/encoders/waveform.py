@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Encoder, check_waveform
+from .base import Encoder
 
 
 class WaveformEncoder(Encoder):
@@ -33,5 +33,5 @@ class WaveformEncoder(Encoder):
             TypeError: the waveform is no floating-point tensor.
             ValueError: it is shorter than 400 samples.
         """
-        check_waveform(waveform, self)
+        self._check(waveform)
         return self._cast(waveform).unfold(-1, self.receptive_field, self.hop)

@@ -10,7 +10,6 @@ layer includes the norm that follows it, as `hidden_states` of transformers does
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,7 +59,7 @@ class WhisperEncoder(TransformerEncoder):
         return min(1, int(config.encoder_layers))
 
     @classmethod
-    def load_model(cls, checkpoint: Checkpoint, layer: int, attention: str | None) -> Any:
+    def load_model(cls, checkpoint: Checkpoint, layer: int) -> Any:
         """The encoder alone with `layer` blocks, under the name it has in the whole model."""
         import_transformers()
         from transformers.models.whisper import modeling_whisper
@@ -74,7 +73,7 @@ class WhisperEncoder(TransformerEncoder):
         config = cls.read_config(checkpoint)
         above = config.encoder_layers - layer
         config.encoder_layers = layer
-        encoder = load_weights(EncoderOnly, config, checkpoint, attention).encoder
+        encoder = load_weights(EncoderOnly, config, checkpoint).encoder
         if above:
             encoder.layer_norm = nn.Identity()  # follows the last block, which is not built
         return nn.ModuleDict({"encoder": encoder})
@@ -84,27 +83,18 @@ class WhisperEncoder(TransformerEncoder):
         """As many as there are positions for: 480,000, 30 s."""
         return int(self.config.max_source_positions * self.hop)
 
-    def _states(self, flat: Tensor) -> Sequence[Tensor]:
+    def _encode(self, flat: Tensor) -> Tensor:
+        # The modules are those of transformers, called one by one: its own forward takes clips of
+        # 30 s and no others.
         spectrum = log_mel(
             flat, self.config.num_mel_bins, self.sample_rate, self.receptive_field, self.hop // 2
-        )
-        states = self._blocks(spectrum.to(self.settings.dtype))
-        return [state[:, : self.frame_count(flat.shape[-1])] for state in states]
-
-    def _blocks(self, spectrum: Tensor) -> list[Tensor]:
-        """(N, bands, spectra) -> what enters the first block and what leaves every one.
-
-        The modules are those of transformers, called one by one: its own forward takes clips of
-        30 s and no others.
-        """
+        ).to(self.settings.dtype)
         model, gelu = self.model.encoder, nn.functional.gelu
         hidden = gelu(model.conv2(gelu(model.conv1(spectrum)))).transpose(1, 2)
-        states = [hidden + model.embed_positions.weight[: hidden.shape[1]]]
+        hidden = hidden + model.embed_positions.weight[: hidden.shape[1]]
         for block in model.layers:
-            states.append(_run_block(block, states[-1]))
-        if self.layer == self.layers:
-            states[-1] = model.layer_norm(states[-1])
-        return states
+            hidden = _run_block(block, hidden)
+        return model.layer_norm(hidden)[:, : self.frame_count(flat.shape[-1])]
 
     def _item_bytes(self, samples: int) -> int:
         config, size = self.config, self.settings.dtype.itemsize
