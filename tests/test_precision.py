@@ -72,14 +72,6 @@ def test_bounds_follow(convention: str) -> None:
         torch.testing.assert_close(single.total, double.total, rtol=2e-2, atol=1e-3)
 
 
-def test_the_map_says_the_same_dimensions() -> None:
-    points = torch.cat([x.flatten(1, -2) for x in clouds(6, distortions=25, seed=7)], 1)
-    double, single = F.diffusion_map(points), F.diffusion_map(points, eigh="float32")
-    assert torch.equal(single.dimension, double.dimension)
-    torch.testing.assert_close(single.eigenvalues, double.eigenvalues, rtol=0.0, atol=1e-6)
-    assert single.retained.dtype == torch.float64
-
-
 def test_repeated_eigenvalues_keep_finite_gradients() -> None:
     _, references, distortions = clouds(3, distortions=12, seed=8)
     distortions = torch.cat([distortions, distortions], 2)

@@ -70,7 +70,8 @@ def frame_scores(
     Raises:
         TypeError, ValueError: input that cannot be scored, see :meth:`MAPSS.forward`.
     """
-    if not isinstance(preds, Tensor) or (preds.requires_grad and torch.is_grad_enabled()):
+    plain = isinstance(preds, Tensor) and isinstance(target, Tensor | ReferenceBank)
+    if not plain or (preds.requires_grad and torch.is_grad_enabled()):
         return _scored(mapss, preds, target, lengths, wanted, {wanted.measure})
     last = _LAST.get(mapss)
     if last is None or not last.is_same(preds, target, lengths):
