@@ -113,8 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     parser.add_argument("--talkers", nargs="+", type=int, default=[2, 3])
     options = parser.parse_args(arguments)
     rows = run(options)
-    about = f"{toolkit.subset(options, rows)} The first source of each is the target; means over"
-    about += " mixtures. A dash: undefined (fidelity where clearance is below 0.1)."
+    counts = {n: len({r["mixture"] for r in rows.where(talkers=n)}) for n in options.talkers}
+    counted = ", ".join(f"{count} mixtures of {n} talkers" for n, count in counts.items())
+    about = f"{toolkit.subset(options, rows)} Of these {counted}; the first source of each is the"
+    about += " target; means over mixtures. A dash: undefined (fidelity where clearance is below"
+    about += " 0.1)."
     text = toolkit.page_head("Outputs whose fault is known", __file__, arguments, about)
     for encoder in map(toolkit.shown, options.encoders):
         for talkers in options.talkers:

@@ -125,7 +125,7 @@ def differences(found: Sequence[Column], ratings: rated.Ratings, question: str) 
     own = {c.name: c.by_track(question, ratings) for c in found if c.encoder in (first, "")}
     lines = []
     for name in AGAINST:
-        if name in own:
+        if own.get(name):
             label = toolkit.LABELS[name] if name in toolkit.LABELS else rivals.RIVALS[name].label
             lines.append([label, *(str(rated.difference(own[p], own[name])) for p in PAIR)])
     return toolkit.markdown(["minus", *PAIR], lines)
@@ -254,8 +254,9 @@ def page(
     made = toolkit.page_head(name, __file__, arguments, text)
     for question in ratings.questions:
         made += ["", f"## {question}", "", crossed(found, ratings, question), ""]
-        made += [f"SRCC of clearance and fidelity less that of others (`{main}`, paired):", ""]
-        made += [differences(found, ratings, question)]
+        if (less := differences(found, ratings, question)).count("\n") > 1:
+            made += [f"SRCC of clearance and fidelity less that of others (`{main}`, paired):", ""]
+            made += [less]
     made += ["", f"## Means, `{main}`", "", control_means(rows.where(encoder=main)), ""]
     made += [saturation(rows)]
     if varied is not None:

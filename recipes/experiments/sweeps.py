@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     rows = run(options)
     about = f"{toolkit.subset(options, rows)} The first source of each is the target. Means over"
     about += " frames (log PM by the bounded mean of -log(1 - log PM)), then mixtures; last line:"
-    about += " SRCC with the strength within a mixture. -MCD and the like are in `listeners`."
+    about += " SRCC with the strength within a mixture."
     text = toolkit.page_head("One source, changed more and more", __file__, arguments, about)
     for encoder in map(toolkit.shown, options.encoders):
         for name in options.sweeps:

@@ -400,7 +400,8 @@ def _without_paths(words: list[str]) -> list[str]:
             skip = not skip
         elif "/" in word:
             path = Path(word)
-            found.append(str(Path(*path.parts[-2:])) if path.suffix else path.name)
+            file = path.suffix in (".json", ".csv")
+            found.append(str(Path(*path.parts[-2:])) if file else path.name)
         else:
             found.append(word)
     return found
