@@ -44,8 +44,8 @@ def speech_like(seconds: float, rate: int, seed: int = 0) -> Tensor:
     syllables = np.clip(np.sin(2 * np.pi * 4 * t), 0, None) ** 2
     phrase = (np.sin(2 * np.pi * 0.35 * t + rng.uniform(0, 6)) > -0.5) * 1.0
     drift = 10 ** (0.4 * np.sin(2 * np.pi * 0.11 * t))
-    room = 1e-3 * rng.standard_normal(len(t))
-    return torch.from_numpy(0.3 * carrier * syllables * phrase * drift + room)
+    floor = 1e-3 * rng.standard_normal(len(t))
+    return torch.from_numpy(0.3 * carrier * syllables * phrase * drift + floor)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -411,11 +411,11 @@ def test_integers_are_scaled(dtype: str, full: int) -> None:
     assert torch.equal(audio.as_waveform(x), expected)
     if not dtype.startswith(">"):
         assert torch.equal(audio.as_waveform(torch.from_numpy(x)), expected)
-
-
-def test_unsigned_bytes_rest_at_128() -> None:
-    x = torch.tensor([0, 128, 192], dtype=torch.uint8)
-    assert audio.as_waveform(x).tolist() == [-1.0, 0.0, 0.5]
+    unsigned = torch.tensor([0, 128, 192], dtype=torch.uint8)
+    assert torch.equal(audio.as_waveform(unsigned), expected[0])
+    view = np.arange(6, dtype=np.float32)[::-2]
+    view.flags.writeable = False
+    assert audio.as_waveform(view).tolist() == [5.0, 3.0, 1.0]
 
 
 def test_floats_keep_or_gain_precision() -> None:
@@ -429,12 +429,6 @@ def test_floats_keep_or_gain_precision() -> None:
     assert audio.as_waveform(np.ones(3, dtype=np.longdouble)).dtype == torch.float64
     x = torch.ones(3, requires_grad=True)
     assert audio.as_waveform(x) is x
-
-
-def test_numpy_views_are_taken() -> None:
-    x = np.arange(6, dtype=np.float32)[::-2]
-    x.flags.writeable = False
-    assert audio.as_waveform(x).tolist() == [5.0, 3.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -452,9 +446,6 @@ def test_numpy_views_are_taken() -> None:
 def test_other_types_are_refused_by_name(bad: object) -> None:
     with pytest.raises(TypeError, match="estimates must"):
         audio.as_waveform(bad, "estimates")  # type: ignore[arg-type]
-
-
-def test_a_number_is_no_waveform() -> None:
     with pytest.raises(ValueError, match="time axis"):
         audio.as_waveform(torch.tensor(1.0))
 
@@ -466,11 +457,6 @@ def test_mono_is_the_mean() -> None:
         audio.to_mono(torch.ones(5))
     with pytest.raises(ValueError, match="channel axis"):
         audio.to_mono(torch.ones(0, 5))
-
-
-def test_equal_rates_return_the_same_object() -> None:
-    x = torch.ones(5)
-    assert audio.resample(x, 16000, 16000) is x
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -497,6 +483,7 @@ def test_resampling_ignores_autocast_and_keeps_gradients() -> None:
 
 def test_rates_must_be_whole_and_workable() -> None:
     x = torch.ones(100)
+    assert audio.resample(x, 16000, 16000) is x
     for bad in (16000.5, "16000", True, None):
         with pytest.raises(TypeError, match="must be a whole number"):
             audio.resample(x, 8000, bad)  # type: ignore[arg-type]
@@ -551,18 +538,6 @@ def test_lossy_files(tmp_path: Path, name: str) -> None:
     assert (rate, wave.shape[0]) == (16000, 1)
     got = wave[0, 4000:12000].double().numpy()
     assert np.corrcoef(got, tone[4000:12000])[0, 1] > 0.99
-
-
-@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3"])
-@pytest.mark.parametrize("share", [0.02, 0.5, 0.97])
-def test_cut_files_are_refused(tmp_path: Path, name: str, share: float) -> None:
-    if name.endswith("mp3") and "MP3" not in soundfile.available_formats():
-        pytest.skip("this libsndfile has no MP3")
-    write(tmp_path / name, seconds=2)
-    content = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(content[: int(share * len(content))])
-    with pytest.raises(ValueError, match=name):
-        audio.load_audio(tmp_path / name)
 
 
 def test_an_mp3_that_states_no_length_is_read(tmp_path: Path) -> None:
@@ -899,12 +874,17 @@ def test_the_device_gives_the_same_numbers() -> None:
         ("au", "AU", "PCM_16"),
         ("wav", "WAV", "FLOAT"),
         ("wav", "WAVEX", "PCM_16"),
+        ("flac", "FLAC", "PCM_16"),
+        ("ogg", "OGG", "VORBIS"),
+        ("mp3", "MP3", "MPEG_LAYER_III"),
     ],
 )
-@pytest.mark.parametrize("share", [0.5, 0.99])
-def test_a_truncated_file_of_any_kin_of_wav_is_refused(
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.97])
+def test_truncated_files_are_refused(
     tmp_path: Path, suffix: str, format: str, subtype: str, share: float
 ) -> None:
+    if format not in soundfile.available_formats():
+        pytest.skip(f"this libsndfile has no {format}")
     path = tmp_path / f"x.{suffix}"
     wave = np.random.default_rng(0).uniform(-0.5, 0.5, (48_000, 2)).astype(np.float32)
     soundfile.write(path, wave, 16_000, format=format, subtype=subtype)
@@ -912,7 +892,7 @@ def test_a_truncated_file_of_any_kin_of_wav_is_refused(
     assert (whole.shape, rate) == ((2, 48_000), 16_000)
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(ValueError, match="truncated"):
+    with pytest.raises(ValueError, match=f"x.{suffix}"):
         audio.load_audio(path)
 
 

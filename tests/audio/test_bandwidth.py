@@ -16,8 +16,8 @@ RATE = 16_000
 def band(edge: float, seconds: float = 2.0, seed: int = 0) -> Tensor:
     """Noise that a long filter ends within 100 Hz of ``edge``."""
     noise = np.random.default_rng(seed).standard_normal(int(seconds * RATE))
-    kept = lfilter(firwin(1001, edge, fs=RATE, window=("kaiser", 9.0)), 1.0, noise)
-    return torch.from_numpy(kept).float()
+    band = lfilter(firwin(1001, edge, fs=RATE, window=("kaiser", 9.0)), 1.0, noise)
+    return torch.from_numpy(band).float()
 
 
 @pytest.mark.parametrize("edge", [1000.0, 3400.0, 4000.0, 5512.0, 7000.0])

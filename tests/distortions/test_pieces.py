@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_mapss.distortions import Distortion, DistortionBank, additive, pitch
 
 RATE = 16000
-FIRST, LAST = round(3.3 * RATE) + 77, round(4.1 * RATE) + 5  # kept of the piece
+FIRST, LAST = round(3.3 * RATE) + 77, round(4.1 * RATE) + 5  # used of the piece
 
 
 def bursts(sources: int, length: int) -> Tensor:

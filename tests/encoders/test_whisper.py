@@ -23,7 +23,7 @@ Folder = Callable[..., Path]
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
-    """Coloured, with a silent stretch: parts of the spectrum lie on each of the two floors."""
+    """Coloured, with a silent part: parts of the spectrum lie on each of the two floors."""
     white = np.random.default_rng(seed).standard_normal(shape)
     wave = np.cumsum(white, -1)
     wave -= wave.mean(-1, keepdims=True)
@@ -208,7 +208,7 @@ def test_the_grid_is_that_of_the_other_encoders(folder: Folder) -> None:
 
 def test_a_frame_sees_five_windows_and_no_more(folder: Folder) -> None:
     encoder = load_encoder(folder(), layer=0, dtype="float64")
-    # White noise has no point eight decades down, so no frame hangs on the loudest one.
+    # White noise has no point eight decades down, so no frame depends on the loudest one.
     white = np.random.default_rng(0).standard_normal((1, 6400))
     wave, frame = torch.from_numpy(0.1 * white).requires_grad_(), 9
     (gradient,) = torch.autograd.grad(encoder(wave)[0, frame].square().sum(), wave)
@@ -259,11 +259,11 @@ def test_every_missing_weight_is_named(folder: Folder, tmp_path: Path) -> None:
     path = Path(shutil.copytree(folder(head="ForConditionalGeneration"), tmp_path / "own"))
     file = path / "model.safetensors"
     tensors = load_file(file)
-    kept = [n for n in tensors if n.startswith("model.encoder.") and "layers.2" not in n]
-    assert len(kept) == 7 + 2 * 15  # k has no bias
-    save_file({name: tensors[name] for name in kept}, file, metadata={"format": "pt"})
+    used = [n for n in tensors if n.startswith("model.encoder.") and "layers.2" not in n]
+    assert len(used) == 7 + 2 * 15  # k has no bias
+    save_file({name: tensors[name] for name in used}, file, metadata={"format": "pt"})
     load_encoder(path, layer=2)  # neither the decoder nor what is above the layer is needed
-    for name in kept:
+    for name in used:
         save_file({n: t for n, t in tensors.items() if n != name}, file, metadata={"format": "pt"})
         bare = name.removeprefix("model.")
         # The decoder has a weight of nearly the same name, which is no renamed one.

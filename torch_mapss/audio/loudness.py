@@ -88,7 +88,7 @@ def _k_weight(wave: Tensor, sample_rate: int) -> Tensor:
 
     The recursion is run as a product of spectra: a loop over samples would be slow on a GPU and in
     autograd. Sampling the response on a grid of n points folds the impulse response at n; with
-    n >= T + decay the fold reaches the T samples kept only with what is left after the decay.
+    n >= T + decay the fold reaches the T samples returned only with what is left after the decay.
     """
     if wave.numel() == 0:
         return wave  # an empty batch, which not every FFT takes
@@ -239,7 +239,7 @@ def normalize_loudness(
         target: loudness of the output, LUFS. At or below -70 no block passes and the ungated
             loudness of the whole signal is brought to it.
         peak: largest absolute sample of the output; `math.inf` lifts the limit. The whole signal is
-            scaled down, so shape is kept and loudness falls below `target`.
+            scaled down, so its shape stays and loudness falls below `target`.
 
     Returns:
         `(..., T)` float32, or float64 for float64 input. Digital silence comes back as it is, with

@@ -24,9 +24,9 @@ def si_sdr(estimates: Tensor, references: Tensor) -> Tensor:
     """Scale-invariant signal-to-distortion ratio, means removed (Le Roux et al., 2019).
 
     With e and s the signals less their means and a = <e, s> / <s, s>, it is
-    10 log10(|a s|^2 / |e - a s|^2). Both energies are kept at or above 2.2e-16 of |e|^2, so values
-    lie within +-156.5 dB; a silent (or constant) estimate or reference gives the lower end, with
-    zero gradient. Computed in float64.
+    10 log10(|a s|^2 / |e - a s|^2). Both energies are limited to at least 2.2e-16 of |e|^2, so
+    values lie within +-156.5 dB; a silent (or constant) estimate or reference gives the lower end,
+    with zero gradient. Computed in float64.
 
     Args:
         estimates: `(..., T)`.

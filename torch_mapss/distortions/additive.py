@@ -132,7 +132,7 @@ def coloring(exponent: float, sample_rate: int) -> Tensor:
     response under a Hann window.
     """
     taps = 2 * math.ceil(COLORING * sample_rate / 2)
-    with torch.inference_mode(False):  # kept across calls
+    with torch.inference_mode(False):  # cached across calls
         hertz = torch.arange(taps // 2 + 1, dtype=torch.float64, device="cpu") / taps * sample_rate
         gains = (hertz.clamp(min=LOWEST_NOISE) / LOWEST_NOISE) ** (-exponent / 2)
         gains = torch.where(hertz >= LOWEST_NOISE, gains, 0.0)

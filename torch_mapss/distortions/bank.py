@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -94,8 +95,7 @@ class DistortionBank:
         Returns:
             A new bank; random members keep their noise.
         """
-        smaller = object.__new__(type(self))
-        smaller.kind, smaller.seed = self.kind, self.seed
+        smaller = copy.copy(self)
         smaller.members = spread(self.members, size, self.kind)
         return smaller
 
@@ -103,11 +103,6 @@ class DistortionBank:
     def families(self) -> dict[str, int]:
         """Number of members of each family, in order."""
         return dict(Counter(member.family for member in self.members))
-
-    @property
-    def size(self) -> int:
-        """N_p, the number of members."""
-        return len(self.members)
 
     def __len__(self) -> int:
         """N_p, the number of members."""
@@ -187,7 +182,7 @@ class DistortionBank:
     def reach(self, sample_rate: int) -> tuple[float, float]:
         """Seconds before and after a sample on which its copies may depend, see `Distortion.reach`.
 
-        A segment must have as much on both sides of what is kept of its copies.
+        A segment must have as much on both sides of the part of its copies in use.
 
         Raises:
             ValueError: If a member does not state it.
@@ -281,28 +276,8 @@ class DistortionBank:
         return self.kind, self.seed, self.members
 
     def __repr__(self) -> str:
-        """Kind, size and seed; `print` also lists the families."""
+        """Kind, size and seed."""
         return f"DistortionBank({self.kind!r}, size={len(self)}, seed={self.seed})"
-
-    def __str__(self) -> str:
-        """Five lines: the settings, and the members of each family."""
-        counts = self.families
-        listed = {family for _, families in _LINES for family in families}
-        own = tuple(family for family in counts if family not in listed)
-        rows = [*_LINES[:-1], (_LINES[-1][0], (*_LINES[-1][1], *own))]
-        lines = [
-            f"  {label}: " + (", ".join(f"{f} {counts[f]}" for f in row if f in counts) or "none")
-            for label, row in rows
-        ]
-        return "\n".join([f"{self!r}, {len(counts)} families", *lines])
-
-
-_LINES = (
-    ("filters", ("notch", "lowpass", "highpass")),
-    ("echoes", ("comb", "reverb", "echo")),
-    ("added sounds", ("noise", "tone")),
-    ("level, pitch and others", ("tremolo", "gate", "clipping", "pitch", "vibrato")),
-)
 
 
 def faded(references: Tensor, sample_rate: int, start: int, length: int) -> Tensor:

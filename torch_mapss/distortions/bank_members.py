@@ -101,12 +101,12 @@ def spread(members: tuple[Distortion, ...], size: int, kind: str) -> tuple[Disto
     for index, member in enumerate(members):
         groups.setdefault(member.family, []).append(index)
     quota = _quotas({family: len(group) for family, group in groups.items()}, size)
-    kept = {
+    chosen = {
         group[index]
         for family, group in groups.items()
-        for index in _kept([members[i] for i in group], quota[family])
+        for index in _members_taken([members[i] for i in group], quota[family])
     }
-    return tuple(members[index] for index in sorted(kept))
+    return tuple(members[index] for index in sorted(chosen))
 
 
 def _quotas(counts: dict[str, int], size: int) -> dict[str, int]:
@@ -122,8 +122,8 @@ def _quotas(counts: dict[str, int], size: int) -> dict[str, int]:
     return quota
 
 
-def _kept(family: list[Distortion], quota: int) -> Sequence[int]:
-    """Which members of a family to keep: the strongest peaks, else evenly spaced."""
+def _members_taken(family: list[Distortion], quota: int) -> Sequence[int]:
+    """Which members of a family to take: the strongest peaks, else evenly spaced."""
     peaks = any(isinstance(m, SpectralPeak) for d in family for m in d.measured.values())
     return range(quota) if peaks else _even(len(family), quota)
 

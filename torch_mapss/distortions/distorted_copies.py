@@ -100,7 +100,7 @@ class CopyTask:
         return self.references.unsqueeze(-2) if member.batched else self.references
 
     def _arguments(self, group: range, values: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
-        """Everything a group's function is called with besides the references."""
+        """Everything a group's function is called with after the references."""
         first = self.members[group[0]]
         members = [self.members[index] for index in group]
         arguments: dict[str, Any] = dict(first.parameters)

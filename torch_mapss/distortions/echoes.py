@@ -92,10 +92,10 @@ def reverberate(
     taps = (length * sample_rate).round().clamp(min=1)
     time = torch.arange(1, int(taps.max()) + 1, dtype=torch.float64, device="cpu")
     fall = torch.exp(-decay / sample_rate * time) * (time <= taps)
-    kept = -torch.expm1(-2 * decay * length)  # share of the tail's energy before the cut
+    share = -torch.expm1(-2 * decay * length)  # of the tail's energy, before the cut
     tail = noise(len(time)) * fall.to(waveform)
     norm = torch.linalg.vector_norm(tail, dim=-1, keepdim=True)
-    tail = tail * ((gain * kept.sqrt()).to(waveform) / norm)
+    tail = tail * ((gain * share.sqrt()).to(waveform) / norm)
     return waveform + convolve(waveform, pad(tail, (1, 0)))
 
 
@@ -113,9 +113,10 @@ def echo_at(milliseconds: int, gain: float) -> Distortion:
     return Distortion(f"echo/{milliseconds}ms", "echo", echo, parameters, reach=reach)
 
 
-def tail_of(milliseconds: int, parameters: dict[str, float]) -> Distortion:
-    """A reverb of this length."""
-    name, reach = f"reverb/{milliseconds}ms", (milliseconds / 1000, 0.0)
+def tail_of(milliseconds: int, decay: float, gain: float) -> Distortion:
+    """A reverb of this length: `decay` in 1/s and `gain` as for `reverberate`."""
+    name, length = f"reverb/{milliseconds}ms", milliseconds / 1000
+    parameters, reach = {"length": length, "decay": decay, "gain": gain}, (length, 0.0)
     return Distortion(
         name, "reverb", reverberate, parameters, random=True, batched=True, reach=reach
     )
@@ -123,15 +124,12 @@ def tail_of(milliseconds: int, parameters: dict[str, float]) -> Distortion:
 
 def early_reverb(milliseconds: int, rt60: float) -> Distortion:
     """PS: the first milliseconds of a tail that decays by 60 dB in `rt60` seconds."""
-    parameters = {"length": milliseconds / 1000, "decay": math.log(1000) / rt60, "gain": 1.0}
-    return tail_of(milliseconds, parameters)
+    return tail_of(milliseconds, math.log(1000) / rt60, 1.0)
 
 
 def late_reverb(milliseconds: int, scaling: float) -> Distortion:
     """PM: a tail scaling · exp(-6 t / length)."""
-    length = milliseconds / 1000
-    parameters = {"length": length, "decay": 6 / length, "gain": scaling}
-    return tail_of(milliseconds, parameters)
+    return tail_of(milliseconds, 6 / (milliseconds / 1000), scaling)
 
 
 # Ranges are stepped through in pairs: the shortest delay with the lowest gain, and so on.

@@ -6,6 +6,7 @@ delay and exactly at the frequencies they name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -111,41 +112,31 @@ def notch_peak(rank: int) -> Distortion:
     return Distortion(name, "notch", notch, {"half_width": 60.0}, measured, "frequency", **NOTCHING)
 
 
-def lowpass_at(hertz: int) -> Distortion:
-    """PS: a fixed cut-off, within 0.45 f_s."""
-    measured = {"cutoff": Cutoff(hertz)}
-    return Distortion(f"lowpass/{hertz}Hz", "lowpass", lowpass, {}, measured, "cutoff", **CUTTING)
+def cutting(
+    function: Callable[..., Tensor], label: str, cutoff: Cutoff | EnergyQuantile
+) -> Distortion:
+    """A lowpass or highpass: PS at a fixed cut-off, PM at a quantile of the energy."""
+    family, measured = function.__name__, {"cutoff": cutoff}
+    return Distortion(f"{family}/{label}", family, function, {}, measured, "cutoff", **CUTTING)
 
 
-def highpass_at(hertz: int) -> Distortion:
-    """PS: a fixed cut-off, within 0.45 f_s."""
-    measured = {"cutoff": Cutoff(hertz)}
-    return Distortion(
-        f"highpass/{hertz}Hz", "highpass", highpass, {}, measured, "cutoff", **CUTTING
-    )
+def fixed(function: Callable[..., Tensor], *hertz: int) -> tuple[Distortion, ...]:
+    """PS: cut-offs within 0.45 f_s."""
+    return tuple(cutting(function, f"{cutoff}Hz", Cutoff(cutoff)) for cutoff in hertz)
 
 
-def lowpass_quantile(percent: int) -> Distortion:
-    """PM: keeps this share of the reference's energy."""
-    measured = {"cutoff": EnergyQuantile(percent / 100)}
-    return Distortion(f"lowpass/q{percent}", "lowpass", lowpass, {}, measured, "cutoff", **CUTTING)
-
-
-def highpass_quantile(percent: int) -> Distortion:
-    """PM: removes this share of the reference's energy."""
-    measured = {"cutoff": EnergyQuantile(percent / 100)}
-    return Distortion(
-        f"highpass/q{percent}", "highpass", highpass, {}, measured, "cutoff", **CUTTING
-    )
+def quantiles(function: Callable[..., Tensor], *percents: int) -> tuple[Distortion, ...]:
+    """PM: below the cut-off lies this share of the reference's energy."""
+    return tuple(cutting(function, f"q{p}", EnergyQuantile(p / 100)) for p in percents)
 
 
 SEPARATION = {
     "notch": tuple(map(notch_at, (500, 1000, 2000, 4000, 8000))),
-    "lowpass": tuple(map(lowpass_at, (2000, 3000, 4000, 6000))),
-    "highpass": tuple(map(highpass_at, (100, 300, 500, 800))),
+    "lowpass": fixed(lowpass, 2000, 3000, 4000, 6000),
+    "highpass": fixed(highpass, 100, 300, 500, 800),
 }
 MATCH = {
     "notch": tuple(map(notch_peak, range(NOTCHES))),
-    "lowpass": tuple(map(lowpass_quantile, (50, 70, 85, 95))),
-    "highpass": tuple(map(highpass_quantile, (5, 15, 30, 50))),
+    "lowpass": quantiles(lowpass, 50, 70, 85, 95),
+    "highpass": quantiles(highpass, 5, 15, 30, 50),
 }

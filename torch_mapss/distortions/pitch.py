@@ -75,7 +75,7 @@ def shift_pitch(
         return torch.zeros_like(waveform)
     stretched = stretch(waveform, ratio, window, skipped, context[..., index, :])
     fade = 0.5 - 0.5 * torch.cos(torch.pi * torch.arange(window, device=waveform.device) / window)
-    stretched[..., :window] *= fade.to(waveform)  # a step there would ring into what is kept
+    stretched[..., :window] *= fade.to(waveform)  # a step there would ring into what is used
     return pad(fourier_resample(stretched, sample_rate, ratio, length - skipped), (skipped, 0))
 
 
@@ -139,7 +139,7 @@ def stretch(
     Output frame m, centred at m·hop, has the magnitudes of the input frame X_m centred at
     t_m = m·hop/ratio. Its phase goes on from frame m-1 by what the input's phase gains within one
     *output* hop, arg X(t_m) - arg X(t_m - hop): two transforms per frame in place of one, but no
-    unwrapping, so the frequency of a steady sine is kept exactly. Phases are thus a running sum,
+    unwrapping, so the frequency of a steady sine stays exact. Phases are thus a running sum,
     restarted at onsets, lest a click be spread by the history of its bins:
         θ_m = arg X_l - ω (ratio - 1) c_l + Σ_{l<i<=m} gain_i,   l the last onset up to m.
     An onset c_l samples after its frame's centre must come out ratio·c_l after it: the linear

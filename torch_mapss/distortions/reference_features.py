@@ -176,8 +176,8 @@ def _cumulative_energy(waveform: Tensor) -> Tensor:
     return torch.where(total > 0, running / total.where(total > 0, 1), 1)
 
 
-def kept_cutoff(hertz: Tensor, sample_rate: int) -> Tensor:
-    """Cut-off within 100 Hz and 0.45 f_s."""
+def limited_cutoff(hertz: Tensor, sample_rate: int) -> Tensor:
+    """Cut-off limited to 100 Hz and 0.45 f_s."""
     return hertz.clamp(LOWEST_CUTOFF, HIGHEST * sample_rate)
 
 
@@ -205,12 +205,12 @@ class SpectralPeak:
 
 @dataclass(frozen=True)
 class Cutoff:
-    """A given cut-off in Hz, kept within 100 Hz and 0.45 f_s."""
+    """A given cut-off in Hz, limited to 100 Hz and 0.45 f_s."""
 
     hertz: float
 
     def __call__(self, features: ReferenceFeatures) -> Tensor:
-        return kept_cutoff(
+        return limited_cutoff(
             torch.full_like(features.waveform[..., :1], self.hertz), features.sample_rate
         )
 
@@ -219,7 +219,7 @@ class Cutoff:
 class EnergyQuantile:
     """The frequency below which this share of the energy lies.
 
-    Rounded to the nearest 100 Hz and kept within 100 Hz and 0.45 f_s.
+    Rounded to the nearest 100 Hz and limited to 100 Hz and 0.45 f_s.
     """
 
     share: float
@@ -229,7 +229,7 @@ class EnergyQuantile:
         index = (running < self.share).sum(-1, keepdim=True)  # the first bin that reaches it
         hertz = index * (0.5 * features.sample_rate / (running.shape[-1] - 1))
         rounded = torch.floor(hertz / CUTOFF_STEP + 0.5) * CUTOFF_STEP
-        return kept_cutoff(rounded, features.sample_rate).to(features.waveform)
+        return limited_cutoff(rounded, features.sample_rate).to(features.waveform)
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,7 @@ def _wants_graph(x: Tensor) -> bool:
 
 
 def is_usable(embeddings: Tensor) -> Tensor:
-    """Whether any value is finite and below 1e30, as a tensor: reading it waits for the device."""
+    """Whether any value is finite and below 1e30, as a tensor: reading it synchronises."""
     return (embeddings.detach().abs() < ABSURD).any()
 
 

@@ -73,7 +73,7 @@ def find_checkpoint(
     Args:
         name: a folder, or a hub id such as `facebook/wav2vec2-base`.
         local_files_only: never use the network.
-        cache_dir: where the hub's files are kept; None: the hub's own choice (`HF_HOME`).
+        cache_dir: where the hub's files are stored; None: the hub's own choice (`HF_HOME`).
 
     Raises:
         ValueError: the folder does not exist or lacks a file.

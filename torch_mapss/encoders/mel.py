@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -29,7 +27,7 @@ class MelEncoder(Encoder):
     Args:
         bands: mel bands from 0 Hz to `highest`.
         floor: added to every energy before the log. A low floor (1e-5) keeps deep spectral holes,
-            which listeners hear as artefacts; a high one (1e-3) reacts to what is loud.
+            audible as artefacts; a high one (1e-3) reacts to what is loud.
         context: spectra on either side of each frame. More makes frames longer and smoother.
         dtype: float32 or float64; None keeps the waveform's own (half precision becomes float32).
         memory_budget, activation_checkpointing: see `Encoder`.
@@ -192,7 +190,7 @@ def _window_and_filters(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    # Kept across calls, so never as inference tensors: those cannot be used in a graph later on.
+    # Cached across calls, so never inference tensors: those cannot be used in a graph later on.
     with torch.inference_mode(False), torch.no_grad():
         window = torch.hann_window(size, dtype=torch.float64, device="cpu")
         return window.to(dtype).to(device), mel_filterbank(*bank).to(dtype).to(device)
@@ -222,19 +220,14 @@ def mel_filterbank(
         ) from error
 
     top = sample_rate / 2 if highest is None else highest
-    with _float64_constants(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "At least one mel filterbank")  # an error of MelEncoder
-        return melscale_fbanks(
-            fft_size // 2 + 1, 0.0, top, bands, sample_rate, norm="slaney", mel_scale="slaney"
-        )
-
-
-@contextmanager
-def _float64_constants() -> Iterator[None]:
     # In float32 the flanks of the triangles are off by up to 2e-3 of single weights.
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "At least one mel filterbank")  # see MelEncoder
+            return melscale_fbanks(
+                fft_size // 2 + 1, 0.0, top, bands, sample_rate, norm="slaney", mel_scale="slaney"
+            )
     finally:
         torch.set_default_dtype(before)

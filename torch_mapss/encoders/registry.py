@@ -95,7 +95,7 @@ def load_encoder(
             two or three digits. None: float32, for `mel` and `waveform` the waveform's own.
         device: of the weights; None: CPU. `mel` and `waveform` work wherever the waveform is.
         local_files_only: never use the network.
-        cache_dir: where the hub's files are kept; None: the hub's own choice.
+        cache_dir: where the hub's files are stored; None: the hub's own choice.
         memory_budget: bytes of activations at a time when no gradient is wanted, see `Encoder`.
         activation_checkpointing: with gradients, trade time for memory, see `Encoder`.
 

@@ -39,7 +39,7 @@ class TransformerSettings:
     dtype: torch.dtype = torch.float32  # of the weights
     device: str = "cpu"  # of the weights
     local_files_only: bool = False  # never use the network
-    cache_dir: str | None = None  # where the hub's files are kept
+    cache_dir: str | None = None  # where the hub's files are stored
     memory_budget: int = MEMORY_BUDGET  # bytes of activations a chunk may take
     activation_checkpointing: bool = False  # encode again in the backward pass
 

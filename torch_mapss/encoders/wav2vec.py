@@ -116,7 +116,7 @@ class Wav2VecEncoder(TransformerEncoder):
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             # The attention of WavLM in transformers takes masks of two types, which torch dislikes.
             warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
-            # Generators are kept because transformers 4.x draws for layer drop even here.
+            # Generators are restored because transformers 4.x draws for layer drop even here.
             output = self.model(flat.to(self.settings.dtype), **options)
         return output.hidden_states[-1] if self._disputed else output[0]
 
