@@ -9,7 +9,7 @@ import torch
 from reads import Waits, counted
 from torch import Tensor
 
-from torch_mapss import MAPSS, DistortionBank, MAPSSLoss
+from torch_mapss import MAPSS, BleedLoss, DecompositionLoss, DistortionBank, MAPSSLoss
 from torch_mapss.core import frame_batches
 
 RATE = 16_000
@@ -35,13 +35,15 @@ def signals(seconds: float, sources: int = 2, batch: int = 1) -> tuple[Tensor, T
 
 
 def step(
-    mapss: MAPSS, seconds: float, lengths: tuple[int, ...] | None = None
+    mapss: MAPSS, seconds: float, lengths: tuple[int, ...] | None = None, make: Any = MAPSSLoss
 ) -> tuple[Waits, Waits]:
     """The counts of a forward and of a backward pass with a prepared bank."""
     estimates, references = signals(seconds, batch=len(lengths or (1,)))
     estimates.requires_grad_()
-    bank = mapss.prepare(references, lengths)
-    loss = MAPSSLoss(mapss)
+    if make is BleedLoss:
+        references[:, 0, : references.shape[-1] // 2] = 0.0
+    loss = make(mapss)
+    bank = loss.prepare(references, lengths)
     with counted(far=True) as forward:
         value = loss(estimates, bank)
     with counted(far=True) as backward:
@@ -56,6 +58,17 @@ def test_a_step_reads_at_most_four_values_forward_and_none_backward(
 ) -> None:
     forward, backward = step(mapss, seconds)
     assert forward.reads.total() <= 4, forward.lines
+    assert backward.reads.total() == 0, backward.lines
+    assert not forward.uploads + backward.uploads
+
+
+@pytest.mark.parametrize(("make", "most"), [(DecompositionLoss, 4), (BleedLoss, 2)])
+@pytest.mark.parametrize("lengths", [None, (9600, 9000, 8100, 4000)])
+def test_the_pair_and_bleed_read_no_more(
+    mapss: MAPSS, make: Any, most: int, lengths: tuple[int, ...] | None
+) -> None:
+    forward, backward = step(mapss, 0.6, lengths, make)
+    assert forward.reads.total() <= most, forward.lines
     assert backward.reads.total() == 0, backward.lines
     assert not forward.uploads + backward.uploads
 
