@@ -400,7 +400,7 @@ Held out: mean over {last.index.get_level_values("seed").nunique()} seeds (least
 """
     if "si_sdr" not in last.index:
         return text
-    arms = last.drop(["mixture", "si_sdr"])[list(MEASURES)]
+    arms = last.drop(["mixture", "si_sdr"], level="loss")[list(MEASURES)]
     changes = arms.sub(last.loc["si_sdr", list(MEASURES)], level="seed")
     if not len(changes):
         return text
