@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 FAMILIES = ("wav2vec2", "hubert", "wavlm", "mert")
 LAYERS = 3
@@ -186,3 +186,25 @@ def _disguise_as_mert(folder: Path) -> None:
         sample_rate=24_000,
     )
     path.write_text(json.dumps(config))
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found.detach() - expected).abs().max() / expected.abs().max())
+
+
+def check_gradient(
+    encoder: Any, wave: Tensor, direction: Tensor, weights: Tensor, step: float
+) -> float:
+    """The slope of weighted features along a direction, which must be that of differences."""
+
+    def value(x: Tensor) -> Tensor:
+        return (encoder(x) * weights).sum()
+
+    wave = wave.requires_grad_()
+    (gradient,) = torch.autograd.grad(value(wave), wave)
+    with torch.no_grad():
+        difference = value(wave + step * direction) - value(wave - step * direction)
+    slope = float((gradient * direction).sum())
+    assert abs(float(difference) / (2 * step) - slope) < 1e-4 * abs(slope)
+    assert all(p.grad is None and not p.requires_grad for p in encoder.parameters())
+    return abs(slope)

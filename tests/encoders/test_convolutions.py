@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import FAMILIES, random_model, write_checkpoint
+from checkpoints import FAMILIES, random_model, relative_error, write_checkpoint
 from torch import Tensor, nn
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,10 +36,6 @@ def are_replaced(features: Any) -> list[bool]:
 
 def waves(items: int = 3, samples: int = 1999) -> Tensor:
     return torch.randn(items, samples, generator=torch.Generator().manual_seed(0))
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found.detach() - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

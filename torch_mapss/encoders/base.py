@@ -69,19 +69,9 @@ class Encoder(nn.Module):
         self.training = False
 
     @property
-    def minimum_samples(self) -> int:
-        """The shortest waveform that gives a frame, in samples: the receptive field."""
-        return self.receptive_field
-
-    @property
     def maximum_samples(self) -> int | None:
         """The longest waveform there is a position for, in samples; None: there is no limit."""
         return None
-
-    @property
-    def frames_per_second(self) -> float:
-        """Frames a second of audio gives."""
-        return self.sample_rate / self.hop
 
     def frame_count(self, samples: int) -> int:
         """F, the frames that `samples` samples give; 0 when they are fewer than one frame."""
@@ -91,7 +81,7 @@ class Encoder(nn.Module):
         """Encode waveforms.
 
         Args:
-            waveform: (..., T) floating point, at `sample_rate`, T of at least `minimum_samples`
+            waveform: (..., T) floating point, at `sample_rate`, T of at least `receptive_field`
                 and at most `maximum_samples`.
 
         Returns:
@@ -121,7 +111,7 @@ class Encoder(nn.Module):
                 f"waveform should be floating point, not {waveform.dtype}: integer samples have a "
                 "scale the encoder cannot know. Divide by the full scale first (32768 for int16)."
             )
-        found, least = waveform.shape[-1] if waveform.dim() else 0, self.minimum_samples
+        found, least = waveform.shape[-1] if waveform.dim() else 0, self.receptive_field
         rate, most = self.sample_rate, self.maximum_samples
         if found < least:
             raise ValueError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,11 +44,18 @@ class TransformerSettings:
     activation_checkpointing: bool = False  # encode again in the backward pass
 
 
+class Description(NamedTuple):
+    """What a checkpoint says of its full model."""
+
+    config: Any  # its settings, as transformers holds them
+    grid: dict[str, int]  # sample_rate, hop and receptive_field
+    default_layer: int  # read when none is asked for
+
+
 class TransformerEncoder(Encoder):
     """Hidden states of one layer of a speech or music transformer. Use `load_encoder` to make one.
 
-    A subclass names its `families` and writes `read_config`, `frame_grid`, `default_layer`,
-    `load_model` and `_encode`.
+    A subclass names its `families` and writes `describe`, `load_model` and `_encode`.
 
     The weights are frozen and shared by all encoders with equal checkpoint, layer, dtype and
     device. They are freed when the last of these encoders is gone. Moving an encoder to another
@@ -70,18 +77,8 @@ class TransformerEncoder(Encoder):
         _CLASSES.update(dict.fromkeys(cls.families, cls))
 
     @classmethod
-    def read_config(cls, checkpoint: Checkpoint) -> Any:
-        """Settings of the full model; ValueError if it is not supported."""
-        raise NotImplementedError
-
-    @classmethod
-    def frame_grid(cls, checkpoint: Checkpoint, config: Any) -> dict[str, int]:
-        """Its sample_rate, hop and receptive_field."""
-        raise NotImplementedError
-
-    @classmethod
-    def default_layer(cls, checkpoint: Checkpoint, config: Any) -> int:
-        """The layer to read when none is asked for."""
+    def describe(cls, checkpoint: Checkpoint) -> Description:
+        """Its settings, grid and default layer; ValueError if it is not supported."""
         raise NotImplementedError
 
     @classmethod
@@ -90,20 +87,20 @@ class TransformerEncoder(Encoder):
         raise NotImplementedError
 
     def __init__(
-        self, settings: TransformerSettings, checkpoint: Checkpoint, config: Any, model: nn.Module
+        self, settings: TransformerSettings, checkpoint: Checkpoint, found: Description, model: Any
     ) -> None:
         super().__init__(
             name=settings.name,
-            feature_size=config.hidden_size,
+            feature_size=found.config.hidden_size,
             layer=settings.layer,
             dtype=settings.dtype,
             memory_budget=settings.memory_budget,
             activation_checkpointing=settings.activation_checkpointing,
-            **self.frame_grid(checkpoint, config),
+            **found.grid,
         )
         self.settings = settings
-        self.config = config
-        self.layers = int(config.num_hidden_layers)
+        self.config = found.config
+        self.layers = int(found.config.num_hidden_layers)
         self.model = model
 
     @property
@@ -195,9 +192,8 @@ def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
     if checkpoint.family not in _CLASSES:
         raise unsupported(checkpoint)
     kind = _CLASSES[checkpoint.family]
-    config = kind.read_config(checkpoint)
-    default = kind.default_layer(checkpoint, config)
-    layer = _checked_layer(settings, default, config.num_hidden_layers)
+    found = kind.describe(checkpoint)
+    layer = _checked_layer(settings, found.default_layer, found.config.num_hidden_layers)
     device = checked_device(settings.device)
     settings = dataclasses.replace(settings, layer=layer, device=str(device))
     key = (checkpoint.fingerprint(), layer, settings.dtype, str(device))
@@ -206,7 +202,7 @@ def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
         model = kind.load_model(checkpoint, layer)
         return model.to(device, settings.dtype).eval().requires_grad_(False)
 
-    return kind(settings, checkpoint, config, shared_weights(key, build))
+    return kind(settings, checkpoint, found, shared_weights(key, build))
 
 
 def unsupported(checkpoint: Checkpoint, reason: str = "") -> ValueError:

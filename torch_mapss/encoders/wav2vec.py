@@ -19,7 +19,7 @@ from torch_mapss.core.checks import warn_user
 
 from .convolutions import keep_channels_last
 from .loading import PREPROCESSOR, Checkpoint, full_config, import_transformers, load_weights
-from .transformer import TransformerEncoder, unsupported
+from .transformer import Description, TransformerEncoder, unsupported
 
 # Name in config.json -> the architecture of transformers it is built as. MERT is a HuBERT base.
 ARCHITECTURES = {
@@ -52,9 +52,10 @@ class Wav2VecEncoder(TransformerEncoder):
     families = tuple(ARCHITECTURES)
 
     def __init__(
-        self, settings: Any, checkpoint: Checkpoint, config: Any, model: nn.Module
+        self, settings: Any, checkpoint: Checkpoint, found: Description, model: Any
     ) -> None:
-        super().__init__(settings, checkpoint, config, model)
+        super().__init__(settings, checkpoint, found, model)
+        config = self.config
         usual = config.feat_extract_norm == "layer"
         if checkpoint.preprocessor is None:
             warn_user(
@@ -69,36 +70,31 @@ class Wav2VecEncoder(TransformerEncoder):
         self._disputed = bool(config.do_stable_layer_norm) and self.layer == self.layers
 
     @classmethod
-    def read_config(cls, checkpoint: Checkpoint) -> Any:
-        """Settings of the full model; MERT models that are no HuBERT are refused."""
-        if checkpoint.family == "mert_model":
-            for key in ("deepnorm", "feature_extractor_cqt"):
-                if checkpoint.config.get(key):
-                    raise unsupported(checkpoint, f" with {key}")
-        return full_config(checkpoint, ARCHITECTURES[checkpoint.family], _INFERENCE)
+    def describe(cls, checkpoint: Checkpoint) -> Description:
+        """Rate of the preprocessor, hop and receptive field of the convolutions.
 
-    @classmethod
-    def frame_grid(cls, checkpoint: Checkpoint, config: Any) -> dict[str, int]:
-        """Rate of the preprocessor, hop and receptive field of the convolutions."""
-        usual = 24_000 if checkpoint.family == "mert_model" else 16_000
-        rate = checkpoint.config.get("sample_rate", usual)
-        return {
+        The default layer is 2 for wav2vec 2.0 and base models, 3 for large HuBERT and WavLM and for
+        MERT. MERT models that are no HuBERT are refused.
+        """
+        family, mert = checkpoint.family, checkpoint.family == "mert_model"
+        for key in ("deepnorm", "feature_extractor_cqt"):
+            if mert and checkpoint.config.get(key):
+                raise unsupported(checkpoint, f" with {key}")
+        config = full_config(checkpoint, ARCHITECTURES[family], _INFERENCE)
+        rate = checkpoint.config.get("sample_rate", 24_000 if mert else 16_000)
+        grid = {
             "sample_rate": int((checkpoint.preprocessor or {}).get("sampling_rate", rate)),
             "hop": math.prod(config.conv_stride),
             "receptive_field": receptive_field(config.conv_kernel, config.conv_stride),
         }
-
-    @classmethod
-    def default_layer(cls, checkpoint: Checkpoint, config: Any) -> int:
-        """2 for wav2vec 2.0 and base models, 3 for large HuBERT and WavLM and for MERT."""
-        family, layers = checkpoint.family, int(config.num_hidden_layers)
-        late = family == "mert_model" or (family in ("hubert", "wavlm") and layers >= 24)
-        return min(3 if late else 2, layers)
+        layers = int(config.num_hidden_layers)
+        late = mert or (family in ("hubert", "wavlm") and layers >= 24)
+        return Description(config, grid, min(3 if late else 2, layers))
 
     @classmethod
     def load_model(cls, checkpoint: Checkpoint, layer: int) -> Any:
         """The model with `layer` blocks, its positional convolution with one plain weight."""
-        config = cls.read_config(checkpoint)
+        config = cls.describe(checkpoint).config
         above = config.num_hidden_layers - layer
         config.num_hidden_layers = layer
         model_class = import_transformers().MODEL_MAPPING[type(config)]

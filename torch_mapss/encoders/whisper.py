@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .loading import Checkpoint, full_config, import_transformers, load_weights
 from .mel import hann_energies
-from .transformer import TransformerEncoder
+from .transformer import Description, TransformerEncoder
 
 SMALLEST_ENERGY = 1e-10
 DYNAMIC_RANGE = 8.0  # decades below the loudest point of a clip
@@ -39,24 +39,16 @@ class WhisperEncoder(TransformerEncoder):
     families = ("whisper",)
 
     @classmethod
-    def read_config(cls, checkpoint: Checkpoint) -> Any:
-        """Settings of the full model."""
-        return full_config(checkpoint, "whisper", {"encoder_layerdrop": 0.0})
-
-    @classmethod
-    def frame_grid(cls, checkpoint: Checkpoint, config: Any) -> dict[str, int]:
-        """Of the preprocessor; without its file, what Whisper has."""
+    def describe(cls, checkpoint: Checkpoint) -> Description:
+        """Of the preprocessor; without its file, what Whisper has. Layer 1: the first block."""
+        config = full_config(checkpoint, "whisper", {"encoder_layerdrop": 0.0})
         preprocessor = checkpoint.preprocessor or {}
-        return {
+        grid = {
             "sample_rate": int(preprocessor.get("sampling_rate", 16_000)),
             "hop": 2 * int(preprocessor.get("hop_length", 160)),  # the convolutions halve the rate
             "receptive_field": int(preprocessor.get("n_fft", 400)),
         }
-
-    @classmethod
-    def default_layer(cls, checkpoint: Checkpoint, config: Any) -> int:
-        """1: the first block."""
-        return min(1, int(config.encoder_layers))
+        return Description(config, grid, min(1, int(config.encoder_layers)))
 
     @classmethod
     def load_model(cls, checkpoint: Checkpoint, layer: int) -> Any:
@@ -70,7 +62,7 @@ class WhisperEncoder(TransformerEncoder):
                 self.encoder = modeling_whisper.WhisperEncoder(config)
                 self.post_init()
 
-        config = cls.read_config(checkpoint)
+        config = cls.describe(checkpoint).config
         above = config.encoder_layers - layer
         config.encoder_layers = layer
         encoder = load_weights(EncoderOnly, config, checkpoint).encoder
