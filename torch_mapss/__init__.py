@@ -1,10 +1,10 @@
-"""torch_mapss: Perceptual Separation (PS) and Perceptual Match (PM) in PyTorch.
+"""torch_mapss: how much of other sources and how much distortion a separated source has.
 
-Two measures of a separated source per frame, in [0, 1], higher is better: PS, how free it is of
-the other sources, and PM, how undistorted it is (MAPSS, ICLR 2026). Batched, differentiable, with
-error bounds.
+Per frame, in [0, 1], higher is better: clearance and Perceptual Separation (PS) for leakage,
+fidelity and Perceptual Match (PM) for distortion; PS and PM are those of MAPSS (ICLR 2026).
+Batched, differentiable, with error bounds.
 
-The wings, each with a page of its own; imports go down only:
+The subpackages; imports go down only:
 
 * :mod:`torch_mapss.core`: points -> scores
 * :mod:`torch_mapss.audio`: files, waveforms, loudness, frames, matching
@@ -56,15 +56,15 @@ _HOMES = {
     "match_sources": "torch_mapss.audio",
     "compare": "torch_mapss.evaluation.comparison",
 }
-_WINGS = (
+_SUBPACKAGES = (
     *("core", "audio", "distortions", "encoders", "bounds", "functional"),
     *("pipeline", "metrics", "evaluation", "training"),
 )
 
-__all__ = [*_HOMES, *_WINGS]
+__all__ = [*_HOMES, *_SUBPACKAGES]
 
 __getattr__, __dir__ = lazy_names(
-    __name__, _HOMES | {wing: f"{__name__}.{wing}" for wing in _WINGS}
+    __name__, _HOMES | {name: f"{__name__}.{name}" for name in _SUBPACKAGES}
 )
 
 if TYPE_CHECKING:  # the same, for type checkers

@@ -88,7 +88,7 @@ def test_memory_changes_no_score_of_a_long_clip(
 
 
 @pytest.mark.slow
-def test_a_transformer_hears_the_segment_and_says_so(tmp_path: Path) -> None:
+def test_a_transformer_receives_the_segment_and_describes_it(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "checkpoint", "wav2vec2", large=True)
     estimates, references = recording(6.0)
     banks = {

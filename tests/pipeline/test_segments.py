@@ -90,16 +90,16 @@ def test_one_measure_alone_and_drawn_frames() -> None:
 
 
 class Counting:
-    """Features of the waveform and of its mean over all that the encoder hears."""
+    """Features of the waveform and of its mean over all that the encoder receives."""
 
     sample_rate, hop, receptive_field = RATE, 320, 400
 
     def __init__(self, spoil: float | None = None) -> None:
-        self.heard: list[tuple[int, int]] = []
+        self.shapes: list[tuple[int, int]] = []
         self.spoil = spoil
 
     def __call__(self, waves: Tensor) -> Tensor:
-        self.heard.append((len(waves), waves.shape[-1]))
+        self.shapes.append((len(waves), waves.shape[-1]))
         frames = waves.unfold(-1, 400, 320)[..., ::16].clone()
         frames[..., 0] = waves.mean(-1, keepdim=True)
         if self.spoil is not None:  # frames that are loud
@@ -114,13 +114,13 @@ def test_systems_share_one_pass() -> None:
     mapss = small(encoder, segment=1.5)
     bank = mapss.prepare(references)
     alone = [mapss(each, bank) for each in others]
-    encoder.heard.clear()
+    encoder.shapes.clear()
     mapss(others[0], bank)
-    once = sum(rows for rows, _ in encoder.heard)
-    encoder.heard.clear()
+    once = sum(rows for rows, _ in encoder.shapes)
+    encoder.shapes.clear()
     told: list[tuple[int, int]] = []
     together = mapss.score_systems(others, bank, on_segment=lambda k, n: told.append((k, n)))
-    rows = sum(rows for rows, _ in encoder.heard)
+    rows = sum(rows for rows, _ in encoder.shapes)
     # The second system's two estimates, once a segment for all measures, and nothing else.
     assert rows - once == 2 * (len(told) - 1)
     assert told == [(k, len(told) - 1) for k in range(len(told))]
@@ -129,11 +129,11 @@ def test_systems_share_one_pass() -> None:
             assert torch.equal(getattr(one, name), getattr(other, name))
 
 
-def test_an_encoder_that_hears_further_hears_a_segment_and_a_second() -> None:
+def test_an_encoder_with_attention_receives_a_segment_and_a_second() -> None:
     encoder = Counting()
     references = bursts(5.0)
     tight = small(encoder, segment=1.5, memory=2**24)(leaky(references), references, frames=60)
-    longest = max(length for _, length in encoder.heard)
+    longest = max(length for _, length in encoder.shapes)
     assert 2.9 * RATE < longest <= 3.5 * RATE + 400
     # The blocks of a segment are cut out of one and the same: memory changes no context.
     roomy = small(Counting(), segment=1.5)(leaky(references), references, frames=60)

@@ -332,7 +332,7 @@ def checked_segment(segment: Any) -> float | str | None:
     if seconds < 1.0:
         raise ValueError(
             f"segment must be at least 1 s, got {segment!r}: every segment is distorted with "
-            "several seconds of what surrounds it. 60 is what the command line takes."
+            "several seconds before and after it. 60 is the default of the command line."
         )
     return seconds
 

@@ -33,16 +33,9 @@ def check_pit(
     return pit
 
 
-def sources_of(call: Call) -> int:
-    """S of an admitted call."""
-    known = call.bank or call.references
-    assert known is not None
-    return known.sources if call.bank is not None else known.waves.shape[1]  # type: ignore[union-attr]
-
-
 def check_permutable(call: Call, pit: str) -> None:
     """Raise ValueError unless there is one estimate per reference, and none is attributed."""
-    sources = sources_of(call)
+    sources = call.sources
     if call.attributed != tuple(range(sources)):
         raise ValueError(
             f"pit={pit!r} needs one estimate per reference and no attribution, got "
@@ -67,7 +60,7 @@ def best_order(call: Call) -> Tensor:
     """The estimate that stands for each reference, by the largest total SI-SDR of a mixture.
 
     Args:
-        call: admitted, one estimate per reference.
+        call: validated, one estimate per reference.
 
     Returns:
         (B, S) int64 on the device of the estimates. A silent reference takes what the others
