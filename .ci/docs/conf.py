@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from typing import Any
+
 import torch_mapss
 
 project = "torch_mapss"
@@ -29,3 +33,18 @@ napoleon_use_ivar = True
 html_theme = "furo"
 html_title = f"torch_mapss {release}"
 html_show_sourcelink = False
+
+
+def describe_fields(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """Comments behind the fields of a record become its attributes' documentation."""
+    if what != "class":
+        return
+    fields = re.findall(r"^    (\w+): [^#\n]*?  # (.+)$", inspect.getsource(obj), re.MULTILINE)
+    if fields:
+        lines += ["", "Attributes:", *(f"    {field}: {text}" for field, text in fields), ""]
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", describe_fields, priority=400)  # before napoleon
