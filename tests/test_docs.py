@@ -69,14 +69,14 @@ def test_shapes_that_the_readme_states(readme: dict[str, Any]) -> None:
 
 
 def test_calls_that_the_table_of_equations_lists_exist() -> None:
-    table = (F.__doc__ or "").split("Measure, call, equation")[1]
-    cells = [row.split("|")[2] for row in table.splitlines() if row.count("|") >= 4]
-    calls = [name for cell in cells for name in re.findall(r"`([A-Za-z_.]+)[(`]", cell)]
+    rows = (F.__doc__ or "").split("list-table::")[1].split("   * - ")[2:]
+    cells = [row.splitlines()[1] for row in rows]
+    calls = [name for cell in cells for name in re.findall(r"``([A-Za-z_.]+)[(`]", cell)]
     assert len(calls) > 12
-    room = ""
+    home = ""
     for call in calls:
-        room = call.rpartition(".")[0] or room
-        names = [f"{room}.{call.rpartition('.')[2]}", call]
+        home = call.rpartition(".")[0] or home
+        names = [f"{home}.{call.rpartition('.')[2]}", call]
         assert any(exists(name) for name in names), call
 
 
@@ -171,7 +171,7 @@ def test_shapes_of_functions_of_embeddings(lead: tuple[int, ...]) -> None:
     embeddings = clouds(*lead, distortions=SIZES["P"])
     for name, given in zip(("outputs", "references", "distortions"), embeddings):
         assert given.shape == documented(argument(F.perceptual_separation, name), lead)
-    for score in (F.perceptual_separation, F.perceptual_match):
+    for score in (F.perceptual_separation, F.perceptual_match, F.clearance, F.fidelity):
         assert score(*embeddings).shape == documented(section(score, "Returns"), lead)
         active = torch.ones(documented(argument(F.perceptual_separation, "active"), lead)).bool()
         mask = torch.ones(documented(argument(F.perceptual_separation, "mask"), lead)).bool()
@@ -214,10 +214,10 @@ def test_shapes_of_the_pipeline(mapss: MAPSS, waves: tuple[Tensor, Tensor]) -> N
         for name, given in zip(("estimates", "references"), waves):
             assert given.shape == documented(argument(thing, name))
     scores = mapss(estimates, references)
-    assert check_record(scores) == 9
-    assert check_record(scores.utterance()) == 5
+    assert check_record(scores) == 15
+    assert check_record(scores.utterance()) == 9
     bounds = mapss.bounds(estimates, references)
-    for part in (bounds.ps, bounds.pm):
+    for part in (bounds.clearance, bounds.fidelity, bounds.ps, bounds.pm):
         assert check_record(part) == 3
     assert bounds.active.shape == documented(comments(type(bounds))["active"])
     (group,) = mapss.prepare(references).groups
