@@ -30,15 +30,15 @@ MEASURE_OF = {field: m.name for m in MEASURES.values() for field in m.fields}
 class UtteranceScores(NamedTuple):
     """One number per estimate (B, S'); NaN where undefined or not computed."""
 
-    clearance: Tensor  # mean, [0, 1]
-    fidelity: Tensor  # 1 - RMS(1 - F), [0, 1]; undefined if it is in more than half of the frames
-    ps: Tensor  # mean PS, [0, 1]
-    pm: Tensor  # mean PM, [0, 1]
-    log_pm: Tensor  # mean log PM, <= 0
-    bleed_db: Tensor  # mean power in the pauses of the own reference, in dB; lower is better
-    ps_pesq: Tensor  # PESQ-like pooling of PS, [1.085, 1.315]
-    log_pm_compressed: Tensor  # mean of -log(1 - log PM), <= 0: single frames count less
-    frames: Tensor  # int64, how many frames are scored
+    clearance: Tensor  # (B, S') mean, [0, 1]
+    fidelity: Tensor  # (B, S') 1 - RMS(1 - F), [0, 1]; NaN if undefined in most frames
+    ps: Tensor  # (B, S') mean PS, [0, 1]
+    pm: Tensor  # (B, S') mean PM, [0, 1]
+    log_pm: Tensor  # (B, S') mean log PM, <= 0
+    bleed_db: Tensor  # (B, S') mean power in the own source's pauses, dB; lower is better
+    ps_pesq: Tensor  # (B, S') PESQ-like pooling of PS, [1.085, 1.315]
+    log_pm_compressed: Tensor  # (B, S') mean of -log(1 - log PM), <= 0: single frames count less
+    frames: Tensor  # (B, S') int64, how many frames are scored
 
 
 @dataclass(frozen=True)
