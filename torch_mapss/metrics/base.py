@@ -50,6 +50,7 @@ class PerceptualMetric(Metric):
     plot_upper_bound = _Limit(1)  # type: ignore[assignment]
     reductions: tuple[str, ...] = ("mean", "source", "none")
     value: Value
+    _needs = "frames in which two different references are active"  # to be defined
 
     item_sum: Tensor
     items: Tensor
@@ -241,7 +242,7 @@ class PerceptualMetric(Metric):
         if seen > 0 and int(self.items) == 0:
             rank_zero_warn(
                 f"{type(self).__name__} is undefined (NaN) in all of the {seen} items: it needs "
-                "frames in which two references are active.",
+                f"{self._needs}.",
                 UserWarning,
             )
         if self.reduction == "none":

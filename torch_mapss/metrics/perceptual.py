@@ -165,6 +165,7 @@ class Fidelity(PerceptualMetric):
     """
 
     value = FIDELITY
+    _needs = "frames in which two different references are active and the output is its own source"
 
 
 class Bleed(PerceptualMetric):
@@ -180,3 +181,4 @@ class Bleed(PerceptualMetric):
 
     value = BLEED
     higher_is_better = False
+    _needs = "frames in which the own reference pauses and another one is active"

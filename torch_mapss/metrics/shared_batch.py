@@ -80,7 +80,10 @@ def frame_scores(
     last.asked.add(wanted)
     if wanted not in last.scores:
         alike = {each for each in last.expected if each._replace(measure=wanted.measure) == wanted}
-        measures = {each.measure for each in alike - set(last.scores)} | {wanted.measure}
+        measures = {each.measure for each in alike - set(last.scores)}
+        if isinstance(target, ReferenceBank):  # which need not be prepared for all of them
+            measures &= {*target.measures, "bleed"}
+        measures |= {wanted.measure}
         scores = _scored(mapss, preds, target, lengths, wanted, measures)
         last.scores |= {wanted._replace(measure=measure): scores for measure in measures}
     _LAST[mapss] = last

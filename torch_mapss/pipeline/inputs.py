@@ -218,7 +218,13 @@ def _measures_of_bank(
     """
     if measures is None:
         free = {*config.measures} - {measure.name for measure in encoded(config.measures)}
-        return tuple(name for name in config.measures if name in bank.measures or name in free)
+        found = tuple(name for name in config.measures if name in bank.measures or name in free)
+        if not found:
+            raise ValueError(
+                f"the bank was prepared for {', '.join(bank.measures)}, and this MAPSS computes "
+                f"{', '.join(config.measures)}. Pass measures=, or prepare the bank with this one."
+            )
+        return found
     wanted = checked_measures(measures)
     missing = [m.name for m in encoded(wanted) if m.name not in bank.measures]
     if missing:

@@ -86,14 +86,20 @@ def checked_measures(measures: str | Iterable[str] | None) -> tuple[str, ...]:
         TypeError: neither a name nor several.
         ValueError: a name that is no measure, or none at all.
     """
+    names_of_all = tuple(MEASURES)
     if measures is None:
-        return tuple(MEASURES)
+        return names_of_all
     given = (measures,) if isinstance(measures, str) else measures
     if not isinstance(given, Iterable):
         raise TypeError(f"measures must be a name or several, got {measures!r}.")
-    names = set(given)
+    names = list(given)
     for name in names:
-        checks.check_choice(name, "measures", tuple(MEASURES))
+        measure = next((m.name for m in _ALL if name in (*m.fields, *m.columns)), None)
+        if name not in names_of_all and measure is not None:
+            raise ValueError(
+                f"{name!r} is a score of measure {measure!r}: pass measures={measure!r}."
+            )
+        checks.check_choice(name, "measures", names_of_all)
     if not names:
         raise ValueError(f"measures must name at least one of {', '.join(MEASURES)}, got none.")
     return tuple(name for name in MEASURES if name in names)

@@ -85,6 +85,11 @@ __all__ = [
 MODES = ("linear", "log")
 MATCH_MODES = ("linear", "log", "log1p")
 
+UNDEFINED = (
+    "clearance, fidelity, PS and PM need frames in which the own source and another one are active "
+    "(and different), bleed frames in which the own source pauses and another one is active."
+)
+
 Extra = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -125,6 +130,12 @@ class PerceptualLoss(nn.Module):
         self.reduction = checks.check_choice(reduction, "reduction", REDUCTIONS)
         self.weighting = checked_weighting(weighting)
         self.pit = check_pit(pit, None, PIT)
+        if pit == "loss" and not {"clearance", "separation"} & self._weighted():
+            # A swap of two outputs lies on the line of leakage: distortion alone does not tell it.
+            raise ValueError(
+                'pit="loss" needs a term of leakage (clearance or separation), which tells swapped '
+                f'outputs, got the weights {self.weights}. Use pit="si_sdr".'
+            )
         self.frames = None if frames is None else checks.check_whole(frames, "frames", 1)
         self.seed = checks.check_seed(seed)
         #: Calls made in training mode, which choose the random frames: set it to resume exactly.
@@ -137,13 +148,23 @@ class PerceptualLoss(nn.Module):
     @property
     def measures(self) -> tuple[str, ...]:
         """What a :class:`~torch_mapss.MAPSS` has to compute, as the weights need it."""
-        wanted = {FRAME_TERMS[n].measure for n, w in self.weights.items() if n in FRAME_TERMS and w}
+        for name, weight in self.weights.items():
+            if name not in (*FRAME_TERMS, "si_sdr"):
+                raise ValueError(
+                    f"weights[{name!r}] is no term; there are {', '.join(FRAME_TERMS)} and si_sdr."
+                )
+            checked_weight(weight, name)
+        wanted = {FRAME_TERMS[name].measure for name in self._weighted()}
         if not wanted:
             raise ValueError(
                 f"the weights {self.weights} leave out every term of the scores. Give one of them "
                 "a weight, or use SI-SDR (torch_mapss.audio.si_sdr) without this loss."
             )
         return tuple(name for name in MEASURES if name in wanted)
+
+    def _weighted(self) -> set[str]:
+        """Terms of frames that have a weight."""
+        return {name for name, weight in self.weights.items() if weight and name in FRAME_TERMS}
 
     def prepare(
         self, references: Tensor, lengths: Tensor | Sequence[int] | None = None
@@ -237,9 +258,8 @@ class PerceptualLoss(nn.Module):
             self._warned = not bool(defined.any())
         if self._warned:
             checks.warn_user(
-                f"no estimate of this batch of {bank.batch} can be scored: no drawn frame has its "
-                "own source and another one active. The loss of the scores is zero, without "
-                "gradient. This warning is given once."
+                f"no estimate of this batch of {bank.batch} can be scored: {UNDEFINED} The loss of "
+                "the scores is zero, without gradient. This warning is given once."
             )
 
     def extra_repr(self) -> str:
@@ -340,9 +360,11 @@ class ClearanceLoss(PerceptualLoss):
 
 
 class FidelityLoss(PerceptualLoss):
-    """Distortion as a loss: |e_dist| / min |u|, which is 1 - fidelity without its cap at 1.
+    r"""Distortion as a loss: :math:`|e_{dist}| / \min_j |u_j|`, 1 - fidelity without its cap at 1.
 
-    It keeps its slope where fidelity is 0, as in silence. Alone it trades leakage for artefacts.
+    :mod:`torch_mapss.core.decomposition` defines both lengths. It keeps its slope where fidelity is
+    0 (but at digital silence, which has none). Alone it trades leakage for artefacts, and cannot
+    tell swapped outputs: ``pit="loss"`` is refused.
 
     Args:
         mapss, options: as for :class:`ClearanceLoss`.
@@ -353,10 +375,11 @@ class FidelityLoss(PerceptualLoss):
 
 
 class DecompositionLoss(PerceptualLoss):
-    """Leakage and distortion: (1 - clearance) + 2 |e_dist| / min |u|.
+    r"""Leakage and distortion: :math:`(1 - C) + 2 |e_{dist}| / \min_j |u_j|`.
 
     Their gradients oppose each other, so they belong together; 1 : 2 is what training asks for
-    (``benchmarks/results/training.md``). A frame costs a fiftieth of PS and PM.
+    (``benchmarks/results/training.md``). Outputs that are swapped altogether are a stationary point
+    of value 1: start from a mixture, or set ``pit``.
 
     Args:
         mapss, options: as for :class:`ClearanceLoss`.

@@ -83,6 +83,8 @@ def bleed_values(scores: Scores, floor_db: float) -> Tensor:
     return (torch.where(bleed.isnan(), floor_db, bleed) - floor_db).clamp(min=0.0)
 
 
+# Settings of terms that a loss is given weights of after it was made.
+DEFAULTS = {"separation_mode": "linear", "match_mode": "log1p", "floor_db": -40.0}
 FRAME_TERMS = {
     "clearance": FrameTerm("decomposition", "clearance", lambda s, _: 1.0 - s.of("clearance")),
     # Not 1 - fidelity, which is flat where the distortion exceeds the distance to a source.
@@ -111,7 +113,8 @@ def frame_term(
     term = FRAME_TERMS[name]
     defined = scores.defined(term.field)
     shares = torch.where(defined, torch.ones_like(weights) if name == "bleed" else weights, 0.0)
-    values = torch.where(defined, term.values(scores, settings.get(term.setting)), 0.0)
+    setting = settings.get(term.setting, DEFAULTS.get(term.setting))
+    values = torch.where(defined, term.values(scores, setting), 0.0)
     return Term(name, weight, *weighted_mean(values, shares.to(values.dtype)))
 
 
