@@ -346,7 +346,7 @@ class ClearanceLoss(PerceptualLoss):
     """Leakage as a loss: 1 - clearance, in [0, 1].
 
     **Not alone**: anything far from the other sources is clear of them, so that alone, even beside
-    SI-SDR, it destroys the output (STOI 0.63 in the recipe's task; without it 0.73). Take
+    SI-SDR, it destroys the output (STOI 0.64 in the recipe's task; without it 0.73). Take
     :class:`DecompositionLoss`, or give fidelity at least as much weight. Zero slope once an output
     is as far from the other sources as its reference is.
 
