@@ -38,8 +38,10 @@ from torch_mapss.encoders import (
     TransformerEncoder,
     WaveformEncoder,
     as_encoder,
+    clear_encoder_cache,
     encoder_table,
     load_encoder,
+    rank_zero_first,
     registry,
 )
 from torch_mapss.encoders.base import broken, is_usable
@@ -858,3 +860,34 @@ def test_embedded_encoders_refuse_what_they_do_not_have(name: str) -> None:
     with pytest.raises(ValueError, match="device 'nonsense' cannot be used"):
         load_encoder(name, device="nonsense")
     assert load_encoder(name, device="cpu").name == name
+
+
+# --- Several processes, one copy of the weights ----------------------------------------------------
+
+
+def test_rank_zero_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    with rank_zero_first():  # a single process waits for nobody
+        calls.append("load")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: calls.append("barrier"))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for rank in (0, 1):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        with rank_zero_first():
+            calls.append(f"load {rank}")
+    assert calls == ["load", "load 0", "barrier", "barrier", "load 1"]
+    monkeypatch.setenv("LOCAL_RANK", "0")  # rank 1, but first on its machine
+    with pytest.raises(KeyError), rank_zero_first():
+        raise KeyError
+    assert calls[5:] == ["barrier"]  # or the others would wait for ever
+
+
+def test_weights_are_shared_until_the_cache_is_cleared(folder: Folder) -> None:
+    path = folder("wav2vec2")
+    first, second = (load_encoder(path, layer=1) for _ in range(2))
+    weights = [next(e.model.parameters()) for e in (first, second)]
+    assert weights[0] is weights[1]
+    clear_encoder_cache()
+    third = load_encoder(path, layer=1)
+    assert next(third.model.parameters()) is not weights[0]

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from .base import Encoder
 from .custom import CustomEncoder
+from .loading import clear_encoder_cache
 from .mel import MelEncoder, mel_filterbank, mel_on_grid
-from .registry import EncoderRow, as_encoder, encoder_table, load_encoder
+from .registry import EncoderRow, as_encoder, encoder_table, load_encoder, rank_zero_first
 from .transformer import TransformerEncoder
 from .wav2vec import Wav2VecEncoder
 from .waveform import WaveformEncoder
@@ -38,9 +39,11 @@ __all__ = [
     "WaveformEncoder",
     "WhisperEncoder",
     "as_encoder",
+    "clear_encoder_cache",
     "encoder_table",
     "load_encoder",
     "log_mel",
     "mel_filterbank",
     "mel_on_grid",
+    "rank_zero_first",
 ]

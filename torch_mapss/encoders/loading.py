@@ -259,6 +259,16 @@ _SHARED: weakref.WeakValueDictionary[tuple[Any, ...], nn.Module] = weakref.WeakV
 _LOCK = threading.RLock()
 
 
+def clear_encoder_cache() -> None:
+    """Forget all loaded weights: the next encoder reads its checkpoint again.
+
+    Encoders in use keep theirs. The memory itself is freed with the last encoder (or metric, loss,
+    …) that uses the weights, so `del` is all that is needed to release it.
+    """
+    with _LOCK:
+        _SHARED.clear()
+
+
 def shared_weights(key: tuple[Any, ...], build: Callable[[], nn.Module]) -> nn.Module:
     """The weights of this key, built if nobody holds them; its last part names the device."""
     with _LOCK:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -158,6 +160,29 @@ def as_encoder(encoder: Any, **options: Any) -> Encoder:
             f"({type(encoder).__name__}): pass a name, or set it when making the encoder."
         )
     return encoder if isinstance(encoder, Encoder) else CustomEncoder(encoder)
+
+
+@contextmanager
+def rank_zero_first() -> Iterator[None]:
+    """Let the first process of each machine load, and the others after it, from its cache::
+
+        with rank_zero_first():
+            encoder = load_encoder("wav2vec2-large")
+
+    Every rank must enter it. Without `torch.distributed` initialised it does nothing.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        yield
+        return
+    first = int(os.environ.get("LOCAL_RANK", distributed.get_rank())) == 0
+    if not first:
+        distributed.barrier()
+    try:
+        yield
+    finally:  # also after an error, or the others would wait for ever
+        if first:
+            distributed.barrier()
 
 
 def _row(name: str) -> EncoderRow | None:
