@@ -862,7 +862,7 @@ def test_embedded_encoders_refuse_what_they_do_not_have(name: str) -> None:
     assert load_encoder(name, device="cpu").name == name
 
 
-# --- Several processes, one copy of the weights ----------------------------------------------------
+# --- Several processes, one copy of the weights --------
 
 
 def test_rank_zero_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -539,7 +539,9 @@ def test_a_pipe_is_told_to_be_one(
     os.mkfifo(pipe)
     for path in (str(pipe), os.devnull):
         assert score(([path, references[1]], estimates)) == 2
-        assert f"{path!r} is a pipe or device" in error_of(capsys)
+        told = error_of(capsys)
+        assert repr(path) in told
+        assert "pipe or device" in told
 
 
 def test_distortions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

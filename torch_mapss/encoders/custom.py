@@ -48,7 +48,9 @@ class CustomEncoder(Encoder):
             feature_size=getattr(function, "feature_size", None),
             layer=getattr(function, "layer", None),
             activation_checkpointing=activation_checkpointing,
-            **{name: int(getattr(function, name)) for name in _GRID},
+            sample_rate=int(function.sample_rate),  # type: ignore[attr-defined]
+            hop=int(function.hop),  # type: ignore[attr-defined]
+            receptive_field=int(function.receptive_field),  # type: ignore[attr-defined]
         )
         self.local = bool(getattr(function, "local", False))
         self.function = function

@@ -11,28 +11,28 @@
 All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estimates, bank)`` with
 ``bank = loss.prepare(references)`` made once per mixture. What they promise:
 
-*Undefined is zero.* A source for which a term is defined in no frame (silent reference, no frame
-    with two active sources) adds exactly zero and gets exactly zero gradient; means run over what
-    is defined: frames of a source, sources of a mixture, mixtures of the batch. If nothing is
-    defined the loss is a zero that can be back-propagated, and a warning says so once.
-*Full precision.* Half-precision estimates are lifted to float32, autocast is switched off inside,
-    and the manifold runs in float64; the gradient comes back in the dtype of the estimates, held
-    at its largest finite number. Call ``backward()`` outside the autocast block, as PyTorch
-    advises: inside, it would run the encoder's backward pass in half precision.
-*No parameters.* The encoder is frozen and no part of the module tree: ``parameters()`` and
-    ``state_dict()`` of a model that holds a loss are those of the model alone, as data-parallel
-    and sharded training want it (an ``extra`` that is a module is a submodule like any other).
-    Copies share the encoder's weights until one moves to another device; ``pickle`` carries them.
-*Eager under compilation.* A compiled step leaves its graph at the loss and goes on behind it.
-*Means of a process.* Data-parallel training averages gradients over processes, each of which has
-    averaged over what is defined in its own batch: a process with nothing defined, or with fewer
-    mixtures, weighs as much as the others, and halves a gradient of two. ``reduction="global"`` is
-    exact: sums and counts are added up over all processes (one small collective a call, so every
-    process must call it), the loss is the mean over all mixtures, the same on every process, and
-    the average of the gradients is its gradient.
-*Estimates first.* A loss is not symmetric. References that require a gradient beside estimates
-    that do not are refused as swapped; where nothing requires a gradient, as in validation, a swap
-    cannot be detected.
+* *Undefined is zero.* A source for which a term is defined in no frame (silent reference, no frame
+  with two active sources) adds exactly zero and gets exactly zero gradient; means run over what
+  is defined: frames of a source, sources of a mixture, mixtures of the batch. If nothing is
+  defined the loss is a zero that can be back-propagated, and a warning says so once.
+* *Full precision.* Half-precision estimates are lifted to float32, autocast is switched off inside,
+  and the manifold runs in float64; the gradient comes back in the dtype of the estimates, held
+  at its largest finite number. Call ``backward()`` outside the autocast block, as PyTorch
+  advises: inside, it would run the encoder's backward pass in half precision.
+* *No parameters.* The encoder is frozen and no part of the module tree: ``parameters()`` and
+  ``state_dict()`` of a model that holds a loss are those of the model alone, as data-parallel
+  and sharded training want it (an ``extra`` that is a module is a submodule like any other).
+  Copies share the encoder's weights until one moves to another device; ``pickle`` carries them.
+* *Eager under compilation.* A compiled step leaves its graph at the loss and goes on behind it.
+* *Means of a process.* Data-parallel training averages gradients over processes, each of which has
+  averaged over what is defined in its own batch: a process with nothing defined, or with fewer
+  mixtures, weighs as much as the others, and halves a gradient of two. ``reduction="global"`` is
+  exact: sums and counts are added up over all processes (one small collective a call, so every
+  process must call it), the loss is the mean over all mixtures, the same on every process, and
+  the average of the gradients is its gradient.
+* *Estimates first.* A loss is not symmetric. References that require a gradient beside estimates
+  that do not are refused as swapped; where nothing requires a gradient, as in validation, a swap
+  cannot be detected.
 
 Fewer frames (``frames=100``) and smaller banks (``DistortionBank(..., size=24)``) make a step
 cheaper. Frames are drawn at random, so each source's mean is unbiased over the draws that reach
