@@ -13,7 +13,7 @@ import argparse
 from functools import partial
 
 import torch
-from common import RATE, forget_peak, in_turn, leaky, resident, table, voices
+from common import RATE, in_turn, leaky, table, voices
 
 from torch_mapss import MAPSS
 
@@ -53,25 +53,18 @@ def main() -> None:
         runs[f"scoring {name}"] = partial(score, name)
         runs[f"forward and backward, {name}"] = partial(step, mapss, estimates, banks[name], chosen)
     best = in_turn(runs, options.rounds)
-    peaks = {}
-    for name in SETS:
-        forget_peak()
-        before = resident("VmRSS")
-        score(name)
-        peaks[f"scoring {name}"] = resident("VmHWM") - before
     pair, paper = SETS
     rows = []
     for name, seconds in best.items():
         other = best.get(name.replace(pair, paper), 0.0)
         ratio = f"{seconds / other:.3f}" if pair in name else ""
-        memory = f"{peaks[name]:.2f}" if name in peaks else ""
-        rows.append([name, f"{seconds:.3f}", ratio, memory])
+        rows.append([name, f"{seconds:.3f}", ratio])
     frames = sum(len(group.scored) for group in banks[pair].groups)
     print(
         f"{options.seconds:g} s, 2 sources at {RATE} Hz, encoder {options.encoder}, {frames} "
         f"scored frames, {torch.get_num_threads()} threads:\n"
     )
-    print(table(["step", "s", "ratio to PS, PM", "peak GiB above the start"], rows))
+    print(table(["step", "s", "ratio to PS, PM"], rows))
     for name in SETS:
         whole = best[f"preparing {name}"] + best[f"scoring {name}"]
         print(f"\nReal-time factor of {name}: {whole / options.seconds:.3f}.")

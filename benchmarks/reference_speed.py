@@ -101,7 +101,9 @@ def score_ours(job: dict[str, Any]) -> dict[str, Any]:
     from torch_mapss.audio.waveforms import resample
 
     loaded = time.perf_counter()
-    mapss = torch_mapss.MAPSS(encoder=job["encoder"], convention="reference")
+    mapss = torch_mapss.MAPSS(
+        encoder=job["encoder"], convention="reference", measures=("separation", "match")
+    )
 
     def read(paths: list[str]) -> torch.Tensor:
         waves = [(wave.mean(0), rate) for wave, rate in map(load_audio, paths)]
@@ -161,18 +163,22 @@ def write_synthetic(folder: Path, seconds: float) -> dict[str, list[str]]:
 
 def report(reference: dict[str, Any] | None, ours: dict[str, Any] | None) -> None:
     """Times, their ratio, and the means per source side by side."""
-    for name, side in (("reference", reference), ("torch_mapss", ours)):
-        if side is not None:
-            print(f"{name:12s} imports {side['imports']:6.1f} s   scoring {side['scoring']:6.1f} s")
+    from common import table  # loads torch, which each side does on its own clock
+
+    sides = {"released package": reference, "torch_mapss": ours}
+    there = {name: side for name, side in sides.items() if side is not None}
+    rows = [
+        [name, f"{side['imports']:.1f}", f"{side['scoring']:.1f}"] for name, side in there.items()
+    ]
+    print(table(["", "imports s", "scoring s"], rows))
     if reference is not None and ours is not None:
-        print(f"{'ratio':12s} scoring {reference['scoring'] / ours['scoring']:.1f}x")
+        print(f"\nRatio of scoring: {reference['scoring'] / ours['scoring']:.1f}.")
+    rows = []
     for key in ("frames", "ps", "pm", "ps radius", "ps tail", "pm radius", "pm tail"):
         for source in range(len((reference or ours or {})[key])):
-            values = [side[key][source] for side in (reference, ours) if side is not None]
-            line = f"{key:10s} source {source}  " + "  ".join(f"{v:10.4f}" for v in values)
-            if len(values) == 2:
-                line += f"  difference {values[1] - values[0]:+.4f}"
-            print(line)
+            values = [side[key][source] for side in there.values()]
+            rows.append([f"{key}, source {source}", *(f"{value:.4f}" for value in values)])
+    print("\n" + table(["mean", *there], rows))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
