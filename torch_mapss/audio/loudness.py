@@ -326,7 +326,8 @@ class Meter:
         own = piece[..., lead:]
         squares = _k_weight(piece, self.sample_rate)[..., lead:].square()
         means, first = _hop_means(squares, self.hop), start // self.hop
-        self._hops[(*rows, slice(first, first + means.shape[-1]))] = means
+        hops = (*rows, slice(first, first + means.shape[-1]))
+        self._hops[hops] = means
         self._whole[rows] += squares.sum(-1) / self.samples
         self._peak[rows] = torch.maximum(self._peak[rows], own.abs().amax(-1))
 
