@@ -12,10 +12,8 @@ import pytest
 import torch
 from separations import environment, leaky, small_mapss, sources, write_manifest
 
-from torch_mapss import Report, evaluate
+from torch_mapss import Report, evaluate, evaluate_set
 from torch_mapss.evaluation import plots
-from torch_mapss.evaluation.manifest import load_manifest
-from torch_mapss.evaluation.run import run
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
@@ -178,7 +176,7 @@ def test_a_notebook_shows_the_picture(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    run(load_manifest(write_manifest(tmp_path, 2)), tmp_path / "out", small_mapss)
+    evaluate_set(write_manifest(tmp_path, 2), out=tmp_path / "out", mapss=small_mapss())
     texts = CELLS.format(folder=str(tmp_path / "out")).split("---")
     cells = [nbformat.v4.new_code_cell(text) for text in texts]
     book = nbformat.v4.new_notebook(cells=cells)

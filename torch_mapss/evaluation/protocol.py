@@ -51,7 +51,7 @@ def weights_hash(encoder: Encoder) -> str | None:
     """A hash of an encoder's weights, whatever they are called and wherever they are; None: none.
 
     Values are hashed as they are computed with, so that a checkpoint in half precision is another
-    one, and with them what the checkpoint says of itself, e.g. how its input is normalised.
+    one, and with them whether the checkpoint has its input normalised.
     """
     module = getattr(encoder, "model", encoder)
     digests = [
@@ -59,7 +59,7 @@ def weights_hash(encoder: Encoder) -> str | None:
         for weight in module.parameters()
     ]
     # In the order of their values: names changed between releases of what holds them.
-    said = repr(getattr(encoder, "architecture", ""))
+    said = repr(getattr(encoder, "normalize", None))
     return _short_hash(said + "".join(sorted(digests))) if digests else None
 
 
