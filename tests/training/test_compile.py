@@ -22,13 +22,19 @@ def compiled(function: Callable, backend: str = "eager") -> Callable:
     return torch.compile(function, backend=backend)
 
 
-def updated(preds: Tensor, target: Tensor, mapss: MAPSS) -> Tensor:
-    values = []
-    for metric_class in METRICS:
-        metric = metric_class(mapss, pit="si_sdr", keep_items=True)
-        metric.update(preds, target)
-        values += [metric(preds, target), metric.compute()]
-    return torch.stack(values)
+def updating(mapss: MAPSS) -> Step:
+    """A step of metrics that are made before, as a compiled module holds them."""
+    metrics = [metric_class(mapss, pit="si_sdr", keep_items=True) for metric_class in METRICS]
+
+    def step(preds: Tensor, target: Tensor) -> Tensor:
+        values = []
+        for metric in metrics:
+            metric.reset()
+            metric.update(preds, target)
+            values += [metric(preds, target), metric.compute()]
+        return torch.stack(values)
+
+    return step
 
 
 def bank_of(target: Tensor, mapss: MAPSS) -> Tensor:
@@ -54,7 +60,7 @@ STEPS: dict[str, Callable[[MAPSS], Step]] = {
     "functions": lambda m: (
         lambda p, t: perceptual_separation(p, t, m) + perceptual_match(p, t, m, pit="si_sdr")
     ),
-    "metrics": lambda m: lambda p, t: updated(p, t, m),
+    "metrics": updating,
     "loss": lambda m: lambda p, t: MAPSSLoss(m, si_sdr=0.1, pit="si_sdr")(p, t),
     "embeddings": lambda m: embeddings,
     "distortions": lambda m: lambda p, t: m.separation_bank(t, 8000).waveforms.sum((-1, -2)),
