@@ -7,7 +7,7 @@ at the confidence asked for: mean and covariance of a cluster are estimated from
 is first-order in those errors, its constants are unspecified, λmin is floored and the PM box is cut
 at half of each parameter; the distortions are a designed bank, not a random sample.
 ``tail="bootstrap"`` resamples them instead. How often each interval holds its true score is
-measured in ``benchmarks/results/bounds.md``.
+measured by ``benchmarks/coverage.py``.
 
 * :mod:`torch_mapss.bounds.frames`: both errors of a frame;
 * ``separation``, ``match``, ``schur``, ``bootstrap``, ``effective``: what they are made of;
