@@ -86,3 +86,10 @@ def test_undefined_bleed_says_what_it_needs(mapss: MAPSS, signals: tuple[Tensor,
     metric.update(*signals)
     with pytest.warns(UserWarning, match="pauses"):
         assert metric.compute().isnan()
+
+
+def test_long_clips_are_refused_to_be_recombined_for_the_right_reason() -> None:
+    mapss = MAPSS("mel", segment=1.0, measures="decomposition")
+    bank = mapss.prepare(torch.randn(2, 2, 24000, generator=torch.Generator().manual_seed(1)))
+    with pytest.raises(ValueError, match="segments"):
+        bank.recombined([[0, 1]])

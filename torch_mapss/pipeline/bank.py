@@ -212,17 +212,17 @@ class ReferenceBank:
                 encodes sums of sources.
         """
         chosen = torch.as_tensor(index, device=self.device)
+        if any(group.deferred for group in self.groups):
+            raise ValueError(
+                "only mixtures whose embeddings are in memory can be recombined, and these are so "
+                "long that they are scored in segments. Cut them into clips, or pass segment=None."
+            )
         if len(self.groups) != 1:
             raise ValueError(
                 f"only mixtures of one length can be recombined, got {len(self.groups)} lengths: "
                 f"{sorted({group.samples for group in self.groups})} samples. Cut them first."
             )
         (group,) = self.groups
-        if group.deferred:
-            raise ValueError(
-                "only mixtures that are kept encoded can be recombined, and these are so long that "
-                "they are scored in segments. Cut them into clips first, or pass segment=None."
-            )
         if chosen.ndim != 2 or chosen.shape[1] != self.sources or len(chosen) == 0:
             raise ValueError(
                 f"index must be (B', S) = (…, {self.sources}), got {tuple(chosen.shape)}."
