@@ -72,7 +72,11 @@ def test_the_page_has_every_loss_and_every_measure(speech, tmp_path):
     assert means[0].split("|")[2 : 2 + len(train.MEASURES)] == [f" {m} " for m in train.MEASURES]
     for line in means[2:]:
         cells = line.split("|")[2 : 2 + len(train.MEASURES)]
-        assert all(math.isfinite(float(cell.split()[0])) for cell in cells)
+        for measure, cell in zip(train.MEASURES, cells, strict=True):
+            if measure == "pesq" and importlib.util.find_spec("pesq") is None:
+                assert not cell.strip()  # pesq comes with the extra `recipes`
+            else:
+                assert math.isfinite(float(cell.split()[0]))
     assert "python recipes/train_separator.py --speech FOLDER --out OUT" in text
     assert str(speech) not in text
     assert (tmp_path / "training.md").read_text(encoding="utf-8") == text
