@@ -89,11 +89,8 @@ def run(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
 
 def table(rows: toolkit.Rows, ratings: rated.Ratings, encoder: str, question: str) -> str:
     """SRCC with one question, a line for each bank; below, the largest change."""
-    values = {}
-    for name in rows.distinct("bank"):
-        here = rows.where(encoder=encoder, bank=name)
-        tracks = [rated.by_track(here, measure, question, ratings) for measure in SHOWN]
-        values[name] = [rated.averaged(track.values()).value for track in tracks]
+    estimates = rated.by_condition(rows, "bank", SHOWN, ratings, encoder=encoder, question=question)
+    values = {name: [one.value for one in found] for name, found in estimates.items()}
     lines = [[name, *map(toolkit.number, found)] for name, found in values.items()]
     first, *others = values.values()
     changes = [max((abs(o[k] - first[k]) for o in others), default=0.0) for k in range(len(SHOWN))]

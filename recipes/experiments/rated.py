@@ -130,6 +130,31 @@ def difference(one: Mapping[Any, float], other: Mapping[Any, float]) -> Estimate
     return averaged(one[track] - other[track] for track in one if track in other)
 
 
+def by_condition(
+    rows: toolkit.Rows,
+    column: str,
+    measures: Sequence[str],
+    ratings: Ratings,
+    **here: str,
+) -> dict[str, list[Estimate]]:
+    """Each condition, a value of ``column`` -> SRCC of the measures with a question.
+
+    Args:
+        rows: of all conditions.
+        column: that names the condition.
+        measures: columns of scores.
+        ratings: of the outputs.
+        here: ``question``, and values of other columns.
+    """
+    question = here.pop("question")
+    found = {}
+    for name in rows.distinct(column):
+        inside = rows.where(**here, **{column: name})
+        tracks = [by_track(inside, measure, question, ratings) for measure in measures]
+        found[name] = [averaged(track.values()) for track in tracks]
+    return found
+
+
 def misplaced(
     rows: Sequence[Row], measure: str, question: str, ratings: Ratings
 ) -> dict[str, list[float]]:

@@ -353,6 +353,18 @@ def test_banks(rated, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_late_outputs(rated, tmp_path, monkeypatch):
+    script = recipe("delays", monkeypatch)
+    rows = script.main([*rated, "--out", str(tmp_path), *SMALL, "--ms", "0", "100"])
+    assert len(rows) == 2 * 4 * 3
+    assert rows.mean("fidelity", ms=0.0) > rows.mean("fidelity", ms=100.0) + 0.1
+    assert (tmp_path / "delays.png").stat().st_size > 5000
+    lines = page_of(tmp_path).splitlines()
+    late = next(line for line in lines if line.startswith("| 100 |"))
+    assert 0.9 < float(next(line for line in lines if line.startswith("| 0 |")).split()[3]) <= 1.0
+    assert late.count("|") == 2 + len(script.SHOWN)
+
+
 def test_draws_of_banks(rated, tmp_path, monkeypatch):
     script = recipe("bank_draws", monkeypatch)
     monkeypatch.setattr(script, "DRAWS", 9)
@@ -414,7 +426,17 @@ def test_table_1_is_one_command(sebass, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    ["sweeps", "behaviours", "surfaces", "banks", "frames", "rivals", "listeners", "sebass"]
+    [
+        "sweeps",
+        "behaviours",
+        "surfaces",
+        "banks",
+        "delays",
+        "frames",
+        "rivals",
+        "listeners",
+        "sebass",
+    ]
     + ["overlays", "errors", "untrained", "bank_draws"],
 )
 def test_every_script_explains_itself(name, monkeypatch, capsys):
