@@ -602,7 +602,7 @@ def test_the_command(files, tmp_path):
     results, ratings = files
     arguments = ["correlate", str(results), str(ratings), "--out", str(tmp_path / "c")]
     made = subprocess.run(
-        [sys.executable, "-m", "torch_mapss", *arguments, "--draws", "50", "--convention", "paper"],
+        [sys.executable, "-m", "torch_mapss", *arguments, "--draws", "50"],
         capture_output=True,
         text=True,
     )

@@ -17,7 +17,7 @@ from separations import leaky, score_set, sources, write_all, write_manifest
 from torch_mapss import audio
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.listen import choose, spanned
-from torch_mapss.evaluation.listen_files import write_test
+from torch_mapss.evaluation.listen_files import QUESTIONS, write_test
 from torch_mapss.evaluation.listen_ratings import (
     RATING_COLUMNS,
     Rating,
@@ -115,7 +115,7 @@ def test_nothing_scored_is_nothing_to_hear(results: Results) -> None:
 @pytest.fixture(scope="module")
 def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("test")
-    options = ["--pages", "8", "--question", "quality", "interference", "--quiet"]
+    options = ["--pages", "8", "--quiet"]
     assert cli.main(["listen", str(folder), "--out", str(out), *options]) == 0
     return out
 
@@ -214,7 +214,7 @@ def test_nothing_is_left_where_a_file_is_missing_or_broken_midway(
     assert {p.name for p in old.iterdir()} == {
         "ratings.csv",
         "stimuli.csv",
-        "quality.yaml",
+        *(f"{question}.yaml" for question in QUESTIONS),
         "audio",
     }
     assert len([*(old / "audio").iterdir()]) == 40
@@ -386,14 +386,11 @@ def test_ratings_of_another_test_are_refused(
     assert cli.main([*make, str(out), "--pages", "3"]) == 2
     assert capsys.readouterr().err.count("holds another listening test") == 2
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    # The same test may be made again, with another question as well, over a key that went through
-    # a spreadsheet program.
+    # The same test may be made again, over a key that went through a spreadsheet program.
     key = (out / "stimuli.csv").read_text(encoding="utf-8")
     (out / "stimuli.csv").write_text(key.replace(",", ";"), encoding="utf-8-sig")
-    assert cli.main([*make, str(out), "--question", "quality", "distortion"]) == 0
+    assert cli.main([*make, str(out)]) == 0
     assert (out / "stimuli.csv").read_bytes() == before[out / "stimuli.csv"]
-    assert (out / "distortion.yaml").exists()
-
     assert cli.main([*make, str(other), "--seed", "5"]) == 0
     path = answers(tmp_path / "mushra.csv", read_key(out / "stimuli.csv"), lambda *_: 40)
     read = ["listen", str(folder), "--quiet", "--ratings", str(path), "--out"]

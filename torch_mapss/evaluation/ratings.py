@@ -155,7 +155,7 @@ def join(
         raise ValueError(
             f"no rating belongs to a scored output. The results have {_some(outputs)}; the ratings "
             f"{_some(ratings.table)}. Name sources with --source-map FOUND=RATED, take other "
-            "columns with --columns, or keep references and anchors with --controls."
+            "columns with --columns, or keep references and anchors (controls=True)."
         )
     lost = merged[merged["_found"] != "both"]
     return Joined(stimuli, tuple(_notes(guessed, lost, len(merged), ratings.averaged)))

@@ -25,6 +25,7 @@ rank test with Holm's correction over the pairs that can reject at all. Systems 
 not differ significantly.
 DIR gets comparison.csv (pairs), ranking.csv (systems), sources.csv (means of every source name), a
 box plot per measure and a scatter plot of fidelity over clearance (PNG and SVG).
+torch_mapss.compare in Python takes another level, confidence, weights and seed as well.
 """,
         "Example:\n  torch-mapss compare results --out comparison",
         "rank and test systems, over mixtures",
@@ -33,27 +34,7 @@ box plot per measure and a scatter plot of fidelity over clearance (PNG and SVG)
     compare.add_argument("results", nargs="+", metavar="RESULTS", help="folders of results")
     compare.add_argument("--out", required=True, metavar="DIR", help="folder of the comparison")
     compare.add_argument("--systems", nargs="+", metavar="NAME", help="only these (default: all)")
-    compare.add_argument(
-        "--no-references",
-        dest="references",
-        action="store_false",
-        help="leave out hidden references and anchors (systems control:NAME)",
-    )
     compare.add_argument("--no-plots", action="store_true", help="write the tables alone")
-    group = compare.add_argument_group("statistics")
-    for name, default, text in (
-        ("alpha", 0.05, "level of the tests, after Holm's correction"),
-        ("confidence", 0.95, "of the intervals"),
-    ):
-        text = f"{text} (default: %(default)s)"
-        group.add_argument(f"--{name}", type=float, default=default, metavar="P", help=text)
-    group.add_argument(
-        "--weight",
-        choices=("equal", "duration", "sources"),
-        default="equal",
-        help="of mixtures in means and intervals, not in tests (default: %(default)s)",
-    )
-    group.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
     add_quiet(compare)
 
 
@@ -65,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_plots:  # what would fail at the end fails at the start
         plots.check_available()
     io.make_folder(args.out)
-    names = ("systems", "references", "alpha", "confidence", "weight", "seed")
-    found = compare(args.results, **{name: getattr(args, name) for name in names})
+    found = compare(args.results, systems=args.systems)
     found.save(args.out, plots=not args.no_plots)
     if not args.quiet:
         console.say(found.summary())

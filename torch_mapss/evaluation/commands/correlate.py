@@ -12,13 +12,14 @@ Correlate scores with ratings by listeners.
 
 RESULTS is a folder of `torch-mapss evaluate`; RATINGS a CSV file with one row per rated output and
 question: track (the manifest's mixture_id), system, source, question, role, mean_rating; higher is
-better. Rows of another role than "system" (hidden references, anchors) are left out unless
---controls asks for them; the manifest calls those systems control:NAME.
+better. Rows of another role than "system" (hidden references, anchors) are left out; the manifest
+calls those systems control:NAME.
 
 For every question: SRCC and PCC over the systems of a track and source, averaged over those as in
 the paper, and pooled over all outputs at once; with intervals over tracks (or --cluster),
 p-values, differences between measures, and, where the results have bounds (evaluate --bounds),
-what these may change.
+what these may change. torch_mapss.evaluation.correlate.correlate in Python takes further options:
+controls, confidence, seed, convention and the correlation of a track's errors.
 """
 EPILOG = """\
 DIR gets correlations.csv, differences.csv, per_track.csv, stimuli.csv, correlations.md, and for
@@ -54,9 +55,6 @@ def add_parser(commands: Any) -> None:
     ):
         read.add_argument(f"--{name}", nargs="+", type=pair, default=[], metavar=metavar, help=text)
     read.add_argument(
-        "--controls", action="store_true", help="count hidden references and anchors too"
-    )
-    read.add_argument(
         "--with",
         dest="rivals",
         nargs="+",
@@ -76,31 +74,12 @@ def add_parser(commands: Any) -> None:
         help="what intervals resample: track, system, source, or a column of RATINGS as talker or "
         "condition (default: %(default)s)",
     )
-    for name, kind, default, metavar, text in (
-        ("confidence", float, 0.95, "P", "of intervals and half-widths"),
-        ("draws", int, 2000, "N", "of bootstrap and permutations; p is at least 1/(N + 1)"),
-        ("seed", int, 0, "N", "of both"),
-        (
-            "source-correlation",
-            float,
-            0.0,
-            "RHO",
-            "of the errors of the sources of a track, for the half-width",
-        ),
-    ):
-        statistics.add_argument(
-            f"--{name}",
-            type=kind,
-            default=default,
-            metavar=metavar,
-            help=f"{text} (default: %(default)s)",
-        )
     statistics.add_argument(
-        "--convention",
-        choices=("derived", "paper"),
-        default="derived",
-        help="of the correlations' radius and half-width: derived, or as printed in the paper "
-        "(default: %(default)s)",
+        "--draws",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="of bootstrap and permutations; p is at least 1/(N + 1) (default: %(default)s)",
     )
     add_quiet(correlate)
 
@@ -120,13 +99,15 @@ def run(args: argparse.Namespace) -> int:
 
     plots.check_available()
     io.make_folder(args.out)
-    names = ("controls", "rivals", "measures", "cluster", "confidence", "draws", "seed")
     found = correlate(
         args.results,
         args.ratings,
         columns=dict(args.columns),
         sources=dict(args.source_map),
-        **{name: getattr(args, name) for name in (*names, "convention", "source_correlation")},
+        rivals=args.rivals,
+        measures=args.measures,
+        cluster=args.cluster,
+        draws=args.draws,
     )
     found.save(args.out)
     if not args.quiet:

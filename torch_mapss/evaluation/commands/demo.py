@@ -9,9 +9,6 @@ from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.commands.options import (
     MEASURES,
     OK,
-    add_device_option,
-    add_quiet,
-    device_of_options,
     make_parser,
     say_written,
     threads,
@@ -35,8 +32,6 @@ def add_parser(commands: Any) -> None:
         help="folder for tables, audio and plot (default: %(default)s)",
     )
     demo.add_argument("--encoder", default="mel", help="default: %(default)s, needs no download")
-    add_device_option(demo)
-    add_quiet(demo)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,10 +39,8 @@ def run(args: argparse.Namespace) -> int:
     folder = io.make_folder(args.out)
     from torch_mapss.evaluation import demo
 
-    device = device_of_options(args.device)
     with threads(1):  # quick enough, and quick on a busy machine, too
-        result = demo.run(folder, encoder=args.encoder, device=device)
-    if not args.quiet:
-        console.say(result.text)
-    say_written([folder], args.quiet)
+        result = demo.run(folder, encoder=args.encoder)
+    console.say(result.text)
+    say_written([folder])
     return OK

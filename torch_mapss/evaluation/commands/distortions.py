@@ -9,7 +9,7 @@ from typing import Any
 from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.commands.options import OK, make_parser
 
-_WIDTH = 70  # of the names
+_WIDTH, _RATE = 70, 16_000  # of the names; Hz: at a lower one some members are left out
 _KINDS = {"separation": "PS", "match": "PM"}
 
 
@@ -23,25 +23,17 @@ def add_parser(commands: Any) -> None:
         "list the distortions of both banks",
     )
     distortions.set_defaults(run=run)
-    distortions.add_argument(
-        "--rate",
-        type=int,
-        default=16_000,
-        metavar="HZ",
-        help="of the encoder: a member may need a higher one than there is (default: %(default)s)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss distortions``."""
-    from torch_mapss.audio import check_source_rate
     from torch_mapss.distortions import DistortionBank
 
-    rate = check_source_rate(args.rate, "--rate")
+    del args
     rows, counts = [], []
     for kind, measure in _KINDS.items():
         bank = DistortionBank(kind)
-        available = set(bank.names(rate))
+        available = set(bank.names(_RATE))
         members = [member for member in bank.members if member.name in available]
         counts.append(f"{measure} {len(members)}")
         for family in bank.families:
@@ -52,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
             rows += [["", "", "", line] for line in rest]
     console.say(io.text_table(["bank", "family", "members", "names, after FAMILY/"], rows, 4))
     console.say(
-        f"\nAt {rate} Hz: {', '.join(counts)} members. Those of PM take their parameters from each "
-        "reference\nsignal; where it has fewer spectral peaks, it has fewer notches."
+        f"\nAt {_RATE} Hz: {', '.join(counts)} members. Those of PM take their parameters from "
+        "each reference\nsignal; where it has fewer spectral peaks, it has fewer notches."
     )
     return OK

@@ -55,7 +55,7 @@ is --shard.
 
 EPILOG = f"""\
 {CONFIG}
---layer, --sample-frames and --threads, as of `score`, work here as well.
+--sample-frames and --threads, as of `score`, work here as well.
 
 Example:
   torch-mapss evaluate manifest.json --encoder mel --out results
@@ -100,7 +100,7 @@ def add_parser(commands: Any) -> None:
         help="score every N-th mixture alone, beginning with the I-th (1/N to N/N): for jobs that "
         "share DIR. The one that ends last writes the tables",
     )
-    add_scoring_options(evaluate, "layer", "sample_frames", "threads")
+    add_scoring_options(evaluate, ("layer",), hidden=("sample_frames", "threads"))
 
 
 def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:

@@ -7,12 +7,7 @@ import os
 from typing import Any
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.options import (
-    OK,
-    add_quiet,
-    make_parser,
-    say_written,
-)
+from torch_mapss.evaluation.commands.options import OK, add_quiet, make_parser, say_written
 
 
 def add_parser(commands: Any) -> None:
@@ -22,12 +17,13 @@ def add_parser(commands: Any) -> None:
         """\
 Make a listening test (MUSHRA, for webMUSHRA) of a results folder: pages of one source each, whose
 estimates span the measures, all at one loudness. DIR gets the sounds, one configuration per
-question and stimuli.csv, the key, to be kept from the listeners. Copy DIR to configs/mapss of
-webMUSHRA and open ?config=mapss/QUESTION.yaml. A DIR that holds another test is refused.
+question (quality, interference, distortion) and stimuli.csv, the key, to be kept from the
+listeners. Copy DIR to configs/mapss of webMUSHRA and open ?config=mapss/QUESTION.yaml. A DIR that
+holds another test is refused.
 With --ratings, read webMUSHRA's mushra.csv back instead: DIR, that of the test, gets ratings.csv,
 as `torch-mapss correlate` reads it, and ratings_listeners.csv.
 """,
-        "Examples:\n  torch-mapss listen results --out test --question quality interference\n"
+        "Examples:\n  torch-mapss listen results --out test\n"
         "  torch-mapss listen results --out test --ratings mushra.csv",
         "make a listening test, or read its ratings back",
     )
@@ -36,14 +32,6 @@ as `torch-mapss correlate` reads it, and ratings_listeners.csv.
     add("results", metavar="RESULTS", help="folder of results")
     add("--out", required=True, metavar="DIR", help="folder of the test")
     add("--pages", type=int, default=12, metavar="N", help="in the test (default: %(default)s)")
-    add("--systems", nargs="+", metavar="NAME", help="to be rated (default: all)")
-    add(
-        "--question",
-        nargs="+",
-        default=["quality"],
-        choices=("quality", "interference", "distortion"),
-        help="one configuration for each (default: quality)",
-    )
     add(
         "--seconds",
         type=float,
@@ -63,13 +51,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation.listen import choose
-    from torch_mapss.evaluation.listen_files import write_test
+    from torch_mapss.evaluation.listen_files import QUESTIONS, write_test
     from torch_mapss.evaluation.results import load_results
 
     results = load_results(args.results, args.audio_root)
-    pages = choose(results, args.pages, systems=args.systems, seed=args.seed)
-    options = {"questions": args.question, "seconds": args.seconds, "seed": args.seed}
-    written = write_test(results, pages, args.out, **options)
+    pages = choose(results, args.pages, seed=args.seed)
+    options = {"seconds": args.seconds, "seed": args.seed}
+    written = write_test(results, pages, args.out, questions=tuple(QUESTIONS), **options)
     if not args.quiet:
         stimuli = sum(len(page.rows) for page in pages)
         console.say(f"{len(pages)} pages with {stimuli} estimates, one question per configuration.")

@@ -32,72 +32,14 @@ CONFIG = """\
 --config FILE holds further options, `name: value` a line (YAML or JSON), or is the settings.json of
 results, to score in the same way again: match_encoder, decomposition_encoder, seed, only, without,
 convention, alpha, energy, max_dimension, eigh, dtype, activity, loudness, align_polarity, trim,
-channels (each), confidence, bounds_convention, tail, memory, cache_dir, local_files_only and all
-others that torch_mapss.evaluate takes. Options on the command line come first.
+channels (each), layer, segment, excerpts, excerpt_seconds, confidence, bounds_convention, tail,
+memory, cache_dir, local_files_only and all others that torch_mapss.evaluate takes. Options on the
+command line come first.
 """
 
 CODES = "Exit codes: 0 all scored; 1 some mixtures failed; 2 bad usage or input; 130 interrupted."
 
-# Options of scoring by their names in Python; all have no default here.
-_SCORING: dict[str, dict[str, Any]] = {
-    "measures": {
-        "nargs": "+",
-        "metavar": "NAME",
-        "help": "of decomposition, separation, match, bleed (default: all; decomposition is the "
-        "quickest)",
-    },
-    "encoder": {
-        "metavar": "NAME",
-        "help": "of PS and PM: a name that `torch-mapss encoders` lists, a local folder or a hub "
-        "id (default: wav2vec2-large, fetched on first use; mel needs no download)",
-    },
-    "layer": {"type": int, "help": "of the encoder (default: its own)"},
-    "bank_size": {
-        "type": int,
-        "metavar": "N",
-        "help": "use N of the distortions of each measure (70 for PS, up to 83 for PM): quicker, "
-        "coarser, not comparable with full banks",
-    },
-    "sample_frames": {
-        "type": int,
-        "metavar": "N",
-        "help": "score at most N frames of a mixture, drawn at random",
-    },
-    "excerpts": {
-        "type": int,
-        "metavar": "N",
-        "help": "score N excerpts of every mixture instead of all of it, drawn before anything is "
-        "computed where at least two sources are active, the same for all systems; tables then "
-        "have standard errors",
-    },
-    "excerpt_seconds": {
-        "type": float,
-        "metavar": "S",
-        "help": "length of an excerpt (default: 6)",
-    },
-    "bounds": {
-        "action": "store_true",
-        "help": "error bounds of the frame scores as well (takes longer)",
-    },
-    "align": {
-        "action": "store_const",
-        "const": "shift",
-        "help": "move every estimate by one constant lag, of at most 500 ms, onto its reference "
-        "(default: delay counts as distortion)",
-    },
-    "permute": {
-        "action": "store_true",
-        "help": "find the reference of each estimate by SI-SDR",
-    },
-    "segment": {
-        "type": float,
-        "metavar": "S",
-        "help": "score long files in S-second segments, 0: off (default: 60, or what the encoder "
-        "accepts)",
-    },
-    "device": {"metavar": "NAME", "help": "cpu, cuda, cuda:1, mps or auto (default: auto)"},
-    "threads": {"type": int, "metavar": "N", "help": "CPU threads (default: torch's choice)"},
-}
+_SCORING = "scoring."  # before the names of options that are passed on as they are
 
 
 class _Parser(argparse.ArgumentParser):
@@ -125,19 +67,74 @@ def make_parser(
     return commands.add_parser(name, help=help, **options)
 
 
-def add_scoring_options(parser: Any, *hidden: str) -> None:
+def add_scoring_options(parser: Any, left_out: Sequence[str], hidden: Sequence[str] = ()) -> None:
     """The options of scoring, ``--config`` and ``--quiet``; those hidden are not in ``--help``."""
-    for name, given in _SCORING.items():
-        default = {} if name in ("device", "threads") else {"default": argparse.SUPPRESS}
-        shown = {**given, "help": argparse.SUPPRESS} if name in hidden else given
-        parser.add_argument(f"--{name.replace('_', '-')}", **default, **shown)
+
+    def add(name: str, metavar: str | None, text: str, **more: Any) -> None:
+        """An option by its name in Python, without a default: what is not given is not passed."""
+        if name not in left_out:
+            shown = argparse.SUPPRESS if name in hidden else text
+            more |= {"help": shown, "default": argparse.SUPPRESS, "dest": f"{_SCORING}{name}"}
+            more |= {} if metavar is None else {"metavar": metavar}
+            parser.add_argument(f"--{name.replace('_', '-')}", **more)
+
+    add(
+        "measures",
+        "NAME",
+        "of decomposition, separation, match, bleed (default: all; decomposition is the quickest)",
+        nargs="+",
+    )
+    add(
+        "encoder",
+        "NAME",
+        "of PS and PM: a name that `torch-mapss encoders` lists, a local folder or a hub id "
+        "(default: wav2vec2-large, fetched on first use; mel needs no download)",
+    )
+    add("layer", "N", "of the encoder (default: its own)", type=int)
+    add(
+        "bank_size",
+        "N",
+        "use N of the distortions of each measure (70 for PS, up to 83 for PM): quicker, coarser, "
+        "not comparable with full banks",
+        type=int,
+    )
+    add("sample_frames", "N", "score at most N frames of a mixture, drawn at random", type=int)
+    add(
+        "excerpts",
+        "N",
+        "score N excerpts of 6 s of every mixture instead of all of it, drawn before anything is "
+        "computed where at least two sources are active, the same for all systems; tables then "
+        "have standard errors",
+        type=int,
+    )
+    add("bounds", None, "error bounds of the frame scores as well", action="store_true")
+    add(
+        "align",
+        None,
+        "move every estimate by one constant lag, of at most 500 ms, onto its reference (default: "
+        "delay counts as distortion)",
+        action="store_const",
+        const="shift",
+    )
+    add("permute", None, "find the reference of each estimate by SI-SDR", action="store_true")
+    add(
+        "segment",
+        "S",
+        "score long files in S-second segments, 0: off (default: 60, or what the encoder accepts)",
+        type=float,
+    )
+    add_device_option(parser)
+    text = argparse.SUPPRESS if "threads" in hidden else "CPU threads (default: torch's choice)"
+    parser.add_argument("--threads", type=int, metavar="N", help=text)
     parser.add_argument("--config", metavar="FILE", help="further options, see below")
     add_quiet(parser)
 
 
 def add_device_option(parser: Any) -> None:
     """``--device``, of every command that computes."""
-    parser.add_argument("--device", **_SCORING["device"])
+    parser.add_argument(
+        "--device", metavar="NAME", help="cpu, cuda, cuda:1, mps or auto (default: auto)"
+    )
 
 
 def add_quiet(parser: Any) -> None:
@@ -154,11 +151,11 @@ def scoring_options(args: argparse.Namespace) -> dict[str, Any]:
     from torch_mapss.evaluation.options import read_config
 
     found = {} if args.config is None else read_config(args.config)
-    given = {name: value for name, value in vars(args).items() if name in _SCORING}
-    return found | {k: v for k, v in given.items() if k not in ("device", "threads")}
+    given = {k.removeprefix(_SCORING): v for k, v in vars(args).items() if k.startswith(_SCORING)}
+    return found | given
 
 
-def say_written(paths: Sequence[str], quiet: bool) -> None:
+def say_written(paths: Sequence[str], quiet: bool = False) -> None:
     """Tell where the results are."""
     if paths and not quiet:
         console.say(f"\nWritten to {', '.join(io.shown(path) for path in paths)}")

@@ -36,7 +36,6 @@ What does not fit is linked by its relative path, so keep the page where it was 
         metavar="MB",
         help="of sound and spectrograms in the page, beside 5 MB of script (default: %(default)g)",
     )
-    add("--title", metavar="TEXT", help="heading (default: the folder's name)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
     add_quiet(report)
 
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation.results import load_results
 
     results = load_results(args.results, args.audio_root)
-    page = write_page(results, args.out, embed_mb=args.embed_mb, title=args.title)
+    page = write_page(results, args.out, embed_mb=args.embed_mb)
     if not args.quiet:
         console.say(f"{page.embedded}.")
     say_written([page.path], args.quiet)

@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "score",
         f"Score the estimates of one mixture.\n\n{MEASURES}\n{FILES}",
-        f"{CONFIG}--segment and --excerpts, as of `evaluate`, work here as well.\n\nExample:\n"
+        f"{CONFIG}\nExample:\n"
         "  torch-mapss score --references a.wav b.wav --estimates ea.wav eb.wav --encoder mel "
         f"--plot --out results\n\n{CODES}",
         "score the estimates of one mixture",
@@ -74,7 +74,7 @@ def add_parser(commands: Any) -> None:
         help="draw the scores over time, to FILE (PNG, PDF or SVG), else to scores.png in --out "
         "or here",
     )
-    add_scoring_options(score, "excerpts", "excerpt_seconds", "segment")
+    add_scoring_options(score, ("excerpts", "segment"))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,12 +6,7 @@ import argparse
 from typing import Any
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.options import (
-    OK,
-    add_quiet,
-    make_parser,
-    say_written,
-)
+from torch_mapss.evaluation.commands.options import OK, make_parser, say_written
 
 
 def add_parser(commands: Any) -> None:
@@ -37,14 +32,12 @@ frames are listed.
         help="of clearance, fidelity, ps, pm, log_pm, bleed_db (default: those that the results "
         "have, without pm)",
     )
-    add("--systems", nargs="+", metavar="NAME", help="of these systems alone")
     add(
         "--wav",
         metavar="DIR",
         help="write every segment, half a second around it, as estimate and reference",
     )
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
-    add_quiet(worst)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,17 +46,16 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation.worst import listed, worst_segments, write_segments
 
     results = load_results(args.results, args.audio_root)
-    segments = worst_segments(results, args.n, args.measures, systems=args.systems)
+    segments = worst_segments(results, args.n, args.measures)
     if args.wav is not None:
         write_segments(results, segments, args.wav)
-    if not args.quiet:
-        console.say(io.text_table(*listed(segments), left=4))
-        if not segments:
-            console.say(
-                "\nNo estimate has enough scored frames to make a segment of: see the columns "
-                "`status` and `reason` of scores.csv in the results."
-            )
-        elif results.sampled:
-            console.say("\nFrames were sampled: these are single frames, which have no neighbours.")
-    say_written([args.wav] if args.wav is not None else [], args.quiet)
+    console.say(io.text_table(*listed(segments), left=4))
+    if not segments:
+        console.say(
+            "\nNo estimate has enough scored frames to make a segment of: see the columns "
+            "`status` and `reason` of scores.csv in the results."
+        )
+    elif results.sampled:
+        console.say("\nFrames were sampled: these are single frames, which have no neighbours.")
+    say_written([args.wav] if args.wav is not None else [])
     return OK
