@@ -365,6 +365,18 @@ def test_late_outputs(rated, tmp_path, monkeypatch):
     assert late.count("|") == 2 + len(script.SHOWN)
 
 
+@pytest.mark.slow
+def test_errors_of_correlations(rated, tmp_path, monkeypatch):
+    script = recipe("errors", monkeypatch)
+    small = ["--bank-size", "8", "--sample-frames", "6"]
+    lines = script.main([*rated, "--out", str(tmp_path), *small])
+    assert len(lines) == 3 * 2 * 2  # measures, conventions of scores, kinds of bounds
+    assert all(float(line[6]) > 0.0 for line in lines)  # radius of PCC
+    assert all(float(cell) >= 0.0 for line in lines for cell in line[4:])
+    assert "SRCC radius" in page_of(tmp_path)
+
+
+@pytest.mark.slow
 def test_draws_of_banks(rated, tmp_path, monkeypatch):
     script = recipe("bank_draws", monkeypatch)
     monkeypatch.setattr(script, "DRAWS", 9)
