@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import soundfile
 from separations import WILD, sources, wild_results
 
 from torch_mapss.evaluation.page import write_page
-from torch_mapss.evaluation.page.sound import address, read_sound
+from torch_mapss.evaluation.page.tracks import address
 
 browser = pytest.importorskip("browser", reason="the browser test needs websockets")
 
@@ -178,13 +177,11 @@ SEEK = """
 """
 
 
-def test_embedded_sounds_can_be_played_from_any_place(tmp_path: Path, start: Open) -> None:
+def test_embedded_sounds_can_be_played_from_any_place(start: Open) -> None:
     """Chromium cannot seek in short FLAC files."""
     opened = start("data:text/html,<p>sounds</p>")
     for rate in (8000, 16000, 44100):
         for seconds in (1.0, 2.0, 3.0, 12.0):
-            path = tmp_path / f"{rate}_{seconds}.wav"
-            wave = sources(1, seconds, rate=rate)[0]
-            soundfile.write(path, wave.numpy(), rate, subtype="PCM_16")
-            failed = opened.run(SEEK % address(read_sound(str(path))))
+            wave = sources(1, seconds, rate=rate)[0].mul(2**15).round().div(2**15)
+            failed = opened.run(SEEK % address(wave, rate))
             assert failed == 0, (rate, seconds)

@@ -1,4 +1,4 @@
-"""Audio files of results as one listens to them: mono, whole or a stretch, several at one rate."""
+"""Audio files of results as one listens to them: mono, whole or an excerpt, several at one rate."""
 
 from __future__ import annotations
 
@@ -31,22 +31,6 @@ def read_together(paths: Sequence[str]) -> tuple[Tensor, int]:
     waves = [audio.resample(wave, found, rate) for wave, found in read]
     shortest = min(len(wave) for wave in waves)
     return torch.stack([wave[:shortest] for wave in waves]), rate
-
-
-def read_stretch(path: str, begin: float, end: float) -> tuple[Tensor, int]:
-    """What lies between two seconds of a file, as (T,) samples; and the file's rate in Hz.
-
-    For files that :func:`read_mono` has read before: what is wrong with one is said there.
-    """
-    import soundfile
-
-    # An open file: soundfile cannot open some names in the C locale.
-    with open(path, "rb") as stream, soundfile.SoundFile(stream) as file:
-        rate = int(file.samplerate)
-        first = min(max(0, round(begin * rate)), file.frames)
-        file.seek(first)
-        samples = file.read(max(0, round(end * rate) - first), dtype="float32", always_2d=True)
-    return audio.to_mono(torch.from_numpy(samples.T.copy())), rate
 
 
 def cut(wave: Tensor, rate: int, begin: float, end: float) -> Tensor:

@@ -11,17 +11,19 @@ segments name the source that is heard there.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import os
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torch_mapss.evaluation import io, sounds
+from torch_mapss.evaluation.frame_store import MixtureFrames
 from torch_mapss.evaluation.measures import COLUMNS, label, text
-from torch_mapss.evaluation.results import Results
+from torch_mapss.evaluation.results import Results, records
 
 #: Seconds a segment lasts at least, and at most.
 LEAST_S, MOST_S = 0.3, 3.0
@@ -31,25 +33,23 @@ CONTEXT_S = 0.5
 WORST_OF = ("clearance", "fidelity", "ps", "log_pm", "bleed_db")
 #: Bleed below this level is no worst moment of anything.
 LEAST_BLEED_DB = -60.0
-# A window is judged if so much of it is scored.
-_SHARE = 0.5
-
 Floats = NDArray[np.float64]
 
 
 class Segment(NamedTuple):
     """A stretch of one estimate where a measure is bad."""
 
-    measure: str  # of `measures_of`
+    score: float  # mean over the scored frames in it; of bleed, dB of the mean power
     mixture_id: str
     system: str
-    place: int  # row of the estimate in the frames of its system
-    source_index: int  # of its reference
-    source: str  # name of its reference
+    source_index: int
     start: float  # seconds
     end: float
-    score: float  # mean over the scored frames in it; of bleed, dB of the mean power
     frames: int  # scored in it
+    source: str
+    measure: str  # of `measures_of`
+    estimate: str  # paths
+    reference: str
     other: str = ""  # of bleed: the source that is heard
 
     @property
@@ -64,12 +64,6 @@ class Segment(NamedTuple):
         short = f"{self.score:.3g}" if abs(self.score) >= 1e5 else text(self.measure, self.score)
         return f"{short} {COLUMNS[self.measure].unit}".strip()
 
-    @property
-    def order(self) -> tuple[float, str, str, int, float]:
-        """Worst first."""
-        sign = 1.0 if COLUMNS[self.measure].higher_is_better else -1.0
-        return sign * self.score, self.mixture_id, self.system, self.place, self.start
-
 
 def measures_of(results: Results) -> tuple[str, ...]:
     """The measures of results that may have worst segments."""
@@ -80,9 +74,6 @@ def worst_segments(
     results: Results,
     count: int = 20,
     measures: Sequence[str] | None = None,
-    *,
-    mixtures: Sequence[str] | None = None,
-    systems: Sequence[str] | None = None,
 ) -> list[Segment]:
     """The worst segments of a set, for each measure the worst first.
 
@@ -90,71 +81,74 @@ def worst_segments(
         results: of :func:`~torch_mapss.evaluation.results.load_results`.
         count: segments of each measure.
         measures: of :func:`measures_of`; by default those of :data:`WORST_OF` among them.
-        mixtures, systems: look in these alone.
 
     Returns:
         Up to ``count`` for every measure, measure after measure.
 
     Raises:
-        ValueError: another measure, mixture or system, or a count below 1.
+        ValueError: another measure, or a count below 1.
     """
     known = measures_of(results)
     wanted = [name for name in WORST_OF if name in known] if measures is None else measures
-    _check_known(wanted, "measures", known)
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ValueError(f"measures must be of {', '.join(known)}, got {unknown[0]!r}.")
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}.")
-    _check_known(mixtures, "mixtures", results.mixtures)
-    _check_known(systems, "systems", results.systems)
-    found: dict[str, list[Segment]] = {name: [] for name in wanted}
-    for mixture in results.mixtures if mixtures is None else mixtures:
-        for name in wanted:
-            made = _of_mixture(results, mixture, name, count, systems)
-            # Merged as they come, so that a large set needs no more memory than its answer.
-            best = heapq.nsmallest(count, [*found[name], *made], key=lambda one: one.order)
-            found[name] = best
-    bleeds = found.get("bleed_db", [])
-    found["bleed_db"] = [one._replace(other=_bleeding(results, one)) for one in bleeds]
-    return [segment for name in wanted for segment in found[name]]
+    read = functools.lru_cache(1)(results.frames)  # rows of one mixture follow each other
+    worst: dict[str, list[Segment]] = {name: [] for name in wanted}
+    for row in records(results.scores):
+        times, curves = frame_curves(read(row["mixture_id"]), row)
+        for name in worst.keys() & curves:
+            found = _of_estimate(results, row, name, times, curves[name], count)
+            worst[name] = heapq.nsmallest(count, [*worst[name], *found], key=_badness)
+    if "bleed_db" in worst:
+        bleeds = worst["bleed_db"]
+        worst["bleed_db"] = [one._replace(other=_bleeding(results, one)) for one in bleeds]
+    return [segment for segments in worst.values() for segment in segments]
 
 
-def _check_known(wanted: Sequence[str] | None, name: str, known: Sequence[str]) -> None:
-    for one in wanted or ():
-        if one not in known:
-            raise ValueError(f"{name} must be of {io.listed(map(repr, known), 20)}, got {one!r}.")
+def frame_curves(frames: MixtureFrames, row: Mapping[str, Any]) -> tuple[Floats, dict[str, Floats]]:
+    """Seconds and frame scores of an estimate, a row of scores.csv; no scores if it failed.
+
+    Evenly spaced: between excerpts the scores are NaN.
+    """
+    times, found = frames.times, frames.systems.get(row["system"])
+    if found is None or not len(times):
+        return times, {}
+    place = found.attributed.tolist().index(row["source_index"])
+    step = float(times[1] - times[0]) if len(times) > 1 else LEAST_S
+    number = np.rint((times - times[0]) / step).astype(int)
+    curves = {name: np.full(number[-1] + 1, np.nan) for name in found.scores}
+    for name, curve in curves.items():
+        curve[number] = found.scores[name][place]
+    return times[0] + step * np.arange(number[-1] + 1), curves
 
 
-def _of_mixture(
-    results: Results, mixture: str, name: str, count: int, systems: Sequence[str] | None
+def _badness(segment: Segment) -> tuple[Any, ...]:
+    score = segment.score if COLUMNS[segment.measure].higher_is_better else -segment.score
+    return (score, *segment[1:])
+
+
+def _of_estimate(
+    results: Results, row: Mapping[str, Any], name: str, times: Floats, values: Floats, count: int
 ) -> Iterator[Segment]:
-    """The worst segments of every estimate of a mixture."""
-    frames = results.frames(mixture)
-    names = results.audio(mixture).sources
-    step = float(frames.times[1] - frames.times[0]) if len(frames.times) > 1 else LEAST_S
+    """The worst segments of one estimate, a row of scores.csv."""
+    step = float(times[1] - times[0]) if len(times) > 1 else LEAST_S
     least = 1 if results.sampled else max(1, round(LEAST_S / step))
     most = 1 if results.sampled else max(least, round(MOST_S / step))
-    for system, found in frames.systems.items():
-        if (systems is not None and system not in systems) or name not in found.scores:
-            continue
-        for place, values in enumerate(found.scores[name].astype(np.float64)):
-            source = int(found.attributed[place])
-            for begin, end, score, scored in _runs(name, values, least, most, count):
-                # A frame stands for the step around its centre.
-                start = max(0.0, float(frames.times[begin]) - step / 2)
-                last = float(frames.times[end - 1]) + step / 2
-                where = (mixture, system, place, source, names[source], start, last)
-                yield Segment(name, *where, score, scored)
-
-
-def _runs(
-    name: str, values: Floats, least: int, most: int, count: int
-) -> Iterator[tuple[int, int, float, int]]:
-    """(begin, end, score, scored frames) of the worst stretches of one estimate."""
     bleed = name == "bleed_db"
     scores = -(10.0 ** (values / 10.0)) if bleed else values  # the mean of bleed is of its power
+    about = {key: row[key] for key in ("mixture_id", "system", "source_index", "source")}
+    about |= {role: results.locate(row[role]) for role in ("estimate", "reference")}
     for begin, end, score in lowest_runs(scores, least, most, count):
         score = 10.0 * float(np.log10(max(-score, 1e-30))) if bleed else score
-        if not bleed or score >= LEAST_BLEED_DB:
-            yield begin, end, score, int(np.isfinite(values[begin:end]).sum())
+        if bleed and score < LEAST_BLEED_DB:
+            continue
+        # A frame stands for the step around its centre.
+        start, last = max(0.0, float(times[begin]) - step / 2), float(times[end - 1]) + step / 2
+        scored = int(np.isfinite(values[begin:end]).sum())
+        yield Segment(score=score, start=start, end=last, frames=scored, measure=name, **about)
 
 
 def lowest_runs(scores: Floats, least: int, most: int, count: int) -> list[tuple[int, int, float]]:
@@ -162,81 +156,44 @@ def lowest_runs(scores: Floats, least: int, most: int, count: int) -> list[tuple
 
     Args:
         scores: (F,) NaN where there is none.
-        least, most: frames in a stretch; ``most`` bounds how far it grows.
+        least, most: frames in a stretch, half of which must be scored; ``most`` bounds how far it
+            grows.
         count: stretches wanted.
 
     Returns:
         Up to ``count`` of (begin, end, mean), lowest first, none overlapping.
     """
+    import pandas
+
     least = min(least, len(scores))
-    if least == 0:
-        return []
-    there = np.isfinite(scores)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(there, scores, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(there)])
-    scored = counts[least:] - counts[:-least]
-    enough = scored >= max(1, int(np.ceil(_SHARE * least)))
-    means = np.where(enough, (sums[least:] - sums[:-least]) / np.maximum(scored, 1), np.inf)
-    taken = np.zeros(len(scores), dtype=bool)
+    rolling = pandas.Series(scores).rolling(max(least, 1), min_periods=-(-least // 2))
+    means = rolling.mean().to_numpy()[least - 1 :].copy()
+    free = np.isfinite(scores)
     found: list[tuple[int, int, float]] = []
-    while len(found) < count:
-        begin = int(means.argmin())
-        if not np.isfinite(means[begin]):
-            break
-        begin, end = _grown(scores, taken, begin, begin + least, most)
-        taken[begin:end] = True
-        means[max(0, begin - least + 1) : end] = np.inf  # windows that would overlap
+    while len(found) < count and np.isfinite(means).any():
+        begin = int(np.nanargmin(means))
+        end = begin + least
+        mean = float(np.nanmean(scores[begin:end]))
+        # Neighbours that are no better, but for rounding of the mean.
+        joins = free & (scores <= mean + 1e-9 * abs(mean))
+        end += int(np.argmin(np.append(joins[end : begin + most], False)))
+        begin -= int(np.argmin(np.append(joins[max(0, end - most) : begin][::-1], False)))
+        free[begin:end] = False
+        means[max(0, begin - least + 1) : end] = np.nan  # windows that would overlap
         found.append((begin, end, float(np.nanmean(scores[begin:end]))))
     return sorted(found, key=lambda run: run[2])
-
-
-def _grown(
-    scores: Floats, taken: NDArray[np.bool_], begin: int, end: int, most: int
-) -> tuple[int, int]:
-    """The stretch with the neighbouring frames that score no better than it does."""
-    mean = float(np.nanmean(scores[begin:end]))
-    mean += 1e-9 * abs(mean)  # rounding of the mean
-    while end - begin < most and end < len(scores) and scores[end] <= mean and not taken[end]:
-        end += 1
-    while end - begin < most and begin and scores[begin - 1] <= mean and not taken[begin - 1]:
-        begin -= 1
-    return begin, end
 
 
 def _bleeding(results: Results, segment: Segment) -> str:
     """The other source that is loudest in a segment; empty where its audio is gone."""
     paths = results.audio(segment.mixture_id)
     others = [k for k in range(len(paths.sources)) if k != segment.source_index]
-    if len(others) > 1:
-        try:
-            waves, rate = sounds.read_together([paths.references[k] for k in others])
-        except (OSError, ValueError):
-            return ""
-        levels = sounds.cut(waves, rate, segment.start, segment.end).square().sum(-1)
-        others = [others[int(levels.argmax())]]
-    return paths.sources[others[0]]
-
-
-def listed(segments: Sequence[Segment]) -> tuple[list[str], list[list[str]]]:
-    """Columns and cells of a table to print."""
-    columns = ["measure", "mixture", "system", "source", "from (s)", "to (s)", "score", "frames"]
-    rows = [
-        [one.title, one.mixture_id, one.system, one.source, f"{one.start:.2f}", f"{one.end:.2f}"]
-        + [one.value, str(one.frames)]
-        for one in segments
-    ]
-    return columns, rows
-
-
-# ------------------------------------------------------------------------------------------------
-# Sound
-# ------------------------------------------------------------------------------------------------
-
-
-def paths_of(results: Results, segment: Segment) -> tuple[str, str]:
-    """The files of a segment: estimate and reference."""
-    paths = results.audio(segment.mixture_id)
-    return paths.estimates[segment.system][segment.place], paths.references[segment.source_index]
+    try:
+        waves, rate = sounds.read_together([paths.references[k] for k in others])
+    except (OSError, ValueError):
+        return paths.sources[others[0]] if len(others) == 1 else ""
+    levels = sounds.cut(waves, rate, segment.start, segment.end).square().sum(-1)
+    return paths.sources[others[int(levels.argmax())]]
 
 
 def write_segments(
@@ -255,18 +212,17 @@ def write_segments(
     Raises:
         FileNotFoundError: audio that is gone; nothing is written then.
     """
-    results.check_audio(path for segment in segments for path in paths_of(results, segment))
+    results.check_audio(path for one in segments for path in (one.estimate, one.reference))
     folder = io.make_folder(folder)
     written: list[str] = []
-    ranks = dict.fromkeys((segment.measure for segment in segments), 0)
+    rank: dict[str, int] = {}
     for one in segments:
-        ranks[one.measure] += 1
-        waves, rate = sounds.read_together(paths_of(results, one))
-        words = (one.mixture_id, one.system, one.source, f"{one.start:.2f}s")
-        name = f"{one.measure}_{ranks[one.measure]:03d}_" + "_".join(words)
-        for role, wave in zip(("estimate", "reference"), waves):
-            path = os.path.join(folder, io.native(io.file_name(f"{name}_{role}") + ".wav"))
-            stretch = sounds.cut(wave, rate, one.start - CONTEXT_S, one.end + CONTEXT_S)
-            io.write_wave(path, stretch, rate)
-            written.append(path)
+        rank[one.measure] = rank.get(one.measure, 0) + 1
+        name = f"{one.measure}_{rank[one.measure]:03d}_{one.mixture_id}_{one.system}_{one.source}"
+        waves, rate = sounds.read_together([one.estimate, one.reference])
+        stretch = sounds.cut(waves, rate, one.start - CONTEXT_S, one.end + CONTEXT_S)
+        for role, wave in zip(("estimate", "reference"), stretch):
+            file = io.file_name(f"{name}_{one.start:.2f}s_{role}") + ".wav"
+            written.append(os.path.join(folder, io.native(file)))
+            io.write_wave(written[-1], wave, rate)
     return tuple(written)

@@ -43,13 +43,19 @@ frames are listed.
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss worst``."""
     from torch_mapss.evaluation.results import load_results
-    from torch_mapss.evaluation.worst import listed, worst_segments, write_segments
+    from torch_mapss.evaluation.worst import worst_segments, write_segments
 
     results = load_results(args.results, args.audio_root)
     segments = worst_segments(results, args.n, args.measures)
     if args.wav is not None:
         write_segments(results, segments, args.wav)
-    console.say(io.text_table(*listed(segments), left=4))
+    columns = "measure", "mixture", "system", "source", "from (s)", "to (s)", "score", "frames"
+    rows = [
+        [one.title, one.mixture_id, one.system, one.source]
+        + [f"{one.start:.2f}", f"{one.end:.2f}", one.value, str(one.frames)]
+        for one in segments
+    ]
+    console.say(io.text_table(columns, rows, left=4))
     if not segments:
         console.say(
             "\nNo estimate has enough scored frames to make a segment of: see the columns "

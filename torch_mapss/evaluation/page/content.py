@@ -1,145 +1,164 @@
-"""What a page holds: answer, ranking, table, curves and worst segments, as plain values."""
+"""What a page holds, as JSON; and the file it is written to."""
 
 from __future__ import annotations
 
 import datetime
 import functools
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import html
+import json
+import os
+from importlib import resources
+from string import Template
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from torch_mapss.core.checks import warn_user
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.comparison import Comparison, compare
-from torch_mapss.evaluation.frame_store import MixtureFrames
+from torch_mapss.evaluation.comparison import compare
 from torch_mapss.evaluation.measures import COLUMNS, label
-from torch_mapss.evaluation.page.tracks import Budget, make_tracks
-from torch_mapss.evaluation.results import Results, records
-from torch_mapss.evaluation.worst import Segment, measures_of, paths_of, worst_segments
+from torch_mapss.evaluation.page.tracks import make_tracks
+from torch_mapss.evaluation.results import Results, load_results, records
+from torch_mapss.evaluation.worst import frame_curves, measures_of, worst_segments
 
+# Worst segments of each measure that are listed.
+_WORST = 20
 # Values of curves in a page, some 6 bytes each. Curves of a large set are means of several frames,
 # of at least so many points.
 _VALUES, _FEWEST = 1_000_000, 50
+# Charts over time, from top to bottom: the curves in each.
+_PANELS = (("clearance", "fidelity"), ("ps", "pm"), ("log_pm",), ("bleed_db",))
 
-Row = dict[str, Any]
+
+class Page(NamedTuple):
+    """A page that was written."""
+
+    path: str
+    embedded: str  # how many audio files are in it, and what embeds all
 
 
-def page_content(results: Results, page: str, embed_bytes: int, worst: int) -> dict[str, Any]:
-    """Everything on the page, ready for JSON.
+def write_page(
+    results: Results | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    embed_mb: float = 15.0,
+) -> Page:
+    """Write a results folder as one HTML page to read and to listen to.
+
+    The page asks for nothing from a network. Audio is embedded unchanged (WAV if short, else FLAC)
+    up to ``embed_mb``; the rest is linked by its path relative to the page. The file is replaced in
+    one step.
+
+    Args:
+        results: the folder, or what :func:`~torch_mapss.evaluation.results.load_results` read.
+        path: of the HTML file.
+        embed_mb: megabytes of audio and spectrograms in the page, besides some 5 MB of plotly's
+            script and the curves. 0 embeds none.
+
+    Returns:
+        The path written, and how much is embedded.
+
+    Warns:
+        UserWarning: audio files that are not where they were.
+
+    Raises:
+        ImportError: plotly or Pillow is missing.
+        ValueError: no folder of results, an option out of range, or no place to write to.
+    """
+    if not 0.0 <= embed_mb <= 1000.0:
+        raise ValueError(f"embed_mb must lie in [0, 1000], got {embed_mb}.")
+    try:
+        import PIL.Image  # noqa: F401
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ImportError(
+            "the report needs plotly and Pillow: pip install 'torch_mapss[report]'"
+        ) from error
+    if not isinstance(results, Results):
+        results = load_results(results)
+    path = os.fspath(path)
+    if os.path.isdir(path):
+        raise ValueError(f"{io.shown(path)!r} is a folder; name an HTML file to write.")
+    io.make_folder(os.path.dirname(os.path.abspath(path)))
+    content = page_content(results, path, int(embed_mb * 1e6))
+    here = resources.files("torch_mapss.evaluation.page")
+    page = Template((here / "page.html").read_text("utf-8")).substitute(
+        title=html.escape(content["title"]),
+        style=(here / "page.css").read_text("utf-8"),
+        script=(here / "page.js").read_text("utf-8"),
+        plotly=get_plotlyjs(),
+        content=json.dumps(io.plain(content), ensure_ascii=False).replace("<", "\\u003c"),
+    )
+    io.write_bytes(path, page.encode("utf-8", errors="replace"))
+    if content["missing"]:
+        warn_user(f"{content['advice']}. The page has no sound of them.")
+    return Page(path, content["embedded"])
+
+
+def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any]:
+    """Everything on the page.
 
     Args:
         results: of :func:`~torch_mapss.evaluation.results.load_results`.
         page: path of the file to be, which links are relative to.
         embed_bytes: budget of sounds and their pictures.
-        worst: segments of each measure.
 
     Raises:
         ValueError: frame scores are missing or damaged.
     """
     comparison = compare(results)
-    shown = comparison.measures
-    rows = table_rows(results, shown)
-    number = {(row["mixture"], row["system"], row["index"]): k for k, row in enumerate(rows)}
-    segments = worst_segments(results, worst) if worst else []
-    listed = [_segment(one, number) for one in segments]
-    first = dict.fromkeys(entry["row"] for entry in listed)
-    order = [*first, *(k for k in range(len(rows)) if k not in first)]
+    shown = list(comparison.measures)
+    rows = records(results.scores)
+    mixtures = {name: results.audio(name).mixture for name in results.mixtures}
+    paths = [
+        {role: results.locate(row[role]) for role in ("reference", "estimate")}
+        | ({"mixture": mixture} if (mixture := mixtures[row["mixture_id"]]) else {})
+        for row in rows
+    ]
+    segments = worst_segments(results, _WORST)
+    number = {(r["mixture_id"], r["system"], r["source_index"]): k for k, r in enumerate(rows)}
+    of = [number[one.mixture_id, one.system, one.source_index] for one in segments]
+    order = [*dict.fromkeys([*of, *range(len(rows))])]  # worst first
     tracks = make_tracks(
-        [path for k in order for path in rows[k]["paths"].values()],
-        [(one, dict(zip(("estimate", "reference"), paths_of(results, one)))) for one in segments],
-        page,
-        embed_bytes,
+        [path for k in order for path in paths[k].values()], segments, page, embed_bytes
     )
-    add_curves(results, rows, order)
-    for row in rows:
-        there = {role: tracks.places.get(path) for role, path in row.pop("paths").items()}
-        row["tracks"] = {role: place for role, place in there.items() if place is not None}
+    place = {path: k for k, path in enumerate(tracks.files)}
+    told = [
+        {name: row.get(name) for name in ("source", "system", *shown, "frames")}
+        | {"mixture": row["mixture_id"], "note": row.get("reason") or row.get("warnings") or ""}
+        | {"tracks": {role: place[path] for role, path in own.items() if path in place}}
+        for row, own in zip(rows, paths)
+    ]
+    add_curves(results, rows, told, order)
     missing = [*map(io.shown, tracks.missing)]
-    count = len(tracks.places) + len(missing)
+    count = len(tracks.files) + len(missing)
     return {
+        "title": os.path.basename(os.path.abspath(io.shown(results.folder))),
+        "answer": comparison.answer(),
+        "facts": facts(results),
         "measures": {name: label(name) for name in shown},
         "meanings": {name: COLUMNS[name].meaning for name in shown},
-        "panels": panels(results),
-        "answer": comparison.answer(),
-        "ranking": ranking_rows(comparison, shown),
-        "notes": comparison.notes(shown),
-        "boxes": box_values(comparison, shown),
-        "rows": rows,
-        "tracks": tracks.entries,
-        "segments": [entry | {"clips": clip} for entry, clip in zip(listed, tracks.clips)],
+        "panels": [
+            {
+                "curves": {name: label(name) for name in names if name in measures_of(results)},
+                "range": COLUMNS[names[0]].limits == (0.0, 1.0),
+            }
+            for names in _PANELS
+        ],
+        "ranking": records(comparison.ranking),
+        "notes": comparison.notes(),
+        "items": records(results.items[["system", *shown]]),
+        "rows": told,
+        "tracks": [*tracks.files.values()],
+        "segments": [
+            {"label": one.title, "text": one.value, "start": one.start, "end": one.end}
+            | {"row": row, "clips": clip}
+            for one, row, clip in zip(segments, of, tracks.clips)
+        ],
         "sampled": results.sampled,
-        "embedded": tracks.told,
+        "embedded": tracks.summary,
         "missing": [f"{io.shown(path)}: {why}" for path, why in tracks.missing.items()],
         "advice": results.without_audio(missing, count) if missing else "",
-    }
-
-
-# ------------------------------------------------------------------------------------------------
-# Tables
-# ------------------------------------------------------------------------------------------------
-
-
-def ranking_rows(comparison: Comparison, shown: Sequence[str]) -> list[Row]:
-    """The ranking of the shown measures."""
-    kept = ("measure", "system", "n", "mean", "low", "high", "group")
-    rows = records(comparison.ranking)
-    return [{k: plain(row[k]) for k in kept} for row in rows if row["measure"] in shown]
-
-
-def box_values(comparison: Comparison, shown: Sequence[str]) -> dict[str, dict[str, list[float]]]:
-    """The mixtures' values of every measure and system."""
-    scores = comparison.scores
-    return {
-        name: {
-            system: [plain(v) for v in scores.values[name][:, k] if math.isfinite(v)]
-            for k, system in enumerate(scores.systems)
-        }
-        for name in shown
-        if name in scores.values
-    }
-
-
-def table_rows(results: Results, shown: Sequence[str]) -> list[Row]:
-    """One row per estimate, with the paths of its sounds; ``index`` is that of its source."""
-    mixtures = {name: results.audio(name).mixture for name in results.mixtures}
-    rows = []
-    for row in records(results.scores):
-        paths = {
-            "reference": results.locate(row["reference"]),
-            "estimate": results.locate(row["estimate"]),
-            "mixture": mixtures[row["mixture_id"]],
-        }
-        rows.append(
-            {
-                "mixture": row["mixture_id"],
-                "system": row["system"],
-                "source": row["source"],
-                "index": int(row["source_index"]),
-                **{name: plain(row.get(name)) for name in shown},
-                "frames": plain(row.get("frames")),
-                "note": row.get("reason") or row.get("warnings") or "",
-                "paths": {role: path for role, path in paths.items() if path is not None},
-            }
-        )
-    return rows
-
-
-def plain(value: Any) -> Any:
-    """Numbers with six digits, undefined ones as None."""
-    if isinstance(value, float | np.floating):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _segment(one: Segment, number: Mapping[tuple[str, str, int], int]) -> Row:
-    """A worst segment, as a row of its table."""
-    return {
-        "label": one.title,
-        "text": one.value,
-        "start": plain(one.start),
-        "end": plain(one.end),
-        "row": number[one.mixture_id, one.system, one.source_index],
     }
 
 
@@ -163,58 +182,36 @@ def facts(results: Results) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in told.items() if value]
 
 
-# ------------------------------------------------------------------------------------------------
-# Curves
-# ------------------------------------------------------------------------------------------------
+def add_curves(
+    results: Results, rows: list[dict[str, Any]], told: list[dict[str, Any]], order: list[int]
+) -> None:
+    """Put the scores over time into rows of the page: ``curve``, None where there is none.
 
+    Args:
+        results: that the rows are of.
+        rows: of scores.csv.
+        told: the same rows of the page.
+        order: of rows: the last ones of a very large set have no curve.
+    """
+    import pandas
 
-def panels(results: Results) -> list[dict[str, Any]]:
-    """The charts over time, from top to bottom: names and labels of the curves in each."""
-    have = measures_of(results)
-    together = (("clearance", "fidelity"), ("ps", "pm"), ("log_pm",), ("bleed_db",))
-    return [
-        {
-            "curves": {name: label(name) for name in names if name in have},
-            "range": [0, 1] if COLUMNS[names[0]].limits == (0.0, 1.0) else None,
-        }
-        for names in together
-        if any(name in have for name in names)
-    ]
-
-
-def add_curves(results: Results, rows: Sequence[Row], order: Sequence[int]) -> None:
-    """Put the scores over time into the rows: ``curve``, None where there is none."""
     names = measures_of(results)
     points = max(_FEWEST, _VALUES // max(1, len(rows) * len(names)))
-    budget = Budget(2 * _VALUES)
-    frames_of = functools.lru_cache(4)(results.frames)
-    for row in (rows[k] for k in order):
-        frames = frames_of(row["mixture"])
-        found = frames.systems.get(row["system"])
-        row["curve"] = None
-        if found is None or row["index"] not in found.attributed:
-            continue  # it failed
-        place = found.attributed.tolist().index(row["index"])
-        made = {name: found.scores[name][place] for name in names if name in found.scores}
-        if not any(np.isfinite(values).any() for values in made.values()):
+    most = 2 * _VALUES // (points * max(1, len(names)))
+    read = functools.lru_cache(4)(results.frames)
+    for count, k in enumerate(order):
+        told[k]["curve"] = None
+        times, found = frame_curves(read(rows[k]["mixture_id"]), rows[k])
+        curves = pandas.DataFrame({name: found[name] for name in names if name in found})
+        if not curves.notna().any(axis=None):
+            continue  # it failed, or no frame is scored
+        if count >= most:
+            told[k]["note"] = f"{told[k]['note']} no curve: the set is too large".strip()
             continue
-        if not budget.take(len(made) * min(points, len(frames.times))):
-            row["note"] = f"{row['note']} no curve: the set is too large".strip()
-            continue
-        row["curve"] = _curve(frames, made, -(-len(frames.times) // points))
-
-
-def _curve(frames: MixtureFrames, made: Mapping[str, Any], share: int) -> dict[str, Any]:
-    """Curves as means over ``share`` frames each, None where none of them is scored."""
-    times = frames.times
-    step = float(times[1] - times[0]) if len(times) > 1 else 0.02
-    starts = np.arange(0, len(times), share)
-    curve: dict[str, Any] = {"step": round(share * step, 6)}
-    curve["first"] = round(float(times[0]) + (share - 1) * step / 2, 6)
-    for name, values in made.items():
-        there = np.isfinite(values)
-        sums = np.add.reduceat(np.where(there, values, 0.0).astype(np.float64), starts)
-        counts = np.add.reduceat(there.astype(int), starts)
-        means = sums / np.maximum(counts, 1)
-        curve[name] = [float(f"{m:.4g}") if n else None for m, n in zip(means, counts)]
-    return curve
+        share = -(-len(times) // points)
+        means = curves.groupby(np.arange(len(times)) // share).mean()
+        told[k]["curve"] = {
+            "first": float(times[:share].mean()),
+            "step": float(share * (times[-1] - times[0]) / max(1, len(times) - 1)),
+            **{name: [float(f"{x:.4g}") for x in means[name]] for name in means},
+        }

@@ -24,6 +24,19 @@
   const LOG = { tickvals: [0, ...POWERS.map((k) => squeezed(-(10 ** k)))], ticktext: ["0", ...POWERS.map((k) => `−10<sup>${k}</sup>`)] };
   const drawn = (measure, values) => measure === "log_pm" ? values.map(squeezed) : values;
 
+  // ------------------------------------------------------------------ texts
+
+  const facts = Object.fromEntries(data.facts);
+  by("title").textContent = data.title;
+  by("answer").textContent = data.answer;
+  by("scored").textContent = `${facts.written} · ${facts.scored}`;
+  by("embedded").textContent = `${data.embedded}.`;
+  by("notes").replaceChildren(...data.notes.map((line) => make("li", line)));
+  by("facts").replaceChildren(...data.facts.flatMap(([name, value]) => [make("dt", name), make("dd", value)]));
+  by("missing").hidden = !data.missing.length;
+  by("missing").firstElementChild.textContent = `Audio that was not found. ${data.advice}.`;
+  by("missing").lastElementChild.replaceChildren(...data.missing.map((line) => make("li", line)));
+
   // ------------------------------------------------------------------ ranking and box plots
 
   function showMeasure(measure) {
@@ -44,7 +57,7 @@
     const at = (key) => drawn(measure, defined.map((row) => row[key] === null ? row.mean : row[key])), means = at("mean");
     const off = (key, sign) => at(key).map((value, k) => sign * (value - means[k]));
     const traces = defined.map((row) => ({
-      type: "box", y: drawn(measure, data.boxes[measure][row.system]), name: plain(row.system), boxpoints: "all", hoverinfo: "x", jitter: 0.4, pointpos: 0,
+      type: "box", y: drawn(measure, data.items.filter((item) => item.system === row.system && item[measure] !== null).map((item) => item[measure])), name: plain(row.system), boxpoints: "all", hoverinfo: "x", jitter: 0.4, pointpos: 0,
       marker: { size: 4, color: "#8a94a0" }, line: { color: "#8a94a0", width: 1.5 }, fillcolor: "#eef1f4",
     }));
     traces.push({
@@ -66,13 +79,13 @@
     button.addEventListener("click", () => showMeasure(name));
     by("measures").append(button);
   }
-  by("notes").replaceChildren(...data.notes.map((line) => make("li", line)));
 
   // ------------------------------------------------------------------ the player
 
   // What is loaded: a row, the sounds of its roles, and the second at which those sounds begin.
   const player = { row: null, offset: 0, role: "estimate", sounds: {}, until: null };
   const ROLES = { reference: "Reference", estimate: "Estimate", mixture: "Mixture" };
+  const khz = (track) => track.rate / 2000;
   const chosen = () => player.sounds[player.role];
   const now = () => chosen() ? player.offset + chosen().currentTime : 0;
   for (const [role, label] of Object.entries(ROLES)) {
@@ -223,13 +236,13 @@
     const traces = [];
     pictures.forEach(([role, track], k) => {
       const axis = k ? `y${k + 1}` : "y";
-      layout[k ? `yaxis${k + 1}` : "yaxis"] = { domain: domain(k), range: [0, track.khz], title: { text: "kHz" }, nticks: 4,
+      layout[k ? `yaxis${k + 1}` : "yaxis"] = { domain: domain(k), range: [0, khz(track)], title: { text: "kHz" }, nticks: 4,
         showgrid: false, zeroline: false };
-      layout.images.push({ source: track.picture, xref: "x", yref: axis, x: 0, y: track.khz, sizex: track.seconds,
-        sizey: track.khz, sizing: "stretch", layer: "below" });
-      layout.annotations.push({ text: `<b>${ROLES[role]}</b>`, xref: "paper", yref: axis, x: 0.005, y: track.khz, xanchor: "left",
+      layout.images.push({ source: track.picture, xref: "x", yref: axis, x: 0, y: khz(track), sizex: track.seconds,
+        sizey: khz(track), sizing: "stretch", layer: "below" });
+      layout.annotations.push({ text: `<b>${ROLES[role]}</b>`, xref: "paper", yref: axis, x: 0.005, y: khz(track), xanchor: "left",
         yanchor: "top", showarrow: false, bgcolor: "rgba(255,255,255,0.85)", font: { size: 12 } });
-      traces.push({ x: [0, track.seconds], y: [0, track.khz], yaxis: axis, mode: "markers", marker: { opacity: 0 }, hoverinfo: "skip" });
+      traces.push({ x: [0, track.seconds], y: [0, khz(track)], yaxis: axis, mode: "markers", marker: { opacity: 0 }, hoverinfo: "skip" });
     });
     panels.forEach((panel, j) => {
       const k = pictures.length + j, axis = k ? `y${k + 1}` : "y", shown = Object.entries(panel.curves).filter(([name]) => curve[name]);
@@ -257,6 +270,9 @@
   const title = (row) => `${row.mixture} · ${row.system} · ${row.source}`;
   const soundsOf = (row) => Object.fromEntries(Object.entries(row.tracks).map(([role, k]) => [role, data.tracks[k]]));
 
+  const clipsOf = (row, segment) => Object.fromEntries(Object.entries(segment.clips).map(([role, src]) =>
+    [role, { src, gain: soundsOf(row)[role].gain, embedded: true }]));
+
   function lacks(row) {
     const gone = ["reference", "estimate"].filter((role) => row.tracks[role] === undefined);
     return [row.note, gone.length ? `No sound: the file of the ${gone.join(" and the ")} was not found.` : "",
@@ -276,7 +292,7 @@
     const row = segment.of;
     choose(row).then(() => {
       const whole = ["reference", "estimate"].every((role) => (soundsOf(row)[role] || {}).embedded);
-      if (!whole && segment.clips) load(row, segment.clips, Math.max(0, segment.start - 0.5));
+      if (!whole && segment.clips) load(row, clipsOf(row, segment), Math.max(0, segment.start - 0.5));
       player.role = player.sounds.estimate ? "estimate" : player.role;
       player.until = segment.end + 0.5;
       marked(segment.start, segment.end);

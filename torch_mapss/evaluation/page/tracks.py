@@ -1,133 +1,116 @@
 """The sounds of a page: what is embedded within a budget of bytes, and links to all the rest.
 
-If everything fits, whole files are embedded. Else the worst segments come first, with half a second
-around them; then whole files with their spectrograms, those with worst segments first. A file that
-is not embedded is linked by its path relative to the page.
+If everything fits, whole files are embedded with their spectrograms. Else the worst segments come
+first, with half a second around them; then whole files, those with worst segments first. A file
+that is not embedded is linked by its path relative to the page.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from torch_mapss.evaluation import io
-from torch_mapss.evaluation.page.sound import Sound, address, picture, read_sound
-from torch_mapss.evaluation.sounds import read_stretch
+import torch
+from torch import Tensor
+
+from torch_mapss import audio
+from torch_mapss.evaluation.io import shown
+from torch_mapss.evaluation.plots import spectrogram
+from torch_mapss.evaluation.sounds import read_mono
 from torch_mapss.evaluation.worst import CONTEXT_S, Segment
 
-# Longer sounds, in samples, are not encoded once too little of the budget is left for them.
-_LONG = 2**22
-
-
-class Budget:
-    """Bytes left to embed."""
-
-    def __init__(self, total: int) -> None:
-        self.left = total
-
-    def take(self, size: int) -> bool:
-        """Whether ``size`` more bytes fit; they are spent if so."""
-        if size > self.left:
-            return False
-        self.left -= size
-        return True
+# Pixels of a spectrogram: a line of the page, not a figure.
+_PICTURE = (600, 96)
+# Loudness at which everything is played, as it is when scored.
+_TARGET = -23.0
+# Up to so many samples sounds are WAV: Chromium fails to seek in short FLAC files without a seek
+# table, which libsndfile does not write (seen up to 96,000 samples).
+_SHORT = 2**18
 
 
 class Tracks(NamedTuple):
     """The audio files of a page, each once however many rows play it."""
 
-    entries: list[dict[str, Any]]  # for the page
-    places: Mapping[str, int]  # path -> number of its entry; files that are gone have none
-    clips: list[dict[str, Any] | None]  # of every segment: reference and estimate, or None
-    missing: Mapping[str, str]  # path -> why it cannot be read
-    told: str  # how many are embedded, and what embeds all
+    files: dict[str, dict[str, Any]]  # by path, for the page; without files that are gone
+    clips: list[dict[str, str] | None]  # of every segment: the sound of its roles
+    missing: dict[str, str]  # path -> why it cannot be read
+    summary: str  # how many are embedded, and what embeds all
 
 
 def make_tracks(
-    paths: Sequence[str],
-    segments: Sequence[tuple[Segment, Mapping[str, str]]],
-    page: str,
-    embed_bytes: int,
+    paths: Sequence[str], segments: Sequence[Segment], page: str, embed_bytes: int
 ) -> Tracks:
     """Read audio files and embed what fits.
 
     Args:
         paths: of all files, those to be embedded first at the beginning.
-        segments: the worst ones, with the paths of their roles.
+        segments: the worst ones.
         page: path of the page, which links are relative to.
         embed_bytes: the budget.
     """
-    entries: list[dict[str, Any]] = []
-    places: dict[str, int] = {}
+    files: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
-    sounds: dict[str, Sound] = {}  # without their samples
-    sizes, spare = [], Budget(embed_bytes)
+    embedded, total = {}, 0
     for path in dict.fromkeys(paths):
         try:
-            sound = read_sound(path)
+            wave, rate = read_mono(path)
         except (OSError, ValueError) as error:
             missing[path] = " ".join(str(error).split())
             continue
-        places[path], sounds[path] = len(entries), sound._replace(wave=sound.wave[:0])
-        entry, size = _entry(sound, path, spare.left)
-        sizes.append(size)
-        if not spare.take(size):  # kept no longer than it may be needed
-            entry["embedded"] = entry["picture"] = None
-        entries.append(entry)
-    budget = Budget(embed_bytes)
-    clips: list[dict[str, Any] | None] = [None] * len(segments)
-    if sum(sizes) > embed_bytes:
-        clips = [_clips(one, given, sounds, budget) for one, given in segments]
-    for path, place in places.items():
-        entry = entries[place]
-        source, image = entry.pop("embedded"), entry["picture"]
-        fits = source is not None and budget.take(len(source) + len(image))
-        if not fits and not (image is not None and budget.take(len(image))):
-            entry["picture"] = None
-        entry |= {"src": source if fits else _link(path, page), "embedded": fits}
-    embedded = sum(entry["embedded"] for entry in entries)
-    told = f"{embedded} of {len(entries)} audio files embedded"
-    if embedded < len(entries):
-        of_clips = f"{sum(clip is not None for clip in clips)} of {len(clips)} worst moments and "
-        told = f"{of_clips if clips else ''}{told}, the others linked"
-        told += f"; --embed-mb {math.ceil(sum(sizes) / 1e6)} embeds all"
-    return Tracks(entries, places, clips, missing, told)
+        made, size = None, 4 * len(wave)  # at most: 24 bits a sample in base64
+        if size <= embed_bytes:  # else it is not worth the time
+            made = {"src": address(wave, rate), "picture": picture(wave), "embedded": True}
+            size = len(made["src"]) + len(made["picture"])
+        total += size
+        if made and total <= embed_bytes:
+            embedded[path] = made
+        about = {"name": os.path.basename(shown(path)), "rate": rate}
+        about |= {"seconds": len(wave) / rate, "gain": playing_gain(wave, rate)}
+        files[path] = {"src": _link(path, page), "embedded": False, **about}
+    left, clips = embed_bytes, []
+    for one in segments:
+        clip = _clip(one, files) if 0 < left < total else None
+        size = sum(map(len, clip.values())) if clip else 0
+        clips.append(clip if size <= left else None)
+        left -= size if size <= left else 0
+    for path, made in embedded.items():
+        size = len(made["src"]) + len(made["picture"])
+        if size <= left:
+            files[path] |= made
+            left -= size
+    count = sum(file["embedded"] for file in files.values())
+    summary = f"{count} of {len(files)} audio files embedded"
+    if count < len(files):
+        summary = (
+            f"{sum(map(bool, clips))} of {len(clips)} worst moments and {summary}, the others "
+        )
+        summary += f"linked; --embed-mb {math.ceil(total / 1e6)} embeds all"
+    return Tracks(files, clips, missing, summary)
 
 
-def _entry(sound: Sound, path: str, left: int) -> tuple[dict[str, Any], int]:
-    """An audio file as it would be embedded, and its bytes; a song that cannot fit, their bound."""
-    source = image = None
-    size = 4 * len(sound.wave)  # 24 bits a sample in base64
-    if len(sound.wave) < max(_LONG, left):
-        source, image = address(sound), picture(sound)
-        size = len(source) + len(image)
-    entry = {
-        "name": os.path.basename(io.shown(path)),
-        "embedded": source,
-        "picture": image,
-        "gain": float(f"{sound.gain:.6g}"),
-        "seconds": round(sound.seconds, 6),
-        "khz": sound.rate / 2000.0,
-    }
-    return entry, size
+def _clip(segment: Segment, files: dict[str, dict[str, Any]]) -> dict[str, str] | None:
+    """The sounds of a worst segment, if its files are there."""
+    import soundfile
 
-
-def _clips(
-    segment: Segment, given: Mapping[str, str], sounds: Mapping[str, Sound], budget: Budget
-) -> dict[str, Any] | None:
-    """The sound of a worst segment, if its files are there and it fits."""
-    if budget.left == 0 or not all(path in sounds for path in given.values()):
-        return None
-    begin, end = segment.start - CONTEXT_S, segment.end + CONTEXT_S
-    made: dict[str, dict[str, Any]] = {}
-    for role, path in given.items():
-        sound = sounds[path]._replace(wave=read_stretch(path, begin, end)[0])
-        made[role] = {"src": address(sound), "gain": sound.gain, "embedded": True}
-    return made if budget.take(sum(len(clip["src"]) for clip in made.values())) else None
+    found = {}
+    for role in ("reference", "estimate"):
+        path: str = getattr(segment, role)
+        if path not in files:
+            return None
+        rate = files[path]["rate"]
+        first, last = max(0.0, segment.start - CONTEXT_S) * rate, (segment.end + CONTEXT_S) * rate
+        with open(path, "rb") as stream:  # soundfile cannot open some names in the C locale
+            samples, _ = soundfile.read(
+                stream, start=round(first), stop=round(last), dtype="float32", always_2d=True
+            )
+        found[role] = address(audio.to_mono(torch.from_numpy(samples.T.copy())), rate)
+    return found
 
 
 def _link(path: str, page: str) -> str:
@@ -138,3 +121,46 @@ def _link(path: str, page: str) -> str:
     except ValueError:  # another drive
         return PurePath(full).as_uri()
     return quote(os.fsencode(PurePath(relative).as_posix()))
+
+
+def playing_gain(wave: Tensor, rate: int) -> float:
+    """Factor to −23 LUFS, 1 for silence and for rates too low to measure."""
+    if bool(audio.is_silent(wave)) or rate < 8000:
+        return 1.0
+    return float(10.0 ** ((_TARGET - audio.integrated_loudness(wave, rate)) / 20.0))
+
+
+def address(wave: Tensor, rate: int) -> str:
+    """A sound as a data URI, to the last bit unless it has more than 24 or exceeds full scale."""
+    import soundfile
+
+    peak = float(wave.abs().max()) if len(wave) else 0.0
+    scaled = wave.double() / max(peak, 1.0)
+    bits = 16 if bool((scaled * 2.0**15).frac().eq(0.0).all()) else 24
+    # As whole numbers: libsndfile scales floats by another factor in WAV than in FLAC.
+    most = 2.0 ** (bits - 1)
+    whole = (scaled * most).round().clamp(-most, most - 1.0)
+    samples = whole.mul(2 ** (32 - bits)).int().numpy()
+    kind = "WAV" if len(wave) <= _SHORT else "FLAC"
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, rate, format=kind, subtype=f"PCM_{bits}")
+    return _data_uri(buffer, f"audio/{kind.lower()}")
+
+
+def picture(wave: Tensor) -> str:
+    """Spectrogram of a sound as a small grey PNG in a data URI, low frequencies at the bottom."""
+    from PIL import Image
+
+    level = spectrogram(wave, 512)  # (bins, frames) in dB, 0 to -70
+    # The loudest bin of a pixel, and its middle levels darker: a mean would grey out lines.
+    size = _PICTURE[1], min(_PICTURE[0], level.shape[1])
+    small = torch.nn.functional.adaptive_max_pool2d(level[None], size)[0]
+    bright = 255.0 * (small / -70.0).pow(1.4)
+    pixels = bright.flip(0).round().to(torch.uint8).contiguous().numpy()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).quantize(16).save(buffer, format="png", optimize=True)
+    return _data_uri(buffer, "image/png")
+
+
+def _data_uri(content: io.BytesIO, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content.getvalue()).decode('ascii')}"
