@@ -275,7 +275,7 @@
 
   function lacks(row) {
     const gone = ["reference", "estimate"].filter((role) => row.tracks[role] === undefined);
-    return [row.note, gone.length ? `No sound: the file of the ${gone.join(" and the ")} was not found.` : "",
+    return [row.note.charAt(0).toUpperCase() + row.note.slice(1), gone.length ? `No sound: the file of the ${gone.join(" and the ")} was not found.` : "",
       row.curve || row.note ? "" : "No curve: no frame is scored."].filter(Boolean).join(" ");
   }
 
