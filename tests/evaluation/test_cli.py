@@ -193,7 +193,7 @@ def test_errors_are_one_line(
         ((references, ["/nowhere.wav", estimates[1]]), (), "'/nowhere.wav'"),
         ((references, [str(broken), estimates[1]]), (), "broken.wav"),
         ((references[:1], estimates[:1]), (), "at least two references"),
-        (files, ("--out", str(taken)), "taken' is a file"),
+        (files, ("--out", str(taken)), "taken' cannot be written to: it is a file"),
         (files, ("--encoder", "meel"), "Did you mean 'mel'"),
         (files, ("--device", "cuda:99"), "--device cuda:99 cannot be used here"),
         (files, ("--device", "nonsense"), "--device nonsense cannot be used here"),

@@ -25,16 +25,17 @@ def test_lines_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console, "INTERVAL", 0.05)
-    with console.Bar(4.0, "scoring") as bar:
+    with console.progress(4.0) as bar:
         for done in (1.0, 2.0, 4.0):
             time.sleep(0.1)
-            bar.to(done, "m1")
+            bar.set_postfix_str("m1", refresh=False)
+            bar.update(done - bar.n)
     lines = capsys.readouterr().err.splitlines()
     assert lines
     assert all(line.startswith("torch-mapss: scoring: ") for line in lines)
     assert any("50%, m1, " in line and "left" in line for line in lines)
-    with console.Bar(4.0, "scoring", quiet=True) as bar:
-        bar.to(2.0)
+    with console.progress(4.0, quiet=True) as bar:
+        bar.update(2.0)
     assert capsys.readouterr().err == ""
 
 
@@ -42,10 +43,10 @@ def test_a_bar_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with console.Bar(4.0, "scoring") as bar:
-        bar.to(2.0, "m1")
+    with console.progress(4.0) as bar:
+        bar.update(2.0)
         time.sleep(0.3)
-        bar.to(4.0)
+        bar.update(2.0)
     assert "scoring: 100%|" in capsys.readouterr().err
 
 

@@ -373,7 +373,7 @@ def test_json_is_strict_and_tells_settings_and_versions(tmp_path: Path, mapss: M
 
 def test_a_file_in_the_way_is_refused(tmp_path: Path, report: Report) -> None:
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(ValueError, match="taken' is a file"):
+    with pytest.raises(ValueError, match="taken' cannot be written to: it is a file"):
         report.save(tmp_path / "taken")
     with pytest.raises(ValueError, match="is a file"):
         report.save(tmp_path / "taken" / "below")

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with console.short_warnings(getattr(args, "quiet", False)):
                 code = int(args.run(args))
         finally:
-            console.flush()  # of what libraries have printed
+            console.say(end="")  # what libraries have printed
         return code
     except KeyboardInterrupt as interruption:
         console.complain(" ".join(["interrupted", *map(str, interruption.args)]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -84,10 +85,12 @@ def _certainty(found: Tables, measures: Sequence[str]) -> str:
 
 def summary(found: Tables, shown: Sequence[str]) -> str:
     """Answer, tables and notes of some measures, for a terminal."""
-    parts = [*io.wrapped(answer(found)), ""]
+    parts = [*textwrap.wrap(answer(found), 100), ""]
     for columns, cells in _tables(found, shown):
         parts += [io.text_table(columns, cells, left=2), ""]
-    return "\n".join([*parts, *(line for note in notes(found, shown) for line in io.wrapped(note))])
+    return "\n".join(
+        [*parts, *(line for note in notes(found, shown) for line in textwrap.wrap(note, 100))]
+    )
 
 
 def html(found: Tables, shown: Sequence[str]) -> str:

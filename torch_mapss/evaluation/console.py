@@ -12,7 +12,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 #: Seconds between two lines about progress where there is no terminal for a bar.
 INTERVAL = 30.0
@@ -32,42 +36,26 @@ def prepare() -> None:
         except OSError:
             with suppress(OSError):
                 os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
-    for stream in (sys.stdout, sys.stderr):
-        # No name may stop the output, whatever the terminal's encoding.
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None or stream.closed:
+            setattr(sys, name, StringIO())
+        elif hasattr(stream, "reconfigure"):  # no name may stop the output
+            stream.reconfigure(errors="replace")
 
 
-def say(text: str) -> None:
+def say(text: str = "", end: str = "\n") -> None:
     """Print ``text``; without effect once the reader has left.
 
     Raises:
         OutputError: the stream cannot be written to, as on a full disk.
     """
-    _printed(text + "\n")
-
-
-def flush() -> None:
-    """Hand on what others have printed.
-
-    Raises:
-        OutputError: as :func:`say`.
-    """
-    _printed("")
-
-
-def _printed(text: str) -> None:
-    stream = sys.stdout
-    if stream is None or stream.closed:
-        return
     try:
-        stream.write(text)
-        stream.flush()
-    except BrokenPipeError:
-        _silence(stream)
+        print(text, end=end, flush=True)
     except OSError as error:
-        _silence(stream)
+        sys.stdout = StringIO()  # where what is printed from now on goes
+        if isinstance(error, BrokenPipeError):
+            return
         raise OutputError(
             f"the output cannot be printed: {error.strerror or error}. Free some space, or send "
             "it elsewhere; files that were asked for are written."
@@ -76,21 +64,8 @@ def _printed(text: str) -> None:
 
 def complain(text: str) -> None:
     """A line on the error stream, under the program's name."""
-    stream = sys.stderr
-    if stream is None or stream.closed:
-        return
-    try:
-        print(f"torch-mapss: {text}", file=stream, flush=True)
-    except OSError:
-        _silence(stream)
-
-
-def _silence(stream: TextIO) -> None:
-    """Let what is written to ``stream`` from now on, buffered text included, go nowhere."""
-    with suppress(OSError, ValueError):  # ValueError: no stream of the system's
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
+    with suppress(OSError):
+        print(f"torch-mapss: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -99,18 +74,8 @@ def short_warnings(quiet: bool) -> Iterator[None]:
     with warnings.catch_warnings():
         if quiet:
             warnings.simplefilter("ignore")
-
-        def show(message: Any, category: Any, *rest: Any, **options: Any) -> None:
-            del category, rest, options
-            complain(f"warning: {message}")
-
-        warnings.showwarning = show
+        warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
         yield
-
-
-# ------------------------------------------------------------------------------------------------
-# Progress
-# ------------------------------------------------------------------------------------------------
 
 
 class _Lines:
@@ -121,57 +86,34 @@ class _Lines:
             complain(text.strip())
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Every line is printed at once."""
 
 
-class Bar:
-    """How far a work is: a bar on a terminal, a line every :data:`INTERVAL` seconds without one.
+def progress(total: float, quiet: bool = False) -> tqdm[Any]:
+    """A bar on a terminal, a line every :data:`INTERVAL` seconds without one.
 
     The time that is left comes from the average speed so far.
 
     Args:
         total: amount of work, e.g. seconds of audio.
-        desc: what is done.
         quiet: show nothing.
     """
+    from tqdm import tqdm
 
-    def __init__(self, total: float, desc: str, quiet: bool = False) -> None:
-        stream = sys.stderr
-        self.done, self._bar = 0.0, None
-        if quiet or stream is None or stream.closed or total <= 0:
-            return
-        from tqdm import tqdm
-
-        terminal = stream.isatty()
-        form = "{desc}: {percentage:3.0f}%{postfix}, {elapsed} so far, {remaining} left"
-        self._bar = tqdm(
-            total=total,
-            desc=desc,
-            file=stream if terminal else _Lines(),
-            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-            if terminal
-            else form,
-            mininterval=0.2 if terminal else INTERVAL,
-            dynamic_ncols=terminal,
-            delay=0.0 if terminal else INTERVAL,
-            smoothing=0.0,
-            leave=terminal,
-        )
-
-    def to(self, done: float, text: str | None = None) -> None:
-        """So much is done, and this is at work."""
-        if self._bar is not None:
-            if text is not None:
-                self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update(done - self.done)
-        self.done = done
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    terminal = sys.stderr.isatty()
+    line = "scoring: {percentage:3.0f}%{postfix}, {elapsed} so far, {remaining} left"
+    bar = "scoring: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+    return tqdm(
+        total=total,
+        file=sys.stderr if terminal else _Lines(),
+        bar_format=bar if terminal else line,
+        mininterval=0.2 if terminal else INTERVAL,
+        delay=0.0 if terminal else INTERVAL,
+        dynamic_ncols=terminal,
+        smoothing=0.0,
+        leave=terminal,
+        disable=quiet or total <= 0,
+    )
 
 
 def duration(seconds: float) -> str:
@@ -181,8 +123,7 @@ def duration(seconds: float) -> str:
         >>> duration(42.0), duration(130.0), duration(8000.0)
         ('42 s', '2 min', '2 h 13 min')
     """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
     minutes = round(seconds / 60)
+    if round(seconds) < 60:
+        return f"{round(seconds)} s"
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

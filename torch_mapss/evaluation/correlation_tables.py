@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -114,7 +115,9 @@ def text(page: Page) -> str:
     for title, tables in page.tables():
         parts += [title, ""]
         parts += [part for table in tables for part in (io.text_table(*table), "")]
-    return "\n".join([*parts, *(line for note in page.notes() for line in io.wrapped(f"{note}."))])
+    return "\n".join(
+        [*parts, *(line for note in page.notes() for line in textwrap.wrap(f"{note}.", 100))]
+    )
 
 
 def html(page: Page) -> str:

@@ -156,7 +156,7 @@ def _write(
         for row in report.table()
     ]
     written = [os.path.join(folder, "scores.csv")]
-    io.write_csv(written[0], list(rows[0]), rows)
+    io.write_table(written[0], rows)
     for grade, report in zip(GRADES, reports):
         written.append(report.save(os.path.join(folder, grade.name)))
     written.append(_write_audio(folder, references, rate))

@@ -5,21 +5,20 @@ Imports nothing heavy at the top, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
-import csv
-import glob
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
 import re
 import shutil
-import textwrap
 import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,9 +60,7 @@ def same_name(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-# What Windows does not take as the name of a file, with any suffix.
-_RESERVED = {"con", "prn", "aux", "nul"} | {f"{d}{k}" for d in ("com", "lpt") for k in range(10)}
-_LEFT_BEHIND_S = 3600.0  # age from which a temporary file is what a kill left behind
+_RESERVED = re.compile(r"(con|prn|aux|nul|(com|lpt)\d)(\.|$)")  # on Windows, with any suffix
 _LONGEST = 120  # bytes of a name; file systems take 255, with suffixes and temporary names
 
 
@@ -78,16 +75,12 @@ def file_name(text: str) -> str:
         ('song 1', 'a_b-c14cddc033')
     """
     name = same_name(text)
-    safe = re.sub(r'[/\\:*?"<>|%\x00-\x1f\x7f\ud800-\udfff]', "_", name).strip(" .")
-    while len(safe.encode()) > _LONGEST:
-        safe = safe[:-1]
-    safe = safe.rstrip(" .")
-    if safe == name and safe == safe.lower() and safe.split(".")[0] not in _RESERVED and safe:
-        return safe
+    safe = re.sub(r'[/\\:*?"<>|%\x00-\x1f\x7f\ud800-\udfff]', "_", name)
+    safe = safe.encode()[:_LONGEST].decode(errors="ignore").strip(" .")
+    if safe and safe == name == name.lower() and not _RESERVED.match(name):
+        return name
     digest = hashlib.sha256(name.encode("utf-8", errors="surrogatepass")).hexdigest()[:10]
-    return (
-        f"{safe or '_'}-{digest}" if safe.lower().split(".")[0] not in _RESERVED else f"_{digest}"
-    )
+    return f"{safe.replace('.', '_') or '_'}-{digest}"
 
 
 def display_names(paths: Sequence[str]) -> tuple[str, ...]:
@@ -98,29 +91,21 @@ def display_names(paths: Sequence[str]) -> tuple[str, ...]:
         ('s1/x', 's2/x', 'y')
     """
     parts = [os.path.splitext(path.replace(os.sep, "/"))[0].split("/") for path in paths]
-    depth = [1] * len(parts)
-
-    def names() -> list[str]:
-        return ["/".join(part[-count:]) for part, count in zip(parts, depth)]
-
-    for _ in range(max(map(len, parts), default=0)):
-        found = names()
-        for place, name in enumerate(found):
-            if found.count(name) > 1:
-                depth[place] += 1
-    return numbered(names())
+    counts = [
+        next((k for k in range(1, len(own)) if [p[-k:] for p in parts].count(own[-k:]) == 1), 0)
+        for own in parts
+    ]
+    return numbered(["/".join(own[-count:]) for own, count in zip(parts, counts)])
 
 
 def numbered(names: Sequence[str]) -> tuple[str, ...]:
     """``names`` with a number behind each that occurs again: the same file given twice."""
-    taken, found = set(names), []
-    for place, name in enumerate(names):
-        count = names[: place + 1].count(name)
-        made = name
-        while count > 1 and made in taken:  # a file may really be called "x (2)"
-            made, count = f"{name} ({count})", count + 1
-        taken.add(made)
-        found.append(made)
+    found: list[str] = []
+    for name in names:
+        # A file may really be called "x (2)".
+        others = (f"{name} ({k})" for k in itertools.count(2))
+        unused = (other for other in others if other not in {*names, *found})
+        found.append(next(unused) if name in found else name)
     return tuple(found)
 
 
@@ -130,22 +115,18 @@ def make_folder(path: str | os.PathLike[str]) -> str:
     Raises:
         ValueError: it, or one of its parents, is a file, or it cannot be made or written to.
     """
-    path = os.fspath(path)
+    path, problem = os.fspath(path), None
     try:
         os.makedirs(path, exist_ok=True)
+        if not os.access(path or ".", os.W_OK | os.X_OK):
+            problem = "permission denied"
     except (FileExistsError, NotADirectoryError):
-        raise ValueError(
-            f"expected a folder to write to, but {shown(path)!r} is a file (or lies below one). "
-            "Name another folder, or move the file away."
-        ) from None
+        problem = "it is a file, or lies below one"
     except OSError as error:
+        problem = error.strerror
+    if problem is not None:
         raise ValueError(
-            f"the folder {shown(path)!r} cannot be made: {error.strerror}. Name one that can be "
-            "written to."
-        ) from None
-    if not os.access(path or ".", os.W_OK | os.X_OK):
-        raise ValueError(
-            f"the folder {shown(path)!r} cannot be written to: permission denied. Name another one."
+            f"the folder {shown(path)!r} cannot be written to: {problem}. Name another one."
         )
     return path
 
@@ -164,6 +145,9 @@ def sha256(path: str | os.PathLike[str]) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
+_LEFT_BEHIND_S = 3600.0  # age from which a temporary file is nobody's
+
+
 class WriteError(OSError):
     """A result cannot be written: the disk is full, or the folder has gone."""
 
@@ -177,25 +161,23 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     """
     try:
         yield
-    except WriteError:
-        raise
     except OSError as error:
         failed = WriteError(
             f"{shown(path)!r} cannot be written: {error.strerror or error}. Make room there, or "
-            "name another place; what was written before is kept."
+            "name another folder; what was written before is kept."
         )
         failed.errno = error.errno
         raise failed from error
 
 
 def _temporary(path: str) -> str:
-    """A name beside ``path`` for this process alone; what kills left there before is removed."""
+    """A name in the folder of ``path`` that this thread alone uses; short, of the same type."""
     folder, name = os.path.split(path)
-    digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]  # a long name has room as well
-    for left in glob.glob(os.path.join(glob.escape(folder), f".part-{digest}-*")):
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+    for left in Path(folder or ".").glob(f".part-{digest}-*"):  # by a kill
         with suppress(OSError):
-            if time.time() - os.path.getmtime(left) > _LEFT_BEHIND_S:
-                shutil.rmtree(left) if os.path.isdir(left) else os.unlink(left)
+            if time.time() - left.stat().st_mtime > _LEFT_BEHIND_S:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
     suffix = os.path.splitext(name)[1][:16]
     return os.path.join(folder, f".part-{digest}-{os.getpid()}-{threading.get_ident()}{suffix}")
 
@@ -216,18 +198,16 @@ def write_with(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-        except BaseException:
+        finally:
             with suppress(OSError):
                 os.unlink(temporary)
-            raise
 
 
 @contextmanager
 def filled_at_once(path: str | os.PathLike[str]) -> Iterator[str]:
     """A folder to write to, whose content is moved to ``path`` at the end; on an error, none of it.
 
-    Where ``path`` is not there yet, it comes in one step; else its files are replaced one by one,
-    those of subfolders first. What a kill left behind is cleared away by the next call.
+    Where ``path`` is not there yet, it comes in one step; else its files are replaced one by one.
 
     Raises:
         ValueError: as :func:`make_folder`.
@@ -236,93 +216,60 @@ def filled_at_once(path: str | os.PathLike[str]) -> Iterator[str]:
     path = os.path.abspath(os.fspath(path))
     there = os.path.exists(path)
     # Inside a folder that is there, for nothing may be written beside it.
-    place = make_folder(path if there else os.path.dirname(path))
-    temporary = _temporary(os.path.join(place, os.path.basename(path)))
+    parent = make_folder(path if there else os.path.dirname(path))
+    temporary = _temporary(os.path.join(parent, os.path.basename(path)))
     try:
         with writing(path):
             os.mkdir(temporary)
         yield temporary
         with writing(path):
             if there:
-                _move_files(temporary, path)
+                shutil.copytree(temporary, path, copy_function=os.replace, dirs_exist_ok=True)
             else:
                 os.rename(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _move_files(source: str, target: str) -> None:
-    for folder, _, names in os.walk(source, topdown=False):
-        place = os.path.normpath(os.path.join(target, os.path.relpath(folder, source)))
-        os.makedirs(place, exist_ok=True)
-        for name in names:
-            os.replace(os.path.join(folder, name), os.path.join(place, name))
-
-
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Replace a file in one step."""
-
-    def write(name: str) -> None:
-        with open(name, "wb") as file:
-            file.write(content)
-
-    write_with(path, write)
+    write_with(path, lambda name: Path(name).write_bytes(content))
 
 
 def write_wave(path: str, samples: Any, rate: int, subtype: str = "FLOAT") -> None:
     """Write a WAV of (T,) or (T, channels) samples, a tensor on the CPU, in one step."""
     import soundfile
 
-    def write(name: str) -> None:
-        # An open file: soundfile cannot open some names in the C locale.
-        with open(name, "wb") as file:
-            soundfile.write(file, samples.numpy(), rate, format="WAV", subtype=subtype)
-
-    write_with(path, write)
+    # In memory: soundfile cannot open some names in the C locale.
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples.numpy(), rate, format="WAV", subtype=subtype)
+    write_bytes(path, buffer.getvalue())
 
 
-def write_csv(
-    path: str | os.PathLike[str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
+def write_table(
+    path: str | os.PathLike[str],
+    rows: DataFrame | Iterable[Mapping[str, Any]],
+    columns: Sequence[str] | None = None,
+    undefined: str = "nan",
 ) -> None:
-    """A table with a header line; numbers with nine digits (float32 reads back unchanged)."""
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow([cell(row.get(column)) for column in columns])
-    write_bytes(path, buffer.getvalue().encode("utf-8", errors="replace"))
+    """A CSV file; numbers with nine digits (float32 reads back unchanged)."""
+    import pandas
 
-
-def cell(value: Any) -> str:
-    """One value of a table: ``nan`` for an undefined number, nothing for an absent one."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, float):
-        return format(value, ".9g")
-    return str(value)
+    table = pandas.DataFrame(rows, columns=None if columns is None else list(columns))
+    table = table.astype(dict.fromkeys(table.select_dtypes(bool), int))
+    text = table.to_csv(index=False, float_format="%.9g", na_rep=undefined, lineterminator="\n")
+    write_bytes(path, text.encode("utf-8", errors="replace"))
 
 
 def nine_digits(value: Any) -> Any:
     """A number as the tables show it, so that means can be redone from them exactly."""
-    return float(cell(float(value))) if isinstance(value, float) else value
+    return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """JSON that every reader takes: undefined numbers are ``null``."""
     text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
     write_bytes(path, (text + "\n").encode("utf-8", errors="replace"))
-
-
-def write_paths_json(path: str | os.PathLike[str], content: Any) -> None:
-    """JSON of paths that read back as they were, also those that are no UTF-8."""
-    text = json.dumps(content, indent=2, ensure_ascii=False)
-    try:
-        encoded = text.encode("utf-8")
-    except UnicodeEncodeError:  # undecoded bytes, which ASCII escapes keep
-        encoded = json.dumps(content, indent=2).encode("ascii")
-    write_bytes(path, encoded + b"\n")
 
 
 def plain(value: Any) -> Any:
@@ -355,27 +302,21 @@ def listed(items: Iterable[str], most: int = 5) -> str:
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Aligned columns for a terminal; the first ``left`` ones are words, the rest numbers."""
-    lines = [[_one_line(item) for item in line] for line in (columns, *rows)]
-    widths = [max(_width(line[k]) for line in lines) for k in range(len(columns))]
+    lines = [
+        ["".join(c if c.isprintable() else "?" for c in item) for item in line]
+        for line in (columns, *rows)
+    ]
+    widths = [max(map(_width, column)) for column in zip(*lines)]
     text = []
     for line in lines:
+        blanks = [" " * (width - _width(item)) for item, width in zip(line, widths)]
         cells = [
-            item + " " * (width - _width(item)) if k < left else " " * (width - _width(item)) + item
-            for k, (item, width) in enumerate(zip(line, widths))
+            item + blank if k < left else blank + item
+            for k, (item, blank) in enumerate(zip(line, blanks))
         ]
         text.append("  ".join(cells).rstrip())
     text.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(text)
-
-
-def wrapped(text: str, width: int = 100) -> list[str]:
-    """A long sentence as lines for a terminal."""
-    return textwrap.wrap(text, width)
-
-
-def _one_line(text: str) -> str:
-    """``text`` without line ends and other signs that would break a column."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _width(text: str) -> int:
@@ -394,6 +335,8 @@ def read_table(
     required: Sequence[str] = (),
     numbers: Sequence[str] = (),
     content: str = "a table",
+    *,
+    text: Sequence[str] | None = None,
 ) -> DataFrame:
     """A table of text with a header line, also one that a spreadsheet program has saved again.
 
@@ -406,10 +349,11 @@ def read_table(
         numbers: columns that hold numbers: float64 in the result, NaN where blank or "nan".
             Columns of the list that the file lacks are ignored; all others are text.
         content: what the file should be, for messages.
+        text: in place of ``numbers``: the columns that hold none.
 
     Returns:
         A DataFrame with one row per line, blank lines left out; its index ("line") is the number
-        of the line in the file, for messages about values.
+        of the row as a spreadsheet counts it, the header's being 1, for messages about values.
 
     Raises:
         FileNotFoundError: no such file.
@@ -417,103 +361,52 @@ def read_table(
     """
     import pandas
 
-    separator, lines = _lines(path, required, content)
-    header = [name.strip() for name in lines[0][1]]
-    missing = [name for name in required if name not in header]
-    twice = sorted({name for name in header if name and header.count(name) > 1})
+    data, where = Path(path).read_bytes(), repr(shown(path))
+    wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    try:
+        decoded = data.decode("utf-16" if wide else "utf-8-sig")
+        # All lines alike, the header too: pandas takes a longer line below a header for an index.
+        options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False}
+        separator = max(",;\t", key=decoded.partition("\n")[0].count)
+        cells = pandas.read_csv(
+            io.StringIO(decoded), sep=separator, skip_blank_lines=False, **options
+        ).fillna("")
+    except (UnicodeError, pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
+        raise ValueError(
+            f"{where} cannot be read as {content}: {' '.join(str(error).split())}. Expected a "
+            "header and lines of as many cells, in UTF-8 ('CSV UTF-8')."
+        ) from None
+    names = [name.strip() for name in cells.iloc[0]]
+    missing = [name for name in required if name not in names]
+    twice = [name for name in names if name and names.count(name) > 1]
     if missing or twice:
         wrong = f"lacks {', '.join(map(repr, missing))}" if missing else f"has {twice[0]!r} twice"
         raise ValueError(
-            f"{shown(path)!r} should be {content}, but {wrong} in its header; its columns are "
-            f"{listed(map(repr, header), 12)}."
+            f"{where} should be {content}, but {wrong} in its header; its columns are "
+            f"{listed(map(repr, names), 12)}."
         )
-    cells = []
-    for line, row in lines[1:]:
-        if 2 * len({*row} & {*header}) > len(header):
-            raise ValueError(
-                f"{shown(path)!r}, line {line} is a second header: two tables were joined, or the "
-                "columns changed. Cut the file there, and give each part its own header."
-            )
-        if any(text.strip() for text in row[len(header) :]):
-            raise ValueError(
-                f"{shown(path)!r}, line {line}: {len(row)} cells under a header of {len(header)}. "
-                "Is a separator or a quotation mark missing or too many?"
-            )
-        cells.append([*row[: len(header)], *[""] * (len(header) - len(row))])
-    index = pandas.Index([line for line, _ in lines[1:]], name="line")
-    table = pandas.DataFrame(cells, columns=header, index=index, dtype=object)
-    for name in numbers:
-        if name in table:
-            found = [_number(text, separator != ",") for text in table[name]]
-            if None in found:
-                place = found.index(None)
-                raise ValueError(_no_number(path, index[place], name, table[name].iloc[place]))
-            table[name] = pandas.Series(found, index, dtype="float64")
+    cells.index = pandas.RangeIndex(1, len(cells) + 1, name="line")
+    table = cells.set_axis(names, axis=1).iloc[1:]
+    table = table[table.apply(lambda column: column.str.strip() != "").any(axis=1)]
+    for name in names:
+        if name in numbers if text is None else name not in text:
+            table[name] = _numbers(table[name], where, separator != ",")
     return table
 
 
-def _lines(
-    path: str | os.PathLike[str], required: Sequence[str], content: str
-) -> tuple[str, list[tuple[int, list[str]]]]:
-    """The separator, and number and cells of every line that is not blank, the header first."""
-    text = _decoded(path)
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    if not first:
-        raise ValueError(f"{shown(path)!r} should be {content}, but is empty.")
-    found = {mark: next(csv.reader([first], delimiter=mark)) for mark in (",", ";", "\t")}
-    separator = max(found, key=lambda mark: (len({*found[mark]} & {*required}), len(found[mark])))
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    try:
-        rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
-        return separator, rows
-    except csv.Error as error:
+def _numbers(column: Any, where: str, decimal_commas: bool) -> Any:
+    """A column of text as float64."""
+    import pandas
+
+    text = column.str.strip()
+    if decimal_commas:
+        text = text.str.replace(",", ".")
+    found = pandas.to_numeric(text, errors="coerce").astype("float64")
+    wrong = column[found.isna() & ~text.str.lower().isin(["", "nan"])]
+    if len(wrong):
         raise ValueError(
-            f"{shown(path)!r}, line {reader.line_num}: cannot be read as {content} ({error})."
-        ) from None
-
-
-def _decoded(path: str | os.PathLike[str]) -> str:
-    with open(path, "rb") as file:
-        data = file.read()
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        encoding = "utf-16"
-    else:
-        encoding = "utf-8-sig"
-    try:
-        text = data.decode(encoding)
-        place = text.find("\0")
-        if place < 0:
-            return text
-        line, cause = text[:place].count("\n") + 1, "it holds zero bytes, as UTF-16 does"
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        cause = f"byte 0x{data[error.start]:02X} is not UTF-8; cp1252 ('ANSI') perhaps"
-        if b"\0" in data:
-            cause = "it holds zero bytes, as UTF-16 does"
-    raise ValueError(
-        f"{shown(path)!r}, line {line}: expected UTF-8 text, but {cause}. Save it again as "
-        "'CSV UTF-8'."
-    )
-
-
-def _number(text: str, decimal_commas: bool) -> float | None:
-    """A cell as a number, NaN where it is blank; None: it is none."""
-    text = text.strip()
-    if text.lower() in ("", "nan"):
-        return math.nan
-    if decimal_commas and text.count(",") == 1 and "." not in text:
-        text = text.replace(",", ".")
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _no_number(path: str | os.PathLike[str], line: int, column: str, text: str) -> str:
-    hint = ""
-    if re.fullmatch(r"\s*-?\d+,\d+\s*", text):
-        hint = (
-            " Decimal commas are read where semicolons or tabs separate the columns; write "
-            f"{text.strip().replace(',', '.')} otherwise."
+            f"{where}, line {wrong.index[0]}: {column.name} must be a number, got "
+            f"{wrong.iloc[0]!r}. Decimal commas are read where semicolons or tabs separate the "
+            "columns."
         )
-    return f"{shown(path)!r}, line {line}: {column} must be a number, got {text!r}.{hint}"
+    return found

@@ -96,7 +96,7 @@ def write_test(
         _check_no_other(out, mark)
         rows = [row | {"page": f"{mark}-{row['page']}"} for row in rows]
         columns = [name for name in KEY_COLUMNS if any(name in row for row in rows)]
-        io.write_csv(os.path.join(folder, "stimuli.csv"), columns, rows)
+        io.write_table(os.path.join(folder, "stimuli.csv"), rows, columns, undefined="")
         for question in questions:
             text = _yaml(_configuration(rows, test_id, question))
             io.write_bytes(os.path.join(folder, f"{question}.yaml"), text.encode())

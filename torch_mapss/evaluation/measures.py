@@ -17,106 +17,54 @@ class Column(NamedTuple):
     name: str  # in files and in Python
     label: str  # for people
     meaning: str  # a sentence, with its range
-    unit: str = ""  # "dB" or none
-    higher_is_better: bool = True
     #: Systems are ranked by it. The others are other poolings of one that is, or diagnostics.
     ranked: bool = False
-    diagnostic: bool = False  # says nothing of which system is better
+    limits: tuple[float | None, float | None] = (None, None)  # lowest and highest value
     digits: int = 3  # after the point, for people
     frames: bool = True  # has a value per frame of the same name
-    limits: tuple[float | None, float | None] = (None, None)  # lowest and highest value
+    diagnostic: bool = False  # says nothing of which system is better
+    higher_is_better: bool = True
+    unit: str = ""  # "dB" or none
 
 
-COLUMNS: dict[str, Column] = {
-    column.name: column
-    for column in (
-        Column(
-            "clearance",
-            "clearance",
-            "clearance, 0 to 1: 1 = as far from the other sources as the true source is (no "
-            "leakage)",
-            ranked=True,
-            limits=(0.0, 1.0),
-        ),
-        Column(
-            "fidelity",
-            "fidelity",
-            "fidelity, 0 to 1: 1 = undistorted; undefined where the output is another source",
-            ranked=True,
-            limits=(0.0, 1.0),
-        ),
-        Column(
-            "ps",
-            "PS",
-            "PS, Perceptual Separation, 0 to 1: 1 = no leakage from the other sources",
-            ranked=True,
-            limits=(0.0, 1.0),
-        ),
-        Column(
-            "pm",
-            "PM",
-            "PM, Perceptual Match, 0 to 1: 1 = undistorted",
-            ranked=True,
-            limits=(0.0, 1.0),
-        ),
-        Column(
-            "log_pm",
-            "log PM",
-            "log PM, at most 0: still ranks outputs where PM is 0",
-            ranked=True,
-            digits=2,
-            limits=(None, 0.0),
-        ),
-        Column(
-            "bleed_db",
-            "bleed",
-            "bleed, dB: level of the output where its own source is silent and another one plays, "
-            "relative to its source; lower is better",
-            unit="dB",
-            higher_is_better=False,
-            ranked=True,
-            digits=1,
-        ),
-        Column(
-            "log_pm_compressed",
-            "log PM compressed",
-            "log PM compressed, at most 0: mean of -log(1 - log PM), which single frames move "
-            "little",
-            digits=2,
-            frames=False,
-            limits=(None, 0.0),
-        ),
-        Column(
-            "ps_pesq",
-            "PS pooled",
-            "PS pooled: the paper's PESQ-like pooling of PS over time, 1.085 to 1.315",
-            frames=False,
-        ),
-        Column(
-            "attributed_distance",
-            "A",
-            "A: distance to the source's own cluster in PS = B/(A + B)",
-            higher_is_better=False,
-            diagnostic=True,
-        ),
-        Column(
-            "foreign_distance",
-            "B",
-            "B: distance to the closest other cluster in PS = B/(A + B); silence and muffled "
-            "outputs lie farther away than the reference does, so it ranks nothing",
-            diagnostic=True,
-        ),
-        Column(
-            "log_foreign_distance",
-            "log B",
-            "log B: mean logarithm of B, which ranks nothing (silence and muffled outputs lie "
-            "farther away than the reference does)",
-            diagnostic=True,
-            digits=2,
-            frames=False,
-        ),
-    )
+_SHARE, _LOG = (0.0, 1.0), (None, 0.0)
+_FAR = "silence and muffled outputs lie farther away than the reference does"
+_MEANINGS = {
+    "clearance": "clearance, 0 to 1: 1 = as far from the other sources as the true source is (no "
+    "leakage)",
+    "fidelity": "fidelity, 0 to 1: 1 = undistorted; undefined where the output is another source",
+    "PS": "PS, Perceptual Separation, 0 to 1: 1 = no leakage from the other sources",
+    "PM": "PM, Perceptual Match, 0 to 1: 1 = undistorted",
+    "log PM": "log PM, at most 0: still ranks outputs where PM is 0",
+    "bleed": "bleed, dB: level of the output where its own source is silent and another one plays, "
+    "relative to its source; lower is better",
+    "log PM compressed": "log PM compressed, at most 0: mean of -log(1 - log PM), which single "
+    "frames move little",
+    "PS pooled": "PS pooled: the paper's PESQ-like pooling of PS over time, 1.085 to 1.315",
+    "A": "A: distance to the source's own cluster in PS = B/(A + B)",
+    "B": f"B: distance to the closest other cluster in PS = B/(A + B); {_FAR}, so it ranks nothing",
+    "log B": f"log B: mean logarithm of B, which ranks nothing ({_FAR})",
 }
+
+
+def _column(name: str, label: str, *properties: Any, **others: Any) -> Column:
+    return Column(name, label, _MEANINGS[label], *properties, **others)
+
+
+_ALL = (
+    _column("clearance", "clearance", True, _SHARE),
+    _column("fidelity", "fidelity", True, _SHARE),
+    _column("ps", "PS", True, _SHARE),
+    _column("pm", "PM", True, _SHARE),
+    _column("log_pm", "log PM", True, _LOG, 2),
+    _column("bleed_db", "bleed", True, digits=1, higher_is_better=False, unit="dB"),
+    _column("log_pm_compressed", "log PM compressed", False, _LOG, 2, frames=False),
+    _column("ps_pesq", "PS pooled", frames=False),
+    _column("attributed_distance", "A", diagnostic=True, higher_is_better=False),
+    _column("foreign_distance", "B", diagnostic=True),
+    _column("log_foreign_distance", "log B", digits=2, frames=False, diagnostic=True),
+)
+COLUMNS = {column.name: column for column in _ALL}
 #: Systems are ranked by these.
 RANKED = tuple(name for name, column in COLUMNS.items() if column.ranked)
 #: Scores that every frame has, where they were computed.

@@ -175,8 +175,9 @@ class Report:
             ValueError: ``folder`` is a file, or cannot be made.
         """
         folder = io.make_folder(folder)
-        io.write_csv(os.path.join(folder, "scores.csv"), list(self.rows[0]), self.rows)
-        io.write_csv(os.path.join(folder, "frames.csv"), *self.frame_table())
+        io.write_table(os.path.join(folder, "scores.csv"), self.table())
+        columns, rows = self.frame_table()
+        io.write_table(os.path.join(folder, "frames.csv"), rows, columns)
         io.write_json(os.path.join(folder, "report.json"), self.as_dict())
         return folder
 

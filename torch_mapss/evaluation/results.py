@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch_mapss.evaluation import frame_store, io
 from torch_mapss.evaluation.frame_store import MixtureFrames
 from torch_mapss.evaluation.manifest import FORMAT
-from torch_mapss.evaluation.measures import COLUMNS, present
+from torch_mapss.evaluation.measures import present
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -41,12 +41,8 @@ _COUNTS = (
     *("source_index", "frames", "total_frames", "estimate_rate", "reference_rate"),
     *("estimates", "references", "scored", "undefined", "failed", "silent", "muted_frames"),
 )
-_NUMBERS = (
-    *(f"{name}{part}" for name in COLUMNS for part in ("", "_se", "_radius", "_tail")),
-    *("separation_dimension", "match_dimension", "lag_ms", "shift_ms", "seconds"),
-    *("estimate_bandwidth", "reference_bandwidth"),
-    *_COUNTS,
-)
+_WORDS = ("mixture_id", "system", "source", "estimate", "reference", "status", "reason")
+_WORDS += ("notes", "warnings", "rates")
 
 
 class Audio(NamedTuple):
@@ -291,7 +287,7 @@ def _table(folder: str, name: str, entries: Mapping[str, Mapping[str, Any]]) -> 
         ValueError: it cannot be read, or names what ``mixtures.json`` does not.
     """
     path = os.path.join(folder, name)
-    table = io.read_table(path, _REQUIRED[name], _NUMBERS, "a table of results")
+    table = io.read_table(path, _REQUIRED[name], content="a table of results", text=_WORDS)
     systems = dict.fromkeys(system for entry in entries.values() for system in entry["systems"])
     for column, known in (("mixture_id", entries), ("system", systems)):
         if column not in table:

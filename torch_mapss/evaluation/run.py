@@ -17,7 +17,6 @@ uninterrupted one, byte for byte on one machine: see :mod:`torch_mapss.evaluatio
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -195,18 +194,18 @@ def _score(
     quiet: bool,
 ) -> None:
     lengths = [work.seconds(mixtures[place]) for place, _ in pending]
-    with console.Bar(sum(lengths), "scoring", quiet) as bar:
+    start = 0.0
+    with console.progress(sum(lengths), quiet) as bar:
         for number, ((place, systems), length) in enumerate(zip(pending, lengths), 1):
-            name = f"{number} of {len(pending)}: {mixtures[place].name}"
-            bar.to(start := sum(lengths[: number - 1]), name)
-            tell = functools.partial(_tell_part, bar, start, length)
+
+            def tell(done: int, total: int, start: float = start, length: float = length) -> None:
+                bar.update(start + length * done / total - bar.n)
+
+            bar.set_postfix_str(f"{number} of {len(pending)}: {mixtures[place].name}", False)
             for record in work.records(mixtures[place], systems, tell):
                 write(record)
-        bar.to(sum(lengths))
-
-
-def _tell_part(bar: console.Bar, start: float, length: float, done: int, total: int) -> None:
-    bar.to(start + length * done / total)
+            start += length
+            bar.update(start - bar.n)
 
 
 def _settings(scorer: MAPSS, request: Request) -> dict[str, Any]:

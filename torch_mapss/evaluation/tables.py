@@ -105,18 +105,13 @@ def _written(
     items = _items(scores, records, of)
     summary = _summary(items, scores, rate)
     for name, table in (("scores", scores), ("items", items), ("summary", summary)):
-        _write(os.path.join(folder, f"{name}.csv"), table)
+        io.write_table(os.path.join(folder, f"{name}.csv"), table)
     io.write_json(os.path.join(folder, "mixtures.json"), listed(mixtures, folder))
     note_hashes(folder, {k: v for record in records for k, v in record.get("sha256", {}).items()})
     warnings = (*_warnings(records), *_mixed_rates(summary), *_same_systems(mixtures, records))
     return Outcome(
         scores, items, summary, _failures(records), warnings, tuple(_discarded(scores, rate))
     )
-
-
-def _write(path: str, table: DataFrame) -> None:
-    text = table.to_csv(index=False, float_format="%.9g", na_rep="nan", lineterminator="\n")
-    io.write_bytes(path, text.encode("utf-8", errors="replace"))
 
 
 # ------------------------------------------------------------------------------------------------

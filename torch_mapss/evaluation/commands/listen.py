@@ -77,8 +77,8 @@ def _read_back(args: argparse.Namespace) -> int:
     key = read_key(os.path.join(args.out, "stimuli.csv"))
     stimuli, listeners = rating_tables(read_ratings(args.ratings), key)
     written = [os.path.join(args.out, name) for name in ("ratings.csv", "ratings_listeners.csv")]
-    io.write_csv(written[0], RATING_COLUMNS, stimuli)
-    io.write_csv(written[1], LISTENER_COLUMNS, listeners)
+    io.write_table(written[0], stimuli, RATING_COLUMNS, undefined="")
+    io.write_table(written[1], listeners, LISTENER_COLUMNS, undefined="")
     if not args.quiet:
         people = len({row["listener"] for row in listeners})
         console.say(f"{len(stimuli)} rated stimuli by {people} listeners.")

@@ -83,14 +83,14 @@ def run(args: argparse.Namespace) -> int:
     _check_outputs(args)
     from torch_mapss.evaluation.score import evaluate
 
-    with threads(args.threads), console.Bar(1.0, "scoring", args.quiet) as bar:
+    with threads(args.threads), console.progress(1.0, args.quiet) as bar:
         report = evaluate(
             estimates=args.estimates,
             references=args.references,
             names=args.sources,
             attributed=args.attributed,
             device=device_of_options(args.device),
-            on_segment=lambda done, total: bar.to(done / total),
+            on_segment=lambda done, total: bar.update(done / total - bar.n),
             **options,
         )
     written = _write(report, args)
