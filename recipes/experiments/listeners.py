@@ -216,9 +216,31 @@ def saturation(rows: toolkit.Rows) -> str:
     return toolkit.markdown(header, lines)
 
 
+def layers_of(found: Sequence[Column]) -> dict[str, int]:
+    """Encoders that are layers of one model."""
+    return {c.encoder: int(c.encoder.rpartition("@")[2]) for c in found if "@" in c.encoder}
+
+
+def max_min(found: Sequence[Column], ratings: rated.Ratings) -> str:
+    """The worst of SRCC and PCC of PS and PM by layer: the paper takes the layer with the best."""
+    lines = []
+    for encoder, layer in layers_of(found).items():
+        line = [str(layer)]
+        for question in ratings.questions:
+            values = [
+                rated.averaged(c.by_track(question, ratings, method).values()).value
+                for c in found
+                if c.encoder == encoder and c.name in ("ps", "pm")
+                for method in rated.METHODS
+            ]
+            line.append(toolkit.number(min(values)))
+        lines.append(line)
+    return toolkit.markdown(["layer", *ratings.questions], lines)
+
+
 def draw_layers(found: Sequence[Column], ratings: rated.Ratings, path: Any) -> None:
     """SRCC over the layers of an encoder, a panel for every question."""
-    layers = {c.encoder: int(c.encoder.rpartition("@")[2]) for c in found if "@" in c.encoder}
+    layers = layers_of(found)
     figure = toolkit.new_figure(4.2 * len(ratings.questions), 3.2)
     grid = figure.subplots(1, len(ratings.questions), squeeze=False, sharey=True)[0]
     for axis, question in zip(grid, ratings.questions):
@@ -265,6 +287,8 @@ def page(
         made += ["plain differences of embeddings, split in the same way.", ""]
         for encoder in varied.distinct("encoder"):
             made += [variant_table(varied, ratings, encoder), ""]
+    if len(layers_of(found)) > 1 and "separation" in options.measures:
+        made += ["", "## Layers", "", f"{max_min.__doc__}", "", max_min(found, ratings)]
     for question in ratings.questions:
         made += ["", f"## Where it goes wrong: {question}", "", tracks(found, ratings, question)]
         made += ["", "By how many ranks a system is placed too high (+) or too low (-):", ""]

@@ -57,6 +57,9 @@ def test_layers_are_encoders_of_their_own(whisper, rated, tmp_path, monkeypatch)
     assert (tmp_path / "layers.png").stat().st_size > 5000
     page = (tmp_path / "listeners.md").read_text(encoding="utf-8")
     assert "| small@1 |" in page
+    layers = page.split("| layer | leak |")[1].splitlines()[2:4]
+    assert [line.split("|")[1].strip() for line in layers] == ["0", "1"]
+    assert float(layers[0].split("|")[2]) <= 1.0
     assert str(rated) not in page
     assert str(whisper) not in page
 
