@@ -2,8 +2,8 @@
 
 A template is a path with ``{mixture}`` and ``{source}`` in the places of their names, and ``*`` for
 what does not matter: ``refs/{mixture}/{source}.wav`` (MUSDB), ``refs/{source}/{mixture}.wav``
-(WSJ0-2mix, LibriMix), ``out/{mixture}_{source}.wav``, ``ex/{mixture}/{source}_estimate.wav``. Of a
-plain folder the usual layouts are tried. What was understood is told.
+(WSJ0-2mix, LibriMix), ``out/{mixture}_{source}.wav``, ``ex/{mixture}/{source}_estimate.wav``. It is
+a regular expression over the names of the files; of a plain folder the usual layouts are tried.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.io import same_name
@@ -23,30 +23,29 @@ _SUFFIXES = frozenset(
     (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".au", ".caf")
     + (".w64", ".rf64")
 )
-# Of a plain folder, without suffixes. Those of references come first, in order of preference.
+# Of a plain folder, names without suffixes.
 _LAYOUTS = (
     *("{mixture}/{source}", "{source}/{mixture}", "{folder}/{source}/{mixture}"),
     *("{mixture}_{source}", "{source}"),
 )
 _OF_OUTPUTS = (*_LAYOUTS, "{mixture}/{source}_estimate", "{mixture}/{source}_est")
-# Beside the sources, but none of them.
-_MIXTURE = re.compile(r"(.*[_-])?mix(ture)?([_-].*)?|noisy", re.IGNORECASE)
-_ESTIMATE = re.compile(r".+_est(imate)?", re.IGNORECASE)
-_NOISE = re.compile(r"noise([_-].*)?", re.IGNORECASE)
-_SOURCE = re.compile(
-    r"(s|src|source|spk|speaker|ref|reference|talker|voice)[ _-]?\d+"
-    r"|(clean|speech|noise|music|vocals?|voice|singing|accompaniment|other)[ _-]?\d*"
-    r"|[ae]?(bass|drums?|piano|guitar|keys|strings|brass|wind|violin|cello|flute)[ _-]?\d*",
-    re.IGNORECASE,
-)
-_ITEM = re.compile(
-    r"(m|mix|mixture|song|track|utt|utterance|item|ex|example|clip|scene|test)?[ _-]?\d+",
-    re.IGNORECASE,
+# Names of files that are no sources, and of sources and mixtures where a layout is in doubt.
+_MIXTURE, _ESTIMATE, _NOISE, _SOURCE, _ITEM = (
+    re.compile(pattern, re.IGNORECASE).fullmatch
+    for pattern in (
+        r"(.*[_-])?mix(ture)?([_-].*)?|noisy",
+        r"(.+)_est(imate)?",
+        r"noise([_-].*)?",
+        r"(s|src|source|spk|speaker|ref|reference|talker|voice)[ _-]?\d+"
+        r"|(clean|speech|noise|music|vocals?|voice|singing|accompaniment|other)[ _-]?\d*"
+        r"|[ae]?(bass|drums?|piano|guitar|keys|strings|brass|wind|violin|cello|flute)[ _-]?\d*",
+        r"(m|mix|mixture|song|track|utt|utterance|item|ex|example|clip|scene|test)?[ _-]?\d+",
+    )
 )
 _MOST_SOURCES = 12  # more are no sources of one mixture
 _ONLY = "speech"  # the source of a template without {source}
 
-Grid = dict[str, dict[str, str]]  # mixture -> source -> path, names as same_name gives them
+Files = dict[tuple[str, str], str]  # (mixture, source) -> path, names as same_name gives them
 
 
 class Corpus(NamedTuple):
@@ -82,122 +81,133 @@ def read_folders(
         ManifestError: all that does not fit: folders without audio, files without partner, mixtures
             with a single source, layouts that can be read in two ways.
     """
-    problems: list[str] = []
-    names = None if sources is None else list(map(same_name, sources))
-    tree = _Tree(references, "references", problems)
-    if problems:
-        raise ManifestError(references, problems)
-    grid, layout = _reference_grid(tree, names, noisy is not None)
-    grid, aside, mixes = _sources_only(grid, names)
+    names = [same_name(name) for name in sources or ()]
+    truth, layout = _read_references(references, names, noisy is not None)
+    truth, mixes, aside = _set_aside(truth, names)
     if noisy is not None:
-        mixes = _found(_Tree(noisy, "--noisy", problems), {m: {_ONLY} for m in grid}, problems)
-        grid = _with_noise(grid, mixes, derived or "", problems)
-    taken = {
-        name: _found(_Tree(given, f"system {name!r}", problems), grid, problems)
-        for name, given in systems.items()
+        mixes = _read_estimates(noisy, "--noisy", {(mixture, _ONLY): "" for mixture, _ in truth})
+        truth = _with_noise(truth, mixes, derived or "")
+    found = {
+        name: _read_estimates(given, f"system {name!r}", truth) for name, given in systems.items()
     }
-    if problems:
-        raise ManifestError(references, problems)
-    if names is None and noisy is None:
-        aside += _unestimated_noise(grid, taken)
-    for name, own in taken.items():
-        problems += _gaps(name, own, grid)
-    lonely = [mixture for mixture, row in grid.items() if len(row) < 2]
-    if lonely:
+    if not names and noisy is None:
+        truth, noise = _without_unestimated_noise(truth, found.values())
+        aside += noise
+    problems = [problem for name, own in found.items() for problem in _gaps(name, own, truth)]
+    counts = Counter(mixture for mixture, _ in truth)
+    if lonely := [mixture for mixture in counts if counts[mixture] < 2]:
         problems.append(
-            f"at least two sources are needed, but {io.listed(map(repr, lonely), 3)} "
-            f"{'has' if len(lonely) == 1 else 'have'} {_shown(grid[lonely[0]]) or 'none'}. Check "
-            "the template; of clean speech and its noisy mixture, add --noisy TEMPLATE"
+            f"at least two sources are needed, but {io.listed(map(repr, lonely), 3)} have only "
+            f"{_shown(source for mixture, source in truth if mixture == lonely[0])}. Check the "
+            "template; of clean speech and its noisy mixture, add --noisy TEMPLATE"
         )
     if problems:
-        raise ManifestError(references, problems)
-    order = _order(grid, names)
-    default = os.path.basename(os.path.abspath(references))
-    mixtures = tuple(
-        _mixture(mixture, mixture or default, grid[mixture], order, taken, mixes.get(mixture, {}))
-        for mixture in sorted(grid, key=_natural)
-    )
-    return Corpus(mixtures, tuple(_notes(layout, grid, order, aside, taken)))
+        raise ManifestError(io.shown(references), problems)
+    order = [*names, *(name for name in _sources(truth) if name not in names)]
+    order.sort(key=lambda name: name not in names and bool(_NOISE(name)))
+    mixtures = []
+    for key in sorted(counts, key=_natural):
+        own = tuple(source for source in order if (key, source) in truth)
+        estimates = {
+            name: tuple(io.written(files[key, s]) if (key, s) in files else None for s in own)
+            for name, files in found.items()
+        }
+        mixtures.append(
+            Mixture(
+                name=key or os.path.basename(os.path.abspath(references)),
+                references=tuple(io.written(truth[key, source]) for source in own),
+                systems={name: paths for name, paths in estimates.items() if any(paths)},
+                folder="",
+                mixture=io.written(mixes[key, _ONLY]) if (key, _ONLY) in mixes else None,
+                sources=own,
+            )
+        )
+    return Corpus(tuple(mixtures), tuple(_notes(layout, truth, order, aside, found)))
 
 
 # ------------------------------------------------------------------------------------------------
-# Files
+# Files and templates
 # ------------------------------------------------------------------------------------------------
 
 
-class _Tree:
-    """The audio files below a folder, or below the fixed part of a template."""
+def _listed(given: str, whose: str) -> tuple[str | None, dict[str, str]]:
+    """The pattern of a template (None of a plain folder), and its audio files.
 
-    def __init__(self, given: str, whose: str, problems: list[str]) -> None:
-        self.given, self.whose = given, whose
-        self.template = "{mixture}" in given or "{source}" in given
-        root, pattern = given, ""
-        if self.template:
-            fixed = re.split(r"[{*]", given)[0]
-            root, pattern = os.path.dirname(fixed), given[len(os.path.dirname(fixed)) :]
-        self.pattern = same_name(pattern.replace(os.sep, "/").lstrip("/"))
-        self.files: dict[str, str] = {}  # path below the root, in one Unicode form -> path
-        root = root or "."
-        if not os.path.isdir(root):
-            there = "is no folder" if os.path.exists(root) else "does not exist"
-            problems.append(f"{whose}: {io.shown(root)!r} {there}")
-            return
-        for path in _audio_files(root):
-            key = same_name(io.written(os.path.relpath(path, root)).replace(os.sep, "/"))
-            if not self.template:
-                key = os.path.splitext(key)[0]
-            if key in self.files:
-                both = f"{io.shown(self.files[key])!r} and {io.shown(path)!r}"
-                problems.append(f"{whose}: {both} have one name, so one of them must go")
-            self.files[key] = path
-        if not self.files:
-            known = ", ".join(sorted(_SUFFIXES))
-            problems.append(f"{whose}: no audio file ({known}) below {io.shown(root)!r}")
-
-    def grid(self, pattern: str, sources: Iterable[str] | None = None) -> Grid:
-        """The files that match a pattern, by mixture and source."""
-        found: Grid = {}
-        matches = re.compile(_expression(pattern, sources)).fullmatch
-        for key, path in self.files.items():
-            if match := matches(key):
-                parts = match.groupdict()
-                name = "/".join(filter(None, map(parts.get, ("folder", "mixture"))))
-                row = found.setdefault(name, {})
-                row[parts.get("source", _ONLY)] = path
-        return found
-
-    def examples(self) -> str:
-        return io.listed(map(repr, self.files), 3)
+    The files by their names below the folder, in one Unicode form; of a plain folder without
+    suffix.
+    """
+    root, pattern = given, None
+    if "{mixture}" in given or "{source}" in given:
+        root = os.path.dirname(re.split(r"[{*]", given)[0])
+        pattern = same_name(given[len(root) :].replace(os.sep, "/").lstrip("/"))
+    paths: dict[str, str] = {}
+    if not os.path.isdir(root := root or "."):
+        raise ManifestError(whose, [f"there is no folder {io.shown(root)!r}"])
+    for path in _audio_files(root):
+        name = same_name(io.written(os.path.relpath(path, root)).replace(os.sep, "/"))
+        name = os.path.splitext(name)[0] if pattern is None else name
+        _add(paths, name, path, whose)
+    if not paths:
+        suffixes = ", ".join(sorted(_SUFFIXES))
+        raise ManifestError(whose, [f"no audio file ({suffixes}) below {io.shown(root)!r}"])
+    return pattern, paths
 
 
 def _audio_files(root: str) -> Iterator[str]:
     seen = set()
     for folder, below, names in os.walk(root, followlinks=True):
-        place = os.path.realpath(folder)
-        if place in seen:  # a link to a folder above
+        real = os.path.realpath(folder)
+        if real in seen:  # a link to a folder above
             below.clear()
             continue
-        seen.add(place)
+        seen.add(real)
         below[:] = sorted(name for name in below if not name.startswith("."))
         for name in sorted(names):
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in _SUFFIXES:
                 yield os.path.join(folder, name)
 
 
-def _expression(pattern: str, sources: Iterable[str] | None) -> str:
-    """A pattern as a regular expression with groups ``mixture`` and ``source``."""
+def _add(found: dict[Any, str], key: Any, path: str, whose: str) -> None:
+    if key in found:
+        both = f"{io.shown(found[key])!r} and {io.shown(path)!r}"
+        raise ManifestError(whose, [f"{both} have one name, so one of them must go"])
+    found[key] = path
+
+
+def _matching(
+    paths: Mapping[str, str],
+    pattern: str,
+    whose: str,
+    known: Sequence[str] = (),
+    only: str = _ONLY,
+) -> Files:
+    """The files whose names match a pattern as a whole.
+
+    Args:
+        paths: by name.
+        pattern: of a template, or of the usual layouts.
+        whose: for messages.
+        known: names that a source may have; any if empty.
+        only: the source of a pattern without ``{source}``.
+    """
     # The shortest name before {mixture}, the longest mixture: song_1_vocals is song_1, vocals.
     one = "[^/]+?" if pattern.find("{source}") < pattern.find("{mixture}") else "[^/]+"
-    if sources is not None:
-        one = "|".join(map(re.escape, sorted(sources, key=len, reverse=True)))
+    if known:
+        one = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
     kinds = {"{mixture}": "(?P<mixture>.+)", "{source}": f"(?P<source>{one})", "*": "[^/]*"}
     kinds["{folder}"] = "(?P<folder>.+)"
     text = ""
-    for part in re.split(r"(\{mixture\}|\{source\}|\{folder\}|\*)", pattern):
+    for part in re.split(r"(\{\w+\}|\*)", pattern):
         text += kinds.get(part, re.escape(part))
         if part in ("{mixture}", "{source}"):
             kinds[part] = f"(?P={part[1:-1]})"  # the same name again
-    return text
+    matches, found = re.compile(text).fullmatch, Files()
+    for name, path in paths.items():
+        if match := matches(name):
+            parts = match.groupdict()
+            mixture = "/".join(filter(None, map(parts.get, ("folder", "mixture"))))
+            _add(found, (mixture, parts.get("source", only)), path, whose)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------
@@ -205,132 +215,107 @@ def _expression(pattern: str, sources: Iterable[str] | None) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-def _reference_grid(tree: _Tree, names: Sequence[str] | None, single: bool) -> tuple[Grid, str]:
-    """Mixtures and sources of the references, and the layout that was read.
+def _read_references(given: str, names: Sequence[str], single: bool) -> tuple[Files, str]:
+    """The files of the references, and the layout that was read.
 
     Raises:
         ManifestError: no file matches, or two layouts do.
     """
-    if tree.template or single:
-        if grid := tree.grid(tree.pattern or "{mixture}", names):
-            return grid, tree.given
-        text = f"no audio file matches the template; there is {tree.examples()}"
-        raise ManifestError(io.shown(tree.given), [text])
-    readings: dict[str, Grid] = {}
-    for pattern in _LAYOUTS:
-        grid = tree.grid(pattern)
-        if 2 <= len(_columns(grid)) <= _MOST_SOURCES and grid not in readings.values():
-            readings[pattern] = grid
-    left = list(readings)
-    for told in (_of_sources, _of_items):
-        left = [p for p in left if told(readings[p])] or left
-    if "{source}" in left and len(left) > 1 and "{mixture}_{source}" in left:
-        left.remove("{source}")
-    left.sort(key=lambda p: len(_columns(readings[p])))
-    sizes = [len(_columns(readings[p])) for p in left]
-    if len(left) == 1 or (len(left) > 1 and sizes[0] < sizes[1]):
-        return readings[left[0]], left[0]
-    if left:
-        both = " or ".join(f"{p!r} ({_size(readings[p])})" for p in left)
-        text = f"can be read as {both}. Say which with a template: --references 'DIR/{left[0]}.wav'"
-    else:
-        text = (
-            "cannot be read as a folder per mixture with a file per source, nor as a folder per "
-            f"source with a file per mixture (2 to {_MOST_SOURCES} sources), got {tree.examples()}."
-            " Say where the names are: --references 'DIR/{mixture}/{source}.wav'"
-        )
-    raise ManifestError(io.shown(tree.given), [text])
+    pattern, paths = _listed(given, "references")
+    examples = io.listed(map(repr, paths), 3)
+    if pattern is not None or single:
+        found = _matching(paths, pattern or "{mixture}", "references", names)
+        if not found:
+            text = f"no audio file matches the template; there is {examples}"
+            raise ManifestError(io.shown(given), [text])
+        return found, given
+    readings = {layout: _matching(paths, layout, "references") for layout in _LAYOUTS}
+    doubts = {
+        layout: _doubt(layout, files)
+        for layout, files in readings.items()
+        if 2 <= len(_sources(files)) <= _MOST_SOURCES
+    }
+    best = [layout for layout in doubts if doubts[layout] == min(doubts.values())]
+    if len(best) == 1:
+        return readings[best[0]], best[0]
+    text = (
+        "cannot be read as a folder per mixture with a file per source, nor as a folder per "
+        f"source with a file per mixture (2 to {_MOST_SOURCES} sources), got {examples}. Say where "
+        "the names are: --references 'DIR/{mixture}/{source}.wav'"
+    )
+    if best:
+        both = " or ".join(f"{x!r} (sources {_shown(_sources(readings[x]))})" for x in best)
+        text = f"can be read as {both}. Say which with a template: --references 'DIR/{best[0]}.wav'"
+    raise ManifestError(io.shown(given), [text])
 
 
-def _columns(grid: Grid) -> list[str]:
-    """Sources that occur, none that is called mix, in the order of their names."""
-    names = {source for row in grid.values() for source in row if not _MIXTURE.fullmatch(source)}
-    return sorted(names, key=_natural)
+def _doubt(layout: str, files: Files) -> tuple[bool, bool, bool, int]:
+    """How unlike a reading is to the names of test sets: the least is the one that is meant."""
+    sources = _sources(files)
+    items = all(_ITEM(mixture.rsplit("/", 1)[-1]) for mixture, _ in files)
+    mixed = any(_MIXTURE(source) for _, source in files)
+    return not all(map(_SOURCE, sources)), not (mixed or items), layout == "{source}", len(sources)
 
 
-def _of_sources(grid: Grid) -> bool:
-    return all(_SOURCE.fullmatch(name) for name in _columns(grid))
+def _set_aside(truth: Files, names: Sequence[str]) -> tuple[Files, Files, list[str]]:
+    """The files of the sources that are meant, those of mixtures, and what else is set aside.
 
-
-def _of_items(grid: Grid) -> bool:
-    mixes = any(_MIXTURE.fullmatch(source) for row in grid.values() for source in row)
-    return mixes or all(_ITEM.fullmatch(name.rsplit("/", 1)[-1]) for name in grid)
-
-
-def _size(grid: Grid) -> str:
-    return f"{len(grid)} mixtures of the sources {io.listed(map(repr, _columns(grid)))}"
-
-
-def _sources_only(grid: Grid, names: Sequence[str] | None) -> tuple[Grid, list[str], Grid]:
-    """The sources that are meant, the names of what is set aside, and the mixtures' own files.
-
-    Raises:
-        ManifestError: names that do not occur.
+    Meant are ``names``; without these, all but what is called mix or noisy, and but estimates that
+    lie with their sources.
     """
-    every = {source for row in grid.values() for source in row}
-    unknown = [name for name in names or () if name not in every]
-    if unknown or len(set(names or ())) < len(names or ()):
-        given, there = ", ".join(map(repr, names or ())), _shown(sorted(every, key=_natural))
-        text = f"--sources must name different ones of {there}, got {given}"
+    every = {source for _, source in truth}
+    if set(names) - every or len(set(names)) < len(names):
+        known = _shown(sorted(every, key=_natural))
+        text = f"--sources must name different ones of {known}, got {_shown(names)}"
         raise ManifestError("the references", [text])
-    if names is not None:
-        keep = set(names)
-    else:
-        twins = {s for s in every if _ESTIMATE.fullmatch(s) and s.rsplit("_", 1)[0] in every}
-        keep = {source for source in every if not _MIXTURE.fullmatch(source)} - twins
-    called = {
-        mixture: [path for source, path in row.items() if _MIXTURE.fullmatch(source)]
-        for mixture, row in grid.items()
-    }
-    mixes = {mixture: {_ONLY: own[0]} for mixture, own in called.items() if len(own) == 1}
-    kept = {
-        mixture: {source: path for source, path in row.items() if source in keep}
-        for mixture, row in grid.items()
-    }
-    kept = {mixture: row for mixture, row in kept.items() if row}
-    return kept, sorted(every - keep, key=_natural), mixes
+    twins = {name for name in every if (match := _ESTIMATE(name)) and match[1] in every}
+    meant = set(names) or set(_sources(truth)) - twins
+    counts = Counter(mixture for mixture, source in truth if _MIXTURE(source))
+    mixes = {(m, _ONLY): path for (m, s), path in truth.items() if _MIXTURE(s) and counts[m] == 1}
+    left = {key: path for key, path in truth.items() if key[1] in meant}
+    return left, mixes, sorted(every - meant, key=_natural)
 
 
-def _unestimated_noise(grid: Grid, taken: Mapping[str, Grid]) -> list[str]:
+def _without_unestimated_noise(truth: Files, systems: Iterable[Files]) -> tuple[Files, list[str]]:
     """Noise that no system estimates is set aside, as in LibriMix, if two sources are left."""
-    estimated = {source for own in taken.values() for row in own.values() for source in row}
-    aside = [s for s in _columns(grid) if _NOISE.fullmatch(s) and s not in estimated]
-    if any(len(row.keys() - set(aside)) < 2 for row in grid.values()):
-        return []
-    for row in grid.values():
-        for source in aside:
-            row.pop(source, None)
-    return aside
+    estimated = {source for files in systems for _, source in files}
+    noise = [name for name in _sources(truth) if _NOISE(name) and name not in estimated]
+    left = {key: path for key, path in truth.items() if key[1] not in noise}
+    counts = Counter(mixture for mixture, _ in left)
+    enough = all(counts[mixture] >= 2 for mixture, _ in truth)
+    return (left, noise) if enough else (truth, [])
 
 
-def _with_noise(grid: Grid, mixes: Grid, folder: str, problems: list[str]) -> Grid:
+def _with_noise(truth: Files, mixes: Files, folder: str) -> Files:
     """The clean source of every mixture and noise = noisy - clean, written to ``folder``."""
     from torch_mapss import audio
 
-    found: Grid = {}
-    for mixture, row in grid.items():
-        if len(row) != 1 or mixture not in mixes:
+    found, problems = dict(truth), []
+    counts = Counter(mixture for mixture, _ in truth)
+    for (mixture, _), clean in truth.items():
+        noisy = mixes.get((mixture, _ONLY))
+        if noisy is None or counts[mixture] > 1:
             problems.append(
                 f"mixture {mixture!r}: --noisy needs one clean source and one noisy file, got "
-                f"{_shown(row)} and {len(mixes.get(mixture, {}))}"
+                f"{counts[mixture]} and {int(noisy is not None)}"
             )
             continue
-        ((source, clean),) = row.items()
-        noisy = mixes[mixture][_ONLY]
         path = os.path.join(io.make_folder(folder), f"{io.native(io.file_name(mixture))}.wav")
-        found[mixture] = {source: clean, "noise": path}
-        if os.path.exists(path) and os.path.getmtime(path) > max(
-            map(os.path.getmtime, (clean, noisy))
-        ):
-            continue
+        found[mixture, "noise"] = path
+        if os.path.exists(path):
+            made, *read = map(os.path.getmtime, (path, clean, noisy))
+            if made > max(read):
+                continue
         (whole, rate), (part, other) = audio.load_audio(noisy), audio.load_audio(clean)
-        if rate != other or whole.shape != part.shape:
+        if rate == other and whole.shape == part.shape:
+            io.write_wave(path, (whole - part).T, rate)
+        else:
             problems.append(
                 f"mixture {mixture!r}: noisy and clean differ, {tuple(whole.shape)} at {rate} Hz "
                 f"and {tuple(part.shape)} at {other} Hz (channels, samples)"
             )
-            continue
-        io.write_wave(path, (whole - part).T, rate)
+    if problems:
+        raise ManifestError("--noisy", problems)
     return found
 
 
@@ -339,134 +324,86 @@ def _with_noise(grid: Grid, mixes: Grid, folder: str, problems: list[str]) -> Gr
 # ------------------------------------------------------------------------------------------------
 
 
-def _found(tree: _Tree, grid: Mapping[str, Iterable[str]], problems: list[str]) -> Grid:
+def _read_estimates(given: str, whose: str, truth: Files) -> Files:
     """The files of a system, in the layout in which most have the name of a reference."""
-    if not tree.files:  # told already
-        return {}
-    names = {source for row in grid.values() for source in row}
-    patterns = (tree.pattern,) if tree.template else _OF_OUTPUTS
-    if not tree.template and sum(not _NOISE.fullmatch(name) for name in names) == 1:
-        patterns = (*patterns, "{mixture}")
-    readings = []
-    for pattern in patterns:
-        known = names if "{source}" in pattern else None
-        readings.append(
-            {
-                mixture: {
-                    (source if "{source}" in pattern else min(names, key=_noise_last)): path
-                    for source, path in row.items()
-                }
-                for mixture, row in tree.grid(pattern, known).items()
-            }
+    pattern, paths = _listed(given, whose)
+    names = sorted({source for _, source in truth})
+    speech = [name for name in names if not _NOISE(name)] or names
+    layouts = (*_OF_OUTPUTS, *["{mixture}"] * (len(speech) == 1)) if pattern is None else [pattern]
+    readings = [_matching(paths, layout, whose, names, speech[0]) for layout in layouts]
+    best = max(readings, key=lambda files: len(files.keys() & truth.keys()))
+    if not {mixture for mixture, _ in best} & {mixture for mixture, _ in truth}:
+        mixture = next(iter(truth))[0]
+        text = (
+            f"no file of {io.shown(given)!r} is named as a reference is: expected e.g. mixture "
+            f"{mixture!r} with {_shown(names)}, found {io.listed(map(repr, paths), 3)}. Say where "
+            "the names are with a template: 'DIR/{mixture}/{source}.wav'"
         )
-    best = max(
-        readings, key=lambda own: sum(m in grid and s in grid[m] for m in own for s in own[m])
-    )
-    if any(mixture in grid for mixture in best):
-        return best
-    mixture = next(iter(grid))
-    problems.append(
-        f"{tree.whose}: no file of {io.shown(tree.given)!r} is named as a reference is: expected "
-        f"e.g. mixture {mixture!r} with {_shown(grid[mixture])}, found {tree.examples()}. Say "
-        "where the names are with a template: 'DIR/{mixture}/{source}.wav'"
-    )
-    return {}
+        raise ManifestError(whose, [text])
+    return best
 
 
-def _noise_last(name: str) -> tuple[bool, str]:
-    return bool(_NOISE.fullmatch(name)), name
-
-
-def _gaps(name: str, own: Grid, grid: Grid) -> Iterator[str]:
+def _gaps(name: str, own: Files, truth: Files) -> Iterator[str]:
     """Mixtures that a system has not, and sources that it has elsewhere."""
-    missing = [mixture for mixture in grid if mixture not in own]
-    if missing:
-        spare = [mixture for mixture in own if mixture not in grid]
+    mixtures, sources = ({key[place] for key in own} for place in (0, 1))
+    every = list(dict.fromkeys(mixture for mixture, _ in truth))
+    if missing := [mixture for mixture in every if mixture not in mixtures]:
+        spare = mixtures.difference(every)
         close = [c for m in missing[:20] for c in difflib.get_close_matches(m, spare, 1, 0.8)]
         hint = f" (but has {close[0]!r})" if close else ""
         lacks = io.listed(map(repr, missing), 3)
-        yield f"system {name!r} lacks {len(missing)} of {len(grid)} mixtures: {lacks}{hint}"
-    estimated = {source for row in own.values() for source in row}
+        yield f"system {name!r} lacks {len(missing)} of {len(every)} mixtures: {lacks}{hint}"
     gaps = [
         f"{source!r} of {mixture!r}"
-        for mixture, row in grid.items()
-        for source in row
-        if mixture in own and source in estimated and source not in own[mixture]
+        for mixture, source in truth
+        if mixture in mixtures and source in sources and (mixture, source) not in own
     ]
     if gaps:
         yield f"system {name!r} lacks {io.listed(gaps, 3)}, which it has of other mixtures"
 
 
 # ------------------------------------------------------------------------------------------------
-# What comes out
+# Words
 # ------------------------------------------------------------------------------------------------
-
-
-def _order(grid: Grid, names: Sequence[str] | None) -> list[str]:
-    every = sorted({source for row in grid.values() for source in row}, key=_natural)
-    if names is not None:
-        return [*names, *(name for name in every if name not in names)]
-    return sorted(every, key=lambda name: bool(_NOISE.fullmatch(name)))
-
-
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Sorts s2 before s10."""
-    parts = re.split(r"(\d+)", name)
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts if part)
-
-
-def _mixture(
-    key: str,
-    name: str,
-    row: Mapping[str, str],
-    order: Sequence[str],
-    systems: Mapping[str, Grid],
-    mixes: Mapping[str, str],
-) -> Mixture:
-    own = [source for source in order if source in row]
-
-    def paths(found: Mapping[str, str]) -> tuple[str | None, ...]:
-        return tuple(io.written(found[s]) if s in found else None for s in own)
-
-    estimated = {system: paths(grid.get(key, {})) for system, grid in systems.items()}
-    return Mixture(
-        name=name,
-        references=tuple(io.written(row[source]) for source in own),
-        systems={n: found for n, found in estimated.items() if any(found)},
-        folder="",
-        mixture=io.written(mixes[_ONLY]) if mixes else None,
-        sources=tuple(own),
-    )
 
 
 def _notes(
     layout: str,
-    grid: Grid,
+    truth: Files,
     order: Sequence[str],
     aside: Sequence[str],
-    systems: Mapping[str, Grid],
+    systems: Mapping[str, Files],
 ) -> Iterator[str]:
-    names = _shown(order)
-    yield f"references: {len(grid)} mixtures of the {len(order)} sources {names} ({layout})"
+    mixtures = {mixture for mixture, _ in truth}
+    count, names = len(mixtures), _shown(order)
+    yield f"references: {count} mixtures of the {len(order)} sources {names} ({layout})"
     if aside:
         keep = " ".join([*order, *aside])
         yield f"set aside: {_shown(aside)}; --sources {keep} would take all"
-    counts = Counter(source for row in grid.values() for source in row)
-    some = [f"{source!r} in {counts[source]}" for source in order if counts[source] < len(grid)]
-    if some:
-        common = [source for source in order if counts[source] == len(grid)]
+    counts = Counter(source for _, source in truth)
+    if some := [f"{source!r} in {counts[source]}" for source in order if counts[source] < count]:
+        common = _shown(source for source in order if counts[source] == count)
         yield (
-            f"some mixtures lack sources ({', '.join(some)} of {len(grid)}): each is scored with "
-            f"its own; all have {_shown(common) or 'none in common'}"
+            f"some mixtures lack sources ({', '.join(some)} of {count}): each is scored with its "
+            f"own; all have {common or 'none in common'}"
         )
     for name, own in systems.items():
-        estimated = {source for row in own.values() for source in row}
-        lacking = [source for source in order if source not in estimated]
-        more = sum(mixture not in grid for mixture in own)
-        words = [f"no estimate of {_shown(lacking)}"] if lacking else []
+        lacking = _shown(s for s in order if s not in {source for _, source in own})
+        more = len({mixture for mixture, _ in own} - mixtures)
+        words = [f"no estimate of {lacking}"] if lacking else []
         words += [f"{more} mixtures without references left out"] if more else []
         if words:
             yield f"system {name!r}: {'; '.join(words)}"
+
+
+def _sources(files: Files) -> list[str]:
+    """Sources that occur, none that is called mix, s2 before s10."""
+    return sorted({source for _, source in files if not _MIXTURE(source)}, key=_natural)
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    parts = re.split(r"(\d+)", name)
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts if part)
 
 
 def _shown(names: Iterable[str]) -> str:

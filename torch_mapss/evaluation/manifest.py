@@ -6,7 +6,7 @@ import json
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch_mapss.evaluation import io
@@ -69,7 +69,32 @@ def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
         ManifestError: everything that is wrong with it, missing files included.
     """
     name = io.shown(path)
-    return read_entries(_read_json(path, name), name, os.path.dirname(os.fspath(path)))
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            entries = json.load(file, object_pairs_hook=_unique_keys)
+    except OSError as error:
+        raise ManifestError(name, [f"cannot be read: {error.strerror}"]) from None
+    except ValueError as error:
+        # An entry a line, as Lhotse and others write them.
+        lines = "Extra data" in str(error)
+        hint = f". One object per line is no manifest. {_EXAMPLE}" if lines else ""
+        raise ManifestError(name, [f"is no valid JSON in UTF-8 ({error}){hint}"]) from None
+    return read_entries(entries, name, os.path.dirname(os.fspath(path)))
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"an object has the key {twice!r} twice")
+    return found
+
+
+# The shortest manifest that there can be, on one line.
+_EXAMPLE = (
+    'The least that is valid: [{"mixture_id": "song1", "references": ["a.wav", "b.wav"], '
+    '"systems": {"mine": ["a_est.wav", "b_est.wav"]}}]'
+)
 
 
 def read_entries(entries: Any, name: str, folder: str) -> tuple[Mixture, ...]:
@@ -83,16 +108,18 @@ def read_entries(entries: Any, name: str, folder: str) -> tuple[Mixture, ...]:
     Raises:
         ManifestError: everything that is wrong with it, missing files included.
     """
-    if not isinstance(entries, list):
-        raise ManifestError(name, [_no_list(entries)])
-    if not entries:
-        raise ManifestError(name, ["lists no mixture"])
+    if not isinstance(entries, list) or not entries:
+        text = f"must be a JSON list of mixtures, got {short(entries)}. {_EXAMPLE}"
+        raise ManifestError(name, [text])
     problems: list[str] = []
-    mixtures = [_read_entry(entry, k, folder, problems) for k, entry in enumerate(entries)]
-    problems += _duplicates([mixture.name for mixture in mixtures])
-    mixtures = _spelled_alike(mixtures)
-    for mixture in mixtures:
-        problems += _missing_files(mixture)
+    spelled: dict[str, str] = {}  # names of systems that are one text in two Unicode forms
+    mixtures = [
+        _read_entry(entry, f"entry {place}", folder, spelled, problems)
+        for place, entry in enumerate(entries)
+    ]
+    counts = Counter(io.same_name(mixture.name) for mixture in mixtures)
+    problems += [f"mixture_id {n!r} is used {k} times" for n, k in counts.items() if k > 1]
+    problems += [problem for mixture in mixtures for problem in _missing_files(mixture)]
     if not problems and not any(mixture.systems for mixture in mixtures):
         problems.append("lists no system in any of its mixtures, so there is nothing to score")
     if problems:
@@ -100,157 +127,85 @@ def read_entries(entries: Any, name: str, folder: str) -> tuple[Mixture, ...]:
     return tuple(mixtures)
 
 
-def _spelled_alike(mixtures: Sequence[Mixture]) -> list[Mixture]:
-    """One spelling for names of systems that are the same text in two Unicode forms."""
-    first: dict[str, str] = {}
-    return [
-        one._replace(
-            systems={
-                first.setdefault(io.same_name(n), n): paths for n, paths in one.systems.items()
-            }
-        )
-        for one in mixtures
-    ]
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool) and bool(str(value).strip())
 
 
-def _no_list(content: Any) -> str:
-    """Why a manifest that is no list is none, with what one looks like."""
-    if isinstance(content, dict) and {"references", "systems"} <= content.keys():
-        return "must be a JSON list of mixtures, got a single one: put it in [ ]"
-    found = short(content)
-    if isinstance(content, dict):
-        found = f"an object with {io.listed(map(repr, content), 3)}"
-    return f"must be a JSON list of mixtures, got {found}. {_EXAMPLE}"
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
-# The shortest manifest that there can be, on one line.
-_EXAMPLE = (
-    'The least that is valid: [{"mixture_id": "song1", "references": ["a.wav", "b.wav"], '
-    '"systems": {"mine": ["a_est.wav", "b_est.wav"]}}]'
+def _are_paths(value: Any, least: int = 2, null: bool = False) -> bool:
+    listed = isinstance(value, list | tuple) and len(value) >= least
+    return listed and all(_is_path(path) or (null and path is None) for path in value)
+
+
+# Key, whether it is there always, what it must be, in a function and in words.
+_KEYS: tuple[tuple[str, bool, Callable[[Any], bool], str], ...] = (
+    ("mixture_id", True, _is_name, "a name"),
+    ("references", True, _are_paths, "a list of at least two paths"),
+    ("systems", True, lambda value: isinstance(value, dict), "an object of name: list of paths"),
+    ("mixture", False, _is_path, "a path"),
+    ("sources", False, _are_paths, "a list of names"),
 )
 
 
-def _read_json(path: str | os.PathLike[str], name: str) -> Any:
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            return json.load(file, object_pairs_hook=_unique_keys)
-    except FileNotFoundError:
-        raise ManifestError(name, ["there is no such file"]) from None
-    except OSError as error:
-        raise ManifestError(name, [f"cannot be read: {error.strerror}"]) from None
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        lines = error.msg == "Extra data"  # an entry a line, as Lhotse and others write them
-        hint = f". One object per line is no manifest. {_EXAMPLE}" if lines else ""
-        raise ManifestError(name, [f"is no valid JSON ({place}: {error.msg}){hint}"]) from None
-    except UnicodeDecodeError as error:
-        raise ManifestError(name, [f"is no UTF-8 text (byte {error.start})"]) from None
-    except _RepeatedKey as error:
-        raise ManifestError(name, [f"has the key {error} twice in one object"]) from None
-
-
-class _RepeatedKey(Exception):
-    pass
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise _RepeatedKey(repr(key))
-        found[key] = value
-    return found
-
-
-def _read_entry(entry: Any, place: int, folder: str, problems: list[str]) -> Mixture:
+def _read_entry(
+    entry: Any, where: str, folder: str, spelled: dict[str, str], problems: list[str]
+) -> Mixture:
     """An entry as far as it can be read; what is wrong goes to ``problems``."""
-    where = f"entry {place}"
     if not isinstance(entry, dict):
-        problems.append(f"{where} must be an object, got {type(entry).__name__}")
+        problems.append(f"{where} must be an object, got {short(entry)}")
         return Mixture(where, (), {}, folder)
     name = entry.get("mixture_id")
-    if isinstance(name, str | int) and not isinstance(name, bool) and str(name).strip():
-        where = f"mixture {str(name)!r}"
-    missing = [key for key in ("mixture_id", "references", "systems") if key not in entry]
-    if missing:
-        problems.append(f"{where} lacks {', '.join(map(repr, missing))}")
-    elif where.startswith("entry"):
-        problems.append(f"{where}: mixture_id must be a name, got {name!r}")
-    references = _read_references(entry.get("references", ()), where, problems)
-    systems = _read_systems(entry.get("systems", {}), where, len(references), problems)
-    mixture, sources = _read_extras(entry, where, len(references), problems)
-    label = where if where.startswith("entry") else str(name)
-    return Mixture(label, references, systems, folder, mixture, sources)
-
-
-def _read_extras(
-    entry: Mapping[str, Any], where: str, count: int, problems: list[str]
-) -> tuple[str | None, tuple[str, ...]]:
-    """The keys that may be left out: ``mixture`` and ``sources``."""
-    mixture, sources = entry.get("mixture"), entry.get("sources")
-    if mixture is not None and not (isinstance(mixture, str) and mixture):
-        problems.append(f"{where}: mixture must be a path, got {short(mixture)}")
-        mixture = None
-    if sources is None:
-        return mixture, ()
-    named = isinstance(sources, list) and all(isinstance(s, str) and s.strip() for s in sources)
-    if not named or len(set(sources)) < len(sources) or (count and len(sources) != count):
+    label = str(name) if _is_name(name) else where
+    where = f"mixture {label!r}" if _is_name(name) else where
+    if missing := [repr(key) for key, needed, *_ in _KEYS if needed and key not in entry]:
+        problems.append(f"{where} lacks {', '.join(missing)}")
+    found: dict[str, Any] = {}
+    for key, needed, fits, expected in _KEYS:
+        value = entry.get(key)
+        if value is not None and fits(value):
+            found[key] = value
+        elif key in entry and (needed or value is not None):
+            problems.append(f"{where}: {key} must be {expected}, got {short(value)}")
+    references, sources = (tuple(found.get(key, ())) for key in ("references", "sources"))
+    count, systems = len(references), {}
+    if count and sources and len({*sources}) != count:
         problems.append(
             f"{where}: sources must be one name per reference ({count}), each another, got "
             f"{short(sources)}"
         )
-        return mixture, ()
-    return mixture, tuple(sources)
-
-
-def _read_references(given: Any, where: str, problems: list[str]) -> tuple[str, ...]:
-    given = list(given) if isinstance(given, tuple) and given else given
-    if given == ():  # the key is missing, which is told already
-        return ()
-    if not isinstance(given, list) or not all(isinstance(path, str) and path for path in given):
-        problems.append(f"{where}: references must be a list of paths, got {short(given)}")
-        return ()
-    if len(given) < 2:
-        problems.append(f"{where}: references must be at least two, got {len(given)}")
-    return tuple(given)
-
-
-def _read_systems(
-    given: Any, where: str, sources: int, problems: list[str]
-) -> dict[str, tuple[str | None, ...]]:
-    if not isinstance(given, dict):
-        problems.append(
-            f"{where}: systems must be an object of name: list of paths, got {short(given)}"
-        )
-        return {}
-    found: dict[str, tuple[str | None, ...]] = {}
-    for name, paths in given.items():
-        problem = _system_problem(paths, sources)
-        if problem:
-            problems.append(f"{where}, system {name!r}: {problem}")
+    for system, paths in found.get("systems", {}).items():
+        if not _are_paths(paths, null=True) or (count and len(paths) != count):
+            problems.append(
+                f"{where}, system {system!r}: must have one path per reference ({count}), null "
+                f"where it estimates none, got {short(paths)}"
+            )
+        elif not any(paths):
+            problems.append(f"{where}, system {system!r}: estimates no source at all; leave it out")
         else:
-            found[name] = tuple(paths)
-    return found
+            systems[spelled.setdefault(io.same_name(system), system)] = tuple(paths)
+    return Mixture(label, references, systems, folder, found.get("mixture"), sources)
 
 
-def _system_problem(paths: Any, sources: int) -> str | None:
-    kinds = isinstance(paths, list) and all(
-        path is None or (isinstance(path, str) and path) for path in paths
-    )
-    if not kinds:
-        return f"must be a list of paths or null, got {short(paths)}"
-    if sources and len(paths) != sources:
-        return (
-            f"must have one path per reference ({sources}), null where it estimates none, got "
-            f"{len(paths)}"
-        )
-    if all(path is None for path in paths):
-        return "estimates no source at all; leave it out"
-    return None
+def _missing_files(mixture: Mixture) -> Iterator[str]:
+    listed = [("references", path) for path in mixture.references]
+    listed += [(f"system {s!r}", path) for s, paths in mixture.systems.items() for path in paths]
+    for whose, path in (*listed, ("mixture", mixture.mixture)):
+        if path is None or os.path.isfile(mixture.locate(path)):
+            continue
+        hint, turned = "", path.replace("\\", "/")
+        if turned != path and os.sep == "/":
+            there = "is there" if os.path.isfile(mixture.locate(turned)) else "is not there either"
+            hint = f" (backslashes do not separate folders here; {turned!r} {there})"
+        name = os.path.join(mixture.folder, path)
+        yield f"mixture {mixture.name!r}, {whose}: no file {name!r}{hint}"
 
 
 def short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    """A value for a message."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -259,17 +214,15 @@ def of_one_folder(mixtures: Sequence[Mixture]) -> Sequence[Mixture]:
     if len({mixture.folder for mixture in mixtures}) == 1:
         return mixtures
 
-    def absolute(mixture: Mixture, path: str) -> str:
-        return os.path.abspath(os.path.join(mixture.folder, path))
+    def absolute(mixture: Mixture, *paths: str | None) -> tuple[Any, ...]:
+        folder = os.path.abspath(mixture.folder)
+        return tuple(None if path is None else os.path.join(folder, path) for path in paths)
 
     return [
         one._replace(
-            references=tuple(absolute(one, path) for path in one.references),
-            systems={
-                name: tuple(None if path is None else absolute(one, path) for path in paths)
-                for name, paths in one.systems.items()
-            },
-            mixture=None if one.mixture is None else absolute(one, one.mixture),
+            references=absolute(one, *one.references),
+            systems={name: absolute(one, *paths) for name, paths in one.systems.items()},
+            mixture=absolute(one, one.mixture)[0],
             folder="",
         )
         for one in mixtures
@@ -295,32 +248,3 @@ def listed(mixtures: Sequence[Mixture], folder: str) -> dict[str, Any]:
     ]
     shown = io.shown(root)
     return {"format": FORMAT, "root": shown, "relative": relative, "mixtures": entries}
-
-
-def _duplicates(names: Sequence[str]) -> list[str]:
-    counts = Counter(map(io.same_name, names))
-    return [
-        f"mixture_id {name!r} is used {counts[name]} times" for name in counts if counts[name] > 1
-    ]
-
-
-def _missing_files(mixture: Mixture) -> list[str]:
-    listed = [("references", path) for path in mixture.references]
-    for system, paths in mixture.systems.items():
-        listed += [(f"system {system!r}", path) for path in paths if path is not None]
-    listed += [] if mixture.mixture is None else [("mixture", mixture.mixture)]
-    return [
-        f"mixture {mixture.name!r}, {whose}: no file {os.path.join(mixture.folder, path)!r}"
-        + _slashes(mixture, path)
-        for whose, path in listed
-        if not os.path.isfile(mixture.locate(path))
-    ]
-
-
-def _slashes(mixture: Mixture, path: str) -> str:
-    """A hint for paths of a system that separates folders in another way than this one."""
-    if "\\" not in path or os.sep == "\\":
-        return ""
-    turned = path.replace("\\", "/")
-    there = "is there" if os.path.isfile(mixture.locate(turned)) else "is not there either"
-    return f" (backslashes do not separate folders here; {turned!r} {there})"
