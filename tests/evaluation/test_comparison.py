@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
 import json
 import math
@@ -18,21 +19,19 @@ import pandas
 import pytest
 from pandas.testing import assert_frame_equal
 from scipy import stats
-from separations import environment, save_manifest, score_set, small_mapss, write_manifest
+from separations import environment, save_manifest, score_set, write_manifest
 
 import torch_mapss
 from torch_mapss.evaluation import cli
-from torch_mapss.evaluation.comparison import (
+from torch_mapss.evaluation.comparison import Comparison, compare
+from torch_mapss.evaluation.comparison_tables import (
     PAIR_COLUMNS,
     RANK_COLUMNS,
     SOURCE_COLUMNS,
-    Comparison,
-    compare,
-    compare_items,
+    outlier,
 )
-from torch_mapss.evaluation.comparison_rows import outlier
 from torch_mapss.evaluation.measures import COLUMNS, RANKED
-from torch_mapss.evaluation.results import load_results
+from torch_mapss.evaluation.results import Results, load_results
 
 Scores = dict[str, list[float]]
 
@@ -49,6 +48,14 @@ def items(
         for system, values in scores.items()
         for place, value in enumerate(values)
     ]
+
+
+def compared(given: Any, rows: Any = (), **options: Any) -> Comparison:
+    """Of rows of ``items.csv`` and ``scores.csv``, or of the scores of systems."""
+    tables = (
+        pandas.DataFrame(t) for t in (rows, items(given) if isinstance(given, dict) else given, ())
+    )
+    return compare(Results("", {}, {}, None, {}, {}, (), (), *tables), **options)
 
 
 def pair(comparison: Comparison, a: str, b: str, measure: str = "ps") -> dict[str, Any]:
@@ -76,7 +83,7 @@ def three_systems(count: int = 12, seed: int = 0) -> Scores:
 
 def test_rows_are_those_of_scipy() -> None:
     scores = three_systems()
-    found = compare_items(items(scores))
+    found = compared(scores)
     p = {}
     for a, b in itertools.combinations(scores, 2):
         row = pair(found, a, b)
@@ -99,7 +106,7 @@ def test_rows_are_those_of_scipy() -> None:
 
 def test_ranking_with_groups() -> None:
     scores = three_systems()
-    found = ranked(compare_items(items(scores)))
+    found = ranked(compared(scores))
     assert [*found] == ["high", "middle", "low"]
     assert [row["group"] for row in found.values()] == ["a", "b", "b"]
     for system, row in found.items():
@@ -121,7 +128,7 @@ LEVELS = {"low": 0.1, "middle": 0.5, "high": 0.9}
 
 def test_six_mixtures_and_three_systems_are_too_few() -> None:
     scores = spread(LEVELS)
-    found = compare_items(items(scores))
+    found = compared(scores)
     assert {row["group"] for row in ranked(found).values()} == {"a"}
     for row in ranked(found).values():
         assert row["note"] == "interval approximate (n < 10); n too small to order"
@@ -131,7 +138,7 @@ def test_six_mixtures_and_three_systems_are_too_few() -> None:
         "smallest attainable p is 0.094; 7 are needed."
     )
     assert " ".join(found.summary().split()).startswith(found.answer())
-    two = compare_items(items({name: scores[name] for name in ("low", "high")}))
+    two = compared({name: scores[name] for name in ("low", "high")})
     assert [row["group"] for row in ranked(two).values()] == ["a", "b"]  # 1/32
     assert "significantly better than every other system" in two.answer()
 
@@ -142,7 +149,7 @@ def test_the_answer_names_the_best_of_every_measure() -> None:
     for row in rows:  # in PS the second best is best, but for one mixture
         row["ps"] = {"low": 0.1, "middle": 0.8, "high": 0.7}[row["system"]]
         row["ps"] += 0.2 * (row["mixture_id"] == "m3" and row["system"] == "high")
-    found = compare_items(rows, confidence=0.9)
+    found = compared(rows, confidence=0.9)
     assert found.answer() == (
         "high is best on clearance and bleed in 12 of 12 mixtures; middle is best on PS in 11 of "
         "12 mixtures; significantly better than every other system at level 0.05."
@@ -152,7 +159,7 @@ def test_the_answer_names_the_best_of_every_measure() -> None:
     bleed = pair(found, "low", "high", "bleed_db")
     assert (bleed["wins"], bleed["losses"], bleed["effect"]) == (0, 12, -1.0)
     assert bleed["difference"] > 0.0
-    alike = compare_items(items(three_systems(12, seed=3) | {"other": three_systems()["high"]}))
+    alike = compared(items(three_systems(12, seed=3) | {"other": three_systems()["high"]}))
     assert "on none is it significantly better" in alike.answer()
 
 
@@ -160,8 +167,8 @@ def test_pairs_that_cannot_reject_leave_the_family() -> None:
     scores = three_systems()
     scores["rare"] = [*scores["low"][:5], *[math.nan] * 7]
     found, without = (
-        compare_items(items(scores)),
-        compare_items(items(scores), systems=[*scores][:3]),
+        compared(scores),
+        compared(items(scores), systems=[*scores][:3]),
     )
     for a, b in itertools.combinations([*scores][:3], 2):
         assert pair(found, a, b)["p_holm"] == pair(without, a, b)["p_holm"]
@@ -173,21 +180,21 @@ def test_pairs_that_cannot_reject_leave_the_family() -> None:
 
 def test_systems_can_be_chosen_and_references_left_out() -> None:
     rows = items(spread({**LEVELS, "control:ref": 1.0}))
-    assert compare_items(rows).answer().startswith("control:ref is best")
-    found = compare_items(rows, references=False)
+    assert compared(rows).answer().startswith("control:ref is best")
+    found = compared(rows, references=False)
     assert [*ranked(found)] == ["high", "middle", "low"]
     assert found.answer().startswith("high is best")
-    assert len(compare_items(rows, systems=["low", "high"]).pairs) == 2
+    assert len(compared(rows, systems=["low", "high"]).pairs) == 2
     for options in ({"systems": ["lwo"]}, {"systems": ["control:ref"], "references": False}):
         with pytest.raises(ValueError, match="system"):
-            compare_items(rows, **options)
+            compared(rows, **options)
 
 
 def test_names_in_two_unicode_forms_are_one() -> None:
     rows = items(spread({"Caf\u00e9": 0.3, "b": 0.4}))
     for row in rows[1::2]:
         row["system"] = row["system"].replace("\u00e9", "e\u0301")
-    assert compare_items(rows).scores.systems == ("Caf\u00e9", "b")
+    assert compared(rows).systems == ("Caf\u00e9", "b")
 
 
 def test_failed_mixtures_are_named() -> None:
@@ -195,7 +202,7 @@ def test_failed_mixtures_are_named() -> None:
     scores["low"][2] = math.nan
     rows = items(scores, reason=[""] * 6)
     rows[2] |= {"status": "failed", "reason": "no such file"}
-    found = compare_items(rows)
+    found = compared(rows)
     assert "failed: m2" in ranked(found)["low"]["note"]
     assert "Failed: mixture 'm2', system 'low': no such file" in found.summary()
 
@@ -203,7 +210,7 @@ def test_failed_mixtures_are_named() -> None:
 def test_one_mixture_that_moves_a_mean_is_named() -> None:
     scores = spread(LEVELS, 8)
     scores["middle"][5] = -40.0
-    found = compare_items(items(scores))
+    found = compared(scores)
     assert "m5 moves the mean: -4.541 with it, 0.525 without" in ranked(found)["middle"]["note"]
     assert "PS of middle: m5 moves the mean" in found.summary()
     assert "moves" not in ranked(found)["low"]["note"]
@@ -219,7 +226,7 @@ def test_sources_have_means_of_their_own() -> None:
         for source, plus in (("vocals", 0.0), ("drums", 1.0))
     ]
     rows[1]["ps"] = math.nan
-    found = compare_items(items(scores), rows)
+    found = compared(items(scores), rows)
     means = found.sources.set_index(["measure", "source", "system"])
     assert means.loc[("ps", "vocals", "low"), "mean"] == pytest.approx(np.mean(scores["low"]))
     assert means.loc[("ps", "drums", "low"), "n"] == 5
@@ -227,26 +234,24 @@ def test_sources_have_means_of_their_own() -> None:
     many = [
         {**row, "source": f"{row['mixture_id']}/{k}"} for row in items(scores) for k in range(2)
     ]
-    assert "sources.csv" in compare_items(items(scores), many).summary()
+    assert "sources.csv" in compared(items(scores), many).summary()
 
 
 def test_excerpts_give_a_standard_error() -> None:
     rows = items(spread(LEVELS), ps_se=[0.03] * 6)
-    note = ranked(compare_items(rows))["low"]["note"]
+    note = ranked(compared(rows))["low"]["note"]
     assert f"standard error from excerpts {0.03 / math.sqrt(6):.2g}" in note
 
 
-def test_diagnostics_are_not_ranked() -> None:
-    rows = items(spread(LEVELS), ("ps", "foreign_distance", "log_foreign_distance"))
-    assert compare_items(rows).measures == ("ps",)
-    nothing = items(spread(LEVELS), bleed_db=[math.nan] * 6)
-    assert compare_items(nothing).measures == ("ps", "log_pm")  # no value of bleed anywhere
+def test_measures_without_a_value_and_diagnostics_are_not_ranked() -> None:
+    rows = items(spread(LEVELS), ("ps", "foreign_distance"), bleed_db=[math.nan] * 6)
+    assert compared(rows).measures == ("ps",)
 
 
 def test_undefined_mixtures_are_paired_out_and_counted() -> None:
     scores = three_systems()
     scores["low"][3] = scores["high"][5] = math.nan
-    found = compare_items(items(scores))
+    found = compared(scores)
     assert [pair(found, a, b)["n"] for a, b in itertools.combinations(scores, 2)] == [11, 10, 11]
     assert pair(found, "low", "high")["undefined"] == 2
     kept = [k for k in range(12) if k not in (3, 5)]
@@ -262,7 +267,7 @@ def test_undefined_mixtures_are_paired_out_and_counted() -> None:
 
 
 def test_a_system_without_a_score_has_no_group() -> None:
-    found = compare_items(items({"one": [0.1, 0.2, 0.3], "none": [math.nan] * 3}))
+    found = compared(items({"one": [0.1, 0.2, 0.3], "none": [math.nan] * 3}))
     assert [*ranked(found)] == ["one", "none"]
     row = ranked(found)["none"]
     assert (row["n"], row["group"], row["undefined"]) == (0, "", 3)
@@ -273,27 +278,23 @@ def test_a_system_without_a_score_has_no_group() -> None:
     assert "none" in found.summary()
 
 
-def test_without_any_score_the_reason_is_said() -> None:
-    found = compare_items(items({"one": [math.nan] * 3, "none": [math.nan] * 3}))
+def test_few_or_no_scores_are_answered() -> None:
+    found = compared({"one": [math.nan] * 3, "none": [math.nan] * 3})
     assert found.answer().startswith("No mixture has a score")
     assert "are needed" not in found.summary()  # it is not for want of mixtures
-    single = compare_items(items({"one": [0.1], "two": [0.2]}))
-    assert "6 are needed" in single.answer()
-
-
-def test_one_system_alone_is_ranked() -> None:
-    found = compare_items(items({"one": [0.1, 0.2, 0.4]}))
-    assert found.pairs.empty
-    assert ranked(found)["one"]["group"] == "a"
-    assert "too small" not in ranked(found)["one"]["note"]
-    assert "only system" in found.answer()
+    assert "6 are needed" in compared({"one": [0.1], "two": [0.2]}).answer()
+    alone = compared({"one": [0.1, 0.2, 0.4]})
+    assert alone.pairs.empty
+    assert ranked(alone)["one"]["group"] == "a"
+    assert "too small" not in ranked(alone)["one"]["note"]
+    assert "only system" in alone.answer()
 
 
 def test_weights_move_means_and_no_ranks() -> None:
     scores = three_systems()
     seconds = [1.0 + place for place in range(12)]
-    equal = compare_items(items(scores, seconds=seconds))
-    found = compare_items(items(scores, seconds=seconds), weight="duration")
+    equal = compared(items(scores, seconds=seconds))
+    found = compared(items(scores, seconds=seconds), weight="duration")
     expected = np.average(scores["high"], weights=seconds)
     assert ranked(found)["high"]["mean"] == pytest.approx(expected)
     assert {*found.pairs["weight"]} == {"duration"}
@@ -301,15 +302,12 @@ def test_weights_move_means_and_no_ranks() -> None:
     assert one["difference"] != other["difference"]
     assert one["p_wilcoxon"] == other["p_wilcoxon"]
     assert any("duration" in note for note in found.notes())
-    sources = compare_items(items(scores, references=[2.0] * 6 + [4.0] * 6), weight="sources")
+    sources = compared(items(scores, references=[2.0] * 6 + [4.0] * 6), weight="sources")
     expected = np.average(scores["low"], weights=[2] * 6 + [4] * 6)
     assert ranked(sources)["low"]["mean"] == pytest.approx(expected)
-
-
-def test_a_mixture_that_failed_has_no_weight_and_needs_none() -> None:
-    scores = {"one": [0.1, 0.2, 0.4, math.nan], "two": [0.3, 0.3, 0.5, math.nan]}
-    seconds = [1.0, 2.0, 3.0, None]
-    found = compare_items(items(scores, seconds=seconds), weight="duration")  # type: ignore[arg-type]
+    # A mixture that failed has no length and needs no weight.
+    some = {"one": [0.1, 0.2, 0.4, math.nan], "two": [0.3, 0.3, 0.5, math.nan]}
+    found = compared(items(some, seconds=[1.0, 2.0, 3.0, None]), weight="duration")
     expected = np.average([0.1, 0.2, 0.4], weights=[1, 2, 3])
     assert ranked(found)["one"]["mean"] == pytest.approx(expected)
 
@@ -319,7 +317,7 @@ def test_a_mixture_that_failed_has_no_weight_and_needs_none() -> None:
 )
 def test_options_that_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
-        compare_items([], **{name: value})
+        compared([], **{name: value})
 
 
 # ----------------------------------------------------------------------------------------- folders
@@ -333,15 +331,15 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out")
-    score_set(manifest, out)
+    score_set(manifest, out, measures="decomposition")
     return out
 
 
-def one_system(manifest: Path, name: str, out: Path, **options: Any) -> Path:
+def one_system(manifest: Path, name: str, out: Path) -> Path:
     entries = json.loads(manifest.read_text(encoding="utf-8"))
     less = [{**e, "systems": {name: e["systems"][name]}} for e in entries]
     path = save_manifest(manifest.parent, less, f"{name}.json")
-    score_set(path, out, small_mapss(**options))
+    score_set(path, out, measures="decomposition")
     return out
 
 
@@ -350,39 +348,32 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_folders_are_joined(manifest: Path, folder: Path, tmp_path: Path) -> None:
+def test_folders_are_joined_and_other_settings_refused(
+    manifest: Path, folder: Path, tmp_path: Path
+) -> None:
     parts = [one_system(manifest, name, tmp_path / name) for name in ("good", "bad")]
     whole, joined = compare(folder), torch_mapss.compare(parts)
     for name in ("pairs", "ranking", "sources"):
         assert_frame_equal(getattr(joined, name), getattr(whole, name))
     assert_frame_equal(compare([load_results(folder), folder]).pairs, whole.pairs)  # the same twice
-
-
-def test_folders_of_other_settings_are_refused(
-    manifest: Path, folder: Path, tmp_path: Path
-) -> None:
-    other = one_system(manifest, "bad", tmp_path / "other", alpha=0.5)
+    one = load_results(folder)
+    other = dataclasses.replace(one, settings={**one.settings, "alpha": 0.5})
     with pytest.raises(ValueError, match="alpha is"):
-        compare([folder, other])
+        compare([one, other])
+    folders = dict.fromkeys(one.sha256, "x")
+    with pytest.raises(ValueError, match=r"'m0'.*mixture_id"):
+        compare([one, dataclasses.replace(one, sha256=folders)])
 
 
-def test_bounds_are_no_other_settings(manifest: Path, folder: Path, tmp_path: Path) -> None:
-    asked = {"bounds": True, "bounds_convention": "derived", "tail": "bootstrap"}
-    score_set(manifest, tmp_path, **asked)
-    other = load_results(tmp_path)
-    assert_frame_equal(compare([folder, other]).pairs, compare(folder).pairs)
-    other.items.loc[other.items.index[0], "ps"] += 0.1
+def test_bounds_are_no_other_settings(folder: Path) -> None:
+    one = load_results(folder)
+    other = dataclasses.replace(
+        one, settings={**one.settings, "bounds": True, "tail": "bootstrap"}, items=one.items.copy()
+    )
+    assert_frame_equal(compare([one, other]).pairs, compare(one).pairs)
+    other.items.loc[other.items.index[0], "fidelity"] += 0.1
     with pytest.raises(ValueError, match="twice"):
-        compare([folder, other])
-
-
-def test_other_references_are_refused(folder: Path, tmp_path: Path) -> None:
-    other = write_manifest(tmp_path / "set", 2, ("third",))
-    (tmp_path / "set/m1/truth/a.wav").write_bytes((tmp_path / "set/m0/truth/a.wav").read_bytes())
-    score_set(other, tmp_path / "out")
-    with pytest.raises(ValueError, match="mixture_id") as it:
-        compare([folder, tmp_path / "out"])
-    assert "'m1'" in str(it.value)
+        compare([one, other])
 
 
 def test_the_command_writes_tables_and_figures(
@@ -415,17 +406,10 @@ def test_the_command_writes_tables_and_figures(
     assert (again / "ranking.csv").read_bytes() == (out / "ranking.csv").read_bytes()
 
 
-def test_a_folder_that_is_none_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["compare", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_evaluate_ends_with_the_ranking(
     manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--encoder", "mel", "--bank-size", "5"]
+    options = ["--encoder", "mel", "--bank-size", "5", "--measures", "decomposition"]
     assert cli.main(["evaluate", str(manifest), "--out", str(tmp_path), *options]) == 0
     text = capsys.readouterr().out
     assert compare(tmp_path).summary() in text
@@ -434,13 +418,13 @@ def test_evaluate_ends_with_the_ranking(
 def test_figures_of_many_and_of_no_scores() -> None:
     pytest.importorskip("matplotlib")
     rng = np.random.default_rng(0)
-    scores = {f"system $x_{k}$ with a long name": list(rng.normal(size=300)) for k in range(9)}
+    scores = {f"system $x_{k}$ with a long name": list(rng.normal(size=300)) for k in range(4)}
     scores["none"] = [math.nan] * 300
-    found = compare_items(items(scores, RANKED))
+    found = compared(items(scores, ("clearance", "fidelity", "log_pm")))
     for name in (None, *found.measures, "scatter"):
         assert found.plot(name).axes
-    labels = [text.get_text() for text in found.plot("ps").axes[0].get_xticklabels()]
-    assert len(labels) == 9  # nothing to draw of the last
+    labels = [text.get_text() for text in found.plot("fidelity").axes[0].get_xticklabels()]
+    assert len(labels) == 4  # nothing to draw of the last
     axes = found.plot("scatter").axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("clearance", "fidelity")
     with pytest.raises(ValueError, match="measure"):
@@ -448,7 +432,7 @@ def test_figures_of_many_and_of_no_scores() -> None:
 
 
 def test_a_notebook_shows_the_answer_and_tables() -> None:
-    found = compare_items(items(spread({"<b>": 0.1, "high": 0.9})))
+    found = compared(items(spread({"<b>": 0.1, "high": 0.9})))
     shown = found._repr_html_()
     assert found.answer() in shown
     assert shown.count("<table") == 2
@@ -486,16 +470,18 @@ def test_two_thousand_mixtures_of_ten_systems() -> None:
 import re, time
 from pathlib import Path
 import numpy as np
-from torch_mapss.evaluation.comparison import compare_items
+from pandas import DataFrame
+from torch_mapss.evaluation.comparison import compare
+from torch_mapss.evaluation.results import Results
 from torch_mapss.evaluation.measures import RANKED
 rng = np.random.default_rng(0)
-items = [
+items = DataFrame(
     {"mixture_id": f"m{n}", "system": f"s{k}", "seconds": 1.0, "references": 2}
     | dict.fromkeys(RANKED, float("nan") if rng.random() < 0.01 else rng.normal(0.1 * k))
     for n in range(2000) for k in range(10)
-]
+)
 started = time.process_time()  # one thread: the seconds of an idle machine
-compare_items(items)
+compare(Results("", {}, {}, None, {}, {}, (), (), DataFrame(), items, DataFrame()))
 seconds = time.process_time() - started
 # Not getrusage: what that counts begins with the process that started this one.
 peak = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())

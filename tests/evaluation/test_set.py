@@ -135,7 +135,7 @@ def test_the_public_call_scores_a_set_for_compare(
     expected = load_results(whole)
     for name in ("ps", "log_pm", "clearance"):
         assert list(results.items[name]) == list(expected.items[name])
-    assert list(compare(results).scores.systems) == ["good", "bad"]
+    assert list(compare(results).systems) == ["good", "bad"]
     with pytest.raises(TypeError, match="banksize"):
         evaluate_set(entries, out=tmp_path, banksize=3)
 

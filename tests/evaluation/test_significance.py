@@ -15,24 +15,24 @@ from torch_mapss.evaluation import significance
 # ------------------------------------------------------------------------------------ intervals
 
 
-def test_intervals_are_scipys_column_by_column() -> None:
+def test_intervals_are_scipys_column_by_column(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(1).gamma(2.0, size=(12, 3))
+    values[2:4, 2] = np.nan  # left out
     found = significance.mean_intervals(values, resamples=2000, seed=5)
+    np.testing.assert_array_equal(found.n, [12, 12, 10])
     for k in range(3):
+        own = values[np.isfinite(values[:, k]), k]
         plain = stats.bootstrap(
-            (values[:, k],), np.mean, n_resamples=2000, random_state=np.random.default_rng(5)
+            (own,), np.mean, n_resamples=2000, random_state=np.random.default_rng(5)
         ).confidence_interval
-        assert found.mean[k] == pytest.approx(values[:, k].mean(), rel=1e-12)
-        assert found.low[k] == pytest.approx(plain.low, rel=1e-9)
-        assert found.high[k] == pytest.approx(plain.high, rel=1e-9)
-
-
-def test_blocks_of_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.random.default_rng(2).normal(size=(20, 2))
-    whole = significance.mean_intervals(values, resamples=500)
-    monkeypatch.setattr(significance, "_BLOCK", 7 * 20)
-    for one, other in zip(whole, significance.mean_intervals(values, resamples=500)):
-        np.testing.assert_allclose(one, other, rtol=1e-12)
+        assert found.mean[k] == pytest.approx(own.mean(), rel=1e-12)
+        assert (found.low[k], found.high[k]) == pytest.approx(plain, rel=1e-9)
+    monkeypatch.setattr(significance, "_BLOCK", 7 * 12)  # blocks of draws change nothing
+    blocks = significance.mean_intervals(values, resamples=2000, seed=5)
+    alike = significance.mean_intervals(values, np.full(12, 2.5), resamples=2000, seed=5)
+    for one, *others in zip(found, blocks, alike):
+        for other in others:
+            np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
 def test_weights_are_those_of_a_weighted_mean() -> None:
@@ -55,15 +55,6 @@ def test_weights_are_those_of_a_weighted_mean() -> None:
     assert found.mean[0] != pytest.approx(values.mean(), rel=1e-3)
 
 
-def test_weights_of_one_size_are_no_weights() -> None:
-    values = np.random.default_rng(4).normal(size=(9, 2))
-    for one, other in zip(
-        significance.mean_intervals(values, resamples=400),
-        significance.mean_intervals(values, np.full(9, 2.5), resamples=400),
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-9)
-
-
 def test_constant_columns_and_small_sets() -> None:
     step = np.arange(8)[:, None] * 0.1
     found = significance.mean_intervals((step + 0.3) - step)  # 0.3 but for rounding
@@ -71,23 +62,10 @@ def test_constant_columns_and_small_sets() -> None:
     one = significance.mean_intervals(np.array([[0.25]]))
     assert one.mean == 0.25
     assert np.isnan([one.low, one.high]).all()
-    assert np.isnan(np.array(significance.mean_intervals(np.empty((0, 2))))).all()
+    none = significance.mean_intervals(np.full((1, 2), np.nan))
+    assert np.isnan(none[1:]).all()
     two = significance.mean_intervals(np.array([[0.0], [1.0]]))
     assert 0.0 <= two.low[0] < 0.5 < two.high[0] <= 1.0
-
-
-@pytest.mark.parametrize(
-    ("values", "weights"),
-    [
-        (np.zeros(3), None),
-        (np.array([[np.nan]]), None),
-        (np.zeros((3, 1)), np.ones(2)),
-        (np.zeros((2, 1)), np.array([1.0, 0.0])),
-    ],
-)
-def test_intervals_refuse(values: np.ndarray, weights: np.ndarray | None) -> None:
-    with pytest.raises(ValueError):
-        significance.mean_intervals(values, weights)
 
 
 @pytest.mark.slow
@@ -121,10 +99,10 @@ def by_enumeration(differences: np.ndarray) -> float:
 @pytest.mark.parametrize("steps", [2, 5, 10**6])
 def test_p_is_that_of_all_signs(count: int, steps: int) -> None:
     rng = np.random.default_rng(count * steps)
-    for _ in range(10):
+    for _ in range(5):
         differences = rng.integers(-steps, steps + 1, size=count).astype(float)
         found = significance.paired_test(differences)
-        assert found.p == pytest.approx(by_enumeration(differences), abs=1e-12)
+        assert found.p_wilcoxon == pytest.approx(by_enumeration(differences), abs=1e-12)
         assert found.wins + found.ties + found.losses == count
 
 
@@ -133,11 +111,11 @@ def test_p_with_ties_beyond_enumeration_and_at_large_n() -> None:
     differences = np.round(rng.normal(0.4, 1.0, size=45), 1)
     found = significance.paired_test(differences)
     normal = stats.wilcoxon(differences, zero_method="pratt", method="asymptotic").pvalue
-    assert found.p == pytest.approx(normal, rel=0.3)
-    assert found.p != pytest.approx(normal, rel=0.05)  # the exact one
+    assert found.p_wilcoxon == pytest.approx(normal, rel=0.3)
+    assert found.p_wilcoxon != pytest.approx(normal, rel=0.05)  # the exact one
     large = rng.normal(0.05, 1.0, size=2000)
     expected = stats.wilcoxon(large, zero_method="pratt").pvalue
-    assert significance.paired_test(large).p == pytest.approx(expected, rel=1e-12)
+    assert significance.paired_test(large).p_wilcoxon == pytest.approx(expected, rel=1e-12)
 
 
 def test_counts_and_effect_by_hand() -> None:
@@ -148,15 +126,15 @@ def test_counts_and_effect_by_hand() -> None:
     assert significance.paired_test(np.zeros(4)) == (0, 4, 0, 1.0, 0.0, 1.0)
     other = significance.paired_test(-np.array([1.0, -2.0, 3.0, 3.0]))
     assert other.effect == -found.effect
-    assert other.p == found.p
+    assert other.p_wilcoxon == found.p_wilcoxon
 
 
 def test_differences_equal_but_for_rounding_are_tied() -> None:
     one = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
     other = np.array([0.8, 0.7, 0.6, 0.5, 0.4, 0.5, 0.2, 0.3])
     found = significance.paired_test(one - other)  # eight times 0.1, two of them negative
-    assert found.p == pytest.approx(by_enumeration(np.sign(np.round(one - other, 9))))
-    assert found.p == pytest.approx(0.2890625)
+    assert found.p_wilcoxon == pytest.approx(by_enumeration(np.sign(np.round(one - other, 9))))
+    assert found.p_wilcoxon == pytest.approx(0.2890625)
     assert (found[:3], found.effect) == ((6, 0, 2), 0.5)
     assert significance.paired_test(np.full(6, 5.6e-17)) == (0, 6, 0, 1.0, 0.0, 1.0)
     # Of large scores the rounding is larger, of small ones smaller.
@@ -176,12 +154,6 @@ def test_ties_are_merged_and_others_kept() -> None:
     np.testing.assert_array_equal(significance.merge_ties(distinct), distinct)
 
 
-@pytest.mark.parametrize("bad", [np.empty(0), np.zeros((2, 2)), np.array([1.0, np.inf])])
-def test_paired_test_refuses(bad: np.ndarray) -> None:
-    with pytest.raises(ValueError):
-        significance.paired_test(bad)
-
-
 # ------------------------------------------------------------------------------------------ Holm
 
 
@@ -196,7 +168,7 @@ def test_holm_by_hand() -> None:
 def test_least_p_is_reached_and_never_passed() -> None:
     assert significance.least_holm_p(6, 3) == 3 / 32
     for count in (2, 5, 8):
-        p = significance.paired_test(np.arange(1.0, count + 1)).p
+        p = significance.paired_test(np.arange(1.0, count + 1)).p_wilcoxon
         reached = significance.holm(np.array([p, 1.0, 1.0]))[0]
         assert significance.least_holm_p(count, 3) == pytest.approx(min(1.0, reached))
     assert significance.least_holm_p(0, 1) == 1.0
@@ -204,26 +176,26 @@ def test_least_p_is_reached_and_never_passed() -> None:
 
 def test_pairs_that_cannot_reject_cost_the_others_nothing() -> None:
     p, least = np.array([0.03, 0.2, 0.5, 0.04]), np.array([0.01, 0.1, 0.5, 0.02])
-    found = significance.holm_of_testable(p, least, 0.05)
+    found = significance.holm(p, least, 0.05)
     np.testing.assert_allclose(found, [0.06, 0.4, 0.5, 0.06])  # two tests instead of four
-    none = significance.holm_of_testable(p, np.ones(4), 0.05)
+    none = significance.holm(p, np.ones(4), 0.05)
     np.testing.assert_allclose(none, significance.holm(p))
 
 
 def test_chance_of_any_rejection_holds_without_pairs_that_cannot_reject() -> None:
     """Five systems alike; two of them with so few mixtures that their pairs cannot reject."""
     rng, wrong = np.random.default_rng(7), 0
-    for _ in range(600):
+    for _ in range(300):
         values = rng.normal(size=(12, 5))
         values[4:, 3:] = np.nan
         pairs = list(itertools.combinations(range(5), 2))
         differences = [values[:, a] - values[:, b] for a, b in pairs]
         tests = [significance.paired_test(d[np.isfinite(d)]) for d in differences]
-        adjusted = significance.holm_of_testable(
-            np.array([t.p for t in tests]), np.array([t.least_p for t in tests]), 0.05
+        adjusted = significance.holm(
+            np.array([t.p_wilcoxon for t in tests]), np.array([t.least_p for t in tests]), 0.05
         )
         wrong += bool((adjusted <= 0.05).any())
-    assert wrong / 600 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 600)
+    assert wrong / 300 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 300)
 
 
 def test_the_fewest_mixtures_are_just_enough() -> None:
@@ -269,9 +241,3 @@ def test_no_letter_is_superfluous() -> None:
         [[i != j and (min(i, j), max(i, j)) not in edges for j in range(6)] for i in range(6)]
     )
     assert len(set("".join(significance.letters(different)))) == 3
-
-
-@pytest.mark.parametrize("bad", [np.zeros((2, 3)), np.array([[0, 1], [0, 0]]), np.eye(2)])
-def test_letters_refuse(bad: np.ndarray) -> None:
-    with pytest.raises(ValueError):
-        significance.letters(bad)

@@ -8,47 +8,63 @@ undefined for one of two systems is left out of their pair, and counted.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch_mapss.evaluation import comparison_text, io
-from torch_mapss.evaluation.comparison_rows import (
+import numpy as np
+
+from torch_mapss.evaluation import io, significance
+from torch_mapss.evaluation.comparison_tables import (
+    APPROXIMATE,
+    PAIR_COLUMNS,
+    RANK_COLUMNS,
     TOO_SMALL,
     WEIGHTS,
-    Tables,
-    all_rows,
-    gathered,
-    source_rows,
+    family_of,
+    pairs_and_ranking,
+    scores_of,
+    source_means,
 )
 from torch_mapss.evaluation.manifest import short
+from torch_mapss.evaluation.measures import COLUMNS, label, text
 from torch_mapss.evaluation.protocol import relevant
-from torch_mapss.evaluation.results import Results, load_results
+from torch_mapss.evaluation.results import Results, load_results, records
+from torch_mapss.evaluation.text_page import Page, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-PAIR_COLUMNS = (
-    *("measure", "system_a", "system_b", "n", "difference", "low", "high"),
-    *("p_wilcoxon", "p_holm", "wins", "ties", "losses", "effect", "undefined", "weight", "note"),
-)
-RANK_COLUMNS = (
-    *("measure", "system", "n", "mean", "low", "high", "group", "undefined", "weight", "note"),
-)
-SOURCE_COLUMNS = ("measure", "source", "system", "n", "mean")
-#: Fields of :class:`Comparison` -> names of their files.
-FILES = {"pairs": "comparison.csv", "ranking": "ranking.csv", "sources": "sources.csv"}
+# More names of sources are names of files rather than of instruments, and fill no table.
+_MOST_SOURCES = 8
+# Up to so many systems every pair is printed, else those with the best one.
+_FEW_SYSTEMS = 3
+_MOST_FAILURES = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison(Tables):
+class Comparison:
     """Ranking of the systems, and tests of every pair of them, for every measure."""
+
+    pairs: DataFrame = field(repr=False)  # comparison.csv: every pair of systems
+    ranking: DataFrame = field(repr=False)  # ranking.csv: the systems of a measure, best first
+    sources: DataFrame = field(repr=False)  # sources.csv: the means of every source name
+    values: Mapping[str, DataFrame] = field(repr=False)  # by measure: mixtures x systems, or NaN
+    failures: Mapping[tuple[str, str], str] = field(repr=False)  # (system, mixture) -> reason
+    alpha: float  # groups are of tests at this level
+    confidence: float  # of the intervals
+    weight: str  # of mixtures, one of WEIGHTS
 
     @property
     def measures(self) -> tuple[str, ...]:
         """What is compared, in order: those of the results by which systems are ranked."""
-        return tuple(self.scores.values)
+        return tuple(self.values)
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """The names of the systems."""
+        return tuple(next(iter(self.values.values())))
 
     def answer(self) -> str:
         """One sentence: which system is best on what, in how many mixtures, and whether that holds.
@@ -56,26 +72,118 @@ class Comparison(Tables):
         E.g. "IRM is best on clearance and PS in 6 of 6 mixtures; 6 mixtures cannot prove it: the
         smallest attainable p is 0.094; 7 are needed."
         """
-        return comparison_text.answer(self)
+        best = self._ranked().groupby("measure", sort=False)["system"].first()
+        if best.empty:
+            return "No mixture has a score: scores.csv says why, in `status` and `reason`."
+        if len(self.systems) < 2:
+            return f"{self.systems[0]} is the only system: its means follow, without a ranking."
+        said: dict[tuple[str, str], list[str]] = {}
+        for measure, system in best.items():
+            key = system, self._ahead(str(measure), system)
+            said.setdefault(key, []).append(COLUMNS[str(measure)].label)
+        parts = [f"{s} is best on {_and(on)} in {n} mixtures" for (s, n), on in said.items()]
+        return "; ".join([*parts, f"{self._certainty(list(best.index))}."])
 
-    def summary(self, measures: Sequence[str] | None = None) -> str:
-        """The answer in a sentence, the tables behind it, and what can and cannot be told.
+    def _ranked(self) -> DataFrame:
+        return self.ranking[self.ranking["n"] > 0]
 
-        Args:
-            measures: to print; all that are compared by default, others are left out.
-        """
-        return comparison_text.summary(self, self._shown(measures))
+    def _ahead(self, measure: str, system: str) -> str:
+        """In how many of its mixtures a system is better than every other one."""
+        better = 1.0 if COLUMNS[measure].higher_is_better else -1.0
+        others = better * self.values[measure].dropna(subset=[system])
+        own = others.pop(system).to_numpy()
+        lead = own - others.max(axis=1).fillna(-1e300).to_numpy()
+        return f"{(significance.merge_ties(lead, np.abs(own).max()) > 0.0).sum()} of {len(own)}"
 
-    def notes(self, measures: Sequence[str] | None = None) -> list[str]:
-        """What a reader of the tables of some measures must know, sentence by sentence."""
-        return comparison_text.notes(self, self._shown(measures))
+    def _certainty(self, measures: Sequence[str]) -> str:
+        """Whether the best systems differ significantly from all others, or could at all."""
+        level = f"at level {self.alpha:g}"
+        groups = self._ranked().groupby("measure")["group"].agg(list)
+        proven = [
+            COLUMNS[m].label
+            for m in measures
+            if len(groups[m]) > 1 and not {*groups[m][0]} & {*"".join(groups[m][1:])}
+        ]
+        if proven:
+            alone = "" if len(proven) == len(measures) else f" on {_and(proven)} alone"
+            return f"significantly better than every other system {level}{alone}"
+        count, family = max(family_of(own, self.alpha) for _, own in self.pairs.groupby("measure"))
+        least = significance.least_holm_p(count, family)
+        if least <= self.alpha:
+            return f"on none is it significantly better than every other system {level}"
+        return (
+            f"{count} mixture{'' if count == 1 else 's'} cannot prove it: the smallest attainable "
+            f"p is {least:.2g}; {significance.least_mixtures(family, self.alpha)} are needed"
+        )
 
-    def _shown(self, measures: Sequence[str] | None) -> list[str]:
-        return [m for m in self.measures if measures is None or m in measures]
+    def summary(self) -> str:
+        """The answer in a sentence, the tables behind it, and what can and cannot be told."""
+        return self._page().text()
 
     def _repr_html_(self) -> str:
         """The summary for notebooks."""
-        return comparison_text.html(self, self.measures)
+        return self._page().html()
+
+    def _page(self) -> Page:
+        """Ranking, pairs and sources; those that have no row are left out."""
+        percent = f"{100 * self.confidence:g} % interval"
+        ranking = [
+            [label(row["measure"]), row["system"], str(row["n"])]
+            + [text(row["measure"], row["mean"]), _interval(row), row["group"]]
+            for row in records(self.ranking)
+        ]
+        best = self.ranking.groupby("measure")["system"].first()
+        few = len(self.systems) <= _FEW_SYSTEMS
+        pairs = [
+            [label(row["measure"]), f"{row['system_a']} - {row['system_b']}", str(row["n"])]
+            + [text(row["measure"], row["difference"]), _interval(row)]
+            + [f"{row['wins']}/{row['ties']}/{row['losses']}", f"{row['p_holm']:.2g}"]
+            for row in records(self.pairs[self.pairs["p_holm"].notna()])
+            if few or best[row["measure"]] in (row["system_a"], row["system_b"])
+        ]
+        means = self.sources.set_index(["measure", "source", "system"])["mean"].to_dict()
+        names = list(self.sources["source"].unique())
+        sources = [
+            [source, system, *(text(m, means.get((m, source, system))) for m in self.measures)]
+            for source in (names if len(names) <= _MOST_SOURCES else ())
+            for system in self.systems
+        ]
+        columns = ["measure", "pair", "n", "difference", percent, "wins/ties/losses", "p (Holm)"]
+        tables = [
+            Table(["measure", "system", "n", "mean", percent, "group"], ranking, 2),
+            Table(columns, pairs, 2),
+            Table(["source", "system", *map(label, self.measures)], sources, 2),
+        ]
+        return Page(self.answer(), [("", [t for t in tables if t.rows])], self.notes())
+
+    def notes(self) -> list[str]:
+        """What a reader of the tables must know, sentence by sentence."""
+        lower = [COLUMNS[m].label for m in self.measures if not COLUMNS[m].higher_is_better]
+        told = [
+            "n: mixtures. Intervals: BCa bootstrap over mixtures. Systems sharing a letter do not "
+            f"differ significantly (Wilcoxon signed rank, Holm, level {self.alpha:g})."
+        ]
+        if lower:
+            told.append(f"Lower is better in {_and(lower)}.")
+        if self.ranking["note"].str.contains(APPROXIMATE, regex=False).any():
+            told.append(f"Intervals over fewer than {significance.FEW} mixtures are too narrow.")
+        if self.ranking["n"].nunique() > 1:
+            told.append("Means are over each system's own mixtures, tests over those of both.")
+        if len(self.systems) > _FEW_SYSTEMS:
+            told.append("Pairs: those with the best system; comparison.csv has all.")
+        if self.sources["source"].nunique() > _MOST_SOURCES:
+            told.append("Means of single sources: sources.csv.")
+        if self.weight != "equal":
+            told.append(f"Means and intervals, not tests, weigh mixtures by {self.weight}.")
+        for measure, system, note in self.ranking[["measure", "system", "note"]].to_numpy():
+            for own in note.split("; "):
+                if not own.startswith((APPROXIMATE, TOO_SMALL, "failed: ")) and own:
+                    told.append(f"{COLUMNS[measure].label} of {system}: {own}.")
+        for (system, mixture), reason in list(self.failures.items())[:_MOST_FAILURES]:
+            told.append(f"Failed: mixture {mixture!r}, system {system!r}: {reason}")
+        if (more := len(self.failures) - _MOST_FAILURES) > 0:
+            told.append(f"Failed: {more} more pairs of mixture and system.")
+        return told
 
     def plot(self, measure: str | None = None, *, figure: Figure | None = None) -> Figure:
         """The mixtures of every system as a box plot, with mean, interval and letters.
@@ -95,36 +203,19 @@ class Comparison(Tables):
         from torch_mapss.evaluation import compare_plots
 
         measure = self.measures[0] if measure is None else measure
+        if measure not in self._figures():
+            raise ValueError(
+                f"measure must be one of {', '.join(self._figures())}, got {measure!r}."
+            )
         percent = f"{100 * self.confidence:g} %"
-        if measure == "scatter" and self._axes():
-            x, y = self._axes()
-            points = [(s, self._box(x, s), self._box(y, s)) for s in self.scores.systems]
-            return compare_plots.scatter(points, x, y, percent, figure=figure)
-        if measure not in self.measures:
-            known = (*self.measures, *(["scatter"] if self._axes() else ()))
-            raise ValueError(f"measure must be one of {', '.join(known)}, got {measure!r}.")
-        rows = self.ranking[(self.ranking["measure"] == measure) & (self.ranking["n"] > 0)]
-        boxes = [self._box(measure, system) for system in rows["system"]]
-        few = f": {TOO_SMALL}" if rows["note"].str.contains(TOO_SMALL).any() else ""
-        counts = " to ".join(dict.fromkeys(map(str, (rows["n"].min(), rows["n"].max()))))
-        caption = f"{counts} mixtures{few}\ndiamond: mean with {percent} interval\n"
-        caption += "systems sharing a letter do not differ significantly"
-        return compare_plots.boxes(list(rows["system"]), boxes, measure, caption, figure=figure)
+        draw = compare_plots.scatter if measure == "scatter" else compare_plots.boxes
+        return draw(self.values, self.ranking, self._figures()[measure], percent, figure=figure)
 
-    def _axes(self) -> tuple[str, ...]:
-        for pair in (("clearance", "fidelity"), ("ps", "log_pm"), ("ps", "pm")):
-            if {*pair} <= {*self.measures}:
-                return pair
-        return ()
-
-    def _box(self, measure: str, system: str) -> Any:
-        from torch_mapss.evaluation.compare_plots import Box
-
-        place = self.scores.systems.index(system)
-        here = (self.ranking["measure"] == measure) & (self.ranking["system"] == system)
-        row = self.ranking[here].iloc[0]
-        values = self.scores.values[measure][:, place]
-        return Box(values, row["mean"], row["low"], row["high"], row["group"])
+    def _figures(self) -> dict[str, tuple[str, ...]]:
+        """The measures of every figure that can be drawn."""
+        pairs = (("clearance", "fidelity"), ("ps", "log_pm"), ("ps", "pm"))
+        both = [pair for pair in pairs if {*pair} <= {*self.measures}]
+        return {m: (m,) for m in self.measures} | ({"scatter": both[0]} if both else {})
 
     def save(self, folder: str | os.PathLike[str], plots: bool = True) -> tuple[str, ...]:
         """Write ``comparison.csv``, ``ranking.csv``, ``sources.csv`` and figures (PNG and SVG).
@@ -143,19 +234,29 @@ class Comparison(Tables):
             ValueError: the folder cannot be written to.
         """
         folder = io.make_folder(folder)
-        written = [os.path.join(folder, name) for name in FILES.values()]
-        for path, name in zip(written, FILES):
-            content = getattr(self, name).to_csv(index=False, na_rep="nan", float_format="%.9g")
-            io.write_bytes(path, content.encode())
+        tables = {"comparison": self.pairs, "ranking": self.ranking, "sources": self.sources}
+        written = [os.path.join(folder, f"{name}.csv") for name in tables]
+        for path, table in zip(written, tables.values()):
+            io.write_table(path, table)
         if plots:
             from torch_mapss.evaluation.plots import save_figure
 
-            scatter = {"scatter": "scatter"} if self._axes() else {}
-            for measure, name in ({m: f"box_{m}" for m in self.measures} | scatter).items():
-                figure = self.plot(measure)
-                for suffix in (".png", ".svg"):
-                    written.append(save_figure(figure, os.path.join(folder, name + suffix)))
+            for name in self._figures():
+                figure = self.plot(name)
+                stem = os.path.join(folder, name if name == "scatter" else f"box_{name}")
+                written += [save_figure(figure, stem + suffix) for suffix in (".png", ".svg")]
         return tuple(written)
+
+
+def _and(names: Sequence[str]) -> str:
+    """Names in a sentence."""
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    if np.isnan(row["low"]):
+        return "-"
+    return f"[{text(row['measure'], row['low'])}, {text(row['measure'], row['high'])}]"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -197,61 +298,35 @@ def compare(
         ValueError: results of unlike settings or references, of the same mixture and system
             twice with unlike scores, an unknown system, or an option out of its range.
     """
-    several = isinstance(results, Sequence) and not isinstance(results, str)
-    given: Sequence[Any] = list(results) if several else [results]  # type: ignore[arg-type]
-    loaded = [one if isinstance(one, Results) else load_results(one) for one in given]
-    if not loaded:
-        raise ValueError("results must be at least one folder, got none.")
-    check_alike(loaded)
-    return compare_items(
-        _stacked([one.items for one in loaded]),
-        _stacked([one.scores for one in loaded]),
-        systems=systems,
-        references=references,
-        alpha=alpha,
-        confidence=confidence,
-        weight=weight,
-        seed=seed,
-    )
-
-
-def _stacked(tables: Sequence[Any]) -> DataFrame:
     import pandas
-
-    frames = [pandas.DataFrame(table) for table in tables]
-    return pandas.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
-
-
-def compare_items(
-    items: Any,
-    rows: Any = (),
-    *,
-    systems: Sequence[str] | None = None,
-    references: bool = True,
-    alpha: float = 0.05,
-    confidence: float = 0.95,
-    weight: str = "equal",
-    seed: int = 0,
-) -> Comparison:
-    """:func:`compare` of the rows of ``items.csv`` and, for single sources, ``scores.csv``."""
-    from pandas import DataFrame
 
     for name, value in (("alpha", alpha), ("confidence", confidence)):
         if not 0.0 < value < 1.0:
             raise ValueError(f"{name} must lie between 0 and 1, got {value!r}.")
     if weight not in WEIGHTS:
         raise ValueError(f"weight must be one of {', '.join(WEIGHTS)}, got {weight!r}.")
-    scores = gathered(DataFrame(items), weight, systems, references)
-    pairs, ranking = all_rows(scores, alpha, confidence, weight, seed)
+    several = isinstance(results, Sequence) and not isinstance(results, str)
+    given: Sequence[Any] = list(results) if several else [results]  # type: ignore[arg-type]
+    loaded = [one if isinstance(one, Results) else load_results(one) for one in given]
+    if not loaded:
+        raise ValueError("results must be at least one folder, got none.")
+    check_alike(loaded)
+    items, rows = (
+        pandas.concat([getattr(one, name) for one in loaded], ignore_index=True)
+        for name in ("items", "scores")
+    )
+    scores = scores_of(items, weight, systems, references)
+    pairs, ranking = pairs_and_ranking(scores, alpha, confidence, seed)
     counts = dict.fromkeys(("wins", "ties", "losses"), "Int64")  # NA without a test
     return Comparison(
-        pairs=DataFrame(pairs, columns=PAIR_COLUMNS).astype(counts),
-        ranking=DataFrame(ranking, columns=RANK_COLUMNS),
-        sources=DataFrame(source_rows(scores, DataFrame(rows)), columns=SOURCE_COLUMNS),
-        scores=scores,
-        alpha=alpha,
-        confidence=confidence,
-        weight=weight,
+        pairs.assign(weight=weight)[[*PAIR_COLUMNS]].astype(counts),
+        ranking.assign(weight=weight)[[*RANK_COLUMNS]],
+        source_means(scores, rows),
+        scores.values,
+        scores.failures,
+        alpha,
+        confidence,
+        weight,
     )
 
 
@@ -261,40 +336,28 @@ def check_alike(results: Sequence[Results]) -> None:
     Raises:
         ValueError: says what differs.
     """
-    first = results[0]
     for other in results[1:]:
-        unlike, remedy = _unlike_settings(first, other), "Score both with the same settings"
-        if not unlike:
-            unlike = _unlike_references(first, other)
-            remedy = (
-                "Score both against the same reference files; if these are mixtures of different "
-                "audio, give them names of their own (mixture_id)"
-            )
+        first, second = relevant(results[0].settings), relevant(other.settings)
+        unlike = [
+            f"{key} is {short(first.get(key))} in the one and {short(second.get(key))} in the other"
+            for key in sorted({*first, *second})
+            if first.get(key) != second.get(key)
+        ]
+        audio, more = (
+            {
+                io.same_name(name): [one.sha256.get(path) for path in entry["references"]]
+                for name, entry in one.entries.items()
+            }
+            for one in (results[0], other)
+        )
+        unlike += [
+            f"the references of mixture {name!r} are not the same audio; mixtures of different "
+            "audio need names of their own (mixture_id)"
+            for name in audio
+            if name in more and audio[name] != more[name]
+        ][:3]
         if unlike:
             raise ValueError(
-                f"{io.shown(first.folder)!r} and {io.shown(other.folder)!r} cannot be "
-                f"compared: {'; '.join(unlike)}. {remedy}."
+                f"{io.shown(results[0].folder)!r} and {io.shown(other.folder)!r} cannot be "
+                f"compared: {'; '.join(unlike)}. Score both with the same settings and references."
             )
-
-
-def _unlike_settings(one: Results, other: Results) -> list[str]:
-    first, second = relevant(one.settings), relevant(other.settings)
-    return [
-        f"{key} is {short(first.get(key))} in the one and {short(second.get(key))} in the other"
-        for key in sorted({*first, *second})
-        if first.get(key) != second.get(key)
-    ]
-
-
-def _unlike_references(one: Results, other: Results) -> list[str]:
-    """Mixtures of one name whose references are other audio."""
-
-    def content(results: Results) -> dict[str, list[str | None]]:
-        return {
-            io.same_name(name): [results.sha256.get(path) for path in entry["references"]]
-            for name, entry in results.entries.items()
-        }
-
-    first, second = content(one), content(other)
-    unlike = [name for name in first if name in second and first[name] != second[name]]
-    return [f"the references of mixture {name!r} are not the same audio" for name in unlike[:3]]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,8 +27,8 @@ AXES: tuple[dict[str, str], ...] = (
     {"clearance": "clearance", "fidelity": "fidelity"},
     {"ps": "PS", "pm": "PM"},
 )
-# Told apart by colour and lightness, for the colour-blind and in print. Not by dashes, which would
-# look like the gaps of frames that are not scored.
+# Leakage and distortion, told apart by colour and lightness, for the colour-blind and in print. Not
+# by dashes, which would look like the gaps of frames that are not scored.
 _STYLES: tuple[dict[str, Any], ...] = (
     {"color": "#0b4f79", "linewidth": 1.7},
     {"color": "#e8871e", "linewidth": 1.2},
@@ -51,6 +52,11 @@ class Panel(NamedTuple):
     half_widths: Mapping[str, Tensor] = {}  # (S', F) by measure, of bands around the scores
     mixture: Tensor | None = None  # (T,)
     title: str = ""
+
+
+# ------------------------------------------------------------------------------------------------
+# Figures
+# ------------------------------------------------------------------------------------------------
 
 
 def _import_figure() -> Any:
@@ -139,69 +145,51 @@ def _target(figure: Figure, path: str | os.PathLike[str]) -> tuple[str, str]:
     return path, suffix
 
 
+def short_name(name: str, longest: int) -> str:
+    """A name that fits: its end tells files apart, and a dollar sign would start a formula."""
+    return (name if len(name) <= longest else "…" + name[1 - longest :]).replace("$", r"\$")
+
+
+def plain_axes(ax: Axes, grid: Any) -> None:
+    """Faint grid lines along the axes ``grid``, and no frame above and to the right."""
+    ax.grid(True, axis=grid, color="#dddddd", linewidth=0.6, zorder=0)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+# ------------------------------------------------------------------------------------------------
+# Over time
+# ------------------------------------------------------------------------------------------------
+
+
 def plot_scores(
+    ax: Axes,
     times: Tensor,
     scores: Mapping[str, Tensor],
-    *,
     half_widths: Mapping[str, Tensor] | None = None,
-    ax: Axes | None = None,
-) -> Axes:
+) -> None:
     """Scores in [0, 1] of one source over time.
 
     Args:
+        ax: to draw on: time in seconds, scores from 0 to 1.
         times: (F,) seconds.
-        scores: (F,) by name; NaN leaves a gap. The names go to the axis and the legend.
+        scores: (F,) by name, of :data:`AXES`; NaN leaves a gap. The names go to the axis.
         half_widths: (F,) by the same names, of bands around them.
-        ax: draw there; a new figure by default (``returned.figure``).
-
-    Returns:
-        The axes: time in seconds, scores from 0 to 1.
-
-    Raises:
-        ImportError: matplotlib is missing.
-        ValueError: shapes that do not fit.
     """
-    ax = new_figure(8.0, 2.6).add_subplot() if ax is None else ax
     x = times.detach().cpu().numpy()
-    for place, (name, given) in enumerate(scores.items()):
-        # The colour of what the score tells of, which stands alone at times.
-        known = [[*names.values()].index(name) for names in AXES if name in names.values()]
-        style = _STYLES[(known or [place])[0] % len(_STYLES)]
-        values = _checked(given, times, name)
-        y = values.numpy()
+    for name, values in scores.items():
+        style = _STYLES[name in ("fidelity", "PM")]
+        y = values.detach().cpu().numpy()
         # Not clipped: a line along 0 or 1 would lose half its width to the frame.
         ax.plot(x, y, label=name, zorder=3, clip_on=False, **style)
-        alone = _alone(values)
-        if bool(alone.any()):  # a line needs two points
-            ax.plot(x[alone], y[alone], ".", color=style["color"], markersize=3, zorder=3)
+        scored = np.pad(np.isfinite(y), 1)
+        alone = scored[1:-1] & ~scored[:-2] & ~scored[2:]  # a line needs two points
+        ax.plot(x[alone], y[alone], ".", color=style["color"], markersize=3, zorder=3)
         if half_widths and name in half_widths:
-            half = _checked(half_widths[name], times, f"half-width of {name}").numpy()
+            half = half_widths[name].detach().cpu().numpy()
             low, high = (y - half).clip(0.0, 1.0), (y + half).clip(0.0, 1.0)
             ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0, zorder=2)
-    ax.set_ylim(0.0, 1.0)
-    ax.set_yticks([0.0, 0.5, 1.0])
-    ax.set_ylabel("\n".join(scores))
-    ax.set_xlabel("time (s)")
-    ax.grid(True, axis="y", color="#dddddd", linewidth=0.6, zorder=0)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    return ax
-
-
-def _checked(values: Tensor, times: Tensor, name: str) -> Tensor:
-    if values.shape != times.shape or values.ndim != 1:
-        raise ValueError(
-            f"{name} must have one value per frame, shape {tuple(times.shape)}, got "
-            f"{tuple(values.shape)}. Plot one source of one mixture at a time."
-        )
-    return values.detach().cpu()
-
-
-def _alone(values: Tensor) -> Any:
-    """Frames whose neighbours are both undefined."""
-    there = values.isfinite()
-    padded = torch.nn.functional.pad(there, (1, 1))
-    return (there & ~padded[:-2] & ~padded[2:]).numpy()
+    ax.set(ylim=(0.0, 1.0), yticks=(0.0, 0.5, 1.0), ylabel="\n".join(scores), xlabel="time (s)")
+    plain_axes(ax, "y")
 
 
 def spectrogram(wave: Tensor, size: int) -> Tensor:
@@ -234,7 +222,7 @@ def draw_spectrogram(ax: Axes, wave: Tensor, sample_rate: int) -> None:
     size = 4 * max(1, round(_WINDOW_S * sample_rate / 4))
     picture = spectrogram(wave, size)
     hop, bin_khz = size / 4 / sample_rate, sample_rate / size / 1000.0
-    frequencies, frames = picture.shape
+    rows, columns = picture.shape
     ax.imshow(
         picture.numpy(),
         origin="lower",
@@ -243,23 +231,11 @@ def draw_spectrogram(ax: Axes, wave: Tensor, sample_rate: int) -> None:
         vmin=-_DEPTH_DB,
         vmax=0.0,
         # The edges of the outermost pixels lie half a step beyond their centres.
-        extent=(
-            -hop / 2,
-            (frames - 0.5) * hop,
-            -bin_khz / 2,
-            (frequencies - 0.5) * bin_khz,
-        ),
+        extent=(-hop / 2, (columns - 0.5) * hop, -bin_khz / 2, (rows - 0.5) * bin_khz),
         interpolation="nearest",
         rasterized=True,
     )
-    ax.set_ylim(0.0, sample_rate / 2000.0)
-    ax.set_ylabel("kHz")
-    ax.set_xlabel("time (s)")
-
-
-# ------------------------------------------------------------------------------------------------
-# Separations
-# ------------------------------------------------------------------------------------------------
+    ax.set(ylim=(0.0, sample_rate / 2000.0), ylabel="kHz", xlabel="time (s)")
 
 
 def plot_panels(panels: Sequence[Panel], *, figure: Figure | None = None) -> Figure:
@@ -276,16 +252,8 @@ def plot_panels(panels: Sequence[Panel], *, figure: Figure | None = None) -> Fig
 
     Raises:
         ImportError: matplotlib is missing.
-        ValueError: none, or of different sources.
     """
-    if not panels:
-        raise ValueError("panels must be at least one, got none.")
     first = panels[0]
-    if any(tuple(panel.sources) != tuple(first.sources) for panel in panels):
-        raise ValueError(
-            "panels must be of the same sources, got "
-            f"{', '.join(str(tuple(panel.sources)) for panel in panels)}. Plot them one by one."
-        )
     drawn = [names for names in AXES if any(name in first.scores for name in names)]
     mixed = any(panel.mixture is not None for panel in panels)
     ratios = [0.9] * mixed + [*[1.2] * len(drawn), 0.9] * len(first.sources)
@@ -295,13 +263,10 @@ def plot_panels(panels: Sequence[Panel], *, figure: Figure | None = None) -> Fig
     axes = figure.subplots(
         len(ratios), len(panels), sharex=True, sharey="row", squeeze=False, height_ratios=ratios
     )
-    for column, panel in enumerate(panels):
-        _draw_column(axes[:, column], panel, mixed, drawn, _LONGEST_NAMES[len(panels) > 1])
-    for row in axes[:, 1:]:
-        for ax in row:
-            ax.set_ylabel("")
-    for ax in axes[:-1].flat:
-        ax.set_xlabel("")
+    for column, panel in zip(axes.T, panels):
+        _draw_column(column, panel, mixed, drawn, _LONGEST_NAMES[len(panels) > 1])
+    for ax in axes.flat:
+        ax.label_outer()
     if drawn:
         from matplotlib.lines import Line2D
 
@@ -315,27 +280,24 @@ def _draw_column(
     axes: Any, panel: Panel, mixed: bool, drawn: Sequence[Mapping[str, str]], longest: int
 ) -> None:
     rows = iter(axes)
+    name_style: dict[str, Any] = {"loc": "left", "fontsize": "medium", "fontweight": "bold"}
     length = min(map(len, panel.waves))
     if mixed:
         ax = next(rows)
-        _name(ax, "mixture", longest)
+        ax.set_title("mixture", **name_style)
         if panel.mixture is not None:
             draw_spectrogram(ax, panel.mixture, panel.sample_rate)
     for place, name in enumerate(panel.sources):
-        first = None
-        for names in drawn:
-            ax = next(rows)
-            first = first or ax
-            own, widths = (
+        own = [next(rows) for _ in (*drawn, panel)]
+        for ax, names in zip(own, drawn):
+            scores, widths = (
                 {names[m]: values[place] for m, values in found.items() if m in names}
                 for found in (panel.scores, panel.half_widths)
             )
-            plot_scores(panel.times, own, half_widths=widths, ax=ax)
-        ax = next(rows)
-        draw_spectrogram(ax, panel.waves[place][:length], panel.sample_rate)
-        first = first or ax
-        _name(first, name, longest)
-        first.set_title(panel.captions[place], loc="right", fontsize="small", color="#444444")
+            plot_scores(ax, panel.times, scores, widths)
+        draw_spectrogram(own[-1], panel.waves[place][:length], panel.sample_rate)
+        own[0].set_title(short_name(name, longest), **name_style)
+        own[0].set_title(panel.captions[place], loc="right", fontsize="small", color="#444444")
     axes[-1].set_xlim(0.0, length / panel.sample_rate)
     if panel.title:
         axes[0].annotate(
@@ -347,10 +309,3 @@ def _draw_column(
             ha="center",
             fontsize="large",
         )
-
-
-def _name(ax: Axes, name: str, longest: int) -> None:
-    if len(name) > longest:  # its end tells files apart
-        name = "…" + name[1 - longest :]
-    # A dollar sign would start a formula.
-    ax.set_title(name.replace("$", r"\$"), loc="left", fontsize="medium", fontweight="bold")

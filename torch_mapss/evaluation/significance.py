@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import combinations_with_replacement
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,13 +44,15 @@ _BLOCK = 2**18
 _EXACT = 50
 # Sums and differences of float64 numbers are off by a few units in the last place of the largest.
 _ROUNDING = 16 * float(np.finfo(np.float64).eps)
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Intervals(NamedTuple):
-    """Means over mixtures with their intervals; NaN where n < 2."""
+    """Means over mixtures with their intervals."""
 
-    mean: Array  # (K,)
-    low: Array  # (K,)
+    n: NDArray[np.int64]  # (K,) mixtures
+    mean: Array  # (K,) NaN where n = 0
+    low: Array  # (K,) NaN where n < 2
     high: Array  # (K,)
 
 
@@ -59,7 +62,7 @@ class PairedTest(NamedTuple):
     wins: int  # mixtures in which the first is higher
     ties: int
     losses: int
-    p: float  # two-sided, Wilcoxon's signed ranks
+    p_wilcoxon: float  # two-sided, Wilcoxon's signed ranks
     effect: float  # rank-biserial correlation in [-1, 1], 1: the first is always higher
     least_p: float  # the smallest p that differences with these ties can have
 
@@ -81,7 +84,6 @@ def merge_ties(values: Array, scale: float | None = None) -> Array:
         >>> merge_ties(np.array([0.9 - 0.8, 0.7 - 0.6, 0.3]), 1.0).tolist()
         [0.09999999999999998, 0.09999999999999998, 0.3]
     """
-    values = np.asarray(values, dtype=np.float64)
     tolerance = _ROUNDING * (np.abs(values).max(initial=0.0) if scale is None else scale)
     order = np.argsort(values, kind="stable")
     ordered = values[order]
@@ -169,11 +171,12 @@ def mean_intervals(
 ) -> Intervals:
     r"""Means over mixtures with BCa bootstrap intervals.
 
-    A sample takes n mixtures with replacement, the same ones for all K columns; with m_i the
-    times that mixture i is drawn, its mean is :math:`\sum_i m_i w_i x_i / \sum_i m_i w_i`.
+    A sample takes n mixtures with replacement, the same ones for all columns that are defined in
+    the same mixtures; with m_i the times that mixture i is drawn, its mean is
+    :math:`\sum_i m_i w_i x_i / \sum_i m_i w_i`.
 
     Args:
-        values: (n, K) finite numbers, K quantities of the same n mixtures.
+        values: (n, K), K quantities of the same n mixtures; NaN where undefined.
         weights: (n,) positive; equal if None.
         confidence: of the intervals, in (0, 1).
         resamples: samples drawn.
@@ -181,52 +184,41 @@ def mean_intervals(
         scale: (K,) magnitude of the scores whose differences ``values`` are, for their rounding.
 
     Returns:
-        :class:`Intervals`. A column of numbers that are equal but for rounding has [mean, mean];
-        n = 1 has a mean and no interval, n = 0 has neither.
-
-    Raises:
-        ValueError: shapes that do not fit, numbers that are not finite, weights not positive.
+        :class:`Intervals`. A column of numbers that are equal but for rounding has [mean, mean].
     """
-    values, weights = _checked(values, weights)
-    if len(values) < 2:
-        undefined = np.full(values.shape[1], math.nan)
-        return Intervals(values[0] if len(values) else undefined, undefined, undefined)
-    mean = weights @ values / weights.sum()
-    scale = np.broadcast_to(np.maximum(np.abs(values).max(0), scale), mean.shape)
-    varies = np.ptp(values, axis=0) > _ROUNDING * scale
-    low, high = mean.copy(), mean.copy()
-    if varies.any():
-        weighted = np.column_stack([weights[:, None] * values[:, varies], weights])
+    weights = np.ones(len(values)) if weights is None else weights
+    scale = np.broadcast_to(scale, values.shape[1:])
+    defined = np.isfinite(values)
+    mean, low, high = np.full((3, values.shape[1]), math.nan)
+    together: dict[bytes, list[int]] = {}
+    for column, mask in enumerate(defined.T):
+        together.setdefault(mask.tobytes(), []).append(column)
+    for columns in together.values():
+        mask = defined[:, columns[0]]
+        x, w = values[np.ix_(mask, columns)], weights[mask]
+        if len(x) < 2:
+            mean[columns] = x[0] if len(x) else math.nan
+            continue
+        low[columns] = high[columns] = mean[columns] = w @ x / w.sum()
+        magnitude = np.maximum(np.abs(x).max(0), scale[columns])
+        varies = np.ptp(x, axis=0) > _ROUNDING * magnitude
+        if varies.any():
+            own = np.array(columns)[varies]
+            weighted = np.column_stack([w[:, None] * x[:, varies], w])
 
-        def means(times: Array) -> Array:
-            sums = times @ weighted
-            return (sums[:, :-1] / sums[:, -1:]).T
+            def means(times: Array, weighted: Array = weighted) -> Array:
+                sums = times @ weighted
+                return (sums[:, :-1] / sums[:, -1:]).T
 
-        low[varies], high[varies] = bca(
-            means,
-            len(values),
-            confidence=confidence,
-            draws=resamples,
-            seed=seed,
-            scale=scale[varies],
-        )
-    return Intervals(mean, low, high)
-
-
-def _checked(values: Array, weights: Array | None) -> tuple[Array, Array]:
-    values = np.asarray(values, dtype=np.float64)
-    if values.ndim != 2:
-        raise ValueError(f"values must be (n, K): mixtures, quantities; got {values.shape}.")
-    weights = np.ones(len(values)) if weights is None else np.asarray(weights, dtype=np.float64)
-    if weights.shape != values.shape[:1]:
-        raise ValueError(
-            f"weights must be one per mixture, shape {values.shape[:1]}, got {weights.shape}."
-        )
-    if not np.isfinite(values).all():
-        raise ValueError("values must be finite: leave undefined mixtures out first.")
-    if not (np.isfinite(weights).all() and (weights > 0.0).all()):
-        raise ValueError("weights must be finite and positive: leave other mixtures out first.")
-    return values, weights
+            low[own], high[own] = bca(
+                means,
+                len(x),
+                confidence=confidence,
+                draws=resamples,
+                seed=seed,
+                scale=magnitude[varies],
+            )
+    return Intervals(defined.sum(0), mean, low, high)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -247,15 +239,7 @@ def paired_test(differences: Array, scale: float = 1.0) -> PairedTest:
 
     Returns:
         :class:`PairedTest`; p = 1 and effect 0 where all differences are zero.
-
-    Raises:
-        ValueError: none, or numbers that are not finite.
     """
-    differences = np.asarray(differences, dtype=np.float64)
-    if differences.ndim != 1 or len(differences) == 0 or not np.isfinite(differences).all():
-        raise ValueError(
-            f"differences must be (n,) finite numbers, n at least 1, got {differences.shape}."
-        )
     from scipy import stats
 
     sizes = merge_ties(np.abs(differences), scale)
@@ -270,7 +254,7 @@ def paired_test(differences: Array, scale: float = 1.0) -> PairedTest:
     else:
         p = float(stats.wilcoxon(signs * sizes, zero_method="pratt").pvalue)
     effect = float(signs @ ranks / ranks[signs != 0].sum())
-    return PairedTest(wins, ties, losses, p, effect, min(1.0, 2.0 ** (1 - wins - losses)))
+    return PairedTest(wins, ties, losses, p, effect, least_holm_p(wins + losses, 1))
 
 
 def _exact_p(ranks: Array, positive: float) -> float:
@@ -282,40 +266,18 @@ def _exact_p(ranks: Array, positive: float) -> float:
     doubled = np.rint(2.0 * ranks).astype(int)
     chances = np.ones(1)
     for step in doubled:
-        grown = np.zeros(len(chances) + step)
-        grown[: len(chances)] += 0.5 * chances
-        grown[step:] += 0.5 * chances
-        chances = grown
+        chances = 0.5 * (np.r_[chances, np.zeros(step)] + np.r_[np.zeros(step), chances])
     seen = int(np.rint(2.0 * positive))
     least = min(seen, int(doubled.sum()) - seen)  # the distribution is symmetric
     return float(min(1.0, 2.0 * chances[: least + 1].sum()))
 
 
-def holm(p: Array) -> Array:
+def holm(p: Array, least_p: Array | float = 0.0, alpha: float = 1.0) -> Array:
     """Holm's step-down adjustment of the p-values of a family.
 
-    Args:
-        p: (m,) p-values; NaN is no test and stays NaN.
-
-    Returns:
-        (m,) adjusted: reject where it is at most α, and the chance of any wrong rejection in the
-        family is at most α.
-    """
-    p = np.asarray(p, dtype=np.float64)
-    adjusted = np.full_like(p, np.nan)
-    tested = np.flatnonzero(~np.isnan(p))
-    order = tested[np.argsort(p[tested], kind="stable")]
-    steps = np.arange(len(order), 0, -1) * p[order]
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return adjusted
-
-
-def holm_of_testable(p: Array, least_p: Array, alpha: float) -> Array:
-    """Holm's adjustment where some tests of the family cannot reject, whatever their data.
-
-    Those, whose least attainable p exceeds α, cost the others nothing: the least p depends on n
-    and ties alone, and not on which system is better (Tarone 1990). They themselves keep the
-    adjustment over all.
+    Tests whose least attainable p exceeds α cannot reject, whatever their data, and cost the
+    others nothing: the least p depends on n and ties alone, and not on which system is better
+    (Tarone 1990). They themselves keep the adjustment over all.
 
     Args:
         p: (m,) p-values; NaN is no test and stays NaN.
@@ -323,11 +285,16 @@ def holm_of_testable(p: Array, least_p: Array, alpha: float) -> Array:
         alpha: level of the tests.
 
     Returns:
-        (m,) adjusted.
+        (m,) adjusted: reject where it is at most α, and the chance of any wrong rejection in the
+        family is at most α.
     """
-    adjusted = holm(p)
-    testable = np.asarray(least_p) <= alpha
-    adjusted[testable] = holm(np.asarray(p, dtype=np.float64)[testable])
+    adjusted = np.full(len(p), math.nan)
+    tested = ~np.isnan(p)
+    for family in (tested, tested & (np.asarray(least_p) <= alpha)):
+        places = np.flatnonzero(family)
+        order = places[np.argsort(p[places], kind="stable")]
+        steps = np.arange(len(order), 0, -1) * p[order]
+        adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
     return adjusted
 
 
@@ -367,50 +334,28 @@ def letters(different: NDArray[np.bool_]) -> list[str]:
             first, so that the best has the first letter.
 
     Returns:
-        (s,) the letters of each, e.g. ``["a", "ab", "b"]``.
+        (s,) the letters of each, e.g. ``["a", "ab", "b"]``; after Z come numbers in brackets.
 
     Example:
         >>> letters(np.array([[0, 0, 1], [0, 0, 0], [1, 0, 0]], dtype=bool))
         ['a', 'ab', 'b']
     """
-    different = np.asarray(different, dtype=bool)
-    if different.ndim != 2 or different.shape[0] != different.shape[1]:
-        raise ValueError(f"different must be (s, s), got {different.shape}.")
-    if (different != different.T).any() or different.diagonal().any():
-        raise ValueError("different must be symmetric, with False on its diagonal.")
-    groups = [frozenset(range(len(different)))] if len(different) else []
-    for one, other in zip(*np.nonzero(np.triu(different))):
-        split: list[frozenset[int]] = []
-        for group in groups:
-            both = one in group and other in group
-            split += [group - {int(one)}, group - {int(other)}] if both else [group]
-        groups = _absorbed(split)
-    ordered = sorted(_needed(groups), key=sorted)
-    names = [_letter(place) for place in range(len(ordered))]
+    groups = [frozenset(range(len(different)))]
+    for pair in zip(*np.nonzero(np.triu(different))):
+        parts = [
+            part
+            for group in groups
+            for part in ([group - {one} for one in pair] if group.issuperset(pair) else [group])
+        ]
+        groups = [g for g in dict.fromkeys(parts) if not any(g < other for other in parts)]
+    for group in sorted(groups, key=len):
+        rest = [other for other in groups if other is not group]
+        pairs = combinations_with_replacement(group, 2)  # also of a system with itself
+        if all(any(other.issuperset(pair) for other in rest) for pair in pairs):
+            groups = rest
+    groups.sort(key=sorted)
+    signs = [*_LETTERS, *(f"({k + 1})" for k in range(len(_LETTERS), len(groups)))]
     return [
-        "".join(name for name, group in zip(names, ordered) if system in group)
+        "".join(sign for sign, group in zip(signs, groups) if system in group)
         for system in range(len(different))
     ]
-
-
-def _absorbed(groups: Sequence[frozenset[int]]) -> list[frozenset[int]]:
-    """Without the sets that are part of another one."""
-    unique = list(dict.fromkeys(groups))
-    return [group for group in unique if not any(group < other for other in unique)]
-
-
-def _needed(groups: Sequence[frozenset[int]]) -> list[frozenset[int]]:
-    """Without sets all of whose pairs other sets hold as well; largest kept first."""
-    kept = list(groups)
-    for group in sorted(groups, key=len):
-        rest = [other for other in kept if other is not group]
-        pairs = [(a, b) for a in group for b in group if a <= b]  # a = b: a system keeps a letter
-        if all(any(a in other and b in other for other in rest) for a, b in pairs):
-            kept = rest
-    return kept
-
-
-def _letter(place: int) -> str:
-    """a to z, A to Z, then numbers in brackets."""
-    signs = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    return signs[place] if place < len(signs) else f"({place + 1})"

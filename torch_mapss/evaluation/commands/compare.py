@@ -8,12 +8,7 @@ from typing import Any
 from torch_mapss.evaluation import console
 from torch_mapss.evaluation.commands.options import OK, add_quiet, make_parser, say_written
 
-
-def add_parser(commands: Any) -> None:
-    compare = make_parser(
-        commands,
-        "compare",
-        """\
+DESCRIPTION = """\
 Say which system is best, and whether that is significant: ranking and tests of the systems of one
 or more results folders of `torch-mapss evaluate`. Folders are joined if all was scored with the
 same settings.
@@ -26,16 +21,27 @@ not differ significantly.
 DIR gets comparison.csv (pairs), ranking.csv (systems), sources.csv (means of every source name), a
 box plot per measure and a scatter plot of fidelity over clearance (PNG and SVG).
 torch_mapss.compare in Python takes another level, confidence, weights and seed as well.
-""",
-        "Example:\n  torch-mapss compare results --out comparison",
-        "rank and test systems, over mixtures",
+"""
+EPILOG = "Example:\n  torch-mapss compare results --out comparison"
+
+
+def add_parser(commands: Any) -> None:
+    parser = make_parser(
+        commands, "compare", DESCRIPTION, EPILOG, "rank and test systems, over mixtures"
     )
-    compare.set_defaults(run=run)
-    compare.add_argument("results", nargs="+", metavar="RESULTS", help="folders of results")
-    compare.add_argument("--out", required=True, metavar="DIR", help="folder of the comparison")
-    compare.add_argument("--systems", nargs="+", metavar="NAME", help="only these (default: all)")
-    compare.add_argument("--no-plots", action="store_true", help="write the tables alone")
-    add_quiet(compare)
+    parser.set_defaults(run=run)
+    add = parser.add_argument
+    add("results", nargs="+", metavar="RESULTS", help="folders of results")
+    add("--out", required=True, metavar="DIR", help="folder of the comparison")
+    add("--systems", nargs="+", metavar="NAME", help="only these (default: all)")
+    add(
+        "--no-references",
+        dest="references",
+        action="store_false",
+        help="leave out hidden references and anchors (systems control:NAME)",
+    )
+    add("--no-plots", dest="plots", action="store_false", help="write the tables alone")
+    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,11 +49,11 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation import io, plots
     from torch_mapss.evaluation.comparison import compare
 
-    if not args.no_plots:  # what would fail at the end fails at the start
+    if args.plots:  # what would fail at the end fails at the start
         plots.check_available()
     io.make_folder(args.out)
-    found = compare(args.results, systems=args.systems)
-    found.save(args.out, plots=not args.no_plots)
+    found = compare(args.results, systems=args.systems, references=args.references)
+    found.save(args.out, plots=args.plots)
     if not args.quiet:
         console.say(found.summary())
     say_written([args.out], args.quiet)

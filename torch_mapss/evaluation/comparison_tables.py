@@ -1,0 +1,254 @@
+"""Rows of ``items.csv`` -> tables of a comparison: every pair of systems, and their ranking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torch_mapss.evaluation import io, significance
+from torch_mapss.evaluation.measures import COLUMNS, present, text
+from torch_mapss.evaluation.significance import FEW, Array, PairedTest
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+PAIR_COLUMNS = (
+    *("measure", "system_a", "system_b", "n", "difference", "low", "high"),
+    *("p_wilcoxon", "p_holm", "wins", "ties", "losses", "effect", "undefined", "weight", "note"),
+)
+RANK_COLUMNS = (
+    *("measure", "system", "n", "mean", "low", "high", "group", "undefined", "weight", "note"),
+)
+SOURCE_COLUMNS = ("measure", "source", "system", "n", "mean")
+APPROXIMATE = f"interval approximate (n < {FEW})"
+TOO_SMALL = "n too small to order"
+#: The manifest names hidden references and anchors so.
+CONTROL = "control:"
+#: How mixtures may be weighted, and the column of ``items.csv`` that says how much each counts.
+WEIGHTS = {"equal": None, "duration": "seconds", "sources": "references"}
+# A mixture that lies so many standard deviations of the others from their mean moves the mean.
+_FAR = 10.0
+_KEY = ["mixture_id", "system"]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One number per mixture, system and measure."""
+
+    values: Mapping[str, DataFrame] = field(repr=False)  # by measure: mixtures x systems, or NaN
+    errors: Mapping[str, DataFrame] = field(repr=False)  # likewise: standard errors of excerpts
+    given: DataFrame = field(repr=False)  # likewise, bool: the pair was to be scored
+    weights: Series = field(repr=False)  # by mixture
+    failures: Mapping[tuple[str, str], str]  # (system, mixture) -> reason
+
+
+def scores_of(
+    items: DataFrame, weight: str, systems: Sequence[str] | None, references: bool
+) -> Scores:
+    """Rows of ``items.csv``, by measure; the same pair twice must have the same scores.
+
+    Raises:
+        ValueError: the same pair with other scores, an unknown system, or no system left.
+    """
+    items = _chosen(_one_spelling(items, _KEY), systems, references)
+    measures = list(present(items, ranked=True))
+    unlike = items.groupby(_KEY)[measures].nunique(dropna=False).gt(1).any(axis=1)
+    if unlike.any():
+        mixture, system = unlike.index[unlike.to_numpy()][0]
+        raise ValueError(
+            f"mixture {mixture!r}, system {system!r} occurs twice, with unlike scores. Give the "
+            "systems names of their own."
+        )
+    items = items.drop_duplicates(_KEY).assign(given=1.0)
+    mixtures, names = items["mixture_id"].unique(), items["system"].unique()
+
+    def table(column: str) -> DataFrame:
+        wide = items.pivot(index="mixture_id", columns="system", values=column)
+        wide = wide.reindex(index=mixtures, columns=names).astype(float)
+        return wide.where(np.isfinite(wide))
+
+    values = {measure: table(measure) for measure in measures}
+    scored = {measure: own for measure, own in values.items() if own.notna().any(axis=None)}
+    column = WEIGHTS[weight]
+    weights = table("given").max(axis=1)
+    if column is not None:  # a mixture that failed has no length, and no score to be weighted
+        known = items.groupby("mixture_id")[column].max().reindex(mixtures).astype(float)
+        weights = known.where(known > 0.0, 1.0)
+    failed = items[items["status"] == "failed"] if "status" in items else items[:0]
+    return Scores(
+        scored or values,
+        {measure: table(f"{measure}_se") for measure in measures if f"{measure}_se" in items},
+        table("given").notna(),
+        weights,
+        dict(zip(zip(failed["system"], failed["mixture_id"]), failed.get("reason", ()))),
+    )
+
+
+def _one_spelling(table: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """The same text in two Unicode forms is one name, in the form that comes first."""
+    found = {c: table.groupby(table[c].map(io.same_name))[c].transform("first") for c in columns}
+    return table.assign(**found)
+
+
+def _chosen(items: DataFrame, systems: Sequence[str] | None, references: bool) -> DataFrame:
+    """The rows of the systems that are asked for."""
+    known = {io.same_name(name): name for name in items["system"]}
+    wanted = [*known] if systems is None else [*map(io.same_name, systems)]
+    names = [known.get(n) for n in wanted if references or not n.startswith(CONTROL)]
+    if known and (None in names or not names):
+        raise ValueError(
+            f"systems must be of those of the results, {io.listed(map(repr, known.values()), 12)} "
+            f"(references=False leaves out {CONTROL}NAME), got {io.listed(map(repr, wanted))}."
+        )
+    return items[items["system"].isin(names)]
+
+
+# ------------------------------------------------------------------------------------------------
+# Pairs and ranking
+# ------------------------------------------------------------------------------------------------
+
+
+def pairs_and_ranking(
+    scores: Scores, alpha: float, confidence: float, seed: int
+) -> tuple[DataFrame, DataFrame]:
+    """The rows of ``comparison.csv`` and ``ranking.csv``, measure after measure."""
+    import pandas
+
+    found = _estimates(scores, confidence, seed)
+    pairs = found[found["system_b"].notna()].rename(columns={"mean": "difference"})
+    tests = [_tested(scores, row, alpha) for row in pairs.to_dict("records")]
+    columns = [*PairedTest._fields, "undefined", "note"]
+    pairs = pairs.join(pandas.DataFrame(tests, pairs.index, columns))
+    pairs.loc[pairs["n"] < 2, "difference"] = np.nan
+    singles = found[found["system_b"].isna()].rename(columns={"system_a": "system"})
+    ranking = []
+    for measure, own in singles.groupby("measure", sort=False):
+        tested = pairs[pairs["measure"] == measure]
+        p = significance.holm(tested["p_wilcoxon"].to_numpy(float), tested["least_p"], alpha)
+        pairs.loc[tested.index, "p_holm"] = p
+        ranking.append(_ranked(scores, str(measure), own, tested.assign(p_holm=p), alpha))
+    return pairs.reset_index(drop=True), pandas.concat(ranking, ignore_index=True)
+
+
+def _estimates(scores: Scores, confidence: float, seed: int) -> DataFrame:
+    """n, mean, low, high of every system (with no ``system_b``) and of all pairs' differences."""
+    from pandas import DataFrame
+
+    columns, scale = {}, []
+    for measure, values in scores.values.items():
+        largest = values.abs().max().fillna(0.0)
+        for name in values:
+            columns[measure, name, None] = values[name]
+            scale.append(largest[name])
+        for a, b in combinations(values, 2):
+            columns[measure, a, b] = values[a] - values[b]
+            scale.append(max(largest[a], largest[b]))
+    found = significance.mean_intervals(
+        np.column_stack([*columns.values()]),
+        scores.weights.to_numpy(),
+        confidence=confidence,
+        seed=seed,
+        scale=np.array(scale),
+    )
+    table = DataFrame([*columns], columns=["measure", "system_a", "system_b"])
+    return table.assign(**found._asdict())
+
+
+def _tested(scores: Scores, row: Mapping[Any, Any], alpha: float) -> dict[str, Any]:
+    """The test of a pair's first being better, on the mixtures that both have."""
+    a, b, count = row["system_a"], row["system_b"], row["n"]
+    both = scores.given[a] & scores.given[b]
+    undefined = {"undefined": int(both.sum()) - count}
+    if count < 2:
+        return undefined | {"note": "n < 2"}
+    values = scores.values[row["measure"]]
+    better = 1.0 if COLUMNS[row["measure"]].higher_is_better else -1.0
+    differences = better * (values[a] - values[b]).dropna().to_numpy()
+    test = significance.paired_test(differences, values[[a, b]].abs().max(axis=None))
+    notes = [APPROXIMATE] if count < FEW else []
+    if test.least_p > alpha:
+        notes.append(f"cannot reject: the smallest attainable p is {test.least_p:.2g}")
+    return test._asdict() | undefined | {"note": "; ".join(notes)}
+
+
+def family_of(pairs: DataFrame, alpha: float) -> tuple[int, int]:
+    """Mixtures of the largest pair, and the pairs that Holm counts: those that may reject."""
+    counts = pairs["n"][pairs["p_wilcoxon"].notna()]
+    testable = [n for n in counts if significance.least_holm_p(n, 1) <= alpha]
+    return max(counts, default=0), len(testable or counts)
+
+
+def _ranked(
+    scores: Scores, measure: str, own: DataFrame, pairs: DataFrame, alpha: float
+) -> DataFrame:
+    """The systems of one measure, best mean first, with their groups."""
+    lower = not COLUMNS[measure].higher_is_better
+    own = own.sort_values("mean", ascending=lower, kind="stable")
+    names = own["system"].tolist()
+    p = pairs.pivot(index="system_a", columns="system_b", values="p_holm")
+    different = p.reindex(index=names, columns=names).to_numpy(float) <= alpha
+    groups = significance.letters(different | different.T)
+    too_small = significance.least_holm_p(*family_of(pairs, alpha)) > alpha and len(names) > 1
+    notes = []
+    for name, n in zip(names, own["n"]):
+        told = [APPROXIMATE] if 2 <= n < FEW else []
+        told += [TOO_SMALL] if too_small else []
+        notes.append("; ".join([*told, *_warnings(scores, measure, name)]))
+    undefined = scores.given[names].sum().to_numpy() - own["n"]
+    return own.assign(group=np.where(own["n"] > 0, groups, ""), undefined=undefined, note=notes)
+
+
+def _warnings(scores: Scores, measure: str, system: str) -> Iterator[str]:
+    """What a reader of a system's mean must know."""
+    failed = [mixture for one, mixture in scores.failures if one == system]
+    if failed:
+        yield f"failed: {io.listed(failed, 3)}"
+    values = scores.values[measure][system].dropna()
+    place = outlier(values.to_numpy())
+    if place is not None:
+        name = values.index[place]
+        both = text(measure, values.mean()), text(measure, values.drop(name).mean())
+        if both[0] != both[1]:
+            yield f"{name} moves the mean: {both[0]} with it, {both[1]} without"
+    if measure in scores.errors:  # of means of independent excerpts
+        errors = scores.errors[measure][system][values.index].dropna()
+        if len(errors):
+            error = np.sqrt((errors**2).sum()) / len(errors)
+            yield f"standard error from excerpts {error:.2g}"
+
+
+def outlier(values: Array) -> int | None:
+    """The one value of (n,) that moves their mean by more than the others vary; None: no such one.
+
+    With n values it lies more than n, and at least 10, standard deviations of the others from
+    their mean.
+    """
+    if len(values) < 4:
+        return None
+    place = int(np.argmax(np.abs(values - np.median(values))))
+    others = np.delete(values, place)
+    far = abs(values[place] - others.mean()) > max(_FAR, len(values)) * others.std(ddof=1)
+    return place if far else None
+
+
+def source_means(scores: Scores, rows: DataFrame) -> DataFrame:
+    """The mean of every measure, source name and system, over mixtures: of ``scores.csv``."""
+    from pandas import DataFrame
+
+    if rows.empty:
+        return DataFrame(columns=SOURCE_COLUMNS)
+    key = [*_KEY, "source"]
+    rows = _one_spelling(rows, key).drop_duplicates(key)
+    rows = rows[rows["system"].isin(scores.given.columns)]
+    rows = rows.assign(weight=rows["mixture_id"].map(scores.weights)).dropna(subset="weight")
+    measures = [measure for measure in scores.values if measure in rows]
+    long = rows.melt([*key, "weight"], measures, "measure", "mean").dropna(subset="mean")
+    found = [
+        (*names, len(own), np.average(own["mean"], weights=own["weight"]))
+        for names, own in long.groupby(["measure", "source", "system"], sort=False)
+    ]
+    return DataFrame(found, columns=SOURCE_COLUMNS)
