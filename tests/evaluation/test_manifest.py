@@ -120,6 +120,23 @@ def test_entries_of_python(corpus: Path) -> None:
         read_entries([wrong], "given", str(corpus.parent))
 
 
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"sources": ["a"]}, "sources must be one name per reference"),
+        ({"sources": ["a", "a"]}, "each another"),
+        ({"sources": ["a", " "]}, "sources must be one name"),
+        ({"sources": "ab"}, "sources must be one name"),
+        ({"mixture": 3}, "mixture must be a path, got 3"),
+        ({"mixture": "gone.wav"}, "mixture: no file"),
+    ],
+)
+def test_manifests_with_wrong_extras(corpus: Path, extra: dict[str, Any], message: str) -> None:
+    entries = entries_of(corpus)
+    with pytest.raises(ManifestError, match=message):
+        read_entries([entries[0] | extra], "given", str(corpus.parent))
+
+
 @pytest.mark.skipif(os.sep == "\\", reason="backslashes separate folders here")
 def test_backslashes_get_a_hint(tmp_path: Path) -> None:
     path = write_manifest(tmp_path, 1, ("good",))

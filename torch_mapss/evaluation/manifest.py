@@ -146,7 +146,7 @@ _KEYS: tuple[tuple[str, bool, Callable[[Any], bool], str], ...] = (
     ("references", True, _are_paths, "a list of at least two paths"),
     ("systems", True, lambda value: isinstance(value, dict), "an object of name: list of paths"),
     ("mixture", False, _is_path, "a path"),
-    ("sources", False, _are_paths, "a list of names"),
+    ("sources", False, _are_paths, "one name per reference, each another"),
 )
 
 
@@ -173,8 +173,7 @@ def _read_entry(
     count, systems = len(references), {}
     if count and sources and len({*sources}) != count:
         problems.append(
-            f"{where}: sources must be one name per reference ({count}), each another, got "
-            f"{short(sources)}"
+            f"{where}: sources must be one name per reference, each another, got {short(sources)}"
         )
     for system, paths in found.get("systems", {}).items():
         if not _are_paths(paths, null=True) or (count and len(paths) != count):
