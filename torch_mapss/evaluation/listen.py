@@ -6,118 +6,309 @@ fill a grid of two measures, both by rank over the whole set, as evenly as they 
 the page whose stimuli lie in the emptiest cells, by lot (seeded) among equals. Systems that differ
 little then still give ratings over the whole range, which correlations need.
 
+All sounds are brought to one loudness (ITU-R BS.1770), all of a page lower by the same gain if a
+peak would not fit. Names of files and conditions tell nothing; ``stimuli.csv`` is the key, to be
+withheld from the listeners. Every page's id begins with the *mark* of the test, a hash of its key
+and sounds, so that ratings are never read with the key of another test
+(:mod:`torch_mapss.evaluation.listen_ratings`).
+
 webMUSHRA is not part of this package: https://github.com/audiolabs/webMUSHRA.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from torch_mapss import audio
+from torch_mapss.core.checks import warn_user
+from torch_mapss.evaluation import io, sounds
+from torch_mapss.evaluation.listen_ratings import mark_of, read_key
 from torch_mapss.evaluation.results import Results, records
+from torch_mapss.evaluation.worst import frame_curves
 
-# Cells of the grid, each way.
-_GRID = 4
 #: Measures that a test may span: the first two of one line that the results have.
 SPANNED = (("clearance", "fidelity"), ("ps", "log_pm"))
+#: Questions that can be put to listeners, as the measures divide them.
+QUESTIONS = {
+    "quality": "Rate the basic audio quality of each sound against the reference: 100 = no "
+    "difference can be heard. Other sources that are still there count as well.",
+    "interference": "Rate how well the other sources are removed from each sound: 100 = nothing "
+    "of them can be heard. Leave other artefacts aside.",
+    "distortion": "Rate how undistorted the target itself sounds: 100 = as in the reference. "
+    "Leave other sources that can still be heard aside.",
+}
+#: Name of the test, of its folder in webMUSHRA's ``configs`` and in its results.
+TEST_ID = "mapss"
+# Measures of the sounds in the key, where the results have them.
+_KEY_MEASURES = [name for pair in SPANNED for name in pair]
+_KEY_COLUMNS = (
+    *("page", "condition", "mixture_id", "source", "system", "role", *_KEY_MEASURES),
+    *("start_s", "end_s", "loudness_lufs", "file", "test_id"),
+)
+_GRID = 4  # cells of the grid, each way
+_MOST = 8  # systems on a page; more are drawn from
+_LOUDNESS = -23.0  # LUFS
+# Beyond so many seconds one cannot keep two sounds apart (BS.1534 advises about 10, at most 12).
+_LONG_S = 12.0
 
-Cell = tuple[int, ...]
+Row = Mapping[str, Any]
+
+# ------------------------------------------------------------------------------------------------
+# Choosing
+# ------------------------------------------------------------------------------------------------
 
 
-class Page(NamedTuple):
-    """What is rated together."""
-
-    mixture_id: str
-    source_index: int
-    source: str
-    rows: tuple[Mapping[str, Any], ...]  # of scores.csv, one per system
-
-
-def spanned(results: Results) -> tuple[str, ...]:
+def spanned(results: Results) -> list[str]:
     """The measures that the stimuli of a test span: two, or one where there is no other."""
     have = results.measures
-    found = (pair for pair in SPANNED if set(pair) <= set(have))
-    return next(found, tuple(have[:2]))
+    return next((list(pair) for pair in SPANNED if {*pair} <= {*have}), list(have[:2]))
 
 
-def choose(
-    results: Results,
-    count: int = 12,
-    *,
-    systems: Sequence[str] | None = None,
-    most: int = 8,
-    seed: int = 0,
-) -> tuple[Page, ...]:
+def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row]]:
     """The pages of a test.
 
     Args:
         results: of :func:`~torch_mapss.evaluation.results.load_results`.
         count: pages wanted; fewer where the set has fewer.
-        systems: those to be rated; all by default.
-        most: systems on a page; more are drawn from.
         seed: equal seeds choose equal pages.
 
     Returns:
-        The pages.
+        The rows of scores.csv that are rated together, page by page.
 
     Raises:
-        ValueError: unknown systems, or nothing that is scored.
+        ValueError: a count below 1, or nothing that is scored.
     """
-    unknown = [name for name in systems or () if name not in results.systems]
-    if unknown:
-        raise ValueError(
-            f"systems must be of {', '.join(map(repr, results.systems))}, got {unknown[0]!r}."
-        )
-    if count < 1 or most < 1:
-        raise ValueError(f"count and most must be at least 1, got {count} and {most}.")
-    by_source: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for row in records(results.scores):
-        if row["status"] == "ok" and row["system"] in (systems or results.systems):
-            by_source.setdefault((row["mixture_id"], row["source_index"]), []).append(row)
-    if not by_source:
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}.")
+    scored = results.scores[results.scores["status"] == "ok"]
+    if scored.empty:
         raise ValueError(
             "no estimate has scored frames, so there is nothing to listen to: see the column "
             "`reason` of scores.csv."
         )
+    # Cells by rank; undefined scores are the lowest.
+    ranks = scored[spanned(results)].fillna(-np.inf).rank() - 0.5
+    cells = (_GRID * ranks / len(scored)).astype(int).clip(upper=_GRID - 1)
+    scored = scored.assign(cell=[*cells.itertuples(index=False, name=None)])
     chance = random.Random(seed)
     pages = [
-        Page(
-            *key, rows[0]["source"], tuple(rows if len(rows) <= most else chance.sample(rows, most))
-        )
-        for key, rows in by_source.items()
+        records(rows) for _, rows in scored.groupby(["mixture_id", "source_index"], sort=False)
     ]
+    pages = [rows if len(rows) <= _MOST else chance.sample(rows, _MOST) for rows in pages]
     chance.shuffle(pages)
-    cells = _cells(pages, spanned(results))
-    filled: Counter[Cell] = Counter()
-    chosen: list[Page] = []
-    while cells and len(chosen) < count:
-        best = int(np.argmax([_gain(own, filled) for own in cells]))
-        filled.update(cells.pop(best))
-        chosen.append(pages.pop(best))
-    return tuple(chosen)
+    filled: Counter[tuple[int, ...]] = Counter()
+    chosen: list[list[Row]] = []
+    while pages and len(chosen) < count:
+        best = pages.pop(int(np.argmax([_gain(rows, filled) for rows in pages])))
+        filled.update(row["cell"] for row in best)
+        chosen.append(best)
+    return chosen
 
 
-def _gain(cells: Sequence[Cell], filled: Counter[Cell]) -> float:
+def _gain(rows: Sequence[Row], filled: Counter[tuple[int, ...]]) -> float:
     """What a page adds: a stimulus gains half with every one that its cell holds already."""
-    there = filled.copy()
-    gain = 0.0
-    for cell in cells:
-        gain += 0.5 ** there[cell]
-        there[cell] += 1
-    return gain / len(cells)
+    held, gain = filled.copy(), 0.0
+    for row in rows:
+        gain += 0.5 ** held[row["cell"]]
+        held[row["cell"]] += 1
+    return gain / len(rows)
 
 
-def _cells(pages: Sequence[Page], names: Sequence[str]) -> list[list[Cell]]:
-    """The cells of every page's stimuli in the grid of ranks; undefined scores are the lowest."""
-    from scipy.stats import rankdata
+# ------------------------------------------------------------------------------------------------
+# Writing
+# ------------------------------------------------------------------------------------------------
 
-    rows = [row for page in pages for row in page.rows]
-    values = np.array([[row[name] for name in names] for row in rows], dtype=float)
-    ranks = rankdata(np.nan_to_num(values, nan=-np.inf), axis=0) - 0.5
-    places = np.minimum((_GRID * ranks / len(rows)).astype(int), _GRID - 1).tolist()
-    taken = iter(places)
-    return [[tuple(next(taken)) for _ in page.rows] for page in pages]
+
+def write_test(
+    results: Results,
+    pages: Sequence[Sequence[Row]],
+    out: str | os.PathLike[str],
+    *,
+    seconds: float | None = None,
+    seed: int = 0,
+) -> list[str]:
+    """Write sounds, key and one webMUSHRA configuration for each question.
+
+    ``out`` is to be copied to ``configs/mapss`` of webMUSHRA and opened as
+    ``?config=mapss/QUESTION.yaml``.
+
+    Args:
+        results: that the pages were chosen from.
+        pages: of :func:`choose`.
+        out: folder, made if need be. The same test may be written again.
+        seconds: cut longer sounds to so much, where most frames are scored; whole by default. The
+            scores in the key are then means over the frames of the excerpt.
+        seed: of the order of conditions.
+
+    Returns:
+        The key and the configurations.
+
+    Raises:
+        ValueError: a folder that holds another test.
+        FileNotFoundError: audio that is gone. Nothing is written then, as after every error.
+    """
+    results.check_audio(path for rows in pages for path in _paths(results, rows))
+    with io.filled_at_once(out) as folder:
+        io.make_folder(os.path.join(folder, "audio"))
+        chance = random.Random(seed)
+        key: list[Row] = []
+        for number, rows in enumerate(pages, 1):
+            shown = [*rows]
+            chance.shuffle(shown)
+            key += _write_page(results, shown, f"p{number:02d}", folder, seconds)
+        mark = _mark(folder, key)
+        there = os.path.join(os.fspath(out), "stimuli.csv")
+        if os.path.exists(there) and mark_of(read_key(there)) != mark:
+            raise ValueError(
+                f"{io.shown(out)!r} holds another listening test, whose ratings can be read with "
+                "its own key alone. Name a new folder with --out, or delete that test first."
+            )
+        key = [{**row, "page": f"{mark}-{row['page']}"} for row in key]
+        columns = [name for name in _KEY_COLUMNS if any(name in row for row in key)]
+        io.write_table(os.path.join(folder, "stimuli.csv"), key, columns, undefined="")
+        for question in QUESTIONS:
+            text = _yaml(_configuration(key, question)).lstrip()
+            io.write_bytes(os.path.join(folder, f"{question}.yaml"), text.encode())
+    longest = max(row["end_s"] - row["start_s"] for row in key)
+    if longest > _LONG_S:
+        warn_user(
+            f"the longest sound lasts {longest:.0f} s; beyond {_LONG_S:g} s listeners cannot keep "
+            "two sounds apart. Cut them with --seconds 10 (seconds=10)."
+        )
+    names = ("stimuli.csv", *(f"{question}.yaml" for question in QUESTIONS))
+    return [os.path.join(os.fspath(out), name) for name in names]
+
+
+def _mark(folder: str, key: Sequence[Row]) -> str:
+    """Eight digits that tell this test from every other one: of its key, and of its sounds."""
+    names = ("page", "condition", "mixture_id", "source", "system")
+    content = [[*map(row.get, names), io.sha256(os.path.join(folder, row["file"]))] for row in key]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]
+
+
+def _paths(results: Results, rows: Sequence[Row]) -> list[str]:
+    """The files of a page: reference, then estimates."""
+    return [results.locate(path) for path in (rows[0]["reference"], *(r["estimate"] for r in rows))]
+
+
+def _write_page(
+    results: Results, rows: Sequence[Row], name: str, folder: str, seconds: float | None
+) -> list[Row]:
+    """Write the sounds of a page; its rows of the key, the reference first."""
+    waves, rate = sounds.read_together(_paths(results, rows))
+    scores = [{m: row[m] for m in _KEY_MEASURES if m in row} for row in rows]
+    start, end = 0.0, waves.shape[-1] / rate
+    if seconds is not None and seconds < end:
+        frames = results.frames(rows[0]["mixture_id"])
+        curves = [frame_curves(frames, row) for row in rows]
+        start = _start(curves[0][0], curves[0][1][spanned(results)[0]], end, seconds)
+        end = start + seconds
+        scores = [
+            {m: _mean(m, values[m][(times >= start) & (times <= end)]) for m in own}
+            for own, (times, values) in zip(scores, curves)
+        ]
+    waves = _levelled(sounds.cut(waves, rate, start, end), rate)
+    levels = audio.integrated_loudness(waves, rate).tolist()
+    about = {key: rows[0][key] for key in ("mixture_id", "source")}
+    about |= {"page": name, "test_id": TEST_ID, "start_s": start, "end_s": end}
+    told: list[Row] = [{"system": "reference", "role": "hidden_reference"}]
+    told += [{"system": row["system"], "role": "system", **own} for row, own in zip(rows, scores)]
+    key = []
+    for number, (wave, level, own) in enumerate(zip(waves, levels, told)):
+        condition = f"C{number}" if number else "reference"
+        file = f"audio/{name}_{condition}.wav"
+        io.write_wave(os.path.join(folder, file), wave, rate, "PCM_24")
+        level = {"condition": condition, "file": file, "loudness_lufs": round(level, 2)}
+        key.append({**about, **level, **own})
+    return key
+
+
+def _start(times: Any, scores: Any, length: float, seconds: float) -> float:
+    """The second at which an excerpt begins that has most frames scored."""
+    starts = np.arange(0.0, length - seconds + 1e-9, 0.1)
+    counts = np.concatenate([[0], np.cumsum(np.isfinite(scores))])
+    first, last = (np.searchsorted(times, starts + more) for more in (0.0, seconds))
+    return float(starts[int(np.argmax(counts[last] - counts[first]))])
+
+
+def _mean(measure: str, values: Any) -> float:
+    """Frame scores of an excerpt, pooled as utterances are; NaN where none is scored."""
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return float("nan")
+    if measure == "fidelity":  # by its RMS, which bad moments weigh in
+        return float(1.0 - np.sqrt(np.square(1.0 - values).mean()))
+    return float(values.mean())
+
+
+def _levelled(waves: Tensor, rate: int) -> Tensor:
+    """Waveforms (n, T) at one loudness, lower by one gain for all if a peak would not fit."""
+    found = audio.integrated_loudness(waves, rate)
+    gain = torch.where(found.isfinite(), 10.0 ** ((_LOUDNESS - found) / 20.0), 1.0)
+    waves = waves * gain.unsqueeze(-1)
+    return waves / waves.abs().max().clamp(min=1.0)
+
+
+def _configuration(key: Sequence[Row], question: str) -> dict[str, Any]:
+    """What webMUSHRA reads."""
+    text = QUESTIONS[question]
+    paths = {(row["page"], row["condition"]): f"configs/{TEST_ID}/{row['file']}" for row in key}
+    pages = [
+        {
+            "type": "mushra",
+            "id": page,
+            "name": f"Page {number}",
+            "content": text,
+            "showWaveform": True,
+            "enableLooping": True,
+            "strict": False,
+            "createAnchor35": True,
+            "createAnchor70": False,
+            "randomize": True,
+            "showConditionNames": False,
+            "reference": paths[page, "reference"],
+            "stimuli": {
+                name: path
+                for (of, name), path in paths.items()
+                if of == page and name != "reference"
+            },
+        }
+        for number, page in enumerate(dict.fromkeys(page for page, _ in paths), 1)
+    ]
+    start = {"type": "generic", "id": "start", "name": "Welcome", "content": text}
+    volume = {"type": "volume", "id": "volume", "name": "Volume", "defaultVolume": 0.5}
+    volume |= {"content": "Set a comfortable volume, and do not change it."}
+    volume |= {"stimulus": pages[0]["reference"]}
+    end: dict[str, Any] = {"type": "finish", "name": "Thank you", "content": "Send your ratings."}
+    end |= {"popupContent": "", "showResults": False, "writeResults": True}
+    return {
+        "testname": f"Listening test: {question}",
+        "testId": f"{TEST_ID}-{question}",
+        "bufferSize": 2048,
+        "stopOnErrors": True,
+        "showButtonPreviousPage": True,
+        "remoteService": "service/write.php",
+        "pages": [start, volume, ["random", *pages], end],
+    }
+
+
+def _yaml(value: Any, indent: int = 0) -> str:
+    """Block YAML of dictionaries, lists and scalars; scalars as JSON writes them.
+
+    webMUSHRA's parser (yamljs) does not read the nested lists that PyYAML writes.
+    """
+    if not isinstance(value, dict | list):
+        return f" {json.dumps(value, ensure_ascii=False)}\n"
+    items = value.items() if isinstance(value, dict) else (("-", item) for item in value)
+    colon, lead = ":" if isinstance(value, dict) else "", "  " * indent
+    return "\n" + "".join(f"{lead}{key}{colon}{_yaml(item, indent + 1)}" for key, item in items)

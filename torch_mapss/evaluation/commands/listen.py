@@ -50,37 +50,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace) -> int:
-    from torch_mapss.evaluation.listen import choose
-    from torch_mapss.evaluation.listen_files import QUESTIONS, write_test
+    from torch_mapss.evaluation.listen import choose, write_test
     from torch_mapss.evaluation.results import load_results
 
     results = load_results(args.results, args.audio_root)
     pages = choose(results, args.pages, seed=args.seed)
-    options = {"seconds": args.seconds, "seed": args.seed}
-    written = write_test(results, pages, args.out, questions=tuple(QUESTIONS), **options)
+    written = write_test(results, pages, args.out, seconds=args.seconds, seed=args.seed)
     if not args.quiet:
-        stimuli = sum(len(page.rows) for page in pages)
+        stimuli = sum(map(len, pages))
         console.say(f"{len(pages)} pages with {stimuli} estimates, one question per configuration.")
     say_written(written, args.quiet)
     return OK
 
 
 def _read_back(args: argparse.Namespace) -> int:
-    from torch_mapss.evaluation.listen_ratings import (
-        LISTENER_COLUMNS,
-        RATING_COLUMNS,
-        rating_tables,
-        read_key,
-        read_ratings,
-    )
+    from torch_mapss.evaluation.listen_ratings import rating_tables, read_key, read_ratings
 
     key = read_key(os.path.join(args.out, "stimuli.csv"))
     stimuli, listeners = rating_tables(read_ratings(args.ratings), key)
     written = [os.path.join(args.out, name) for name in ("ratings.csv", "ratings_listeners.csv")]
-    io.write_table(written[0], stimuli, RATING_COLUMNS, undefined="")
-    io.write_table(written[1], listeners, LISTENER_COLUMNS, undefined="")
+    for path, table in zip(written, (stimuli, listeners)):
+        io.write_table(path, table, undefined="")
     if not args.quiet:
-        people = len({row["listener"] for row in listeners})
+        people = listeners["listener"].nunique()
         console.say(f"{len(stimuli)} rated stimuli by {people} listeners.")
     say_written(written, args.quiet)
     return OK
