@@ -304,7 +304,7 @@ def call(outputs=None, references=None, distortions=None, **options):
         ({"outputs": torch.rand(3, 2, 8, dtype=torch.complex64)}, TypeError, "real"),
         ({"outputs": torch.ones(3, 2, 8, dtype=torch.int32)}, TypeError, "floating-point"),
         ({"outputs": np.zeros((3, 2, 8))}, TypeError, "torch.Tensor"),
-        ({"attributed": (0, 0)}, ValueError, "twice"),
+        ({"attributed": (0, 0)}, ValueError, "different indices"),
         ({"attributed": (0, 2)}, ValueError, "indices from 0 to 1"),
         ({"attributed": (0,)}, ValueError, "one source for each"),
         ({"attributed": "ab"}, TypeError, "attributed"),

@@ -24,7 +24,6 @@ from torch_mapss import audio
 from torch_mapss.audio import loudness, matching
 
 RATES = (8000, 16000, 24000, 44100, 48000)
-SPEECH = Path(__file__).parents[3] / "shared" / "data" / "speech"
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -89,7 +88,7 @@ def k_weighted(x: np.ndarray, rate: int) -> np.ndarray:
 def loudness_oracle(x: Tensor, rate: int) -> float:
     """BS.1770-4, one channel, block by block."""
     y = k_weighted(x.double().numpy(), rate)
-    step = rate // 10
+    step = round(rate / 10)
     z = [np.mean(y[i : i + 4 * step] ** 2) for i in range(0, len(y) - 4 * step + 1, step)]
     level = [-0.691 + 10 * np.log10(p) if p > 0 else -np.inf for p in z]
     z1 = [p for p, ll in zip(z, level) if ll > -70]
@@ -107,9 +106,7 @@ def sine(sections: list[tuple[float, float]], rate: int, hertz: float = 1000.0) 
     return amplitude * torch.sin(2 * math.pi * hertz * t)
 
 
-# ---------------------------------------------------------------------------------------------
-# K-weighting and integrated loudness
-# ---------------------------------------------------------------------------------------------
+# --- K-weighting and integrated loudness ------------------------------------------------------
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -122,7 +119,7 @@ def test_k_weighting_equals_the_recursion(rate: int, dtype: torch.dtype, toleran
     assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max()
 
 
-def test_the_impulse_response_kept_is_long_enough() -> None:
+def test_the_impulse_response_is_used_to_its_end() -> None:
     for rate in RATES:
         impulse = np.zeros(rate)
         impulse[0] = 1
@@ -156,8 +153,9 @@ EBU_CASES = {
 }
 
 
-@pytest.mark.parametrize("case", EBU_CASES)
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize(
+    ("case", "rate"), [*((case, 16000) for case in EBU_CASES), ("1", 8000), ("5", 44100)]
+)
 def test_ebu_tech_3341(case: str, rate: int) -> None:
     sections, expected = EBU_CASES[case]
     mono = [(level + 10 * math.log10(2), seconds) for level, seconds in sections]
@@ -174,54 +172,29 @@ def test_ebu_tech_3341(case: str, rate: int) -> None:
     assert reading == pytest.approx(expected, abs=0.1)
 
 
-@pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("level", [1.0, 1e-2])
-def test_loudness_of_speech_like_noise(rate: int, level: float) -> None:
+@pytest.mark.parametrize(
+    "rate", [*RATES, 11025]
+)  # where a block is no whole number of samples, too
+def test_loudness_of_speech_like_noise(rate: int) -> None:
     pyloudnorm = pytest.importorskip("pyloudnorm")
-    x = level * speech_like(6.05, rate)
-    got = float(audio.integrated_loudness(x, rate))
-    assert got == pytest.approx(loudness_oracle(x, rate), abs=1e-9)
-    assert float(audio.integrated_loudness(x.float(), rate)) == pytest.approx(got, abs=1e-4)
-    meter = pyloudnorm.Meter(rate)
-    assert got == pytest.approx(meter.integrated_loudness(x.numpy()), abs=0.1)
-    # The relative gate matters here, so the agreement above is one of gating too.
-    assert got > float(loudness._lufs(loudness._powers(x, rate)[1])) + 0.5
+    for level in (1.0, 1e-2):
+        x = level * speech_like(6.05, rate)
+        got = float(audio.integrated_loudness(x, rate))
+        assert got == pytest.approx(loudness_oracle(x, rate), abs=1e-9)
+        assert float(audio.integrated_loudness(x.float(), rate)) == pytest.approx(got, abs=1e-4)
+        expected = pyloudnorm.Meter(rate).integrated_loudness(x.numpy())
+        assert got == pytest.approx(expected, abs=0.1)
+        # The relative gate matters here, so the agreement above is one of gating too.
+        assert got > float(loudness._lufs(loudness._powers(x, rate)[1])) + 0.5
 
 
-@pytest.mark.skipif(not SPEECH.is_dir(), reason="no recorded speech beside the checkout")
-def test_loudness_of_recorded_speech() -> None:
-    pyloudnorm = pytest.importorskip("pyloudnorm")
-    files = sorted(p for p in SPEECH.rglob("*") if p.suffix in (".wav", ".flac"))[:6]
-    assert files
-    for path in files:
-        wave, rate = audio.load_audio(path)
-        mono = audio.to_mono(wave)
-        got = float(audio.integrated_loudness(mono, rate))
-        expected = pyloudnorm.Meter(rate).integrated_loudness(mono.double().numpy())
-        assert got == pytest.approx(expected, abs=0.1), path.name
-
-
-def test_rates_without_whole_blocks() -> None:
-    # 100 ms are 1102.5 samples: rounding the block must not show.
-    pyloudnorm = pytest.importorskip("pyloudnorm")
-    x = speech_like(6, 11025)
-    expected = pyloudnorm.Meter(11025).integrated_loudness(x.numpy())
-    assert float(audio.integrated_loudness(x, 11025)) == pytest.approx(expected, abs=0.1)
-
-
-def test_shorter_than_one_block_is_ungated() -> None:
-    x = noise(3200, seed=3) * 0.1
+@pytest.mark.parametrize(("samples", "gain"), [(3200, 1.0), (48000, 1e-5)])
+def test_short_or_very_quiet_signals_are_ungated(samples: int, gain: float) -> None:
+    x = gain * speech_like(samples / 16000, 16000)
     expected = -0.691 + 10 * np.log10(np.mean(k_weighted(x.numpy(), 16000) ** 2))
+    assert (expected < -100) == (gain < 1)
     assert float(audio.integrated_loudness(x, 16000)) == pytest.approx(expected, abs=1e-9)
-    assert audio.integrated_loudness(x[:1], 16000).isfinite()
-
-
-def test_one_hundred_decibels_down_is_ungated() -> None:
-    x = speech_like(3, 16000)
-    quiet = x * 1e-5
-    whole = -0.691 + 10 * np.log10(np.mean(k_weighted(quiet.numpy(), 16000) ** 2))
-    assert whole < -100
-    assert float(audio.integrated_loudness(quiet, 16000)) == pytest.approx(whole, abs=1e-9)
+    assert audio.integrated_loudness(x[100:101], 16000).isfinite()
 
 
 def test_the_absolute_gate_is_absolute() -> None:
@@ -259,8 +232,7 @@ def test_silence_threshold() -> None:
     assert torch.allclose(audio.normalize_loudness(x, 16000)[1], expected)
 
 
-@pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("target", [-23.0, -30.0])
+@pytest.mark.parametrize(("rate", "target"), [(8000, -23.0), (16000, -30.0), (44100, -23.0)])
 def test_normalised_output_reads_the_target(rate: int, target: float) -> None:
     x = torch.stack([speech_like(4, rate, seed=k) * 10.0 ** (k - 2) for k in range(4)])
     y = audio.normalize_loudness(x, rate, target=target, peak=math.inf)
@@ -315,11 +287,7 @@ def test_batching_equals_looping(shape: tuple[int, ...]) -> None:
     assert torch.allclose(loudness.reshape(-1), each, rtol=1e-12)
     each = torch.stack([audio.normalize_loudness(row, 8000) for row in x])
     assert torch.allclose(normal.reshape(rows, -1), each, rtol=1e-10)
-
-
-def test_an_empty_batch_stays_empty() -> None:
-    assert audio.integrated_loudness(torch.zeros(0, 800), 8000).shape == (0,)
-    assert audio.normalize_loudness(torch.zeros(0, 800), 8000).shape == (0, 800)
+    assert audio.normalize_loudness(batch.reshape(rows, -1)[:0], 8000).shape == (0, x.shape[-1])
 
 
 # Gradients --------------------------------------------------------------------------------------
@@ -353,15 +321,12 @@ def test_gradients_against_differences(kind: str) -> None:
     assert gradcheck(
         lambda p: (audio.normalize_loudness(insert(p), 8000) * weight).sum(), part, eps=1e-6
     )
+    peak = float(audio.normalize_loudness(x, 8000, peak=math.inf).abs().max())
+    assert (peak > 1) == (kind == "peak")  # where the limit acts
     # The whole signal at once, along its own direction: a gain must not change the output.
     y = x.clone().requires_grad_()
     (g,) = torch.autograd.grad((audio.normalize_loudness(y, 8000) * weight).sum(), y)
     assert abs(float((g * x).sum())) < 1e-9 * float(g.norm() * x.norm())
-
-
-def test_peak_branch_is_reached_by_the_gradient_check() -> None:
-    assert float(audio.normalize_loudness(short_signal("peak"), 8000, peak=math.inf).max()) > 1
-    assert float(audio.normalize_loudness(short_signal("plain"), 8000).abs().max()) < 1
 
 
 def test_quiet_and_loud_inputs_keep_a_gradient() -> None:
@@ -381,25 +346,21 @@ def test_loudness_refuses_what_it_cannot_measure() -> None:
     x = torch.randn(2, 800, generator=generator())
     x[1, 7] = torch.nan
     for function in (audio.integrated_loudness, audio.normalize_loudness):
-        with pytest.raises(ValueError, match=r"\(1, 7\)"):
-            function(x, 16000)
-        with pytest.raises(ValueError, match="8000 Hz, got 4000"):
-            function(x[0], 4000)
-        with pytest.raises(TypeError, match="sample_rate must be a whole number"):
-            function(x[0], 16000.5)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="must have samples"):
-            function(x[:, :0], 16000)
-        with pytest.raises(TypeError, match="32768"):
-            function(torch.ones(800, dtype=torch.int16), 16000)
-    with pytest.raises(ValueError, match="peak must be a positive"):
-        audio.normalize_loudness(x[0], 16000, peak=0)
-    with pytest.raises(ValueError, match="target must be a finite"):
-        audio.normalize_loudness(x[0], 16000, target=math.nan)
+        for wave, rate, error, words in (
+            (x, 16000, ValueError, r"\(1, 7\)"),
+            (x[0], 4000, ValueError, "at least 8000, got 4000"),
+            (x[0], 16000.5, TypeError, "sample_rate must be a whole number"),
+            (x[:, :0], 16000, ValueError, "must have samples"),
+            (torch.ones(800, dtype=torch.int16), 16000, TypeError, "32768"),
+        ):
+            with pytest.raises(error, match=words):
+                function(wave, rate)
+    for name, value in (("peak", 0), ("target", math.nan)):
+        with pytest.raises(ValueError, match=name):
+            audio.normalize_loudness(x[0], 16000, **{name: value})
 
 
-# ---------------------------------------------------------------------------------------------
-# Waveforms, channels, rates
-# ---------------------------------------------------------------------------------------------
+# --- Waveforms, channels, rates ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -495,9 +456,7 @@ def test_rates_must_be_whole_and_workable() -> None:
     assert audio.resample(x, np.int64(8000), np.int32(16000)).shape == (200,)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------------------------------------
-# Files
-# ---------------------------------------------------------------------------------------------
+# --- Files ------------------------------------------------------------------------------------
 
 
 def write(path: Path, seconds: float = 0.5, channels: int = 2, **kwargs: str) -> np.ndarray:
@@ -528,12 +487,13 @@ def test_lossless_files(tmp_path: Path, name: str, subtype: str, tolerance: floa
         assert np.abs(wave.numpy() - samples.T).max() <= tolerance
 
 
-@pytest.mark.parametrize("name", ["a.ogg", "a.mp3"])
+@pytest.mark.parametrize("name", ["a.ogg", "a.mp3", "gsm.wav"])
 def test_lossy_files(tmp_path: Path, name: str) -> None:
     if name.endswith("mp3") and "MP3" not in soundfile.available_formats():
         pytest.skip("this libsndfile has no MP3")
     tone = sine([(-6, 1)], 16000, hertz=500).numpy()
-    soundfile.write(tmp_path / name, tone, 16000)
+    subtype = "GSM610" if name == "gsm.wav" else None  # which cannot be wound back
+    soundfile.write(tmp_path / name, tone, 16000, subtype=subtype)
     wave, rate = audio.load_audio(tmp_path / name)
     assert (rate, wave.shape[0]) == (16000, 1)
     got = wave[0, 4000:12000].double().numpy()
@@ -559,15 +519,42 @@ def test_an_mp3_that_states_no_length_is_read(tmp_path: Path) -> None:
     assert abs(wave.shape[1] - len(x)) < 4000
 
 
-def test_wav_written_to_a_pipe_is_read(tmp_path: Path) -> None:
-    # Such files announce the largest length there is.
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000])
+def test_wav_written_to_a_pipe_is_read(tmp_path: Path, size: int) -> None:
+    # Such files announce (nearly) the largest length there is.
     path = tmp_path / "a.wav"
     samples = write(path)
+    set_length(path, size)
+    assert audio.load_audio(path)[0].shape == samples.T.shape
+
+
+@pytest.mark.parametrize("size", [32_100, 3_000_000_000])
+def test_wav_whose_header_says_more_than_there_is(tmp_path: Path, size: int) -> None:
+    write(tmp_path / "a.wav")
+    set_length(tmp_path / "a.wav", size)
+    with pytest.raises(ValueError, match=r"a\.wav.* truncated"):
+        audio.load_audio(tmp_path / "a.wav")
+
+
+@pytest.mark.parametrize(("frames", "words"), [(9000, "cut short"), (0, "cannot decode")])
+def test_flac_whose_header_says_more_or_nothing(tmp_path: Path, frames: int, words: str) -> None:
+    path = tmp_path / "a.flac"
+    write(path)
+    content = bytearray(path.read_bytes())
+    fields = int.from_bytes(content[18:26], "big")  # of STREAMINFO; the length is the last 36 bits
+    assert fields % 2**36 == 8000
+    content[18:26] = (fields - 8000 + frames).to_bytes(8, "big")
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        audio.load_audio(path)
+
+
+def set_length(path: Path, size: int) -> None:
+    """State another length in the header of a WAV file."""
     content = bytearray(path.read_bytes())
     at = content.index(b"data") + 4
-    content[at : at + 4] = content[4:8] = struct.pack("<I", 0xFFFFFFFF)
+    content[at : at + 4] = content[4:8] = struct.pack("<I", size)
     path.write_bytes(content)
-    assert audio.load_audio(path)[0].shape == samples.T.shape
 
 
 def test_wav_with_other_chunks_is_read(tmp_path: Path) -> None:
@@ -642,9 +629,7 @@ def test_a_missing_soundfile_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         audio.load_audio(tmp_path / "a.wav")
 
 
-# ---------------------------------------------------------------------------------------------
-# Frames
-# ---------------------------------------------------------------------------------------------
+# --- Frames -----------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 3000), st.integers(1, 500), st.integers(1, 500))
@@ -655,16 +640,11 @@ def test_frames_are_those_that_fit(samples: int, receptive_field: int, hop: int)
     x = torch.arange(2 * samples, dtype=torch.float64).reshape(2, samples)
     frames = audio.frame_signal(x, receptive_field, hop)
     assert frames.shape == (2, len(fits), receptive_field)
+    assert not fits or frames.data_ptr() == x.data_ptr()  # a view
     assert frames[0, :, 0].tolist() == fits
     assert audio.frame_rms(x, receptive_field, hop).shape == (2, len(fits))
     times = audio.frame_times(len(fits), receptive_field, hop, 100)
     assert times.tolist() == [(s + receptive_field / 2) / 100 for s in fits]
-
-
-def test_frames_are_a_view() -> None:
-    x = torch.zeros(1000)
-    assert audio.frame_signal(x, 400, 320).data_ptr() == x.data_ptr()
-    assert audio.frame_signal(x, 400, 320).untyped_storage().nbytes() == 4000
 
 
 @pytest.mark.parametrize(("receptive_field", "hop"), [(400, 320), (97, 31), (5, 9), (1, 1)])
@@ -718,21 +698,18 @@ def test_a_silent_reference_is_never_active() -> None:
 
 
 def test_frame_arguments() -> None:
-    with pytest.raises(TypeError, match="hop must be a whole number"):
-        audio.frame_count(100, 10, 2.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="hop must be at least 1"):
-        audio.frame_count(100, 10, 0)
-    with pytest.raises(ValueError, match="receptive_field must be at least 1"):
-        audio.frame_signal(torch.ones(5), 0, 1)
-    with pytest.raises(ValueError, match="threshold"):
-        audio.source_activity(torch.ones(1, 5), 2, 2, threshold=-1)
-    with pytest.raises(ValueError, match="finite"):
-        audio.source_activity(torch.full((1, 5), torch.nan), 2, 2)
+    for error, words, call in (
+        (TypeError, "hop must be a whole number", lambda: audio.frame_count(100, 10, 2.5)),
+        (ValueError, "hop must be at least 1", lambda: audio.frame_count(100, 10, 0)),
+        (ValueError, "receptive_field", lambda: audio.frame_signal(torch.ones(5), 0, 1)),
+        (ValueError, "threshold", lambda: audio.source_activity(torch.ones(1, 5), 2, 2, -1)),
+        (ValueError, "finite", lambda: audio.source_activity(torch.full((1, 5), torch.nan), 2, 2)),
+    ):
+        with pytest.raises(error, match=words):
+            call()
 
 
-# ---------------------------------------------------------------------------------------------
-# SI-SDR and matching
-# ---------------------------------------------------------------------------------------------
+# --- SI-SDR and matching ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("decibels", [-40.0, 0.0, 20.0, 100.0])
@@ -807,15 +784,6 @@ def test_matching_equals_trying_all(estimates: int, sources: int) -> None:
         assert tuple(got[index].tolist()) == best
 
 
-def test_matching_is_not_greedy() -> None:
-    # Both estimates are closest to the first reference; the second loses less by moving.
-    s = noise(2, 1000, seed=1, dtype=torch.float32)
-    e = torch.stack([s[0] + 0.1 * s[1], 0.9 * s[0] + 0.8 * s[1]])
-    scores = matching.pairwise_si_sdr(e, s)
-    assert scores.argmax(-1).tolist() == [0, 0]
-    assert audio.match_sources(e, s).tolist() == [0, 1]
-
-
 def test_matching_with_silence() -> None:
     s = noise(3, 500, seed=1)
     e = s[[2, 0, 1]] + 0.1 * noise(3, 500, seed=2)
@@ -834,23 +802,16 @@ def test_matching_ignores_sign_level_and_offset() -> None:
 
 
 def test_matching_refuses_what_does_not_fit() -> None:
-    with pytest.raises(ValueError, match="3 estimates for 2 references"):
-        audio.match_sources(torch.ones(3, 9), torch.ones(2, 9))
-    with pytest.raises(ValueError, match="number of sources only"):
-        audio.match_sources(torch.ones(2, 9), torch.ones(2, 8))
-    with pytest.raises(ValueError, match="number of sources only"):
-        audio.match_sources(torch.ones(2, 2, 9), torch.ones(3, 2, 9))
-    with pytest.raises(ValueError, match=r"\(\.\.\., S', T\)"):
-        audio.match_sources(torch.ones(9), torch.ones(9))
+    for shapes in (((3, 9), (2, 9)), ((2, 9), (2, 8)), ((2, 2, 9), (3, 2, 9)), ((9,), (9,))):
+        with pytest.raises(ValueError, match="number of sources only"):
+            audio.match_sources(*map(torch.ones, shapes))
     with pytest.raises(ValueError, match="references must hold finite"):
         audio.match_sources(torch.ones(1, 2), torch.full((1, 2), torch.inf))
     with pytest.raises(ValueError, match="one shape"):
         audio.si_sdr(torch.ones(2, 9), torch.ones(9))
 
 
-# ---------------------------------------------------------------------------------------------
-# Devices
-# ---------------------------------------------------------------------------------------------
+# --- Devices ----------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -868,32 +829,31 @@ def test_the_device_gives_the_same_numbers() -> None:
 @pytest.mark.parametrize(
     ("suffix", "format", "subtype"),
     [
-        ("wav", "RF64", "PCM_16"),
+        *(("wav", kind, "PCM_16") for kind in ("RF64", "WAVEX", "WAV")),
         ("w64", "W64", "PCM_24"),
         ("aiff", "AIFF", "PCM_16"),
         ("au", "AU", "PCM_16"),
         ("wav", "WAV", "FLOAT"),
-        ("wav", "WAVEX", "PCM_16"),
         ("flac", "FLAC", "PCM_16"),
         ("ogg", "OGG", "VORBIS"),
         ("mp3", "MP3", "MPEG_LAYER_III"),
     ],
 )
-@pytest.mark.parametrize("share", [0.02, 0.5, 0.97])
 def test_truncated_files_are_refused(
-    tmp_path: Path, suffix: str, format: str, subtype: str, share: float
+    tmp_path: Path, suffix: str, format: str, subtype: str
 ) -> None:
     if format not in soundfile.available_formats():
         pytest.skip(f"this libsndfile has no {format}")
     path = tmp_path / f"x.{suffix}"
-    wave = np.random.default_rng(0).uniform(-0.5, 0.5, (48_000, 2)).astype(np.float32)
+    wave = np.random.default_rng(0).uniform(-0.5, 0.5, (24_000, 2)).astype(np.float32)
     soundfile.write(path, wave, 16_000, format=format, subtype=subtype)
     whole, rate = audio.load_audio(path)
-    assert (whole.shape, rate) == ((2, 48_000), 16_000)
+    assert (whole.shape, rate) == ((2, 24_000), 16_000)
     content = path.read_bytes()
-    path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(ValueError, match=f"x.{suffix}"):
-        audio.load_audio(path)
+    for share in (0.02, 0.5, 0.97):
+        path.write_bytes(content[: int(share * len(content))])
+        with pytest.raises(ValueError, match=f"x.{suffix}.*(truncated|cut short)"):
+            audio.load_audio(path)
 
 
 def test_a_file_that_may_not_be_read_says_so(
@@ -910,12 +870,11 @@ def test_a_file_that_may_not_be_read_says_so(
         audio.load_audio(path)
 
 
-# --- Offsets ------------------------------------------------------------------------------------
+# --- Offsets ----------------------------------------------------------------------------------
 
 
 def test_a_constant_offset_makes_no_silence_active() -> None:
-    generator = torch.Generator().manual_seed(0)
-    wave = 0.05 * torch.randn(1, 32_000, generator=generator)
+    wave = 0.05 * noise(1, 32_000).float()
     wave[:, :16_000] = 0.0
     expected = audio.source_activity(wave, 400, 320)
     assert not expected[0, :48].any()
@@ -928,25 +887,16 @@ def test_a_constant_offset_makes_no_silence_active() -> None:
 
 
 def test_loudness_does_not_depend_on_an_offset() -> None:
-    wave = 0.05 * torch.randn(48_000, generator=torch.Generator().manual_seed(0))
+    wave = 0.05 * noise(48_000).float()
     expected = loudness.integrated_loudness(wave, 16_000)
     assert float(loudness.integrated_loudness(wave + 0.005, 16_000) - expected) == pytest.approx(
         0.0, abs=0.01
     )
 
 
-@pytest.mark.parametrize("step", [1600, 3200, 8000])
+@pytest.mark.parametrize("step", [1600, 8000])
 def test_gain_from_segments_shorter_than_the_filter(step: int) -> None:
-    waves = 0.05 * torch.randn(2, 30_000, generator=torch.Generator().manual_seed(0))
+    waves = 0.05 * noise(2, 30_000).float()
     found = loudness.gain_to(waves, 16_000, -23.0, 2 * step)
     loud = loudness.at_loudness(waves, 16_000, -23.0)
     torch.testing.assert_close(found[:, None] * waves, loud, rtol=1e-5, atol=1e-6)
-
-
-def test_fs_is_another_name_of_the_rate() -> None:
-    wave = 0.05 * torch.randn(48_000, generator=torch.Generator().manual_seed(0))
-    expected = loudness.normalize_loudness(wave, 16_000)
-    assert torch.equal(loudness.normalize_loudness(wave, fs=16_000), expected)
-    for rates in ({}, {"sample_rate": 16_000, "fs": 16_000}):
-        with pytest.raises(TypeError, match="fs"):
-            loudness.integrated_loudness(wave, **rates)

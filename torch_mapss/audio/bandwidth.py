@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from torch_mapss.audio.waveforms import is_silent, one_rate, with_samples
+from torch_mapss.audio.waveforms import is_silent, with_samples
+from torch_mapss.core.checks import check_whole
 from torch_mapss.core.devices import back, wide
 
 # A window of 32 ms resolves 30 Hz; its sidelobes lie below what counts.
@@ -27,7 +28,7 @@ _SMOOTH = 11  # bins
 
 
 @torch.no_grad()
-def bandwidth(wave: Tensor, sample_rate: int | None = None, *, fs: int | None = None) -> Tensor:
+def bandwidth(wave: Tensor, sample_rate: int) -> Tensor:
     """Where the spectrum of a signal ends.
 
     The highest frequency whose level, the 95 % quantile over the frames that are no pauses, lies
@@ -35,7 +36,7 @@ def bandwidth(wave: Tensor, sample_rate: int | None = None, *, fs: int | None = 
 
     Args:
         wave: `(..., T)`.
-        sample_rate, fs: Hz; two names of one argument.
+        sample_rate: Hz.
 
     Returns:
         `(...)` float64 in Hz, from 0 (silence) to `sample_rate` / 2, in steps of about 30 Hz.
@@ -44,7 +45,7 @@ def bandwidth(wave: Tensor, sample_rate: int | None = None, *, fs: int | None = 
         TypeError: `wave` is no floating-point tensor or `sample_rate` no whole number.
         ValueError: no samples, or a rate that is not positive.
     """
-    rate = one_rate(sample_rate, fs)
+    rate = check_whole(sample_rate, "sample_rate", 1)
     wave = with_samples(wave, "wave").detach()
     rows = wave.reshape(-1, wave.shape[-1])
     found = torch.stack([_row_bandwidth(row, rate) for row in rows])

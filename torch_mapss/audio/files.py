@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from torch_mapss.core.checks import import_package
 
 
 def load_audio(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
@@ -30,37 +32,32 @@ def load_audio(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
     """
     path = os.fspath(path)
     _check_file(path)
-    soundfile = _import_soundfile()
+    soundfile = import_package("soundfile", "reading audio files")
     try:
         # An open file rather than its name: the name may not be encodable in the C locale.
         with open(path, "rb") as stream, soundfile.SoundFile(stream) as file:
-            samples = file.read(dtype="float32", always_2d=True)
-            expected, rate, log = file.frames, int(file.samplerate), file.extra_info
-            exact = file.format != "MP3" or _has_mp3_length(stream)
+            samples = file.read(file.frames, dtype="float32", always_2d=True)
+            rate, log = int(file.samplerate), file.extra_info
+            stated = file.format != "MP3" or _states_its_length(stream)
+            cut = stated and len(samples) < file.frames
     except PermissionError as error:
         raise ValueError(
             f"{path!r} cannot be read: permission denied. Change its mode, or run as its owner."
         ) from error
-    except (soundfile.SoundFileError, OSError, TypeError, RuntimeError) as error:
-        # TypeError is how soundfile refuses headerless files.
-        reason = getattr(error, "error_string", f"{error}.")
+    except (soundfile.SoundFileError, OSError, TypeError, ValueError, RuntimeError) as error:
+        # TypeError: it has no header; ValueError: a FLAC of no stated length, written to a pipe.
+        reason = str(getattr(error, "error_string", error)).rstrip(".")
         raise ValueError(
-            f"cannot decode {path!r} as audio: {reason} The file is damaged or in a format that "
-            "libsndfile does not read; convert it to WAV or FLAC."
+            f"cannot decode {path!r} as audio: {reason}. The file is cut short, damaged, or in a "
+            "format that libsndfile does not read: copy it again, or convert it to WAV or FLAC."
         ) from error
-    _check_complete(log, path)
-    _check_samples(samples, expected if exact else 0, path)
+    if cut or _is_cut(log):
+        raise ValueError(
+            f"{path!r} is truncated: by its header there are more samples than the file holds, so "
+            "its end is lost. Copy or write the file again."
+        )
+    _check_samples(samples, path)
     return torch.from_numpy(np.ascontiguousarray(samples.T)), rate
-
-
-def _import_soundfile() -> Any:
-    try:
-        import soundfile
-    except Exception as error:  # OSError: libsndfile is missing
-        raise ImportError(
-            "reading audio files needs soundfile (with libsndfile): pip install soundfile"
-        ) from error
-    return soundfile
 
 
 def _check_file(path: str) -> None:
@@ -82,45 +79,35 @@ def _check_file(path: str) -> None:
 
 
 # What libsndfile notes, and then ignores, where a header of WAV, RF64, W64, AIFF or AU announces
-# more bytes than the file has.
+# more bytes than the file has, and where the last page of an OGG stream is not entire.
 _ANNOUNCED = re.compile(r"(?:data|Data Size|SSND|Riff size|riff)\s*: (\d+) \(should be (\d+)\)")
-# What a writer to a pipe announces, which cannot know the length: (nearly) the largest one.
-_UNKNOWN_LENGTH = 0x7FFF0000
+_LAST_PAGE = re.compile("lacks an end-of-stream bit|Junk after the last page")
 
 
-def _check_complete(log: str, path: str) -> None:
-    """Refuse truncated files that libsndfile reads without an error, by the log of its header."""
-    for announced, present in _ANNOUNCED.findall(log):
-        missing = int(announced) - int(present)
-        # 1: some writers count the pad byte of an odd chunk and do not write it
-        if missing > 1 and int(announced) < _UNKNOWN_LENGTH:
-            raise ValueError(
-                f"{path!r} is truncated: its header announces {missing} more bytes of samples than "
-                "the file holds, so its end is lost. Copy or write the file again."
-            )
-    if "lacks an end-of-stream bit" in log or "Junk after the last page" in log:
-        raise ValueError(
-            f"{path!r} is truncated: an OGG stream must close with an entire last page, and "
-            "this one has none, so its end is lost. Copy or write the file again."
-        )
+def _is_cut(log: str) -> bool:
+    """Whether a file is cut short that libsndfile reads without an error, by its log."""
+    sizes = [(int(announced), int(present)) for announced, present in _ANNOUNCED.findall(log)]
+    # 1: some writers count the pad byte of an odd chunk and do not write it
+    cut = any(size - present > 1 and not _is_unknown(size) for size, present in sizes)
+    return cut or bool(_LAST_PAGE.search(log))
 
 
-def _has_mp3_length(stream: IO[bytes]) -> bool:
-    """Whether an MP3 file states its length (Xing or Info frame); else libsndfile only guesses it.
+def _is_unknown(size: int) -> bool:
+    """Whether it is (nearly) the largest number: a writer to a pipe does not know the length."""
+    return any(0 <= 2**bits - size <= 2**16 for bits in (31, 32, 63, 64))
 
-    The guess takes the first frame's bit rate for the whole file and can be far too long.
+
+def _states_its_length(stream: IO[bytes]) -> bool:
+    """Whether an MP3 file has a Xing or Info frame; else libsndfile only guesses its length.
+
+    The guess takes the first frame's bit rate for the entire file and can be far too long.
     """
     stream.seek(0)
     head = stream.read(65536)
     return b"Xing" in head or b"Info" in head
 
 
-def _check_samples(samples: np.ndarray, expected: int, path: str) -> None:
-    if len(samples) < expected:
-        raise ValueError(
-            f"{path!r} is truncated: its header announces {expected} samples per channel and only "
-            f"{len(samples)} could be decoded. Copy or write the file again."
-        )
+def _check_samples(samples: np.ndarray, path: str) -> None:
     if len(samples) == 0:
         raise ValueError(
             f"expected samples in {path!r}, but it holds none (a header only). Write it again."

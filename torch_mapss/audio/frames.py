@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from torch_mapss.audio.loudness import check_samples, unit_peak
-from torch_mapss.audio.waveforms import as_floating
-from torch_mapss.core.checks import check_whole
+from torch_mapss.core.autograd import safe_sqrt
+from torch_mapss.core.checks import check_floating, check_real, check_whole
 from torch_mapss.core.devices import back, wide
 
 # RMS of what rounding leaves of a constant signal of peak 1, less its mean, in float64.
@@ -90,19 +90,13 @@ def frame_rms(wave: Tensor, receptive_field: int, hop: int) -> Tensor:
     Raises:
         TypeError, ValueError: as `frame_count`; TypeError if `wave` is no floating-point tensor.
     """
-    wave = as_floating(wave, "wave")
+    wave = check_floating(wave, "wave")
     frames = frame_count(wave.shape[-1], receptive_field, hop)
     if frames == 0 or wave.numel() == 0:
         return back(torch.zeros(*wave.shape[:-1], frames, dtype=torch.float64), wave.device)
     squares = wide(wave).square().reshape(-1, 1, wave.shape[-1])
     power = torch.nn.functional.avg_pool1d(squares, receptive_field, hop)
-    return back(_sqrt(power.reshape(*wave.shape[:-1], frames)), wave.device)
-
-
-def _sqrt(x: Tensor) -> Tensor:
-    """Square root with derivative 0, not infinity, at 0."""
-    positive = x > 0
-    return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
+    return back(safe_sqrt(power.reshape(*wave.shape[:-1], frames)), wave.device)
 
 
 def source_activity(
@@ -110,8 +104,8 @@ def source_activity(
 ) -> Tensor:
     """In which frames each source is active: RMS above `threshold` times the source's own RMS.
 
-    Both with and without the mean of the signal, so that neither a constant offset throughout nor
-    digital silence beside a part with an offset counts as active.
+    Both with and without the mean of the signal, so that neither a constant offset nor digital
+    silence next to a part with an offset counts as active.
 
     Args:
         references: `(..., S, T)`; each row is judged on its own.
@@ -126,11 +120,7 @@ def source_activity(
         TypeError, ValueError: as `frame_count`; ValueError for samples that are not finite, no
             samples, or a negative threshold.
     """
-    if not threshold >= 0:
-        raise ValueError(
-            f"threshold must be a fraction of the source's RMS, at least 0, got {threshold}. "
-            "The method uses 0.1."
-        )
+    threshold = check_real(threshold, "threshold", "[0, inf)", "The method uses 0.1.")
     return active_frames(check_samples(references, "references"), receptive_field, hop, threshold)
 
 
@@ -140,8 +130,8 @@ def active_frames(references: Tensor, receptive_field: int, hop: int, threshold:
     unit, _, silent = unit_peak(references)
     unit = wide(unit)
     centred = unit - unit.mean(-1, keepdim=True)
-    level = centred.square().mean(-1, keepdim=True).sqrt()
-    loud = frame_rms(centred, receptive_field, hop) > threshold * level.clamp(min=_CONSTANT)
+    spread = centred.square().mean(-1, keepdim=True).sqrt()
     level = unit.square().mean(-1, keepdim=True).sqrt()
-    loud &= frame_rms(unit, receptive_field, hop) > threshold * level
-    return loud.to(references.device) & (level > _CONSTANT).to(references.device) & ~silent
+    loud = frame_rms(centred, receptive_field, hop) > threshold * spread.clamp(min=_CONSTANT)
+    loud &= (frame_rms(unit, receptive_field, hop) > threshold * level) & (level > _CONSTANT)
+    return loud.to(references.device) & ~silent

@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from torch_mapss.audio.waveforms import SILENCE_PEAK, one_rate, with_samples
+from torch_mapss.audio.waveforms import SILENCE_PEAK, with_samples
+from torch_mapss.core.checks import check_real, check_whole
 from torch_mapss.core.fourier import fast_length
 
 # ---------------------------------------------------------------------------------------------
@@ -176,19 +177,7 @@ def unit_peak(wave: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 _LOWEST_RATE = 8000  # Hz; the shelf's corner (1.7 kHz) must stay well below half the rate
 
 
-def _checked_rate(sample_rate: int | None, fs: int | None) -> int:
-    rate = one_rate(sample_rate, fs)
-    if rate < _LOWEST_RATE:
-        raise ValueError(
-            f"loudness needs a sample_rate of at least {_LOWEST_RATE} Hz, got {rate}: below it the "
-            "K-weighting filter does not fit under half the rate. Resample the signal up first."
-        )
-    return rate
-
-
-def integrated_loudness(
-    wave: Tensor, sample_rate: int | None = None, *, fs: int | None = None
-) -> Tensor:
+def integrated_loudness(wave: Tensor, sample_rate: int) -> Tensor:
     """Integrated loudness of mono signals, ITU-R BS.1770-4: K-weighted and gated.
 
     Blocks of 400 ms every 100 ms; those at or below -70 LUFS are left out, then those at or below
@@ -197,7 +186,7 @@ def integrated_loudness(
 
     Args:
         wave: `(..., T)`, each row a signal of its own. Half precision is computed in float32.
-        sample_rate, fs: Hz, at least 8000; two names of one argument.
+        sample_rate: Hz, at least 8000.
 
     Returns:
         `(...)` in LUFS (a 997 Hz sine of amplitude 1 reads -3.01); -inf, with zero gradient, for
@@ -208,7 +197,7 @@ def integrated_loudness(
         TypeError: `wave` is no floating-point tensor or `sample_rate` no whole number.
         ValueError: no samples, samples that are not finite, or a rate below 8000 Hz.
     """
-    rate = _checked_rate(sample_rate, fs)
+    rate = check_whole(sample_rate, "sample_rate", _LOWEST_RATE)
     unit, peak, silent = unit_peak(check_samples(wave, "wave"))
     peak, silent = peak.squeeze(-1), silent.squeeze(-1)
     level = 20 * peak.log10()
@@ -219,12 +208,7 @@ def integrated_loudness(
 
 
 def normalize_loudness(
-    wave: Tensor,
-    sample_rate: int | None = None,
-    target: float = -23.0,
-    peak: float = 1.0,
-    *,
-    fs: int | None = None,
+    wave: Tensor, sample_rate: int, target: float = -23.0, peak: float = 1.0
 ) -> Tensor:
     """Bring each signal to `target` LUFS on its own, then below `peak` where it exceeds that.
 
@@ -235,7 +219,7 @@ def normalize_loudness(
 
     Args:
         wave: `(..., T)`, any scale (peaks of 25 or of 1e-6 alike); nothing is clipped.
-        sample_rate, fs: Hz, at least 8000; two names of one argument.
+        sample_rate: Hz, at least 8000.
         target: loudness of the output, LUFS. At or below -70 no block passes and the ungated
             loudness of the whole signal is brought to it.
         peak: largest absolute sample of the output; `math.inf` lifts the limit. The whole signal is
@@ -249,16 +233,10 @@ def normalize_loudness(
         TypeError: `wave` is no floating-point tensor or `sample_rate` no whole number.
         ValueError: as `integrated_loudness`; `target` not finite; `peak` not positive.
     """
-    if not math.isfinite(target):
-        raise ValueError(
-            f"target must be a finite loudness in LUFS, got {target}. Typical is -23 (EBU R 128)."
-        )
+    target = check_real(target, "target")
     if not peak > 0:
-        raise ValueError(
-            f"peak must be a positive sample value, got {peak}. Full scale is 1; pass math.inf "
-            "for no limit."
-        )
-    rate = _checked_rate(sample_rate, fs)
+        raise ValueError(f"peak must be positive (math.inf for no limit), got {peak}.")
+    rate = check_whole(sample_rate, "sample_rate", _LOWEST_RATE)
     return at_loudness(check_samples(wave, "wave"), rate, target, peak)
 
 
@@ -266,15 +244,19 @@ def at_loudness(wave: Tensor, rate: int, target: float, peak: float = 1.0) -> Te
     """:func:`normalize_loudness` of a waveform that is checked already."""
     unit, _, silent = unit_peak(wave)
     blocks, whole = _powers(unit, rate)
-    gate = _gates_at(target, blocks.detach(), whole.detach())
-    power = torch.where(silent, 1.0, _gated_power(blocks, whole, gate).unsqueeze(-1))
-    gain = torch.where(silent, 1.0, 10 ** ((target - _lufs(power)) / 20))
-    loud = unit * gain
+    loud = unit * _gain(blocks, whole, silent.squeeze(-1), target).unsqueeze(-1)
     if peak == math.inf:
         return loud
     highest = loud.abs().amax(-1, keepdim=True)
     # Dividing by the larger of both keeps the factor at 1, with zero gradient, under the limit.
     return loud * torch.where(silent, 1.0, peak / highest.clamp(min=peak))
+
+
+def _gain(blocks: Tensor, whole: Tensor, silent: Tensor, target: float) -> Tensor:
+    """Gain `(...)` that brings signals of these powers to `target`; 1 for silence."""
+    gate = _gates_at(target, blocks.detach(), whole.detach())
+    power = torch.where(silent, 1.0, _gated_power(blocks, whole, gate))
+    return torch.where(silent, 1.0, 10 ** ((target - _lufs(power)) / 20))
 
 
 def _gates_at(target: float, blocks: Tensor, whole: Tensor) -> Tensor:
@@ -335,12 +317,8 @@ class Meter:
         """What to multiply each signal by, the shape of the leading axes; 1 for silence."""
         silent = self._peak < SILENCE_PEAK
         highest = torch.where(silent, 1.0, self._peak)
-        whole = self._whole / highest.square()
-        hops = self._hops / highest.square().unsqueeze(-1)
-        blocks = _blocks(hops)
-        gate = _gates_at(target, blocks, whole)
-        power = torch.where(silent, 1.0, _gated_power(blocks, whole, gate))
-        gain = 10 ** ((target - _lufs(power)) / 20)
+        blocks = _blocks(self._hops / highest.square().unsqueeze(-1))
+        gain = _gain(blocks, self._whole / highest.square(), silent, target)
         return torch.where(silent, 1.0, gain / highest * (peak / gain.clamp(min=peak)))
 
 

@@ -147,23 +147,14 @@ def is_constant(wave: Tensor) -> Tensor:
 
 
 def _check_matchable(estimates: Tensor, references: Tensor) -> None:
-    shapes = (
-        with_samples(estimates, "estimates").shape,
-        with_samples(references, "references").shape,
-    )
-    given = f"got {tuple(shapes[0])} and {tuple(shapes[1])}"
-    (*leading, count, samples), (*others, sources, length) = ((1, *shape) for shape in shapes)
-    if min(map(len, shapes)) < 2 or (leading, samples) != (others, length):
+    *leading, count, samples = (1, *with_samples(estimates, "estimates").shape)
+    *others, sources, length = (1, *with_samples(references, "references").shape)
+    fits = min(estimates.ndim, references.ndim) >= 2 and (leading, samples) == (others, length)
+    if not fits or count > sources:
         raise ValueError(
-            f"estimates (..., S', T) and references (..., S, T) may differ in the number of "
-            f"sources only, {given}. Pass the same items, cut to the same length; one signal is "
-            "x[None]."
-        )
-    if count > sources:
-        raise ValueError(
-            f"there are {count} estimates for {sources} references, {given}: some estimate would "
-            "have no reference. Leave the surplus estimates out, or swap the arguments if they "
-            "are reversed."
+            "estimates (..., S', T) and references (..., S, T) may differ in the number of sources "
+            f"only, S' at most S, got {tuple(estimates.shape)} and {tuple(references.shape)}. Pass "
+            "the same items, cut to the same length; one signal is x[None]."
         )
 
 

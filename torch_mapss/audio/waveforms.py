@@ -41,49 +41,25 @@ def as_waveform(x: Tensor | np.ndarray, name: str = "waveform") -> Tensor:
         TypeError: `x` is no array, or its dtype is no sample format (complex, bool, int64, ...).
         ValueError: `x` has no time axis.
     """
-    if isinstance(x, np.ndarray) and x.dtype.kind in "fiubc":
-        if x.dtype.kind == "f" and x.dtype.itemsize > 8:
-            x = x.astype(np.float64)
+    if isinstance(x, np.ndarray) and x.dtype.kind in "fiu":
+        wide = x.dtype.kind == "f" and x.dtype.itemsize > 8
         # Copied: torch wants native byte order, forward strides, and to be allowed to write.
-        x = torch.from_numpy(np.array(x, dtype=x.dtype.newbyteorder("=")))
-    if not isinstance(x, Tensor):
-        got = f"a NumPy array of dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
-        raise TypeError(
-            f"{name} must be a torch tensor or a NumPy array of numbers, got {got}. Read files "
-            "with torch_mapss.audio.load_audio(path); wrap lists in torch.tensor(...)."
-        )
-    checks.check_plain(x, name)
-    if x.ndim == 0:
+        x = torch.from_numpy(np.array(x, dtype=np.float64 if wide else x.dtype.newbyteorder("=")))
+    if isinstance(x, Tensor) and x.dtype in _INTEGER_FORMATS:
+        zero, scale = _INTEGER_FORMATS[x.dtype]
+        x = (x.to(torch.float32) - zero) / scale
+    wave = checks.lifted(checks.check_floating(x, name))
+    if wave.ndim == 0:
         raise ValueError(
             f"{name} must have a time axis (..., T), got a single number. "
             "Pass the samples, for instance of shape (sources, T)."
         )
-    if x.dtype in _INTEGER_FORMATS:
-        zero, scale = _INTEGER_FORMATS[x.dtype]
-        return (x.to(torch.float32) - zero) / scale
-    return as_floating(x, name)
-
-
-def as_floating(wave: Tensor, name: str) -> Tensor:
-    """float32 and float64 as they are, half precision as float32, anything else refused."""
-    if not isinstance(wave, Tensor):
-        raise TypeError(
-            f"{name} must be a torch tensor, got {type(wave).__name__}. "
-            "Convert it with torch_mapss.audio.as_waveform(x)."
-        )
-    if wave.dtype in (torch.float32, torch.float64):
-        return wave
-    if wave.dtype in (torch.float16, torch.bfloat16):
-        return checks.lifted(wave)
-    raise TypeError(
-        f"{name} must hold floating-point samples, got {wave.dtype}, which has no agreed full "
-        "scale as audio. Convert to float32 in [-1, 1] first: 16-bit PCM is x / 32768."
-    )
+    return wave
 
 
 def with_samples(wave: Tensor, name: str) -> Tensor:
-    """The checked floating waveform; refuses one without samples."""
-    wave = as_floating(wave, name)
+    """The waveform in float32 or float64; refuses one without samples."""
+    wave = checks.lifted(checks.check_floating(wave, name))
     if wave.ndim == 0 or wave.shape[-1] == 0:
         raise ValueError(
             f"{name} must have samples along its last axis (..., T), got shape "
@@ -105,7 +81,7 @@ def to_mono(wave: Tensor) -> Tensor:
         TypeError: `wave` is no floating-point tensor.
         ValueError: there is no channel axis, or no channel on it.
     """
-    wave = as_floating(wave, "wave")
+    wave = checks.lifted(checks.check_floating(wave, "wave"))
     if wave.ndim < 2 or wave.shape[-2] == 0:
         raise ValueError(
             f"wave must have a channel axis before time (..., C, T), got shape "
@@ -148,16 +124,11 @@ def resample(wave: Tensor, orig: int, new: int) -> Tensor:
             "take gigabytes: the rates have almost no common divisor. Check the rates; if they are "
             "right, resample the files beforehand with another tool."
         )
-    try:
-        from torchaudio.functional import resample as sinc_resample
-    except Exception as error:  # OSError: it is there, but was built for another torch
-        raise ImportError(
-            f"resampling needs torchaudio, which does not load ({error}): pip install torchaudio, "
-            "in the version that belongs to this torch"
-        ) from error
+    torchaudio = checks.import_package("torchaudio.functional", "resampling")
     # The filter is a convolution, which autocast would run in half precision.
     with torch.autocast(wave.device.type, enabled=False):
-        return sinc_resample(wave, orig, new)
+        resampled: Tensor = torchaudio.resample(wave, orig, new)
+        return resampled
 
 
 #: Rates that recordings have, in Hz; a file that states another one is damaged, or no audio.
@@ -177,19 +148,6 @@ def check_source_rate(rate: int, what: str) -> int:
             "there is no band to judge a separation by. Check the rate, and state the true one."
         )
     return rate
-
-
-def one_rate(sample_rate: int | None, fs: int | None) -> int:
-    """The sample rate of two arguments of which one is given.
-
-    Raises:
-        TypeError: none or both are given, or it is no whole number.
-        ValueError: it is not positive.
-    """
-    if (sample_rate is None) == (fs is None):
-        given = "neither" if fs is None else "both"
-        raise TypeError(f"pass sample_rate or fs (another name of it), got {given}.")
-    return check_whole(fs if sample_rate is None else sample_rate, "sample_rate", 1)
 
 
 def is_silent(wave: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ say so; everything else looks at shapes and types alone.
 
 from __future__ import annotations
 
+import importlib
 import math
 import operator
 import os
@@ -31,17 +32,25 @@ def warn_user(text: str) -> None:
     warnings.warn(text, UserWarning, stacklevel=level)
 
 
+def import_package(name: str, user: str, hint: str = "") -> Any:
+    """A package that not everybody needs; ImportError, naming its ``user``, if it does not load."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # missing, or broken: then it raises what it likes
+        package = name.partition(".")[0]
+        raise ImportError(
+            f"{user} needs {package}, which does not load ({error}). Install it by `pip install "
+            f"{package}`, in a version that fits this torch and Python{hint}."
+        ) from error
+
+
 def check_floating(tensor: object, name: str) -> Tensor:
-    """Raise TypeError unless ``tensor`` is a real floating-point tensor."""
-    if not isinstance(tensor, Tensor):
+    """Raise TypeError unless ``tensor`` is a dense, real floating-point tensor."""
+    if not isinstance(tensor, Tensor) or not tensor.dtype.is_floating_point:
+        got = f"dtype {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(
-            f"{name} must be a torch.Tensor of floating-point numbers, got "
-            f"{type(tensor).__name__}. Convert it first, e.g. torch.as_tensor({name})."
-        )
-    if not tensor.dtype.is_floating_point:
-        raise TypeError(
-            f"{name} must be a real floating-point tensor, got dtype {tensor.dtype}. "
-            f"Call {name}.to(torch.float32) (and scale integers yourself) before scoring."
+            f"{name} must be a real floating-point torch.Tensor, got {got}. Convert it first, and "
+            "scale samples that are integers (16-bit PCM: x / 32768)."
         )
     check_plain(tensor, name)
     return tensor
@@ -76,9 +85,7 @@ def narrowed(gradient: Tensor, dtype: torch.dtype) -> Tensor:
 def lifted(x: Tensor) -> Tensor:
     """Floating ``x`` in float32 at least; the gradient comes back in its own type, and finite."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    if x.requires_grad and torch.is_grad_enabled():
-        return _Lift.apply(x, dtype)  # type: ignore[no-untyped-call]
-    return x.to(dtype)
+    return x if x.dtype == dtype else _Lift.apply(x, dtype)  # type: ignore[no-untyped-call]
 
 
 def check_plain(tensor: Tensor, name: str) -> None:
@@ -185,7 +192,7 @@ def check_attributed(attributed: object, outputs: int, sources: int) -> tuple[in
 
     Raises:
         TypeError: not whole numbers.
-        ValueError: wrong length, an index outside [0, S), or a source named twice.
+        ValueError: wrong length, an index outside [0, S), or one that occurs twice.
     """
     if attributed is None:
         if outputs != sources:
@@ -196,20 +203,12 @@ def check_attributed(attributed: object, outputs: int, sources: int) -> tuple[in
             )
         return tuple(range(sources))
     given = whole_numbers(attributed, "attributed")
-    if len(given) != outputs:
+    known = all(0 <= index < sources for index in given)
+    if len(given) != outputs or len(set(given)) != outputs or not known:
         raise ValueError(
-            f"attributed must name one source for each of the {outputs} estimates, got "
-            f"{len(given)} indices: {given}."
-        )
-    if any(not 0 <= index < sources for index in given):
-        raise ValueError(
-            f"attributed must hold indices from 0 to {sources - 1} (there are {sources} "
-            f"references), got {given}."
-        )
-    if len(set(given)) != len(given):
-        raise ValueError(
-            f"attributed names a source twice: {given}. Score two estimates of one source in two "
-            "calls; together they would change each other's graph."
+            f"attributed must name one source for each of the {outputs} estimates, by different "
+            f"indices from 0 to {sources - 1}, got {given}. Score two estimates of one source in "
+            "two calls; together they would change each other's graph."
         )
     return given
 
