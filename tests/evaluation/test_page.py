@@ -103,7 +103,8 @@ def test_estimates_behind_an_undefined_one_keep_their_curves_and_sounds(tmp_path
     entry["references"] = write_all(tmp_path / "truth", truth)
     score_set(save_manifest(tmp_path, [entry]), tmp_path / "results")
     results = load_results(tmp_path / "results")
-    content = content_of(write_page(results, tmp_path / "page.html").path)
+    content = content_of(write_page(results, tmp_path / "page.html", title="A & B").path)
+    assert content["title"] == "A & B"
     assert [row["source"] for row in content["rows"]] == ["none", "low", "high"]
     check_sounds_and_curves(results, content)
     sourced = {content["rows"][one["row"]]["source"] for one in content["segments"]}

@@ -102,11 +102,12 @@ def add_scoring_options(parser: Any, left_out: Sequence[str], hidden: Sequence[s
     add(
         "excerpts",
         "N",
-        "score N excerpts of 6 s of every mixture instead of all of it, drawn before anything is "
+        "score N excerpts of every mixture instead of all of it, drawn before anything is "
         "computed where at least two sources are active, the same for all systems; tables then "
         "have standard errors",
         type=int,
     )
+    add("excerpt_seconds", "S", "length of an excerpt (default: 6)", type=float)
     add("bounds", None, "error bounds of the frame scores as well", action="store_true")
     add(
         "align",

@@ -36,6 +36,7 @@ What does not fit is linked by its relative path, so keep the page where it was 
         metavar="MB",
         help="of sound and spectrograms in the page, beside 5 MB of script (default: %(default)g)",
     )
+    add("--title", metavar="TEXT", help="heading (default: the folder's name)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
     add_quiet(report)
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation.results import load_results
 
     results = load_results(args.results, args.audio_root)
-    page = write_page(results, args.out, embed_mb=args.embed_mb)
+    page = write_page(results, args.out, embed_mb=args.embed_mb, title=args.title)
     if not args.quiet:
         console.say(f"{page.embedded}.")
     say_written([page.path], args.quiet)

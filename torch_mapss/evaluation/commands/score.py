@@ -74,7 +74,7 @@ def add_parser(commands: Any) -> None:
         help="draw the scores over time, to FILE (PNG, PDF or SVG), else to scores.png in --out "
         "or here",
     )
-    add_scoring_options(score, ("excerpts", "segment"))
+    add_scoring_options(score, ("excerpts", "excerpt_seconds", "segment"))
 
 
 def run(args: argparse.Namespace) -> int:

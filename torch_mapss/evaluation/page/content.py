@@ -42,6 +42,7 @@ def write_page(
     path: str | os.PathLike[str],
     *,
     embed_mb: float = 15.0,
+    title: str | None = None,
 ) -> Page:
     """Write a results folder as one HTML page to read and to listen to.
 
@@ -54,6 +55,7 @@ def write_page(
         path: of the HTML file.
         embed_mb: megabytes of audio and spectrograms in the page, besides some 5 MB of plotly's
             script and the curves. 0 embeds none.
+        title: heading of the page; the folder's name by default.
 
     Returns:
         The path written, and how much is embedded.
@@ -81,6 +83,7 @@ def write_page(
         raise ValueError(f"{io.shown(path)!r} is a folder; name an HTML file to write.")
     io.make_folder(os.path.dirname(os.path.abspath(path)))
     content = page_content(results, path, int(embed_mb * 1e6))
+    content["title"] = title or content["title"]
     here = resources.files("torch_mapss.evaluation.page")
     page = Template((here / "page.html").read_text("utf-8")).substitute(
         title=html.escape(content["title"]),
