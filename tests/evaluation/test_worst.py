@@ -13,9 +13,8 @@ from separations import leaky, score_set, small_mapss, sources, write, write_man
 
 from torch_mapss import evaluate_set
 from torch_mapss.evaluation import cli
-from torch_mapss.evaluation.frame_store import MixtureFrames, SystemFrames
 from torch_mapss.evaluation.manifest import load_manifest
-from torch_mapss.evaluation.results import Results, load_results
+from torch_mapss.evaluation.results import MixtureFrames, Results, SystemFrames, load_results
 from torch_mapss.evaluation.worst import (
     CONTEXT_S,
     WORST_OF,
@@ -68,7 +67,7 @@ def test_runs_of_little() -> None:
 def test_between_excerpts_there_is_no_stretch() -> None:
     times = np.concatenate([np.arange(10), np.arange(3000, 3010)]) * 0.02
     ps = np.linspace(0.0, 1.0, 20, dtype=np.float32)[None]
-    found = SystemFrames(np.ones((1, 20), bool), np.array([3]), ps=ps)
+    found = SystemFrames(np.ones((1, 20), bool), np.array([3]), {"ps": ps})
     row = {"system": "s", "source_index": 3}
     seconds, curves = frame_curves(MixtureFrames(times, {"s": found}), row)
     np.testing.assert_allclose(np.diff(seconds), 0.02)
@@ -104,7 +103,7 @@ def test_the_place_of_leakage_is_found(results: Results) -> None:
     assert worst.end - worst.start >= 0.29
     frames = results.frames("m0")
     inside = (frames.times > worst.start) & (frames.times < worst.end)
-    values = frames.systems["good"].ps[0][inside]
+    values = frames.systems["good"].scores["ps"][0][inside]
     assert worst.score == pytest.approx(np.nanmean(values), rel=1e-5)
     assert worst.frames == np.isfinite(values).sum()
 
@@ -160,7 +159,8 @@ def test_bleed_is_worst_where_it_is_highest_and_names_the_source(
 
     class Made(Results):
         def frames(self, mixture_id: str) -> MixtureFrames:
-            own = real.systems["good"]._replace(bleed_db=bleed)
+            own = real.systems["good"]
+            own = own._replace(scores={**own.scores, "bleed_db": bleed})
             return real._replace(systems={"good": own})
 
     entry = dict(results.entries["m0"])

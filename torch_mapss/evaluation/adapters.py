@@ -64,37 +64,26 @@ def mapss_metric(
         ValueError: shapes that are no (S, T) or can be read as (T, S); and what
             :func:`torch_mapss.evaluate` refuses.
     """
-    signals = {name: _sources_first(given, name) for name, given in (("pred", pred), ("gt", gt))}
     report = evaluate(
-        estimates=signals["pred"],
-        references=signals["gt"],
+        estimates=_sources_first(pred, "pred"),
+        references=_sources_first(gt, "gt"),
         sample_rate=fs,
         mapss=model if model is not None else mapss_setup(),
         **options,
     )
-    means = report.means()
-    found = {f"mapss_{name}": value for name, value in means.items()}
+    found = {f"mapss_{name}": value for name, value in report.means().items()}
     for place, row in enumerate(report.rows, 1):
-        found |= {f"mapss_{name}_src{place}": row[name] for name in means}
+        found |= {f"mapss_{name}_src{place}": row[name] for name in report.means()}
     return found
 
 
 def _sources_first(given: Any, name: str) -> Tensor:
     wave = torch.as_tensor(given)
-    if wave.ndim == 1:
+    if wave.ndim != 2 or wave.shape[0] > wave.shape[1]:
         raise ValueError(
-            f"{name} must be (S, T): all sources of the mixture, sources first; got one signal "
-            f"{tuple(wave.shape)}. Pass two references at least; to score one estimate alone, pass "
-            f"it as (1, T) with attributed=(0,)."
-        )
-    if wave.ndim != 2:
-        raise ValueError(f"{name} must be (S, T): sources, samples; got {tuple(wave.shape)}.")
-    if wave.shape[0] > wave.shape[1]:
-        rows, columns = wave.shape
-        raise ValueError(
-            f"{name} must be (S, T), got {tuple(wave.shape)}, which is either {rows} sources of "
-            f"{columns} samples or {columns} sources of {rows} samples with the samples first. "
-            f"Turn the axes in the second case: {name}.T."
+            f"{name} must be (S, T): all sources of the mixture, sources first; got "
+            f"{tuple(wave.shape)}. Turn the axes of (T, S): {name}.T; score one estimate alone as "
+            "(1, T) with attributed=(0,), beside two references at least."
         )
     return wave
 
@@ -134,17 +123,10 @@ def _mixed_down(given: Any, name: str) -> Tensor:
     waves = torch.as_tensor(given)
     if waves.ndim == 2:
         return _sources_first(waves, name)
-    if waves.ndim != 3:
+    if waves.ndim != 3 or max(waves.shape) != waves.shape[1]:
         raise ValueError(
             f"{name} must be (sources, samples, channels) or (sources, samples), got "
-            f"{tuple(waves.shape)}."
-        )
-    sources, samples, channels = waves.shape
-    if channels > samples or sources > samples:
-        raise ValueError(
-            f"{name} must be (sources, samples, channels), got {tuple(waves.shape)}, which is "
-            f"either {sources} sources of {samples} samples in {channels} channels, or another "
-            "order, e.g. (sources, channels, samples) or (samples, sources, channels). Bring the "
-            f"samples to the middle in the second case, e.g. by numpy.moveaxis({name}, -1, 1)."
+            f"{tuple(waves.shape)}. Bring the samples to the middle, e.g. by "
+            f"numpy.moveaxis({name}, -1, 1)."
         )
     return waves.to(torch.promote_types(waves.dtype, torch.float32)).mean(-1)

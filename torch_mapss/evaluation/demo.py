@@ -19,11 +19,10 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.evaluation import io, measures, plots
-from torch_mapss.evaluation.audio_input import read_set, renamed
+from torch_mapss.evaluation.audio_input import renamed
 from torch_mapss.evaluation.measures import COLUMNS
-from torch_mapss.evaluation.options import chosen_device, device_of, request_of, scorer_of
 from torch_mapss.evaluation.report import Report
-from torch_mapss.evaluation.score import read_entry, score_entries
+from torch_mapss.evaluation.score import Scorer
 
 VOICES = ("low voice", "high voice")
 _CLIPS = ("voice_low.flac", "voice_high.flac")
@@ -104,28 +103,16 @@ def run(folder: str | os.PathLike[str], encoder: str = "mel", device: str | None
 
 def scored(references: Tensor, rate: int, encoder: str, device: str | None) -> tuple[Report, ...]:
     """The report of each grade."""
-    options = {"encoder": encoder}
-    place = chosen_device(device, None, options)
-    scorer, request = scorer_of(options, place), request_of({})
+    scorer = Scorer.of({"encoder": encoder}, device)
 
     def clips(waves: Tensor, kind: str) -> Any:
-        return renamed(read_set(waves, kind, scorer.sample_rate, rate), VOICES)
+        return renamed(scorer.read(waves, kind, rate), VOICES)
 
-    (mixture,) = read_set([references.sum(0)], "mixture", scorer.sample_rate, rate)
-    truth, where = clips(references, "references"), device_of(scorer, place)
-    entries = [
-        read_entry(
-            scorer,
-            clips(separated(references, g), "estimates"),
-            truth,
-            request,
-            where,
-            None,
-            mixture,
-        )
-        for g in GRADES
-    ]
-    return tuple(score_entries(scorer, entries, request))
+    (mixture,) = scorer.read([references.sum(0)], "mixture", rate)
+    truth = clips(references, "references")
+    made = [clips(separated(references, grade), "estimates") for grade in GRADES]
+    entries = [scorer.entry(one, truth, mixture=mixture) for one in made]
+    return tuple(scorer.reports(entries))
 
 
 def text(reports: Sequence[Report]) -> str:

@@ -10,9 +10,7 @@ distortions are those of the excerpt.
 from __future__ import annotations
 
 import hashlib
-import math
 import random
-from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -56,22 +54,3 @@ def draw(
         start = min(max(round(middle - length / 2), spans[-1][1] if spans else 0), last)
         spans.append((start, start + length))
     return spans
-
-
-def standard_errors(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Standard error of each mean over excerpts: s/√n over those in which it is defined.
-
-    Args:
-        values: the scores of every excerpt.
-
-    Returns:
-        By name; NaN where fewer than two excerpts have a value.
-    """
-    found = {}
-    for name in values[0] if values else ():
-        own = [one[name] for one in values if not math.isnan(one[name])]
-        mean = sum(own) / len(own) if own else math.nan
-        spread = sum((value - mean) ** 2 for value in own)
-        count = len(own)
-        found[name] = math.sqrt(spread / (count - 1) / count) if count > 1 else math.nan
-    return found

@@ -248,7 +248,7 @@ def write_wave(path: str, samples: Any, rate: int, subtype: str = "FLOAT") -> No
 
 def write_table(
     path: str | os.PathLike[str],
-    rows: DataFrame | Iterable[Mapping[str, Any]],
+    rows: DataFrame | Sequence[dict[str, Any]],
     columns: Sequence[str] | None = None,
     undefined: str = "nan",
 ) -> None:

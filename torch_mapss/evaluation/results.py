@@ -1,4 +1,4 @@
-"""A folder of results, read back: what ``torch-mapss evaluate`` wrote, for all that follows it.
+"""A folder of results: the frame scores in it, and all of it read back.
 
 On disk, UTF-8, numbers with nine digits, ``nan`` for undefined:
 
@@ -11,38 +11,149 @@ On disk, UTF-8, numbers with nine digits, ``nan`` for undefined:
   (path or null) and ``systems``;
 * ``scores.csv``, ``items.csv``, ``summary.csv``: per estimate, per mixture and system, per system;
   the scores among their columns are those of :data:`torch_mapss.evaluation.measures.COLUMNS`;
-* ``frames/MIXTURE.npz``: see :mod:`torch_mapss.evaluation.frame_store`;
-* ``progress``: finished pairs, see :mod:`torch_mapss.evaluation.run`.
+* ``frames/MIXTURE.npz``: the frame scores of its systems, see :func:`write_frames`;
+* ``progress``: finished pairs, see :mod:`torch_mapss.evaluation.shards`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_mapss.evaluation import frame_store, io
-from torch_mapss.evaluation.frame_store import MixtureFrames
+import numpy as np
+from numpy.typing import NDArray
+
+from torch_mapss.evaluation import io
 from torch_mapss.evaluation.manifest import FORMAT
-from torch_mapss.evaluation.measures import present
+from torch_mapss.evaluation.measures import FRAME_SCORES, present
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Columns that must be there; all others that hold numbers.
+    from torch_mapss.evaluation.report import Report
+
+# ------------------------------------------------------------------------------------------------
+# Frames
+# ------------------------------------------------------------------------------------------------
+
+
+class SystemFrames(NamedTuple):
+    """Frame scores of the S' estimates of one system."""
+
+    active: NDArray[np.bool_]  # (S', F) the frame is scored
+    attributed: NDArray[np.int64]  # (S',) the reference of each estimate
+    scores: Mapping[str, NDArray[np.float32]]  # (S', F) those computed; NaN where undefined
+
+
+class MixtureFrames(NamedTuple):
+    """Frame scores of one mixture."""
+
+    times: NDArray[np.float64]  # (F,) seconds, centre of the encoder's receptive field
+    systems: Mapping[str, SystemFrames]  # by name
+
+
+def frames_path(folder: str, mixture: str) -> str:
+    """Where the frame scores of a mixture lie in a results folder."""
+    return os.path.join(folder, "frames", io.native(f"{io.file_name(mixture)}.npz"))
+
+
+def write_frames(folder: str, mixture: str, outcomes: Mapping[str, Report | str]) -> None:
+    """Add the frames of systems to the file of a mixture; drop those of systems that failed.
+
+    NumPy's format, no pickles; F frames and S' estimates of system i:
+
+    * ``times`` (F,) float64: seconds, centre of the encoder's receptive field; of excerpts those
+      in the whole signal;
+    * ``systems`` (number,) str: names, in the order i = 0, 1, ...;
+    * ``"{i}.ps"`` and the other scores of a frame that were computed, (S', F) float32, NaN in
+      frames in which they are not defined;
+    * ``"{i}.active"`` (S', F) bool: the frame is scored;
+    * ``"{i}.attributed"`` (S',) int64: the reference that each estimate was scored against.
+
+    The file is replaced in one step: a kill leaves the old one or the new one.
+
+    Args:
+        folder: of the results.
+        mixture: its id.
+        outcomes: of the systems that were scored: report, or why there is none.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    path = frames_path(folder, mixture)
+    try:
+        times, old = read_frames(path)
+    except ValueError:
+        times, old = np.empty(0), {}
+    systems = {name: frames for name, frames in old.items() if name not in outcomes}
+    for name, report in outcomes.items():
+        if not isinstance(report, str):
+            scores = {field: values.float().numpy() for field, values in report.frames.items()}
+            attributed = np.array(report.attributed, dtype=np.int64)
+            systems[name] = SystemFrames(report.active.numpy(), attributed, scores)
+            times = max(times, report.times.double().numpy(), key=len)
+    store_frames(path, MixtureFrames(times, systems))
+
+
+def store_frames(path: str, frames: MixtureFrames) -> None:
+    """Replace a file of frames."""
+    content: dict[str, Any] = {"times": frames.times, "systems": np.array([*frames.systems], str)}
+    for place, system in enumerate(frames.systems.values()):
+        content[f"{place}.attributed"] = system.attributed
+        # With ``trim`` the systems of a mixture may differ in their number of frames.
+        missing = ((0, 0), (0, len(frames.times) - system.active.shape[-1]))
+        content[f"{place}.active"] = np.pad(system.active, missing)
+        for name, values in system.scores.items():
+            content[f"{place}.{name}"] = np.pad(values, missing, constant_values=np.nan)
+    io.make_folder(os.path.dirname(path))
+    io.write_with(path, lambda name: np.savez_compressed(name, **content))
+
+
+def read_frames(path: str) -> MixtureFrames:
+    """The frame scores of a file.
+
+    Raises:
+        ValueError: there is no such file, or it holds something else.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            content = dict(file)
+        systems = {
+            name: SystemFrames(
+                content[f"{place}.active"],
+                content[f"{place}.attributed"],
+                {f: content[f"{place}.{f}"] for f in FRAME_SCORES if f"{place}.{f}" in content},
+            )
+            for place, name in enumerate(content["systems"].tolist())
+        }
+        return MixtureFrames(content["times"], systems)
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{io.shown(path)!r} cannot be read as frame scores ({error}). Score the set again: "
+            "`torch-mapss evaluate` makes what is missing."
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------------
+# The folder
+# ------------------------------------------------------------------------------------------------
+
+# Columns that must be there, those of words, and those of whole numbers.
 _REQUIRED = {
     "scores.csv": ("mixture_id", "system", "source", "source_index", "status"),
     "items.csv": ("mixture_id", "system", "status"),
     "summary.csv": ("system", "scored"),
 }
+_WORDS = ("mixture_id", "system", "source", "estimate", "reference", "status", "reason")
+_WORDS += ("notes", "warnings", "rates")
 _COUNTS = (
     *("source_index", "frames", "total_frames", "estimate_rate", "reference_rate"),
     *("estimates", "references", "scored", "undefined", "failed", "silent", "muted_frames"),
 )
-_WORDS = ("mixture_id", "system", "source", "estimate", "reference", "status", "reason")
-_WORDS += ("notes", "warnings", "rates")
 
 
 class Audio(NamedTuple):
@@ -83,20 +194,13 @@ class Results:
         return present(self.items.columns)
 
     def frames(self, mixture_id: str) -> MixtureFrames:
-        """Frame scores of a mixture, all of its systems.
-
-        Args:
-            mixture_id: one of ``mixtures``.
-
-        Returns:
-            :class:`~torch_mapss.evaluation.frame_store.MixtureFrames`. A system that failed is
-            not in it.
+        """Frame scores of a mixture, all of its systems that did not fail.
 
         Raises:
             ValueError: no such mixture, or its file is missing or damaged.
         """
         entry = self._entry(mixture_id)
-        found = frame_store.read(frame_store.path_of(self.folder, mixture_id))
+        found = read_frames(frames_path(self.folder, mixture_id))
         wanted = [name for name in entry["systems"] if name in found.systems]
         return found._replace(systems={name: found.systems[name] for name in wanted})
 
@@ -153,31 +257,30 @@ class Results:
 
     def statement(self) -> str:
         """A paragraph to publish with results: what they were made with, on how much."""
-        settings = self.settings
-        weights = settings.get("weights") or {}
-        encoders: list[str] = []
+        settings, weights = self.settings, self.settings.get("weights") or {}
+        encoders: dict[str, str] = {}
         for name in ("encoder", "match_encoder", "decomposition_encoder"):
             one = settings.get(name)
-            if one is None or one.get("name") in [told.split(",")[0] for told in encoders]:
-                continue
-            layer = f", layer {one['layer']}" if one.get("layer") is not None else ""
-            hashed = f", weights {weights[name]}" if weights.get(name) else ""
-            encoders.append(f"{one['name']}{layer}{hashed}")
+            if one is not None:
+                layer = f", layer {one['layer']}" if one.get("layer") is not None else ""
+                hashed = f", weights {weights[name]}" if weights.get(name) else ""
+                encoders.setdefault(one["name"], f"{one['name']}{layer}{hashed}")
         banks = [f"{settings[name]['size']}" for name in settings if name.endswith("_bank")]
-        items = self.items.drop_duplicates("mixture_id")
+        minutes = self.items.drop_duplicates("mixture_id")["seconds"].sum() / 60
         failed = int((self.items["status"] == "failed").sum())
-        drawn = settings.get("excerpts")
-        return (
-            f"{len(self.systems)} systems on {len(self.mixtures)} mixtures "
-            f"({items['seconds'].sum() / 60:.1f} min; {failed} pairs failed), protocol "
-            f"{self.protocol}: encoder {'; '.join(encoders)}, convention "
-            f"{settings['convention']}, {', '.join(banks)} distortions"
-            + (f", {drawn} excerpts a mixture" if drawn else "")
-            + (f", {settings['sample_frames']} frames drawn at random" if self.sampled else "")
-            + ". "
-            + ", ".join(f"{name} {number}" for name, number in self.versions.items())
-            + "."
-        )
+        parts = [
+            f"{len(self.systems)} systems on {len(self.mixtures)} mixtures ({minutes:.1f} min; "
+            f"{failed} pairs failed), protocol {self.protocol}: encoder "
+            f"{'; '.join(encoders.values())}",
+            f"convention {settings['convention']}",
+            f"{', '.join(banks)} distortions",
+        ]
+        if settings.get("excerpts"):
+            parts.append(f"{settings['excerpts']} excerpts a mixture")
+        if self.sampled:
+            parts.append(f"{settings['sample_frames']} frames drawn at random")
+        made = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        return f"{', '.join(parts)}. {made}."
 
     def locate(self, path: str) -> str:
         """The path to open of one that is written in the tables."""
@@ -187,7 +290,7 @@ class Results:
         if mixture_id not in self.entries:
             raise ValueError(
                 f"{io.shown(self.folder)!r} holds no mixture {mixture_id!r}; it holds "
-                f"{_few(self.mixtures)}."
+                f"{io.listed(map(repr, self.mixtures))}."
             )
         return self.entries[mixture_id]
 
@@ -209,7 +312,14 @@ def load_results(
         ValueError: not such a folder, or its run has not finished.
     """
     folder = os.fspath(folder)
-    _check_folder(folder)
+    needed = ("settings.json", "mixtures.json", *_REQUIRED)
+    missing = [file for file in needed if not os.path.isfile(os.path.join(folder, file))]
+    if missing:
+        raise ValueError(
+            f"{io.shown(folder)!r} is no folder of results: {', '.join(missing)} missing. "
+            "`torch-mapss evaluate MANIFEST.json --out FOLDER` makes one, and goes on where it "
+            "stopped."
+        )
     stored = _json(folder, "settings.json", ("settings", "versions"))
     listed = _json(folder, "mixtures.json", ("format", "root", "relative", "mixtures"))
     if listed["format"] != FORMAT:
@@ -228,34 +338,11 @@ def load_results(
         sha256=stored.get("sha256") or {},
         mixtures=tuple(entries),
         systems=tuple(systems),
-        scores=_table(folder, "scores.csv", entries),
-        items=_table(folder, "items.csv", entries),
-        summary=_table(folder, "summary.csv", entries),
+        scores=_table(folder, "scores.csv", entries, systems),
+        items=_table(folder, "items.csv", entries, systems),
+        summary=_table(folder, "summary.csv", entries, systems),
         root=_root(folder, listed) if root is None else os.fspath(root),
         entries=entries,
-    )
-
-
-def _check_folder(folder: str) -> None:
-    name = io.shown(folder)
-    if not os.path.isdir(folder):
-        what = "a file" if os.path.exists(folder) else "not there"
-        raise ValueError(
-            f"{name!r} should be a folder of results, but is {what}. `torch-mapss evaluate "
-            "MANIFEST.json --out FOLDER` makes one."
-        )
-    needed = ("settings.json", "mixtures.json", "scores.csv", "items.csv", "summary.csv")
-    missing = [file for file in needed if not os.path.isfile(os.path.join(folder, file))]
-    if not missing:
-        return
-    if os.path.isdir(os.path.join(folder, "progress")):
-        raise ValueError(
-            f"{name!r} holds a run that has not finished: {missing[-1]} is missing. Start "
-            "`torch-mapss evaluate` again with the same settings; it goes on where it stopped."
-        )
-    raise ValueError(
-        f"{name!r} is no folder of results: {', '.join(missing)} missing. `torch-mapss evaluate "
-        "MANIFEST.json --out FOLDER` makes one."
     )
 
 
@@ -280,7 +367,7 @@ def _root(folder: str, listed: Mapping[str, Any]) -> str:
     return relative if moved else absolute
 
 
-def _table(folder: str, name: str, entries: Mapping[str, Mapping[str, Any]]) -> DataFrame:
+def _table(folder: str, name: str, mixtures: Iterable[str], systems: Iterable[str]) -> DataFrame:
     """A table of results; its mixtures and systems spelled as in ``mixtures.json``.
 
     Raises:
@@ -288,12 +375,10 @@ def _table(folder: str, name: str, entries: Mapping[str, Mapping[str, Any]]) -> 
     """
     path = os.path.join(folder, name)
     table = io.read_table(path, _REQUIRED[name], content="a table of results", text=_WORDS)
-    systems = dict.fromkeys(system for entry in entries.values() for system in entry["systems"])
-    for column, known in (("mixture_id", entries), ("system", systems)):
+    for column, known in (("mixture_id", mixtures), ("system", systems)):
         if column not in table:
             continue
-        spelled = {io.same_name(text): text for text in known}
-        found = table[column].map(lambda text, spelled=spelled: spelled.get(io.same_name(text)))
+        found = table[column].map(io.same_name).map({io.same_name(text): text for text in known})
         if found.isna().any():
             line = table.index[found.isna()][0]
             raise ValueError(
@@ -301,17 +386,10 @@ def _table(folder: str, name: str, entries: Mapping[str, Mapping[str, Any]]) -> 
                 "mixtures.json beside it. Was the table changed by another program?"
             )
         table[column] = found
-    for column in _COUNTS:
-        if column in table and table[column].notna().all():
-            table[column] = table[column].astype("int64")
-    return table
+    whole = [name for name in _COUNTS if name in table and table[name].notna().all()]
+    return table.astype(dict.fromkeys(whole, "int64"))
 
 
 def records(table: DataFrame) -> list[dict[str, Any]]:
     """The rows of a table as dictionaries."""
     return [{str(k): v for k, v in row.items()} for row in table.to_dict("records")]
-
-
-def _few(names: Sequence[str], most: int = 5) -> str:
-    listed = ", ".join(repr(name) for name in names[:most])
-    return listed + (f" and {len(names) - most} more" if len(names) > most else "")

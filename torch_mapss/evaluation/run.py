@@ -17,25 +17,32 @@ uninterrupted one, byte for byte on one machine: see :mod:`torch_mapss.evaluatio
 from __future__ import annotations
 
 import errno
+import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_mapss.core import checks
 from torch_mapss.core.devices import device_name
-from torch_mapss.evaluation import audio_input, console, frame_store, io, options, tables
+from torch_mapss.evaluation import audio_input, console, io, tables
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.manifest import Mixture, Record, load_manifest, of_one_folder
 from torch_mapss.evaluation.manifest import read_entries as read_manifest_entries
 from torch_mapss.evaluation.options import Request
 from torch_mapss.evaluation.protocol import described
 from torch_mapss.evaluation.report import Report
-from torch_mapss.evaluation.results import Results, load_results
-from torch_mapss.evaluation.score import Entry, OnSegment, read_entry, score_entries, spans_of
-from torch_mapss.evaluation.shards import Progress, Share, claim, finished, hashes, signature
+from torch_mapss.evaluation.results import (
+    Results,
+    frames_path,
+    load_results,
+    read_frames,
+    write_frames,
+)
+from torch_mapss.evaluation.score import Entry, OnSegment, Scorer
+from torch_mapss.evaluation.shards import Progress, Share, claim, hashes, signature
 from torch_mapss.evaluation.tables import Outcome
 
 if TYPE_CHECKING:
@@ -91,19 +98,13 @@ def evaluate_set(
         >>> results = evaluate_set("set.json", out="results", encoder="mel")    # doctest: +SKIP
         >>> print(compare(results))                                             # doctest: +SKIP
     """
-    given = options.checked_options(settings)
-    request = options.request_of(given)
     mixtures = as_mixtures(manifest)
-    device = options.chosen_device(device, mapss, given)
-    scorer = options.scorer_of(given, device, mapss)
     outcome = run(
         mixtures,
         out,
-        scorer,
-        request,
-        device=device,
-        options=storable(given) if mapss is None else None,
-        share=Share.of_environment() if shard is None else Share.parse(shard),
+        Scorer.of(settings, device, mapss),
+        options=storable(settings) if mapss is None else None,
+        share=Share.of(shard),
         quiet=not progress,
     )
     for line in (*outcome.failures, *outcome.warnings):
@@ -133,10 +134,8 @@ def as_mixtures(manifest: Any) -> tuple[Mixture, ...]:
 def run(
     mixtures: Sequence[Mixture],
     out: str | os.PathLike[str],
-    scorer: MAPSS,
-    request: Request,
+    scorer: Scorer,
     *,
-    device: torch.device | str | None = None,
     options: Mapping[str, Any] | None = None,
     share: Share | None = None,
     quiet: bool = True,
@@ -147,8 +146,6 @@ def run(
         mixtures: of :func:`load_manifest`.
         out: folder of the results.
         scorer: computes the scores.
-        request: what is scored and how.
-        device: to compute on; where the scorer is by default.
         options: to make the same scores again, see :mod:`torch_mapss.evaluation.options`.
         share: score this share of the mixtures alone.
         quiet: tell nothing while it runs.
@@ -163,54 +160,46 @@ def run(
     """
     folder, share = io.make_folder(out), share or Share()
     mixtures = of_one_folder(mixtures)
-    settings = _settings(scorer, request)
+    settings = _settings(scorer)
     claim(folder, settings, options)
-    work = SetScorer(scorer, request, device, folder)
     store = Progress(folder, share.rank)
-    pending = _pending(mixtures, share.own(len(mixtures)), store)
+    found = store.finished(mixtures)
+    own = [mixtures[place] for place in share.own(len(mixtures))]
+    pending = [(one, names) for one in own if (names := _pending(one, folder, found))]
+    pairs = sum(len(mixture.systems) for mixture in mixtures)
+    lengths = [_seconds(mixture, scorer.request) for mixture, _ in pending]
+    start = 0.0
     if not quiet:
-        for line in _start(mixtures, share, store):
+        for line in _start(share, found, pairs):
             console.complain(line)
-        for line in work.estimated([mixtures[place] for place, _ in pending]):
-            console.complain(line)
+        if sum(lengths) >= _LONG_S:
+            console.complain(_estimated(scorer, [mixture for mixture, _ in pending]))
     try:
-        with store.writer() as write:
-            _score(mixtures, pending, work, write, quiet)
+        with store.writer() as write, console.progress(sum(lengths), quiet) as bar:
+            for number, ((mixture, systems), length) in enumerate(zip(pending, lengths), 1):
+
+                def tell(done: int, of: int, start: float = start, length: float = length) -> None:
+                    bar.update(start + length * done / of - bar.n)
+
+                bar.set_postfix_str(f"{number} of {len(pending)}: {mixture.name}", refresh=False)
+                for record in _records(scorer, mixture, systems, folder, tell):
+                    write(record)
+                start += length
+                bar.update(start - bar.n)
     except KeyboardInterrupt:
-        done = len(finished(mixtures, store.records()))
+        done = len(store.finished(mixtures))
         raise KeyboardInterrupt(
-            f"after {done} of {_pairs(mixtures)} pairs of mixture and system, which are kept in "
+            f"after {done} of {pairs} pairs of mixture and system, which are kept in "
             f"{io.shown(folder)!r}: the same command goes on from there"
         ) from None
-    outcome = tables.join(mixtures, folder, share, scorer.grid.sample_rate)
-    return outcome._replace(device=device_name(work.device), settings=settings)
+    outcome = tables.join(mixtures, folder, share, scorer.mapss.grid.sample_rate)
+    return outcome._replace(device=device_name(scorer.device), settings=settings)
 
 
-def _score(
-    mixtures: Sequence[Mixture],
-    pending: Sequence[tuple[int, list[str]]],
-    work: SetScorer,
-    write: Any,
-    quiet: bool,
-) -> None:
-    lengths = [work.seconds(mixtures[place]) for place, _ in pending]
-    start = 0.0
-    with console.progress(sum(lengths), quiet) as bar:
-        for number, ((place, systems), length) in enumerate(zip(pending, lengths), 1):
-
-            def tell(done: int, total: int, start: float = start, length: float = length) -> None:
-                bar.update(start + length * done / total - bar.n)
-
-            bar.set_postfix_str(f"{number} of {len(pending)}: {mixtures[place].name}", False)
-            for record in work.records(mixtures[place], systems, tell):
-                write(record)
-            start += length
-            bar.update(start - bar.n)
-
-
-def _settings(scorer: MAPSS, request: Request) -> dict[str, Any]:
+def _settings(scorer: Scorer) -> dict[str, Any]:
+    mapss, request = scorer.mapss, scorer.request
     # The key depends on distortions of the user's own as well, which the description omits.
-    settings = {**described(scorer, request.measures), "key": scorer.key, **request._asdict()}
+    settings = {**described(mapss, request.measures), "key": mapss.key, **request._asdict()}
     if not request.bounds:  # nothing depends on it
         del settings["confidence"]
     if request.excerpts is None:
@@ -218,43 +207,28 @@ def _settings(scorer: MAPSS, request: Request) -> dict[str, Any]:
     return settings
 
 
-def _pairs(mixtures: Sequence[Mixture]) -> int:
-    return sum(len(mixture.systems) for mixture in mixtures)
+def _pending(mixture: Mixture, folder: str, found: Mapping[tuple[str, str], Record]) -> list[str]:
+    """The systems that are still to be scored, those that failed included."""
+    records = {system: found.get((mixture.name, system)) for system in mixture.systems}
+    done = {name for name, record in records.items() if record and record["reason"] is None}
+    try:  # frames may have been lost
+        done &= set(read_frames(frames_path(folder, mixture.name)).systems if done else ())
+    except ValueError:
+        done = set()
+    return [system for system in mixture.systems if system not in done]
 
 
-def _start(mixtures: Sequence[Mixture], share: Share, store: Progress) -> Iterator[str]:
+def _start(share: Share, found: Mapping[tuple[str, str], Record], pairs: int) -> Iterator[str]:
     """Whose share this is, and what is done already."""
     if share.size > 1:
         yield (
             f"share {share.rank} of {share.size} (counted from 0): one mixture in {share.size}. "
             "The share that ends last writes the tables"
         )
-    records = finished(mixtures, store.records()).values()
-    done = sum(record["reason"] is None for record in records)
-    if records:
-        failed = len(records) - done
-        again = f"; {failed} that failed are tried again" if failed else ""
-        yield f"{done} of {_pairs(mixtures)} pairs of mixture and system are done already{again}"
-
-
-def _pending(
-    mixtures: Sequence[Mixture], places: Iterable[int], store: Progress
-) -> list[tuple[int, list[str]]]:
-    """Mixtures, by place, with the systems that are still to be scored, failed ones included."""
-    records = finished(mixtures, store.records())
-    done = {pair for pair, record in records.items() if record["reason"] is None}
-    found = []
-    for place in places:
-        mixture = mixtures[place]
-        kept = frame_store.systems_of(frame_store.path_of(store.results, mixture.name))
-        systems = [
-            system
-            for system in mixture.systems
-            if system not in kept or (mixture.name, system) not in done
-        ]
-        if systems:
-            found.append((place, systems))
-    return found
+    failed = sum(record["reason"] is not None for record in found.values())
+    if found:
+        done = f"{len(found) - failed} of {pairs} pairs of mixture and system are done already"
+        yield f"{done}; {failed} that failed are tried again" if failed else done
 
 
 # ------------------------------------------------------------------------------------------------
@@ -262,169 +236,162 @@ def _pending(
 # ------------------------------------------------------------------------------------------------
 
 
-class SetScorer:
-    """Scores the systems of mixtures; references are read and prepared once for all of them."""
-
-    def __init__(
-        self, mapss: MAPSS, request: Request, device: torch.device | str | None, folder: str
-    ) -> None:
-        self.mapss, self.request, self.folder = mapss, request, folder
-        self.device = options.device_of(mapss, device)
-
-    def records(
-        self, mixture: Mixture, systems: Sequence[str], on_segment: OnSegment
-    ) -> Iterator[Record]:
-        """A record for each of the systems; what fails is told in it."""
-        signatures = {system: signature(mixture, system) for system in systems}
-        noted = hashes(mixture, (*mixture.references, mixture.mixture))
-        store = frame_store.Kept(self.folder, mixture.name)
-        for system, outcome in self._outcomes(mixture, systems, on_segment):
-            report, reason = (outcome, None) if isinstance(outcome, Report) else (None, outcome)
-            try:
-                # Before the record: a pair that is finished has its frames on the disk.
-                store.put(system, report)
-            except io.WriteError as error:
-                if error.errno in _OF_THE_RUN:
-                    raise
-                report, reason = None, _reason(error)
-            yield {
-                "mixture_id": mixture.name,
-                "system": system,
-                "reason": reason,
-                "rows": tables.failed_rows(mixture, system, str(reason))
-                if report is None
-                else tables.scored_rows(mixture, system, report),
-                "errors": {}
-                if report is None
-                else {f"{n}_se": v for n, v in report.errors.items()},
-                "findings": [] if report is None else [list(found) for found in report.findings],
-                "files": signatures[system],
-                "seconds": None if report is None else _seconds(report),
-                "sha256": noted | hashes(mixture, mixture.systems[system]),
+def _records(
+    scorer: Scorer, mixture: Mixture, systems: Sequence[str], folder: str, tell: OnSegment
+) -> Iterator[Record]:
+    """A record for each of the systems; what fails is told in it."""
+    signatures = {system: signature(mixture, system) for system in systems}
+    noted = hashes(mixture, (*mixture.references, mixture.mixture))
+    outcomes = _outcomes(scorer, mixture, systems, tell)
+    try:
+        # Before the records: a pair that is finished has its frames on the disk.
+        write_frames(folder, mixture.name, outcomes)
+    except io.WriteError as error:
+        if error.errno in _OF_THE_RUN:
+            raise
+        outcomes = dict.fromkeys(systems, _reason(error))
+    for system in systems:
+        record: Record = {
+            "mixture_id": mixture.name,
+            "system": system,
+            "reason": None,
+            "files": signatures[system],
+            "sha256": noted | hashes(mixture, mixture.systems[system]),
+        }
+        report = outcomes[system]
+        if isinstance(report, str):
+            record |= {"reason": report, "rows": tables.failed_rows(mixture, system, report)}
+        else:
+            lengths = [len(clip.wave) for clip in (*report.references, *report.estimates)]
+            record |= {
+                "rows": tables.scored_rows(mixture, system, report),
+                "errors": {f"{name}_se": value for name, value in report.errors.items()},
+                "findings": [list(finding) for finding in report.findings],
+                "seconds": min(lengths) / report.sample_rate,
             }
+        yield record
 
-    def _outcomes(
-        self, mixture: Mixture, systems: Sequence[str], on_segment: OnSegment
-    ) -> Iterator[tuple[str, Report | str]]:
-        """The report of each system, or why there is none."""
-        found: dict[str, Report | str] = {}
-        entries: dict[int, dict[str, Entry]] = {}  # by number of samples
+
+def _outcomes(
+    scorer: Scorer, mixture: Mixture, systems: Sequence[str], tell: OnSegment
+) -> dict[str, Report | str]:
+    """The report of each system, or why there is none; references are read once."""
+    try:
+        references = _references(scorer, mixture)
+        mixed = _mixed(scorer, mixture)
+    except _FAILURES as error:
+        return dict.fromkeys(systems, _reason(error))
+    found: dict[str, Report | str] = {}
+    entries: dict[int, dict[str, Entry]] = {}  # by number of samples
+    for system in systems:
         try:
-            references, mixed = self._references(mixture)
+            entry = _entry(scorer, mixture, system, references, mixed)
+            entries.setdefault(entry.truth.shape[-1], {})[system] = entry
         except _FAILURES as error:
-            yield from ((system, _reason(error)) for system in systems)
-            return
-        for system in systems:
-            try:
-                entry = self._entry(mixture, system, references, mixed)
-                entries.setdefault(entry.truth.shape[-1], {})[system] = entry
-            except _FAILURES as error:
-                found[system] = _reason(error)
-        for together in entries.values():
-            found |= self._reports(mixture, together, on_segment)
-        yield from ((system, found[system]) for system in systems)
+            found[system] = _reason(error)
+    for together in entries.values():
+        found |= _reports(scorer, mixture, together, tell)
+    return found
 
-    def _reports(
-        self, mixture: Mixture, entries: dict[str, Entry], on_segment: OnSegment
-    ) -> dict[str, Report | str]:
-        """All in one pass; where that fails, one after another, to find out which fails."""
-        try:
-            given = list(entries.values())
-            made = score_entries(self.mapss, given, self.request, mixture.name, on_segment)
-            return dict(zip(entries, made))
-        except _FAILURES as error:
-            if len(entries) == 1:
-                return dict.fromkeys(entries, _reason(error))
-        found: dict[str, Report | str] = {}
-        for system, entry in entries.items():
-            found |= self._reports(mixture, {system: entry}, on_segment)
-        return found
 
-    def _references(self, mixture: Mixture) -> tuple[tuple[Clip, ...], Clip | None]:
-        paths = [mixture.locate(path) for path in mixture.references]
-        given = self._read(paths, "references")
-        named = audio_input.renamed(given, mixture.source_names)
-        mixed = None
-        if mixture.mixture is not None:  # no score depends on it, so it need not be readable
-            try:
-                mixed = self._read([mixture.locate(mixture.mixture)], "mixture")[0]
-            except _FAILURES:
-                mixed = None
-        return tuple(clip for clip in named if clip is not None), mixed
+def _reports(
+    scorer: Scorer, mixture: Mixture, entries: dict[str, Entry], tell: OnSegment
+) -> dict[str, Report | str]:
+    """All in one pass; where that fails, one after another, to find out which fails."""
+    try:
+        return dict(zip(entries, scorer.reports([*entries.values()], mixture.name, tell)))
+    except _FAILURES as error:
+        if len(entries) == 1:
+            return dict.fromkeys(entries, _reason(error))
+    found: dict[str, Report | str] = {}
+    for system, entry in entries.items():
+        found |= _reports(scorer, mixture, {system: entry}, tell)
+    return found
 
-    def _read(self, paths: Sequence[str | None], kind: str) -> tuple[Clip | None, ...]:
-        each = self.request.channels == "each"
-        return audio_input.read_set(paths, kind, self.mapss.sample_rate, each=each)
 
-    def _entry(
-        self, mixture: Mixture, system: str, references: tuple[Clip, ...], mixed: Clip | None
-    ) -> Entry:
-        paths = [None if p is None else mixture.locate(p) for p in mixture.systems[system]]
-        estimates = self._read(paths, "estimates")
-        return read_entry(
-            self.mapss, estimates, references, self.request, self.device, mixture=mixed
-        )
+def _references(scorer: Scorer, mixture: Mixture) -> tuple[Clip, ...]:
+    given = scorer.read([mixture.locate(path) for path in mixture.references], "references")
+    named = audio_input.renamed(given, mixture.source_names)
+    return tuple(clip for clip in named if clip is not None)
 
-    # -------------------------------------------------------------------------- time it will take
 
-    def seconds(self, mixture: Mixture) -> float:
-        """Of audio that is scored of a mixture; 0 where its first file cannot be read."""
-        whole = self._length(mixture)
-        if self.request.excerpts is None:
-            return whole
-        return min(whole, self.request.excerpts * self.request.excerpt_seconds)
+def _mixed(scorer: Scorer, mixture: Mixture) -> Clip | None:
+    """The mixture itself, if it can be read: no score depends on it."""
+    if mixture.mixture is None:
+        return None
+    try:
+        return scorer.read([mixture.locate(mixture.mixture)], "mixture")[0]
+    except _FAILURES:
+        return None
 
-    def _length(self, mixture: Mixture) -> float:
-        import soundfile
 
-        try:
-            with open(mixture.locate(mixture.references[0]), "rb") as file:
-                return float(soundfile.info(file).duration)
-        except (OSError, RuntimeError, TypeError):
-            return 0.0
-
-    def estimated(self, mixtures: Sequence[Mixture]) -> Iterator[str]:
-        """About how long a long run will take, from scoring a few seconds of its first mixture."""
-        whole = sum(map(self._length, mixtures))
-        if sum(map(self.seconds, mixtures)) < _LONG_S:
-            return
-        rate = self._measured(mixtures[0])
-        if rate is None:
-            return
-        first = mixtures[0]
-        told = (
-            f"{len(mixtures)} mixtures, {len(first.references)} sources, {len(first.systems)} "
-            f"systems, {console.duration(whole)} of audio: about "
-            f"{console.duration(rate * sum(map(self.seconds, mixtures)))} on this machine"
-        )
-        if self.request.excerpts is None:
-            some = SetScorer(self.mapss, self.request._replace(excerpts=8), self.device, "")
-            left = rate * sum(map(some.seconds, mixtures))
-            told += f" (with --excerpts 8 about {console.duration(left)})"
-        yield told
-
-    def _measured(self, mixture: Mixture) -> float | None:
-        """Seconds that a second of audio takes, all systems together."""
-        try:
-            references, _ = self._references(mixture)
-            entries = [self._entry(mixture, name, references, None) for name in mixture.systems]
-            taken = 0.0
-            for seconds in (_WARM_UP_S, _PIECE_S):
-                piece = self.request._replace(excerpts=1, excerpt_seconds=seconds, bounds=False)
-                started = time.monotonic()
-                score_entries(self.mapss, entries, piece, mixture.name)
-                taken = time.monotonic() - started
-            (span,) = spans_of(self.mapss, entries[0], piece, mixture.name)
-            return taken * self.mapss.sample_rate / (span[1] - span[0])
-        except _FAILURES:  # what is wrong is told where it is scored
-            return None
+def _entry(
+    scorer: Scorer,
+    mixture: Mixture,
+    system: str,
+    references: tuple[Clip, ...],
+    mixed: Clip | None = None,
+) -> Entry:
+    paths = [None if p is None else mixture.locate(p) for p in mixture.systems[system]]
+    return scorer.entry(scorer.read(paths, "estimates"), references, mixture=mixed)
 
 
 def _reason(error: BaseException) -> str:
     return " ".join((str(error) or type(error).__name__).split())
 
 
-def _seconds(report: Report) -> float:
-    """Length of what was scored."""
-    lengths = [len(clip.wave) for clip in (*report.references, *report.estimates)]
-    return float(io.nine_digits(min(lengths) / report.sample_rate))
+# ------------------------------------------------------------------------------------------------
+# Time it will take
+# ------------------------------------------------------------------------------------------------
+
+
+def _seconds(mixture: Mixture, request: Request) -> float:
+    """Of audio that is scored of a mixture; 0 where its first file cannot be read."""
+    import soundfile
+
+    try:
+        with open(mixture.locate(mixture.references[0]), "rb") as file:
+            whole = float(soundfile.info(file).duration)
+    except (OSError, RuntimeError, TypeError):
+        return 0.0
+    return min(
+        whole, math.inf if request.excerpts is None else request.excerpts * request.excerpt_seconds
+    )
+
+
+def _estimated(scorer: Scorer, mixtures: Sequence[Mixture]) -> str:
+    """About how long a run will take, from scoring a few seconds of its first mixture."""
+    first, request = mixtures[0], scorer.request
+
+    def seconds(excerpts: int | None) -> float:
+        return sum(_seconds(one, request._replace(excerpts=excerpts)) for one in mixtures)
+
+    told = (
+        f"{len(mixtures)} mixtures, {len(first.references)} sources, {len(first.systems)} "
+        f"systems, {console.duration(seconds(None))} of audio"
+    )
+    rate = _measured(scorer, first)
+    if rate is None:
+        return told
+    told += f": about {console.duration(rate * seconds(request.excerpts))} on this machine"
+    if request.excerpts is None:
+        told += f" (with --excerpts 8 about {console.duration(rate * seconds(8))})"
+    return told
+
+
+def _measured(scorer: Scorer, mixture: Mixture) -> float | None:
+    """Seconds that a second of audio takes, all systems together; None: it cannot be scored."""
+    taken = scored = 0.0
+    try:
+        references = _references(scorer, mixture)
+        entries = [_entry(scorer, mixture, system, references) for system in mixture.systems]
+        for seconds in (_WARM_UP_S, _PIECE_S):
+            request = scorer.request._replace(excerpts=1, excerpt_seconds=seconds, bounds=False)
+            piece, started = scorer._replace(request=request), time.monotonic()
+            piece.reports(entries, mixture.name)
+            taken = time.monotonic() - started
+            ((start, stop),) = piece.spans(entries[0], mixture.name)
+            scored = (stop - start) / scorer.mapss.sample_rate
+    except _FAILURES:  # what is wrong is told where it is scored
+        return None
+    return taken / scored

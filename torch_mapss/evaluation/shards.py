@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_mapss.evaluation import io
@@ -36,12 +37,19 @@ class Share(NamedTuple):
     size: int = 1
 
     @staticmethod
-    def parse(text: str) -> Share:
+    def of(text: str | None) -> Share:
         """``"i/n"``, the i-th of n shares, counted from 1 or from 0: 4/4 and 0/4 are the same.
 
+        None: what torchrun or srun say of this process; all where neither started it.
+
         Raises:
-            ValueError: something else.
+            ValueError: something else, or variables of the environment that make no sense.
         """
+        if text is None:
+            for many, this in _LAUNCHERS:
+                if many in os.environ:
+                    return _launched(many, this)
+            return Share()
         numbers = text.split("/")
         if len(numbers) == 2 and all(part.strip().isdecimal() for part in numbers):
             index, count = map(int, numbers)
@@ -52,53 +60,36 @@ class Share(NamedTuple):
             "1/4, 2/4, 3/4 and 4/4 for four jobs that share the manifest."
         )
 
-    @staticmethod
-    def of_environment() -> Share:
-        """What torchrun or srun say of this process; all where neither started it.
-
-        Raises:
-            ValueError: variables that make no sense.
-        """
-        for many, this in _LAUNCHERS:
-            size, rank = (os.environ.get(name) for name in (many, this))
-            if size is None:
-                continue
-            if not size.strip().isdecimal() or int(size) < 1:
-                raise ValueError(
-                    f"the environment's {many} must be a number above 0, got {size!r}."
-                )
-            if int(size) > 1:
-                if rank is None or not rank.strip().isdecimal() or int(rank) >= int(size):
-                    raise ValueError(
-                        f"the environment has {many}={size}, but {this} is {rank!r}: expected a "
-                        "number below it. Start the processes with torchrun or srun, or unset both."
-                    )
-                return Share(int(rank), int(size))
-        return Share()
-
     def own(self, count: int) -> range:
         """Places of its mixtures among so many."""
         return range(self.rank, count, self.size)
 
 
-def _whole(name: str) -> int | None:
-    text = os.environ.get(name, "").strip()
-    return int(text) if text.isdecimal() else None
+def _launched(many: str, this: str) -> Share:
+    """The share that two variables of the environment state."""
+    size, rank = (os.environ.get(name, "").strip() for name in (many, this))
+    if size == "1":
+        return Share()
+    if not (size.isdecimal() and rank.isdecimal() and int(rank) < int(size)):
+        raise ValueError(
+            f"the environment has {many}={size!r} and {this}={rank!r}: expected a number of "
+            "processes and one below it. Start them with torchrun or srun, or unset both."
+        )
+    return Share(int(rank), int(size))
 
 
 def local_device(device: str) -> str:
     """``device``, with "cuda" made the GPU of this process among those of its machine."""
-    place = _whole("LOCAL_RANK") if "LOCAL_RANK" in os.environ else _whole("SLURM_LOCALID")
-    if device != "cuda" or place is None:
+    place = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", ""))
+    if device != "cuda" or not place.isdecimal():
         return device
     import torch
 
-    count = torch.cuda.device_count()
-    return f"cuda:{place % count if count else place}"
+    return f"cuda:{int(place) % max(1, torch.cuda.device_count())}"
 
 
 # ------------------------------------------------------------------------------------------------
-# Files that were scored
+# Finished pairs
 # ------------------------------------------------------------------------------------------------
 
 
@@ -126,11 +117,6 @@ def hashes(mixture: Mixture, paths: Iterable[str | None]) -> dict[str, str]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------
-# Finished pairs
-# ------------------------------------------------------------------------------------------------
-
-
 class Progress:
     """The finished pairs, one line each, in files that only ever grow.
 
@@ -139,9 +125,9 @@ class Progress:
         rank: of this share, which writes a file of its own.
     """
 
-    def __init__(self, folder: str, rank: int) -> None:
+    def __init__(self, folder: str, rank: int = 0) -> None:
         self.results, self.folder = folder, os.path.join(folder, "progress")
-        self.rank = rank
+        self.path = os.path.join(self.folder, f"rank-{rank}.jsonl")
 
     @contextmanager
     def writer(self) -> Iterator[Callable[[Record], None]]:
@@ -153,17 +139,15 @@ class Progress:
         from filelock import Timeout
 
         io.make_folder(self.folder)
-        path = os.path.join(self.folder, f"rank-{self.rank}.jsonl")
         try:
-            with lock(path, timeout=0), open(path, "ab+") as file:
+            with lock(self.path, timeout=0), open(self.path, "ab+") as file:
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-                file.seek(0, os.SEEK_END)
 
                 def write(record: Record) -> None:
                     # ASCII: names that are no UTF-8 come back from its escapes as they were.
                     line = json.dumps({**record, "written": time.time()}).encode() + b"\n"
-                    with io.writing(path):
+                    with io.writing(self.path):
                         file.write(line)
                         file.flush()
                         os.fsync(file.fileno())
@@ -175,19 +159,21 @@ class Progress:
                 "another folder."
             ) from None
 
-    def records(self) -> dict[tuple[str, str], Record]:
-        """The latest record of every pair of mixture and system, of all shares."""
+    def finished(self, mixtures: Sequence[Mixture]) -> dict[tuple[str, str], Record]:
+        """The latest record of each pair of mixture and system whose files are those scored."""
         lines: list[Record] = []
-        names = sorted(os.listdir(self.folder)) if os.path.isdir(self.folder) else []
-        for name in names:
-            if name.endswith(".jsonl"):
-                with open(os.path.join(self.folder, name), "rb") as file:
-                    content = file.read()
-                # What follows the last line end was cut off by a kill.
-                whole = content[: content.rfind(b"\n") + 1].splitlines()
-                lines += [json.loads(line) for line in whole]
+        for path in sorted(Path(self.folder).glob("*.jsonl")):
+            # What follows the last line end was cut off by a kill.
+            lines += map(json.loads, path.read_bytes().split(b"\n")[:-1])
         lines.sort(key=lambda line: line["written"])
-        return {(line["mixture_id"], line["system"]): line for line in lines}
+        latest = {(line["mixture_id"], line["system"]): line for line in lines}
+        return {
+            (mixture.name, system): record
+            for mixture in mixtures
+            for system in mixture.systems
+            if (record := latest.get((mixture.name, system))) is not None
+            and record["files"] == signature(mixture, system)
+        }
 
 
 def lock(path: str, timeout: float = -1) -> FileLock:
@@ -198,21 +184,8 @@ def lock(path: str, timeout: float = -1) -> FileLock:
     return FileLock(os.path.join(folder, f".{name}.lock"), timeout=timeout)
 
 
-def finished(
-    mixtures: Sequence[Mixture], records: Mapping[tuple[str, str], Record]
-) -> dict[tuple[str, str], Record]:
-    """The records of the manifest's pairs whose files are still those that were scored."""
-    return {
-        (mixture.name, system): record
-        for mixture in mixtures
-        for system in mixture.systems
-        if (record := records.get((mixture.name, system))) is not None
-        and record["files"] == signature(mixture, system)
-    }
-
-
 # ------------------------------------------------------------------------------------------------
-# The folder
+# Settings
 # ------------------------------------------------------------------------------------------------
 
 
@@ -227,7 +200,7 @@ def claim(folder: str, settings: Mapping[str, Any], options: Mapping[str, Any] |
     Raises:
         ValueError: it holds results of other settings, or tables of something else.
     """
-    path = os.path.join(io.make_folder(folder), "settings.json")
+    path = os.path.join(folder, "settings.json")
     wanted = io.plain({**settings, "version": versions()["torch_mapss"]})
     with lock(path):
         if not os.path.exists(path):
@@ -239,10 +212,16 @@ def claim(folder: str, settings: Mapping[str, Any], options: Mapping[str, Any] |
             content = {"protocol": protocol_id(wanted), "settings": wanted, "versions": versions()}
             io.write_json(path, content if options is None else {**content, "options": options})
             return
-    there = _stored_settings(path)
+    try:
+        there = dict(json.loads(Path(path).read_text("utf-8"))["settings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(
+            f"{io.shown(path)!r} cannot be read as the settings of earlier results. Name another "
+            "folder, or move the file away."
+        ) from None
     unlike = [
         f"{key}: {short(there.get(key))} there, {short(wanted.get(key))} now"
-        for key in sorted(set(there) | set(wanted))
+        for key in sorted(there.keys() | wanted.keys())
         if there.get(key) != wanted.get(key)
     ]
     if unlike:
@@ -255,18 +234,6 @@ def claim(folder: str, settings: Mapping[str, Any], options: Mapping[str, Any] |
 
 def note_hashes(folder: str, found: Mapping[str, str]) -> None:
     """Write the SHA-256 of the audio files that were scored into ``settings.json``."""
-    path = os.path.join(folder, "settings.json")
-    with open(path, encoding="utf-8") as file:
-        stored = json.load(file)
+    path = Path(folder, "settings.json")
+    stored = json.loads(path.read_text("utf-8"))
     io.write_json(path, {**stored, "sha256": dict(sorted(found.items()))})
-
-
-def _stored_settings(path: str) -> dict[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return dict(json.load(file)["settings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ValueError(
-            f"{io.shown(path)!r} cannot be read as the settings of earlier results. Name another "
-            "folder, or move the file away."
-        ) from None

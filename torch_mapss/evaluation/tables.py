@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,12 +12,14 @@ from torch_mapss.evaluation.manifest import Mixture, Record, listed
 from torch_mapss.evaluation.measures import COLUMNS
 from torch_mapss.evaluation.report import Report
 from torch_mapss.evaluation.results import records
-from torch_mapss.evaluation.shards import Progress, Share, finished, lock, note_hashes
+from torch_mapss.evaluation.shards import Progress, Share, lock, note_hashes
+from torch_mapss.evaluation.text_page import Page, Table
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
 _FIRST = ("mixture_id", "system", "source", "source_index", "estimate", "reference")
+_NO_FRAME = "no frame in which it and another source are active"
 _LAST = ("status", "reason", "notes", "warnings")
 
 
@@ -43,34 +46,26 @@ class Outcome(NamedTuple):
                 "tables, or the same command without --shard."
             )
         names = measures.present(self.summary.columns, ranked=True)
-        counts = ("scored", "undefined", "failed")
-        sampled = self.settings.get("excerpts") is not None
-        rows = [
-            [
-                row["system"],
-                *(_cell(name, row, sampled) for name in names),
-                *(str(int(row[name])) for name in counts),
-            ]
-            for row in records(self.summary)
-        ]
-        lines = [
-            io.text_table(["system", *(measures.label(name) for name in names), *counts], rows),
-            "",
+        counts, excerpts = ("scored", "undefined", "failed"), self.settings.get("excerpts")
+        rows = []
+        for row in records(self.summary):
+            rows.append([row["system"], *(measures.text(name, row[name]) for name in names)])
+            if excerpts is not None:
+                errors = [measures.text(name, row[f"{name}_se"]) for name in names]
+                rows[-1][1:] = [f"{value} ±{e}" for value, e in zip(rows[-1][1:], errors)]
+            rows[-1] += [str(int(row[name])) for name in counts]
+        table = Table(["system", *map(measures.label, names), *counts], rows)
+        notes = [
             *(f"{COLUMNS[name].meaning}." for name in names),
             "Means over the estimates of a mixture, then over mixtures; undefined and failed ones "
             "are left out.",
             "scored, undefined, failed: mixtures.",
         ]
-        if sampled:
-            lines.append(f"±: standard error over {self.settings['excerpts']} excerpts a mixture.")
-        lines += [f"Note: {note}." for note in self.notes]
-        lines += [f"Warning: {warning}." for warning in self.warnings]
-        return "\n".join([*lines, f"Computed on {self.device}."])
-
-
-def _cell(name: str, row: Mapping[str, Any], sampled: bool) -> str:
-    value = measures.text(name, row[name])
-    return f"{value} ±{measures.text(name, row[f'{name}_se'])}" if sampled else value
+        if excerpts is not None:
+            notes.append(f"±: standard error over {excerpts} excerpts a mixture.")
+        notes += [f"Note: {note}." for note in self.notes]
+        notes += [f"Warning: {warning}." for warning in self.warnings]
+        return Page("", [("", [table])], [*notes, f"Computed on {self.device}."]).text()
 
 
 def join(mixtures: Sequence[Mixture], folder: str, share: Share, rate: int) -> Outcome:
@@ -82,33 +77,24 @@ def join(mixtures: Sequence[Mixture], folder: str, share: Share, rate: int) -> O
         share: of this process. It writes no tables while pairs of other shares are missing.
         rate: of the encoder, in Hz.
     """
+    pairs = [(mixture, system) for mixture in mixtures for system in mixture.systems]
     with lock(os.path.join(folder, "scores.csv")):
-        found = finished(mixtures, Progress(folder, 0).records())
-        pairs = [(mixture, system) for mixture in mixtures for system in mixture.systems]
-        missing = sum((mixture.name, system) not in found for mixture, system in pairs)
+        found = Progress(folder).finished(mixtures)
+        missing = len(pairs) - len(found)
         if missing and share.size > 1:
-            own = [mixtures[place] for place in share.own(len(mixtures))]
-            records = [found[key] for m in own for s in m.systems if (key := (m.name, s)) in found]
-            return Outcome(None, None, None, _failures(records), share=share, missing=missing)
+            own = {mixtures[place].name for place in share.own(len(mixtures))}
+            failures = _failures(one for (name, _), one in found.items() if name in own)
+            return Outcome(None, None, None, failures, share=share, missing=missing)
         records = [found.get((m.name, system)) or _lost(m, system) for m, system in pairs]
-        return _written(mixtures, [mixture for mixture, _ in pairs], records, folder, rate)
-
-
-def _written(
-    mixtures: Sequence[Mixture],
-    of: Sequence[Mixture],
-    records: Sequence[Record],
-    folder: str,
-    rate: int,
-) -> Outcome:
-    scores = _scores([row for record in records for row in record["rows"]])
-    items = _items(scores, records, of)
-    summary = _summary(items, scores, rate)
-    for name, table in (("scores", scores), ("items", items), ("summary", summary)):
-        io.write_table(os.path.join(folder, f"{name}.csv"), table)
-    io.write_json(os.path.join(folder, "mixtures.json"), listed(mixtures, folder))
-    note_hashes(folder, {k: v for record in records for k, v in record.get("sha256", {}).items()})
-    warnings = (*_warnings(records), *_mixed_rates(summary), *_same_systems(mixtures, records))
+        scores = _scores(records)
+        items = _items(scores, records, [len(mixture.references) for mixture, _ in pairs])
+        summary = _summary(items, scores, rate)
+        for name, table in (("scores", scores), ("items", items), ("summary", summary)):
+            io.write_table(os.path.join(folder, f"{name}.csv"), table)
+        io.write_json(os.path.join(folder, "mixtures.json"), listed(mixtures, folder))
+        hashes = {k: v for record in records for k, v in record.get("sha256", {}).items()}
+        note_hashes(folder, hashes)
+    warnings = (*_warnings(records), *_mixed_rates(summary), *_same_systems(mixtures, hashes))
     return Outcome(
         scores, items, summary, _failures(records), warnings, tuple(_discarded(scores, rate))
     )
@@ -121,19 +107,21 @@ def _written(
 
 def scored_rows(mixture: Mixture, system: str, report: Report) -> list[Record]:
     """The rows of a pair of mixture and system, paths as in the manifest."""
-    given = [path for path in mixture.systems[system] if path is not None]
-    shared = {"notes": "; ".join(report.notes)}
-    shared["warnings"] = "; ".join(finding.text for finding in report.findings)
-    rows = []
-    for row, estimate in zip(report.rows, given):
-        values = {key: io.nine_digits(value) for key, value in row.items()}
-        values |= {"estimate": estimate, "reference": mixture.references[row.source_index]}
-        values |= {"silent": int(row.silent), "status": "ok", "reason": ""}
-        if not row.frames:
-            values["status"] = "undefined"
-            values["reason"] = "no frame in which it and another source are active"
-        rows.append({"mixture_id": mixture.name, "system": system, **values, **shared})
-    return rows
+    undefined = report.scores["frames"] == 0
+    table = report.scores.assign(
+        mixture_id=mixture.name,
+        system=system,
+        estimate=[path for path in mixture.systems[system] if path is not None],
+        reference=[mixture.references[source] for source in report.attributed],
+        silent=report.scores["silent"].astype(int),
+        status=undefined.map({True: "undefined", False: "ok"}),
+        reason=undefined.map(
+            {True: "no frame in which it and another source are active", False: ""}
+        ),
+        notes="; ".join(report.notes),
+        warnings="; ".join(finding.text for finding in report.findings),
+    )
+    return records(table)
 
 
 def failed_rows(mixture: Mixture, system: str, reason: str) -> list[Record]:
@@ -141,7 +129,8 @@ def failed_rows(mixture: Mixture, system: str, reason: str) -> list[Record]:
     return [
         {"mixture_id": mixture.name, "system": system, "source": mixture.source_names[place]}
         | {"source_index": place, "estimate": path, "reference": mixture.references[place]}
-        | {"frames": 0, "status": "failed", "reason": reason, "notes": "", "warnings": ""}
+        | {"frames": 0, "silent": 0, "status": "failed", "reason": reason}
+        | {"notes": "", "warnings": ""}
         for place, path in enumerate(mixture.systems[system])
         if path is not None
     ]
@@ -154,77 +143,65 @@ def _lost(mixture: Mixture, system: str) -> Record:
     return {"mixture_id": mixture.name, "system": system, "reason": reason, "rows": rows}
 
 
-def _scores(rows: Sequence[Record]) -> DataFrame:
+def _rounded(table: DataFrame) -> DataFrame:
+    """Numbers as the files show them: the next mean can be redone from them exactly."""
+    numbers = table.select_dtypes("float")
+    return table.assign(**{str(name): numbers[name].map(io.nine_digits) for name in numbers})
+
+
+def _scores(records: Sequence[Record]) -> DataFrame:
     import pandas
 
-    found = pandas.DataFrame(rows)
-    columns = [*_FIRST, *(c for c in found.columns if c not in (*_FIRST, *_LAST)), *_LAST]
-    if not measures.present(columns):  # every pair failed
+    found = _rounded(pandas.DataFrame([row for record in records for row in record["rows"]]))
+    if not measures.present(found.columns):  # every pair failed
         found = found.assign(**dict.fromkeys(measures.RANKED, float("nan")))
-        columns[len(_FIRST) : len(_FIRST)] = measures.RANKED
-    return found[columns]
+    return found[[*_FIRST, *(c for c in found if c not in (*_FIRST, *_LAST)), *_LAST]]
 
 
-def _rounded(column: Series) -> Series:
-    """As the tables show it: the next mean can be redone from them exactly."""
-    return column.map(io.nine_digits)
-
-
-def _averaged(scores: DataFrame) -> list[str]:
-    return list(measures.present(scores.columns))
-
-
-def _items(scores: DataFrame, records: Sequence[Record], of: Sequence[Mixture]) -> DataFrame:
+def _items(scores: DataFrame, records: Sequence[Record], references: Sequence[int]) -> DataFrame:
     """One row per mixture and system: means over its estimates."""
     import pandas
 
     keys = ["mixture_id", "system"]
     groups = scores.groupby(keys, sort=False)
-    found = groups[_averaged(scores)].mean().apply(_rounded).reset_index()
+    means = _rounded(groups[list(measures.present(scores.columns))].mean().reset_index())
     errors = pandas.DataFrame([record.get("errors", {}) for record in records])
-    found = pandas.concat([found, errors], axis=1)
+    found = pandas.concat([means, errors], axis=1)
     states = [[row["status"] for row in record["rows"]] for record in records]
-    silent = [[bool(row.get("silent")) for row in record["rows"]] for record in records]
     found["estimates"] = [len(own) for own in states]
     found["undefined"] = [own.count("undefined") for own in states]
-    found["silent"] = [sum(own) for own in silent]
-    found["references"] = [len(mixture.references) for mixture in of]
+    found["silent"] = groups["silent"].sum().to_numpy()
+    found["references"] = references
     found["seconds"] = [record.get("seconds") for record in records]
     found["status"] = [
-        "failed" if record["reason"] is not None else "ok" if "ok" in own else "undefined"
-        for record, own in zip(records, states)
+        next(state for state in ("failed", "ok", "undefined") if state in own) for own in states
     ]
     found["reason"] = [record["reason"] or "" for record in records]
-    return found
+    return _rounded(found)
 
 
 def _summary(items: DataFrame, scores: DataFrame, rate: int) -> DataFrame:
     """One row per system: means over its mixtures."""
-    names = _averaged(items)
-    groups = items.groupby("system", sort=False)
-    found = groups[names].mean().apply(_rounded)
+    names = list(measures.present(items.columns))
+    groups, own = (table.groupby("system", sort=False) for table in (items, scores))
+    found = _rounded(groups[names].mean())
     for name in names:
         if f"{name}_se" in items:
-            squares = items.assign(square=items[f"{name}_se"] ** 2).groupby("system", sort=False)
-            total = squares["square"].sum(min_count=1) ** 0.5
-            found[f"{name}_se"] = total / groups[name].count()
-    for state in ("ok", "undefined", "failed"):
-        column = "scored" if state == "ok" else state
+            squares = (items[f"{name}_se"] ** 2).groupby(items["system"], sort=False)
+            found[f"{name}_se"] = squares.sum(min_count=1) ** 0.5 / groups[name].count()
+    for column, state in (("scored", "ok"), ("undefined", "undefined"), ("failed", "failed")):
         found[column] = (items["status"] == state).groupby(items["system"], sort=False).sum()
-    own = scores.groupby("system", sort=False)
     found["estimates"] = (scores["status"] == "ok").groupby(scores["system"], sort=False).sum()
     found["silent"] = groups["silent"].sum()
     found["frames"] = own["frames"].sum()
-    found["rates"] = [";".join(map(str, sorted(_rates(each, rate)))) for _, each in own]
+    # What lies above the encoder's rate makes no difference.
+    least = _rates(scores).min(axis=1).clip(upper=rate).groupby(scores["system"], sort=False)
+    found["rates"] = least.agg(lambda x: ";".join(f"{r:.0f}" for r in sorted(x.dropna().unique())))
     return found.reset_index()
 
 
-def _rates(scores: DataFrame, rate: int) -> set[int]:
-    """Rates at which estimates were scored: what lies above the encoder's makes no difference."""
-    if "estimate_rate" not in scores:
-        return set()
-    least = scores[["estimate_rate", "reference_rate"]].min(axis=1).clip(upper=rate)
-    return {int(value) for value in least.dropna()}
+def _rates(scores: DataFrame) -> DataFrame:
+    return scores.reindex(columns=["estimate_rate", "reference_rate"]).astype(float)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -266,27 +243,23 @@ def _mixed_rates(summary: DataFrame) -> Iterator[str]:
             )
 
 
-def _same_systems(mixtures: Sequence[Mixture], records: Sequence[Record]) -> Iterator[str]:
+def _same_systems(mixtures: Sequence[Mixture], hashes: Mapping[str, str]) -> Iterator[str]:
     """Systems whose files are the same, byte for byte, in all mixtures that both have."""
-    hashes = {k: v for record in records for k, v in record.get("sha256", {}).items()}
-    names = list(dict.fromkeys(record["system"] for record in records))
-    for place, one in enumerate(names):
-        for other in names[place + 1 :]:
-            both = [m.systems for m in mixtures if one in m.systems and other in m.systems]
-            pairs = [
-                (hashes.get(a or ""), hashes.get(b or ""))
-                for s in both
-                for a, b in zip(s[one], s[other])
-            ]
-            if pairs and all(a == b for a, b in pairs) and any(a for a, _ in pairs):
-                yield f"same: systems {one!r} and {other!r} have the same files in every mixture"
+    names = dict.fromkeys(name for mixture in mixtures for name in mixture.systems)
+    for one, other in itertools.combinations(names, 2):
+        both = [m.systems for m in mixtures if one in m.systems and other in m.systems]
+        pairs = [
+            (hashes.get(a or ""), hashes.get(b or ""))
+            for s in both
+            for a, b in zip(s[one], s[other])
+        ]
+        if any(a for a, _ in pairs) and all(a == b for a, b in pairs):
+            yield f"same: systems {one!r} and {other!r} have the same files in every mixture"
 
 
 def _discarded(scores: DataFrame, rate: int) -> Iterator[str]:
-    if "estimate_rate" not in scores:
-        return
-    high = scores[["estimate_rate", "reference_rate"]].max(axis=1).dropna()
-    above = sorted({int(value) for value in high if value > rate})
+    high = _rates(scores).max(axis=1)
+    above = sorted(high[high > rate].astype(int).unique())
     if above:
         yield (
             f"files of {', '.join(map(str, above))} Hz: what lies above {rate / 2000:g} kHz is "

@@ -20,13 +20,12 @@ import torch
 
 from torch_mapss.core import pooling
 from torch_mapss.evaluation import io
-from torch_mapss.evaluation.frame_store import SystemFrames
 from torch_mapss.evaluation.manifest import short
 from torch_mapss.evaluation.measures import present
 from torch_mapss.evaluation.options import Request
 from torch_mapss.evaluation.protocol import described, protocol_id, relevant
 from torch_mapss.evaluation.report import versions
-from torch_mapss.evaluation.results import Results, records
+from torch_mapss.evaluation.results import Results, SystemFrames, records
 from torch_mapss.evaluation.score import evaluate
 
 if TYPE_CHECKING:

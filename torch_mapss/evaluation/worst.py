@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torch_mapss.evaluation import io, sounds
-from torch_mapss.evaluation.frame_store import MixtureFrames
 from torch_mapss.evaluation.measures import COLUMNS, label, text
-from torch_mapss.evaluation.results import Results, records
+from torch_mapss.evaluation.results import MixtureFrames, Results, records
 
 #: Seconds a segment lasts at least, and at most.
 LEAST_S, MOST_S = 0.3, 3.0

@@ -25,7 +25,6 @@ from torch_mapss.evaluation.commands.options import (
 
 if TYPE_CHECKING:
     from torch_mapss.evaluation.manifest import Mixture
-    from torch_mapss.evaluation.tables import Outcome
 
 ABOUT = f"""\
 Score whole test sets of one or more systems, by templates of paths or by a manifest.
@@ -67,39 +66,23 @@ def add_parser(commands: Any) -> None:
     evaluate = make_parser(
         commands, "evaluate", ABOUT, EPILOG, "score the systems of a test set, with resuming"
     )
-    evaluate.set_defaults(run=run)
-    evaluate.add_argument(
-        "manifest", nargs="?", metavar="MANIFEST", help="JSON file, see above; or --references"
+    evaluate.set_defaults(run=run, system=[])
+    add = evaluate.add_argument
+    add("manifest", nargs="?", metavar="MANIFEST", help="JSON file, see above; or --references")
+    add("--out", required=True, metavar="DIR", help="folder of the results")
+    text = "of the true sources' files, or their folder"
+    add("--references", metavar="TEMPLATE", help=text)
+    text = "of a system's estimates; once per system"
+    add("--system", action="append", nargs="+", metavar="NAME=TEMPLATE", help=text)
+    text = "sources to take, in this order (default: all; what is called mix is none)"
+    add("--sources", nargs="+", metavar="NAME", help=text)
+    text = "of noisy mixtures of one clean source: noise = noisy - clean is the second reference"
+    add("--noisy", metavar="TEMPLATE", help=text)
+    text = (
+        "score every N-th mixture alone, beginning with the I-th (1/N to N/N): for jobs that share "
+        "DIR. The one that ends last writes the tables"
     )
-    evaluate.add_argument("--out", required=True, metavar="DIR", help="folder of the results")
-    evaluate.add_argument(
-        "--references", metavar="TEMPLATE", help="of the true sources' files, or their folder"
-    )
-    evaluate.add_argument(
-        "--system",
-        action="append",
-        nargs="+",
-        default=[],
-        metavar="NAME=TEMPLATE",
-        help="of a system's estimates; once per system",
-    )
-    evaluate.add_argument(
-        "--sources",
-        nargs="+",
-        metavar="NAME",
-        help="sources to take, in this order (default: all; what is called mix is none)",
-    )
-    evaluate.add_argument(
-        "--noisy",
-        metavar="TEMPLATE",
-        help="of noisy mixtures of one clean source: noise = noisy - clean is the second reference",
-    )
-    evaluate.add_argument(
-        "--shard",
-        metavar="I/N",
-        help="score every N-th mixture alone, beginning with the I-th (1/N to N/N): for jobs that "
-        "share DIR. The one that ends last writes the tables",
-    )
+    add("--shard", metavar="I/N", help=text)
     add_scoring_options(evaluate, ("layer",), hidden=("sample_frames", "threads"))
 
 
@@ -113,19 +96,26 @@ def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
     from torch_mapss.evaluation.folders import read_folders
     from torch_mapss.evaluation.manifest import load_manifest
 
-    if args.manifest is not None:
-        if any(other not in (None, []) for other in (args.references, args.system, args.sources)):
-            raise ValueError(
-                "MANIFEST and --references, --system, --sources exclude each other. Leave one of "
-                "them out."
-            )
-        return load_manifest(args.manifest)
-    if args.references is None or not args.system:
+    folders = (args.references, args.system, args.sources)
+    if any(folders) if args.manifest is not None else not all(folders[:2]):
         raise ValueError(
-            "nothing to score: pass a MANIFEST, or --references TEMPLATE with --system "
-            "NAME=TEMPLATE for every system."
+            "pass either a MANIFEST, or --references TEMPLATE with --system NAME=TEMPLATE for "
+            "every system (--sources goes with these)."
         )
-    systems = _named([given for group in args.system for given in group])
+    if args.manifest is not None:
+        return load_manifest(args.manifest)
+    systems: dict[str, str] = {}
+    for text in (text for group in args.system for text in group):
+        name, equals, folder = text.partition("=")
+        if not equals:  # the folder's own name
+            name, folder = os.path.basename(os.path.abspath(text)), text
+        name = io.shown(name)
+        if not name.strip() or not folder or name in systems:
+            raise ValueError(
+                "--system must be NAME=TEMPLATE, with another name for every system, got "
+                f"{text!r}{' (twice)' if name in systems else ''}."
+            )
+        systems[name] = folder
     derived = os.path.join(args.out, "noise")
     corpus = read_folders(args.references, systems, args.sources, args.noisy, derived)
     for note in () if args.quiet else corpus.notes:
@@ -133,50 +123,20 @@ def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
     return corpus.mixtures
 
 
-def _named(given: Sequence[str]) -> dict[str, str]:
-    """``NAME=TEMPLATE`` each; without a name, the folder's own."""
-    found: dict[str, str] = {}
-    for text in given:
-        name, equals, folder = text.partition("=")
-        if not equals:
-            name, folder = os.path.basename(os.path.abspath(text)), text
-        name = io.shown(name)
-        if not name.strip() or not folder or name in found:
-            twice = " (twice)" if name in found else ""
-            raise ValueError(
-                "--system must be NAME=TEMPLATE, with another name for every system, got "
-                f"{text!r}{twice}."
-            )
-        found[name] = folder
-    return found
-
-
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss evaluate``."""
     options = scoring_options(args)
     from torch_mapss.evaluation import run as runs
-    from torch_mapss.evaluation.options import request_of, scorer_of
+    from torch_mapss.evaluation.score import Scorer
     from torch_mapss.evaluation.shards import Share
 
-    share = Share.of_environment() if args.shard is None else Share.parse(args.shard)
-    request, device = request_of(options), device_of_options(args.device)
-    mixtures = _mixtures(args)
+    share, device = Share.of(args.shard), device_of_options(args.device)
+    mixtures, stored = _mixtures(args), runs.storable(options)
     with threads(args.threads):
+        scorer = Scorer.of(options, device)
         outcome = runs.run(
-            mixtures,
-            args.out,
-            scorer_of(options, device),
-            request,
-            device=device,
-            options=runs.storable(options),
-            share=share,
-            quiet=args.quiet,
+            mixtures, args.out, scorer, options=stored, share=share, quiet=args.quiet
         )
-    _tell(outcome, args)
-    return SOME_FAILED if outcome.failures else OK
-
-
-def _tell(outcome: Outcome, args: argparse.Namespace) -> None:
     for line in outcome.failures:
         console.complain(f"failed: {line}")
     if not args.quiet:
@@ -186,3 +146,4 @@ def _tell(outcome: Outcome, args: argparse.Namespace) -> None:
 
             console.say(f"\n{compare(args.out).summary()}")
     say_written([args.out], args.quiet)
+    return SOME_FAILED if outcome.failures else OK

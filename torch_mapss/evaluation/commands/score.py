@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.commands.options import (
@@ -21,9 +21,6 @@ from torch_mapss.evaluation.commands.options import (
     threads,
 )
 
-if TYPE_CHECKING:
-    from torch_mapss.evaluation.report import Report
-
 
 def add_parser(commands: Any) -> None:
     score = make_parser(
@@ -36,51 +33,31 @@ def add_parser(commands: Any) -> None:
         "score the estimates of one mixture",
     )
     score.set_defaults(run=run)
-    score.add_argument(
-        "--references",
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="the true sources, one file each, at least two",
-    )
-    score.add_argument(
-        "--estimates",
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="the separator's outputs, in the order of the references (or see --permute)",
-    )
-    score.add_argument(
-        "--sources", nargs="+", metavar="NAME", help="one name per reference, for tables and plots"
-    )
-    score.add_argument(
-        "--attributed",
-        nargs="+",
-        type=int,
-        metavar="INDEX",
-        help="which reference each estimate belongs to, from 0: `--attributed 0` scores the "
-        "first source alone",
-    )
-    score.add_argument(
-        "--out",
-        metavar="DIR",
-        help="write scores.csv, frames.csv (per frame) and report.json to this folder",
-    )
-    score.add_argument(
-        "--plot",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="draw the scores over time, to FILE (PNG, PDF or SVG), else to scores.png in --out "
-        "or here",
-    )
+    files: dict[str, Any] = {"nargs": "+", "required": True, "metavar": "FILE"}
+    add = score.add_argument
+    add("--references", **files, help="the true sources, one file each, at least two")
+    text = "the separator's outputs, in the order of the references (or see --permute)"
+    add("--estimates", **files, help=text)
+    add("--sources", nargs="+", metavar="NAME", help="names of the references")
+    text = "which reference each estimate is of, from 0: `--attributed 0` scores the first alone"
+    add("--attributed", nargs="+", type=int, metavar="INDEX", help=text)
+    text = "write scores.csv, frames.csv (per frame) and report.json to this folder"
+    add("--out", metavar="DIR", help=text)
+    text = "draw the scores over time, to FILE (PNG, PDF, SVG), else to scores.png in --out or here"
+    add("--plot", nargs="?", const="", metavar="FILE", help=text)
     add_scoring_options(score, ("excerpts", "excerpt_seconds", "segment"))
 
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss score``."""
     options = scoring_options(args)
-    _check_outputs(args)
+    picture = args.plot or os.path.join(args.out or ".", "scores.png")
+    if args.plot is not None:  # what would fail at the end fails at the start
+        from torch_mapss.evaluation import plots
+
+        plots.check_available(picture)
+    if args.out is not None:
+        io.make_folder(args.out)
     from torch_mapss.evaluation.score import evaluate
 
     with threads(args.threads), console.progress(1.0, args.quiet) as bar:
@@ -93,34 +70,11 @@ def run(args: argparse.Namespace) -> int:
             on_segment=lambda done, total: bar.update(done / total - bar.n),
             **options,
         )
-    written = _write(report, args)
+    # All that was asked for, before anything is printed.
+    written = [] if args.out is None else [report.save(args.out)]
+    if args.plot is not None:
+        written.append(plots.save_figure(report.plot(), picture))
     if not args.quiet:
         console.say(report.summary())
     say_written(written, args.quiet)
     return OK
-
-
-def _write(report: Report, args: argparse.Namespace) -> list[str]:
-    """All that was asked for, before anything is printed: where it is."""
-    written = []
-    if args.out is not None:
-        written.append(report.save(args.out))
-    if args.plot is not None:
-        from torch_mapss.evaluation import plots
-
-        written.append(plots.save_figure(report.plot(), _plot_target(args)))
-    return written
-
-
-def _check_outputs(args: argparse.Namespace) -> None:
-    """What would fail at the end fails at the start."""
-    if args.plot is not None:
-        from torch_mapss.evaluation import plots
-
-        plots.check_available(_plot_target(args))
-    if args.out is not None:
-        io.make_folder(args.out)
-
-
-def _plot_target(args: argparse.Namespace) -> str:
-    return args.plot or os.path.join(args.out or ".", "scores.png")
