@@ -68,13 +68,13 @@ def test_memory_changes_no_score_of_a_long_clip(
         "match_bank": DistortionBank("match", size=20),
     }
     blocks, found = [], []
-    original = segments.Span._encoded_copies
+    original = segments.encoded_copies
 
     def counted(*given: object) -> object:
         blocks.append(given)
         return original(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(segments.Span, "_encoded_copies", counted)
+    monkeypatch.setattr(segments, "encoded_copies", counted)
     counts = []
     for memory in ("16MiB", "256MiB", "auto"):
         blocks.clear()

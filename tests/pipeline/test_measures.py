@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from bursts import RATE, bursts, leaky, small
+from checkpoints import write_checkpoint
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss import functional as F
 from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.encoders import MelEncoder
+from torch_mapss.pipeline.config import thinned
 from torch_mapss.pipeline.copies import plans, sums_of_others
-from torch_mapss.pipeline.mapss import thinned
 from torch_mapss.pipeline.measures import MEASURES, checked_measures
 
 FIELDS = ("clearance", "fidelity", "ps", "pm", "log_pm")
@@ -129,6 +131,28 @@ def test_decomposition_alone_loads_no_weights(monkeypatch: pytest.MonkeyPatch) -
         MAPSS("mel", decomposition_encoder="wav2vec2-base")
     mapss.to("cpu").half()
     assert str(mapss.config.encoders["encoder"].options["device"]) == "cpu"
+
+
+def test_frames_of_a_checkpoint_are_known_without_its_weights(tmp_path: Path) -> None:
+    """Its settings alone say them: clearance, fidelity and bleed load and fetch nothing."""
+    write_checkpoint(tmp_path, "wav2vec2", large=True)
+    whole = MAPSS(tmp_path, layer=1)
+    assert whole.encoder.layer == 1
+    loaded = whole.describe(), whole.key
+    for file in tmp_path.glob("model*"):
+        file.unlink()
+    mapss = MAPSS(tmp_path, layer=1)
+    references = bursts(0.6)
+    assert mapss(leaky(references), references, measures=("decomposition", "bleed")).active.any()
+    assert (mapss.describe(), mapss.key) == loaded
+    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+        mapss(leaky(references), references)
+
+
+def test_a_time_that_a_measure_does_not_take_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="whole number of diffusion steps"):
+        MAPSS("mel", time=0.5)
+    assert MAPSS("mel", time=0.5, measures=("separation", "match")).config.settings.time == 0.5
 
 
 def test_a_bank_serves_the_measures_it_was_prepared_for() -> None:

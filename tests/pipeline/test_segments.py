@@ -10,7 +10,8 @@ from torch import Tensor
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss.audio.loudness import Meter, at_loudness, gain_to
 from torch_mapss.pipeline import segments
-from torch_mapss.pipeline.copies import EmbeddingChecks
+from torch_mapss.pipeline.copies import EmbeddingChecks, embed
+from torch_mapss.pipeline.memory import Budget
 
 NAMES = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
 
@@ -231,12 +232,11 @@ def test_segments_are_even_and_cover_all_frames() -> None:
             assert max(sizes) - min(sizes) <= 1
 
 
-def test_checks_of_embeddings_keep_none_of_them() -> None:
-    mapss = small()
-    notes = EmbeddingChecks()
-    notes.note(mapss.encoder, torch.randn(5, 40, 80))
-    assert notes.given[0][1].untyped_storage().nbytes() == 0
-    notes.read()
-    notes.note(mapss.encoder, torch.full((2, 40, 80), torch.nan))
-    with pytest.raises(RuntimeError, match=r"\(0, 40, 80\).*NaN"):
-        notes.read()
+def test_an_encoder_that_gives_no_number_is_named() -> None:
+    seen = EmbeddingChecks()
+    budget = Budget(2**30)
+    embed(small(Counting()).encoder, bursts(0.5), budget, seen)
+    seen.read()
+    embed(small(Counting(spoil=-1.0)).encoder, bursts(0.5), budget, seen)
+    with pytest.raises(RuntimeError, match=r"Counting.*\(2, 24, 25\).*NaN"):
+        seen.read()

@@ -916,7 +916,7 @@ def test_options_go_to_the_scorer():
     bank = DistortionBank("separation", size=5)
     loss = SeparationLoss(encoder="mel", separation_bank=bank, energy=0.9)
     assert loss.mapss.separation_bank is bank
-    assert loss.mapss.settings.energy == 0.9
+    assert loss.mapss.config.settings.energy == 0.9
     assert loss.mapss.encoder.name == "mel"
 
 

@@ -75,7 +75,7 @@ def run(
     Raises:
         NonFiniteError: a present point is not finite.
     """
-    return finish([start(points, settings, score, chunk_bytes=chunk_bytes)])[0]
+    return finish([start(points, settings, score, chunk_bytes)])[0]
 
 
 def run_shaped(
@@ -90,7 +90,7 @@ def run_shaped(
 
 
 def start(
-    points: Points, settings: Settings, score: Score, *, chunk_bytes: int | None = None
+    points: Points, settings: Settings, score: Score, chunk_bytes: int | None = None
 ) -> Started:
     """The work of :func:`run`, queued on an accelerator without reading a value."""
     features = points.outputs.shape[-1]
@@ -140,20 +140,26 @@ def _scored(
 ) -> Scored:
     """The result of the frames from ``first`` on; without a graph where it is ``recomputed``."""
     batch = points.batch(slice(first, first + len(embeddings[0])), embeddings)
+    try:
+        if recomputed:
+            return _recomputed(batch, settings, score, may_sync)
+        with torch.autocast(batch.outputs.device.type, enabled=False):
+            return score(batch, settings, may_sync)
+    except NonFiniteError as error:
+        raise NonFiniteError(error.what, first + error.frame) from None
+
+
+def _recomputed(points: Points, settings: Settings, score: Score, may_sync: bool) -> Scored:
     names: list[str] = []
 
     def values(*embeddings: Tensor) -> tuple[Tensor, ...]:
-        some = batch.batch(slice(None), embeddings)
-        with torch.autocast(some.outputs.device.type, enabled=False):
-            found, again = score(some, settings, may_sync)
+        batch = points.batch(slice(None), embeddings)
+        with torch.autocast(points.outputs.device.type, enabled=False):
+            found, again = score(batch, settings, may_sync)
         names[:] = found
         return *found.values(), *(() if again is None else (again,))
 
-    try:
-        run_now = functools.partial(_Recomputed.apply, values) if recomputed else values
-        tensors = run_now(*embeddings)
-    except NonFiniteError as error:
-        raise NonFiniteError(error.what, first + error.frame) from None
+    tensors = _Recomputed.apply(values, *points.embeddings())
     found = dict(zip(names, tensors))
     return found, tensors[-1] if len(tensors) > len(names) else None
 

@@ -23,7 +23,15 @@ from .base import Encoder
 from .custom import CustomEncoder
 from .loading import clear_encoder_cache
 from .mel import MelEncoder, mel_filterbank, mel_on_grid
-from .registry import EncoderRow, as_encoder, encoder_table, load_encoder, rank_zero_first
+from .registry import (
+    EncoderRow,
+    as_encoder,
+    encoder_row,
+    encoder_table,
+    known_row,
+    load_encoder,
+    rank_zero_first,
+)
 from .transformer import TransformerEncoder
 from .wav2vec import Wav2VecEncoder
 from .waveform import WaveformEncoder
@@ -40,7 +48,9 @@ __all__ = [
     "WhisperEncoder",
     "as_encoder",
     "clear_encoder_cache",
+    "encoder_row",
     "encoder_table",
+    "known_row",
     "load_encoder",
     "log_mel",
     "mel_filterbank",

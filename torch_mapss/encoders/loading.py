@@ -66,7 +66,11 @@ def import_transformers() -> Any:
 
 
 def find_checkpoint(
-    name: str, *, local_files_only: bool = False, cache_dir: str | None = None
+    name: str,
+    *,
+    local_files_only: bool = False,
+    cache_dir: str | None = None,
+    weights: bool = True,
 ) -> Checkpoint:
     """Find a checkpoint in a local folder, in the hub's cache, or on the hub, in that order.
 
@@ -74,6 +78,7 @@ def find_checkpoint(
         name: a folder, or a hub id such as `facebook/wav2vec2-base`.
         local_files_only: never use the network.
         cache_dir: where the hub's files are stored; None: the hub's own choice (`HF_HOME`).
+        weights: whether they are needed, or the settings alone.
 
     Raises:
         ValueError: the folder does not exist or lacks a file.
@@ -87,8 +92,9 @@ def find_checkpoint(
             raise ValueError(
                 f"encoder {name!r} must be a folder with {CONFIG} and weights, but {what}."
             )
-        folder = _hub_folder(name, local_files_only, cache_dir)
-    for file in (CONFIG, *(() if _weight_files(folder) else (_WEIGHTS[0][0],))):
+        folder = _hub_folder(name, local_files_only, cache_dir, weights)
+    lacking = weights and not _weight_files(folder)
+    for file in (CONFIG, *((_WEIGHTS[0][0],) if lacking else ())):
         if not (folder / file).is_file():
             raise ValueError(
                 f"folder {folder} of encoder {name!r} has no {file}. Pass the folder that "
@@ -117,14 +123,14 @@ def _weight_files(folder: Path) -> list[Path]:
     return []
 
 
-def _hub_folder(name: str, local_files_only: bool, cache_dir: str | None) -> Path:
+def _hub_folder(name: str, local_files_only: bool, cache_dir: str | None, weights: bool) -> Path:
     """The cached snapshot, filled first if it is not complete."""
     import huggingface_hub
     from huggingface_hub.utils import HFValidationError, RepositoryNotFoundError
 
     def fetch(local: bool) -> Path:
         folder = Path()
-        for patterns in _WEIGHTS:  # pickles only where there are no safetensors
+        for patterns in _WEIGHTS if weights else ((),):  # pickles only without safetensors
             files = [CONFIG, PREPROCESSOR, *patterns]
             folder = Path(
                 huggingface_hub.snapshot_download(
@@ -141,7 +147,8 @@ def _hub_folder(name: str, local_files_only: bool, cache_dir: str | None) -> Pat
         raise ValueError(f"encoder {name!r} is no folder and no hub id owner/name.") from error
     except OSError:
         cached = None
-    if cached is not None and not (_weight_files(cached) and (cached / CONFIG).is_file()):
+    whole = cached is not None and (cached / CONFIG).is_file()
+    if cached is not None and not (whole and (not weights or _weight_files(cached))):
         cached = None
     if cached is not None and (local_files_only or (cached / PREPROCESSOR).is_file()):
         return cached

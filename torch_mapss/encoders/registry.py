@@ -13,7 +13,7 @@ import torch
 from .base import MEMORY_BUDGET, Encoder
 from .custom import CustomEncoder
 from .mel import MelEncoder
-from .transformer import TransformerSettings, checked_device, load_transformer
+from .transformer import TransformerSettings, checked_device, described, load_transformer
 from .waveform import WaveformEncoder
 
 
@@ -121,13 +121,12 @@ def load_encoder(
             memory_budget=memory_budget,
             activation_checkpointing=activation_checkpointing,
         )
-    checkpoint = checkpoint_of(name)
-    folder = os.path.expanduser(checkpoint)
+    row = known_row(name)
     return load_transformer(
         TransformerSettings(
             name=name,
-            checkpoint=os.path.abspath(folder) if os.path.isdir(folder) else checkpoint,
-            layer=_default_layer(name) if layer is None else layer,
+            checkpoint=_absolute(checkpoint_of(name)),
+            layer=row.layer if layer is None and row is not None else layer,
             dtype=precision or torch.float32,
             device=str(device or "cpu"),
             local_files_only=local_files_only,
@@ -185,13 +184,45 @@ def rank_zero_first() -> Iterator[None]:
             distributed.barrier()
 
 
-def _row(name: str) -> EncoderRow | None:
-    return next((row for row in _TABLE if row.name == name), None)
+def encoder_row(
+    name_or_path: str | os.PathLike[str],
+    *,
+    local_files_only: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+    **_: Any,
+) -> EncoderRow:
+    """What the table says of an encoder; of another checkpoint, what its settings say.
+
+    No weights are loaded or fetched.
+
+    Args:
+        name_or_path, local_files_only, cache_dir: as for `load_encoder`, whose other options are
+            accepted and not needed.
+
+    Raises:
+        ValueError, OSError, ImportError: as `load_encoder`.
+    """
+    name = os.fspath(name_or_path)
+    known = known_row(name)
+    if known is not None:
+        return known
+    where = None if cache_dir is None else os.path.abspath(os.fspath(cache_dir))
+    checkpoint = _absolute(checkpoint_of(name))
+    _, _, found = described(checkpoint, local_files_only, where, weights=False)
+    longest = found.maximum_samples
+    return EncoderRow(
+        name, checkpoint, layer=found.default_layer, maximum_samples=longest, **found.grid
+    )
 
 
-def _default_layer(name: str) -> int | None:
-    row = _row(name) or next((row for row in _TABLE if row.checkpoint == name), None)
-    return row.layer if row else None
+def known_row(name: str) -> EncoderRow | None:
+    """The table's row of a name or of a checkpoint; None: it has none."""
+    return next((row for row in _TABLE if name in (row.name, row.checkpoint)), None)
+
+
+def _absolute(checkpoint: str) -> str:
+    folder = os.path.expanduser(checkpoint)
+    return os.path.abspath(folder) if os.path.isdir(folder) else checkpoint
 
 
 def checkpoint_of(name: str) -> str:
@@ -200,7 +231,7 @@ def checkpoint_of(name: str) -> str:
     Raises:
         ValueError: it is none of these.
     """
-    row = _row(name)
+    row = known_row(name)
     if row is not None and row.checkpoint is not None:
         return row.checkpoint
     if "/" in name or os.sep in name or os.path.isdir(name) or name.startswith("~"):

@@ -50,6 +50,7 @@ class Description(NamedTuple):
     config: Any  # its settings, as transformers holds them
     grid: dict[str, int]  # sample_rate, hop and receptive_field
     default_layer: int  # read when none is asked for
+    maximum_samples: int | None = None  # the longest clip it accepts; None: no limit
 
 
 class TransformerEncoder(Encoder):
@@ -101,7 +102,13 @@ class TransformerEncoder(Encoder):
         self.settings = settings
         self.config = found.config
         self.layers = int(found.config.num_hidden_layers)
+        self._longest = found.maximum_samples
         self.model = model
+
+    @property
+    def maximum_samples(self) -> int | None:
+        """As many as there are positions for; None: there is no limit."""
+        return self._longest
 
     @property
     def checkpoint(self) -> str:
@@ -183,16 +190,9 @@ def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
             not exist; the device is not available.
         OSError: the checkpoint is on the hub and cannot be fetched.
     """
-    import_transformers()
-    checkpoint = find_checkpoint(
-        settings.checkpoint,
-        local_files_only=settings.local_files_only,
-        cache_dir=settings.cache_dir,
+    kind, checkpoint, found = described(
+        settings.checkpoint, settings.local_files_only, settings.cache_dir
     )
-    if checkpoint.family not in _CLASSES:
-        raise unsupported(checkpoint)
-    kind = _CLASSES[checkpoint.family]
-    found = kind.describe(checkpoint)
     layer = _checked_layer(settings, found.default_layer, found.config.num_hidden_layers)
     device = checked_device(settings.device)
     settings = dataclasses.replace(settings, layer=layer, device=str(device))
@@ -203,6 +203,24 @@ def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
         return model.to(device, settings.dtype).eval().requires_grad_(False)
 
     return kind(settings, checkpoint, found, shared_weights(key, build))
+
+
+def described(
+    name: str, local_files_only: bool, cache_dir: str | None, weights: bool = True
+) -> tuple[type[TransformerEncoder], Checkpoint, Description]:
+    """The architecture of a checkpoint, where it is, and what it says of its full model.
+
+    Args:
+        name, local_files_only, cache_dir, weights: see `find_checkpoint`.
+    """
+    import_transformers()
+    checkpoint = find_checkpoint(
+        name, local_files_only=local_files_only, cache_dir=cache_dir, weights=weights
+    )
+    if checkpoint.family not in _CLASSES:
+        raise unsupported(checkpoint)
+    kind = _CLASSES[checkpoint.family]
+    return kind, checkpoint, kind.describe(checkpoint)
 
 
 def unsupported(checkpoint: Checkpoint, reason: str = "") -> ValueError:

@@ -48,7 +48,8 @@ class WhisperEncoder(TransformerEncoder):
             "hop": 2 * int(preprocessor.get("hop_length", 160)),  # the convolutions halve the rate
             "receptive_field": int(preprocessor.get("n_fft", 400)),
         }
-        return Description(config, grid, min(1, int(config.encoder_layers)))
+        longest = int(config.max_source_positions * grid["hop"])
+        return Description(config, grid, min(1, int(config.encoder_layers)), longest)
 
     @classmethod
     def load_model(cls, checkpoint: Checkpoint, layer: int) -> Any:
@@ -69,11 +70,6 @@ class WhisperEncoder(TransformerEncoder):
         if above:
             encoder.layer_norm = nn.Identity()  # follows the last block, which is not built
         return nn.ModuleDict({"encoder": encoder})
-
-    @property
-    def maximum_samples(self) -> int:
-        """As many as there are positions for: 480,000, 30 s."""
-        return int(self.config.max_source_positions * self.hop)
 
     def _encode(self, flat: Tensor) -> Tensor:
         # The modules are those of transformers, called one by one: its own forward takes clips of

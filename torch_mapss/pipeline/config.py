@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -16,9 +17,10 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core import checks
+from torch_mapss.core.decomposition import whole_steps
 from torch_mapss.core.settings import Settings
 from torch_mapss.distortions import DistortionBank
-from torch_mapss.encoders import Encoder, as_encoder, encoder_table, mel_on_grid
+from torch_mapss.encoders import Encoder, as_encoder, encoder_row, known_row, mel_on_grid
 from torch_mapss.encoders.registry import as_dtype, checkpoint_of
 from torch_mapss.pipeline.measures import MEASURES, encoded
 from torch_mapss.pipeline.memory import Budget, budget
@@ -28,6 +30,7 @@ EncoderChoice = str | os.PathLike[str] | Encoder | Callable[[Tensor], Tensor]
 CONTEXT = 1.0
 """Seconds on each side of a segment that an encoder with attention receives as well."""
 SEGMENT = 60.0  # seconds, of segment="auto"
+DECOMPOSITION_MEMBERS = 20  # distortions a source, of the default bank
 
 
 # ------------------------------------------------------------------------------------------------
@@ -38,7 +41,7 @@ SEGMENT = 60.0  # seconds, of segment="auto"
 class EncoderSlot:
     """An encoder that is loaded when it is first used.
 
-    Rate and frames of a name in the table are known without loading.
+    Rate and frames of a pretrained one are known without its weights.
 
     Args:
         given: as a user passes it.
@@ -54,55 +57,49 @@ class EncoderSlot:
     ) -> None:
         self.given, self.like = given, like
         self.options = {name: value for name, value in options.items() if value is not None}
-        pretrained = isinstance(given, str | os.PathLike) and not _is_embedded(given)
-        rows = (
-            row for row in encoder_table() if pretrained and given in (row.name, row.checkpoint)
-        )
-        self._row = next(rows, None)
+        named = isinstance(given, str | os.PathLike)
+        row = known_row(os.fspath(given)) if named else None  # type: ignore[arg-type]
+        self.by_name = named and (row is None or row.needs_download)  # with weights to be loaded
+        self.is_known = not self.by_name or row is not None
         self._encoder: Encoder | None = None
-        if pretrained:
+        if self.by_name:
             checkpoint_of(os.fspath(given))  # type: ignore[arg-type]
         elif like is None or like.is_known:
-            self._encoder = self._made()
-
-    def _made(self) -> Encoder:
-        if self.like is None:
-            return as_encoder(self.given, **self.options)
-        known = self.like.known
-        return mel_on_grid(known.sample_rate, known.hop, known.receptive_field)
+            _ = self.encoder
+        else:
+            self.is_known = False
 
     @property
     def encoder(self) -> Encoder:
         """The encoder, loaded at the first use."""
-        if self._encoder is None:
-            self._encoder = self._made()
+        if self._encoder is None and self.like is not None:
+            frames = self.like.frames
+            self._encoder = mel_on_grid(frames.sample_rate, frames.hop, frames.receptive_field)
+        elif self._encoder is None:
+            self._encoder = as_encoder(self.given, **self.options)
         return self._encoder
 
-    @property
-    def is_known(self) -> bool:
-        """Whether its frames are known without loading it."""
-        return self._row is not None or self._encoder is not None
-
-    @property
-    def known(self) -> Any:
-        """What has ``sample_rate``, ``hop``, ``receptive_field``: the table's row, or the encoder.
-
-        The same before and after loading.
-        """
-        return self._row or self.encoder
+    @cached_property
+    def frames(self) -> Any:
+        """What has ``sample_rate``, ``hop`` and ``receptive_field``; no weights are loaded."""
+        return encoder_row(self.given, **self.options) if self.by_name else self.encoder  # type: ignore[arg-type]
 
     @property
     def name(self) -> str:
         """For tables and messages."""
-        given = isinstance(self.given, str | os.PathLike)
-        return os.fspath(self.given) if given else self.encoder.name  # type: ignore[arg-type]
+        given = self.given
+        return os.fspath(given) if isinstance(given, str | os.PathLike) else self.encoder.name
 
     @property
     def pretrained(self) -> bool:
         """Whether its features are those of a transformer."""
-        if isinstance(self.given, str | os.PathLike):
-            return not _is_embedded(self.given)
-        return hasattr(self.encoder, "checkpoint")
+        return self.by_name or hasattr(self.encoder, "checkpoint")
+
+    @property
+    def seconds(self) -> float:
+        """Of the longest clip that it accepts."""
+        samples = getattr(self.frames, "maximum_samples", None)
+        return samples / self.frames.sample_rate if samples else math.inf
 
     @property
     def device(self) -> torch.device:
@@ -116,32 +113,53 @@ class EncoderSlot:
         """What ``nn.Module.to`` and its like do; an encoder not yet loaded will be loaded there."""
         if self._encoder is not None:
             self._encoder._apply(change)
-            return
-        here = torch.empty(0, device=self.options.get("device", "cpu"))
-        self.options["device"] = change(here).device
+        else:
+            here = torch.empty(0, device=self.options.get("device", "cpu"))
+            self.options["device"] = change(here).device
 
     def describe(self) -> dict[str, Any]:
         """What its embeddings depend on, as plain values."""
-        frames = {name: getattr(self.known, name) for name in Grid._fields[:3]}
-        if self._row is not None:
-            layer = self.options.get("layer", self._row.layer)
-            dtype = as_dtype(self.options.get("dtype")) or torch.float32
-            place = {"name": self.name, "checkpoint": self._row.checkpoint}
-            return place | {"layer": layer, "dtype": str(dtype)} | frames
-        names = ["name", "checkpoint", "layer", "dtype"]
+        frames = self.frames
+        names = ["checkpoint", "layer", "dtype", *Grid._fields]
         if not self.pretrained:
             names += ["feature_size", "bands", "floor", "context"]
-        values = {name: getattr(self.encoder, name, None) for name in names}
-        return frames | {
+        found = {"name": self.name} | {name: getattr(frames, name, None) for name in names}
+        if self.by_name:
+            found["layer"] = self.options.get("layer", frames.layer)
+            found["dtype"] = as_dtype(self.options.get("dtype")) or torch.float32
+        return {
             name: str(value) if isinstance(value, torch.dtype) else value
-            for name, value in values.items()
+            for name, value in found.items()
             if isinstance(value, str | int | float | bool | torch.dtype)
         }
 
 
-def _is_embedded(name: str | os.PathLike[str]) -> bool:
-    """Whether a name of the table needs no weights."""
-    return any(row.name == name and not row.needs_download for row in encoder_table())
+def encoder_slots(
+    encoder: EncoderChoice,
+    match_encoder: EncoderChoice | None,
+    decomposition_encoder: EncoderChoice,
+    options: dict[str, Any],
+) -> dict[str, EncoderSlot]:
+    """The encoders by argument of :class:`~torch_mapss.MAPSS`; those that are equal are one."""
+    first = EncoderSlot(encoder, options)
+
+    def another(given: EncoderChoice) -> EncoderSlot:
+        same = isinstance(given, str) and given == encoder and options["layer"] is None
+        if same or given is encoder:
+            return first
+        named = isinstance(given, str | os.PathLike)
+        return EncoderSlot(given, {**options, "layer": None} if named else {})
+
+    third = another(decomposition_encoder)
+    if decomposition_encoder == "mel" and third is not first:
+        third = EncoderSlot("mel", {}, like=first)
+    if third.pretrained:
+        checks.warn_user(
+            f"decomposition_encoder={third.name!r} is a transformer: from its layer 1 on, fidelity "
+            "follows the noise in an output instead of its distortion. 'mel' is the default."
+        )
+    second = first if match_encoder is None else another(match_encoder)
+    return {"encoder": first, "match_encoder": second, "decomposition_encoder": third}
 
 
 class Grid(NamedTuple):
@@ -161,29 +179,49 @@ class Grid(NamedTuple):
         return embeddings[..., skip : embeddings.shape[-2] - skip, :]
 
 
-def shared_grid(slots: Mapping[str, EncoderSlot]) -> Grid:
-    """The frames of several encoders whose centres coincide.
+# ------------------------------------------------------------------------------------------------
+# Distortions
+# ------------------------------------------------------------------------------------------------
 
-    Raises:
-        ValueError: there are none.
-    """
-    all_known = [slot.known for slot in slots.values()]
-    first = all_known[0]
-    wide = max(known.receptive_field for known in all_known)
-    for known in all_known[1:]:
-        same = known.sample_rate == first.sample_rate and known.hop == first.hop
-        skips = [(wide - each.receptive_field) % (2 * first.hop) for each in (first, known)]
-        if not same or any(skips):
-            frames = ", ".join(
-                f"{name} {slot.name!r} ({slot.known.sample_rate} Hz, hop {slot.known.hop}, "
-                f"receptive field {slot.known.receptive_field})"
-                for name, slot in slots.items()
-            )
+
+def distortion_banks(
+    separation: DistortionBank | None,
+    match: DistortionBank | None,
+    decomposition: DistortionBank | None,
+    seed: int,
+) -> dict[str, DistortionBank]:
+    """The banks by argument of :class:`~torch_mapss.MAPSS`, each checked or its default."""
+
+    def checked(bank: DistortionBank | None, name: str, kind: str) -> DistortionBank:
+        if bank is None:
+            return DistortionBank(kind, seed=seed)
+        if not isinstance(bank, DistortionBank):
+            raise TypeError(f"{name} must be a torch_mapss.DistortionBank, got {bank!r}.")
+        if bank.kind != kind:
             raise ValueError(
-                f"all encoders must share rate, hop and frame centres, got {frames}. Score them in "
-                "separate MAPSS."
+                f"{name} is a DistortionBank({bank.kind!r}), made for another measure: its members "
+                f'differ. Make a DistortionBank("{kind}", ...).'
             )
-    return Grid(first.sample_rate, first.hop, wide)
+        return bank
+
+    first = checked(separation, "separation_bank", "separation")
+    if decomposition is None:
+        decomposition = thinned(first, DECOMPOSITION_MEMBERS)
+    return {
+        "separation_bank": first,
+        "match_bank": checked(match, "match_bank", "match"),
+        "decomposition_bank": checked(decomposition, "decomposition_bank", "separation"),
+    }
+
+
+def thinned(bank: DistortionBank, count: int) -> DistortionBank:
+    """At most ``count`` members of a bank, evenly spaced; random members keep their noise."""
+    total = len(bank.members)
+    if total <= count:
+        return bank
+    smaller = copy.copy(bank)
+    smaller.members = tuple(bank.members[(2 * k + 1) * total // (2 * count)] for k in range(count))
+    return smaller
 
 
 # ------------------------------------------------------------------------------------------------
@@ -193,7 +231,13 @@ def shared_grid(slots: Mapping[str, EncoderSlot]) -> Grid:
 
 @dataclass(frozen=True, eq=False)
 class Config:
-    """Settings of a scorer, checked; see :class:`~torch_mapss.MAPSS` for the meaning of each."""
+    """Settings of a scorer, checked; see :class:`~torch_mapss.MAPSS` for the meaning of each.
+
+    Raises:
+        ValueError: a measure needs a whole diffusion time; or, if that is known without loading
+            anything, encoders on different frames, a segment that one does not accept, or a bank
+            with too few members at their rate.
+    """
 
     encoders: Mapping[str, EncoderSlot]  # by argument of MAPSS
     banks: Mapping[str, DistortionBank]  # by argument of MAPSS
@@ -208,22 +252,16 @@ class Config:
     given_segment: float | str | None
     memory: int | None  # bytes; None: what suits the device
 
-    @cached_property
-    def grid(self) -> Grid:
-        """The frames of all measures."""
-        return shared_grid(self.encoders)
+    def __post_init__(self) -> None:
+        if "decomposition" in self.measures:
+            whole_steps(self.settings.time)
+        if all(slot.is_known for slot in self.encoders.values()):
+            _ = self.grid, self.segment
+            self._check_banks()
 
-    def validate(self) -> None:
-        """What depends on the encoders' frames.
-
-        Raises:
-            ValueError: encoders on different frames, a segment that one does not accept, or a bank
-                with too few members at their rate.
-        """
-        _ = self.grid, self.segment
+    def _check_banks(self) -> None:
         for measure in encoded(MEASURES):
-            bank = self.bank_of(measure.name)
-            count = len(bank.names(self.grid.sample_rate))
+            count = len(self.bank_of(measure.name).names(self.grid.sample_rate))
             if count < measure.least_members:
                 raise ValueError(
                     f"{measure.bank} has {count} distortions at {self.grid.sample_rate} Hz, but a "
@@ -231,22 +269,59 @@ class Config:
                     "more families."
                 )
 
+    @cached_property
+    def grid(self) -> Grid:
+        """The frames of all measures; ValueError where the encoders share none."""
+        every = [slot.frames for slot in self.encoders.values()]
+        rate, hop = every[0].sample_rate, every[0].hop
+        wide = max(frames.receptive_field for frames in every)
+        if any(
+            (frames.sample_rate, frames.hop) != (rate, hop)
+            or (wide - frames.receptive_field) % (2 * hop)
+            for frames in every
+        ):
+            listed = ", ".join(
+                f"{name} {slot.name!r} ({frames.sample_rate} Hz, hop {frames.hop}, receptive field "
+                f"{frames.receptive_field})"
+                for (name, slot), frames in zip(self.encoders.items(), every)
+            )
+            raise ValueError(
+                f"all encoders must share rate, hop and frame centres, got {listed}. Score them in "
+                "separate MAPSS."
+            )
+        return Grid(rate, hop, wide)
+
     @property
     def sample_rate(self) -> int:
         """Of the waveforms handed in."""
         return self.given_rate or self.grid.sample_rate
 
     @cached_property
-    def segment(self) -> float | None:
-        """Seconds; longer clips are scored in segments. None: none are."""
-        return _within_limits(self.given_segment, self.encoders)
+    def segment(self) -> float:
+        """Seconds; longer clips are scored in segments. Infinite: none are.
+
+        Raises:
+            ValueError: an encoder does not accept so much.
+        """
+        if self.given_segment is None:
+            return math.inf
+        slot = min(self.encoders.values(), key=lambda slot: slot.seconds)
+        most = slot.seconds - 2 * CONTEXT
+        if isinstance(self.given_segment, str):
+            return min(SEGMENT, most)
+        if self.given_segment > most:
+            raise ValueError(
+                f"segment must be at most {most:g} s for encoder {slot.name!r}, got "
+                f"{self.given_segment!r}: it accepts at most {slot.seconds:g} s, {CONTEXT:g} s on "
+                "each side of a segment included."
+            )
+        return self.given_segment
 
     @property
     def segment_frames(self) -> float:
         """Frames of a segment, at most."""
-        if self.segment is None:
-            return math.inf
-        return max(1, round(self.segment * self.grid.sample_rate / self.grid.hop))
+        frames = self.segment * self.grid.sample_rate / self.grid.hop
+        return frames if math.isinf(frames) else max(1, round(frames))
 
     @property
     def shortest(self) -> int:
@@ -263,8 +338,6 @@ class Config:
 
     def is_long(self, samples: int) -> bool:
         """Whether a clip of so many samples at the encoder's rate is scored in segments."""
-        if self.segment is None:
-            return False
         grid = self.grid
         return audio.frame_count(samples, grid.receptive_field, grid.hop) > self.segment_frames
 
@@ -279,18 +352,12 @@ class Config:
 
     def describe(self) -> dict[str, Any]:
         """All settings that a score depends on, as plain values."""
-        banks = {
-            name: {
-                "kind": bank.kind,
-                "size": len(bank),
-                "seed": bank.seed,
-                "families": bank.families,
-            }
-            for name, bank in self.banks.items()
-        }
         return {
             **{name: slot.describe() for name, slot in self.encoders.items()},
-            **banks,
+            **{
+                name: {"kind": b.kind, "size": len(b), "seed": b.seed, "families": b.families}
+                for name, b in self.banks.items()
+            },
             **self.settings._asdict(),
             "sample_rate": self.sample_rate,
             "encoder_rate": self.grid.sample_rate,
@@ -298,11 +365,11 @@ class Config:
             "activity": self.activity,
             "align_polarity": self.align_polarity,
             "trim": self.trim,
-            "segment": self.segment,
+            "segment": None if math.isinf(self.segment) else self.segment,
         }
 
     def brief(self) -> dict[str, Any]:
-        """The settings for ``print``."""
+        """The settings for ``print``; nothing is loaded."""
         names = {name: slot.name for name, slot in self.encoders.items()}
         sizes = {name: len(bank) for name, bank in self.banks.items()}
         rest = ("measures", "given_rate", "trim", "align_polarity", "loudness", "activity")
@@ -328,35 +395,5 @@ def checked_segment(segment: Any) -> float | str | None:
     """
     if segment is None or segment == "auto":
         return segment  # type: ignore[no-any-return]
-    seconds = checks.check_real(segment, "segment", "(0, inf)")
-    if seconds < 1.0:
-        raise ValueError(
-            f"segment must be at least 1 s, got {segment!r}: every segment is distorted with "
-            "several seconds before and after it. 60 is the default of the command line."
-        )
-    return seconds
-
-
-def _within_limits(
-    segment: float | str | None, encoders: Mapping[str, EncoderSlot]
-) -> float | None:
-    """Seconds of a segment; ValueError if an encoder does not accept so much."""
-    if segment is None:
-        return None
-    limits = {slot.name: _longest(slot) for slot in encoders.values()}
-    name = min(limits, key=limits.__getitem__)
-    most = limits[name] - 2 * CONTEXT
-    if isinstance(segment, str):
-        return min(SEGMENT, most)
-    if segment > most:
-        raise ValueError(
-            f"segment must be at most {most:g} s for encoder {name!r}, got {segment!r}: it accepts "
-            f"at most {limits[name]:g} s, {CONTEXT:g} s on each side of a segment included."
-        )
-    return segment
-
-
-def _longest(slot: EncoderSlot) -> float:
-    """Seconds of the longest clip that an encoder accepts."""
-    samples = getattr(slot.known, "maximum_samples", None)
-    return samples / slot.known.sample_rate if samples else math.inf
+    why = "Every segment is distorted with several seconds before and after it."
+    return checks.check_real(segment, "segment", "[1, inf)", why)

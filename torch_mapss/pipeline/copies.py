@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,34 +25,24 @@ MEMBERS = 8  # distortions made at a time, at most
 # ------------------------------------------------------------------------------------------------
 
 
-class EmbeddingChecks:
-    """Whether encoders gave usable numbers at every call, which is read from the device once."""
-
-    def __init__(self) -> None:
-        self.flags: list[Tensor] = []
-        self.given: list[tuple[Encoder, Tensor]] = []
-
-    def note(self, encoder: Encoder, embeddings: Tensor) -> Tensor:
-        """The embeddings, unchanged."""
-        if embeddings.numel():
-            self.flags.append(is_usable(embeddings))
-            # For the message: of the same shape, but no view, which would keep all of it alive.
-            self.given.append((encoder, embeddings.new_empty((0, *embeddings.shape[1:]))))
-        return embeddings
+class EmbeddingChecks(list[tuple[Tensor, str]]):
+    """Whether encoders gave usable numbers at every call, and what to say if one did not."""
 
     def read(self) -> None:
-        """Raise RuntimeError if a call gave no finite number at all."""
-        usable = torch.stack(self.flags).tolist() if self.flags else []
-        for fine, (encoder, like) in zip(usable, self.given):
+        """Raise RuntimeError if a call gave no finite number; an accelerator is read once."""
+        usable = torch.stack([flag for flag, _ in self]).tolist() if self else []
+        for fine, (_, text) in zip(usable, self):
             if not fine:
-                raise RuntimeError(broken(like, encoder))
-        self.flags, self.given = [], []
+                raise RuntimeError(text)
 
 
 def embed(encoder: Encoder, waves: Tensor, budget: Budget, seen: EmbeddingChecks) -> Tensor:
     """Waveforms (..., T) -> (..., F, M), encoded within a budget of memory."""
     with encoder.within(budget.encoder):
-        return seen.note(encoder, encoder(waves))
+        embeddings = encoder(waves)
+    if embeddings.numel():
+        seen.append((is_usable(embeddings), broken(embeddings, encoder)))
+    return embeddings
 
 
 # ------------------------------------------------------------------------------------------------
@@ -94,7 +84,9 @@ class Found(NamedTuple):
     present: dict[str, np.ndarray]  # (b, S, P) bool, by measure: which of its members it has
 
 
-def measured_copies(config: Config, plan: Plan, waves: Tensor, pieces: bool) -> Found:
+def measured_copies(
+    config: Config, plan: Plan, waves: Tensor, active: Tensor, items: Sequence[int], pieces: bool
+) -> Found:
     """What has to be known of references before they are distorted.
 
     Of several members that come out equal a bank has the first, so a measure's members are
@@ -104,7 +96,12 @@ def measured_copies(config: Config, plan: Plan, waves: Tensor, pieces: bool) -> 
         config: of the scorer.
         plan: what is made.
         waves: (b, S, T) normalised references.
+        active: (b, S, F).
+        items: mixtures of the batch that they are.
         pieces: whether pieces of them are to be distorted.
+
+    Raises:
+        ValueError: a source has frames to score but too few distortions.
     """
     rate = config.grid.sample_rate
     measured = plan.bank.measure(waves, rate, pieces=pieces)
@@ -116,8 +113,26 @@ def measured_copies(config: Config, plan: Plan, waves: Tensor, pieces: bool) -> 
             every[..., index] |= masks[name]
     host = torch.cat([every, *masks.values()], -1).cpu().numpy()
     ends = np.cumsum([every.shape[-1], *(mask.shape[-1] for mask in masks.values())])[:-1]
-    made, *present = np.split(host, ends, -1)
-    return Found(measured._replace(mask=every), made, dict(zip(masks, present)))
+    made, *parts = np.split(host, ends, -1)
+    present = dict(zip(masks, parts))
+    for name, part in present.items():
+        _check_members(part.sum(-1), active, items, name)
+    return Found(measured._replace(mask=every), made, present)
+
+
+def _check_members(count: np.ndarray, active: Tensor, items: Sequence[int], name: str) -> None:
+    least = MEASURES[name].least_members
+    if (count >= least).all():
+        return
+    bad = np.argwhere((count < least) & active.any(-1).cpu().numpy())
+    if len(bad):
+        row, source = bad[0].tolist()
+        raise ValueError(
+            f"references: source {source} of mixture {items[row]} has {int(count[row, source])} "
+            f"distortions in the {name} bank, but a cluster needs at least {least}: the families "
+            "kept take their parameters from spectral peaks or energies, which this signal lacks. "
+            "Keep more families."
+        )
 
 
 # ------------------------------------------------------------------------------------------------
@@ -244,35 +259,54 @@ class EmbeddingBuffer:
         return audio.frame_signal(self.values, self.encoder.receptive_field, self.encoder.hop)
 
 
-def buffers(
-    config: Config, plan: Plan, present: Mapping[str, np.ndarray], device: torch.device
+def encoded_copies(
+    config: Config,
+    plan: Plan,
+    found: Found,
+    waves: Tensor,
+    level: Callable[[Rows, Tensor], Tensor],
+    encoding: Callable[[Encoder, Tensor], Tensor],
+    start: int = 0,
 ) -> dict[str, EmbeddingBuffer]:
-    """A buffer for every measure that a plan serves."""
+    """All copies of a plan, each made once, and encoded once for every encoder.
+
+    Args:
+        config: of the scorer.
+        plan: what is made.
+        found: what it measured.
+        waves: (b, S, T) normalised references, or a piece of them.
+        level: from rows and their waveforms (n, T) to those that are encoded.
+        encoding: from an encoder and waveforms to embeddings (n, F, M).
+        start: place of a piece's first sample.
+
+    Returns:
+        A buffer for every measure that the plan serves.
+    """
     members = len(plan.users[plan.name])
-    return {
-        name: EmbeddingBuffer(config.encoder_of(name), present[name], places, members, device)
+    buffers = {
+        name: EmbeddingBuffer(
+            config.encoder_of(name), found.present[name], places, members, waves.device
+        )
         for name, places in plan.users.items()
     }
-
-
-def keep_copies(
-    kept: Mapping[str, EmbeddingBuffer],
-    rows: Rows,
-    waves: Tensor,
-    encoding: Callable[[Encoder, Tensor], Tensor],
-) -> None:
-    """Encode copies (n, T) once for every encoder, and keep them where they belong."""
-    for encoder in {id(buffer.encoder): buffer.encoder for buffer in kept.values()}.values():
-        users = [buffer for buffer in kept.values() if buffer.encoder is encoder]
-        parts = [buffer.mine(rows) for buffer in users]
-        needed = np.unique(np.concatenate(parts))
-        if len(needed) == 0:
-            continue
-        values = _picked(waves, needed)
-        if not users[0].views:
-            values = encoding(encoder, values)
-        for buffer, mine in zip(users, parts):
-            buffer.put(rows.some(mine), _picked(values, np.searchsorted(needed, mine)))
+    users: dict[Encoder, list[EmbeddingBuffer]] = {}
+    for buffer in buffers.values():
+        users.setdefault(buffer.encoder, []).append(buffer)
+    rate, budget = config.grid.sample_rate, config.budget(waves.device)
+    made = copies(waves, plan.bank, rate, found.measured, found.made, budget, start)
+    for rows, copied in made:
+        levelled = level(rows, copied)
+        for encoder, some in users.items():
+            parts = [buffer.mine(rows) for buffer in some]
+            needed = np.unique(np.concatenate(parts))
+            if len(needed) == 0:
+                continue
+            values = _picked(levelled, needed)
+            if not some[0].views:
+                values = encoding(encoder, values)
+            for buffer, mine in zip(some, parts):
+                buffer.put(rows.some(mine), _picked(values, np.searchsorted(needed, mine)))
+    return buffers
 
 
 def _picked(values: Tensor, index: np.ndarray) -> Tensor:
@@ -281,37 +315,8 @@ def _picked(values: Tensor, index: np.ndarray) -> Tensor:
     return values[torch.from_numpy(index).to(values.device)]
 
 
-# ------------------------------------------------------------------------------------------------
-# Around them
-# ------------------------------------------------------------------------------------------------
-
-
 def sums_of_others(waves: Tensor) -> Tensor:
     """(..., S, T): for each source the sum of the others, at the levels that they came with."""
     sources = waves.shape[-2]
     others = [[j for j in range(sources) if j != source] for source in range(sources)]
     return torch.stack([waves[..., some, :].sum(-2) for some in others], -2)
-
-
-def check_members(count: np.ndarray, active: Tensor, items: Sequence[int], name: str) -> None:
-    """Raise ValueError naming a source that has frames to score but too few distortions.
-
-    Args:
-        count: (b, S) how many distortions are present.
-        active: (b, S, F).
-        items: mixtures of the batch the rows belong to.
-        name: of the measure.
-    """
-    least = MEASURES[name].least_members
-    few = count < least
-    if not few.any():
-        return
-    bad = np.argwhere(few & active.any(-1).cpu().numpy())
-    if len(bad):
-        row, source = bad[0].tolist()
-        raise ValueError(
-            f"references: source {source} of mixture {items[row]} has {int(count[row, source])} "
-            f"distortions in the {name} bank, but a cluster needs at least {least}: the families "
-            "kept take their parameters from spectral peaks or energies, which this signal lacks. "
-            "Keep more families."
-        )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
-from os import PathLike
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torch_mapss import audio
+from torch_mapss.audio.waveforms import one_rate
 from torch_mapss.core import checks
 from torch_mapss.core.settings import Settings, map_settings
 from torch_mapss.core.torch_defaults import with_torch_defaults
@@ -20,26 +19,19 @@ from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.config import (
     Config,
     EncoderChoice,
-    EncoderSlot,
     Grid,
     checked_segment,
+    distortion_banks,
+    encoder_slots,
 )
 from torch_mapss.pipeline.inputs import Call, validate, validate_references
-from torch_mapss.pipeline.measures import MEASURES, checked_measures, encoded
-from torch_mapss.pipeline.memory import checked_memory, explained
+from torch_mapss.pipeline.measures import checked_measures
+from torch_mapss.pipeline.memory import checked_memory
 from torch_mapss.pipeline.prepare import prepare, prepared, warn_unscored
-from torch_mapss.pipeline.score import (
-    OnSegment,
-    Task,
-    bounds_of,
-    score_frames,
-    scores_of,
-    scoring,
-)
+from torch_mapss.pipeline.score import OnSegment, bounding, score, scoring
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
 
 DEFAULT_ENCODER = "wav2vec2-large"
-DECOMPOSITION_MEMBERS = 20  # distortions a source, of the default bank
 
 
 class MAPSS(nn.Module):
@@ -145,133 +137,102 @@ class MAPSS(nn.Module):
         cache_dir: str | None = None,
     ) -> None:
         super().__init__()
-        options = {"layer": layer, "dtype": dtype, "device": device, "cache_dir": cache_dir}
-        options["local_files_only"] = local_files_only or None
-        slots = _slots(encoder, match_encoder, decomposition_encoder, options)
-        separation = _checked_bank(separation_bank, "separation_bank", seed)
-        if decomposition_bank is None:
-            decomposition_bank = thinned(separation, DECOMPOSITION_MEMBERS)
-        self._config = Config(
-            encoders=slots,
-            banks={
-                "separation_bank": separation,
-                "match_bank": _checked_bank(match_bank, "match_bank", seed),
-                "decomposition_bank": _checked_bank(decomposition_bank, "decomposition_bank", seed),
-            },
+        loading = {"layer": layer, "dtype": dtype, "device": device, "cache_dir": cache_dir}
+        loading["local_files_only"] = local_files_only or None
+        rate = None
+        if sample_rate is not None or fs is not None:
+            rate = audio.check_source_rate(one_rate(sample_rate, fs), "sample_rate")
+        given = Settings(alpha, time, energy, convention, max_dimension, eigh)
+        steady = "At 1 and above a steady source is active nowhere; 0.1 is the default."
+        #: All settings, as the functions of the pipeline take them.
+        self.config = Config(
+            encoders=encoder_slots(encoder, match_encoder, decomposition_encoder, loading),
+            banks=distortion_banks(separation_bank, match_bank, decomposition_bank, seed),
             measures=checked_measures(measures),
-            settings=map_settings(
-                alpha=alpha,
-                time=time,
-                energy=energy,
-                convention=convention,
-                max_dimension=max_dimension,
-                eigh=eigh,
-            ),
-            given_rate=_checked_rate(sample_rate, fs),
+            settings=map_settings(**given._asdict()),
+            given_rate=rate,
             trim=trim,
             align_polarity=align_polarity,
             loudness=checks.check_real(loudness, "loudness"),
-            activity=_checked_activity(activity),
+            activity=checks.check_real(activity, "activity", "[0, 1)", steady),
             check_finite=check_finite,
             given_segment=checked_segment(segment),
             memory=checked_memory(memory),
         )
-        if all(slot.is_known for slot in slots.values()):
-            self._config.validate()
 
     # ------------------------------------------------------------------------- settings
 
     @property
-    def config(self) -> Config:
-        """All settings, as the functions of the pipeline take them."""
-        return self._config
-
-    @property
     def encoder(self) -> Encoder:
         """The encoder of PS (and of PM, unless another was given); loads its weights."""
-        return self._config.encoders["encoder"].encoder
+        return self.config.encoders["encoder"].encoder
 
     @property
     def match_encoder(self) -> Encoder:
         """The encoder of PM."""
-        return self._config.encoders["match_encoder"].encoder
+        return self.config.encoders["match_encoder"].encoder
 
     @property
     def decomposition_encoder(self) -> Encoder:
         """The encoder of clearance and fidelity."""
-        return self._config.encoders["decomposition_encoder"].encoder
+        return self.config.encoders["decomposition_encoder"].encoder
 
     @property
     def separation_bank(self) -> DistortionBank:
         """Distortions for PS."""
-        return self._config.banks["separation_bank"]
+        return self.config.banks["separation_bank"]
 
     @property
     def match_bank(self) -> DistortionBank:
         """Distortions for PM."""
-        return self._config.banks["match_bank"]
+        return self.config.banks["match_bank"]
 
     @property
     def decomposition_bank(self) -> DistortionBank:
         """Distortions for clearance and fidelity."""
-        return self._config.banks["decomposition_bank"]
+        return self.config.banks["decomposition_bank"]
 
     @property
     def measures(self) -> tuple[str, ...]:
         """Computed unless a call asks for others."""
-        return self._config.measures
-
-    @property
-    def settings(self) -> Settings:
-        """Of the diffusion maps."""
-        return self._config.settings
+        return self.config.measures
 
     @property
     def grid(self) -> Grid:
         """The frames that all encoders share."""
-        return self._config.grid
+        return self.config.grid
 
     @property
     def sample_rate(self) -> int:
         """Of the waveforms handed in, in Hz."""
-        return self._config.sample_rate
-
-    @property
-    def segment(self) -> float | None:
-        """Seconds; longer clips are scored in segments. None: none are."""
-        return self._config.segment
+        return self.config.sample_rate
 
     @property
     def key(self) -> str:
         """A short name of everything that a :class:`ReferenceBank` depends on."""
-        return self._config.key
+        return self.config.key
 
     def describe(self) -> dict[str, Any]:
         """All settings that a score depends on, as plain values."""
-        return self._config.describe()
-
-    def is_long(self, samples: int) -> bool:
-        """Whether a clip of so many samples at the encoder's rate is scored in segments."""
-        return self._config.is_long(samples)
+        return self.config.describe()
 
     def times(self, frames: int) -> Tensor:
         """(F,) seconds, the centre of each frame's receptive field."""
-        return self._config.times(frames)
+        return self.config.times(frames)
 
     def extra_repr(self) -> str:
         """The settings, for ``print``."""
-        return ", ".join(f"{name}={value!r}" for name, value in self._config.brief().items())
+        return ", ".join(f"{name}={value!r}" for name, value in self.config.brief().items())
 
     def _apply(self, fn: Any, recurse: bool = True) -> MAPSS:
         super()._apply(fn, recurse)
-        for slot in {id(slot): slot for slot in self._config.encoders.values()}.values():
+        for slot in {id(slot): slot for slot in self.config.encoders.values()}.values():
             slot.move(fn)
         return self
 
     # ------------------------------------------------------------------------- references
 
     @with_torch_defaults
-    @explained()
     def prepare(
         self,
         references: Tensor,
@@ -293,16 +254,15 @@ class MAPSS(nn.Module):
             ValueError: shapes, lengths or samples that cannot be scored, see the message; or a
                 source that has too few distortions, as its bank holds few families.
         """
-        config = self.config
-        wanted = config.measures if measures is None else checked_measures(measures)
-        bank = prepare(config, validate_references(config, references, lengths), wanted)
+        wanted = self.config.measures if measures is None else checked_measures(measures)
+        given = validate_references(self.config, references, lengths)
+        bank = prepare(self.config, given, wanted)
         warn_unscored(bank)
         return bank
 
     # ------------------------------------------------------------------------- scores
 
     @with_torch_defaults
-    @explained()
     def forward(
         self,
         estimates: Tensor,
@@ -340,16 +300,11 @@ class MAPSS(nn.Module):
         """
         config = self.config
         call = validate(config, estimates, references, attributed, lengths, measures)
-        call = prepared(config, call)
-        if call.references is not None:
-            warn_unscored(call.prepared)
-        task = scoring(config, call.measures)
-        (written,) = score_frames(config, [call], task, frames, generator)
-        return scores_of(config, call, written)
+        call = prepared(config, call, warn=True)
+        return score(config, [call], scoring(config), frames, generator)[0]
 
     @with_torch_defaults
     @torch.no_grad()
-    @explained()
     def bounds(
         self,
         estimates: Tensor,
@@ -384,16 +339,14 @@ class MAPSS(nn.Module):
             TypeError, ValueError: as for scoring, and for options that are unknown or out of range.
         """
         config = self.config
-        task = _bounding(config, confidence, convention, options)
+        task = bounding(config, confidence, convention, options)
         call = validate(config, estimates, references, attributed, lengths, measures)
-        call = prepared(config, call)
-        return _bound(config, [call], task, confidence, frames, generator)[0]
+        return score(config, [prepared(config, call)], task, frames, generator)[0]
 
     # ------------------------------------------------------------------------- several systems
 
     @with_torch_defaults
     @torch.no_grad()
-    @explained()
     def score_systems(
         self,
         estimates: Sequence[Tensor],
@@ -424,15 +377,11 @@ class MAPSS(nn.Module):
         Raises:
             TypeError, ValueError: as for scoring.
         """
-        config = self.config
-        calls = _calls(config, estimates, bank, attributed, measures)
-        task = scoring(config, calls[0].measures)
-        written = score_frames(config, calls, task, frames, None, on_segment)
-        return [scores_of(config, call, each) for call, each in zip(calls, written)]
+        calls = self._calls(estimates, bank, attributed, measures)
+        return score(self.config, calls, scoring(self.config), frames, None, on_segment)
 
     @with_torch_defaults
     @torch.no_grad()
-    @explained()
     def bound_systems(
         self,
         estimates: Sequence[Tensor],
@@ -459,84 +408,31 @@ class MAPSS(nn.Module):
         Raises:
             TypeError, ValueError: as :meth:`bounds`.
         """
-        config = self.config
-        task = _bounding(config, confidence, convention, options)
-        calls = _calls(config, estimates, bank, attributed, measures)
-        return _bound(config, calls, task, confidence, frames, None, on_segment)
+        task = bounding(self.config, confidence, convention, options)
+        calls = self._calls(estimates, bank, attributed, measures)
+        return score(self.config, calls, task, frames, None, on_segment)
 
-
-# ------------------------------------------------------------------------------------------------
-# Several calls, and bounds
-# ------------------------------------------------------------------------------------------------
-
-
-def _calls(
-    config: Config,
-    estimates: Sequence[Tensor],
-    bank: ReferenceBank,
-    attributed: Sequence[Any] | None,
-    measures: str | Iterable[str] | None,
-) -> list[Call]:
-    indices = [None] * len(estimates) if attributed is None else list(attributed)
-    if len(indices) != len(estimates) or not indices:
-        raise ValueError(
-            f"estimates must be those of at least one system, and attributed have one entry "
-            f"for each, got {len(estimates)} and {len(indices)}."
-        )
-    if not isinstance(bank, ReferenceBank):
-        raise TypeError(
-            f"bank must be a ReferenceBank, which all systems share, got "
-            f"{type(bank).__name__}. Make it once: bank = mapss.prepare(references)."
-        )
-    wanted = measures if measures is None or isinstance(measures, str) else tuple(measures)
-    pairs = zip(estimates, indices)
-    return [validate(config, each, bank, index, None, wanted) for each, index in pairs]
-
-
-def _bounding(
-    config: Config, confidence: float, convention: str | None, options: dict[str, Any]
-) -> Task:
-    """Scores of all measures together with their bounds."""
-    from torch_mapss.bounds import frames as bounds
-
-    convention = convention or config.settings.convention
-    unknown = set(options) - set(bounds.Options._fields)
-    if unknown:
-        raise TypeError(
-            f"bounds takes no {', '.join(sorted(unknown))}; it takes "
-            f"{', '.join(bounds.Options._fields)}."
-        )
-    checked = bounds.check_options(bounds.Options(confidence, convention, **options))
-    functions = {
-        measure.name: getattr(bounds, str(measure.errors))(checked, scores=True)
-        for measure in encoded(MEASURES)
-    }
-    graph = "reference" if convention == "reference" else "paper"
-    return Task(functions, config.settings._replace(convention=graph))
-
-
-def _bound(
-    config: Config,
-    calls: Sequence[Call],
-    task: Task,
-    confidence: float,
-    frames: int | None,
-    generator: torch.Generator | None,
-    on_segment: OnSegment | None = None,
-) -> list[ScoreBounds]:
-    wanted = {m.name: task.functions[m.name] for m in encoded(calls[0].measures)}
-    task = task._replace(functions=wanted)
-    written = score_frames(config, calls, task, frames, generator, on_segment)
-    same = task.settings == config.settings  # else the maps are not those of the scores
-    return [
-        bounds_of(call, each, confidence, scores_of(config, call, each) if same else None)
-        for call, each in zip(calls, written)
-    ]
-
-
-# ------------------------------------------------------------------------------------------------
-# Arguments
-# ------------------------------------------------------------------------------------------------
+    def _calls(
+        self,
+        estimates: Sequence[Tensor],
+        bank: ReferenceBank,
+        attributed: Sequence[Any] | None,
+        measures: str | Iterable[str] | None,
+    ) -> list[Call]:
+        indices = [None] * len(estimates) if attributed is None else list(attributed)
+        if len(indices) != len(estimates) or not indices:
+            raise ValueError(
+                "estimates must be those of at least one system, and attributed have one entry "
+                f"for each, got {len(estimates)} and {len(indices)}."
+            )
+        if not isinstance(bank, ReferenceBank):
+            raise TypeError(
+                "bank must be a ReferenceBank, which all systems share, got "
+                f"{type(bank).__name__}. Make it once: bank = mapss.prepare(references)."
+            )
+        wanted = measures if measures is None or isinstance(measures, str) else tuple(measures)
+        pairs = zip(estimates, indices)
+        return [validate(self.config, each, bank, index, None, wanted) for each, index in pairs]
 
 
 def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]) -> MAPSS:
@@ -560,83 +456,3 @@ def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]
             "making it: MAPSS(encoder, ...)."
         )
     return mapss
-
-
-def _slots(
-    encoder: EncoderChoice,
-    match_encoder: EncoderChoice | None,
-    decomposition_encoder: EncoderChoice,
-    options: dict[str, Any],
-) -> dict[str, EncoderSlot]:
-    """The encoders by argument; those that are equal are one."""
-    first = EncoderSlot(encoder, options)
-    rest = {**options, "layer": None}
-
-    def another(given: EncoderChoice) -> EncoderSlot:
-        same = isinstance(given, str) and given == encoder and options["layer"] is None
-        if same or given is encoder:
-            return first
-        return EncoderSlot(given, rest if isinstance(given, str | PathLike) else {})
-
-    second = first if match_encoder is None else another(match_encoder)
-    if decomposition_encoder == "mel" and encoder != "mel":
-        third = EncoderSlot("mel", {}, like=first)
-    else:
-        third = another(decomposition_encoder)
-    if third.pretrained:
-        checks.warn_user(
-            f"decomposition_encoder={third.name!r} is a transformer: from its layer 1 on, fidelity "
-            "follows the noise in an output instead of its distortion. 'mel' is the default."
-        )
-    return {"encoder": first, "match_encoder": second, "decomposition_encoder": third}
-
-
-def thinned(bank: DistortionBank, count: int) -> DistortionBank:
-    """At most ``count`` members of a bank, evenly spaced; random members keep their noise."""
-    total = len(bank.members)
-    if total <= count:
-        return bank
-    smaller = copy.copy(bank)
-    smaller.members = tuple(bank.members[(2 * k + 1) * total // (2 * count)] for k in range(count))
-    return smaller
-
-
-def _checked_bank(bank: DistortionBank | None, name: str, seed: int) -> DistortionBank:
-    """The bank given, or the full one of its kind."""
-    kind = "match" if name == "match_bank" else "separation"
-    if bank is None:
-        return DistortionBank(kind, seed=seed)
-    if not isinstance(bank, DistortionBank):
-        raise TypeError(
-            f"{name} must be a torch_mapss.DistortionBank, got {bank!r}. Make one, e.g. "
-            f'DistortionBank("{kind}", size=20), or leave it out for the default.'
-        )
-    if bank.kind != kind:
-        raise ValueError(
-            f"{name} is a DistortionBank({bank.kind!r}), made for another measure: its members "
-            f'differ. Make a DistortionBank("{kind}", ...).'
-        )
-    return bank
-
-
-def _checked_rate(sample_rate: int | None, fs: int | None) -> int | None:
-    if sample_rate is not None and fs is not None:
-        raise ValueError(
-            f"fs={fs!r} is another name of sample_rate={sample_rate!r}. Pass one of them."
-        )
-    name, rate = ("sample_rate", sample_rate) if fs is None else ("fs", fs)
-    if rate is None:
-        return None
-    rate = checks.check_whole(rate, name, 1)
-    audio.check_source_rate(rate, name)
-    return rate
-
-
-def _checked_activity(activity: float) -> float:
-    share = checks.check_real(activity, "activity")
-    if not 0.0 <= share < 1.0:
-        raise ValueError(
-            f"activity must be a share of a source's own RMS, at least 0 and below 1, got "
-            f"{activity}: at 1 and above a steady source is active nowhere. 0.1 is the default."
-        )
-    return share

@@ -17,7 +17,8 @@ class Measure:
     """What is computed of every frame, from what, and where it goes.
 
     ``encoder`` and ``bank`` name arguments of :class:`~torch_mapss.MAPSS`; a measure without them
-    reads waveforms alone.
+    reads waveforms alone. Bounds of those with an encoder are made by ``NAME_errors`` in
+    :mod:`torch_mapss.bounds.frames`; d of a map is the field ``NAME_dimension`` of the scores.
     """
 
     name: str
@@ -26,12 +27,9 @@ class Measure:
     encoder: str | None = None
     bank: str | None = None
     score: Score | None = None  # points of frames -> fields by name
-    dimension: str | None = None  # field of Scores (B, F) with d of its map
     least_members: int = 0  # distortions that a cluster needs
     others: bool = False  # whether it reads the sum of the other references
-    spectrum: bool = False  # whether it takes an eigendecomposition
-    errors: str | None = None  # function of torch_mapss.bounds.frames that makes its bounds
-    bounds: tuple[str, ...] = ()  # fields of ScoreBounds that it fills
+    spectrum: bool = False  # whether it takes an eigendecomposition, of d coordinates
 
 
 _ALL = (
@@ -43,8 +41,6 @@ _ALL = (
         bank="decomposition_bank",
         score=decomposition_scores,
         others=True,
-        errors="decomposition_errors",
-        bounds=("clearance", "fidelity"),
     ),
     Measure(
         "separation",
@@ -53,11 +49,8 @@ _ALL = (
         encoder="encoder",
         bank="separation_bank",
         score=separation_scores,
-        dimension="separation_dimension",
         least_members=1,  # PS takes a covariance of them and the reference
         spectrum=True,
-        errors="separation_errors",
-        bounds=("ps",),
     ),
     Measure(
         "match",
@@ -66,11 +59,8 @@ _ALL = (
         encoder="match_encoder",
         bank="match_bank",
         score=match_scores,
-        dimension="match_dimension",
         least_members=2,  # PM takes a variance of them
         spectrum=True,
-        errors="match_errors",
-        bounds=("pm",),
     ),
     Measure("bleed", ("bleed_db",), ("bleed_db",)),
 )

@@ -12,33 +12,33 @@ from torch_mapss.audio.frames import active_frames
 from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import checks, devices
 from torch_mapss.encoders import Encoder
-from torch_mapss.pipeline.bank import Deferred, Encoded, Group, ReferenceBank, scored_frames
+from torch_mapss.pipeline.bank import Encoded, Group, ReferenceBank, scored_frames
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.copies import (
-    EmbeddingBuffer,
     EmbeddingChecks,
-    Plan,
-    buffers,
-    check_members,
-    copies,
     embed,
-    keep_copies,
+    encoded_copies,
     measured_copies,
     plans,
     sums_of_others,
 )
 from torch_mapss.pipeline.inputs import Call, Clips, Signals
-from torch_mapss.pipeline.measures import encoded
+from torch_mapss.pipeline.measures import MEASURES
+from torch_mapss.pipeline.memory import explained
 from torch_mapss.pipeline.segments import deferred_group
 
 
-def prepared(config: Config, call: Call) -> Call:
+def prepared(config: Config, call: Call, warn: bool = False) -> Call:
     """The call with a bank: references that came as waveforms are distorted and encoded."""
     if call.references is None:
         return call
-    return replace(call, bank=prepare(config, call.references, call.measures))
+    bank = prepare(config, call.references, call.measures)
+    if warn:
+        warn_unscored(bank)
+    return replace(call, bank=bank)
 
 
+@explained()
 @torch.inference_mode(False)  # a bank made in validation serves in training too
 @torch.no_grad()
 def prepare(config: Config, references: Signals, measures: Sequence[str]) -> ReferenceBank:
@@ -51,8 +51,10 @@ def prepare(config: Config, references: Signals, measures: Sequence[str]) -> Ref
     seen = EmbeddingChecks()
     groups = []
     for clips in references.clips:
-        make = deferred_group if config.is_long(clips.waves.shape[-1]) else encoded_group
-        group = make(config, clips, measures, seen)
+        if config.is_long(clips.waves.shape[-1]):
+            group = deferred_group(config, clips, measures)
+        else:
+            group = encoded_group(config, clips, measures, seen)
         if references.complete is not None:  # mixtures with a bad sample are active nowhere
             here = devices.picked(references.complete, 0, group.items)
             active = group.active & here[:, None, None]
@@ -80,48 +82,30 @@ def encoded_group(
     given = clips.waves.clone() if clips.waves.is_inference() else clips.waves
     waves = at_loudness(given, rate, config.loudness)
     active = active_frames(waves, grid.receptive_field, grid.hop, config.activity)
-    references: dict[int, Tensor] = {}  # by encoder
-    others: dict[str, Tensor] = {}  # by measure
-    for measure in encoded(measures):
-        encoder = config.encoder_of(measure.name)
-        if id(encoder) not in references:
-            references[id(encoder)] = grid.shared(embed(encoder, waves, budget, seen), encoder)
-        if measure.others and waves.shape[1] > 2:
-            sums = at_loudness(sums_of_others(given), rate, config.loudness)
-            others[measure.name] = grid.shared(embed(encoder, sums, budget, seen), encoder)
-    parts: dict[str, Encoded | Deferred] = {}
+
+    def encoding(encoder: Encoder, waves: Tensor) -> Tensor:
+        return embed(encoder, waves, budget, seen)
+
+    references: dict[Encoder, Tensor] = {}
+    parts: dict[str, Encoded] = {}
     for plan in plans(config, measures):
-        for name, buffer in _encoded_copies(config, plan, waves, active, clips.items, seen).items():
-            encoder = buffer.encoder
+        found = measured_copies(config, plan, waves, active, clips.items, pieces=False)
+        buffers = encoded_copies(
+            config, plan, found, waves, lambda _, x: at_loudness(x, rate, config.loudness), encoding
+        )
+        for name, buffer in buffers.items():
+            encoder, others = buffer.encoder, None
+            if encoder not in references:
+                references[encoder] = grid.shared(encoding(encoder, waves), encoder)
+            if MEASURES[name].others and waves.shape[1] > 2:
+                sums = at_loudness(sums_of_others(given), rate, config.loudness)
+                others = grid.shared(encoding(encoder, sums), encoder)
             distortions = grid.shared(buffer.embeddings(), encoder)
-            part = Encoded(references[id(encoder)], distortions, buffer.mask, others.get(name))
-            active = active & part.usable().unsqueeze(1)
-            parts[name] = part
-    ordered = {measure.name: parts[measure.name] for measure in encoded(measures)}
+            parts[name] = Encoded(references[encoder], distortions, buffer.mask, others)
+    for part in parts.values():
+        active = active & part.usable().unsqueeze(1)
+    ordered = {name: parts[name] for name in measures if name in parts}
     return Group(clips.items, clips.samples, waves, active, scored_frames(active), ordered)
-
-
-def _encoded_copies(
-    config: Config,
-    plan: Plan,
-    waves: Tensor,
-    active: Tensor,
-    items: Sequence[int],
-    seen: EmbeddingChecks,
-) -> dict[str, EmbeddingBuffer]:
-    """All copies of a plan, for every measure that it serves."""
-    rate, budget = config.grid.sample_rate, config.budget(waves.device)
-    measured, wanted, present = measured_copies(config, plan, waves, pieces=False)
-    kept = buffers(config, plan, present, waves.device)
-    for name, buffer in kept.items():
-        check_members(buffer.count, active, items, name)
-
-    def encoding(encoder: Encoder, made: Tensor) -> Tensor:
-        return embed(encoder, made, budget, seen)
-
-    for rows, made in copies(waves, plan.bank, rate, measured, wanted, budget):
-        keep_copies(kept, rows, at_loudness(made, rate, config.loudness), encoding)
-    return kept
 
 
 def warn_unscored(bank: ReferenceBank) -> None:

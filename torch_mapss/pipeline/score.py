@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,11 +15,12 @@ from torch_mapss.core import checks, devices
 from torch_mapss.core.frame_batches import Score, Started, finish, start
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
+from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline.bank import BankFrames, Encoded, Group, ReferenceBank
 from torch_mapss.pipeline.bleed import bleed
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.copies import EmbeddingChecks, embed
-from torch_mapss.pipeline.inputs import Call, Clips
+from torch_mapss.pipeline.inputs import Call
 from torch_mapss.pipeline.measures import MEASURES, encoded
 from torch_mapss.pipeline.memory import explained
 from torch_mapss.pipeline.scores import FrameScores, ScoreBounds, Scores
@@ -25,69 +28,93 @@ from torch_mapss.pipeline.segments import Span, estimates_of, spans
 
 # Called with how many segments of a long clip are scored, from 0 on, and how many there are.
 OnSegment = Callable[[int, int], object]
+Record = TypeVar("Record")
 
 
-class Task(NamedTuple):
-    """What is computed of every frame."""
+@dataclass(frozen=True)
+class Task(Generic[Record]):
+    """What is computed of every frame, and the record that is made of it."""
 
     functions: Mapping[str, Score]  # by measure
     settings: Settings  # of the diffusion map
+    record: Callable[[Call, FrameScores], Record]
+
+
+def scoring(config: Config) -> Task[Scores]:
+    """Scores; see :meth:`torch_mapss.MAPSS.forward`."""
+    functions = {m.name: m.score for m in encoded(MEASURES) if m.score is not None}
+    return Task(functions, config.settings, functools.partial(_scores, config))
+
+
+def bounding(
+    config: Config, confidence: float, convention: str | None, options: dict[str, Any]
+) -> Task[ScoreBounds]:
+    """Bounds, and scores read off the same maps; see :meth:`torch_mapss.MAPSS.bounds`."""
+    from torch_mapss.bounds import frames as bounds
+
+    unknown = set(options) - set(bounds.Options._fields)
+    if unknown:
+        raise TypeError(
+            f"bounds takes no {', '.join(sorted(unknown))}; it takes "
+            f"{', '.join(bounds.Options._fields)}."
+        )
+    convention = convention or config.settings.convention
+    checked = bounds.check_options(bounds.Options(confidence, convention, **options))
+    functions = {
+        measure.name: getattr(bounds, f"{measure.name}_errors")(checked, scores=True)
+        for measure in encoded(MEASURES)
+    }
+    graph = "reference" if convention == "reference" else "paper"
+    settings = config.settings._replace(convention=graph)
+
+    def record(call: Call, written: FrameScores) -> ScoreBounds:
+        same = settings == config.settings  # else the maps are not those of the scores
+        scores = _scores(config, call, written) if same else None
+        return written.bounds(call.measures, confidence, scores)
+
+    return Task(functions, settings, record)
 
 
 def score(
-    config: Config, call: Call, frames: int | None = None, generator: torch.Generator | None = None
-) -> Scores:
-    """Frame scores of a prepared call; see :meth:`torch_mapss.MAPSS.forward`."""
-    (written,) = score_frames(config, [call], scoring(config, call.measures), frames, generator)
-    return scores_of(config, call, written)
-
-
-def scoring(config: Config, measures: Sequence[str]) -> Task:
-    """Scores of some measures."""
-    return Task(
-        {m.name: m.score for m in encoded(measures) if m.score is not None}, config.settings
-    )
-
-
-@explained()
-def score_frames(
     config: Config,
     calls: Sequence[Call],
-    task: Task,
+    task: Task[Record],
     frames: int | None = None,
     generator: torch.Generator | None = None,
     on_segment: OnSegment | None = None,
-) -> list[FrameScores]:
-    """What a task computes of the frames of calls that share a bank.
+) -> list[Record]:
+    """What a task computes of the frames of prepared calls that share a bank.
 
     The one loop over blocks of frames: what a block holds of the bank comes from memory or is made
     on demand, once for all calls. Without a graph the work of a block is dropped at once; with one
     all blocks are kept anyway, and an accelerator is read once, behind the last.
     """
-    bank, measures = calls[0].prepared, tuple(task.functions)
+    bank = calls[0].prepared
+    measures = [measure.name for measure in encoded(calls[0].measures)]
     shapes = [(bank.batch, len(call.attributed), bank.frames) for call in calls]
     written = [FrameScores(x, call.estimates.waves) for x, call in zip(shapes, calls)]
-    estimates = [embedded_estimates(config, call, measures) for call in calls]
-    graph = any(call.wants_gradient for call in calls)
-    chosen = choose(bank, frames, generator)
-    memory = config.budget(bank.device)
-    started: list[tuple[FrameScores, Block | Span, Started]] = []
-    for place, block in blocks(config, bank, chosen, measures, graph, on_segment):
-        scored = [scored_estimates(block, call) for call in calls]
-        for name, held in block.bank(measures):
-            for k, call in enumerate(calls):
-                outputs = block.outputs(name, estimates[k][place])
-                points, finite = points_of(block, held, outputs, call.attributed)
-                scored[k] = scored[k] & finite.unsqueeze(-1)
-                work = start(points, task.settings, task.functions[name], chunk_bytes=memory.frames)
-                started.append((written[k], block, work))
-            if not graph:
-                write(started)
-                started = []
-        for scores, which in zip(written, scored):
-            scores.write("active", block.group, block.item, block.frame, which)
-    write(started)
-    return written
+    with explained():
+        estimates = [embedded_estimates(config, call, measures) for call in calls]
+        graph = any(call.wants_gradient for call in calls)
+        chosen = choose(bank, frames, generator)
+        memory = config.budget(bank.device)
+        started: list[tuple[FrameScores, Block | Span, Started]] = []
+        for place, block in blocks(config, bank, chosen, measures, graph, on_segment):
+            scored = [scored_estimates(block, call) for call in calls]
+            for name, held in block.bank(measures):
+                for k, call in enumerate(calls):
+                    outputs = block.outputs(name, estimates[k][place])
+                    points, finite = points_of(block, held, outputs, call.attributed)
+                    scored[k] = scored[k] & finite.unsqueeze(-1)
+                    work = start(points, task.settings, task.functions[name], memory.frames)
+                    started.append((written[k], block, work))
+                if not graph:
+                    write(started)
+                    started = []
+            for scores, which in zip(written, scored):
+                scores.write("active", block.group, block.item, block.frame, which)
+        write(started)
+    return [task.record(call, each) for call, each in zip(calls, written)]
 
 
 def write(started: Sequence[tuple[FrameScores, Block | Span, Started]]) -> None:
@@ -196,7 +223,7 @@ def points_of(
 
 
 # ------------------------------------------------------------------------------------------------
-# Estimates
+# Estimates and records
 # ------------------------------------------------------------------------------------------------
 
 
@@ -212,43 +239,22 @@ def embedded_estimates(config: Config, call: Call, measures: Sequence[str]) -> l
             waves = clips.waves[0].detach()
             found.append(estimates_of(config, waves, group, call.attributed))
             continue
-        waves = normalised(config, clips, group, call.attributed)
-        embedded: dict[int, Tensor] = {}
-        for name in measures:
-            encoder = config.encoder_of(name)
-            if id(encoder) not in embedded:
+        waves = at_loudness(clips.waves, config.grid.sample_rate, config.loudness)
+        if config.align_polarity:
+            own = devices.picked(group.waveforms, 1, call.attributed)
+            waves = waves * torch.where((waves.detach() * own).sum(-1, keepdim=True) < 0, -1.0, 1.0)
+        embedded: dict[Encoder, Tensor] = {}
+        for encoder in map(config.encoder_of, measures):
+            if encoder not in embedded:
                 values = embed(encoder, waves, config.budget(waves.device), seen)
-                embedded[id(encoder)] = config.grid.shared(values, encoder)
-        found.append({name: embedded[id(config.encoder_of(name))] for name in measures})
+                embedded[encoder] = config.grid.shared(values, encoder)
+        found.append({name: embedded[config.encoder_of(name)] for name in measures})
     seen.read()
     return found
 
 
-def normalised(config: Config, clips: Clips, group: Group, index: tuple[int, ...]) -> Tensor:
-    """Estimates (b, S', T) at the level, and if asked for with the sign, of their references."""
-    waves = at_loudness(clips.waves, config.grid.sample_rate, config.loudness)
-    if config.align_polarity:
-        same = (waves.detach() * devices.picked(group.waveforms, 1, index)).sum(-1, keepdim=True)
-        waves = torch.where(same < 0.0, -waves, waves)
-    return waves
-
-
-# ------------------------------------------------------------------------------------------------
-# Records
-# ------------------------------------------------------------------------------------------------
-
-
-def scores_of(config: Config, call: Call, written: FrameScores) -> Scores:
+def _scores(config: Config, call: Call, written: FrameScores) -> Scores:
     """The record of what was written of a call's measures."""
     times = devices.back(config.times(call.prepared.frames), call.estimates.waves.device)
     level = bleed(config, call) if "bleed" in call.measures else None
     return written.scores(call.measures, times, level)
-
-
-def bounds_of(
-    call: Call, written: FrameScores, confidence: float, scores: Scores | None
-) -> ScoreBounds:
-    """The same of bounds."""
-    fields = [field for name in call.measures for field in MEASURES[name].bounds]
-    found = {field: written.bounds(field) for field in fields}
-    return ScoreBounds(written.active, confidence, **found, scores=scores)

@@ -189,12 +189,18 @@ class FrameScores:
         found: dict[str, Tensor | None] = {"bleed_db": bleed_db}
         for measure in encoded(measures):
             found |= {field: self.of(field) for field in measure.fields}
-            if measure.dimension is not None:  # the same for all estimates of a frame
-                shared = self.of(measure.dimension).detach().amax(1)
-                found[measure.dimension] = shared.round().long()
+            if measure.spectrum:  # the same for all estimates of a frame
+                name = f"{measure.name}_dimension"
+                found[name] = self.of(name).detach().amax(1).round().long()
         return Scores(self.active, times, tuple(measures), **found)
 
-    def bounds(self, field: str) -> FrameBounds:
-        """The bounds that were written of a score."""
-        radius, tail = self.of(f"{field}_radius"), self.of(f"{field}_tail")
-        return FrameBounds(radius, tail, radius + tail)
+    def bounds(
+        self, measures: Sequence[str], confidence: float, scores: Scores | None
+    ) -> ScoreBounds:
+        """The same of bounds."""
+        found = {}
+        for field in (field for measure in encoded(measures) for field in measure.fields):
+            if field in ScoreBounds._fields:
+                radius, tail = self.of(f"{field}_radius"), self.of(f"{field}_tail")
+                found[field] = FrameBounds(radius, tail, radius + tail)
+        return ScoreBounds(self.active, confidence, **found, scores=scores)

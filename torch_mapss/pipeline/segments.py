@@ -19,12 +19,11 @@ from torch_mapss.pipeline.config import CONTEXT, Config
 from torch_mapss.pipeline.copies import (
     EmbeddingBuffer,
     EmbeddingChecks,
-    Plan,
-    buffers,
-    check_members,
+    Found,
+    Rows,
     copies,
     embed,
-    keep_copies,
+    encoded_copies,
     measured_copies,
     plans,
     sums_of_others,
@@ -45,33 +44,27 @@ PIECES = 4
 # ------------------------------------------------------------------------------------------------
 
 
-def deferred_group(
-    config: Config, clips: Clips, measures: Sequence[str], seen: EmbeddingChecks
-) -> Group:
+def deferred_group(config: Config, clips: Clips, measures: Sequence[str]) -> Group:
     """What it takes to score a clip (1, S, T) in segments; nothing is encoded yet."""
-    del seen
     grid, budget = config.grid, config.budget(clips.waves.device)
-    rate = grid.sample_rate
     waves = clips.waves * _gains(config, clips.waves[0], budget)
     parts = [
         active_frames(wave.unsqueeze(0), grid.receptive_field, grid.hop, config.activity)
         for wave in waves[0]
     ]
     active = torch.cat(parts).unsqueeze(0)
-    found: dict[str, Encoded | Deferred] = {}
+    deferred: dict[str, Deferred] = {}
     for plan in plans(config, measures):
-        known = measured_copies(config, plan, waves, pieces=True)
-        gains = copy_gains(waves, plan.bank, known.measured, rate, config.loudness, budget)
+        found = measured_copies(config, plan, waves, active, clips.items, pieces=True)
+        gains = copy_gains(config, plan.bank, found, waves, budget)
         for name, places in plan.users.items():
-            present = known.present[name]
-            check_members(present.sum(-1), active, clips.items, name)
-            own = torch.from_numpy(present).to(waves.device)
-            found[name] = Deferred(own, of_members(known.measured, places), gains[..., places])
+            own = torch.from_numpy(found.present[name]).to(waves.device)
+            deferred[name] = Deferred(own, of_members(found.measured, places), gains[..., places])
     others = None
-    if waves.shape[1] > 2 and any(MEASURES[name].others for name in found):
+    if waves.shape[1] > 2 and any(MEASURES[name].others for name in deferred):
         others = sums_of_others(clips.waves)
         others = others * _gains(config, others[0], budget)
-    ordered = {measure.name: found[measure.name] for measure in encoded(measures)}
+    ordered: dict[str, Encoded | Deferred] = {n: deferred[n] for n in measures if n in deferred}
     where = scored_frames(active)
     return Group(clips.items, clips.samples, waves, active, where, ordered, others)
 
@@ -91,27 +84,21 @@ def _gains(config: Config, waves: Tensor, budget: Budget) -> Tensor:
 
 
 def copy_gains(
-    waves: Tensor,
-    bank: DistortionBank,
-    measured: Measured,
-    sample_rate: int,
-    loudness: float,
-    budget: Budget,
+    config: Config, bank: DistortionBank, found: Found, waves: Tensor, budget: Budget
 ) -> Tensor:
     """What brings every copy of references (1, S, T) to a level, (1, S, P); 0 if there is none."""
-    present = measured.mask.cpu().numpy()
-    samples = waves.shape[-1]
-    meter = Meter(tuple(present.shape), samples, sample_rate, waves)
-    least = max(1, round(SHORTEST_BLOCK * sample_rate) // meter.hop)
+    rate, samples = config.grid.sample_rate, waves.shape[-1]
+    meter = Meter(tuple(found.made.shape), samples, rate, waves)
+    least = max(1, round(SHORTEST_BLOCK * rate) // meter.hop)
     step = max(least, budget.samples // PIECES // meter.hop) * meter.hop
     for start in range(0, samples, step):
         stop = min(start + step, samples)
         lead = meter.lead if start else 0
-        piece, left = _piece(waves, bank, sample_rate, start - lead, stop)
-        for rows, made in copies(piece, bank, sample_rate, measured, present, budget, left):
+        piece, left = _piece(waves, bank, rate, start - lead, stop)
+        for rows, made in copies(piece, bank, rate, found.measured, found.made, budget, left):
             own = made[:, start - lead - left : stop - left]
             meter.add(rows.places(waves.device), own, start)
-    return meter.gain(loudness) * measured.mask
+    return meter.gain(config.loudness) * found.measured.mask
 
 
 def _piece(
@@ -178,10 +165,22 @@ class Span:
 
     def bank(self, measures: Sequence[str]) -> Iterator[tuple[str, BankFrames]]:
         """What the frames hold of the bank, measure by measure."""
+        rate = self.config.grid.sample_rate
         for plan in plans(self.config, measures):
-            kept = self._encoded_copies(plan)
+            parts = {name: self.group.encoded[name] for name in plan.users}
+            present = {n: x.mask.cpu().numpy() for n, x in parts.items() if x.mask is not None}
+            part = parts[plan.name]
+            assert isinstance(part, Deferred)
+            found = Found(part.measured, part.measured.mask.cpu().numpy(), present)
+            piece, left = _piece(self.group.waveforms, plan.bank, rate, self.start, self.stop)
+            own, gains = slice(self.start - left, self.stop - left), part.gains
+
+            def level(rows: Rows, made: Tensor, own: slice = own, gains: Tensor = gains) -> Tensor:
+                return made[:, own] * gains[rows.places(made.device)].unsqueeze(-1)
+
+            buffers = encoded_copies(self.config, plan, found, piece, level, self._embed, left)
             for name in plan.users:
-                yield name, self._frames_of(kept.pop(name), name)
+                yield name, self._frames_of(buffers.pop(name), name)
 
     def _embed(self, encoder: Encoder, waves: Tensor) -> Tensor:
         """Waveforms (n, T) of the span -> the frames (n, F, M) that are scored."""
@@ -194,21 +193,6 @@ class Span:
         """What an encoder with a smaller receptive field needs of the span."""
         skip = self.config.grid.skip(encoder) * self.config.grid.hop
         return waves[..., skip : waves.shape[-1] - skip]
-
-    def _encoded_copies(self, plan: Plan) -> dict[str, EmbeddingBuffer]:
-        rate = self.config.grid.sample_rate
-        parts = {name: self.group.encoded[name] for name in plan.users}
-        present = {n: x.mask.cpu().numpy() for n, x in parts.items() if isinstance(x, Deferred)}
-        kept = buffers(self.config, plan, present, self.frame.device)
-        part = parts[plan.name]
-        assert isinstance(part, Deferred)
-        wanted = part.measured.mask.cpu().numpy()
-        piece, left = _piece(self.group.waveforms, plan.bank, rate, self.start, self.stop)
-        own = slice(self.start - left, self.stop - left)
-        for rows, made in copies(piece, plan.bank, rate, part.measured, wanted, self.budget, left):
-            gains = part.gains[rows.places(made.device)].unsqueeze(-1)
-            keep_copies(kept, rows, made[:, own] * gains, self._embed)
-        return kept
 
     def _frames_of(self, buffer: EmbeddingBuffer, name: str) -> BankFrames:
         grid, encoder = self.config.grid, buffer.encoder

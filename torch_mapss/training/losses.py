@@ -58,7 +58,7 @@ from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
 from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.permutation import check_pit
-from torch_mapss.pipeline.score import score
+from torch_mapss.pipeline.score import score, scoring
 from torch_mapss.training.autocast import precisely
 from torch_mapss.training.inputs import Call, validate
 from torch_mapss.training.pit import PIT, ordered, returned, unplaced
@@ -220,7 +220,7 @@ class PerceptualLoss(nn.Module):
 
     def _terms(self, call: Call) -> list[Term]:
         config = self.mapss.config
-        scores = score(config, call.validated, self.frames, call.generator())
+        (scores,) = score(config, [call.validated], scoring(config), self.frames, call.generator())
         weights = frame_weights(self.weighting, scores, call, config.grid)
         terms = [
             frame_term(name, weight, self.settings, scores, weights)
