@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from torch_mapss import audio
-from torch_mapss.audio.waveforms import one_rate
 from torch_mapss.core import checks
 from torch_mapss.core.settings import Settings, map_settings
 from torch_mapss.core.torch_defaults import with_torch_defaults
@@ -139,9 +138,12 @@ class MAPSS(nn.Module):
         super().__init__()
         loading = {"layer": layer, "dtype": dtype, "device": device, "cache_dir": cache_dir}
         loading["local_files_only"] = local_files_only or None
-        rate = None
-        if sample_rate is not None or fs is not None:
-            rate = audio.check_source_rate(one_rate(sample_rate, fs), "sample_rate")
+        if sample_rate is not None and fs is not None:
+            raise ValueError("sample_rate and fs are two names of one setting. Pass one of them.")
+        rate = fs if sample_rate is None else sample_rate
+        if rate is not None:
+            rate = checks.check_whole(rate, "sample_rate (fs)", 1)
+            audio.check_source_rate(rate, "sample_rate (fs)")
         given = Settings(alpha, time, energy, convention, max_dimension, eigh)
         steady = "At 1 and above a steady source is active nowhere; 0.1 is the default."
         #: All settings, as the functions of the pipeline take them.
