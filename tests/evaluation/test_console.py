@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from separations import small_mapss, sources
 
-from torch_mapss import evaluate
 from torch_mapss.evaluation import console
 
 
@@ -48,17 +45,3 @@ def test_a_bar_on_a_terminal(
         time.sleep(0.3)
         bar.update(2.0)
     assert "scoring: 100%|" in capsys.readouterr().err
-
-
-def test_a_report_is_five_lines_and_a_small_table(tmp_path: Path) -> None:
-    truth = sources()
-    report = evaluate(
-        estimates=truth * 1.0, references=truth, names=["<b>", "a & b"], mapss=small_mapss()
-    )
-    assert len(repr(report).splitlines()) == 5
-    assert "2 estimates, 2 references, 24 frames at 16000 Hz" in repr(report)
-    html = report._repr_html_()
-    assert "&lt;b&gt;" in html
-    assert "a &amp; b" in html
-    assert "<b>" not in html
-    assert html.count("<tr>") == 4

@@ -131,7 +131,23 @@ def test_display_names(paths: list[str], names: tuple[str, ...]) -> None:
     assert io.display_names(paths) == names
 
 
+def test_folders_are_made_unless_a_file_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    for path in ("taken", "taken/below"):
+        with pytest.raises(ValueError, match=r"taken.* cannot be written to: it is a file"):
+            io.make_folder(tmp_path / path)
+    assert (tmp_path / "taken").read_text() == "mine"
+    io.write_bytes(Path(io.make_folder(tmp_path / "a" / "b"), "c"), b"")
+    assert (tmp_path / "a/b/c").stat().st_mode == (tmp_path / "taken").stat().st_mode
+
+
 # --------------------------------------------------------------------------------------- tables
+
+
+def test_tables_line_up_for_wide_and_combining_characters() -> None:
+    lines = io.text_table(["n", "x"], [["鼓", "1"], ["e\u0301", "2"], ["ab", "3"]]).split("\n")
+    assert lines == ["n   x", "--  -", "鼓  1", "e\u0301   2", "ab  3"]
+
 
 TABLE = 'mixture_id,ps,reason\nm 1,0.94,"one, or\nmore"\n\nm2,nan,\nm3,,ü\n'
 

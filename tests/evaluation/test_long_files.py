@@ -71,35 +71,25 @@ def test_systems_of_a_long_mixture_share_a_pass_and_fail_alone(
     assert settings["segment"] == 1.2
 
 
-def test_evaluate_takes_segments_and_tells_of_them() -> None:
-    references = voices(2.0)
-    told: list[tuple[int, int]] = []
-    report = evaluate(
-        estimates=references.flip(0) * 0.2 + references,
-        references=references,
-        mapss=small(segment=1.0),
-        on_segment=lambda *state: told.append(state),
-    )
-    assert told[:3] == [(0, 2), (1, 2), (2, 2)]
-    assert report.settings["segment"] == 1.0
-    assert MAPSS("mel", segment="auto").segment == 60
-
-
-def write_manifest(folder: Path, references: torch.Tensor) -> None:
-    entry = {
-        "mixture_id": "long",
-        "references": written(folder, "s", references),
-        "systems": {"A": written(folder, "a", references + 0.2 * references.flip(0))},
-    }
-    (folder / "m.json").write_text(json.dumps([entry]))
-
-
-def test_a_log_gets_lines_with_segment_and_time_left(
+def test_segments_are_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     references = voices(3.0)
-    write_manifest(tmp_path, references)
+    given = {"references": written(tmp_path, "s", references)}
+    made = written(tmp_path, "a", references + 0.2 * references.flip(0))
+    entry = given | {"mixture_id": "long", "systems": {"A": made}}
+    (tmp_path / "m.json").write_text(json.dumps([entry]))
     monkeypatch.setattr(console, "INTERVAL", 0.01)
     score_set(tmp_path / "m.json", tmp_path / "out", small(segment=1.0), quiet=False)
     lines = capsys.readouterr().err.splitlines()
     assert any("scoring:  67%, 1 of 1: long," in line and "left" in line for line in lines), lines
+    told: list[tuple[int, int]] = []
+    report = evaluate(
+        estimates=references + 0.2 * references.flip(0),
+        references=references,
+        mapss=small(segment=1.0),
+        on_segment=lambda *state: told.append(state),
+    )
+    assert told[:4] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert report.settings["segment"] == 1.0
+    assert MAPSS("mel", segment="auto").segment == 60

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import math
 import re
 import shutil
 from pathlib import Path
@@ -25,7 +24,7 @@ from separations import (
     write_manifest,
 )
 
-from torch_mapss import compare, evaluate, evaluate_set
+from torch_mapss import evaluate, evaluate_set
 from torch_mapss.evaluation.manifest import load_manifest
 from torch_mapss.evaluation.measures import COLUMNS, FRAME_SCORES
 from torch_mapss.evaluation.results import Results, frames_path, load_results, records
@@ -94,12 +93,10 @@ def test_rows_are_the_means_of_the_frames(results: Results) -> None:
 
 def test_cells_have_the_type_of_their_column(results: Results) -> None:
     row = records(results.scores)[0]
-    for name in ("source_index", "frames", "total_frames", "estimate_rate", "silent"):
-        assert type(row[name]) is int, name
-    for name in (*COLUMNS, "estimate_bandwidth", "lag_ms"):
-        assert type(row[name]) is float, name
-    for name in ("mixture_id", "source", "estimate"):
-        assert type(row[name]) is str, name
+    types = dict.fromkeys(("source_index", "frames", "estimate_rate", "silent"), int)
+    types |= dict.fromkeys((*COLUMNS, "estimate_bandwidth", "lag_ms"), float)
+    types |= dict.fromkeys(("mixture_id", "source", "estimate"), str)
+    assert {name: type(row[name]) for name in types} == types
     assert "ps_tail" not in row
     assert type(records(results.summary)[0]["rates"]) is str
     assert results.measures == tuple(COLUMNS)
@@ -107,26 +104,11 @@ def test_cells_have_the_type_of_their_column(results: Results) -> None:
         assert (item["references"], item["seconds"]) == (2, pytest.approx(0.3))
 
 
-def test_the_statement_says_what_was_done(results: Results) -> None:
-    text = results.statement()
-    assert text.startswith("2 systems on 2 mixtures (0.0 min; 0 pairs failed), protocol ")
-    for part in (str(results.protocol), "encoder mel", "convention paper", "5, 5, "):
-        assert part in text
-    assert f"torch {torch.__version__}" in text
-
-
-def test_names_and_paths(manifest: Path, results: Results) -> None:
+def test_names_paths_hashes_and_the_statement(manifest: Path, results: Results) -> None:
     assert results.mixtures == ("m0", "m1")
     assert results.systems == ("good", "bad")
-    assert [row["source"] for row in records(results.scores)] == [
-        "Größe",
-        "<b>",
-        "<b>",
-        "a",
-        "b",
-        "a",
-        "b",
-    ]
+    sources = ["Größe", "<b>", "<b>", "a", "b", "a", "b"]
+    assert list(results.scores["source"]) == sources
     audio = results.audio("m0")
     assert audio.sources == ("Größe", "<b>")
     assert audio.mixture == str(manifest.parent / "m0" / "mix.wav")
@@ -134,13 +116,15 @@ def test_names_and_paths(manifest: Path, results: Results) -> None:
     assert results.audio("m1").mixture is None
     assert results.audio("m1").sources == ("a", "b")
     assert list(results.frames("m0").systems["bad"].attributed) == [1]
-
-
-def test_every_audio_file_has_its_hash(manifest: Path, results: Results) -> None:
     assert len(results.sha256) == 4 + 7 + 1  # references, estimates without the null, mixture
     for path, found in results.sha256.items():
         content = (manifest.parent / path).read_bytes()
         assert found == hashlib.sha256(content).hexdigest()
+    text = results.statement()
+    assert text.startswith("2 systems on 2 mixtures (0.0 min; 0 pairs failed), protocol ")
+    made = f"torch {torch.__version__}"
+    for part in (str(results.protocol), "encoder mel", "convention paper", "5, 5, ", made):
+        assert part in text
 
 
 def test_audio_that_moved_is_found(manifest: Path, tmp_path: Path) -> None:
@@ -156,41 +140,30 @@ def test_audio_that_moved_is_found(manifest: Path, tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------- going on
 
 
-def test_lost_frames_are_scored_again(manifest: Path, tmp_path: Path) -> None:
-    first = scored(manifest, tmp_path)
-    before = first.frames("m1")
-    path = Path(frames_path(str(tmp_path), "m1"))
-    path.write_bytes(path.read_bytes()[:100])  # damaged
-    with pytest.raises(ValueError, match="cannot be read as frame scores"):
-        first.frames("m1")
-    again = scored(manifest, tmp_path).frames("m1")
-    for system in before.systems:
-        for name, values in before.systems[system].scores.items():
-            np.testing.assert_array_equal(values, again.systems[system].scores[name])
-
-
-def test_a_system_that_is_added_joins_the_file(manifest: Path, tmp_path: Path) -> None:
+def test_frames_of_added_lost_and_failed_systems(manifest: Path, tmp_path: Path) -> None:
     entries = json.loads(manifest.read_text(encoding="utf-8"))
     less = [{**e, "systems": {"bad": e["systems"]["bad"]}} for e in entries]
     first = scored(save_manifest(manifest.parent, less, "less.json"), tmp_path)
     assert [*first.frames("m0").systems] == ["bad"]
+    old = first.frames("m0").systems["bad"].scores["ps"]
     both = scored(manifest, tmp_path)
     assert [*both.frames("m0").systems] == ["good", "bad"]
-    np.testing.assert_array_equal(
-        both.frames("m0").systems["bad"].scores["ps"],
-        first.frames("m0").systems["bad"].scores["ps"],
-    )
-
-
-def test_a_failure_takes_its_frames_along(tmp_path: Path) -> None:
-    path = write_manifest(tmp_path / "set", 1)
-    assert [*scored(path, tmp_path / "out").frames("m0").systems] == ["good", "bad"]
-    write(tmp_path / "set/m0/bad/a.wav", torch.zeros(100))
-    found = scored(path, tmp_path / "out")
+    np.testing.assert_array_equal(both.frames("m0").systems["bad"].scores["ps"], old)
+    path = Path(frames_path(str(tmp_path), "m0"))
+    path.write_bytes(path.read_bytes()[:100])  # damaged
+    with pytest.raises(ValueError, match="cannot be read as frame scores"):
+        both.frames("m0")
+    again = scored(manifest, tmp_path)
+    np.testing.assert_array_equal(again.frames("m0").systems["bad"].scores["ps"], old)
+    moved = tmp_path / "set"
+    shutil.copytree(manifest.parent, moved)
+    write(moved / "m0/bad/b.wav", torch.zeros(100))
+    found = scored(moved / manifest.name, tmp_path / "failed")
     assert [*found.frames("m0").systems] == ["good"]
-    assert [row["status"] for row in records(found.items)] == ["ok", "failed"]
-    assert math.isnan(records(found.items)[1]["foreign_distance"])
-    assert math.isnan(records(found.items)[1]["seconds"])
+    assert list(found.items["status"]) == ["ok", "failed", "ok", "ok"]
+    assert (
+        found.items.loc[found.items["status"] == "failed", ["seconds", "ps"]].isna().all(axis=None)
+    )
 
 
 def test_trimmed_systems_of_unlike_length_share_a_file(tmp_path: Path) -> None:
@@ -242,24 +215,21 @@ def test_folders_that_are_no_results_are_refused(
 # ----------------------------------------------------------------------- spreadsheet programs
 
 
-@pytest.mark.parametrize("change", ["bom", "semicolons", "semicolons and decimal commas"])
 def test_tables_saved_by_a_spreadsheet_program_read_the_same(
-    results: Results, tmp_path: Path, change: str
+    results: Results, tmp_path: Path
 ) -> None:
     folder = tmp_path / "res"
     shutil.copytree(results.folder, folder)
     for name in ("scores.csv", "items.csv", "summary.csv"):
         with open(folder / name, encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))
-        if change.endswith("commas"):
-            rows = [[re.sub(r"^(-?\d+)\.(\d+)$", r"\1,\2", cell) for cell in row] for row in rows]
+        rows = [[re.sub(r"^(-?\d+)\.(\d+)$", r"\1,\2", cell) for cell in row] for row in rows]
         with open(folder / name, "w", encoding="utf-8-sig", newline="") as file:
-            csv.writer(file, delimiter="," if change == "bom" else ";").writerows(rows)
+            csv.writer(file, delimiter=";").writerows(rows)
     found = load_results(folder)
     for name in ("scores", "items", "summary"):
         expected = getattr(results, name)
         assert_frame_equal(getattr(found, name), expected, check_index_type=False)
-    assert_frame_equal(compare(found).pairs, compare(results).pairs)
 
 
 @pytest.mark.parametrize(
@@ -282,16 +252,3 @@ def test_tables_that_were_changed_are_refused(
         load_results(folder)
     for part in ("items.csv", *said):
         assert part in str(error.value)
-
-
-def test_a_cell_that_is_no_number_is_named(results: Results, tmp_path: Path) -> None:
-    folder = tmp_path / "res"
-    shutil.copytree(results.folder, folder)
-    lines = (folder / "items.csv").read_text(encoding="utf-8").splitlines()
-    place = lines[0].split(",").index("ps")
-    cells = lines[2].split(",")
-    cells[place] = '"0,94"'
-    lines[2] = ",".join(cells)
-    (folder / "items.csv").write_text("\n".join(lines), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"items\.csv', line 3: ps must be a number, got '0,94'"):
-        load_results(folder)

@@ -116,26 +116,39 @@ def check_aggregation(out: Path) -> None:
             assert float(row[name]) == pytest.approx(expected, rel=1e-8, nan_ok=True)
 
 
-def test_means_can_be_redone_from_the_tables(whole: Path) -> None:
+def test_means_can_be_redone_from_the_tables(corpus: Path, whole: Path, tmp_path: Path) -> None:
     check_aggregation(whole)
     good, bad = rows_of(whole / "summary.csv")
     assert (good["system"], bad["system"]) == ("good", "bad")
     assert float(good["ps"]) > float(bad["ps"])
     assert float(good["clearance"]) > float(bad["clearance"])
     assert good["scored"] == "3"
+    # A mixture counts once, however many of its sources are estimated.
+    entries = [{**e, "systems": {"some": e["systems"]["bad"]}} for e in entries_of(corpus)[:2]]
+    entries[1]["systems"]["some"][1] = None
+    score_set(save_manifest(corpus.parent, entries, "some.json"), tmp_path)
+    check_aggregation(tmp_path)
+    (row,) = rows_of(tmp_path / "summary.csv")
+    assert (row["scored"], row["estimates"]) == ("2", "3")
+    over_rows = average([float(r["ps"]) for r in rows_of(tmp_path / "scores.csv")])
+    assert float(row["ps"]) != pytest.approx(over_rows, rel=1e-6)
 
 
 def test_the_public_call_scores_a_set_for_compare(
     corpus: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(corpus.parent)
+    calls = []
+    prepare = MAPSS.prepare
+    monkeypatch.setattr(MAPSS, "prepare", lambda *a, **k: calls.append(1) or prepare(*a, **k))
     entries = entries_of(corpus)
     results = evaluate_set(entries, out=tmp_path, mapss=small_mapss())
     assert results is not None
+    assert len(calls) == 3  # once for all systems of a mixture
     expected = load_results(whole)
     for name in ("ps", "log_pm", "clearance"):
         assert list(results.items[name]) == list(expected.items[name])
-    assert list(compare(results).systems) == ["good", "bad"]
+    assert list(compare(results).scores.systems) == ["good", "bad"]
     with pytest.raises(TypeError, match="banksize"):
         evaluate_set(entries, out=tmp_path, banksize=3)
 
@@ -143,26 +156,28 @@ def test_the_public_call_scores_a_set_for_compare(
 def test_the_summary_is_printed_and_settings_can_be_used_again(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "a" / "b"
-    assert evaluate_command(corpus, out, "--measures", "separation") == 0
+    path, out = save_manifest(corpus.parent, entries_of(corpus)[:1], "one.json"), tmp_path / "a/b"
+    assert evaluate_command(path, out, "--measures", "separation") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["system", "PS", "scored", "undefined", "failed"]
     assert lines[2].split()[0] == "good"
-    assert lines[2].split()[-3:] == ["3", "0", "0"]
+    assert lines[2].split()[-3:] == ["1", "0", "0"]
     assert "pm" not in rows_of(out / "scores.csv")[0]
-    again = ["evaluate", str(corpus), "--out", str(tmp_path / "c"), "--quiet"]
+    again = ["evaluate", str(path), "--out", str(tmp_path / "c"), "--quiet"]
     assert cli.main([*again, "--config", str(out / "settings.json")]) == 0
     assert same_tables(out, tmp_path / "c")
-
-
-def test_references_are_prepared_once_for_all_systems(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    prepare = MAPSS.prepare
-    monkeypatch.setattr(MAPSS, "prepare", lambda *a, **k: calls.append(1) or prepare(*a, **k))
-    score_set(corpus, tmp_path)
-    assert len(calls) == 3
+    before = (out / "scores.csv").read_bytes()
+    (config := tmp_path / "seed.yaml").write_text("seed: 3\n")
+    separation = ("--measures", "separation")
+    cases = (((), "measures"), ((*separation, "--permute"), "permute"))
+    cases += (((*separation, "--config", str(config)), "separation_bank"),)
+    for given, name in cases:
+        assert evaluate_command(path, out, *given) == 2
+        printed = capsys.readouterr().err
+        assert "holds results of other settings" in printed
+        assert name in printed
+        assert printed.count("\n") == 1
+    assert (out / "scores.csv").read_bytes() == before
 
 
 def test_null_and_permutation(corpus: Path, tmp_path: Path) -> None:
@@ -228,13 +243,18 @@ def test_failures_are_tried_again_and_the_rest_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_manifest(tmp_path / "set", 2, ("one", "two"))
-    reference = tmp_path / "set" / "m1" / "truth" / "a.wav"
-    content = reference.read_bytes()
+    reference, estimate = (tmp_path / "set" / f"m1/{kind}/a.wav" for kind in ("truth", "one"))
+    content, wave = reference.read_bytes(), sources(seconds=0.3)[0]
     reference.write_bytes(b"corrupt")
     first = score_set(path, tmp_path / "out")
     assert len(first.failures) == 2  # both systems of the mixture
     assert all("truth/a.wav" in line for line in first.failures)
     reference.write_bytes(content)
+    before = estimate.read_bytes()
+    write(estimate, torch.where(wave == wave[100], math.nan, wave))  # fails its system alone
+    (line,) = score_set(path, tmp_path / "out").failures
+    assert "system 'one'" in line
+    estimate.write_bytes(before)
     calls = []
     prepare = MAPSS.prepare
     monkeypatch.setattr(MAPSS, "prepare", lambda *a, **k: calls.append(1) or prepare(*a, **k))
@@ -242,17 +262,11 @@ def test_failures_are_tried_again_and_the_rest_is_not(
     assert len(calls) == 1
     score_set(path, tmp_path / "fresh")
     assert same_tables(tmp_path / "out", tmp_path / "fresh")
-
-
-def test_samples_that_are_not_finite_fail_their_system_alone(tmp_path: Path) -> None:
-    path = write_manifest(tmp_path / "set", 1, ("one", "two"))
-    wave = sources(seconds=0.3)[0]
-    wave[100] = math.nan
-    write(tmp_path / "set" / "m0" / "one" / "a.wav", wave)
-    outcome = score_set(path, tmp_path / "out")
-    (line,) = outcome.failures
-    assert "system 'one'" in line
-    assert [row["scored"] for row in records(outcome.summary)] == [0, 1]
+    write(estimate, leaky(sources(seconds=0.3), 0.9)[0])  # a file that changed is scored again
+    old = rows_of(tmp_path / "fresh" / "scores.csv")
+    new = records(score_set(path, tmp_path / "out").scores)
+    assert new[4]["ps"] != pytest.approx(float(old[4]["ps"]), rel=1e-3)
+    assert [row["ps"] for row in new[:4]] == [float(row["ps"]) for row in old[:4]]
 
 
 def test_what_cannot_be_written_for_one_mixture_fails_that_one(
@@ -278,7 +292,7 @@ def test_what_cannot_be_written_for_one_mixture_fails_that_one(
         score_set(path, tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["漢" * 100, "a/b:c", "CON", "x" * 300, "Mixture", "mixture"])
+@pytest.mark.parametrize("name", ["漢" * 100, "a/b:c", "Mixture"])
 def test_any_mixture_id_is_scored(tmp_path: Path, name: str) -> None:
     path = write_manifest(tmp_path, 2, ("sys",))
     entries = entries_of(path)
@@ -289,28 +303,6 @@ def test_any_mixture_id_is_scored(tmp_path: Path, name: str) -> None:
     results = load_results(tmp_path / "out")
     assert results.mixtures[0] == name
     assert results.frames(name).systems["sys"].active.shape[0] == 2
-
-
-def test_a_mixture_counts_once_however_many_sources_it_has(corpus: Path, tmp_path: Path) -> None:
-    entries = entries_of(corpus)[:2]
-    for entry in entries:
-        entry["systems"] = {"some": entry["systems"]["bad"]}
-    entries[1]["systems"]["some"][1] = None
-    score_set(save_manifest(corpus.parent, entries, "some.json"), tmp_path)
-    check_aggregation(tmp_path)
-    (row,) = rows_of(tmp_path / "summary.csv")
-    assert (row["scored"], row["estimates"]) == ("2", "3")
-    over_rows = average([float(r["ps"]) for r in rows_of(tmp_path / "scores.csv")])
-    assert float(row["ps"]) != pytest.approx(over_rows, rel=1e-6)
-
-
-def test_a_file_that_changed_is_scored_again(tmp_path: Path) -> None:
-    path = write_manifest(tmp_path / "set", 2, ("sys",))
-    before = records(score_set(path, tmp_path / "out").scores)
-    write(tmp_path / "set" / "m0" / "sys" / "a.wav", leaky(sources(seconds=0.3), 0.9)[0])
-    after = records(score_set(path, tmp_path / "out").scores)
-    assert after[0]["ps"] < before[0]["ps"]
-    assert [row["ps"] for row in after[2:]] == [row["ps"] for row in before[2:]]
 
 
 def test_an_undefined_mixture_is_no_failure(tmp_path: Path) -> None:
@@ -348,41 +340,20 @@ def test_a_file_that_changes_meanwhile_is_a_failure(
 # ------------------------------------------------------------------------------------------------
 
 
-def test_results_of_other_settings_are_refused(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = save_manifest(corpus.parent, entries_of(corpus)[:1], "one.json")
-    assert evaluate_command(path, tmp_path, "--quiet") == 0
-    before = (tmp_path / "scores.csv").read_bytes()
-    config = tmp_path / "seed.yaml"
-    config.write_text("seed: 3\n")
-    cases = ((("--permute",), "permute"), (("--config", str(config)), "separation_bank"))
-    for given, name in cases:
-        assert evaluate_command(path, tmp_path, *given) == 2
-        printed = capsys.readouterr().err
-        assert "holds results of other settings" in printed
-        assert name in printed
-        assert printed.count("\n") == 1
-    assert (tmp_path / "scores.csv").read_bytes() == before
-    assert evaluate_command(path, tmp_path, "--quiet") == 0
-
-
-def test_settings_that_nothing_uses_are_none(tmp_path: Path) -> None:
-    path = write_manifest(tmp_path, 1, ("good",))
-    score_set(path, tmp_path / "out")
-    score_set(path, tmp_path / "out", confidence=0.8, excerpt_seconds=3)
-    with pytest.raises(ValueError, match="bounds"):
-        score_set(path, tmp_path / "out", bounds=True)
-
-
-def test_tables_of_others_are_not_overwritten(corpus: Path, tmp_path: Path) -> None:
+def test_tables_of_others_are_not_overwritten(corpus: Path, whole: Path, tmp_path: Path) -> None:
     (tmp_path / "scores.csv").write_text("mine")
     with pytest.raises(ValueError, match=r"scores\.csv"):
         score_set(corpus, tmp_path)
     assert (tmp_path / "scores.csv").read_text() == "mine"
+    shutil.copytree(whole, tmp_path / "out")
+    score_set(corpus, tmp_path / "out", confidence=0.8, excerpt_seconds=3)  # which nothing uses
+    with pytest.raises(ValueError, match="bounds"):
+        score_set(corpus, tmp_path / "out", bounds=True)
 
 
-def test_a_torn_line_is_scored_again(corpus: Path, whole: Path, tmp_path: Path) -> None:
+def test_torn_lines_and_added_mixtures_are_scored(
+    corpus: Path, whole: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     shutil.copytree(whole, out)
     for name in TABLES:
@@ -394,13 +365,10 @@ def test_a_torn_line_is_scored_again(corpus: Path, whole: Path, tmp_path: Path) 
     score_set(corpus, out)
     assert same_tables(out, whole)
     assert log.read_bytes().count(b"\n") == 6
-
-
-def test_mixtures_may_be_added(corpus: Path, whole: Path, tmp_path: Path) -> None:
-    entries = entries_of(corpus)
-    score_set(save_manifest(corpus.parent, entries[1:], "grown.json"), tmp_path)
-    score_set(save_manifest(corpus.parent, entries, "grown.json"), tmp_path)
-    assert same_tables(tmp_path, whole)
+    entries, grown = entries_of(corpus), tmp_path / "grown"
+    score_set(save_manifest(corpus.parent, entries[1:], "grown.json"), grown)
+    score_set(save_manifest(corpus.parent, entries, "grown.json"), grown)
+    assert same_tables(grown, whole)
 
 
 def test_distortions_of_your_own_are_part_of_the_settings(tmp_path: Path) -> None:
@@ -463,7 +431,7 @@ def test_names_in_two_unicode_forms_are_one(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def songs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_manifest(tmp_path_factory.mktemp("songs"), 2, seconds=12.0)
+    return write_manifest(tmp_path_factory.mktemp("songs"), 2, seconds=8.0)
 
 
 def test_excerpts_come_with_standard_errors(songs: Path, tmp_path: Path) -> None:
@@ -485,7 +453,7 @@ def test_excerpts_come_with_standard_errors(songs: Path, tmp_path: Path) -> None
     assert "±" in some.text()
     frames = load_results(tmp_path / "some").frames("m0")
     assert (np.diff(frames.times) > 0).all()
-    assert frames.times[-1] > 6.0
+    assert frames.times[-1] > 4.0
     again = score_set(songs, tmp_path / "again", **given)
     assert records(again.summary) == records(some.summary)
 
@@ -523,7 +491,7 @@ def test_a_long_run_says_how_long_it_will_take(
     assert evaluate_command(songs, tmp_path, "--measures", "decomposition") == 0
     err = capsys.readouterr().err
     (line,) = [line for line in err.splitlines() if "on this machine" in line]
-    assert "2 mixtures, 2 sources, 2 systems, 24 s of audio" in line
+    assert "2 mixtures, 2 sources, 2 systems, 16 s of audio" in line
     assert "--excerpts 8" in line
 
 

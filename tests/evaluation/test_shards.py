@@ -49,7 +49,6 @@ def scored(path: Path, out: Path, share: Share | None = None, quiet: bool = True
     [
         ({"WORLD_SIZE": "2"}, "RANK"),
         ({"WORLD_SIZE": ""}, "WORLD_SIZE"),
-        ({"WORLD_SIZE": "auto"}, "WORLD_SIZE"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE"),
         ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK"),
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "x"}, "SLURM_PROCID"),
@@ -105,14 +104,11 @@ def test_shares_are_named_from_one_or_from_zero() -> None:
 def test_the_gpu_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local_device("cuda") == "cuda"
     monkeypatch.setenv("SLURM_LOCALID", "3")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # each task sees its own alone
-    assert local_device("cuda") == "cuda:0"
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    assert local_device("cuda") == "cuda:3"
+    for count, expected in ((1, "cuda:0"), (8, "cuda:3")):  # each task may see its own alone
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert local_device("cuda") == expected
     monkeypatch.setenv("LOCAL_RANK", "5")
-    assert local_device("cuda") == "cuda:5"
-    assert local_device("cuda:1") == "cuda:1"
-    assert local_device("cpu") == "cpu"
+    assert [local_device(name) for name in ("cuda", "cuda:1", "cpu")] == ["cuda:5", "cuda:1", "cpu"]
 
 
 @pytest.mark.slow
@@ -166,29 +162,20 @@ def test_shares_make_the_tables_of_one_run(
 
 def test_a_last_call_joins_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_manifest(tmp_path / "set", 3, ("one",))
-    given = {"out": tmp_path / "out", "mapss": small_mapss()}
-    assert evaluate_set(path, **given, shard="0/3") is None
-    assert evaluate_set(path, **given, shard="1/3") is None
-    results = evaluate_set(path, **given, progress=True)
-    assert results is not None
-    assert len(results.scores) == 6
-    assert "2 of 3 pairs of mixture and system are done already" in capsys.readouterr().err
-
-
-def test_a_share_tells_its_own_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_manifest(tmp_path / "set", 2, ("one",))
     broken = tmp_path / "set" / "m1" / "one" / "a.wav"
     broken.write_bytes(broken.read_bytes()[:100])
-    share = scored(path, tmp_path / "out", Share(1, 2))
+    given = {"out": tmp_path / "out", "mapss": small_mapss()}
+    assert evaluate_set(path, **given, shard="0/3") is None
+    share = scored(path, tmp_path / "out", Share(1, 3))  # tells its own failures
     assert "mixture 'm1', system 'one'" in share.failures[0]
-    scored(path, tmp_path / "out", quiet=False)
-    assert "are done already; 1 that failed" in capsys.readouterr().err
-
-
-def test_two_runs_do_not_write_to_one_folder(tmp_path: Path) -> None:
-    path = write_manifest(tmp_path / "set", 1, ("one",))
-    with Progress(str(tmp_path), 0).writer(), pytest.raises(ValueError, match="another run"):
-        scored(path, tmp_path)
+    with Progress(str(tmp_path / "out")).writer(), pytest.raises(ValueError, match="another run"):
+        scored(path, tmp_path / "out")
+    with pytest.warns(UserWarning, match="system 'one'"):
+        results = evaluate_set(path, **given, progress=True)
+    assert results is not None
+    assert len(results.scores) == 6
+    told = capsys.readouterr().err
+    assert "1 of 3 pairs of mixture and system are done already; 1 that failed" in told
 
 
 # ------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ RANKED = tuple(name for name, column in COLUMNS.items() if column.ranked)
 FRAME_SCORES = tuple(name for name, column in COLUMNS.items() if column.frames)
 
 
-def present(columns: Iterable[str], ranked: bool | None = None) -> tuple[str, ...]:
+def present(columns: Iterable[Any], ranked: bool | None = None) -> tuple[str, ...]:
     """The scores among the columns of a table, in order.
 
     Args:

@@ -111,7 +111,7 @@ class Report:
 
     def summary(self) -> str:
         """A table to print, with counts, what the numbers mean, and what was done to the input."""
-        return self._page().text()
+        return self._page().text(wrap=False)
 
     def meanings(self) -> list[str]:
         """What its scores mean, a sentence each."""

@@ -65,7 +65,7 @@ class Outcome(NamedTuple):
             notes.append(f"±: standard error over {excerpts} excerpts a mixture.")
         notes += [f"Note: {note}." for note in self.notes]
         notes += [f"Warning: {warning}." for warning in self.warnings]
-        return Page("", [("", [table])], [*notes, f"Computed on {self.device}."]).text()
+        return Page("", [("", [table])], [*notes, f"Computed on {self.device}."]).text(wrap=False)
 
 
 def join(mixtures: Sequence[Mixture], folder: str, share: Share, rate: int) -> Outcome:

@@ -24,14 +24,14 @@ class Page(NamedTuple):
     sections: Sequence[tuple[str, Sequence[Table]]]  # title, or "", and tables
     notes: Sequence[str]
 
-    def text(self) -> str:
-        """For a terminal."""
+    def text(self, wrap: bool = True) -> str:
+        """For a terminal; notes of many words or, with paths in them, a line each."""
         parts = [*textwrap.wrap(self.head, 100), ""] if self.head else []
         for title, tables in self.sections:
             parts += [title, ""] if title else []
             for table in tables:
                 parts += [io.text_table(table.header, table.rows, table.left), ""]
-        notes = (line for note in self.notes for line in textwrap.wrap(note, 100))
+        notes = [line for n in self.notes for line in (textwrap.wrap(n, 100) if wrap else [n])]
         return "\n".join([*parts, *notes])
 
     def html(self) -> str:
