@@ -148,7 +148,7 @@ def test_the_public_call_scores_a_set_for_compare(
     expected = load_results(whole)
     for name in ("ps", "log_pm", "clearance"):
         assert list(results.items[name]) == list(expected.items[name])
-    assert list(compare(results).scores.systems) == ["good", "bad"]
+    assert list(compare(results).systems) == ["good", "bad"]
     with pytest.raises(TypeError, match="banksize"):
         evaluate_set(entries, out=tmp_path, banksize=3)
 
@@ -272,37 +272,29 @@ def test_failures_are_tried_again_and_the_rest_is_not(
 def test_what_cannot_be_written_for_one_mixture_fails_that_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_manifest(tmp_path / "set", 2, ("sys",))
-    write_with = io.write_with
+    path, write_with = write_manifest(tmp_path / "set", 2, ("sys",)), io.write_with
 
-    def failing(code: int) -> Any:
-        def write(name: Any, action: Any) -> None:
+    def failing(name: Any, action: Any) -> None:
+        with io.writing(name):
             if os.fspath(name).endswith("m0.npz"):
-                with io.writing(name):
-                    raise OSError(code, os.strerror(code))
-            write_with(name, action)
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        write_with(name, action)
 
-        return write
-
-    monkeypatch.setattr(io, "write_with", failing(errno.EINVAL))
+    monkeypatch.setattr(io, "write_with", failing)
     outcome = score_set(path, tmp_path / "out")
     assert [row["status"] for row in records(outcome.items)] == ["failed", "ok"]
-    monkeypatch.setattr(io, "write_with", failing(errno.ENOSPC))
-    with pytest.raises(io.WriteError, match="No space left"):
-        score_set(path, tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["漢" * 100, "a/b:c", "Mixture"])
-def test_any_mixture_id_is_scored(tmp_path: Path, name: str) -> None:
-    path = write_manifest(tmp_path, 2, ("sys",))
-    entries = entries_of(path)
-    entries[0]["mixture_id"], entries[1]["mixture_id"] = name, name.swapcase() + "!"
-    save_manifest(tmp_path, entries)
-    outcome = score_set(path, tmp_path / "out")
-    assert outcome.failures == ()
+def test_any_mixture_id_is_scored(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path, 1, ("sys",))
+    (entry,) = entries_of(path)
+    names = ["漢" * 100, "a/b:c", "a_b_c", "CON", "x" * 300, "Mixture", "mixture"]
+    save_manifest(tmp_path, [{**entry, "mixture_id": name} for name in names])
+    assert score_set(path, tmp_path / "out", measures="bleed").failures == ()
     results = load_results(tmp_path / "out")
-    assert results.mixtures[0] == name
-    assert results.frames(name).systems["sys"].active.shape[0] == 2
+    assert [*results.mixtures] == names
+    for name in names:
+        assert results.frames(name).systems["sys"].active.shape[0] == 2
 
 
 def test_an_undefined_mixture_is_no_failure(tmp_path: Path) -> None:
@@ -431,12 +423,12 @@ def test_names_in_two_unicode_forms_are_one(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def songs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_manifest(tmp_path_factory.mktemp("songs"), 2, seconds=8.0)
+    return write_manifest(tmp_path_factory.mktemp("songs"), 2, seconds=5.0)
 
 
 def test_excerpts_come_with_standard_errors(songs: Path, tmp_path: Path) -> None:
     whole = score_set(songs, tmp_path / "whole", measures="decomposition")
-    given = {"measures": "decomposition", "excerpts": 4, "excerpt_seconds": 1.0}
+    given = {"measures": "decomposition", "excerpts": 4, "excerpt_seconds": 1}
     some = score_set(songs, tmp_path / "some", **given)
     rows, items = records(some.scores), records(some.items)
     for row in rows:
@@ -453,9 +445,7 @@ def test_excerpts_come_with_standard_errors(songs: Path, tmp_path: Path) -> None
     assert "±" in some.text()
     frames = load_results(tmp_path / "some").frames("m0")
     assert (np.diff(frames.times) > 0).all()
-    assert frames.times[-1] > 4.0
-    again = score_set(songs, tmp_path / "again", **given)
-    assert records(again.summary) == records(some.summary)
+    assert frames.times[-1] > 2.5
 
 
 def test_each_channel_may_be_scored(tmp_path: Path) -> None:
@@ -487,11 +477,11 @@ def test_each_channel_may_be_scored(tmp_path: Path) -> None:
 def test_a_long_run_says_how_long_it_will_take(
     songs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runs, "_LONG_S", 10.0)
+    monkeypatch.setattr(runs, "_LONG_S", 5.0)
     assert evaluate_command(songs, tmp_path, "--measures", "decomposition") == 0
     err = capsys.readouterr().err
     (line,) = [line for line in err.splitlines() if "on this machine" in line]
-    assert "2 mixtures, 2 sources, 2 systems, 16 s of audio" in line
+    assert "2 mixtures, 2 sources, 2 systems, 10 s of audio" in line
     assert "--excerpts 8" in line
 
 

@@ -148,8 +148,10 @@ _REQUIRED = {
     "items.csv": ("mixture_id", "system", "status"),
     "summary.csv": ("system", "scored"),
 }
-_WORDS = ("mixture_id", "system", "source", "estimate", "reference", "status", "reason")
-_WORDS += ("notes", "warnings", "rates")
+_WORDS = (
+    *("mixture_id", "system", "source", "estimate", "reference", "status", "reason"),
+    *("notes", "warnings", "rates"),
+)
 _COUNTS = (
     *("source_index", "frames", "total_frames", "estimate_rate", "reference_rate"),
     *("estimates", "references", "scored", "undefined", "failed", "silent", "muted_frames"),

@@ -21,6 +21,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -278,9 +279,12 @@ def _outcomes(
     """The report of each system, or why there is none; references are read once."""
     try:
         references = _references(scorer, mixture)
-        mixed = _mixed(scorer, mixture)
     except _FAILURES as error:
         return dict.fromkeys(systems, _reason(error))
+    mixed = None
+    with suppress(*_FAILURES):  # no score depends on it
+        if mixture.mixture is not None:
+            (mixed,) = scorer.read([mixture.locate(mixture.mixture)], "mixture")
     found: dict[str, Report | str] = {}
     entries: dict[int, dict[str, Entry]] = {}  # by number of samples
     for system in systems:
@@ -313,16 +317,6 @@ def _references(scorer: Scorer, mixture: Mixture) -> tuple[Clip, ...]:
     given = scorer.read([mixture.locate(path) for path in mixture.references], "references")
     named = audio_input.renamed(given, mixture.source_names)
     return tuple(clip for clip in named if clip is not None)
-
-
-def _mixed(scorer: Scorer, mixture: Mixture) -> Clip | None:
-    """The mixture itself, if it can be read: no score depends on it."""
-    if mixture.mixture is None:
-        return None
-    try:
-        return scorer.read([mixture.locate(mixture.mixture)], "mixture")[0]
-    except _FAILURES:
-        return None
 
 
 def _entry(
@@ -370,28 +364,22 @@ def _estimated(scorer: Scorer, mixtures: Sequence[Mixture]) -> str:
         f"{len(mixtures)} mixtures, {len(first.references)} sources, {len(first.systems)} "
         f"systems, {console.duration(seconds(None))} of audio"
     )
-    rate = _measured(scorer, first)
-    if rate is None:
-        return told
-    told += f": about {console.duration(rate * seconds(request.excerpts))} on this machine"
-    if request.excerpts is None:
-        told += f" (with --excerpts 8 about {console.duration(rate * seconds(8))})"
+    with suppress(*_FAILURES):  # what is wrong is told where it is scored
+        rate = _measured(scorer, first)
+        told += f": about {console.duration(rate * seconds(request.excerpts))} on this machine"
+        if request.excerpts is None:
+            told += f" (with --excerpts 8 about {console.duration(rate * seconds(8))})"
     return told
 
 
-def _measured(scorer: Scorer, mixture: Mixture) -> float | None:
-    """Seconds that a second of audio takes, all systems together; None: it cannot be scored."""
-    taken = scored = 0.0
-    try:
-        references = _references(scorer, mixture)
-        entries = [_entry(scorer, mixture, system, references) for system in mixture.systems]
-        for seconds in (_WARM_UP_S, _PIECE_S):
-            request = scorer.request._replace(excerpts=1, excerpt_seconds=seconds, bounds=False)
-            piece, started = scorer._replace(request=request), time.monotonic()
-            piece.reports(entries, mixture.name)
-            taken = time.monotonic() - started
-            ((start, stop),) = piece.spans(entries[0], mixture.name)
-            scored = (stop - start) / scorer.mapss.sample_rate
-    except _FAILURES:  # what is wrong is told where it is scored
-        return None
-    return taken / scored
+def _measured(scorer: Scorer, mixture: Mixture) -> float:
+    """Seconds that a second of audio takes, all systems together."""
+    references, rate = _references(scorer, mixture), math.nan
+    entries = [_entry(scorer, mixture, system, references) for system in mixture.systems]
+    for seconds in (_WARM_UP_S, _PIECE_S):
+        request = scorer.request._replace(excerpts=1, excerpt_seconds=seconds, bounds=False)
+        piece, started = scorer._replace(request=request), time.monotonic()
+        piece.reports(entries, mixture.name)
+        ((start, stop),) = piece.spans(entries[0], mixture.name)
+        rate = (time.monotonic() - started) * scorer.mapss.sample_rate / (stop - start)
+    return rate

@@ -307,7 +307,8 @@ class Scorer(NamedTuple):
         signals, lags, request = entry.signals, entry.lags, self.request
         starts = [start / self.mapss.sample_rate for start, _ in spans]
         scores = _within_reach(pooled.joined(parts, starts), lags, signals)
-        columns, errors = pooled.columns(scores, bounds), {}
+        columns = pooled.columns(scores, bounds)
+        errors: dict[str, float] = {}
         if request.excerpts is not None:
             sampled, errors = pooled.sampling(parts)
             columns = columns.join(sampled)
@@ -371,7 +372,7 @@ def _table(
         "source_index": list(signals.attributed),
         "estimate": [clip.path or clip.name for clip in estimates],
         "reference": [clip.path or clip.name for clip in references],
-        **columns.to_dict("list"),
+        **{str(name): list(columns[name]) for name in columns},
         "frames": active.sum(-1).tolist(),
         "total_frames": active.shape[-1],
         "muted_frames": (muted & active).sum(-1).tolist(),
