@@ -12,66 +12,78 @@ further off was not made in this way.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
-from torch_mapss.core import pooling
+from torch_mapss.core.pooling import masked_mean
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.manifest import short
 from torch_mapss.evaluation.measures import present
 from torch_mapss.evaluation.options import Request
 from torch_mapss.evaluation.protocol import described, protocol_id, relevant
 from torch_mapss.evaluation.report import versions
-from torch_mapss.evaluation.results import Results, SystemFrames, records
+from torch_mapss.evaluation.results import Results, SystemFrames
 from torch_mapss.evaluation.score import evaluate
+from torch_mapss.pipeline.scores import Scores
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from torch_mapss.pipeline.mapss import MAPSS
 
-# Frames are kept in float32; what is pooled from them agrees to so much.
-_ROUNDING = 1e-5
+# Between a number and its like made again, relative beyond 1: frames are stored in float32; scores
+# differ between machines.
+_ROUNDING, _TOLERANCE = 1e-5, 1e-3
 # Differences that are told one by one: of a set whose audio has moved, every file is one.
 _PRINTED = 20
+_SPLIT = ("clearance", "fidelity")  # not defined in every frame that is scored
+_PAIR = ["mixture_id", "system"]
+_ROW = [*_PAIR, "source"]
 
 
-@dataclass(frozen=True)
-class Verification:
+class Difference(NamedTuple):
+    """Something that is not what the results say."""
+
+    what: str
+    stored: str  # in the results
+    found: str  # here
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.stored} in the results, {self.found} here"
+
+
+class Verification(NamedTuple):
     """What was compared, and what differs."""
 
-    differences: tuple[str, ...]  # one line each; none: the results are what they say
+    differences: list[Difference]  # none: the results are what they say
     files: int  # audio files whose hash was compared
     rows: int  # rows of scores.csv redone from their frames
-    scored: int  # estimates scored again
+    scored: int = 0  # estimates scored again
     largest: float = 0.0  # difference of a score from its row
-    notes: tuple[str, ...] = ()  # what could not be compared and why, and what to do
-
-    @property
-    def compared(self) -> bool:
-        """There was a score to compare."""
-        return self.rows + self.scored > 0
+    notes: Sequence[str] = ()  # what could not be compared and why, and what to do
 
     @property
     def passed(self) -> bool:
         """Some score was compared, and nothing differs."""
-        return self.compared and not self.differences
+        return self.rows + self.scored > 0 and not self.differences
 
     def summary(self) -> str:
         """What to print."""
         largest = f" (largest difference {self.largest:.2g})" if self.scored else ""
         lines = [
             f"{self.files} audio files compared by SHA-256, {self.rows} rows redone from their "
-            f"frames, {self.scored} estimates scored again{largest}."
+            f"frames, {self.scored} estimates scored again{largest}.",
+            *(f"differs: {one}" for one in self.differences[:_PRINTED]),
         ]
-        lines += [f"differs: {line}" for line in self.differences[:_PRINTED]]
         if len(self.differences) > _PRINTED:
             lines.append(f"and {len(self.differences) - _PRINTED} differences more.")
         lines += [f"{note}." for note in self.notes]
-        if not self.compared:
+        if not self.rows + self.scored:
             lines.append("No score could be compared: nothing is verified.")
-        elif not self.differences:
+        elif self.passed:
             lines.append("Nothing differs.")
         return "\n".join(lines)
 
@@ -82,8 +94,6 @@ def verify(
     request: Request | None = None,
     *,
     pairs: int = 3,
-    tolerance: float = 1e-3,
-    seed: int = 0,
 ) -> Verification:
     """Check results against their settings, audio and frames.
 
@@ -92,30 +102,39 @@ def verify(
         make_scorer: makes the scorer that they claim; None leaves scoring out.
         request: what was asked of the scoring.
         pairs: of mixture and system to score again.
-        tolerance: between a score and its row: absolute up to 1, relative beyond.
-        seed: of which pairs.
 
     Returns:
         A :class:`Verification`.
     """
-    differences, notes = list(_of_protocol(results)), list(_without_score(results))
-    found, checked, gone = _of_audio(results)
-    differences += found
+    stored = results.scores[results.scores["status"] != "failed"].set_index(_ROW)
+    pooled, differences = _from_frames(results)
+    differences += _of_table("scores.csv", stored, pooled, _ROUNDING)
+    for file, table, below, keys in (
+        ("items.csv", results.items, results.scores, _PAIR),
+        ("summary.csv", results.summary, results.items, ["system"]),
+    ):
+        means = below.groupby(keys)[list(present(below.columns))].mean()
+        differences += _of_table(file, table.set_index(keys), means, _ROUNDING)
+    audio, gone = _of_audio(results)
+    differences[:0] = [*_of_protocol(results), *audio]
+    notes = [*_without_score(results)]
     notes += [results.without_audio(gone, len(results.sha256))] if gone else []
-    found, redone = _of_frames(results)
-    differences += [*found, *_of_means(results)]
     scored, largest = 0, 0.0
     if make_scorer is not None and pairs > 0:
         scorer = make_scorer()
-        unlike = list(_of_scorer(results, scorer))
-        differences += unlike
-        if unlike:  # then every score differs, which says nothing new
+        if unlike := [*_of_scorer(results, scorer)]:  # then every score differs: nothing new
             notes.append("Nothing was scored again, as the settings differ")
         else:
-            again = request or Request()
-            found, scored, largest = _of_scores(results, scorer, again, pairs, tolerance, seed)
-            differences += found
-    return Verification(tuple(differences), checked, redone, scored, largest, tuple(notes))
+            again, unlike = _scored_again(results, scorer, request or Request(), pairs)
+            own = stored[stored.index.isin(again.index)]
+            unlike += _of_table("scored again", own, again, _TOLERANCE)
+            scored, largest = (
+                len(again),
+                float(_distances(own, again).to_numpy(float).max(initial=0.0)),
+            )
+        differences += unlike
+    redone, files = int(stored.index.isin(pooled.index).sum()), len(results.sha256) - len(gone)
+    return Verification(differences, files, redone, scored, largest, notes)
 
 
 def _without_score(results: Results) -> Iterator[str]:
@@ -128,148 +147,114 @@ def _without_score(results: Results) -> Iterator[str]:
         yield f"  {len(own)} {status}{f': {reason}' if reason else ''}".removesuffix(".")
 
 
-def _of_protocol(results: Results) -> Iterator[str]:
+def _of_protocol(results: Results) -> Iterator[Difference]:
     found = protocol_id(results.settings)
     if results.protocol != found:
-        yield (
-            f"the protocol id is {results.protocol}, but that of the stored settings is {found}: "
-            "one of them was changed"
-        )
+        yield Difference("protocol id of the settings", str(results.protocol), found)
 
 
-def _of_scorer(results: Results, scorer: MAPSS) -> Iterator[str]:
-    measures = results.settings.get("measures")
-    here = io.plain({**described(scorer, measures), "version": versions()["torch_mapss"]})
-    stored = results.settings
-    wanted = relevant({name: stored[name] for name in stored if name in here})
-    made = relevant(here)
-    for name in sorted({*wanted, *made}):
-        if wanted.get(name) != made.get(name):
-            yield (
-                f"setting {name}: {short(wanted.get(name))} in the results, "
-                f"{short(made.get(name))} here"
-            )
+def _of_scorer(results: Results, scorer: MAPSS) -> Iterator[Difference]:
+    described_here = described(scorer, results.settings.get("measures"))
+    here = io.plain({**described_here, "version": versions()["torch_mapss"]})
+    stored = relevant({name: x for name, x in results.settings.items() if name in here})
+    here = relevant(here)
+    for name in sorted({*stored, *here}):
+        if stored.get(name) != here.get(name):
+            one, other = short(stored.get(name)), short(here.get(name))
+            yield Difference(f"setting {name}", one, other)
 
 
-def _of_audio(results: Results) -> tuple[list[str], int, list[str]]:
-    """What differs, how many files were hashed, and those that are gone."""
-    differences, checked, gone = [], 0, []
+def _of_audio(results: Results) -> tuple[list[Difference], list[str]]:
+    """What differs, and the files that are gone."""
+    differences, gone = [], []
     if not results.sha256:
-        return ["no hashes of audio files are noted"], 0, []
+        differences.append(Difference("hashes of audio files", "none", "nothing to compare"))
     for path, noted in results.sha256.items():
         try:
             found = io.sha256(results.locate(path))
         except OSError as error:
-            differences.append(f"{path!r} cannot be read: {error.strerror}")
+            found = f"cannot be read ({error.strerror})"
             gone.append(path)
-            continue
-        checked += 1
         if found != noted:
-            differences.append(f"{path!r} is other audio than was scored")
-    return differences, checked, gone
+            differences.append(Difference(f"SHA-256 of {path!r}", noted, found))
+    return differences, gone
 
 
-def _pairs(results: Results) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The rows of every mixture and system that did not fail."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in records(results.scores[results.scores["status"] != "failed"]):
-        found.setdefault((row["mixture_id"], row["system"]), []).append(row)
-    return found
+def _of_table(
+    file: str, stored: DataFrame, again: DataFrame, tolerance: float
+) -> Iterator[Difference]:
+    """Scores of a table that were made again under the same index, and are not the same."""
+    distances = _distances(stored, again)
+    for row, column in zip(*(distances > tolerance).to_numpy().nonzero()):
+        name, key = distances.columns[column], stored.index[row]
+        values = key if isinstance(key, tuple) else (key,)
+        where = [f"{k.removesuffix('_id')} {v!r}" for k, v in zip(stored.index.names, values)]
+        old, new = stored.loc[key, name], again[name].get(key, float("nan"))
+        yield Difference(", ".join([file, *where, name]), f"{old:.6g}", f"{new:.6g}")
 
 
-def _of_frames(results: Results) -> tuple[list[str], int]:
-    """The rows of scores.csv pooled from their frames again; how many there are."""
-    differences: list[str] = []
-    redone = 0
-    frames: dict[str, Mapping[str, SystemFrames]] = {}
-    for (mixture, system), rows in _pairs(results).items():
+def _distances(stored: DataFrame, again: DataFrame) -> DataFrame:
+    """How far scores lie off, relative beyond 1; infinitely where one of them is undefined."""
+    old = stored[[name for name in present(stored.columns) if name in again]]
+    new = again.reindex(old.index)[[*old.columns]]
+    found = ((new - old).abs() / old.abs().clip(lower=1.0)).fillna(float("inf"))
+    return found.mask(old.isna() & new.isna(), 0.0)
+
+
+def _from_frames(results: Results) -> tuple[DataFrame, list[Difference]]:
+    """The rows of scores.csv, pooled from their frames again; and frames that cannot be read."""
+    import pandas
+
+    differences, tables = [], [pandas.DataFrame(columns=_ROW)]
+    for mixture in results.mixtures:
         try:
-            if mixture not in frames:  # pairs of one mixture follow each other
-                frames = {mixture: results.frames(mixture).systems}
+            systems = results.frames(mixture).systems
         except ValueError as error:
-            frames = {mixture: {}}
-            differences.append(str(error))
-        own = frames[mixture].get(system)
-        where = f"scores.csv, mixture {mixture!r}, system {system!r}"
-        if own is None or len(own.active) != len(rows):
-            differences.append(f"{where}: has no frame scores")
+            differences.append(Difference(f"frames of mixture {mixture!r}", "scores", str(error)))
             continue
-        redone += len(rows)
-        for name, pooled in _pooled(own).items():
-            for row, made in zip(rows, pooled):
-                if name in row and not _close(made, row[name], _ROUNDING):
-                    of = f"{name} of {row['source']!r}"
-                    differences.append(f"{where}, {of}: {row[name]}, its frames give {made}")
-    return differences, redone
+        names = np.array(results.audio(mixture).sources)
+        for system, frames in systems.items():
+            about = {"mixture_id": mixture, "system": system, "source": names[frames.attributed]}
+            tables.append(pandas.DataFrame({**about, **_pooled(frames)}))
+    return pandas.concat(tables[1:] or tables).set_index(_ROW), differences
 
 
 def _pooled(frames: SystemFrames) -> dict[str, list[float]]:
     """The columns of scores.csv, (S',) each, from frames."""
-    active = torch.from_numpy(frames.active)
-    scores = {name: torch.from_numpy(x).double() for name, x in frames.scores.items()}
-    there = {name: active & ~x.isnan() for name, x in scores.items()}
-    whole = {name: x.nan_to_num() for name, x in scores.items()}
-    found = {name: pooling.masked_mean(x, there[name]) for name, x in whole.items()}
-    if "fidelity" in scores:
-        found["fidelity"] = pooling.pool_fidelity(whole["fidelity"], there["fidelity"], active)
-    if "bleed_db" in scores:  # where the own source is silent, so that no frame is active
-        heard = ~scores["bleed_db"].isnan()
-        found["bleed_db"] = pooling.pool_power_db(whole["bleed_db"], heard)
-    if "ps" in scores:
-        found["ps_pesq"] = pooling.pool_separation(whole["ps"], active)
-    if "log_pm" in scores:
-        found["log_pm_compressed"] = pooling.pool_log_match_compressed(whole["log_pm"], active)
-    return {name: values.tolist() for name, values in found.items()}
+    values = {name: torch.from_numpy(x).double()[None] for name, x in frames.scores.items()}
+    fields = {f"{name}_defined": ~x.isnan() for name, x in values.items() if name in _SPLIT}
+    fields |= {name: x if name == "bleed_db" else x.nan_to_num() for name, x in values.items()}
+    active = torch.from_numpy(frames.active)[None]
+    found = Scores(active, torch.empty(0), (), **fields).utterance()._asdict()
+    for name in values.keys() & {"attributed_distance", "foreign_distance"}:
+        found[name] = masked_mean(fields[name], active)
+    return {name: x[0].tolist() for name, x in found.items()}
 
 
-def _of_means(results: Results) -> Iterator[str]:
-    """items.csv as means of scores.csv, and summary.csv as means of items.csv."""
-    for file, table, below, keys in (
-        ("items.csv", results.items, results.scores, ["mixture_id", "system"]),
-        ("summary.csv", results.summary, results.items, ["system"]),
-    ):
-        names = [name for name in present(table.columns) if name in below]
-        made = below.groupby(keys)[names].mean()
-        for row in records(table):
-            key = tuple(row[name] for name in keys)
-            own = made.loc[key if len(keys) > 1 else key[0]] if len(below) else {}
-            for name in names:
-                if not _close(own[name], row[name], _ROUNDING):
-                    where = ", ".join(f"{k.removesuffix('_id')} {row[k]!r}" for k in keys)
-                    yield f"{file}, {where}, {name}: {row[name]}, its rows give {own[name]}"
+def _scored_again(
+    results: Results, scorer: MAPSS, request: Request, pairs: int
+) -> tuple[DataFrame, list[Difference]]:
+    """Rows of some pairs, and those that cannot be scored."""
+    import pandas
 
-
-def _close(one: float, other: float, tolerance: float) -> bool:
-    return (one != one and other != other) or abs(one - other) <= tolerance * max(1.0, abs(other))
-
-
-def _of_scores(
-    results: Results, scorer: MAPSS, request: Request, pairs: int, tolerance: float, seed: int
-) -> tuple[list[str], int, float]:
-    """Some pairs, scored again."""
-    rows = _pairs(results)
-    chosen = random.Random(seed).sample(sorted(rows), min(pairs, len(rows)))
-    differences, scored, largest = [], 0, 0.0
-    for mixture, system in chosen:
-        entry, where = results.entries[mixture], f"mixture {mixture!r}, system {system!r}"
-        paths = [None if p is None else results.locate(p) for p in entry["systems"][system]]
+    scored = results.scores[results.scores["status"] != "failed"]
+    known = sorted({*scored[_PAIR].itertuples(index=False, name=None)})
+    rows, differences = [], []
+    for mixture, system in random.Random(0).sample(known, min(pairs, len(known))):
+        paths = results.entries[mixture]["systems"][system]
         try:
             report = evaluate(
-                estimates=paths,
+                estimates=[None if path is None else results.locate(path) for path in paths],
                 references=results.audio(mixture).references,
                 mapss=scorer,
                 mixture_id=mixture,
                 **{**request._asdict(), "bounds": False},
             )
         except (OSError, ValueError) as error:
-            differences.append(f"{where} cannot be scored again: {error}")
+            where = f"mixture {mixture!r}, system {system!r}, scored again"
+            differences.append(Difference(where, "scores", str(error)))
             continue
-        scored += len(report.rows)
-        for row, made in zip(rows[mixture, system], report.rows):
-            found = {name: (row[name], made[name]) for name in present(row)}
-            for name, (old, new) in found.items():
-                largest = max(largest, abs(new - old) / max(1.0, abs(old)))  # not a NaN
-                if not _close(new, old, tolerance):
-                    of = f"{name} of {row['source']!r}"
-                    differences.append(f"{where}, {of}: {old:.6g} in the table, {new:.6g} now")
-    return differences, scored, largest
+        about = {"mixture_id": mixture, "system": system}
+        names = results.audio(mixture).sources
+        rows += [{**row, **about, "source": names[row["source_index"]]} for row in report.rows]
+    return pandas.DataFrame(rows, columns=None if rows else _ROW).set_index(_ROW), differences
