@@ -6,8 +6,7 @@ import csv
 import itertools
 import json
 import math
-import subprocess
-import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from pandas.testing import assert_frame_equal
 from scipy import stats
 
-from torch_mapss.evaluation import correlation_stats
+from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.correlate import Correlation, Options, correlate, correlate_stimuli
 from torch_mapss.evaluation.correlation_stats import (
     METHODS,
@@ -25,11 +24,12 @@ from torch_mapss.evaluation.correlation_stats import (
     Cell,
     Data,
     Estimate,
+    correlation,
     estimates,
     permutation_p,
     usable,
 )
-from torch_mapss.evaluation.ratings import KEYS, Joined, Ratings, join, load_ratings, match_names
+from torch_mapss.evaluation.ratings import KEYS, Stimuli, join, load_ratings, match_names
 from torch_mapss.evaluation.results import FORMAT
 
 QUESTIONS = ("interference", "quality")
@@ -53,7 +53,7 @@ def made_up(tracks: int, systems: int, seed: int = 0, sources: int = 1) -> Data:
 
 
 def estimate(data: Data, pooling: str = "per_track", method: str = "srcc", **more: Any) -> Estimate:
-    return estimates({"x": data}, (), pooling, method, **more)[0]["x"]
+    return estimates({"x": data}, [("x",)], pooling, method, **more)["x",]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -103,44 +103,31 @@ def test_clusters_across_tracks_are_stimuli_that_occur_so_often(method):
 def test_ratings_equal_but_for_rounding_are_tied():
     scores, ratings = np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.3, 0.1 + 0.2, 0.5, 0.7])
     exact = stats.spearmanr(scores, [0.3, 0.3, 0.5, 0.7])[0]
-    found = correlation_stats.correlation(scores, ratings, "srcc")[0]
-    assert found == pytest.approx(exact, rel=1e-12)
+    assert correlation(scores, ratings, "srcc")[0] == pytest.approx(exact, rel=1e-12)
+    constant = made_up(3, 4)._replace(scores=np.full(12, 0.1 + 0.2))
+    assert all(math.isnan(Cell(constant, "pooled", method).value) for method in METHODS)
 
 
 def test_memory_is_linear_in_tracks():
-    code = """
-import tracemalloc, numpy as np
-from torch_mapss.evaluation.correlation_stats import Data, estimates
-import scipy.stats
-peaks = []
-for tracks in (200, 2000):
-    unit = np.repeat(np.arange(tracks), 5)
-    rng = np.random.default_rng(0)
-    scores, ratings = rng.normal(size=(2, len(unit)))
-    data = Data(scores, ratings, unit, unit, unit, np.full((len(unit), 2), np.nan))
-    tracemalloc.start()
-    for pooling in ("per_track", "pooled"):
-        estimates({"x": data}, (), pooling, "srcc", draws=200)
-    peaks.append(tracemalloc.get_traced_memory()[1])
-    tracemalloc.stop()
-print(*peaks)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    small, large = map(int, done.stdout.split())
-    assert large < 12 * small
-    assert large < 100e6
+    peaks = []
+    for tracks in (60, 360):
+        data = made_up(tracks, 5)
+        tracemalloc.start()
+        for pooling in POOLINGS:
+            estimate(data, pooling, draws=100)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < min(16 * peaks[0], 40e6)
 
 
 def test_units_without_enough_to_compare_do_not_count():
     data = made_up(4, 4, seed=1)
     data.scores[:2] = math.nan  # two of track 0 are left
     data.scores[4:8] = 0.0  # a measure that says the same of all
-    kept = usable(data, "per_track")
-    assert sorted(set(kept.track)) == [2, 3]
-    assert len(usable(data, "pooled").scores) == 14
-    nothing = made_up(1, 2)
-    found = estimate(nothing)
-    assert all(math.isnan(v) for v in (found.value, found.low, found.high, found.p))
+    assert {*usable(data, "per_track")[0].track} == {2, 3}
+    assert len(usable(data, "pooled")[0].scores) == 14
+    found = estimate(made_up(1, 2))
+    assert np.isnan([found.value, found.low, found.high, found.p]).all()
     assert found.reasons == ("1 of 1 tracks and sources: fewer than 3 systems with a score",)
     # Every reason, also of a correlation that is there.
     assert estimate(data, draws=20).reasons == (
@@ -151,18 +138,8 @@ def test_units_without_enough_to_compare_do_not_count():
     data.ratings[:] = 1.0
     data.scores[:] = 2.0
     for pooling in POOLINGS:
-        reasons = estimate(data, pooling, draws=20).reasons
-        assert [reason.split(": ")[-1] for reason in reasons] == [
-            "scores do not vary",
-            "ratings do not vary",
-        ]
-
-
-def test_a_measure_that_says_the_same_of_all_is_undefined_when_pooled():
-    data = made_up(3, 4)
-    data.scores[:] = 0.1 + 0.2
-    for method in METHODS:
-        assert math.isnan(Cell(data, "pooled", method).value)
+        reasons = [reason.split(": ")[-1] for reason in estimate(data, pooling, draws=20).reasons]
+        assert reasons == ["scores do not vary", "ratings do not vary"]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -172,7 +149,7 @@ def test_a_measure_that_says_the_same_of_all_is_undefined_when_pooled():
 
 def test_intervals_resample_tracks():
     data = made_up(12, 5, seed=5, sources=2)
-    found = estimate(data, draws=4000, seed=1)
+    found = estimate(data, draws=2000, seed=1)
     units = [data.kept(data.unit == u) for u in range(24)]
     means = np.array([stats.spearmanr(u.scores, u.ratings)[0] for u in units])
     means = means.reshape(12, 2).mean(1)  # both sources of a track go together
@@ -181,7 +158,6 @@ def test_intervals_resample_tracks():
     ).confidence_interval
     assert found.low == pytest.approx(expected.low, abs=0.02)
     assert found.high == pytest.approx(expected.high, abs=0.02)
-    assert found.low < found.value < found.high
     assert found.reasons == ()
 
 
@@ -192,12 +168,9 @@ def test_one_track_has_no_interval_and_says_why():
     assert math.isnan(found.high)
     assert found.reasons[0].startswith("one cluster")
     assert estimate(made_up(4, 6)).reasons == ("4 clusters: interval approximate",)
-
-
-def test_tracks_that_agree_have_an_interval_of_no_width():
-    ratings = np.tile([1.0, 2.0, 3.0, 4.0], 5)
-    unit = np.repeat(np.arange(5), 4)
-    assert estimate(data_of(2 * ratings, ratings, unit), method="pcc")[:3] == (1.0, 1.0, 1.0)
+    agreed = np.tile([1.0, 2.0, 3.0, 4.0], 5)
+    alike = data_of(2 * agreed, agreed, np.repeat(np.arange(5), 4))
+    assert estimate(alike, method="pcc")[:3] == (1.0, 1.0, 1.0)
 
 
 def test_intervals_cover_what_they_are_of():
@@ -205,13 +178,13 @@ def test_intervals_cover_what_they_are_of():
     rng, hits = np.random.default_rng(0), 0
     unit = np.repeat(np.arange(20), 6)
     ratings = np.tile(np.arange(6.0), 20)
-    for trial in range(120):
+    for trial in range(80):
         scores = np.where(rng.random(20)[:, None] < 0.7, np.arange(6.0), rng.random((20, 6)))
         found = estimate(
-            data_of(scores.ravel(), ratings, unit), confidence=0.9, draws=300, seed=trial
+            data_of(scores.ravel(), ratings, unit), confidence=0.9, draws=200, seed=trial
         )
         hits += found.low <= 0.7 <= found.high
-    assert 0.80 * 120 <= hits <= 0.97 * 120
+    assert 0.80 * 80 <= hits <= 0.98 * 80
 
 
 def test_p_of_permutations_is_that_of_all_of_them():
@@ -228,16 +201,16 @@ def test_p_of_permutations_is_that_of_all_of_them():
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_p_is_uniform_where_nothing_is_to_be_found(pooling):
     rng, found = np.random.default_rng(2), []
-    for _ in range(300):
+    for _ in range(200):
         unit = np.repeat(np.arange(4), 5)
         data = data_of(rng.normal(size=20), rng.normal(size=20), unit)
-        found.append(permutation_p(Cell(data, pooling, "srcc"), draws=199))
+        found.append(permutation_p(Cell(data, pooling, "srcc"), draws=99))
     assert stats.kstest(found, "uniform").pvalue > 1e-3
-    assert np.mean(np.array(found) <= 0.05) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)
+    assert np.mean(np.array(found) <= 0.05) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
 
 
 def difference(one: Data, other: Data, pooling: str, method: str) -> Estimate:
-    return estimates({"a": one, "b": other}, [("a", "b")], pooling, method)[1]["a", "b"]
+    return estimates({"a": one, "b": other}, [("a", "b")], pooling, method)["a", "b"]
 
 
 def test_differences_are_paired():
@@ -262,7 +235,7 @@ def test_differences_are_paired():
 # ------------------------------------------------------------------------------------------------
 
 
-def rated(*systems: str, source: str = "vocals", averaged: int = 0) -> Ratings:
+def rated(*systems: str, source: str = "vocals") -> Stimuli:
     """One rating of each system; ``control:`` ones are no systems."""
     rows = [
         {"scenario": "all", "question": "q", "track": "t", "source": source, "rating": 50.0}
@@ -270,7 +243,7 @@ def rated(*systems: str, source: str = "vocals", averaged: int = 0) -> Ratings:
         | {"cluster": "t"}
         for s in systems
     ]
-    return Ratings(pandas.DataFrame(rows), averaged)
+    return Stimuli(pandas.DataFrame(rows), ("so rated",))
 
 
 def outputs(*systems: str, source: str = "vocals", track: str = "t") -> pandas.DataFrame:
@@ -290,18 +263,18 @@ def test_names_of_sources_meet():
 
 def test_controls_are_left_out_unless_asked_for():
     ratings, found = rated("A", "control:ref"), outputs("A", "control:ref")
-    assert list(join(found, ratings).stimuli["system"]) == ["A"]
-    assert list(join(found, ratings, controls=True).stimuli["system"]) == ["A", "ref"]
+    assert list(join(found, ratings).table["system"]) == ["A"]
+    assert list(join(found, ratings, controls=True).table["system"]) == ["A", "ref"]
     plain = rated("A", "ref")  # a table without roles
-    assert list(join(found, plain).stimuli["system"]) == ["A"]
+    assert list(join(found, plain).table["system"]) == ["A"]
     both = outputs("control:A", "A").assign(ps=[0.1, 0.9])  # the system is the one that is meant
-    assert list(join(both, rated("A"), controls=True).stimuli["ps"]) == [0.9]
+    assert list(join(both, rated("A"), controls=True).table["ps"]) == [0.9]
 
 
 def test_what_does_not_meet_is_told():
-    joined = join(outputs("A", source="ref"), rated("A", "B", averaged=2))
+    joined = join(outputs("A", source="ref"), rated("A", "B"))
     assert len(joined.notes) == 3
-    for note, part in zip(joined.notes, ("--source-map", "1 of 2 ratings", "2 rows")):
+    for note, part in zip(joined.notes, ("--source-map", "1 of 2 ratings", "so rated")):
         assert part in note
     with pytest.raises(ValueError, match=r"tracks 'u'.*ratings tracks 't'.*--source-map"):
         join(outputs("A", track="u"), rated("A"))
@@ -314,13 +287,13 @@ def test_tables_of_ratings_are_read_and_refused(tmp_path):
     assert list(found.table["system"]) == ["ref", "A"]
     assert list(found.table["rating"]) == [5.0, 3.5]
     assert found.table["is_system"].all()
-    assert found.averaged == 1
+    assert found.notes[0].startswith("1 rows")
     for text, columns, said in (
         ("item,system,mos\nx,A,3\n", None, r"mean_rating.*--columns|--columns.*mean_rating"),
         ("track,system,mean_rating\nx,A,good\n", None, "line 2"),
         ("track,system,mean_rating\nx,A,1\nx,B,\n", None, "line 3"),
         ("track,system,mean_rating\n", None, "holds no"),
-        ("", None, "empty"),
+        ("", None, "ratings"),
         ("track,system,mean_rating\nx,A,1\n", {"trck": "a"}, "columns"),
         ("track,system,mean_rating\nx,A,1\n", {"scenario": "z"}, "'z'"),
     ):
@@ -334,23 +307,13 @@ def test_tables_of_ratings_are_read_and_refused(tmp_path):
 TABLE = "track;system;source;mean_rating\nCaf\u00e9;A;vocals;61,5\nCaf\u00e9;B;vocals;48,25\n"
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_tables_of_spreadsheet_programs_are_read(tmp_path, encoding):
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_tables_of_spreadsheets_and_names_in_two_unicode_forms_meet(tmp_path, encoding):
     path = tmp_path / "r.csv"
     path.write_text(TABLE, encoding=encoding)
     found = load_ratings(path)
-    assert {*found.table["track"]} == {"Caf\u00e9"}
     assert list(found.table["rating"]) == [61.5, 48.25]
-    path.write_text(TABLE, encoding="cp1252")
-    with pytest.raises(ValueError, match="line 2"):
-        load_ratings(path)
-
-
-def test_names_in_two_unicode_forms_meet(tmp_path):
-    path = tmp_path / "r.csv"
-    path.write_text(TABLE, encoding="utf-8")
-    found = outputs("A", "B", track="Cafe\u0301")
-    assert len(join(found, load_ratings(path)).stimuli) == 2
+    assert len(join(outputs("A", "B", track="Cafe\u0301"), found).table) == 2
 
 
 def test_clusters_are_a_column_of_the_ratings(tmp_path):
@@ -400,7 +363,7 @@ def cells(found: Correlation, **wanted: str) -> dict[str, Any]:
 
 
 def test_every_measure_meets_every_question():
-    found = correlate_stimuli(Joined(stimuli(), ()), None, Options(draws=200))
+    found = correlate_stimuli(Stimuli(stimuli()), None, Options(draws=200))
     assert len(found.rows) == 2 * 3 * 2
     row = cells(found, question="quality", measure="log_pm", pooling="per_track")
     assert row["srcc"] == row["pcc"] == pytest.approx(1.0)
@@ -417,7 +380,7 @@ def test_every_measure_meets_every_question():
         ("log_pm", "pesq"),
     }
     with pytest.raises(ValueError, match="stoi"):
-        correlate_stimuli(Joined(stimuli(), ()), ["stoi"])
+        correlate_stimuli(Stimuli(stimuli()), ["stoi"])
 
 
 def simulated(data: Data, half: float, method: str, draws: int = 10_000) -> float:
@@ -445,7 +408,7 @@ def simulated(data: Data, half: float, method: str, draws: int = 10_000) -> floa
 @pytest.mark.parametrize(("method", "tolerance"), [("srcc", 0.05), ("pcc", 0.15)])
 def test_half_widths_are_those_of_jittered_scores(method, tolerance):
     given = stimuli(tracks=6)
-    found = correlate_stimuli(Joined(given, ()), ["ps"], Options(draws=0))
+    found = correlate_stimuli(Stimuli(given), ["ps"], Options(draws=0))
     row = cells(found, question="quality", measure="ps", pooling="per_track")
     here = given[given["question"] == "quality"]
     unit = np.repeat(np.arange(6), 5)
@@ -460,7 +423,7 @@ def test_radii_follow_the_convention():
     rows = [
         cells(
             correlate_stimuli(
-                Joined(stimuli(6, 9), ()), ["ps"], Options(draws=0, convention=convention)
+                Stimuli(stimuli(3, 9)), ["ps"], Options(draws=0, convention=convention)
             ),
             question="quality",
             pooling="per_track",
@@ -478,7 +441,7 @@ def test_sources_of_a_track_widen_the_half_width_by_their_correlation():
     two = pandas.concat([quality(4).assign(source=name) for name in ("vocals", "drums")])
     found = [
         cells(
-            correlate_stimuli(Joined(two, ()), ["ps"], Options(draws=0, source_correlation=rho)),
+            correlate_stimuli(Stimuli(two), ["ps"], Options(draws=0, source_correlation=rho)),
             pooling="per_track",
         )["pcc_half_width"]
         for rho in (0.0, 1.0)
@@ -517,14 +480,14 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     with open(results / "scores.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(names)
-        for s in quality().itertuples():
+        for s in quality(6).itertuples():
             writer.writerow([s.track, s.system, "ref", 0, s.ps, s.log_pm, "ok", 0.02, 0.05])
         writer.writerow(["t0", "broken", "ref", 0, "nan", "nan", "failed", "", ""])
     _frame(results)
     with open(ratings, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["track", "source", "system", "question", "role", "mean_rating"])
-        for s in stimuli().itertuples():
+        for s in stimuli(6).itertuples():
             writer.writerow([s.track, s.source, s.system, s.question, "system", s.rating])
     return results, ratings
 
@@ -535,11 +498,11 @@ def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
     with open(rivals, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["mixture_id", "system", "source_index", "source", "pesq"])
-        for s in quality().itertuples():
+        for s in quality(6).itertuples():
             writer.writerow([s.track, s.system, 0, "ref", s.pesq])
     found = correlate(results, ratings, rivals=[rivals], draws=100)
     assert list(found.labels) == ["ps", "log_pm", "pesq"]
-    again = correlate_stimuli(Joined(stimuli(), ()), None, Options(draws=100))
+    again = correlate_stimuli(Stimuli(stimuli(6)), None, Options(draws=100))
     assert_frame_equal(found.rows, again.rows)
     out = Path(found.save(tmp_path / "new" / "out"))
     written = pandas.read_csv(out / "correlations.csv", keep_default_na=False, na_values=["nan"])
@@ -547,13 +510,13 @@ def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
     page = (out / "correlations.md").read_text(encoding="utf-8")
     assert "## quality" in page
     assert "| PS radius |" in page
-    assert "source 'ref' of the results taken as 'vocals' in 12 track(s)" in page
+    assert "source 'ref' of the results taken as 'vocals' in 6 track(s)" in page
     tex = (out / "correlations_quality.tex").read_text(encoding="utf-8")
     assert tex.count(r"\\") == 2 + 3
     assert "100.0\\%" in tex
     for question in QUESTIONS:
         assert (out / f"correlations_{question}.png").stat().st_size > 5000
-    assert len(pandas.read_csv(out / "stimuli.csv")) == 120
+    assert len(pandas.read_csv(out / "stimuli.csv")) == 60
     for shown in (found.summary(), found._repr_html_()):
         assert "log PM" in shown
         assert "Intervals resample tracks" in shown
@@ -568,23 +531,18 @@ def test_results_that_are_none_are_refused(files, tmp_path):
             correlate(files[0], ratings, **settings)
 
 
-def test_every_reason_is_in_the_table():
-    found = correlate_stimuli(Joined(quality(1), ()), ["ps"], Options(draws=0))
-    row = cells(found, pooling="pooled")
-    assert row["reason"] == "no draws: no interval, no p; one cluster: no interval"
-    assert all(reason in found.summary() for reason in row["reason"].split("; "))
-
-
-def test_what_is_resampled_is_said_and_diagnostics_wait_to_be_asked_for():
-    given = stimuli().assign(log_foreign_distance=1.0)
+def test_what_is_resampled_and_every_reason_is_said():
+    given = quality(4).assign(log_foreign_distance=1.0)
     given["cluster"] = given["system"]
-    found = correlate_stimuli(Joined(given, ()), None, Options(draws=50, cluster="system"))
+    found = correlate_stimuli(Stimuli(given), None, Options(draws=50, cluster="system"))
     assert {*found.rows["cluster"]} == {"system"}
     assert {*found.rows["clusters"]} == {5}
     assert "Intervals resample systems" in found.summary()
-    assert list(found.labels) == ["ps", "log_pm", "pesq"]
-    asked = correlate_stimuli(Joined(given, ()), ["log_foreign_distance"], Options(draws=0))
-    assert list(asked.labels) == ["log_foreign_distance"]
+    assert list(found.labels) == ["ps", "log_pm", "pesq"]  # diagnostics wait to be asked for
+    found = correlate_stimuli(Stimuli(quality(1)), ["log_pm"], Options(draws=0))
+    row = cells(found, pooling="pooled")
+    assert row["reason"] == "no draws: no interval, no p; one cluster: no interval"
+    assert all(reason in found.summary() for reason in row["reason"].split("; "))
 
 
 def test_rivals_that_belong_to_nothing_are_refused(files, tmp_path):
@@ -597,23 +555,10 @@ def test_rivals_that_belong_to_nothing_are_refused(files, tmp_path):
         correlate(*files, rivals=[rivals])
 
 
-@pytest.mark.slow
-def test_the_command(files, tmp_path):
-    results, ratings = files
-    arguments = ["correlate", str(results), str(ratings), "--out", str(tmp_path / "c")]
-    made = subprocess.run(
-        [sys.executable, "-m", "torch_mapss", *arguments, "--draws", "50"],
-        capture_output=True,
-        text=True,
-    )
-    assert made.returncode == 0, made.stderr
-    assert "interference" in made.stdout
-    assert "Intervals resample tracks" in made.stdout
+def test_the_command(files, tmp_path, capsys):
+    arguments = ["correlate", *map(str, files), "--out", str(tmp_path / "c"), "--draws", "20"]
+    assert cli.main([*arguments, "--measures", "ps"]) == 0
+    assert "Intervals resample tracks" in capsys.readouterr().out
     assert (tmp_path / "c" / "correlations.csv").exists()
-    wrong = subprocess.run(
-        [sys.executable, "-m", "torch_mapss", *arguments, "--columns", "track=item"],
-        capture_output=True,
-        text=True,
-    )
-    assert wrong.returncode == 2
-    assert "'item'" in wrong.stderr
+    assert cli.main([*arguments, "--columns", "track=item"]) == 2
+    assert "'item'" in capsys.readouterr().err

@@ -8,17 +8,21 @@ errors of the scores themselves may change (radius and half-width [sec:propagate
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from torch_mapss.bounds import correlation as propagation
+from torch_mapss.bounds.correlation import CONVENTIONS, correlation_bounds, scenario_bounds
 from torch_mapss.bounds.frames import check_confidence
-from torch_mapss.evaluation import correlation_errors, correlation_tables, io
+from torch_mapss.core import checks
+from torch_mapss.evaluation import correlation_tables, io
 from torch_mapss.evaluation.correlation_stats import (
     LEAST_SYSTEMS,
     METHODS,
@@ -31,9 +35,10 @@ from torch_mapss.evaluation.correlation_stats import (
 )
 from torch_mapss.evaluation.measures import COLUMNS as MEASURES
 from torch_mapss.evaluation.measures import label
-from torch_mapss.evaluation.ratings import KEYS, Joined, join, load_ratings
+from torch_mapss.evaluation.ratings import KEYS, Stimuli, join, load_ratings
 from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.significance import holm
+from torch_mapss.evaluation.text_page import Page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,17 +55,19 @@ DIFFERENCES = (
     *("cluster", "clusters", "difference", "low", "high"),
 )
 UNITS = ("scenario", "question", "track", "source", "measure", "systems", "srcc", "pcc")
+_OUTPUT = ["mixture_id", "system", "source_index"]
 
 
 class Options(NamedTuple):
     """How correlations are computed."""
 
-    confidence: float = 0.95
-    draws: int = 2000  # of the bootstrap and of the permutations
-    seed: int = 0
-    convention: str = "derived"  # of radius and half-width: or as printed in the "paper"
-    source_correlation: float = 0.0  # ρ_l: of the errors of the sources of one track
-    cluster: str = "track"  # what intervals resample
+    confidence: float = 0.95  # of intervals and half-widths, in (0, 1)
+    draws: int = 2000  # of bootstrap and permutations; p is at least 1/(draws + 1). 0: none
+    seed: int = 0  # of both
+    convention: str = "derived"  # of radius and half-width, or "paper": as printed
+    source_correlation: float = 0.0  # ρ_l in [-1, 1] of [eq:scenario_halfwidth_pcc]
+    # What intervals resample: a column of the ratings, e.g. track, system, talker or condition.
+    cluster: str = "track"
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,15 +84,26 @@ class Correlation:
 
     def summary(self) -> str:
         """A table for each scenario and question, to print."""
-        return correlation_tables.text(self._page())
+        return self._page().text()
 
     def _repr_html_(self) -> str:
         """The same for notebooks."""
-        return correlation_tables.html(self._page())
+        return self._page().html()
 
-    def _page(self) -> correlation_tables.Page:
-        about = [*self.notes, *_assumptions(self.options)]
-        return correlation_tables.Page(self.rows, self.labels, about, self.options.confidence)
+    def _page(self) -> Page:
+        of = {"track": "tracks", "source": "sources", "system": "systems"}
+        what = of.get(self.options.cluster, f"{self.options.cluster} (--cluster)")
+        about = [
+            *self.notes,
+            f"Intervals resample {what}: they hold for others like those, and take what was rated "
+            "within each as given",
+            "p per track exchanges the ratings within a track and source: it assumes that its "
+            "outputs are independent of those of other tracks; the same systems in all tracks, or "
+            "listeners who agree on a system, make it too small",
+            "p pooled exchanges all ratings, as if all outputs were independent: too small where "
+            "tracks differ",
+        ]
+        return correlation_tables.page(self.rows, self.labels, about, self.options.confidence)
 
     def plot(self, question: str | None = None) -> Figure:
         """Scatter plots of ratings over scores, a panel for each measure; one question's.
@@ -96,12 +114,12 @@ class Correlation:
         """
         asked = list(self.stimuli["question"].unique())
         question = asked[0] if question is None else question
-        if question not in asked:
-            raise ValueError(f"question must be of {', '.join(asked)}, got {question!r}.")
-        rows = self.rows[
-            (self.rows["question"] == question) & (self.rows["pooling"] == "per_track")
-        ]
-        return correlation_tables.scatter(self.stimuli, rows, self.labels, question)
+        checks.check_choice(question, "question", asked)
+        return correlation_tables.scatter(self.stimuli, self._rows_of(question), self.labels)
+
+    def _rows_of(self, question: str) -> DataFrame:
+        own = self.rows["question"] == question
+        return self.rows[own & (self.rows["pooling"] == "per_track")]
 
     def save(self, folder: str | os.PathLike[str]) -> str:
         """Write the tables (CSV, Markdown, LaTeX) and scatter plots to a folder.
@@ -112,28 +130,22 @@ class Correlation:
         Raises:
             ValueError: the folder is a file, or cannot be made.
         """
-        tables = {
-            "correlations": self.rows,
-            "differences": self.differences,
-            "per_track": self.units,
-            "stimuli": self.stimuli[[*KEYS, "rating", *self.labels]],
-        }
-        return correlation_tables.save(tables, self._page(), self.plot, folder)
+        from torch_mapss.evaluation.plots import save_figure
 
-
-def _assumptions(options: Options) -> list[str]:
-    """What intervals resample and what p-values assume."""
-    of = {"track": "tracks", "source": "sources", "system": "systems"}
-    what = of.get(options.cluster, f"{options.cluster} (--cluster)")
-    return [
-        f"Intervals resample {what}: they hold for others like those, and take what was rated "
-        "within each as given",
-        "p per track exchanges the ratings within a track and source: it assumes that its outputs "
-        "are independent of those of other tracks; the same systems in all tracks, or listeners "
-        "who agree on a system, make it too small",
-        "p pooled exchanges all ratings, as if all outputs were independent: too small where "
-        "tracks differ",
-    ]
+        folder = io.make_folder(folder)
+        tables = {"correlations": self.rows, "differences": self.differences}
+        tables |= {"per_track": self.units}
+        tables |= {"stimuli": self.stimuli[[*KEYS, "rating", *self.labels]]}
+        for name, table in tables.items():
+            io.write_table(os.path.join(folder, f"{name}.csv"), table)
+        page = self._page().markdown("Correlation with listeners")
+        io.write_bytes(os.path.join(folder, "correlations.md"), page.encode())
+        for question in self.rows["question"].unique():
+            stem = os.path.join(folder, "correlations_" + re.sub(r"\W+", "_", question))
+            table = correlation_tables.latex(self._rows_of(question), self.labels)
+            io.write_bytes(f"{stem}.tex", table.encode())
+            save_figure(self.plot(question), f"{stem}.png")
+        return folder
 
 
 def correlate(
@@ -145,12 +157,7 @@ def correlate(
     controls: bool = False,
     rivals: Sequence[str | os.PathLike[str]] = (),
     measures: Sequence[str] | None = None,
-    confidence: float = 0.95,
-    draws: int = 2000,
-    seed: int = 0,
-    convention: str = "derived",
-    source_correlation: float = 0.0,
-    cluster: str = "track",
+    **options: Any,
 ) -> Correlation:
     """Correlate the scores of a results folder with ratings.
 
@@ -163,47 +170,25 @@ def correlate(
         rivals: CSV files of other measures of the same outputs: ``mixture_id, system,
             source_index`` and one column per measure.
         measures: only these; all there are by default, but for diagnostics (B, log B).
-        confidence: of intervals and half-widths, in (0, 1).
-        draws: of bootstrap and permutations; p is at least 1/(draws + 1). 0: none of both.
-        seed: of both.
-        convention: of radius and half-width of the correlations where the results have bounds:
-            ``"derived"``, or ``"paper"`` as printed.
-        source_correlation: ρ_l in [-1, 1] of [eq:scenario_halfwidth_pcc].
-        cluster: column of the ratings whose values are resampled by the intervals: "track"
-            (default), "system", "source", or one of the file, e.g. "talker" or "condition".
+        options: of :class:`Options`, by name.
 
     Returns:
         A :class:`Correlation`.
 
     Raises:
+        TypeError: an option that :class:`Options` lacks.
         ValueError: files that cannot be read or do not belong together, settings out of range.
     """
-    options = _checked(Options(confidence, draws, seed, convention, source_correlation, cluster))
+    how = Options(**options)
+    check_confidence(how.confidence)
+    checks.check_choice(how.convention, "convention", CONVENTIONS)
+    checks.check_whole(how.draws, "draws", 0)
+    if not -1.0 <= how.source_correlation <= 1.0:
+        raise ValueError(f"source_correlation must lie in [-1, 1], got {how.source_correlation}.")
     outputs = scored_outputs(results, rivals)
-    given = load_ratings(ratings, columns, cluster)
+    given = load_ratings(ratings, columns, how.cluster)
     joined = join(outputs, given, sources=sources, controls=controls)
-    return correlate_stimuli(joined, measures, options)
-
-
-def _checked(options: Options) -> Options:
-    check_confidence(options.confidence)
-    if options.convention not in propagation.CONVENTIONS:
-        raise ValueError(
-            f"convention must be of {', '.join(propagation.CONVENTIONS)}, got "
-            f"{options.convention!r}."
-        )
-    if options.draws < 0:
-        raise ValueError(f"draws must be at least 0, got {options.draws}.")
-    if not -1.0 <= options.source_correlation <= 1.0:
-        raise ValueError(
-            f"source_correlation must lie in [-1, 1], got {options.source_correlation}."
-        )
-    return options
-
-
-# ------------------------------------------------------------------------------------------------
-# Results
-# ------------------------------------------------------------------------------------------------
+    return correlate_stimuli(joined, measures, how)
 
 
 def scored_outputs(
@@ -223,44 +208,29 @@ def scored_outputs(
         raise ValueError(f"{io.shown(results)!r} holds no scored output.")
     parts = [f"{name}{part}" for name in MEASURES for part in ("", "_radius", "_tail")]
     found = table[["system", "source", *(name for name in parts if name in table)]]
-    found = found.assign(track=table["mixture_id"]).reset_index(drop=True)
-    key = _key(table, "mixture_id")
+    found = found.assign(track=table["mixture_id"]).set_axis(_outputs(table), axis=0)
     for path in rivals:
-        other = _rival(path)
-        known = {one: place for place, one in enumerate(other.index)}
-        places = np.array([known.get(one, -1) for one in key])
-        if places.max() < 0:
+        content = "a table of other measures"
+        words = io.read_table(path, _OUTPUT, content=content)
+        digits = [name for name in words if words[name].str.contains(r"\d").any()]
+        numbers = [name for name in digits if name not in (*_OUTPUT, "source")]
+        other = io.read_table(path, _OUTPUT, numbers, content)
+        other = other[numbers].set_axis(_outputs(other), axis=0)
+        if not other.index.is_unique or not other.index.isin(found.index).any():
             raise ValueError(
-                f"no row of {io.shown(path)!r} belongs to an output of {io.shown(results)!r}: "
-                "mixture_id, system and source_index must be those of its scores.csv."
+                f"{io.shown(path)!r} must have one row for each output of {io.shown(results)!r}: "
+                "mixture_id, system and source_index as in its scores.csv."
             )
-        for name in other:
-            own = found.get(name, np.nan)
-            found[name] = np.where(places >= 0, other[name].to_numpy()[places], own)
-    return found
+        for name in numbers:
+            new = other[name].reindex(found.index)
+            found[name] = new.fillna(found[name]) if name in found else new
+    return found.reset_index(drop=True)
 
 
-def _key(table: DataFrame, track: str) -> list[tuple[str, ...]]:
+def _outputs(table: DataFrame) -> list[str]:
     """What names the outputs of a table."""
-    names = (table[name].astype(str) for name in (track, "system", "source_index"))
-    return list(zip(*([io.same_name(text.strip()) for text in column] for column in names)))
-
-
-def _rival(path: str | os.PathLike[str]) -> DataFrame:
-    """The measures of a table: the columns that hold a number, by mixture, system and index."""
-    names = ["mixture_id", "system", "source_index"]
-    content = "a table of other measures"
-    words = io.read_table(path, names, content=content)
-    numbers = [
-        str(name)
-        for name in words
-        if name not in (*names, "source") and words[name].str.contains(r"\d").any()
-    ]
-    table = io.read_table(path, names, numbers, content)
-    keys = _key(table, "mixture_id")
-    if len({*keys}) < len(keys):
-        raise ValueError(f"{io.shown(path)!r} has an output twice: {keys[-1]}.")
-    return table[numbers].set_axis(keys, axis=0)
+    names = table[_OUTPUT].astype(str).map(lambda text: io.same_name(text.strip()))
+    return names.agg("\n".join, axis=1).tolist()
 
 
 # ------------------------------------------------------------------------------------------------
@@ -269,7 +239,7 @@ def _rival(path: str | os.PathLike[str]) -> DataFrame:
 
 
 def correlate_stimuli(
-    joined: Joined, measures: Sequence[str] | None = None, options: Options | None = None
+    joined: Stimuli, measures: Sequence[str] | None = None, options: Options | None = None
 ) -> Correlation:
     """Correlations of stimuli that have their scores already.
 
@@ -281,33 +251,31 @@ def correlate_stimuli(
     Raises:
         ValueError: a measure that no stimulus has.
     """
-    options = options or Options()
     from pandas import DataFrame
 
-    stimuli = joined.stimuli.replace([np.inf, -np.inf], np.nan)  # as the logarithm of 0
+    options = options or Options()
+    stimuli = joined.table.replace([np.inf, -np.inf], np.nan)  # as the logarithm of 0
     bounds = {f"{name}_{part}" for name in stimuli for part in ("radius", "tail")}
-    other = {*KEYS, "is_system", "rating", "cluster", *bounds}
-    known = [name for name in stimuli if name not in other]
-    known.sort(key=lambda name: [*MEASURES].index(name) if name in MEASURES else len(MEASURES))
-    if measures is None:
-        names = [n for n in known if n not in MEASURES or not MEASURES[n].diagnostic]
-    else:
-        names = list(measures)
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise ValueError(
-                f"measures has {', '.join(unknown)}, which the results lack; they have "
-                f"{', '.join(known)}."
-            )
+    other = [n for n in stimuli if n not in {*KEYS, "is_system", "rating", "cluster", *bounds}]
+    known = [name for name in MEASURES if name in other]
+    known += [name for name in other if name not in MEASURES]
+    names = [n for n in known if n not in MEASURES or not MEASURES[n].diagnostic]
+    names = names if measures is None else list(measures)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(
+            f"measures has {', '.join(unknown)}, which the results lack; they have "
+            f"{', '.join(known)}."
+        )
     rows, differences, units = [], [], []
     for (scenario, question), own in stimuli.groupby(["scenario", "question"], sort=False):
         where = {"scenario": scenario, "question": question}
         data = {name: _data(own, name) for name in names}
         for pooling in POOLINGS:
-            here, between = _correlated(where, data, pooling, options)
+            here, between = _correlated({**where, "pooling": pooling}, data, options)
             rows += here
             differences += between
-        units += _units(where, own, data)
+        units += [where | row for name in names for row in _units(own, name, data[name])]
     return Correlation(
         DataFrame(rows, columns=COLUMNS),
         DataFrame(differences, columns=DIFFERENCES),
@@ -337,60 +305,90 @@ def _data(stimuli: DataFrame, measure: str) -> Data:
 
 
 def _correlated(
-    where: Mapping[str, Any], data: Mapping[str, Data], pooling: str, options: Options
+    where: Mapping[str, Any], data: Mapping[str, Data], options: Options
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of ``correlations.csv`` and of ``differences.csv`` of one question and pooling."""
-    about = {**where, "pooling": pooling, "cluster": options.cluster}
-    rows, differences = {}, []
+    about = {**where, "cluster": options.cluster}
+    rows: dict[str, dict[str, Any]] = {}
+    differences: list[dict[str, Any]] = []
     for name, one in data.items():
-        kept = usable(one, pooling)
-        rows[name] = {**about, "measure": name, "tracks": len(np.unique(kept.track))}
-        rows[name] |= {"sources": len(np.unique(kept.unit)), "stimuli": len(kept.scores)}
-        rows[name] |= {"undefined": len(one.scores) - len(kept.scores), "reason": {}}
-        rows[name] |= correlation_errors.propagated(
-            kept,
-            pooling,
-            confidence=options.confidence,
-            convention=options.convention,
-            rho=options.source_correlation,
-            seed=options.seed,
-        )
-    pairs = [(a, b) for a, b in itertools.combinations(data, 2) if {a, b} & {*MEASURES}]
+        counted, _ = usable(one, where["pooling"])
+        rows[name] = {**about, "measure": name, "tracks": len(np.unique(counted.track))}
+        rows[name] |= {"sources": len(np.unique(counted.unit)), "stimuli": len(counted.scores)}
+        rows[name] |= {"undefined": len(one.scores) - len(counted.scores), "reason": {}}
+        rows[name] |= _errors(counted, where["pooling"], options)
+    keys: list[tuple[str, ...]] = [(name,) for name in data]
+    pairs = itertools.combinations(data, 2) if options.draws else ()
+    keys += [pair for pair in pairs if {*pair} & {*MEASURES}]
     for method, p in zip(METHODS, ("p", "p_pcc")):
-        made, between = estimates(
+        found = estimates(
             data,
-            pairs if options.draws else (),
-            pooling,
+            keys,
+            where["pooling"],
             method,
             confidence=options.confidence,
             draws=options.draws,
             seed=options.seed,
         )
-        for name, found in made.items():
-            row = rows[name]
-            row |= {method: found.value, f"{method}_low": found.low, f"{method}_high": found.high}
-            row |= {p: found.p, "clusters": found.clusters}
-            row["reason"] |= dict.fromkeys(found.reasons)
-        for (a, b), found in between.items():
-            row = {**about, "method": method, "measure_a": a, "measure_b": b}
-            row |= {"clusters": found.clusters, "difference": found.value}
-            differences.append({**row, "low": found.low, "high": found.high})
+        for key, one in found.items():
+            ends = {"low": one.low, "high": one.high}
+            if len(key) > 1:
+                row = {**about, **ends, "method": method, "clusters": one.clusters}
+                row |= {"measure_a": key[0], "measure_b": key[1], "difference": one.value}
+                differences.append(row)
+                continue
+            row = rows[key[0]]
+            row |= {method: one.value, p: one.p, "clusters": one.clusters}
+            row |= {f"{method}_{name}": value for name, value in ends.items()}
+            row["reason"] |= dict.fromkeys(one.reasons)
     for row, adjusted in zip(rows.values(), holm(np.array([row["p"] for row in rows.values()]))):
         row |= {"p_holm": adjusted, "reason": "; ".join(row["reason"])}
     return list(rows.values()), differences
 
 
-def _units(
-    where: Mapping[str, Any], stimuli: DataFrame, data: Mapping[str, Data]
-) -> list[dict[str, Any]]:
+def _units(stimuli: DataFrame, name: str, data: Data) -> list[dict[str, Any]]:
     """The correlation of every track and source."""
     found = []
-    for name, one in data.items():
-        for part in parts_of(one.unit):
-            track, source = stimuli[["track", "source"]].iloc[part[0]]
-            own = one.kept(part[np.isfinite(one.scores[part])])
-            row = {**where, "track": track, "source": source, "measure": name}
-            for method in METHODS if len(own.scores) >= LEAST_SYSTEMS else ():
-                row[method] = float(correlation(own.scores, own.ratings, method)[0])
-            found.append({**row, "systems": len(own.scores)})
+    for part in parts_of(data.unit):
+        row = stimuli[["track", "source"]].iloc[part[0]].to_dict()
+        own = data.kept(part[np.isfinite(data.scores[part])])
+        row |= {"measure": name, "systems": len(own.scores)}
+        for method in METHODS if len(own.scores) >= LEAST_SYSTEMS else ():
+            row[method] = float(correlation(own.scores, own.ratings, method)[0])
+        found.append(row)
     return found
+
+
+def _errors(data: Data, pooling: str, options: Options) -> dict[str, float]:
+    """What the errors of the scores may change in SRCC and PCC [sec:propagate_ci_to_corr].
+
+    Radius and half-width of each, over tracks and sources; none where a score has no bounds.
+    """
+    found: dict[str, float] = {}
+    if not len(data.scores) or not np.isfinite(data.bounds).all():
+        return found
+    rows = parts_of(data.unit) if pooling == "per_track" else [np.arange(len(data.unit))]
+    given = [
+        _padded([column[row] for row in rows])
+        for column in (data.scores, *data.bounds.T, data.ratings)
+    ]
+    tracks = parts_of(np.array([data.track[row[0]] for row in rows]))
+    for method, name in zip(METHODS, ("spearman", "pearson")):
+        one: Any = correlation_bounds(
+            *given, options.confidence, name, convention=options.convention, seed=options.seed
+        )
+        if pooling == "per_track":
+            of = (one.value, one.radius, one.half_width)
+            every = [_padded([part.numpy()[track] for track in tracks]) for part in of]
+            one = scenario_bounds(*every, options.source_correlation)
+        found[f"{method}_radius"] = float(one.radius)
+        found[f"{method}_half_width"] = float(one.half_width)
+    return found
+
+
+def _padded(rows: Sequence[NDArray[Any]]) -> torch.Tensor:
+    """(rows, longest), NaN behind shorter ones."""
+    made = torch.full((len(rows), max(map(len, rows))), math.nan, dtype=torch.float64)
+    for line, row in zip(made, rows):
+        line[: len(row)] = torch.as_tensor(row)
+    return made

@@ -19,18 +19,17 @@ Ranks are average ranks; numbers equal but for rounding are tied
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torch_mapss.evaluation.significance import bca, is_constant, merge_ties
+from torch_mapss.evaluation.significance import FEW, bca, is_constant, merge_ties
 
 POOLINGS = ("per_track", "pooled")
 METHODS = ("srcc", "pcc")
 LEAST_SYSTEMS = 3
-FEW_CLUSTERS = 10
 # Numbers held at once by a block of permutations.
 _BLOCK = 2**20
 _Array = NDArray[Any]
@@ -62,16 +61,30 @@ class Estimate(NamedTuple):
     reasons: tuple[str, ...] = ()  # why something is NaN or approximate
 
 
-def usable(data: Data, pooling: str) -> Data:
-    """The stimuli that count: with a score, and per track with enough others to be compared to."""
+def usable(data: Data, pooling: str) -> tuple[Data, list[str]]:
+    """The stimuli that count, and why others do not.
+
+    Those with a score; per track, where there are enough of them that differ.
+    """
+    units = data.unit
     data = data.kept(np.isfinite(data.scores) & np.isfinite(data.ratings))
-    if pooling == "pooled":
-        return data
-    keep = np.ones(len(data.unit), dtype=bool)
-    for part in parts_of(data.unit):
-        few = len(part) < LEAST_SYSTEMS
-        keep[part] = not (few or is_constant(data.scores[part]) or is_constant(data.ratings[part]))
-    return data.kept(keep)
+    pooled = pooling == "pooled"
+    parts = [np.arange(len(data.unit))] if pooled else parts_of(data.unit)
+    least, what = (2, "stimuli") if pooled else (LEAST_SYSTEMS, "systems")
+    enough = [part for part in parts if len(part) >= least]
+    constant = {
+        f"{name} do not vary": [is_constant(values[part]) for part in enough]
+        for name, values in (("scores", data.scores), ("ratings", data.ratings))
+    }
+    every = 1 if pooled else len(np.unique(units))
+    counts = {f"fewer than {least} {what} with a score": every - len(enough)}
+    counts |= {reason: sum(found) for reason, found in constant.items()}
+    of = "" if pooled else f"{{}} of {every} tracks and sources: "
+    reasons = [of.format(count) + reason for reason, count in counts.items() if count]
+    if not pooled:
+        good = [part for part, *same in zip(enough, *constant.values()) if not any(same)]
+        data = data.kept(np.sort(np.concatenate([np.empty(0, int), *good])))
+    return data, reasons
 
 
 def parts_of(unit: _Array) -> list[_Array]:
@@ -138,6 +151,8 @@ class Cell:
         every = [np.arange(len(data.unit))]
         self.parts = parts_of(data.unit) if pooling == "per_track" else every
         self._values = np.array([self._of(part)[0] for part in self.parts])
+        #: The correlation itself, NaN where it is undefined.
+        self.value = float(self._values.mean()) if len(self._values) else math.nan
         # A unit within one cluster is drawn as a whole, and its correlation stays what it is.
         self._whole = pooling == "per_track" and all(
             len({*self._place[part].tolist()}) == 1 for part in self.parts
@@ -146,11 +161,6 @@ class Cell:
     def _of(self, part: _Array, times: _Array | None = None) -> _Array:
         own = None if times is None else times[:, self._place[part]]
         return correlation(self.data.scores[part], self.data.ratings[part], self.method, own)
-
-    @property
-    def value(self) -> float:
-        """The correlation itself, NaN where it is undefined."""
-        return float(self._values.mean()) if len(self._values) else math.nan
 
     def sampled(self, times: _Array) -> _Array:
         """(R,) the correlation where cluster k occurs ``times[:, k]`` times, of (R, clusters)."""
@@ -169,54 +179,53 @@ class Cell:
 
 def estimates(
     data: Mapping[str, Data],
-    pairs: Sequence[tuple[str, str]],
+    keys: Sequence[tuple[str, ...]],
     pooling: str,
     method: str,
     *,
     confidence: float = 0.95,
     draws: int = 2000,
     seed: int = 0,
-) -> tuple[dict[str, Estimate], dict[tuple[str, str], Estimate]]:
-    """Correlations of every measure, and differences of pairs of them, with their intervals.
+) -> dict[tuple[str, ...], Estimate]:
+    """Correlations of measures, and differences of pairs of them, with their intervals.
 
     Args:
         data: one measure each of the same stimuli, in order.
-        pairs: names of measures; a difference is over what both have.
+        keys: names of a measure, or of two: their difference is over what both have.
         pooling, method: as of :class:`Cell`.
         confidence, draws, seed: of the bootstrap, whose samples all of them share, and of the
             permutations; 0 draws: none.
 
     Returns:
-        By measure, and by pair; what is undefined is NaN, with the reasons.
+        By key; what is undefined is NaN, with the reasons.
     """
-    cells = {name: Cell(usable(one, pooling), pooling, method) for name, one in data.items()}
-    wanted: dict[Any, tuple[Cell, ...]] = {name: (cell,) for name, cell in cells.items()}
-    for a, b in pairs:
-        parts = _on_both(data[a], data[b], pooling)
-        wanted[a, b] = tuple(
-            cells[name]
-            if len(part.unit) == len(cells[name].data.unit)
-            else Cell(part, pooling, method)
-            for name, part in zip((a, b), parts)
-        )
-    found: dict[Any, Estimate] = {}
-    together: dict[bytes, list[Any]] = {}  # what has the same clusters is resampled at once
-    for key, of in wanted.items():
-        value, count = float(_difference([cell.value for cell in of])), len(of[0].clusters)
-        reasons = () if isinstance(key, tuple) else tuple(_left_out(data[key], pooling))
-        reasons += tuple(_limits(count, draws)) if math.isfinite(value) else ()
+    cells: dict[tuple[bytes, ...], Cell] = {}  # what counts for two measures is often all of one
+    wanted: dict[tuple[str, ...], list[Cell]] = {}
+    found: dict[tuple[str, ...], Estimate] = {}
+    together: dict[bytes, list[tuple[str, ...]]] = {}  # the same clusters are resampled at once
+    for key in keys:
+        parts, reasons = _shared([data[name] for name in key], pooling)
+        of = wanted[key] = []
+        for part in parts:
+            content = tuple(array.tobytes() for array in part)
+            if content not in cells:
+                cells[content] = Cell(part, pooling, method)
+            of.append(cells[content])
+        value, clusters = float(_difference([cell.value for cell in of])), len(of[0].clusters)
+        if math.isfinite(value):
+            reasons += _limits(clusters, draws)
+            if clusters > 1 and draws > 0:
+                together.setdefault(of[0].clusters.tobytes(), []).append(key)
         p = permutation_p(of[0], draws=draws, seed=seed) if len(of) == 1 else math.nan
-        found[key] = Estimate(value, math.nan, math.nan, count, p, reasons)
-        if math.isfinite(value) and count > 1 and draws > 0:
-            together.setdefault(of[0].clusters.tobytes(), []).append(key)
-    for keys in together.values():
-        ends = _intervals([wanted[key] for key in keys], confidence, draws, seed)
-        for key, low, high in zip(keys, *ends):
+        found[key] = Estimate(value, math.nan, math.nan, clusters, p, tuple(reasons))
+    for same in together.values():
+        ends = _intervals([wanted[key] for key in same], confidence, draws, seed)
+        for key, low, high in zip(same, *ends):
             found[key] = found[key]._replace(low=float(low), high=float(high))
             if not (math.isfinite(low) and math.isfinite(high)):
                 reason = "no interval: undefined in some samples of clusters"
                 found[key] = found[key]._replace(reasons=(*found[key].reasons, reason))
-    return {name: found[name] for name in data}, {pair: found[pair] for pair in pairs}
+    return found
 
 
 def _difference(values: Sequence[Any]) -> Any:
@@ -224,18 +233,21 @@ def _difference(values: Sequence[Any]) -> Any:
     return values[0] - values[1] if len(values) > 1 else values[0]
 
 
-def _on_both(one: Data, other: Data, pooling: str) -> list[Data]:
-    """Two measures on the stimuli and units that both have."""
-    both = np.isfinite(one.scores) & np.isfinite(other.scores)
-    parts = [usable(data.kept(both), pooling) for data in (one, other)]
-    if pooling == "per_track":
+def _shared(data: Sequence[Data], pooling: str) -> tuple[list[Data], list[str]]:
+    """Measures on the stimuli and units that all of them have, and why some do not count."""
+    both = np.isfinite([one.scores for one in data]).all(0)
+    if len(data) == 1:
+        both[:] = True  # what has no score is told
+    found = [usable(one.kept(both), pooling) for one in data]
+    parts, reasons = [part for part, _ in found], found[0][1]
+    if pooling == "per_track" and len(parts) > 1:
         shared = np.intersect1d(parts[0].unit, parts[1].unit)
-        parts = [data.kept(np.isin(data.unit, shared)) for data in parts]
-    return parts
+        parts = [part.kept(np.isin(part.unit, shared)) for part in parts]
+    return parts, reasons
 
 
 def _intervals(
-    wanted: Sequence[tuple[Cell, ...]], confidence: float, draws: int, seed: int
+    wanted: Sequence[Sequence[Cell]], confidence: float, draws: int, seed: int
 ) -> tuple[_Array, _Array]:
     """(K,) ends of the intervals of correlations or their differences over the same clusters."""
     cells = {id(cell): cell for of in wanted for cell in of}
@@ -255,32 +267,14 @@ def _intervals(
     )
 
 
-def _left_out(data: Data, pooling: str) -> Iterator[str]:
-    """Why stimuli with a rating do not count, every reason."""
-    defined = data.kept(np.isfinite(data.scores) & np.isfinite(data.ratings))
-    units = len(np.unique(data.unit))
-    parts = [np.arange(len(defined.unit))] if pooling == "pooled" else parts_of(defined.unit)
-    enough = [p for p in parts if len(p) >= (2 if pooling == "pooled" else LEAST_SYSTEMS)]
-    of = "" if pooling == "pooled" else f"{{}} of {units} tracks and sources: "
-    few = (1 if pooling == "pooled" else units) - len(enough)
-    if few:
-        what = "stimuli" if pooling == "pooled" else "systems"
-        least = 2 if pooling == "pooled" else LEAST_SYSTEMS
-        yield f"{of.format(few)}fewer than {least} {what} with a score"
-    for name, values in (("scores", defined.scores), ("ratings", defined.ratings)):
-        same = sum(is_constant(values[part]) for part in enough)
-        if same:
-            yield f"{of.format(same)}{name} do not vary"
-
-
-def _limits(clusters: int, draws: int) -> Iterator[str]:
-    """What a correlation over so many clusters lacks, every reason."""
-    if draws < 1:
-        yield "no draws: no interval, no p"
+def _limits(clusters: int, draws: int) -> list[str]:
+    """What a correlation over so many clusters lacks."""
+    reasons = ["no draws: no interval, no p"] if draws < 1 else []
     if clusters < 2:
-        yield "one cluster: no interval"
-    elif draws > 0 and clusters < FEW_CLUSTERS:
-        yield f"{clusters} clusters: interval approximate"
+        return [*reasons, "one cluster: no interval"]
+    if draws > 0 and clusters < FEW:
+        reasons.append(f"{clusters} clusters: interval approximate")
+    return reasons
 
 
 def permutation_p(cell: Cell, *, draws: int = 2000, seed: int = 0) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,30 +26,22 @@ COLUMNS = ("track", "system", "source", "question", "role", "scenario", "rating"
 KEYS = ("scenario", "question", "track", "source", "system")
 """What tells stimuli and their questions apart."""
 
-SYSTEM_ROLE = "system"
 CONTROL = "control:"
 _NAMES = ["track", "system", "source"]
 
 
-class Ratings(NamedTuple):
-    """All ratings of a file."""
+class Stimuli(NamedTuple):
+    """Ratings, and, once they are joined, the columns of their outputs."""
 
     table: DataFrame  # `KEYS`, is_system (no hidden reference, no anchor), rating, cluster
-    averaged: int  # rows that repeated a stimulus and question
-
-
-class Joined(NamedTuple):
-    """What `join` found."""
-
-    stimuli: DataFrame  # as ratings, with the columns of their outputs
-    notes: tuple[str, ...]  # what was matched by guess, left out, averaged
+    notes: tuple[str, ...] = ()  # what was averaged, matched by guess, left out
 
 
 def load_ratings(
     path: str | os.PathLike[str],
     columns: Mapping[str, str] | None = None,
-    cluster: str | None = None,
-) -> Ratings:
+    cluster: str = "track",
+) -> Stimuli:
     """Read a table of ratings, higher is better.
 
     Args:
@@ -57,7 +49,7 @@ def load_ratings(
         columns: names of the file's columns where they are not those of `COLUMNS`, e.g.
             ``{"track": "item", "rating": "mos"}``. ``source``, ``question``, ``role`` and
             ``scenario`` may be absent.
-        cluster: column of what is resampled together, e.g. ``"talker"``; the track by default.
+        cluster: column of what is resampled together, e.g. ``"talker"``.
 
     Returns:
         The ratings; rows of one stimulus and question are averaged, and counted.
@@ -73,49 +65,56 @@ def load_ratings(
     if unknown:
         raise ValueError(f"columns must be of {', '.join(COLUMNS)}, got {', '.join(unknown)}.")
     names = {name: name for name in COLUMNS} | {"rating": "mean_rating"} | dict(columns or {})
-    of = names.get(cluster or "track", cluster or "")
+    cluster = names.get(cluster, cluster)
     needed = [names[name] for name in ("track", "system", "rating", *(columns or {}))]
     content = "a table of ratings (--columns track=item says which column is which)"
-    read = io.read_table(path, [*dict.fromkeys([*needed, of])], [names["rating"]], content)
-
-    def texts(column: str, otherwise: str) -> list[str]:
-        if column not in read:
-            return [otherwise] * len(read)
-        return [io.same_name(text.strip()) for text in read[column]]
-
-    defaults = {"question": "rating", "role": SYSTEM_ROLE}
-    found = {name: texts(names[name], defaults.get(name, "")) for name in COLUMNS[:-1]}
-    table = DataFrame(found, read.index, dtype=object)
-    table["scenario"] = table["scenario"].replace("", "all")
-    table["system"] = table["system"].str.removeprefix(CONTROL)
-    table["is_system"] = table.pop("role") == SYSTEM_ROLE
-    table["rating"], table["cluster"] = read[names["rating"]], texts(of, "")
-    wrong = table.index[~np.isfinite(table["rating"]) | (table["cluster"] == "")]
-    if table.empty:
+    read = io.read_table(path, [*dict.fromkeys([*needed, cluster])], [names["rating"]], content)
+    if read.empty:
         raise ValueError(f"{io.shown(path)!r} holds no rating.")
+
+    def texts(column: str, otherwise: str = "") -> list[str]:
+        given = read[column] if column in read else [otherwise] * len(read)
+        return [io.same_name(text.strip()) for text in given]
+
+    table = DataFrame(
+        {
+            "scenario": [name or "all" for name in texts(names["scenario"])],
+            "question": texts(names["question"], "rating"),
+            "track": texts(names["track"]),
+            "source": texts(names["source"]),
+            "system": [name.removeprefix(CONTROL) for name in texts(names["system"])],
+            "is_system": [role == "system" for role in texts(names["role"], "system")],
+            "rating": read[names["rating"]],
+            "cluster": texts(cluster),
+        },
+        read.index,
+    )
+    wrong = table.index[~np.isfinite(table["rating"]) | (table["cluster"] == "")]
     if len(wrong):
         raise ValueError(
             f"{io.shown(path)!r}, line {wrong[0]}: expected a rating, a finite number, and a "
-            f"cluster ({of!r}). Leave rows without them out."
+            f"cluster ({cluster!r}). Leave rows without them out."
         )
     stimuli = table.groupby([*KEYS, "is_system"], sort=False)
     several = stimuli["cluster"].nunique() > 1
     if several.any():
         raise ValueError(
-            "cluster must be one for all ratings of a stimulus, but column "
-            f"{of!r} has several for {dict(zip(KEYS, several.index[several][0]))}."
+            f"cluster must be one for all ratings of a stimulus, but column {cluster!r} has "
+            f"several for {dict(zip(KEYS, several.index[several][0]))}."
         )
     merged = stimuli.agg({"rating": "mean", "cluster": "first"}).reset_index()
-    return Ratings(merged, len(table) - len(merged))
+    again = len(table) - len(merged)
+    note = f"{again} rows repeated a stimulus and question, and were averaged"
+    return Stimuli(merged, (note,) if again else ())
 
 
 def join(
     outputs: DataFrame,
-    ratings: Ratings,
+    ratings: Stimuli,
     *,
     sources: Mapping[str, str] | None = None,
     controls: bool = False,
-) -> Joined:
+) -> Stimuli:
     """Give every rating its scores.
 
     Sources have the same name in both, or the one that ``sources`` says. Failing that, names are
@@ -157,8 +156,16 @@ def join(
             f"{_some(ratings.table)}. Name sources with --source-map FOUND=RATED, take other "
             "columns with --columns, or keep references and anchors (controls=True)."
         )
+    notes = [
+        f"source {found!r} of the results taken as {rate or 'the rated one'!r} in {count} "
+        "track(s); say otherwise with --source-map"
+        for (found, rate), count in guessed.items()
+    ]
     lost = merged[merged["_found"] != "both"]
-    return Joined(stimuli, tuple(_notes(guessed, lost, len(merged), ratings.averaged)))
+    if len(lost):
+        example = ", ".join(f"{name} {lost[name].iloc[0]!r}" for name in _NAMES)
+        notes.append(f"{len(lost)} of {len(merged)} ratings have no scored output, e.g. {example}")
+    return Stimuli(stimuli, (*notes, *ratings.notes))
 
 
 def match_names(
@@ -167,37 +174,18 @@ def match_names(
     """Sources of the results -> sources of the ratings; and those of them that were guessed."""
     pairs = {name: mapping.get(name, name) for name in found}
     pairs = {name: rate for name, rate in pairs.items() if rate in rated}
-    guessed: dict[str, str] = {}
     left = [name for name in rated if name not in pairs.values()]
     unpaired = [name for name in found if name not in pairs and name not in mapping]
-    for rate in list(left):
-        alike = [name for name in unpaired if rate and rate.lower() in _words(name)]
+    guessed: dict[str, str] = {}
+    for rate in left:
+        alike = [n for n in unpaired if rate and rate.lower() in re.split(r"[\W_]+", n.lower())]
         if len(alike) == 1:
             guessed[alike[0]] = rate
-            left.remove(rate)
             unpaired.remove(alike[0])
+    left = [name for name in left if name not in guessed.values()]
     if len(left) == 1 and len(unpaired) == 1:
         guessed[unpaired[0]] = left[0]
     return {**pairs, **guessed}, guessed
-
-
-def _words(name: str) -> list[str]:
-    return [word for word in re.split(r"[\W_]+", name.lower()) if word]
-
-
-def _notes(
-    guessed: Counter[tuple[str, str]], lost: DataFrame, of: int, averaged: int
-) -> Iterator[str]:
-    for (found, rated), count in guessed.items():
-        yield (
-            f"source {found!r} of the results taken as {rated or 'the rated one'!r} in {count} "
-            "track(s); say otherwise with --source-map"
-        )
-    if len(lost):
-        example = ", ".join(f"{name} {lost[name].iloc[0]!r}" for name in _NAMES)
-        yield f"{len(lost)} of {of} ratings have no scored output, e.g. {example}"
-    if averaged:
-        yield f"{averaged} rows repeated a stimulus and question, and were averaged"
 
 
 def _some(table: DataFrame) -> str:

@@ -33,28 +33,20 @@ Examples:
 
 
 def add_parser(commands: Any) -> None:
-    correlate = make_parser(
+    parser = make_parser(
         commands, "correlate", DESCRIPTION, EPILOG, "correlate scores with ratings by listeners"
     )
-    correlate.set_defaults(run=run)
-    correlate.add_argument("results", metavar="RESULTS", help="folder of `torch-mapss evaluate`")
-    correlate.add_argument("ratings", metavar="RATINGS", help="CSV file, see above")
-    correlate.add_argument("--out", required=True, metavar="DIR", help="folder of the tables")
-    read = correlate.add_argument_group("what is read")
-    for name, metavar, text in (
-        (
-            "columns",
-            "COLUMN=NAME",
-            "names of the columns track, system, source, question, role, scenario, rating",
-        ),
-        (
-            "source-map",
-            "FOUND=RATED",
-            "source of the results and its name in the ratings, where they differ",
-        ),
-    ):
-        read.add_argument(f"--{name}", nargs="+", type=pair, default=[], metavar=metavar, help=text)
-    read.add_argument(
+    parser.set_defaults(run=run)
+    add = parser.add_argument
+    add("results", metavar="RESULTS", help="folder of `torch-mapss evaluate`")
+    add("ratings", metavar="RATINGS", help="CSV file, see above")
+    add("--out", required=True, metavar="DIR", help="folder of the tables")
+    columns = "names of the columns track, system, source, question, role, scenario, rating"
+    names = "source of the results and its name in the ratings, where they differ"
+    pairs: dict[str, Any] = {"nargs": "+", "type": pair, "default": []}
+    add("--columns", metavar="COLUMN=NAME", help=columns, **pairs)
+    add("--source-map", metavar="FOUND=RATED", help=names, **pairs)
+    add(
         "--with",
         dest="rivals",
         nargs="+",
@@ -63,25 +55,18 @@ def add_parser(commands: Any) -> None:
         help="CSV files of other measures of the same outputs: mixture_id, system, source_index "
         "and a column for each measure",
     )
-    read.add_argument(
-        "--measures", nargs="+", metavar="NAME", help="only these (default: all but diagnostics)"
-    )
-    statistics = correlate.add_argument_group("statistics")
-    statistics.add_argument(
+    only = "only these (default: all but diagnostics)"
+    add("--measures", nargs="+", metavar="NAME", help=only)
+    add(
         "--cluster",
         default="track",
         metavar="COLUMN",
         help="what intervals resample: track, system, source, or a column of RATINGS as talker or "
         "condition (default: %(default)s)",
     )
-    statistics.add_argument(
-        "--draws",
-        type=int,
-        default=2000,
-        metavar="N",
-        help="of bootstrap and permutations; p is at least 1/(N + 1) (default: %(default)s)",
-    )
-    add_quiet(correlate)
+    draws = "of bootstrap and permutations; p is at least 1/(N + 1) (default: %(default)s)"
+    add("--draws", type=int, default=2000, metavar="N", help=draws)
+    add_quiet(parser)
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -99,15 +84,13 @@ def run(args: argparse.Namespace) -> int:
 
     plots.check_available()
     io.make_folder(args.out)
+    names = ("rivals", "measures", "cluster", "draws")
     found = correlate(
         args.results,
         args.ratings,
         columns=dict(args.columns),
         sources=dict(args.source_map),
-        rivals=args.rivals,
-        measures=args.measures,
-        cluster=args.cluster,
-        draws=args.draws,
+        **{name: getattr(args, name) for name in names},
     )
     found.save(args.out)
     if not args.quiet:
