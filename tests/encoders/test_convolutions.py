@@ -14,12 +14,12 @@ from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_mapss.encoders import load_encoder
-from torch_mapss.encoders.convolutions import ChannelsLastConvLayer, keep_channels_last
+from torch_mapss.encoders.wav2vec import ChannelsLastConvLayer, keep_channels_last
 
 
-def feature_encoder(kind: str = "wav2vec2", large: bool = True) -> Any:
+def feature_encoder(kind: str = "wav2vec2", large: bool = True, **changes: Any) -> Any:
     """The convolutions of a small random model, as transformers has them."""
-    return random_model(kind, large).feature_extractor.requires_grad_(False)
+    return random_model(kind, large, **changes).feature_extractor.requires_grad_(False)
 
 
 def replaced(stock: Any) -> Any:
@@ -39,9 +39,10 @@ def waves(items: int = 3, samples: int = 1999) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-@pytest.mark.parametrize(("items", "samples"), [(3, 1999), (1, 400)])
+@pytest.mark.parametrize(("items", "samples"), [(2, 1999)])
 def test_equals_the_stock_convolutions(kind: str, items: int, samples: int) -> None:
     stock = feature_encoder(kind)
+    assert not any(are_replaced(replaced(feature_encoder(kind, large=False))))  # group norm
     ours, seen = replaced(stock), []
     assert all(are_replaced(ours))
     for features in (stock, ours):
@@ -62,7 +63,7 @@ def test_other_kernels_no_bias_and_other_widths() -> None:
         "conv_stride": (4, 3, 1, 2, 1, 2, 3),
         "conv_dim": (5, 1, 12, 3, 12, 7, 12),
     }
-    stock = random_model("wav2vec2", True, **changes).feature_extractor.requires_grad_(False)
+    stock = feature_encoder(**changes)
     ours = replaced(stock)
     assert all(are_replaced(ours))
     # A norm of one channel is its bias, so compare below it and above it.
@@ -75,15 +76,8 @@ def test_other_kernels_no_bias_and_other_widths() -> None:
 
 
 def test_gradient_against_differences() -> None:
-    ours = replaced(feature_encoder().double())
+    ours = replaced(feature_encoder(conv_dim=(3,) * 7).double())
     assert torch.autograd.gradcheck(ours, waves(1, 480).double().requires_grad_())
-
-
-def test_within_autocast() -> None:
-    stock = feature_encoder()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = replaced(stock)(waves())
-    assert relative_error(found.float(), stock(waves())) < 0.15
 
 
 def copied(features: Any, wave: Tensor) -> list[int]:
@@ -101,14 +95,6 @@ def test_nothing_but_the_waveform_is_copied() -> None:
     assert max(copied(stock, wave)) > 10 * size
     windows = 3 * 10 * ((1999 - 10) // 5 + 1)  # of the first convolution, each 10 samples
     assert max(copied(replaced(stock), wave)) <= windows
-
-
-def test_no_tensor_is_laid_out_anew() -> None:
-    ours = replaced(feature_encoder())
-    x = waves()[:, None]
-    for layer in ours.conv_layers:
-        x = layer(x)
-        assert x.transpose(1, 2).is_contiguous()
 
 
 class Convolutions(TorchDispatchMode):
@@ -133,11 +119,6 @@ def test_elsewhere_the_convolutions_stay_one_dimensional() -> None:
     with Convolutions() as there:
         assert ours(waves().to("meta")).shape == expected.shape
     assert there.dims == [3] * 7
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_group_norm_is_left_alone(family: str) -> None:
-    assert not any(are_replaced(replaced(feature_encoder(family, large=False))))
 
 
 # --- Loaded -------------------------------------------------------------------------------------

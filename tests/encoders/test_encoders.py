@@ -35,13 +35,11 @@ from torch_mapss.encoders import (
     CustomEncoder,
     Encoder,
     MelEncoder,
-    TransformerEncoder,
     WaveformEncoder,
     as_encoder,
     clear_encoder_cache,
     encoder_table,
     load_encoder,
-    rank_zero_first,
     registry,
 )
 from torch_mapss.encoders.base import broken, is_usable
@@ -88,13 +86,15 @@ def own_folder(folder: Folder, tmp_path: Path) -> Folder:
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_layer_equals_the_full_model(folder: Folder, family: str, large: bool) -> None:
-    path, wave = folder(family, large, do_normalize=False), noise(2, SAMPLES)
+    path, wave = folder(family, large), noise(2, SAMPLES)
+    wave = wave - wave.mean(-1, keepdim=True)  # what a model gets that normalises its input
+    wave = wave / wave.square().mean(-1, keepdim=True).sqrt()
     with torch.no_grad():
         states = random_model(family, large)(wave, output_hidden_states=True).hidden_states
     assert len(states) == LAYERS + 1
     for layer, expected in enumerate(states):
         encoder = load_encoder(path, layer=layer)
-        assert relative_error(encoder(wave), expected) < 1e-5
+        assert relative_error(encoder(wave), expected) < 2e-5
         assert len(encoder.model.encoder.layers) == layer  # nothing above is even built
     # Neighbouring layers are far apart, so a layer off by one would show.
     assert min(relative_error(a, b) for a, b in pairwise(states)) > 0.1
@@ -164,13 +164,6 @@ def test_mert_is_a_hubert_at_24_khz(folder: Folder) -> None:
         assert load_encoder(folder("mert", preprocessor=False)).sample_rate == 24_000
 
 
-def test_mert_with_a_cqt_branch_is_refused(own_folder: Folder) -> None:
-    path = own_folder("mert")
-    edit_json(path / "config.json", feature_extractor_cqt=True)
-    with pytest.raises(ValueError, match="feature_extractor_cqt"):
-        load_encoder(path)
-
-
 # --- Precision, gradient, memory ----------------------------------------------------------------
 
 
@@ -178,7 +171,9 @@ def test_mert_with_a_cqt_branch_is_refused(own_folder: Folder) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_half_precision(folder: Folder, family: str, dtype: str, digits: float) -> None:
     wave = noise(1, SAMPLES).requires_grad_()
-    exact = load_encoder(folder(family), layer=2)(wave)
+    single = load_encoder(folder(family), layer=2)
+    exact = single(wave)
+    assert single(wave.half()).dtype == single(wave.double()).dtype == torch.float32
     half = load_encoder(folder(family), layer=2, dtype=dtype)
     assert next(half.parameters()).dtype == half.dtype
     found = half(wave)
@@ -188,14 +183,6 @@ def test_half_precision(folder: Folder, family: str, dtype: str, digits: float) 
     assert wave.grad is not None
     assert wave.grad.isfinite().all()
     assert wave.grad.abs().max() > 0
-
-
-def test_half_input_and_double_weights(folder: Folder) -> None:
-    encoder = load_encoder(folder(), layer=1)
-    assert encoder(noise(1, SAMPLES).half()).dtype == torch.float32
-    assert encoder(noise(1, SAMPLES).double()).dtype == torch.float32
-    double = load_encoder(folder(), layer=1, dtype=torch.float64)
-    assert double(noise(1, SAMPLES)).dtype == torch.float64
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -326,46 +313,66 @@ def test_an_empty_batch(folder: Folder, name: str) -> None:
     assert encoder(noise(0, SAMPLES)).shape == (0, 12, encoder.feature_size)
 
 
-@pytest.mark.parametrize("name", ["mel", "waveform", "hubert"])
-def test_too_short(folder: Folder, name: str) -> None:
-    encoder = load_encoder(folder() if name == "hubert" else name)
-    with pytest.raises(ValueError, match=r"80 samples \(5\.0 ms\).*400 samples \(25\.0 ms\)"):
-        encoder(noise(1, 80))
-    with pytest.raises(ValueError, match="399 samples"):
-        encoder(noise(1, 399))
-    with pytest.raises(ValueError, match="0 samples"):
-        encoder(torch.tensor(0.0))
-
-
-@pytest.mark.parametrize("encoder", [MelEncoder(), WaveformEncoder()], ids=["mel", "waveform"])
-def test_what_is_no_waveform(encoder: Any) -> None:
-    with pytest.raises(TypeError, match=r"tensor .*not ndarray"):
-        encoder(noise(1, SAMPLES).numpy())
-    with pytest.raises(TypeError, match=r"torch\.int16.*32768"):
-        encoder(torch.zeros(1, SAMPLES, dtype=torch.int16))
-
-
 # --- Layers, names, table -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_out_of_range(folder: Folder, family: str) -> None:
-    for layer in (-1, LAYERS + 1):
-        with pytest.raises(ValueError, match=f"from 0 to {LAYERS} .*is {layer}"):
-            load_encoder(folder(family), layer=layer)
-    with pytest.raises(TypeError, match="integer"):
-        load_encoder(folder(family), layer=True)
-    with pytest.raises(ValueError, match="has no layers"):
-        load_encoder("mel", layer=2)
-
-
-@pytest.mark.parametrize("layers", [2, 24])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_default_layers(folder: Folder, family: str, layers: int) -> None:
-    encoder = load_encoder(folder(family, num_hidden_layers=layers))
+def test_default_layers(folder: Folder, family: str) -> None:
     table = {row.name: row.layer for row in encoder_table() if row.name.endswith(("large", "mert"))}
-    expected = table["mert" if family == "mert" else f"{family}-large"]
-    assert encoder.layer == (2 if layers == 2 else expected)
+    late = table["mert" if family == "mert" else f"{family}-large"]
+    for layers, expected in ((2, 2), (24, late)):
+        sizes = {"num_hidden_layers": layers, "hidden_size": 8, "intermediate_size": 8}
+        assert load_encoder(folder(family, **sizes)).layer == expected
+
+
+class Lacking:
+    sample_rate = 8_000
+
+    def __call__(self, wave: Tensor) -> Tensor:
+        return wave
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda path: load_encoder(path, layer=-1), ValueError, f"from 0 to {LAYERS} .*is -1"),
+        (lambda path: load_encoder(path, layer=LAYERS + 1), ValueError, f"is {LAYERS + 1}"),
+        (lambda path: load_encoder(path, layer=True), TypeError, "whole number"),
+        (lambda path: load_encoder("mel", layer=2), ValueError, "has no layers"),
+        (lambda path: load_encoder("mel", dtype="float16"), ValueError, "Leave dtype out"),
+        (lambda path: load_encoder("mel", device="nonsense"), ValueError, "cannot be used"),
+        (lambda path: load_encoder(path, device="cuda:99"), ValueError, "cannot be used here"),
+        (lambda path: load_encoder(path, dtype="int16"), ValueError, "dtype should be"),
+        (lambda path: load_encoder(path, dtype="Tensor"), ValueError, "dtype should be"),
+        (lambda path: load_encoder(path, dtype=torch.int16), ValueError, "dtype should be"),
+        (lambda path: load_encoder("wav2vec-large"), ValueError, "Did you mean 'wav2vec2-large'"),
+        (lambda path: load_encoder("./no/such/folder"), ValueError, "does not exist"),
+        (lambda path: load_encoder(__file__), ValueError, "is a file"),
+        (lambda path: as_encoder(Lacking()), TypeError, "lacks hop, receptive_field"),
+        (lambda path: as_encoder(3), TypeError, "int lacks"),
+        (lambda path: as_encoder(MelEncoder(), layer=2), ValueError, "layer cannot be applied"),
+    ],
+)
+def test_arguments_that_cannot_be(folder: Folder, call: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        call(folder())
+
+
+@pytest.mark.parametrize("name", ["mel", "waveform", "hubert"])
+def test_waveforms_that_cannot_be_encoded(folder: Folder, name: str) -> None:
+    encoder = load_encoder(folder() if name == "hubert" else name)
+    for wave, error, words in (
+        (noise(1, 80), ValueError, r"80 samples \(5\.0 ms\).*400 samples \(25\.0 ms\)"),
+        (noise(1, 399), ValueError, "399 samples"),
+        (torch.tensor(0.0), ValueError, "0 samples"),
+        (noise(1, SAMPLES).numpy(), TypeError, "got ndarray"),
+        (torch.zeros(1, SAMPLES, dtype=torch.int16), TypeError, r"torch\.int16.*32768"),
+    ):
+        with pytest.raises(error, match=words):
+            encoder(wave)
+    if name == "hubert":
+        with pytest.raises(ValueError, match="waveform is on meta"):
+            encoder(torch.empty(1, SAMPLES, device="meta"))
 
 
 def test_table() -> None:
@@ -378,36 +385,6 @@ def test_table() -> None:
         for field in ("name", "sample_rate", "hop", "receptive_field", "maximum_samples"):
             assert getattr(row, field) == getattr(encoder, field)
         assert not row.needs_download
-
-
-def test_unknown_names() -> None:
-    with pytest.raises(ValueError, match="Did you mean 'wav2vec2-large'"):
-        load_encoder("wav2vec-large")
-    with pytest.raises(ValueError, match="does not exist"):
-        load_encoder("./no/such/folder")
-    with pytest.raises(ValueError, match="is a file"):
-        load_encoder(__file__)
-
-
-@pytest.mark.parametrize("dtype", ["int16", torch.int16, "float", 3])
-def test_dtypes_that_cannot_be(folder: Folder, dtype: Any) -> None:
-    if dtype == "float":
-        assert load_encoder(folder(), dtype=dtype).dtype == torch.float32
-        return
-    with pytest.raises(ValueError, match="dtype should be"):
-        load_encoder(folder(), dtype=dtype)
-
-
-def test_half_precision_is_refused_for_energies() -> None:
-    with pytest.raises(ValueError, match="Leave dtype out"):
-        load_encoder("mel", dtype="float16")
-
-
-def test_devices(folder: Folder) -> None:
-    with pytest.raises(ValueError, match="cannot be used here"):
-        load_encoder(folder(), device="cuda:99")
-    with pytest.raises(ValueError, match="waveform is on meta"):
-        load_encoder(folder())(torch.empty(1, SAMPLES, device="meta"))
 
 
 # --- Damaged checkpoints --------------------------------------------------------------------------
@@ -425,7 +402,7 @@ def edit_weights(path: Path, edit: Callable[[dict[str, Tensor]], object]) -> Non
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
-def kept_names(path: Path) -> list[str]:
+def used_names(path: Path) -> list[str]:
     from safetensors.torch import load_file
 
     dropped = ("masked_spec_embed", "encoder.layers.2.")
@@ -439,7 +416,7 @@ def kept_names(path: Path) -> list[str]:
 def test_every_missing_weight_is_named(own_folder: Folder, family: str, every: int) -> None:
     path = own_folder(family)
     whole = (path / "model.safetensors").read_bytes()
-    names = kept_names(path)
+    names = used_names(path)
     assert len(names) > 40
     for name in names[::every]:
         edit_weights(path, lambda tensors, name=name: tensors.pop(name))
@@ -449,7 +426,12 @@ def test_every_missing_weight_is_named(own_folder: Folder, family: str, every: i
             load_encoder(path, layer=2)
         (path / "model.safetensors").write_bytes(whole)
     edit_weights(path, lambda t: [t.pop(n) for n in list(t) if n not in names])
+    (path / "pytorch_model.bin").write_bytes(b"not read")
     load_encoder(path, layer=2)  # what is above the layer is not needed
+    name = "feature_projection.projection.weight"
+    edit_weights(path, lambda t: t.update({name: t[name][:, :-1].contiguous()}))
+    with pytest.raises(ValueError, match=r"projection\.weight has shape \(32, 11\) instead of"):
+        load_encoder(path)
 
 
 def test_links_to_the_same_weights_are_read_by_their_own_settings(own_folder: Folder) -> None:
@@ -464,19 +446,6 @@ def test_links_to_the_same_weights_are_read_by_their_own_settings(own_folder: Fo
     one, two = load_encoder(path, layer=2), load_encoder(other, layer=2)
     assert one.model is not two.model
     assert not torch.equal(one(noise(1, SAMPLES)), two(noise(1, SAMPLES)))
-
-
-def test_a_weight_of_another_shape_is_named(own_folder: Folder) -> None:
-    path, name = own_folder("hubert"), "feature_projection.projection.weight"
-    edit_weights(path, lambda t: t.update({name: t[name][:, :-1].contiguous()}))
-    with pytest.raises(ValueError, match=r"projection\.weight has shape \(32, 11\) instead of"):
-        load_encoder(path)
-
-
-def test_safetensors_are_preferred(own_folder: Folder) -> None:
-    path = own_folder("hubert")
-    (path / "pytorch_model.bin").write_bytes(b"not read")
-    load_encoder(path)
 
 
 def test_pickles_that_hold_code_are_not_run(own_folder: Folder) -> None:
@@ -494,6 +463,7 @@ def test_pickles_that_hold_code_are_not_run(own_folder: Folder) -> None:
         ("config.json", "[]", "JSON object"),
         ("config.json", None, "has no config.json"),
         ("config.json", '{"model_type": "bert"}', "model_type 'bert'"),
+        ("config.json", '{"model_type": "mert_model", "deepnorm": true}', "deepnorm"),
         ("config.json", "{}", "model_type None"),
         ("model.safetensors", None, "has no model.safetensors"),
         ("model.safetensors", "cut off", "damaged"),
@@ -527,12 +497,8 @@ WAYS_OUT = r"facebook/wav2vec2-large-lv60.*local folder.*hf download"
 
 
 @pytest.mark.usefixtures("no_network")
-def test_a_folder_needs_no_network(folder: Folder) -> None:
-    load_encoder(folder("wav2vec2", True, seed=3))  # not loaded before
-
-
-@pytest.mark.usefixtures("no_network")
-def test_a_name_that_is_not_cached_fails_at_once(tmp_path: Path) -> None:
+def test_a_name_that_is_not_cached_fails_at_once(folder: Folder, tmp_path: Path) -> None:
+    load_encoder(folder("wav2vec2", True, seed=3))  # a folder needs no network
     started = time.perf_counter()
     with pytest.raises(OSError, match=f"(?s){WAYS_OUT}"):
         load_encoder("wav2vec2-large", cache_dir=tmp_path)
@@ -622,12 +588,13 @@ def test_equal_settings_share_their_weights(folder: Folder) -> None:
 
 
 def test_weights_go_with_the_last_encoder(folder: Folder) -> None:
-    encoder = load_encoder(folder("hubert", seed=5))
-    other = load_encoder(folder("hubert", seed=5))
+    encoder, other = (load_encoder(folder("hubert", seed=5)) for _ in range(2))
     weights = weakref.ref(encoder.model)
     del encoder
     gc.collect()
     assert weights() is other.model
+    clear_encoder_cache()
+    assert load_encoder(folder("hubert", seed=5)).model is not other.model
     del other
     gc.collect()
     assert weights() is None
@@ -733,6 +700,7 @@ def test_own_encoder() -> None:
     stub = Stub()
     encoder = as_encoder(stub)
     assert isinstance(encoder, CustomEncoder)
+    assert "sample_rate=8000, receptive_field=200, hop=100" in repr(encoder)
     wave = noise(2, 3, 1000).requires_grad_()
     frames = encoder(wave)
     assert frames.shape == (2, 3, encoder.frame_count(1000), 2)
@@ -785,21 +753,13 @@ def test_a_subclass_off_its_grid_is_told() -> None:
         late(noise(2, 1000))
 
 
-def test_own_function_without_module() -> None:
-    def halves(wave: Tensor) -> Tensor:
-        return wave.unflatten(-1, (-1, 500))
-
-    halves.sample_rate, halves.hop, halves.receptive_field = 8_000, 500, 500  # type: ignore[attr-defined]
-    assert as_encoder(halves)(noise(4, 1000)).shape == (4, 2, 500)
-
-
 @pytest.mark.parametrize(
     ("output", "message"),
     [
         (lambda wave: wave, r"gave \(2, 1000\)"),
         (lambda wave: wave.new_zeros(2, 8, 3), r"\(2, 9, M\), but gave \(2, 8, 3\)"),
         (lambda wave: None, "gave NoneType"),
-        (lambda wave: wave.new_ones(2, 9, 3) > 0, "gave torch.bool"),
+        (lambda wave: wave.new_ones(2, 9, 3) > 0, "torch.bool"),
         (lambda wave: wave.new_zeros(2, 9, 3).to(torch.complex64), "take the magnitude"),
     ],
 )
@@ -808,16 +768,6 @@ def test_own_encoder_with_other_frames(output: Callable[..., Any], message: str)
     stub.forward = output  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=message):
         as_encoder(stub)(noise(2, 1000))
-
-
-def test_no_encoder_at_all() -> None:
-    with pytest.raises(TypeError, match="lacks sample_rate, hop, receptive_field"):
-        as_encoder(lambda wave: wave)
-    with pytest.raises(TypeError, match="int lacks"):
-        as_encoder(3)
-    with pytest.raises(ValueError, match="layer cannot be applied"):
-        as_encoder(MelEncoder(), layer=2)
-    assert isinstance(as_encoder("mel", layer=None), MelEncoder)
 
 
 # --- Broken models --------------------------------------------------------------------------------
@@ -838,56 +788,12 @@ def test_the_message_on_a_broken_model_names_it(folder: Folder) -> None:
 
 
 def test_every_named_transformer_reaches_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {}
-    monkeypatch.setattr(registry, "load_transformer", lambda s: seen.__setitem__(s.name, s))
-    for row in encoder_table():
-        if row.needs_download:
-            load_encoder(row.name)
-            assert (seen[row.name].checkpoint, seen[row.name].layer) == (row.checkpoint, row.layer)
-    assert len(seen) == 12
-    load_encoder("m-a-p/MERT-v1-95M")
-    assert seen["m-a-p/MERT-v1-95M"].layer == 3
-
-
-def test_printing_tells_the_grid(folder: Folder) -> None:
-    encoder = load_encoder(folder(), layer=1)
-    assert isinstance(encoder, TransformerEncoder)
-    assert "layer=1, sample_rate=16000, receptive_field=400, hop=320" in repr(encoder)
-
-
-@pytest.mark.parametrize("name", ["mel", "waveform"])
-def test_embedded_encoders_refuse_what_they_do_not_have(name: str) -> None:
-    with pytest.raises(ValueError, match="device 'nonsense' cannot be used"):
-        load_encoder(name, device="nonsense")
-    assert load_encoder(name, device="cpu").name == name
-
-
-# --- Several processes, one copy of the weights --------
-
-
-def test_rank_zero_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    with rank_zero_first():  # a single process waits for nobody
-        calls.append("load")
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "barrier", lambda: calls.append("barrier"))
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    for rank in (0, 1):
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-        with rank_zero_first():
-            calls.append(f"load {rank}")
-    assert calls == ["load", "load 0", "barrier", "barrier", "load 1"]
-    monkeypatch.setenv("LOCAL_RANK", "0")  # rank 1, but first on its machine
-    with pytest.raises(KeyError), rank_zero_first():
-        raise KeyError
-    assert calls[5:] == ["barrier"]  # or the others would wait for ever
-
-
-def test_weights_are_shared_until_the_cache_is_cleared(folder: Folder) -> None:
-    path = folder("wav2vec2")
-    first, second = (load_encoder(path, layer=1) for _ in range(2))
-    weights = [next(e.model.parameters()) for e in (first, second)]
-    assert weights[0] is weights[1]
-    clear_encoder_cache()
-    third = load_encoder(path, layer=1)
-    assert next(third.model.parameters()) is not weights[0]
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(registry, "load_transformer", lambda **s: seen.__setitem__(s["name"], s))
+    rows = [row for row in encoder_table() if row.needs_download]
+    for row in rows:
+        load_encoder(row.name)
+        load_encoder(row.checkpoint or "")
+        for name in (row.name, row.checkpoint):
+            assert (seen[name]["checkpoint"], seen[name]["layer"]) == (row.checkpoint, row.layer)
+    assert len(rows) == 12

@@ -9,7 +9,6 @@ All share one small interface (`Encoder`): `sample_rate`, `hop`, `receptive_fiel
 * `custom`       your own callable behind the same interface
 * `transformer`  what all pretrained transformers share: layers, frozen weights, copies
 * `wav2vec`      wav2vec 2.0, HuBERT, WavLM and MERT, cut off above the layer asked for
-* `convolutions` their layer-norm convolutions, without copies on a CPU
 * `whisper`      Whisper's encoder, cut off likewise, and its log-mel spectrum
 * `loading`      finds checkpoints, on disk or on the hub, and reads them by transformers
 * `registry`     the table of names, `load_encoder`, `as_encoder`
@@ -30,7 +29,6 @@ from .registry import (
     encoder_table,
     known_row,
     load_encoder,
-    rank_zero_first,
 )
 from .transformer import TransformerEncoder
 from .wav2vec import Wav2VecEncoder
@@ -55,5 +53,4 @@ __all__ = [
     "log_mel",
     "mel_filterbank",
     "mel_on_grid",
-    "rank_zero_first",
 ]

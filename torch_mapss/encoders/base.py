@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute_in_backward
+
+from torch_mapss.core.checks import check_floating
 
 MEMORY_BUDGET = 2**30  # bytes of activations a chunk may take: 1 GiB
 ABSURD = 1e30  # an embedding this large overflows float32 as soon as it is squared
@@ -101,16 +104,7 @@ class Encoder(nn.Module):
 
     def _check(self, waveform: Tensor) -> None:
         """Refuse what cannot be encoded here, see `forward`."""
-        if not isinstance(waveform, Tensor):
-            raise TypeError(
-                f"waveform should be a tensor (..., T), not {type(waveform).__name__}: "
-                "convert it with torch.as_tensor first."
-            )
-        if not waveform.is_floating_point():
-            raise TypeError(
-                f"waveform should be floating point, not {waveform.dtype}: integer samples have a "
-                "scale the encoder cannot know. Divide by the full scale first (32768 for int16)."
-            )
+        check_floating(waveform, "waveform")
         found, least = waveform.shape[-1] if waveform.dim() else 0, self.receptive_field
         rate, most = self.sample_rate, self.maximum_samples
         if found < least:
@@ -133,22 +127,19 @@ class Encoder(nn.Module):
     def _encode_in_chunks(self, flat: Tensor) -> Tensor:
         """(N, T) -> (N, F, M), a few items at a time when no graph is built or it is recomputed."""
         samples = flat.shape[-1]
+        encode: Callable[[Tensor], Tensor] = self._encode_checked
         if not len(flat) and self.feature_size is not None:
             return flat.new_zeros(0, self.frame_count(samples), self.feature_size)
-        if _wants_graph(flat) and not self.activation_checkpointing:
-            # The graph keeps every activation: chunks would save nothing.
-            return self._encode_checked(flat)
+        if torch.is_grad_enabled() and flat.requires_grad:
+            if not self.activation_checkpointing:
+                return encode(flat)  # the graph keeps every activation: chunks would save nothing
+            # Nothing random runs in evaluation mode: the generators' state need not be saved.
+            encode = functools.partial(
+                recompute_in_backward, encode, use_reentrant=False, preserve_rng_state=False
+            )
         fitting = max(1, int(self.memory_budget // max(1, self._item_bytes(samples))))
-        return torch.cat([self._encode_chunk(chunk) for chunk in flat.split(fitting)])
-
-    def _encode_chunk(self, chunk: Tensor) -> Tensor:
-        """(n, T) -> (n, F, M) at once; encoded again in the backward pass if that is asked for."""
-        if not (_wants_graph(chunk) and self.activation_checkpointing):
-            return self._encode_checked(chunk)
-        # Nothing random runs in evaluation mode, so the state of the generators need not be saved.
-        return recompute_in_backward(
-            self._encode_checked, chunk, use_reentrant=False, preserve_rng_state=False
-        )
+        found = [encode(chunk) for chunk in flat.split(fitting)]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _encode(self, flat: Tensor) -> Tensor:
         """(N, T) -> (N, F, M)."""
@@ -158,20 +149,17 @@ class Encoder(nn.Module):
         """`_encode`, refusing what does not lie on the grid or is no floating-point number."""
         embeddings: Any = self._encode(flat)
         expected = (flat.shape[0], self.frame_count(flat.shape[-1]))
-        found = tuple(getattr(embeddings, "shape", ()))
-        if not isinstance(embeddings, Tensor) or len(found) != 3 or found[:2] != expected:
+        fits = isinstance(embeddings, Tensor) and embeddings.is_floating_point()
+        if not fits or embeddings.dim() != 3 or embeddings.shape[:2] != expected:
+            got = type(embeddings).__name__
+            if isinstance(embeddings, Tensor):
+                got = f"{tuple(embeddings.shape)}, {embeddings.dtype}"
             raise ValueError(
                 f"encoder {self.name!r} should turn a waveform of shape {tuple(flat.shape)} into "
-                f"features of shape ({expected[0]}, {expected[1]}, M), but gave "
-                f"{found or type(embeddings).__name__}. Frames would lie at other times than hop "
-                f"{self.hop} and receptive field {self.receptive_field} say: set these to what "
-                "the encoder does, or trim its output."
-            )
-        if not embeddings.is_floating_point():
-            raise ValueError(
-                f"encoder {self.name!r} should give floating-point features, but gave "
-                f"{embeddings.dtype}: distances between others are not defined. Convert them, "
-                "e.g. by .float(); take the magnitude of complex ones."
+                f"floating-point features of shape ({expected[0]}, {expected[1]}, M), but gave "
+                f"{got}. Frames lie where hop {self.hop} and receptive field "
+                f"{self.receptive_field} say: set these to what the encoder does, or trim its "
+                "output; take the magnitude of complex features."
             )
         return embeddings
 
@@ -199,10 +187,6 @@ class Encoder(nn.Module):
         layer = "" if self.layer is None else f", layer={self.layer}"
         grid = f"receptive_field={self.receptive_field}, hop={self.hop}"
         return f"{self.name!r}{layer}, sample_rate={self.sample_rate}, {grid}"
-
-
-def _wants_graph(x: Tensor) -> bool:
-    return torch.is_grad_enabled() and x.requires_grad
 
 
 def is_usable(embeddings: Tensor) -> Tensor:

@@ -65,8 +65,8 @@ class CustomEncoder(Encoder):
                 return waveform.to(weight.dtype)
         return super()._cast(waveform)
 
-    def _encode_in_chunks(self, flat: Tensor) -> Tensor:
-        return self._encode_chunk(flat)  # what a user's model needs per item is not known
+    def _item_bytes(self, samples: int) -> int:
+        return 0  # not known: a batch is encoded at once
 
     def _encode(self, flat: Tensor) -> Tensor:
         if isinstance(self.function, nn.Module):  # it may belong to a model that is being trained

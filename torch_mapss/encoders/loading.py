@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from torch_mapss.core.checks import import_package
+
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
 # In order of preference: safetensors load faster and cannot run code.
@@ -52,14 +54,8 @@ def import_transformers() -> Any:
     Raises:
         ImportError: it is not installed, or its import fails.
     """
-    try:
-        import transformers
-    except Exception as error:  # missing, or broken by another package
-        raise ImportError(
-            f"this encoder needs transformers, which cannot be imported ({error}). Install it by "
-            "`pip install transformers`, or use the encoders 'mel' or 'waveform', which need none."
-        ) from error
-    return transformers
+    hint = ", or use the encoders 'mel' or 'waveform', which need none"
+    return import_package("transformers", "this encoder", hint)
 
 
 # --- Finding ------------------------------------------------------------------------------------
@@ -126,7 +122,6 @@ def _weight_files(folder: Path) -> list[Path]:
 def _hub_folder(name: str, local_files_only: bool, cache_dir: str | None, weights: bool) -> Path:
     """The cached snapshot, filled first if it is not complete."""
     import huggingface_hub
-    from huggingface_hub.utils import HFValidationError, RepositoryNotFoundError
 
     def fetch(local: bool) -> Path:
         folder = Path()
@@ -143,8 +138,6 @@ def _hub_folder(name: str, local_files_only: bool, cache_dir: str | None, weight
 
     try:
         cached: Path | None = fetch(local=True)
-    except HFValidationError as error:
-        raise ValueError(f"encoder {name!r} is no folder and no hub id owner/name.") from error
     except OSError:
         cached = None
     whole = cached is not None and (cached / CONFIG).is_file()
@@ -152,21 +145,15 @@ def _hub_folder(name: str, local_files_only: bool, cache_dir: str | None, weight
         cached = None
     if cached is not None and (local_files_only or (cached / PREPROCESSOR).is_file()):
         return cached
-    if local_files_only:
-        raise OSError(_not_available(name, "is not in the cache, and local_files_only is set"))
-    try:
-        return fetch(local=False)
-    except Exception as error:  # every client raises its own connection errors
-        if cached is not None:  # complete but for the preprocessor's settings
-            return cached
-        problem = f"is not in the cache and cannot be fetched ({type(error).__name__}: {error})"
-        if isinstance(error, RepositoryNotFoundError):
-            problem = "does not exist on the hub, or needs a login (huggingface_hub.login())"
-        raise OSError(_not_available(name, problem)) from error
-
-
-def _not_available(name: str, problem: str) -> str:
-    return (
+    problem = "is not in the cache, and local_files_only is set"
+    if not local_files_only:
+        try:
+            return fetch(local=False)
+        except Exception as error:  # every client raises its own connection errors
+            if cached is not None:  # complete but for the preprocessor's settings
+                return cached
+            problem = f"is not in the cache and cannot be fetched ({type(error).__name__}: {error})"
+    raise OSError(
         f"encoder {name!r} {problem}. Two ways out: pass a local folder that holds {CONFIG}, "
         f"{PREPROCESSOR} and the weights instead of the name; or fetch it on a machine with "
         f"network by `hf download {name} --local-dir FOLDER` (older: huggingface-cli download) "
@@ -219,14 +206,9 @@ def load_weights(model_class: Any, config: Any, checkpoint: Checkpoint) -> Any:
 
 def _check_report(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
     # Weight norm under its old names is read by PyTorch itself; 4.40 calls it missing all the same.
-    renamed = {".parametrizations.weight.original0": ".weight_g"}
-    renamed[".parametrizations.weight.original1"] = ".weight_v"
     ignored = {_bare(name) for name in report["unexpected_keys"]}
-    problems = []
-    for name in sorted(report["missing_keys"]):
-        old = next((name.replace(a, b) for a, b in renamed.items() if name.endswith(a)), name)
-        if _bare(old) not in ignored:
-            problems.append(f"{old} is missing")
+    missing = (_old_name(name) for name in sorted(report["missing_keys"]))
+    problems = [f"{name} is missing" for name in missing if _bare(name) not in ignored]
     for name, found, expected in report["mismatched_keys"]:
         problems.append(f"{name} has shape {tuple(found)} instead of {tuple(expected)}")
     if problems:
@@ -236,6 +218,11 @@ def _check_report(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
             f"{'; '.join(problems[:5])}{more}. They would be random: use a complete checkpoint "
             f"that agrees with its {CONFIG}."
         )
+
+
+def _old_name(name: str) -> str:
+    name = name.replace("parametrizations.weight.original0", "weight_g")
+    return name.replace("parametrizations.weight.original1", "weight_v")
 
 
 def _bare(name: str) -> str:

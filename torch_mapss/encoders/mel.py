@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from torch_mapss.core.checks import check_real, check_whole, import_package
 from torch_mapss.core.torch_defaults import with_torch_defaults
 
 from .base import MEMORY_BUDGET, Encoder
@@ -94,20 +95,12 @@ class MelEncoder(Encoder):
         return 8 * frames * (self.window + 4 * (self.fft_size // 2 + 1) + 2 * features)
 
     def _check_arguments(self) -> None:
-        whole = {"bands": 1, "sample_rate": 1, "hop": 1, "window": 2, "context": 0, "margin": 0}
-        for name, least in whole.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}.")
-        if not self.floor > 0:
-            raise ValueError(
-                f"floor must be positive, not {self.floor}: silence has no logarithm of its own. "
-                "Use 1e-5, or less to keep deeper spectral holes."
-            )
-        if not 0 < self.highest <= self.sample_rate / 2:
-            raise ValueError(
-                f"highest must be positive and at most half the rate ({self.sample_rate / 2:g} "
-                f"Hz), not {self.highest:g}."
-            )
+        least = {"bands": 1, "sample_rate": 1, "hop": 1, "window": 2, "context": 0, "margin": 0}
+        for name, lowest in least.items():
+            check_whole(getattr(self, name), name, lowest)
+        why = "It keeps the logarithm of silence finite: 1e-5, or less for deep spectral holes."
+        check_real(self.floor, "floor", "(0, inf)", why)
+        check_real(self.highest, "highest", f"(0, {self.sample_rate / 2}]", "It is in Hz.")
         filters = mel_filterbank(self.bands, self.sample_rate, self.fft_size, self.highest)
         empty = (filters.sum(0) == 0).nonzero()
         if len(empty):
@@ -211,14 +204,7 @@ def mel_filterbank(
     Returns:
         (fft_size // 2 + 1, M) float64 weights, to be applied to |rfft|².
     """
-    try:
-        from torchaudio.functional import melscale_fbanks
-    except Exception as error:  # a broken installation raises what it likes
-        raise ImportError(
-            f"mel needs torchaudio, which does not load ({error}): pip install torchaudio, in the "
-            "version that belongs to this torch."
-        ) from error
-
+    torchaudio = import_package("torchaudio.functional", "mel")
     top = sample_rate / 2 if highest is None else highest
     # In float32 the flanks of the triangles are off by up to 2e-3 of single weights.
     before = torch.get_default_dtype()
@@ -226,8 +212,9 @@ def mel_filterbank(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "At least one mel filterbank")  # see MelEncoder
-            return melscale_fbanks(
+            filters: Tensor = torchaudio.melscale_fbanks(
                 fft_size // 2 + 1, 0.0, top, bands, sample_rate, norm="slaney", mel_scale="slaney"
             )
+            return filters
     finally:
         torch.set_default_dtype(before)

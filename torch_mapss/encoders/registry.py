@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +11,7 @@ import torch
 from .base import MEMORY_BUDGET, Encoder
 from .custom import CustomEncoder
 from .mel import MelEncoder
-from .transformer import TransformerSettings, checked_device, described, load_transformer
+from .transformer import checked_device, described, load_transformer
 from .waveform import WaveformEncoder
 
 
@@ -60,7 +58,6 @@ _TABLE = (
     EncoderRow("mel", None, 16_000, None),
     EncoderRow("mel-44k", None, 44_100, None, hop=882, receptive_field=1102),
 )
-_EMBEDDED = ("mel", "mel-44k", "waveform")
 
 
 def encoder_table() -> tuple[EncoderRow, ...]:
@@ -111,29 +108,23 @@ def load_encoder(
         ImportError: transformers is missing.
     """
     name = os.fspath(name_or_path)
-    precision = as_dtype(dtype)
-    if name in _EMBEDDED:
-        _check_embedded(name, layer, precision)
-        checked_device("cpu" if device is None else device)
-        return _embedded(
-            name,
-            dtype=precision,
-            memory_budget=memory_budget,
-            activation_checkpointing=activation_checkpointing,
-        )
+    options: dict[str, Any] = {
+        "dtype": as_dtype(dtype),
+        "memory_budget": memory_budget,
+        "activation_checkpointing": activation_checkpointing,
+    }
     row = known_row(name)
+    if row is not None and not row.needs_download:
+        checked_device(device or "cpu")
+        return _embedded(name, layer, options)
     return load_transformer(
-        TransformerSettings(
-            name=name,
-            checkpoint=_absolute(checkpoint_of(name)),
-            layer=row.layer if layer is None and row is not None else layer,
-            dtype=precision or torch.float32,
-            device=str(device or "cpu"),
-            local_files_only=local_files_only,
-            cache_dir=None if cache_dir is None else os.path.abspath(os.fspath(cache_dir)),
-            memory_budget=memory_budget,
-            activation_checkpointing=activation_checkpointing,
-        )
+        name=name,
+        checkpoint=_absolute(checkpoint_of(name)),
+        layer=row.layer if layer is None and row is not None else layer,
+        device=str(device or "cpu"),
+        local_files_only=local_files_only,
+        cache_dir=None if cache_dir is None else os.path.abspath(os.fspath(cache_dir)),
+        **{**options, "dtype": options["dtype"] or torch.float32},
     )
 
 
@@ -159,29 +150,6 @@ def as_encoder(encoder: Any, **options: Any) -> Encoder:
             f"({type(encoder).__name__}): pass a name, or set it when making the encoder."
         )
     return encoder if isinstance(encoder, Encoder) else CustomEncoder(encoder)
-
-
-@contextmanager
-def rank_zero_first() -> Iterator[None]:
-    """Let the first process of each machine load, and the others after it, from its cache::
-
-        with rank_zero_first():
-            encoder = load_encoder("wav2vec2-large")
-
-    Every rank must enter it. Without `torch.distributed` initialised it does nothing.
-    """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        yield
-        return
-    first = int(os.environ.get("LOCAL_RANK", distributed.get_rank())) == 0
-    if not first:
-        distributed.barrier()
-    try:
-        yield
-    finally:  # also after an error, or the others would wait for ever
-        if first:
-            distributed.barrier()
 
 
 def encoder_row(
@@ -245,7 +213,17 @@ def checkpoint_of(name: str) -> str:
     )
 
 
-def _embedded(name: str, **options: Any) -> Encoder:
+def _embedded(name: str, layer: int | None, options: dict[str, Any]) -> Encoder:
+    if layer is not None:
+        raise ValueError(
+            f"layer={layer} was passed, but encoder {name!r} has no layers: nothing could be read "
+            "there. Leave layer out, or choose a pretrained encoder."
+        )
+    if options["dtype"] not in (None, torch.float32, torch.float64):
+        raise ValueError(
+            f"encoder {name!r} computes in float32 or float64, not {options['dtype']}, in which "
+            "its energies overflow or lose their digits. Leave dtype out."
+        )
     if name == "waveform":
         return WaveformEncoder(dtype=options["dtype"])
     if name == "mel":
@@ -255,20 +233,7 @@ def _embedded(name: str, **options: Any) -> Encoder:
     )
 
 
-def _check_embedded(name: str, layer: int | None, dtype: torch.dtype | None) -> None:
-    if layer is not None:
-        raise ValueError(
-            f"layer={layer} was passed, but encoder {name!r} has no layers: nothing could be read "
-            "there. Leave layer out, or choose a pretrained encoder."
-        )
-    if dtype not in (None, torch.float32, torch.float64):
-        raise ValueError(
-            f"encoder {name!r} computes in float32 or float64, not {dtype}, in which its energies "
-            "overflow or lose their digits. Leave dtype out."
-        )
-
-
-_SHORT = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}
+_SHORT = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
 def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -277,9 +242,8 @@ def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     Raises:
         ValueError: there is no such dtype.
     """
-    found = getattr(torch, _SHORT.get(dtype, dtype), None) if isinstance(dtype, str) else dtype
-    unknown = dtype is not None and found is None
-    if unknown or (found is not None and not getattr(found, "is_floating_point", False)):
+    found = getattr(torch, _SHORT.get(dtype, dtype), dtype) if isinstance(dtype, str) else dtype
+    if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
         raise ValueError(
             f"dtype should be float32, float64, bfloat16 or float16, not {dtype!r}: an encoder "
             "computes in floating point. Pass one of these, as a name or a torch.dtype."

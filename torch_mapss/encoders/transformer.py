@@ -11,13 +11,14 @@ and `whisper`. It names the `model_type` of the checkpoints it reads, and is fou
 from __future__ import annotations
 
 import copy
-import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .base import MEMORY_BUDGET, Encoder
+from torch_mapss.core.checks import check_whole
+
+from .base import Encoder
 from .loading import (
     Checkpoint,
     find_checkpoint,
@@ -27,21 +28,6 @@ from .loading import (
 )
 
 _CLASSES: dict[str, type[TransformerEncoder]] = {}  # by model_type
-
-
-@dataclasses.dataclass(frozen=True)
-class TransformerSettings:
-    """Everything that is needed to load an encoder again."""
-
-    name: str  # what the user asked for
-    checkpoint: str  # folder or hub id
-    layer: int | None = None  # None: the default of the architecture
-    dtype: torch.dtype = torch.float32  # of the weights
-    device: str = "cpu"  # of the weights
-    local_files_only: bool = False  # never use the network
-    cache_dir: str | None = None  # where the hub's files are stored
-    memory_budget: int = MEMORY_BUDGET  # bytes of activations a chunk may take
-    activation_checkpointing: bool = False  # encode again in the backward pass
 
 
 class Description(NamedTuple):
@@ -65,12 +51,14 @@ class TransformerEncoder(Encoder):
     the settings and reads the checkpoint again. `state_dict` is empty, for the same reason.
 
     Attributes:
+        checkpoint: folder or hub id of the weights.
+        device: of the weights.
         layers: transformer blocks of the full model.
         config: the settings of the full model, as transformers holds them.
     """
 
     families: ClassVar[tuple[str, ...]] = ()  # values of model_type in config.json
-    settings: TransformerSettings
+    dtype: torch.dtype
     model: Any
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -88,18 +76,21 @@ class TransformerEncoder(Encoder):
         raise NotImplementedError
 
     def __init__(
-        self, settings: TransformerSettings, checkpoint: Checkpoint, found: Description, model: Any
+        self, source: dict[str, Any], checkpoint: Checkpoint, found: Description, model: Any
     ) -> None:
+        """Of the arguments of `load_transformer` that made it, and what these led to."""
         super().__init__(
-            name=settings.name,
+            name=source["name"],
             feature_size=found.config.hidden_size,
-            layer=settings.layer,
-            dtype=settings.dtype,
-            memory_budget=settings.memory_budget,
-            activation_checkpointing=settings.activation_checkpointing,
+            layer=source["layer"],
+            dtype=source["dtype"],
+            memory_budget=source["memory_budget"],
+            activation_checkpointing=source["activation_checkpointing"],
             **found.grid,
         )
-        self.settings = settings
+        self._source = source
+        self.checkpoint: str = source["checkpoint"]
+        self.device = torch.device(source["device"])
         self.config = found.config
         self.layers = int(found.config.num_hidden_layers)
         self._longest = found.maximum_samples
@@ -109,16 +100,6 @@ class TransformerEncoder(Encoder):
     def maximum_samples(self) -> int | None:
         """As many as there are positions for; None: there is no limit."""
         return self._longest
-
-    @property
-    def checkpoint(self) -> str:
-        """Folder or hub id of the weights."""
-        return self.settings.checkpoint
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return torch.device(self.settings.device)
 
     def _check(self, waveform: Tensor) -> None:
         if isinstance(waveform, Tensor) and waveform.device != self.device:
@@ -140,10 +121,10 @@ class TransformerEncoder(Encoder):
 
     def _apply(self, fn: Any, recurse: bool = True) -> TransformerEncoder:
         # Called by to(), cuda(), half(), …: only the device is taken over, see the class.
-        device = fn(torch.empty(0, dtype=self.settings.dtype, device=self.device)).device
+        device = fn(torch.empty(0, dtype=self.dtype, device=self.device)).device
         if device != self.device:
             self.model = moved_weights(self.model, device)
-            self.settings = dataclasses.replace(self.settings, device=str(device))
+            self.device = device
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -169,19 +150,37 @@ class TransformerEncoder(Encoder):
         return clone
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settings = dataclasses.replace(
-            self.settings,
-            memory_budget=self.memory_budget,
-            activation_checkpointing=self.activation_checkpointing,
-        )
-        return _restore, (settings,)
+        now = {
+            "device": str(self.device),
+            "memory_budget": self.memory_budget,
+            "activation_checkpointing": self.activation_checkpointing,
+        }
+        return _restore, ({**self._source, **now},)
 
 
 # --- Loading ------------------------------------------------------------------------------------
 
 
-def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
+def load_transformer(
+    *,
+    name: str,
+    checkpoint: str,
+    layer: int | None,
+    dtype: torch.dtype,
+    device: str,
+    local_files_only: bool,
+    cache_dir: str | None,
+    memory_budget: int,
+    activation_checkpointing: bool,
+) -> TransformerEncoder:
     """Load an encoder; weights that an equal one already holds are shared.
+
+    Args:
+        name: what the user asked for.
+        checkpoint: folder or hub id.
+        layer: None: the default of the architecture.
+        dtype, device: of the weights.
+        local_files_only, cache_dir, memory_budget, activation_checkpointing: see `load_encoder`.
 
     Raises:
         ImportError: transformers is not installed, or fails to import.
@@ -190,19 +189,23 @@ def load_transformer(settings: TransformerSettings) -> TransformerEncoder:
             not exist; the device is not available.
         OSError: the checkpoint is on the hub and cannot be fetched.
     """
-    kind, checkpoint, found = described(
-        settings.checkpoint, settings.local_files_only, settings.cache_dir
-    )
-    layer = _checked_layer(settings, found.default_layer, found.config.num_hidden_layers)
-    device = checked_device(settings.device)
-    settings = dataclasses.replace(settings, layer=layer, device=str(device))
-    key = (checkpoint.fingerprint(), layer, settings.dtype, str(device))
+    source = dict(locals())
+    kind, files, found = described(checkpoint, local_files_only, cache_dir)
+    layers = int(found.config.num_hidden_layers)
+    chosen = check_whole(found.default_layer if layer is None else layer, "layer")
+    if not 0 <= chosen <= layers:
+        raise ValueError(
+            f"layer must be from 0 to {layers} for encoder {name!r}, but is {layer}: 0 is what "
+            f"enters the first block, {layers} what leaves the last."
+        )
+    place = checked_device(device)
 
     def build() -> nn.Module:
-        model = kind.load_model(checkpoint, layer)
-        return model.to(device, settings.dtype).eval().requires_grad_(False)
+        model = kind.load_model(files, chosen)
+        return model.to(place, dtype).eval().requires_grad_(False)
 
-    return kind(settings, checkpoint, found, shared_weights(key, build))
+    weights = shared_weights((files.fingerprint(), chosen, dtype, str(place)), build)
+    return kind({**source, "layer": chosen, "device": str(place)}, files, found, weights)
 
 
 def described(
@@ -231,18 +234,6 @@ def unsupported(checkpoint: Checkpoint, reason: str = "") -> ValueError:
     )
 
 
-def _checked_layer(settings: TransformerSettings, default: int, layers: int) -> int:
-    layer = default if settings.layer is None else settings.layer
-    if isinstance(layer, bool) or not isinstance(layer, int):
-        raise TypeError(f"layer must be an integer from 0 to {layers}, not {layer!r}.")
-    if not 0 <= layer <= layers:
-        raise ValueError(
-            f"layer must be from 0 to {layers} for encoder {settings.name!r}, but is {layer}: 0 is "
-            f"what enters the first block, {layers} what leaves the last."
-        )
-    return layer
-
-
 def checked_device(device: torch.device | str) -> torch.device:
     """With its index, so that "cuda" and "cuda:0" are one."""
     try:
@@ -255,10 +246,10 @@ def checked_device(device: torch.device | str) -> torch.device:
         ) from error
 
 
-def _restore(settings: TransformerSettings) -> TransformerEncoder:
+def _restore(source: dict[str, Any]) -> TransformerEncoder:
     """Unpickle: on the same device, or on the CPU where there is no such device."""
     try:
-        checked_device(settings.device)
+        checked_device(source["device"])
     except ValueError:
-        settings = dataclasses.replace(settings, device="cpu")
-    return load_transformer(settings)
+        source = {**source, "device": "cpu"}
+    return load_transformer(**source)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from torch_mapss.core.checks import warn_user
 
-from .convolutions import keep_channels_last
 from .loading import PREPROCESSOR, Checkpoint, full_config, import_transformers, load_weights
 from .transformer import Description, TransformerEncoder, unsupported
 
@@ -52,9 +51,9 @@ class Wav2VecEncoder(TransformerEncoder):
     families = tuple(ARCHITECTURES)
 
     def __init__(
-        self, settings: Any, checkpoint: Checkpoint, found: Description, model: Any
+        self, source: dict[str, Any], checkpoint: Checkpoint, found: Description, model: Any
     ) -> None:
-        super().__init__(settings, checkpoint, found, model)
+        super().__init__(source, checkpoint, found, model)
         config = self.config
         usual = config.feat_extract_norm == "layer"
         if checkpoint.preprocessor is None:
@@ -113,7 +112,7 @@ class Wav2VecEncoder(TransformerEncoder):
             # The attention of WavLM in transformers takes masks of two types, which torch dislikes.
             warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask")
             # Generators are restored because transformers 4.x draws for layer drop even here.
-            output = self.model(flat.to(self.settings.dtype), **options)
+            output = self.model(flat.to(self.dtype), **options)
         return output.hidden_states[-1] if self._disputed else output[0]
 
     def _item_bytes(self, samples: int) -> int:
@@ -127,7 +126,7 @@ class Wav2VecEncoder(TransformerEncoder):
             length = max((length - kernel) // stride + 1, 1)
             widest = max(widest, 4 * length * channels)  # output, norm, its transpose, activation
         attention = 3 * config.num_attention_heads * length**2
-        return int(self.settings.dtype.itemsize * max(widest, attention))
+        return int(self.dtype.itemsize * max(widest, attention))
 
 
 def receptive_field(kernels: Sequence[int], strides: Sequence[int]) -> int:
@@ -157,3 +156,56 @@ def _fold_weight_norm(model: Any) -> None:
         nn.utils.parametrize.remove_parametrizations(convolution, "weight")
     elif hasattr(convolution, "weight_g"):
         nn.utils.remove_weight_norm(convolution)
+
+
+# --- Layer-norm convolutions without copies -------------------------------------------------------
+#
+# The feature encoders of "large" models normalise over the channels after each convolution: conv,
+# transpose, norm, transpose, activation. The norm wants the channels last in memory and torch's
+# one-dimensional convolution wants time last, so both copy: on a CPU a fifth of what these layers
+# take, and far more of their backward pass (`benchmarks/results/encoders.md`). A two-dimensional
+# convolution of height 1 takes channels that come last as they are, and every transpose is a view.
+# Group-norm models ("base") have no transposes and gain nothing.
+
+
+class ChannelsLastConvLayer(nn.Module):
+    """Convolution over time, layer norm over channels, activation; (B, C, T) -> (B, C', T').
+
+    Equal to the layer it is made of up to rounding, with its submodules under their names, so that
+    checkpoints fit. The result of a CPU is laid out (B, T', C'). Elsewhere the convolution stays
+    one-dimensional: the gain was measured on a CPU alone.
+
+    Args:
+        layer: a layer with `conv`, `layer_norm` and `activation`, in this order.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.conv = layer.conv
+        self.layer_norm = layer.layer_norm
+        self.activation = layer.activation
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, C, T) -> (B, C', T')."""
+        frames = self.layer_norm(self._convolved(hidden_states))
+        return self.activation(frames).transpose(-2, -1)
+
+    def _convolved(self, x: Tensor) -> Tensor:
+        """(B, C, T) -> (B, T', C')."""
+        weight, bias, (stride,) = self.conv.weight, self.conv.bias, self.conv.stride
+        if x.device.type != "cpu":
+            return self.conv(x).transpose(-2, -1)
+        if x.shape[1] == 1:  # windows of the waveform, a product with each
+            return nn.functional.linear(
+                x.squeeze(1).unfold(-1, weight.shape[-1], stride), weight[:, 0], bias
+            )
+        frames = nn.functional.conv2d(x.unsqueeze(2), weight.unsqueeze(2), bias, (1, stride))
+        return frames.squeeze(2).transpose(-2, -1)
+
+
+def keep_channels_last(model: Any) -> None:
+    """Replace the layer-norm convolutions of transformers in a wav2vec-like model, in place."""
+    layers = model.feature_extractor.conv_layers
+    for index, layer in enumerate(layers):
+        if isinstance(getattr(layer, "layer_norm", None), nn.LayerNorm):
+            layers[index] = ChannelsLastConvLayer(layer)

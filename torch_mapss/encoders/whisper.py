@@ -76,7 +76,7 @@ class WhisperEncoder(TransformerEncoder):
         # 30 s and no others.
         spectrum = log_mel(
             flat, self.config.num_mel_bins, self.sample_rate, self.receptive_field, self.hop // 2
-        ).to(self.settings.dtype)
+        ).to(self.dtype)
         model, gelu = self.model.encoder, nn.functional.gelu
         hidden = gelu(model.conv2(gelu(model.conv1(spectrum)))).transpose(1, 2)
         hidden = hidden + model.embed_positions.weight[: hidden.shape[1]]
@@ -85,7 +85,7 @@ class WhisperEncoder(TransformerEncoder):
         return model.layer_norm(hidden)[:, : self.frame_count(flat.shape[-1])]
 
     def _item_bytes(self, samples: int) -> int:
-        config, size = self.config, self.settings.dtype.itemsize
+        config, size = self.config, self.dtype.itemsize
         spectra = 2 * samples // self.hop + 1
         mel = 4 * spectra * (3 * self.receptive_field + 2 * config.num_mel_bins)
         convolved = 3 * spectra * config.d_model
