@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_mapss.audio import (
-    SILENCE_PEAK,
-    bandwidth,
-    estimate_lag,
-    is_constant,
-)
+from torch_mapss.audio import SILENCE_PEAK, bandwidth, estimate_lag, is_constant
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.io import listed
 
@@ -100,22 +95,13 @@ def measure_lags(signals: Signals, align: bool) -> Lags:
 
 def inspect(signals: Signals, lags: Lags) -> Inspection:
     """Look a mixture's signals over."""
-    silent = is_constant(signals.outputs)
-    bands = [bandwidth(waves, signals.rate).tolist() for waves in (signals.outputs, signals.truth)]
-    found: list[Finding] = []
-    found += _silent(signals, silent)
-    products = _products(signals)
-    found += _faint(signals, silent, products)
-    found += _channels([*signals.references, *signals.estimates])
-    found += _offsets(signals, products)
-    found += _late(signals, lags)
-    found += list(_rates(signals)) or _bands(signals, bands[1])
-    found += _twins(signals, products)
-    found += _sums(signals, products)
-    found += _same(signals, silent)
-    found += _mixtures(signals, products)
-    found += _order(signals, products)
-    return Inspection(tuple(found), tuple(silent.tolist()), tuple(bands[0]), tuple(bands[1]))
+    silent = is_constant(signals.outputs).tolist()
+    estimate_bands, reference_bands = (
+        tuple(bandwidth(waves, signals.rate).tolist()) for waves in (signals.outputs, signals.truth)
+    )
+    look = _Look(signals, lags, silent, reference_bands, *_products(signals))
+    found = tuple(Finding(kind, text) for kind, check in _CHECKS.items() for text in check(look))
+    return Inspection(found, tuple(silent), estimate_bands, reference_bands)
 
 
 def muted_frames(outputs: Tensor, times: Tensor, length_s: float, rate: int) -> Tensor:
@@ -156,82 +142,162 @@ def covered_frames(
 
 
 # ------------------------------------------------------------------------------------------------
-# Findings
+# What the checks look at
 # ------------------------------------------------------------------------------------------------
 
 
-def _silent(signals: Signals, silent: Tensor) -> Iterator[Finding]:
-    for clip, dead in zip(signals.estimates, silent.tolist()):
-        if dead:
-            yield Finding(
-                "silent",
+class _Look(NamedTuple):
+    """The signals, and what is measured of them once for all checks.
+
+    Rows of what follows are the estimates, the references, their sum and, if it is long enough,
+    the mixture.
+    """
+
+    signals: Signals
+    lags: Lags
+    silent: Sequence[bool]  # S'
+    bands: Sequence[float]  # S, Hz: where the spectra of the references end
+    means: Tensor  # (n,)
+    power: Tensor  # (n,) mean square
+    gram: Tensor  # (n, n) inner products without the means, each over its two norms
+
+    @property
+    def estimates(self) -> list[tuple[int, Clip, int]]:
+        """Row and clip of each estimate, and the row of its reference."""
+        count, index = len(self.signals.estimates), self.signals.attributed
+        return [(k, clip, count + index[k]) for k, clip in enumerate(self.signals.estimates)]
+
+    @property
+    def references(self) -> list[tuple[int, Clip]]:
+        """Row and clip of each reference."""
+        return list(enumerate(self.signals.references, len(self.signals.estimates)))
+
+    @property
+    def mixtures(self) -> list[tuple[int, str]]:
+        """Row and name of all that is the mixture: the given one first."""
+        total = len(self.signals.estimates) + len(self.signals.references)
+        given = self.signals.mixture
+        found = [(total + 1, f"the mixture {given.label}")] if given is not None else []
+        return [*found[: len(self.means) - total - 1], (total, "the sum of the references")]
+
+    def si_sdr(self, one: int, other: int) -> float:
+        """SI-SDR of one row against another, in dB."""
+        part = min(float(self.gram[one, other]) ** 2, 1.0)
+        return 10 * math.log10(max(part, 1e-30) / max(1.0 - part, 1e-30))
+
+    def same(self, one: int, other: int) -> bool:
+        """Whether two rows are one signal, at whatever level."""
+        return self.si_sdr(one, other) > _SAME_DB
+
+
+def _products(signals: Signals) -> tuple[Tensor, Tensor, Tensor]:
+    """Means, powers and inner products of all rows, see :class:`_Look`, a block at a time."""
+    outputs, truth = signals.outputs, signals.truth
+    samples, mixture = truth.shape[-1], []
+    if signals.mixture is not None and len(signals.mixture.wave) >= samples:
+        mixture = [signals.mixture.wave[None, :samples].to(truth.device)]
+    width = len(outputs) + len(truth) + 1 + len(mixture)
+    sums = torch.zeros(width, dtype=torch.float64)
+    gram = torch.zeros(width, width, dtype=torch.float64)
+    for start in range(0, samples, _BLOCK):
+        rows = [x[:, start : start + _BLOCK] for x in (outputs, truth, *mixture)]
+        rows.insert(2, rows[1].sum(0, keepdim=True))
+        block = torch.cat(rows).cpu().double()
+        sums, gram = sums + block.sum(-1), gram + block @ block.T
+    means, power = sums / samples, gram.diagonal() / samples
+    centred = gram - samples * torch.outer(means, means)
+    norms = centred.diagonal().clamp(min=0.0).sqrt()
+    safe = torch.where(norms > 0, norms, 1.0)
+    return means, power, centred / torch.outer(safe, safe)
+
+
+def _decibels(ratio: float) -> float:
+    return 20 * math.log10(max(ratio, 1e-30))
+
+
+# ------------------------------------------------------------------------------------------------
+# Checks: each gives a sentence for every signal it concerns
+# ------------------------------------------------------------------------------------------------
+
+
+def _silent(look: _Look) -> Iterator[str]:
+    for row, clip, _ in look.estimates:
+        if look.silent[row]:
+            yield (
                 f"{clip.label} is silent. It is scored all the same, or silence would pay, but "
-                "with a log PM that outweighs all others in a mean: log_pm_compressed is bounded",
+                "with a log PM that outweighs all others in a mean: log_pm_compressed is bounded"
             )
 
 
-def _channels(clips: Sequence[Clip]) -> Iterator[Finding]:
-    told = set()
-    for clip in clips:
-        independent = 10 * math.log10(clip.channels)
-        if clip.cancelled <= independent + _CANCELLED_DB or clip.label in told:
+def _faint(look: _Look) -> Iterator[str]:
+    for row, clip, own in look.estimates:
+        level = _decibels(math.sqrt(float(look.power[row]) / max(float(look.power[own]), 1e-60)))
+        if not look.silent[row] and level < _FAINT_DB:
+            yield (
+                f"{clip.label} lies {-level:.0f} dB below its reference. Levels are normalised, "
+                "so the little there is is scored as if it were loud: is it meant to be silent?"
+            )
+
+
+def _channels(look: _Look) -> Iterator[str]:
+    clips = {clip.label: clip for clip in (*look.signals.references, *look.signals.estimates)}
+    for label, clip in clips.items():
+        if clip.cancelled > 10 * math.log10(clip.channels) + _CANCELLED_DB:
+            silence = clip.cancelled == math.inf
+            left = "is silence" if silence else f"lies {clip.cancelled:.0f} dB below them"
+            yield (
+                f"{label}: its {clip.channels} channels cancel each other; their mean {left}, and "
+                "the mean is what is scored. Turn a channel over, or hand over one of them"
+            )
+
+
+def _offset(look: _Look) -> Iterator[str]:
+    """A constant in a signal: it makes silence active, and is a difference to the reference."""
+    for row, clip in (*look.references, *((row, clip) for row, clip, _ in look.estimates)):
+        mean, level = float(look.means[row]), math.sqrt(float(look.power[row]))
+        if level > SILENCE_PEAK and _LEAST_OFFSET < abs(mean) / level < 1.0 - 1e-6:
+            yield (
+                f"{clip.label} has a constant offset of {mean:.2g} "
+                f"({_decibels(abs(mean) / level):.0f} dB of its level), which counts as sound. "
+                "Subtract the mean of the file"
+            )
+
+
+def _lag(look: _Look) -> Iterator[str]:
+    rate, hop = look.signals.rate, look.signals.hop_s
+    for row, clip, own in look.estimates:
+        lag = look.lags.found[row]
+        if lag is None or look.lags.removed[row] or abs(lag) <= hop * rate:
             continue
-        told.add(clip.label)
-        silence = clip.cancelled == math.inf
-        left = "is silence" if silence else f"lies {clip.cancelled:.0f} dB below them"
-        yield Finding(
-            "channels",
-            f"{clip.label}: its {clip.channels} channels cancel each other; their mean {left}, "
-            "and the mean is what is scored. Turn a channel over, or hand over one of them",
+        size, way = abs(lag) / rate, "late" if lag > 0 else "early"
+        hint = '--align (align="shift") removes it'
+        if size > LAG_LIMIT_S:
+            hint = f"more than the {1000 * LAG_LIMIT_S:.0f} ms that --align removes: cut the file"
+        yield (
+            f"{clip.label} is {1000 * size:.1f} ms {way} against {dict(look.references)[own].label}"
+            f", more than a frame of {1000 * hop:.0f} ms. Delay counts as distortion; {hint}"
         )
 
 
-def _late(signals: Signals, lags: Lags) -> Iterator[Finding]:
-    for clip, source, lag, removed in zip(
-        signals.estimates, signals.attributed, lags.found, lags.removed
-    ):
-        if lag is None or removed or abs(lag) <= signals.hop_s * signals.rate:
-            continue
-        size = abs(lag) / signals.rate
-        way = "late" if lag > 0 else "early"
-        hint = (
-            '--align (align="shift") removes it'
-            if size <= LAG_LIMIT_S
-            else f"more than the {1000 * LAG_LIMIT_S:.0f} ms that --align removes: cut the file"
-        )
-        yield Finding(
-            "lag",
-            f"{clip.label} is {1000 * size:.1f} ms {way} against "
-            f"{signals.references[source].label}, more than a frame of "
-            f"{1000 * signals.hop_s:.0f} ms. Delay counts as distortion; {hint}",
-        )
-
-
-def _rates(signals: Signals) -> Iterator[Finding]:
-    low = [
-        clip
-        for clip in (*signals.references, *signals.estimates)
-        if clip.rate < _LOW_RATE * signals.encoder_rate
-    ]
+def _rate(look: _Look) -> Iterator[str]:
+    wanted = look.signals.encoder_rate
+    clips = (*look.signals.references, *look.signals.estimates)
+    low = {clip.label: clip.rate for clip in clips if clip.rate < _LOW_RATE * wanted}
     if low:
-        rate = min(clip.rate for clip in low)
-        names = listed(dict.fromkeys(clip.label for clip in low), 3)
-        yield Finding(
-            "rate",
-            f"sampled at {rate} Hz, below the encoder's {signals.encoder_rate} Hz: {names}. "
-            f"{_narrow(rate / 2)}",
+        yield (
+            f"sampled at {min(low.values())} Hz, below the encoder's {wanted} Hz: "
+            f"{listed(low, 3)}. {_narrow(min(low.values()) / 2)}"
         )
 
 
-def _bands(signals: Signals, bands: Sequence[float]) -> Iterator[Finding]:
+def _band(look: _Look) -> Iterator[str]:
     """A band that ends early in all references: one dull source among others is no such case."""
-    widest = max(bands)
-    if 0 < widest < _LOW_BAND * signals.encoder_rate / 2:
-        yield Finding(
-            "band",
+    widest, full = max(look.bands), look.signals.encoder_rate / 2
+    if 0 < widest < _LOW_BAND * full and not any(_rate(look)):
+        yield (
             f"nothing above {widest / 1000:.1f} kHz in any reference of "
-            f"{listed((clip.label for clip in signals.references), 3)}, though the encoder "
-            f"receives up to {signals.encoder_rate / 2000:g} kHz. {_narrow(widest)}",
+            f"{listed((clip.label for clip in look.signals.references), 3)}, though the encoder "
+            f"receives up to {full / 1000:g} kHz. {_narrow(widest)}"
         )
 
 
@@ -242,186 +308,105 @@ def _narrow(edge: float) -> str:
     )
 
 
-def _same(signals: Signals, silent: Tensor) -> Iterator[Finding]:
-    """Estimates that are their reference, sample by sample."""
-    truth = signals.truth[list(signals.attributed)]
-    same = (signals.outputs == truth).all(-1) & ~silent
-    labels = [clip.label for clip, alike in zip(signals.estimates, same.tolist()) if alike]
-    if labels:
-        yield Finding(
-            "same",
-            f"{listed(labels, 3)}: the same as the reference, sample by sample. Was the folder of "
-            "the references handed over as a system? As a hidden reference it is fine",
-        )
-
-
-# ------------------------------------------------------------------------------------------------
-# Levels and products of all signals
-# ------------------------------------------------------------------------------------------------
-
-
-class Products(NamedTuple):
-    """Means and inner products of estimates, references, their sum and the mixture, in one pass."""
-
-    means: Tensor  # (n,)
-    power: Tensor  # (n,) mean square
-    gram: Tensor  # (n, n) inner products without the means, each over its two norms
-    outputs: range
-    truth: range
-    mixed: tuple[tuple[str, int], ...]  # what else there is: name and row
-
-    def same(self, one: int, other: int) -> bool:
-        """Whether two rows are one signal, at whatever level."""
-        return self.si_sdr(one, other) > _SAME_DB
-
-    def si_sdr(self, one: int, other: int) -> float:
-        """SI-SDR of one row against another, in dB."""
-        part = min(float(self.gram[one, other]) ** 2, 1.0)
-        return 10 * math.log10(max(part, 1e-30) / max(1.0 - part, 1e-30))
-
-
-def _products(signals: Signals) -> Products:
-    outputs, truth = signals.outputs, signals.truth
-    count, samples = len(outputs), truth.shape[-1]
-    mixed, mixture = [("the sum of the references", count + len(truth))], None
-    if signals.mixture is not None and len(signals.mixture.wave) >= samples:
-        mixture = signals.mixture.wave[:samples].to(truth.device)
-        mixed.insert(0, (f"the mixture {signals.mixture.label}", count + len(truth) + 1))
-    width = count + len(truth) + len(mixed)
-    sums = torch.zeros(width, dtype=torch.float64)
-    gram = torch.zeros(width, width, dtype=torch.float64)
-    for start in range(0, samples, _BLOCK):
-        part = slice(start, start + _BLOCK)
-        rows = [outputs[:, part], truth[:, part], truth[:, part].sum(0, keepdim=True)]
-        rows += [] if mixture is None else [mixture[None, part]]
-        block = torch.cat(rows).cpu().double()
-        sums, gram = sums + block.sum(-1), gram + block @ block.T
-    means, power = sums / samples, gram.diagonal() / samples
-    centred = gram - samples * torch.outer(means, means)
-    norms = centred.diagonal().clamp(min=0.0).sqrt()
-    safe = torch.where(norms > 0, norms, 1.0)
-    return Products(
-        means,
-        power,
-        centred / torch.outer(safe, safe),
-        range(count),
-        range(count, count + len(truth)),
-        tuple(mixed),
-    )
-
-
-def _faint(signals: Signals, silent: Tensor, products: Products) -> Iterator[Finding]:
-    for row, (clip, source) in enumerate(zip(signals.estimates, signals.attributed)):
-        own, true = (float(products.power[k]) for k in (row, products.truth[source]))
-        decibels = 10 * math.log10(max(own, 1e-60) / max(true, 1e-60))
-        if not silent[row] and decibels < _FAINT_DB:
-            yield Finding(
-                "faint",
-                f"{clip.label} lies {-decibels:.0f} dB below its reference. Levels are normalised, "
-                "so the little there is is scored as if it were loud: is it meant to be silent?",
-            )
-
-
-def _offsets(signals: Signals, products: Products) -> Iterator[Finding]:
-    """A constant in a signal: it makes silence active, and is a difference to the reference."""
-    labels = [clip.label for clip in (*signals.estimates, *signals.references)]
-    for row in (*products.truth, *products.outputs):
-        mean, level = float(products.means[row]), math.sqrt(float(products.power[row]))
-        if level > SILENCE_PEAK and _LEAST_OFFSET < abs(mean) / level < 1.0 - 1e-6:
-            yield Finding(
-                "offset",
-                f"{labels[row]} has a constant offset of {mean:.2g} "
-                f"({20 * math.log10(abs(mean) / level):.0f} dB of its level), which counts as "
-                "sound. Subtract the mean of the file",
-            )
-
-
-def _twins(signals: Signals, products: Products) -> Iterator[Finding]:
+def _twins(look: _Look) -> Iterator[str]:
     """Signals that are there twice, at whatever level, among the estimates or the references."""
-    for kind, clips, rows in (
-        ("estimates", signals.estimates, products.outputs),
-        ("references", signals.references, products.truth),
-    ):
-        for one, other in itertools.combinations(range(len(rows)), 2):
-            if products.same(rows[one], rows[other]):
-                yield Finding(
-                    "twins",
-                    f"{kind} {clips[one].label} and {clips[other].label} are the same signal. "
-                    "Hand over one signal per source",
+    outputs = [(row, clip) for row, clip, _ in look.estimates]
+    for kind, clips in (("estimates", outputs), ("references", look.references)):
+        for (row, clip), (other, twin) in itertools.combinations(clips, 2):
+            if look.same(row, other):
+                yield (
+                    f"{kind} {clip.label} and {twin.label} are the same signal. Hand over one "
+                    "signal per source"
                 )
 
 
-def _sums(signals: Signals, products: Products) -> Iterator[Finding]:
+def _sum(look: _Look) -> Iterator[str]:
     """References that are the sum of others, or the mixture: by least squares on the others."""
-    first, names = products.truth.start, [clip.name for clip in signals.references]
-    gram = products.gram[first : products.truth.stop, first : products.truth.stop]
-    used = [k for k in range(len(gram)) if float(gram[k, k]) > 0.5]  # 1, of silence 0
-    for source in used:
-        rest = [k for k in used if k != source]
+    used = {row: clip for row, clip in look.references if float(look.gram[row, row]) > 0.5}
+    for row, clip in used.items():
+        rest = [other for other in used if other != row]
         if len(rest) < 2:
             continue
-        solved = torch.linalg.lstsq(gram[rest][:, rest], gram[rest, source].unsqueeze(-1))
-        weights = solved.solution.squeeze(-1)
-        left = 1.0 - float(gram[source, rest] @ weights)
-        parts = [k for k, weight in zip(rest, weights.tolist()) if weight > _PART]
+        gram, own = look.gram[rest][:, rest], look.gram[rest, row]
+        weights = torch.linalg.lstsq(gram, own.unsqueeze(-1)).solution.squeeze(-1)
+        parts = [used[k].name for k, weight in zip(rest, weights.tolist()) if weight > _PART]
         # With a negative weight it is another one that is the sum.
         negative = bool((weights < -_PART).any())
-        if left < 10 ** (_SUM_DB / 10) and len(parts) > 1 and not negative:
-            others = " ".join(name for k, name in enumerate(names) if k != source)
-            yield Finding(
-                "sum",
-                f"reference {signals.references[source].label} is the sum of "
-                f"{' and '.join(names[k] for k in parts)}: it is no source of its own, and what "
-                f"all share lowers the scores. Leave it out: --sources {others}",
+        if 1.0 - float(own @ weights) < 10 ** (_SUM_DB / 10) and len(parts) > 1 and not negative:
+            others = " ".join(one.name for k, one in look.references if k != row)
+            yield (
+                f"reference {clip.label} is the sum of {' and '.join(parts)}: it is no source of "
+                "its own, and what all share lowers the scores. Leave it out: --sources "
+                f"{others}"
             )
 
 
-def _mixtures(signals: Signals, products: Products) -> Iterator[Finding]:
+def _same(look: _Look) -> Iterator[str]:
+    """Estimates that are their reference, sample by sample."""
+    truth = look.signals.truth[list(look.signals.attributed)]
+    alike = (look.signals.outputs == truth).all(-1).tolist()
+    labels = [clip.label for row, clip, _ in look.estimates if alike[row] and not look.silent[row]]
+    if labels:
+        yield (
+            f"{listed(labels, 3)}: the same as the reference, sample by sample. Was the folder of "
+            "the references handed over as a system? As a hidden reference it is fine"
+        )
+
+
+def _mixture(look: _Look) -> Iterator[str]:
     """Estimates and references that are the mixture, as given or as the sum of references."""
-    name, mixture = products.mixed[0]
-    total = products.mixed[-1][1]
-    for place, row in enumerate(products.truth):
-        if mixture != total and products.same(row, mixture) and not products.same(row, total):
-            yield Finding(
-                "mixture",
-                f"reference {signals.references[place].label} is {name} itself, which is no "
-                "source. Leave it out with --sources",
+    (given, name), (total, _) = look.mixtures[0], look.mixtures[-1]
+    for row, clip in look.references:
+        if given != total and look.same(row, given) and not look.same(row, total):
+            yield (
+                f"reference {clip.label} is {name} itself, which is no source. Leave it out with "
+                "--sources"
             )
-    for row, (clip, source) in enumerate(zip(signals.estimates, signals.attributed)):
+    for row, clip, own in look.estimates:
         # One source may be all that is heard of a mixture: its estimate is then both.
-        found = [
-            name
-            for name, other in products.mixed
-            if products.same(row, other) and not products.same(products.truth[source], other)
-        ]
+        found = [n for k, n in look.mixtures if look.same(row, k) and not look.same(own, k)]
         if found:
-            yield Finding(
-                "mixture",
+            yield (
                 f"estimate {clip.label} is {found[0]} itself. Was an output mistaken for it? As a "
-                "baseline it is fine",
+                "baseline it is fine"
             )
 
 
-def _order(signals: Signals, products: Products) -> Iterator[Finding]:
+def _order(look: _Look) -> Iterator[str]:
     """Estimates that fit another reference each, all of them better by SI-SDR."""
     from scipy.optimize import linear_sum_assignment
 
-    if len(signals.estimates) > len(signals.references):
+    clips = dict(look.references)
+    if len(look.estimates) > len(clips):
         return
-    levels = [[products.si_sdr(row, other) for other in products.truth] for row in products.outputs]
-    best = linear_sum_assignment(levels, maximize=True)[1].tolist()
-    moved = [(k, best[k], own) for k, own in enumerate(signals.attributed) if best[k] != own]
-    gains = [levels[k][new] - levels[k][own] for k, new, own in moved]
-    reached = all(levels[k][new] > _SWAP_LEAST_DB for k, new, _ in moved)
+    levels = [[look.si_sdr(row, other) for other in clips] for row, *_ in look.estimates]
+    best = [min(clips) + k for k in linear_sum_assignment(levels, maximize=True)[1].tolist()]
+    moved = [(row, clip, own, best[row]) for row, clip, own in look.estimates if best[row] != own]
+    gains = [look.si_sdr(row, new) - look.si_sdr(row, own) for row, _, own, new in moved]
+    reached = all(look.si_sdr(row, new) > _SWAP_LEAST_DB for row, *_, new in moved)
     if moved and reached and min(gains) > _SWAP_DB:
         pairs = ", ".join(
-            f"{signals.estimates[k].label} fits {signals.references[new].label} by {gain:.0f} dB "
-            "better"
-            for (k, new, _), gain in zip(moved, gains)
+            f"{clip.label} fits {clips[new].label} by {gain:.0f} dB better"
+            for (_, clip, _, new), gain in zip(moved, gains)
         )
-        yield Finding(
-            "order",
+        yield (
             f"estimates fit other references better than their own: {pairs} (SI-SDR). If they are "
             "in another order than the references, reorder them, or pass --permute "
-            '(permute=True; in metrics and losses pit="si_sdr")',
+            '(permute=True; in metrics and losses pit="si_sdr")'
         )
+
+
+_CHECKS: dict[str, Callable[[_Look], Iterator[str]]] = {
+    "silent": _silent,
+    "faint": _faint,
+    "channels": _channels,
+    "offset": _offset,
+    "lag": _lag,
+    "rate": _rate,
+    "band": _band,
+    "twins": _twins,
+    "sum": _sum,
+    "same": _same,
+    "mixture": _mixture,
+    "order": _order,
+}
