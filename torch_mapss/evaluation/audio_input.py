@@ -63,18 +63,35 @@ def read_set(
         FileNotFoundError: no such file.
     """
     items = _listed(given, kind, 3 if each else 2)
-    if all(item is None or isinstance(item, str | os.PathLike) for item in items):
-        paths = [None if item is None else os.fspath(item) for item in items]
-        names = iter(io.display_names([io.shown(path) for path in paths if path is not None]))
-        return tuple(
-            None if path is None else read_file(path, next(names), rate, each) for path in paths
+    paths = [os.fspath(item) for item in items if isinstance(item, str | os.PathLike)]
+    if not paths:
+        audio.check_source_rate(sample_rate or rate, "sample_rate")
+    elif len(paths) < sum(item is not None for item in items):
+        raise TypeError(
+            f"{kind} mix files and arrays. Read the files first, with "
+            "torch_mapss.audio.load_audio(path)."
         )
-    found = rate if sample_rate is None else sample_rate
-    audio.check_source_rate(found, "sample_rate")
-    return tuple(
-        None if item is None else _array(item, kind, place, rate, found, each)
-        for place, item in enumerate(items)
-    )
+    names = iter(io.display_names([io.shown(path) for path in paths]))
+    clips: list[Clip | None] = []
+    for place, item in enumerate(items):
+        if item is None:
+            clips.append(None)
+        elif paths:
+            samples, found = audio.load_audio(item)
+            audio.check_source_rate(found, repr(io.shown(item)))
+            clips.append(_clip(samples, next(names), io.shown(item), found, rate, each))
+        else:
+            wave = audio.as_waveform(item, f"{kind}[{place}]").detach()
+            checks.check_devices(**{f"{kind}[{place}]": wave})
+            if not 1 <= wave.ndim <= 1 + each or wave.shape[-1] == 0:
+                raise ValueError(
+                    f"{kind}[{place}] must be one mono signal of shape (T,), got "
+                    f"{tuple(wave.shape)}. Channels are not sources: average them first, or pass "
+                    'channels="each".'
+                )
+            name, samples = f"{kind[:-1]} {place + 1}", wave.reshape(-1, wave.shape[-1])
+            clips.append(_clip(samples, name, None, sample_rate or rate, rate, each))
+    return tuple(clips)
 
 
 def _listed(given: Any, kind: str, most: int) -> list[Any]:
@@ -86,15 +103,11 @@ def _listed(given: Any, kind: str, most: int) -> list[Any]:
         )
     if hasattr(given, "ndim") and hasattr(given, "shape"):
         shape = tuple(given.shape)
-        if not 2 <= given.ndim <= most:
+        if not 2 <= given.ndim <= most or shape[0] > shape[-1]:
             raise ValueError(
                 f"{kind} must have shape (S, T): sources, samples; got {shape}. One mixture at a "
-                'time; average channels first, or pass (S, C, T) with channels="each".'
-            )
-        if shape[0] > shape[-1]:
-            raise ValueError(
-                f"{kind} must have shape (S, T): sources, samples; got {shape}, which looks like "
-                f"(samples, sources). Transpose it: {kind}.T."
+                f"time; of (samples, sources) pass {kind}.T; average channels first, or pass "
+                '(S, C, T) with channels="each".'
             )
         given = list(given)
     if not isinstance(given, Sequence):
@@ -107,20 +120,13 @@ def _listed(given: Any, kind: str, most: int) -> list[Any]:
     return list(given)
 
 
-def read_file(path: str, name: str, rate: int, each: bool = False) -> Clip:
-    """One file at ``rate``: the mean of its channels and, if asked for, each of them."""
-    samples, found = audio.load_audio(path)
-    audio.check_source_rate(found, repr(io.shown(path)))
-    made = _clip(samples, name, found, rate, each)
-    return made._replace(path=io.shown(path))
-
-
-def _clip(channels: Tensor, name: str, found: int, rate: int, each: bool) -> Clip:
+def _clip(channels: Tensor, name: str, path: str | None, found: int, rate: int, each: bool) -> Clip:
+    """One source at ``rate``: the mean of its channels and, if asked for, each of them."""
     mono = audio.to_mono(channels)
     parts = audio.resample(channels, found, rate) if each and len(channels) > 1 else None
     wave = audio.resample(mono, found, rate) if parts is None else parts.mean(0)
     lost = 0.0 if each else _cancelled(channels, mono)
-    return Clip(wave, name, None, found, len(channels), channels.shape[-1], lost, parts)
+    return Clip(wave, name, path, found, len(channels), channels.shape[-1], lost, parts)
 
 
 def _cancelled(channels: Tensor, mono: Tensor) -> float:
@@ -132,24 +138,6 @@ def _cancelled(channels: Tensor, mono: Tensor) -> float:
     if before == 0.0:
         return 0.0
     return math.inf if after == 0.0 else 10.0 * math.log10(before / after)
-
-
-def _array(item: Any, kind: str, place: int, rate: int, found: int, each: bool) -> Clip:
-    if isinstance(item, str | os.PathLike):
-        raise TypeError(
-            f"{kind} mix files and arrays. Read the files first, with "
-            "torch_mapss.audio.load_audio(path)."
-        )
-    wave = audio.as_waveform(item, f"{kind}[{place}]").detach()
-    checks.check_devices(**{f"{kind}[{place}]": wave})
-    if not 1 <= wave.ndim <= 1 + each or wave.shape[-1] == 0:
-        raise ValueError(
-            f"{kind}[{place}] must be one mono signal of shape (T,), got {tuple(wave.shape)}. "
-            'Channels are not sources: average them first, or pass channels="each".'
-        )
-    return _clip(
-        wave if wave.ndim == 2 else wave[None], f"{kind[:-1]} {place + 1}", found, rate, each
-    )
 
 
 def renamed(clips: Sequence[Clip | None], names: Sequence[str]) -> tuple[Clip | None, ...]:
@@ -167,27 +155,21 @@ def common_length(estimates: Sequence[Clip], references: Sequence[Clip], trim: b
         ValueError: lengths differ and ``trim`` is off. Names a file of each length.
     """
     clips = [*references, *estimates]
-    shortest = min(clips, key=lambda clip: len(clip.wave))
-    longest = max(clips, key=lambda clip: len(clip.wave))
+    shortest, longest = (pick(clips, key=lambda clip: len(clip.wave)) for pick in (min, max))
     least, most = len(shortest.wave), len(longest.wave)
     rounding = len({clip.rate for clip in clips}) > 1 and most - least == 1
     if least == most or trim or rounding:
         return least
-    pairs = ((e, r) for e in estimates for r in references if len(e.wave) != len(r.wave))
-    one, other = next(pairs, (shortest, longest))
+
+    def told(clip: Clip) -> str:
+        seconds = f"{clip.samples / clip.rate:.3f} s at {clip.rate} Hz"
+        return f"{clip.label} has {len(clip.wave)} samples ({seconds})"
+
     raise ValueError(
-        f"all files of a mixture must have one length, but {_lengthy(one)} and {_lengthy(other)}. "
+        f"all files of a mixture must have one length, but {told(shortest)} and {told(longest)}. "
         "They must be aligned sample by sample; if one only has a longer tail, cut all to the "
         "shortest with trim=True (trim: true in --config)."
     )
-
-
-def _lengthy(clip: Clip) -> str:
-    samples = len(clip.wave)
-    text = f"{clip.label} has {samples} samples ({clip.samples / clip.rate:.3f} s)"
-    if clip.samples != samples:
-        text += f" after resampling its {clip.samples} from {clip.rate} Hz"
-    return text
 
 
 def stack(clips: Sequence[Clip], samples: int, device: torch.device) -> Tensor:

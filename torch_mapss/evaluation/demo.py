@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Sequence
-from functools import partial
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.evaluation import io, measures, plots
-from torch_mapss.evaluation.audio_input import renamed
 from torch_mapss.evaluation.measures import COLUMNS
 from torch_mapss.evaluation.report import Report
-from torch_mapss.evaluation.score import Scorer
+from torch_mapss.evaluation.score import evaluate
+from torch_mapss.pipeline.mapss import MAPSS
 
 VOICES = ("low voice", "high voice")
 _CLIPS = ("voice_low.flac", "voice_high.flac")
@@ -77,13 +77,12 @@ def shaken(waves: Tensor, amount: float, seed: int = 0) -> Tensor:
     return torch.istft(turned, size, hop, window=window, length=waves.shape[-1])
 
 
-def run(folder: str | os.PathLike[str], encoder: str = "mel", device: str | None = None) -> Result:
+def run(folder: str | os.PathLike[str], encoder: str = "mel") -> Result:
     """Score the three grades and write tables, audio and (with matplotlib) a plot.
 
     Args:
         folder: where to write; made if need be.
         encoder: ``"mel"`` needs no download.
-        device: to compute on; CUDA where there is one, else MPS, else the CPU by default.
 
     Returns:
         A :class:`Result`.
@@ -93,26 +92,26 @@ def run(folder: str | os.PathLike[str], encoder: str = "mel", device: str | None
     """
     folder = io.make_folder(folder)
     references, rate = voices()
-    reports = scored(references, rate, encoder, device)
+    mapss = MAPSS(encoder)
+    given = {"names": VOICES, "sample_rate": rate, "mixture": references.sum(0), "mapss": mapss}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the poor grade, which is meant to be poor
+        reports = tuple(
+            evaluate(estimates=separated(references, grade), references=references, **given)
+            for grade in GRADES
+        )
     written = _write(folder, reports, references, rate)
     words = text(reports)
-    if not any(path.endswith(".png") for path in written):
+    try:
+        panels = [
+            report.panel(f"{grade.name} (leakage {grade.leakage_db:g} dB)")
+            for grade, report in zip(GRADES, reports)
+        ]
+        picture = plots.save_figure(plots.plot_panels(panels), os.path.join(folder, "demo.png"))
+        written = (*written, picture)
+    except ImportError:
         words += f"\nNo plot was drawn: {plots.INSTALL}"
     return Result(reports, words, written)
-
-
-def scored(references: Tensor, rate: int, encoder: str, device: str | None) -> tuple[Report, ...]:
-    """The report of each grade."""
-    scorer = Scorer.of({"encoder": encoder}, device)
-
-    def clips(waves: Tensor, kind: str) -> Any:
-        return renamed(scorer.read(waves, kind, rate), VOICES)
-
-    (mixture,) = scorer.read([references.sum(0)], "mixture", rate)
-    truth = clips(references, "references")
-    made = [clips(separated(references, grade), "estimates") for grade in GRADES]
-    entries = [scorer.entry(one, truth, mixture=mixture) for one in made]
-    return tuple(scorer.reports(entries))
 
 
 def text(reports: Sequence[Report]) -> str:
@@ -135,49 +134,21 @@ def text(reports: Sequence[Report]) -> str:
 
 
 def _write(
-    folder: str, reports: tuple[Report, ...], references: Tensor, rate: int
+    folder: str, reports: Sequence[Report], references: Tensor, rate: int
 ) -> tuple[str, ...]:
+    """The table of all grades, the report of each, and what there is to listen to."""
+    table, sounds = (os.path.join(folder, name) for name in ("scores.csv", "audio"))
+    io.make_folder(sounds)
     rows = [
         {"grade": grade.name, **row}
         for grade, report in zip(GRADES, reports)
         for row in report.table()
     ]
-    written = [os.path.join(folder, "scores.csv")]
-    io.write_table(written[0], rows)
-    for grade, report in zip(GRADES, reports):
-        written.append(report.save(os.path.join(folder, grade.name)))
-    written.append(_write_audio(folder, references, rate))
-    picture = os.path.join(folder, "demo.png")
-    if _draw(reports, picture):
-        written.append(picture)
-    return tuple(written)
-
-
-def _write_audio(folder: str, references: Tensor, rate: int) -> str:
-    """Everything to listen to, at one level."""
-    import soundfile
-
-    place = io.make_folder(os.path.join(folder, "audio"))
-    clips = {"mixture": references.sum(0)}
-    clips |= {f"reference_{name}": wave for name, wave in zip(VOICES, references)}
-    for grade in GRADES:
-        made = separated(references, grade)
-        clips |= {f"{grade.name}_{name}": wave for name, wave in zip(VOICES, made)}
-    for name, wave in clips.items():
-        path = os.path.join(place, name.replace(" ", "_") + ".wav")
-        samples = (0.5 * wave).clamp(-1.0, 1.0).numpy()
-        io.write_with(path, partial(soundfile.write, data=samples, samplerate=rate))
-    return place
-
-
-def _draw(reports: tuple[Report, ...], path: str) -> bool:
-    try:
-        plots.check_available()
-    except ImportError:
-        return False
-    panels = [
-        report.panel(f"{grade.name} (leakage {grade.leakage_db:g} dB)")
-        for grade, report in zip(GRADES, reports)
-    ]
-    plots.save_figure(plots.plot_panels(panels), path)
-    return True
+    io.write_table(table, rows)
+    saved = [report.save(os.path.join(folder, g.name)) for g, report in zip(GRADES, reports)]
+    clips = {"reference": references} | {g.name: separated(references, g) for g in GRADES}
+    waves = {f"{k}_{name}": wave for k, both in clips.items() for name, wave in zip(VOICES, both)}
+    for name, wave in {"mixture": references.sum(0), **waves}.items():
+        path = os.path.join(sounds, f"{name.replace(' ', '_')}.wav")
+        io.write_wave(path, (0.5 * wave).clamp(-1.0, 1.0), rate, "PCM_16")  # all at one level
+    return (table, *saved, sounds)

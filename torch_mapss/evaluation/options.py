@@ -1,7 +1,7 @@
 """Options of a scoring as one flat mapping: of Python's keywords, ``--config`` and settings.json.
 
-Some are settings of :class:`torch_mapss.MAPSS` (:func:`scorer_of`), the others say what is scored
-and how (:class:`Request`).
+Some are arguments of :class:`torch_mapss.MAPSS` (:func:`scorer_of`), the others say what is scored
+and how (:class:`Request`): a new one is a field there, or an argument of MAPSS.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_mapss.evaluation import io
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from torch_mapss.pipeline.mapss import MAPSS
 
-CHANNELS = ("mean", "each")
-#: Options of the banks of distortions, which scorer_of makes.
-BANKS = ("bank_size", "only", "without", "seed")
+_BANKS = ("bank_size", "only", "without", "seed")  # of the banks, which scorer_of makes
 
 
 class Request(NamedTuple):
@@ -40,44 +38,6 @@ class Request(NamedTuple):
     bounds_convention: str | None = None  # None: that of the scores
     tail: str = "concentration"  # of the bounds; or "bootstrap"
 
-    def checked(self) -> Request:
-        """Itself, ``measures`` as a tuple.
-
-        Raises:
-            TypeError, ValueError: a value out of its range; names the option.
-        """
-        from torch_mapss.bounds.frames import CONVENTIONS, TAILS, check_confidence
-        from torch_mapss.core import checks
-        from torch_mapss.pipeline.measures import checked_measures
-
-        check_confidence(self.confidence)
-        if self.align not in (None, "shift"):
-            raise ValueError(
-                f"align must be None or 'shift' (remove one constant lag), got {self.align!r}."
-            )
-        checks.check_choice(self.channels, "channels", CHANNELS)
-        if self.bounds_convention is not None:
-            checks.check_choice(self.bounds_convention, "bounds_convention", CONVENTIONS)
-        checks.check_choice(self.tail, "tail", TAILS)
-        for name in ("sample_frames", "excerpts"):
-            if getattr(self, name) is not None:
-                checks.check_whole(getattr(self, name), name, 1)
-        checks.check_real(self.excerpt_seconds, "excerpt_seconds", "[1, inf)")
-        if self.excerpts is not None and self.bounds:
-            raise ValueError("bounds are for whole clips: leave out bounds or excerpts.")
-        if self.channels == "each" and self.bounds:
-            raise ValueError('bounds are of one channel: leave out bounds or channels="each".')
-        chosen = None if self.measures is None else checked_measures(self.measures)
-        return self._replace(measures=chosen)
-
-
-def option_names() -> tuple[str, ...]:
-    """All options there are."""
-    from torch_mapss.pipeline.mapss import MAPSS
-
-    keywords = list(inspect.signature(MAPSS).parameters)
-    return tuple(dict.fromkeys([*keywords, *BANKS, *Request._fields]))
-
 
 def checked_options(options: Mapping[str, Any], where: str = "options") -> dict[str, Any]:
     """The options as a dictionary.
@@ -85,7 +45,9 @@ def checked_options(options: Mapping[str, Any], where: str = "options") -> dict[
     Raises:
         TypeError: a name that is no option; says which one may be meant.
     """
-    known = option_names()
+    from torch_mapss.pipeline.mapss import MAPSS
+
+    known = dict.fromkeys([*inspect.signature(MAPSS).parameters, *_BANKS, *Request._fields])
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, 1)
@@ -95,13 +57,35 @@ def checked_options(options: Mapping[str, Any], where: str = "options") -> dict[
 
 
 def request_of(options: Mapping[str, Any]) -> Request:
-    """What is to be scored, checked.
+    """What is to be scored, checked; ``measures`` as a tuple.
 
     Raises:
-        TypeError, ValueError: an option out of its range.
+        TypeError, ValueError: an option out of its range; names it.
     """
-    own = {name: value for name, value in options.items() if name in Request._fields}
-    return Request(**own).checked()
+    from torch_mapss.bounds.frames import CONVENTIONS, TAILS, check_confidence
+    from torch_mapss.core import checks
+    from torch_mapss.pipeline.measures import checked_measures
+
+    made = Request(**{name: options[name] for name in Request._fields if name in options})
+    check_confidence(made.confidence)
+    checks.check_choice(made.channels, "channels", ("mean", "each"))
+    checks.check_choice(made.tail, "tail", TAILS)
+    if made.align not in (None, "shift"):
+        raise ValueError(
+            f"align must be None or 'shift' (remove one constant lag), got {made.align!r}."
+        )
+    if made.bounds_convention is not None:
+        checks.check_choice(made.bounds_convention, "bounds_convention", CONVENTIONS)
+    for name in ("sample_frames", "excerpts"):
+        if getattr(made, name) is not None:
+            checks.check_whole(getattr(made, name), name, 1)
+    checks.check_real(made.excerpt_seconds, "excerpt_seconds", "[1, inf)")
+    if made.bounds and (made.excerpts is not None or made.channels == "each"):
+        raise ValueError(
+            'bounds are of whole clips and one channel: leave out bounds, or excerpts and "each".'
+        )
+    measures = None if made.measures is None else checked_measures(made.measures)
+    return made._replace(measures=measures)
 
 
 def scorer_of(
@@ -128,24 +112,25 @@ def scorer_of(
                 "them there, or leave mapss out."
             )
         return mapss if device is None else mapss.to(device)
-    banks = {name: own.pop(name) for name in BANKS if name in own}
-    if set(banks) - {"seed"}:
+    if {"bank_size", "only", "without"} & set(own):
+        banks = {name: own.pop(name) for name in _BANKS if name in own}
         own = _banks(**banks) | own
-    else:
-        own |= banks
-    own = {"segment": "auto"} | own
-    if not own["segment"]:
-        own["segment"] = None  # 0 on the command line
-    if isinstance(own.get("encoder", ""), str | os.PathLike):
+    own["segment"] = own.get("segment", "auto") or None  # 0: whole
+    if _named(own):
         return MAPSS(device=device, **own)
     made = MAPSS(**own)  # of an encoder that is there already, and moves
     return made if device is None else made.to(device)
 
 
+def _named(options: Mapping[str, Any]) -> bool:
+    """Whether the encoder is a name, which can be loaded to any device."""
+    return isinstance(options.get("encoder", ""), str | os.PathLike)
+
+
 def _banks(
     bank_size: int | None = None,
-    only: list[str] | None = None,
-    without: list[str] | tuple[str, ...] = (),
+    only: Sequence[str] | None = None,
+    without: Sequence[str] = (),
     seed: int = 0,
 ) -> dict[str, Any]:
     """Both banks; a family or member that one of them has may be named.
@@ -157,9 +142,9 @@ def _banks(
 
     full = {kind: DistortionBank(kind) for kind in ("separation", "match")}
     names = {kind: {*bank.families, *bank.names()} for kind, bank in full.items()}
-    for option, given in (("only", only or []), ("without", without)):
-        unknown = [name for name in given if not any(name in known for known in names.values())]
-        if unknown:
+    either = set().union(*names.values())
+    for option, given in (("only", only or ()), ("without", without)):
+        if unknown := [name for name in given if name not in either]:
             raise ValueError(
                 f"{option} names {', '.join(map(repr, unknown))}, which neither bank has. Families "
                 f"are {', '.join(full['match'].families)}; `torch-mapss distortions` lists their "
@@ -185,46 +170,44 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     import yaml
 
-    name = io.shown(path)
+    name = f"--config {io.shown(path)!r}"
     try:
         with open(path, encoding="utf-8-sig") as file:
             found = yaml.safe_load(file)
     except OSError as error:
-        raise ValueError(f"--config {name!r} cannot be read: {error.strerror}.") from None
+        raise ValueError(f"{name} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         cause = " ".join(str(error).split())
-        raise ValueError(f"--config {name!r} is neither YAML nor JSON: {cause}.") from None
+        raise ValueError(f"{name} is neither YAML nor JSON: {cause}.") from None
     if isinstance(found, Mapping) and {"settings", "options"} <= set(found):
         found = found["options"]
     if not isinstance(found, Mapping):
-        raise ValueError(f"--config {name!r} must hold lines of `option: value`.")
-    try:
-        return checked_options(found, name)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(f"{name} must hold lines of `option: value`.")
+    return checked_options(found, name)
 
 
-def chosen_device(
-    device: torch.device | str | None, mapss: MAPSS | None, options: Mapping[str, Any]
-) -> torch.device | None:
-    """The device that is meant; None: where the scorer or encoder that was given is.
+def prepared(
+    settings: Mapping[str, Any], device: torch.device | str | None, mapss: MAPSS | None
+) -> tuple[MAPSS, Request, torch.device]:
+    """The scorer, what is scored and how, and where the waveforms belong.
 
-    "auto", and None where neither was given, take the fastest there is.
+    Args:
+        settings: options.
+        device: "auto", and None where the encoder is but a name, take the fastest there is; None
+            else: where the encoder's weights are.
+        mapss: a scorer to use.
+
+    Raises:
+        TypeError, ValueError: as :func:`request_of` and :func:`scorer_of`.
     """
     import torch
 
     from torch_mapss.core.devices import best_device
 
-    named = mapss is None and isinstance(options.get("encoder", ""), str | os.PathLike)
-    if device == "auto" or (device is None and named):
-        return best_device()
-    return None if device is None else torch.device(device)
-
-
-def device_of(scorer: MAPSS, device: torch.device | str | None) -> torch.device:
-    """Where the waveforms belong: ``device``, or where the encoder's weights are."""
-    import torch
-
-    if device is not None:
-        return torch.device(device)
-    return scorer.config.encoders["encoder"].device
+    given = checked_options(settings)
+    request = request_of(given)
+    if device == "auto" or (device is None and mapss is None and _named(given)):
+        device = best_device()
+    scorer = scorer_of(given, device, mapss)
+    at = scorer.config.encoders["encoder"].device if device is None else torch.device(device)
+    return scorer, request, at

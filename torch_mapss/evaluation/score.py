@@ -171,11 +171,7 @@ class Scorer(NamedTuple):
         mapss: MAPSS | None = None,
     ) -> Scorer:
         """The scorer that options ask for; arguments and errors as :func:`evaluate`."""
-        given = options.checked_options(settings)
-        request = options.request_of(given)
-        device = options.chosen_device(device, mapss, given)
-        made = options.scorer_of(given, device, mapss)
-        return Scorer(made, request, options.device_of(made, device))
+        return Scorer(*options.prepared(settings, device, mapss))
 
     def read(
         self, signals: Any, kind: str, sample_rate: int | None = None
