@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
 import json
 import os
@@ -12,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from separations import environment, leaky, small_mapss, sources, write, write_all, write_manifest
@@ -20,17 +20,21 @@ from torch_mapss import evaluate, pipeline
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.commands import options
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+Files = tuple[list[str], list[str]]
+
 QUICK = ("--encoder", "mel", "--bank-size", "5")
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> tuple[list[str], list[str]]:
+def files(tmp_path: Path) -> Files:
     """References and estimates."""
     truth = sources()
     return write_all(tmp_path / "truth", truth), write_all(tmp_path / "made", leaky(truth))
 
 
-def score(files: tuple[list[str], list[str]], *options: str) -> int:
+def score(files: Files, *options: str) -> int:
     references, estimates = files
     return cli.main(
         ["score", "--references", *references, "--estimates", *estimates, *QUICK, *options]
@@ -45,60 +49,42 @@ def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# Scoring
-# ------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------- scoring
 
 
 def test_score_prints_and_writes_what_evaluate_finds(
-    tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, files: Files, capsys: Capture
 ) -> None:
-    out = tmp_path / "new" / "nested"
-    config = tmp_path / "c.yaml"
+    out, config = tmp_path / "new" / "nested", tmp_path / "c.yaml"
     config.write_text("confidence: 0.9\n")
     given = ("--out", str(out), "--plot", "--bounds", "--config", str(config))
     assert score(files, *given) == 0
     printed = capsys.readouterr().out
-    references, estimates = files
-    report = evaluate(
-        estimates=estimates,
-        references=references,
-        encoder="mel",
-        bank_size=5,
-        bounds=True,
-        confidence=0.9,
-    )
+    options = {"encoder": "mel", "bank_size": 5, "bounds": True, "confidence": 0.9}
+    report = evaluate(references=files[0], estimates=files[1], **options)
     assert printed.startswith(report.summary())
     assert "90 % confidence" in printed
-    with open(out / "scores.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [float(row["ps"]) for row in rows] == [
-        pytest.approx(row.ps, rel=1e-8) for row in report.rows
-    ]
-    names = ["frames.csv", "report.json", "scores.csv", "scores.png"]
-    assert sorted(path.name for path in out.iterdir()) == names
-
-
-def settings_of(folder: Path) -> dict[str, Any]:
-    content = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    return content["settings"]
+    scores = pd.read_csv(out / "scores.csv")
+    assert list(scores["ps"]) == pytest.approx([row.ps for row in report.rows], rel=1e-8)
+    names = {"frames.csv", "report.json", "scores.csv", "scores.png"}
+    assert {path.name for path in out.iterdir()} == names
 
 
 def test_options_and_settings_files_reach_the_scorer(
-    tmp_path: Path, files: tuple[list[str], list[str]]
+    tmp_path: Path, files: Files, capsys: Capture
 ) -> None:
-    references, estimates = files
     out, config = tmp_path / "o", tmp_path / "settings.yaml"
     config.write_text(
         "convention: reference\nseed: 7\nalign_polarity: true\nalpha: 0.5\nenergy: 0.9\n"
-        "activity: 0.2\nmatch_encoder: waveform\nbank_size: 40\nsample_frames: 3\n"
+        "activity: 0.2\nmatch_encoder: waveform\nsample_frames: 3\n"
         "without: [noise, tone, notch/peak01]\n"
     )
     given = ("--config", str(config), "--permute", "--sample-frames", "4", "--out", str(out))
-    references, estimates = files
-    arguments = ["score", "--references", *references, "--estimates", *estimates[::-1]]
-    assert cli.main([*arguments, "--encoder", "mel", "--quiet", *given]) == 0
-    settings = settings_of(out)
+    assert score((files[0], files[1][::-1]), *given, "--bank-size", "40", "--quiet") == 0
+    assert capsys.readouterr() == ("", "")
+    content = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert [row["source_index"] for row in content["scores"]] == [1, 0]
+    settings = content["settings"]
     assert settings["convention"] == "reference"
     assert settings["separation_bank"]["seed"] == settings["match_bank"]["seed"] == 7
     assert settings["align_polarity"] is True
@@ -107,8 +93,6 @@ def test_options_and_settings_files_reach_the_scorer(
     assert settings["sample_frames"] == 4  # the command line comes first
     families = [settings[f"{kind}_bank"]["families"] for kind in ("separation", "match")]
     assert all({"noise", "tone"}.isdisjoint(found) for found in families)
-    content = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    assert [row["source_index"] for row in content["scores"]] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -126,11 +110,7 @@ def test_options_and_settings_files_reach_the_scorer(
     ],
 )
 def test_settings_that_cannot_be_used_are_one_line(
-    text: str,
-    said: list[str],
-    tmp_path: Path,
-    files: tuple[list[str], list[str]],
-    capsys: pytest.CaptureFixture[str],
+    text: str, said: list[str], tmp_path: Path, files: Files, capsys: Capture
 ) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(text)
@@ -140,7 +120,7 @@ def test_settings_that_cannot_be_used_are_one_line(
         assert part in line
 
 
-def test_settings_of_bounds_reach_them(files: tuple[list[str], list[str]]) -> None:
+def test_settings_of_bounds_reach_them(files: Files) -> None:
     references, estimates = files
     given = {"estimates": estimates, "references": references, "mapss": small_mapss()}
     given |= {"bounds": True, "sample_frames": 4}
@@ -152,19 +132,10 @@ def test_settings_of_bounds_reach_them(files: tuple[list[str], list[str]]) -> No
         assert [row.ps_tail for row in report.rows] != [row.ps_tail for row in plain.rows]
 
 
-def test_threads_are_set_for_the_command_alone() -> None:
-    before = torch.get_num_threads()
-    with options.threads(before + 1):
-        assert torch.get_num_threads() == before + 1
-    assert torch.get_num_threads() == before
+# ------------------------------------------------------------------------------------------ errors
 
 
-# ------------------------------------------------------------------------------------------------
-# Errors
-# ------------------------------------------------------------------------------------------------
-
-
-def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+def error_of(capsys: Capture) -> str:
     """The one line that an error prints."""
     out, err = capsys.readouterr()
     lines = err.strip().splitlines()
@@ -174,15 +145,17 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-def test_errors_are_one_line(
-    tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_one_line(tmp_path: Path, files: Files, capsys: Capture) -> None:
     references, estimates = files
     broken = tmp_path / "broken.wav"
     broken.write_bytes(b"RIFF nonsense")
     taken = tmp_path / "taken"
     taken.write_text("mine")
-    cases: list[tuple[tuple[list[str], list[str]], tuple[str, ...], str]] = [
+    pipe = str(tmp_path / "pipe.wav")
+    os.mkfifo(pipe)
+    cases: list[tuple[Files, tuple[str, ...], str]] = [
+        (([pipe, references[1]], estimates), (), f"{pipe!r} is a folder, pipe or device"),
+        (([os.devnull, references[1]], estimates), (), "pipe or device"),
         ((references, ["/nowhere.wav", estimates[1]]), (), "'/nowhere.wav'"),
         ((references, [str(broken), estimates[1]]), (), "broken.wav"),
         ((references[:1], estimates[:1]), (), "at least two references"),
@@ -202,7 +175,7 @@ def test_errors_are_one_line(
     assert taken.read_text() == "mine"
 
 
-def test_wrong_usage_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_two(capsys: Capture) -> None:
     for arguments in ([], ["score"], ["score", "--nonsense"], ["evaluate", "m.json"], ["sing"]):
         with pytest.raises(SystemExit) as stopped:
             cli.main(arguments)
@@ -225,9 +198,9 @@ def test_interruptions_and_unexpected_errors(
     raised: BaseException,
     code: int,
     told: list[str],
-    files: tuple[list[str], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    files: Files,
+    monkeypatch: Patch,
+    capsys: Capture,
 ) -> None:
     def failing(*_: object, **__: object) -> None:
         raise raised
@@ -239,9 +212,7 @@ def test_interruptions_and_unexpected_errors(
     assert all(part in error for part in told)
 
 
-def test_warnings_are_one_line(
-    tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_are_one_line(tmp_path: Path, files: Files, capsys: Capture) -> None:
     references, estimates = files
     write(Path(references[1]), torch.zeros(8000))
     assert score((references, estimates)) == 0
@@ -252,15 +223,11 @@ def test_warnings_are_one_line(
     assert "0 of 2 estimates have scored frames" in out
 
 
-# ------------------------------------------------------------------------------------------------
-# Words
-# ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- words
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["score", "--help"], ["evaluate", "--help"]])
-def test_help_tells_what_the_measures_are(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_tells_what_the_measures_are(arguments: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)
     assert stopped.value.code == 0
@@ -292,7 +259,7 @@ def test_help_needs_neither_torch_nor_much_time() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_encoders_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_encoders_are_listed(capsys: Capture) -> None:
     from torch_mapss.encoders import encoder_table
 
     assert cli.main(["encoders"]) == 0
@@ -321,58 +288,35 @@ def test_options_are_few_and_explained() -> None:
     assert total <= 71
 
 
-# ------------------------------------------------------------------------------------------------
-# Names and locales
-# ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------- names and locales
 
 
 NAMES = ("Füße é", "鼓手")
 
 
-def named_files(folder: Path) -> tuple[list[str], list[str]]:
-    truth = sources(seconds=0.3)
-    return (
-        write_all(folder / "wahr", truth, NAMES),
-        write_all(folder / "geschätzt", leaky(truth), NAMES),
-    )
-
-
-def check_named_results(out: Path, estimates: list[str]) -> None:
-    with open(out / "scores.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert tuple(row["source"] for row in rows) == NAMES
-    assert [row["estimate"] for row in rows] == estimates
-    content = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    assert tuple(row["source"] for row in content["scores"]) == NAMES
-    assert (out / "scores.png").exists()
-
-
-@pytest.mark.slow
 def test_names_survive_where_file_names_are_bytes(tmp_path: Path) -> None:
-    references, estimates = named_files(tmp_path)
+    truth = sources(seconds=0.3)
+    references = write_all(tmp_path / "wahr", truth, NAMES)
+    estimates = write_all(tmp_path / "geschätzt", leaky(truth), NAMES)
     manifest = write_manifest(tmp_path / "größer", 1, ("système",))
-    runs = [
-        ["score", "--references", *references, "--estimates", *estimates, *QUICK, "--plot"],
-        ["evaluate", str(manifest), *QUICK],
-    ]
-    outs = [tmp_path / "ergebnis_ü", tmp_path / "résultats"]
-    code = (
-        "import sys\nfrom torch_mapss.evaluation.cli import main\nhere = sys.argv.index('--then')\n"
-        "sys.exit(main(sys.argv[1:here]) or main(sys.argv[here + 1:]))"
-    )
-    arguments = [*runs[0], "--out", str(outs[0]), "--then", *runs[1], "--out", str(outs[1])]
     # Python's own help for the C locale switched off: the terminal takes ASCII only.
-    env = environment(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
-    done = subprocess.run([sys.executable, "-c", code, *arguments], env=env, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode(errors="replace")
-    check_named_results(outs[0], estimates)
-    assert "système" in (outs[1] / "summary.csv").read_text(encoding="utf-8")
-    assert (outs[1] / "frames" / "m0.npz").exists()
+    env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    one, many = tmp_path / "ergebnis_ü", tmp_path / "résultats"
+    given = ["--references", *references, "--estimates", *estimates, "--plot", "--out", str(one)]
+    for arguments in (["score", *given], ["evaluate", str(manifest), "--out", str(many)]):
+        done = command(*arguments, *QUICK, **env)
+        assert done.returncode == 0, done.stderr.decode(errors="replace")
+    rows = pd.read_csv(one / "scores.csv")
+    assert (*rows["source"],) == NAMES
+    assert [*rows["estimate"]] == estimates
+    content = json.loads((one / "report.json").read_text(encoding="utf-8"))
+    assert tuple(row["source"] for row in content["scores"]) == NAMES
+    assert (one / "scores.png").exists()
+    assert "système" in (many / "summary.csv").read_text(encoding="utf-8")
+    assert (many / "frames" / "m0.npz").exists()
 
 
-# ------------------------------------------------------------------------------------------------
-# Missing packages
-# ------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------- missing packages
 
 
 @pytest.mark.parametrize(
@@ -388,8 +332,8 @@ def test_a_missing_package_is_named(
     missing: str,
     options: tuple[str, ...],
     install: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    capsys: Capture,
 ) -> None:
     truth = sources(rate=22_050)  # needs resampling
     paths = [write(tmp_path / f"{k}.wav", wave, 22_050) for k, wave in enumerate(truth)]
@@ -401,33 +345,12 @@ def test_a_missing_package_is_named(
     assert not out.exists() or not list(out.iterdir())
 
 
-# ------------------------------------------------------------------------------------------------
-# Streams, folders and processes
-# ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_closed_streams_are_no_failure(files: tuple[list[str], list[str]]) -> None:
-    references, estimates = files
-    arguments = ["score", "--references", *references, "--estimates", *estimates, *QUICK]
-    code = (
-        "import sys\nsys.stderr = None\nfrom torch_mapss.evaluation.cli import main\n"
-        "sys.exit(main(sys.argv[1:]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
-    assert "PS" in done.stdout
+# ------------------------------------------------------------------ streams, folders and processes
 
 
 @pytest.mark.parametrize("option", ["--out", "--plot"])
 def test_a_folder_that_cannot_be_written_to_is_told_before_scoring(
-    option: str,
-    tmp_path: Path,
-    files: tuple[list[str], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    option: str, tmp_path: Path, files: Files, monkeypatch: Patch, capsys: Capture
 ) -> None:
     def never(**options: Any) -> None:
         raise AssertionError("scored before the folder was looked at")
@@ -439,9 +362,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_scoring(
     assert "cannot be written to" in error_of(capsys)
 
 
-def test_where_the_plot_went_is_told(
-    tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_the_plot_went_is_told(tmp_path: Path, files: Files, capsys: Capture) -> None:
     for given, written in (("plain", "plain.png"), ("", "scores.png")):
         assert score(files, "--plot", str(tmp_path / given)) == 0
         assert (tmp_path / written).is_file()
@@ -451,9 +372,7 @@ def test_where_the_plot_went_is_told(
 
 
 def test_every_process_says_which_one_it_is_and_tracebacks_are_shown_on_request(
-    files: tuple[list[str], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    files: Files, monkeypatch: Patch, capsys: Capture
 ) -> None:
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), (cli.DEBUG, "1")):
         monkeypatch.setenv(name, value)
@@ -463,9 +382,7 @@ def test_every_process_says_which_one_it_is_and_tracebacks_are_shown_on_request(
     assert error.splitlines()[-1].startswith("torch-mapss: error in process 1: ")
 
 
-def test_options_of_the_encoder_reach_it(
-    tmp_path: Path, files: tuple[list[str], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_the_encoder_reach_it(tmp_path: Path, files: Files, monkeypatch: Patch) -> None:
     seen: dict[str, Any] = {}
 
     def noted(**options: Any) -> None:
@@ -486,25 +403,10 @@ def test_options_of_the_encoder_reach_it(
     assert {**seen, "device": str(seen["device"])} == given | expected
 
 
-# ------------------------------------------------------------------------------------------------
-# Messages, options, figures
-# ------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------- messages, options, figures
 
 
-def test_a_pipe_is_told_to_be_one(
-    tmp_path: Path, files: tuple[list[str], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    references, estimates = files
-    pipe = tmp_path / "pipe.wav"
-    os.mkfifo(pipe)
-    for path in (str(pipe), os.devnull):
-        assert score(([path, references[1]], estimates)) == 2
-        told = error_of(capsys)
-        assert repr(path) in told
-        assert "pipe or device" in told
-
-
-def test_distortions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_distortions_are_listed(capsys: Capture) -> None:
     from torch_mapss.distortions import DistortionBank
 
     assert cli.main(["distortions"]) == 0
@@ -542,11 +444,7 @@ def test_figures_need_no_backend(tmp_path: Path, backend: str) -> None:
     assert chosen == backend or backend != "svg"
 
 
-def test_the_device_is_the_fastest_there_is(
-    files: tuple[list[str], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_devices_and_threads(files: Files, monkeypatch: Patch, capsys: Capture) -> None:
     assert options.device_of_options("cpu") == "cpu"
     assert score(files) == 0
     best = "cuda" if torch.cuda.is_available() else "cpu"
@@ -554,11 +452,13 @@ def test_the_device_is_the_fastest_there_is(
     monkeypatch.setattr("torch_mapss.core.devices.best_device", lambda: torch.device("meta"))
     assert options.device_of_options("auto") == "meta"
     assert options.device_of_options("cpu") == "cpu"
+    before = torch.get_num_threads()
+    with options.threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
 
 
-# ------------------------------------------------------------------------------------------------
-# Packages that are missing or broken
-# ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------- packages that are missing or broken
 
 
 PARTS = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import soundfile
 import torch
@@ -34,14 +34,12 @@ def report(mapss: MAPSS, truth: Tensor) -> Report:
     return evaluate(estimates=leaky(truth), references=truth, mapss=mapss, bounds=True)
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+@pytest.fixture(scope="module")
+def plain(mapss: MAPSS, truth: Tensor) -> Report:
+    return evaluate(estimates=leaky(truth), references=truth, mapss=mapss)
 
 
-# ------------------------------------------------------------------------------------------------
-# What is scored
-# ------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- what is scored
 
 
 def test_files_score_as_the_pipeline_does(tmp_path: Path, mapss: MAPSS, truth: Tensor) -> None:
@@ -167,30 +165,22 @@ def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(
     assert found.rows[0].ps == pytest.approx(plain.rows[0].ps, abs=1e-4)
     assert found.rows[0].estimate_rate == 48_000
     pcm = (leaky(truth) * 2.0**14).round().to(torch.int16)
-    found = evaluate(estimates=pcm, references=truth, mapss=mapss)
-    assert (
-        found.rows[0].ps
-        == evaluate(estimates=pcm / 2.0**15, references=truth, mapss=mapss).rows[0].ps
-    )
+    both = [evaluate(estimates=x, references=truth, mapss=mapss) for x in (pcm, pcm / 2.0**15)]
+    assert both[0].rows[0].ps == both[1].rows[0].ps
 
 
-def test_target_alone(mapss: MAPSS, truth: Tensor) -> None:
-    made = leaky(truth)
+def test_target_alone_and_permutation(mapss: MAPSS, truth: Tensor, plain: Report) -> None:
+    made, given = leaky(truth), {"references": truth, "mapss": mapss}
     expected = mapss(made[1:], truth, attributed=(1,)).utterance().ps[0, 0].item()
-    stated = evaluate(estimates=made[1:], references=truth, attributed=(1,), mapss=mapss)
-    listed = evaluate(estimates=[None, made[1]], references=truth, mapss=mapss)
+    stated = evaluate(estimates=made[1:], attributed=(1,), **given)
+    listed = evaluate(estimates=[None, made[1]], **given)
     for found in (stated, listed):
         assert [row.source_index for row in found.rows] == [1]
         assert found.sources == ("reference 2",)
         assert found.rows[0].ps == expected
-
-
-def test_permute_finds_the_references(mapss: MAPSS, truth: Tensor) -> None:
-    made = leaky(truth)
-    found = evaluate(estimates=made.flip(0), references=truth, permute=True, mapss=mapss)
-    straight = evaluate(estimates=made, references=truth, mapss=mapss)
+    found = evaluate(estimates=made.flip(0), permute=True, **given)
     assert found.attributed == (1, 0)
-    assert found.rows[0].ps == pytest.approx(straight.rows[1].ps, abs=1e-6)
+    assert found.rows[0].ps == pytest.approx(plain.rows[1].ps, abs=1e-6)
     assert "estimate 1 -> reference 2" in found.notes[-1]
 
 
@@ -204,7 +194,7 @@ def test_sample_frames_scores_so_many(report: Report, mapss: MAPSS, truth: Tenso
 
 
 def test_utterance_bounds_are_those_of_the_pooling(
-    report: Report, mapss: MAPSS, truth: Tensor
+    report: Report, plain: Report, mapss: MAPSS, truth: Tensor
 ) -> None:
     frames = mapss.bounds(leaky(truth), truth)
     active = frames.active[0]
@@ -217,47 +207,29 @@ def test_utterance_bounds_are_those_of_the_pooling(
             assert getattr(row, f"{name}_tail") == pytest.approx(width.item(), rel=1e-5)
         assert row.ps_pesq_tail > 0
         assert f"{row.ps_radius + row.ps_tail:.3f}" in report.summary()
-    plain = evaluate(estimates=leaky(truth), references=truth, mapss=mapss)
     assert "ps_tail" not in plain.rows[0]
     assert "±" not in plain.summary()
 
 
-# ------------------------------------------------------------------------------------------------
-# Undefined scores
-# ------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------- undefined scores
 
 
-def test_the_row_of_means_has_the_mean_half_width_of_those_that_are_scored(
-    mapss: MAPSS,
-) -> None:
+def test_a_silent_reference_is_undefined_counted_and_left_out(mapss: MAPSS) -> None:
     waves = sources(3, 0.4)
     waves[2] = 0.0  # is never active: its estimate has no score, and no bound
-    estimates = leaky(waves)
-    report = evaluate(
-        estimates=estimates, references=waves, sample_rate=RATE, mapss=mapss, bounds=True
-    )
-    lines = report.summary().splitlines()
-    cells = {line.split("  ")[0]: line.split() for line in lines}
-    both = [row.ps_radius + row.ps_tail for row in report.rows[:2]]
-    assert f"{sum(both) / 2:.3f}" in cells["mean"]
-    assert cells["reference 3"].count("-") >= 4
-
-
-def test_silent_reference_is_undefined_counted_and_left_out(mapss: MAPSS) -> None:
-    truth = sources(3)
-    truth[2] = 0.0
-    made = leaky(sources(3))
-    found = evaluate(estimates=made, references=truth, mapss=mapss)
+    found = evaluate(estimates=leaky(waves), references=waves, mapss=mapss, bounds=True)
     assert math.isnan(found.rows[2].ps)
     assert math.isnan(found.rows[2].pm)
     assert found.rows[2].frames == 0
     assert found.means()["ps"] == pytest.approx((found.rows[0].ps + found.rows[1].ps) / 2)
     assert "2 of 3 estimates have scored frames" in found.summary()
+    cells = {line.split("  ")[0]: line.split() for line in found.summary().splitlines()}
+    both = [row.ps_radius + row.ps_tail for row in found.rows[:2]]
+    assert f"{sum(both) / 2:.3f}" in cells["mean"]
+    assert cells["reference 3"].count("-") >= 4
 
 
-# ------------------------------------------------------------------------------------------------
-# Names
-# ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- names
 
 
 def test_equal_stems_are_told_apart(tmp_path: Path, mapss: MAPSS, truth: Tensor) -> None:
@@ -267,8 +239,7 @@ def test_equal_stems_are_told_apart(tmp_path: Path, mapss: MAPSS, truth: Tensor)
     assert found.sources == ("s0/x", "s1/x")
     assert [clip.name for clip in found.estimates] == ["e0/x", "e1/x"]
     found.save(tmp_path / "out")
-    frames = rows_of(tmp_path / "out" / "frames.csv")
-    assert {row["source"] for row in frames} == {"s0/x", "s1/x"}
+    assert set(pd.read_csv(tmp_path / "out" / "frames.csv")["source"]) == {"s0/x", "s1/x"}
     titles = {ax.get_title("left") for ax in found.plot().axes}
     assert {"s0/x", "s1/x"} <= titles
 
@@ -282,61 +253,45 @@ def test_names_of_the_users_own(mapss: MAPSS, truth: Tensor) -> None:
     assert hash(found) == hash(found)
 
 
-# ------------------------------------------------------------------------------------------------
-# Saving
-# ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ saving
 
 
 def test_saved_tables_hold_every_frame_exactly(tmp_path: Path, report: Report) -> None:
-    report.save(tmp_path / "a" / "b")
-    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == [
-        "frames.csv",
-        "report.json",
-        "scores.csv",
-    ]
-    rows = rows_of(tmp_path / "a" / "b" / "frames.csv")
-    for measure in ("ps", "pm", "clearance"):
-        sources, frames = report.active.shape
-        assert len(rows) == sources * frames
-        stored = torch.tensor([float(row[measure]) for row in rows]).reshape(sources, frames)
-        assert torch.equal(stored.isnan(), ~report.active)
-        values = getattr(report, measure)
-        assert torch.equal(stored[report.active], values[report.active])
-        assert [float(r["time_s"]) for r in rows[:frames]] == pytest.approx(report.times.tolist())
-        assert [r["active"] for r in rows] == [str(int(a)) for a in report.active.flatten()]
-        total = torch.tensor([float(row[f"{measure}_total"]) for row in rows])
-        parts = [
-            torch.tensor([float(row[f"{measure}_{n}"]) for row in rows]) for n in ("radius", "tail")
-        ]
-        torch.testing.assert_close(total, parts[0] + parts[1], equal_nan=True)
-        assert bool((total[report.active.flatten()] > 0).any())
+    folder = Path(report.save(tmp_path / "a" / "b"))
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"frames.csv", "report.json", "scores.csv"}
+    table = pd.read_csv(folder / "frames.csv")
+    stored = {
+        name: torch.tensor(values.to_numpy(), dtype=torch.float32).reshape(report.active.shape)
+        for name, values in table.drop(columns=["source", "frame"]).items()
+    }
+    torch.testing.assert_close(stored["time_s"][0].double(), report.times.double())
+    assert torch.equal(stored["active"].bool(), report.active)
+    for name in ("ps", "pm", "clearance"):
+        assert torch.equal(stored[name].isnan(), ~report.active)
+        assert torch.equal(stored[name][report.active], getattr(report, name)[report.active])
+        total = stored[f"{name}_radius"] + stored[f"{name}_tail"]
+        torch.testing.assert_close(stored[f"{name}_total"], total, equal_nan=True)
+        assert bool((total[report.active] > 0).any())
 
 
 def test_json_is_strict_and_tells_settings_and_versions(tmp_path: Path, mapss: MAPSS) -> None:
     truth = sources()
-    silent = truth.clone()
-    silent[1] = 0.0
+    silent = torch.stack([truth[0], 0.0 * truth[1]])
     with pytest.warns(UserWarning, match="no frame in which two sources"):
-        found = evaluate(estimates=truth, references=silent, mapss=mapss)
-    found.save(tmp_path)
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    text = (tmp_path / "report.json").read_text(encoding="utf-8")
-    content = json.loads(text, parse_constant=refuse)
+        evaluate(estimates=truth, references=silent, mapss=mapss).save(tmp_path)
+    content = json.loads((tmp_path / "report.json").read_text("utf-8"), parse_constant=pytest.fail)
     assert content["scores"][0]["ps"] is None
-    assert content["settings"]["encoder"]["name"] == "mel"
-    assert content["settings"]["separation_bank"]["seed"] == 0
-    assert content["settings"]["permute"] is False
-    assert content["settings"]["decomposition_encoder"]["sample_rate"] == RATE
+    settings = content["settings"]
+    assert settings["encoder"]["name"] == "mel"
+    assert settings["separation_bank"]["seed"] == 0
+    assert settings["permute"] is False
+    assert settings["decomposition_encoder"]["sample_rate"] == RATE
     assert content["versions"]["torch"] == torch.__version__
     assert "nan" in (tmp_path / "scores.csv").read_text(encoding="utf-8")
 
 
-# ------------------------------------------------------------------------------------------------
-# Words
-# ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- words
 
 
 def test_summary_says_what_the_numbers_mean(report: Report) -> None:
@@ -360,9 +315,7 @@ def test_a_report_is_five_lines_and_a_small_table(mapss: MAPSS, truth: Tensor) -
     assert html.count("<tr") == 4
 
 
-# ------------------------------------------------------------------------------------------------
-# Refusals
-# ------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -408,26 +361,25 @@ def test_options_that_are_refused(
         evaluate(truth, truth)  # type: ignore[misc]
 
 
-def test_sample_rate_of_files_is_refused(tmp_path: Path, mapss: MAPSS, truth: Tensor) -> None:
+def test_sample_rate_of_files_is_refused(
+    tmp_path: Path, mapss: MAPSS, truth: Tensor, plain: Report
+) -> None:
     paths = write_all(tmp_path, truth)
     with pytest.raises(ValueError, match="Leave sample_rate out"):
         evaluate(estimates=paths, references=paths, mapss=mapss, sample_rate=16_000)
     mixed = evaluate(estimates=leaky(truth), references=paths, mapss=mapss, sample_rate=RATE)
-    plain = evaluate(estimates=leaky(truth), references=truth, mapss=mapss)
     assert [row.ps for row in mixed.rows] == [row.ps for row in plain.rows]
 
 
-@pytest.mark.parametrize("suffix", ["ogg", "WAV"])
 def test_formats_need_libsndfile_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapss: MAPSS, truth: Tensor, suffix: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapss: MAPSS, truth: Tensor, plain: Report
 ) -> None:
     monkeypatch.setitem(sys.modules, "torchcodec", None)
     monkeypatch.setenv("PATH", "")  # no ffmpeg
     paths: dict[str, list[str]] = {}
     for kind, waves in (("estimates", leaky(truth)), ("references", truth)):
-        paths[kind] = [str(tmp_path / f"{kind}{k}.{suffix}") for k in range(2)]
+        paths[kind] = [str(tmp_path / f"{kind}{end}") for end in ("1.ogg", "2.WAV")]
         for path, wave in zip(paths[kind], 0.5 * waves):
             soundfile.write(path, wave.numpy(), RATE)
     report = evaluate(**paths, mapss=mapss)
-    expected = evaluate(estimates=leaky(truth), references=truth, mapss=mapss)
-    assert report.means()["ps"] == pytest.approx(expected.means()["ps"], abs=0.1)
+    assert report.means()["ps"] == pytest.approx(plain.means()["ps"], abs=0.1)

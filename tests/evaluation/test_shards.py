@@ -25,12 +25,15 @@ NAMES = (
     *("WORLD_SIZE", "RANK", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
     *("SLURM_PROCID", "SLURM_LOCALID"),
 )
+
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 TABLES = ("scores.csv", "items.csv", "summary.csv")
 QUICK = ("--encoder", "mel", "--bank-size", "5")
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def alone(monkeypatch: Patch) -> None:
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
 
@@ -39,9 +42,7 @@ def scored(path: Path, out: Path, share: Share | None = None, quiet: bool = True
     return score_set(path, out, share=share, quiet=quiet)
 
 
-# ------------------------------------------------------------------------------------------------
-# Launchers
-# ------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------- launchers
 
 
 @pytest.mark.parametrize(
@@ -56,11 +57,7 @@ def scored(path: Path, out: Path, share: Share | None = None, quiet: bool = True
     ],
 )
 def test_variables_that_make_no_sense_are_one_sentence(
-    variables: dict[str, str],
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    variables: dict[str, str], name: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
@@ -84,7 +81,7 @@ def test_variables_that_make_no_sense_are_one_sentence(
     ],
 )
 def test_who_shares_the_work(
-    variables: dict[str, str], expected: Share, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], expected: Share, monkeypatch: Patch
 ) -> None:
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
@@ -101,7 +98,7 @@ def test_shares_are_named_from_one_or_from_zero() -> None:
             Share.of(text)
 
 
-def test_the_gpu_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_of_a_task(monkeypatch: Patch) -> None:
     assert local_device("cuda") == "cuda"
     monkeypatch.setenv("SLURM_LOCALID", "3")
     for count, expected in ((1, "cuda:0"), (8, "cuda:3")):  # each task may see its own alone
@@ -135,14 +132,10 @@ def test_torchrun_shares_the_work_and_writes_one_table(tmp_path: Path) -> None:
         pd.testing.assert_frame_equal(found, once, rtol=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------
-# Shares
-# ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ shares
 
 
-def test_shares_make_the_tables_of_one_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shares_make_the_tables_of_one_run(tmp_path: Path, capsys: Capture) -> None:
     path = write_manifest(tmp_path / "set", 3, ("one", "two"))
     scored(path, tmp_path / "whole")
     out = tmp_path / "out"
@@ -160,7 +153,7 @@ def test_shares_make_the_tables_of_one_run(
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_a_last_call_joins_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_last_call_joins_shares(tmp_path: Path, capsys: Capture) -> None:
     path = write_manifest(tmp_path / "set", 3, ("one",))
     broken = tmp_path / "set" / "m1" / "one" / "a.wav"
     broken.write_bytes(broken.read_bytes()[:100])
@@ -178,13 +171,11 @@ def test_a_last_call_joins_shares(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "1 of 3 pairs of mixture and system are done already; 1 that failed" in told
 
 
-# ------------------------------------------------------------------------------------------------
-# Interruptions, full disks
-# ------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------- interruptions, full disks
 
 
 def test_an_interruption_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     path = write_manifest(tmp_path / "set", 3, ("one",))
     made = runs._records
@@ -202,7 +193,7 @@ def test_an_interruption_says_how_to_go_on(
 
 
 def test_a_full_disk_ends_the_run_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     path = write_manifest(tmp_path / "set", 2, ("one",))
     write_with = io.write_with
@@ -226,9 +217,7 @@ def test_a_full_disk_ends_the_run_in_one_line(
     assert [*read_frames(frames_path(str(tmp_path / "o"), "m0")).systems] == ["one"]
 
 
-# ------------------------------------------------------------------------------------------------
-# Findings over a set
-# ------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------- findings over a set
 
 
 def test_findings_of_a_set_are_told_once_and_counted(tmp_path: Path) -> None:
