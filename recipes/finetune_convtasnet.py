@@ -24,12 +24,12 @@ from pathlib import Path
 
 import torch
 import torchaudio
+from speech_pool import RATE, Help, Pool, at_levels, draw_pair, load_voices, matched, split
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.audio import PermutationInvariantTraining
 from torchmetrics.functional.audio import scale_invariant_signal_distortion_ratio as si_sdr
 from tqdm import tqdm
-from train_separator import RATE, Help, Pool, at_levels, draw_pair, load_voices, split
 
 from torch_mapss import MAPSS, Clearance, DecompositionLoss, Fidelity, audio
 
@@ -73,8 +73,7 @@ def train(
         references, bank = pool.draw(-6.0, 6.0)
         estimates = model(references.sum(1))
         if loss is None:
-            order = audio.match_sources(estimates, references).argsort(-1)
-            estimates = estimates[torch.arange(len(order)).unsqueeze(-1), order]
+            estimates = matched(estimates, references)
             value = -0.1 * audio.si_sdr(estimates, references).mean()
         else:
             value = loss(estimates, bank)
@@ -148,7 +147,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
     """Fine-tune; returns validation results before and after."""
     options = arguments(argv)
-    voices, held = split(load_voices(options.speech, {}))
+    voices, held = split(load_voices(options.speech))
     model, validation = build(options), Validation(held, options)
     if not (options.checkpoint or options.pretrained):
         pool = Pool(voices, options, 0, None)

@@ -18,9 +18,12 @@ from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
-def recipe(name: str, monkeypatch: pytest.MonkeyPatch | None = None) -> ModuleType:
-    if monkeypatch is not None:
-        monkeypatch.syspath_prepend(RECIPES)  # one recipe imports another
+@pytest.fixture(autouse=True)
+def neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(RECIPES)  # one recipe imports another
+
+
+def recipe(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -40,11 +43,11 @@ def voice(pitch: float, seed: int, samples: int = 16000) -> Tensor:
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory) -> Path:
-    """Three talkers, two of which are names of one."""
+    """Two talkers."""
     import soundfile
 
     folder = tmp_path_factory.mktemp("speech")
-    for place, talker in enumerate(("low", "high", "alto")):
+    for place, talker in enumerate(("low", "high")):
         for take in range(2):
             wave = voice(110.0 * (place + 1) + 3 * take, 10 * place + take)
             soundfile.write(folder / f"{talker}_{take}.wav", wave.numpy(), 16000)
@@ -107,7 +110,7 @@ def test_the_interferer_rises_when_the_trigger_fires(speech, tmp_path, capsys, m
     easy = FrameTrigger(Quantile("ps", 0.5, above=0.0), patience=2)
     monkeypatch.setattr(train, "FrameTrigger", lambda *conditions, **options: easy)
     options = ["--losses", "si_sdr", "--curriculum", "--target", "low", "--steps", "4"]
-    train.main(call(speech, tmp_path, *options, "--same", "high=alto"))
+    train.main(call(speech, tmp_path, *options))
     told = capsys.readouterr()
     assert "interferer up to -9 dB: epoch 2, firing 1: 50 % quantile of PS is" in told.out
     assert "interferer up to -6 dB: epoch 4, firing 2" in told.out
@@ -130,7 +133,7 @@ def test_levels_stop_at_the_top():
 def test_pools_of_one_seed_give_equal_mixtures_whatever_is_prepared(speech):
     train = recipe("train_separator")
     options = train.arguments(call(speech, Path("x")))
-    voices = train.load_voices(str(speech), {"alto": "high"})
+    voices = train.load_voices(str(speech))
     assert sorted(voices) == ["high", "low"]
     losses = {name: train.make_loss(name, options) for name in ("ps+pm", "1:2")}
     assert train.make_loss("si_sdr", options) is None
@@ -150,7 +153,7 @@ def test_pools_of_one_seed_give_equal_mixtures_whatever_is_prepared(speech):
 
 def test_held_out_results_come_from_whole_banks(speech, tmp_path):
     train = recipe("train_separator")
-    voices = train.load_voices(str(speech), {"alto": "high"})
+    voices = train.load_voices(str(speech))
     options = train.arguments(call(speech, tmp_path, "--target", "low"))
     held = train.HeldOut(voices, options)
     assert held.mapss.config.banks["separation_bank"] == DistortionBank("separation")
@@ -181,14 +184,13 @@ def test_validation_never_sees_the_test():
     learnt, checked = train.split(marks, validate=True)
     assert learnt == {"a": [0, 1, 2, 3], "b": [0, 1]}
     assert checked == {"a": [4, 5], "b": [2]}
-    with pytest.raises(SystemExit, match=r"at least 3 utterances .* \['b'\]"):
+    with pytest.raises(SystemExit, match=r"\['b'\] .* at least 3"):
         train.split({"a": [0, 1, 2], "b": [0, 1]}, validate=True)
 
 
 @pytest.mark.parametrize("start", ["scratch", "checkpoint"])
-def test_fine_tuning_conv_tasnet(speech, tmp_path, monkeypatch, capsys, start):
-    recipe("train_separator")
-    tune = recipe("finetune_convtasnet", monkeypatch)
+def test_fine_tuning_conv_tasnet(speech, tmp_path, capsys, start):
+    tune = recipe("finetune_convtasnet")
     small = ["--size", "tiny", "--steps", "2", "--batch", "2", "--seconds", "0.4", "--pool", "3"]
     small += ["--refresh", "1", "--test-mixtures", "2", "--speech", str(speech)]
     if start == "checkpoint":
@@ -206,7 +208,6 @@ def test_fine_tuning_conv_tasnet(speech, tmp_path, monkeypatch, capsys, start):
 
 
 def test_a_network_of_another_rate_gives_signals_of_the_same_length(speech):
-    recipe("train_separator")
     tune = recipe("finetune_convtasnet")
     model = tune.Separator(torch.nn.Conv1d(1, 2, 1), rate=8000)
     assert model(torch.randn(3, 6401)).shape == (3, 2, 6401)

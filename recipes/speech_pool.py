@@ -1,0 +1,154 @@
+"""Speech for the training recipes: talkers of a folder, and pools of prepared pairs of them.
+
+Each source is distorted on its own and normalised, so every first source of a pool of prepared
+pairs can be mixed with every second one, at any level, without preparing anything again
+(``bank.recombined``).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torch_mapss import ReferenceBank, audio
+
+RATE = 16000
+SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff")
+Voices = dict[str, list[Tensor]]
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults beside the options, the description as it is written."""
+
+
+def load_voices(folder: str) -> Voices:
+    """Talker -> utterances (T,) at 16 kHz, mono."""
+    root, voices = Path(folder), Voices()
+    for path in sorted(p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES):
+        parts = path.relative_to(root).parts
+        name = parts[0] if len(parts) > 1 else path.stem.split("_")[0]
+        wave, rate = audio.load_audio(path)
+        voices.setdefault(name, []).append(audio.resample(audio.to_mono(wave), rate, RATE))
+    if len(voices) < 2:
+        raise SystemExit(
+            f"--speech must hold at least two talkers, found {sorted(voices)} in {folder}. Put "
+            "each talker's files in a subfolder, or name them talker_1.wav, talker_2.wav, …"
+        )
+    return voices
+
+
+def split(voices: Voices, validate: bool = False) -> tuple[Voices, Voices]:
+    """To train on, and the last quarter of each talker's utterances (at least one).
+
+    With ``validate`` those are put away, and the same is done with what is left.
+    """
+    train, held = dict(voices), Voices()
+    for _ in range(1 + validate):
+        for name, waves in train.items():
+            out = max(1, len(voices[name]) // 4)
+            train[name], held[name] = waves[:-out], waves[-out:]
+    few = sorted(name for name, waves in train.items() if not waves)
+    if few:
+        raise SystemExit(f"{few} have too few utterances: at least {2 + validate} are needed.")
+    return train, held
+
+
+class Pair(NamedTuple):
+    """Segments of two different talkers, the target first if there is one."""
+
+    talkers: tuple[str, str]
+    waves: Tensor  # (2, T)
+
+
+def draw_pair(
+    voices: Voices, samples: int, generator: torch.Generator, target: str | None = None
+) -> Pair:
+    """Two segments at RMS 0.05, each the loudest of three draws, so that it is no pause."""
+
+    def integer(high: int) -> int:
+        return int(torch.randint(max(high, 1), (1,), generator=generator))
+
+    def segment(waves: Sequence[Tensor]) -> Tensor:
+        draws = []
+        for _ in range(3):
+            wave = waves[integer(len(waves))]
+            start = integer(len(wave) - samples)
+            piece = wave[start : start + samples]
+            draws.append(nn.functional.pad(piece, (0, samples - len(piece))))
+        best = max(draws, key=lambda piece: float(piece.square().mean()))
+        return 0.05 * best / best.square().mean().sqrt().clamp(min=1e-8)
+
+    names = sorted(voices)
+    first = target or names[integer(len(names))]
+    names.remove(first)
+    second = names[integer(len(names))]
+    return Pair((first, second), torch.stack([segment(voices[first]), segment(voices[second])]))
+
+
+def at_levels(pairs: Tensor, decibels: Tensor) -> Tensor:
+    """(B, 2, T) with each pair's second source raised by its decibels (B,)."""
+    gains = 10.0 ** (decibels.to(pairs) / 20.0)
+    return pairs * torch.stack([torch.ones_like(gains), gains], -1).unsqueeze(-1)
+
+
+class Pool:
+    """Prepared pairs, some renewed now and then, whose sources are mixed at random.
+
+    Equal seeds give equal mixtures, whatever is prepared of them.
+    """
+
+    def __init__(
+        self,
+        voices: Voices,
+        options: argparse.Namespace,
+        seed: int,
+        prepare: Callable[[Tensor], ReferenceBank] | None,
+    ) -> None:
+        self.voices, self.options, self.prepare = voices, options, prepare
+        self.generator = torch.Generator("cpu").manual_seed(seed)
+        self.pairs: list[Pair] = []
+        self.banks: list[ReferenceBank] = []
+        self.steps = 0
+        for place in range(options.pool):
+            self._renew(place)
+
+    def _renew(self, place: int) -> None:
+        samples = round(self.options.seconds * RATE)
+        pair = draw_pair(self.voices, samples, self.generator, self.options.target)
+        pair = pair._replace(waves=pair.waves.to(self.options.device))
+        self.pairs[place : place + 1] = [pair]
+        if self.prepare is not None:
+            self.banks[place : place + 1] = [self.prepare(pair.waves.unsqueeze(0))]
+
+    def draw(self, lowest: float, highest: float) -> tuple[Tensor, ReferenceBank | None]:
+        """References (B, 2, T), the second between two levels (dB) of the first, and their bank."""
+        options, self.steps = self.options, self.steps + 1
+        if options.refresh and self.steps % options.refresh == 0:
+            first = self.steps // options.refresh * options.batch
+            for place in range(first, first + options.batch):
+                self._renew(place % len(self.pairs))
+        index = [self._mixture() for _ in range(options.batch)]
+        levels = lowest + (highest - lowest) * torch.rand(len(index), generator=self.generator)
+        pairs = [torch.stack([self.pairs[i].waves[0], self.pairs[j].waves[1]]) for i, j in index]
+        bank = ReferenceBank.join(self.banks).recombined(index) if self.banks else None
+        return at_levels(torch.stack(pairs), levels), bank
+
+    def _mixture(self) -> tuple[int, int]:
+        """Places of a first and a second source, of two talkers."""
+        while True:
+            i, j = torch.randint(len(self.pairs), (2,), generator=self.generator).tolist()
+            if self.pairs[i].talkers[0] != self.pairs[j].talkers[1]:
+                return i, j
+
+
+def matched(estimates: Tensor, references: Tensor, target: str | None = None) -> Tensor:
+    """Estimates in the order of their references, which a target has from the start."""
+    if target is not None:
+        return estimates
+    back = audio.match_sources(estimates, references).argsort(-1)
+    return estimates[torch.arange(len(back), device=back.device).unsqueeze(-1), back]
