@@ -76,7 +76,7 @@ def check_sounds_and_curves(results: Results, content: dict[str, Any]) -> None:
             continue
         curve = np.array(row["curve"]["ps"], dtype=float)
         np.testing.assert_array_equal(np.isfinite(curve), active)
-        np.testing.assert_allclose(curve[active], system.ps[place][active], rtol=1e-3)
+        np.testing.assert_allclose(curve[active], system.scores["ps"][place][active], rtol=1e-3)
         times = row["curve"]["first"] + row["curve"]["step"] * np.arange(len(curve))
         np.testing.assert_allclose(times, frames.times, atol=1e-4)
 
@@ -87,7 +87,7 @@ def test_sounds_are_the_files_to_the_last_bit_and_curves_the_frames(
     content = content_of(page)
     assert content["embedded"] == "14 of 14 audio files embedded"
     assert content["answer"] == compare(results).answer()
-    assert "2 mixtures, 2 s in all, by 2 systems" in dict(content["facts"]).values()
+    assert content["scored"] == "2 mixtures, 2 s in all, by 2 systems"
     assert not any(segment["clips"] for segment in content["segments"])  # whole files have them
     scores = [float(one["text"]) for one in content["segments"] if one["label"] == "PS"]
     assert scores == sorted(scores)
@@ -145,7 +145,7 @@ def test_long_curves_are_means_of_frames(
     monkeypatch.setattr(f"{name}_VALUES", 1000)
     row = page_content(results, str(tmp_path / "page.html"), 0)["rows"][0]
     frames = results.frames(row["mixture"])
-    values = frames.systems[row["system"]].ps[0]
+    values = frames.systems[row["system"]].scores["ps"][0]
     share = round(row["curve"]["step"] / float(np.diff(frames.times)[0]))
     assert len(row["curve"]["ps"]) == -(-len(values) // share) < 41
     assert row["curve"]["first"] == pytest.approx(frames.times[:share].mean(), abs=1e-6)

@@ -23,6 +23,8 @@ import os
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib import resources
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -177,7 +179,7 @@ def write_test(
         columns = [name for name in _KEY_COLUMNS if any(name in row for row in key)]
         io.write_table(os.path.join(folder, "stimuli.csv"), key, columns, undefined="")
         for question in QUESTIONS:
-            text = _yaml(_configuration(key, question)).lstrip()
+            text = _configuration(key, question)
             io.write_bytes(os.path.join(folder, f"{question}.yaml"), text.encode())
     longest = max(row["end_s"] - row["start_s"] for row in key)
     if longest > _LONG_S:
@@ -259,56 +261,21 @@ def _levelled(waves: Tensor, rate: int) -> Tensor:
     return waves / waves.abs().max().clamp(min=1.0)
 
 
-def _configuration(key: Sequence[Row], question: str) -> dict[str, Any]:
-    """What webMUSHRA reads."""
-    text = QUESTIONS[question]
-    paths = {(row["page"], row["condition"]): f"configs/{TEST_ID}/{row['file']}" for row in key}
-    pages = [
-        {
-            "type": "mushra",
-            "id": page,
-            "name": f"Page {number}",
-            "content": text,
-            "showWaveform": True,
-            "enableLooping": True,
-            "strict": False,
-            "createAnchor35": True,
-            "createAnchor70": False,
-            "randomize": True,
-            "showConditionNames": False,
-            "reference": paths[page, "reference"],
-            "stimuli": {
-                name: path
-                for (of, name), path in paths.items()
-                if of == page and name != "reference"
-            },
-        }
-        for number, page in enumerate(dict.fromkeys(page for page, _ in paths), 1)
-    ]
-    start = {"type": "generic", "id": "start", "name": "Welcome", "content": text}
-    volume = {"type": "volume", "id": "volume", "name": "Volume", "defaultVolume": 0.5}
-    volume |= {"content": "Set a comfortable volume, and do not change it."}
-    volume |= {"stimulus": pages[0]["reference"]}
-    end: dict[str, Any] = {"type": "finish", "name": "Thank you", "content": "Send your ratings."}
-    end |= {"popupContent": "", "showResults": False, "writeResults": True}
-    return {
-        "testname": f"Listening test: {question}",
-        "testId": f"{TEST_ID}-{question}",
-        "bufferSize": 2048,
-        "stopOnErrors": True,
-        "showButtonPreviousPage": True,
-        "remoteService": "service/write.php",
-        "pages": [start, volume, ["random", *pages], end],
-    }
-
-
-def _yaml(value: Any, indent: int = 0) -> str:
-    """Block YAML of dictionaries, lists and scalars; scalars as JSON writes them.
-
-    webMUSHRA's parser (yamljs) does not read the nested lists that PyYAML writes.
-    """
-    if not isinstance(value, dict | list):
-        return f" {json.dumps(value, ensure_ascii=False)}\n"
-    items = value.items() if isinstance(value, dict) else (("-", item) for item in value)
-    colon, lead = ":" if isinstance(value, dict) else "", "  " * indent
-    return "\n" + "".join(f"{lead}{key}{colon}{_yaml(item, indent + 1)}" for key, item in items)
+def _configuration(key: Sequence[Row], question: str) -> str:
+    """What webMUSHRA reads. Its parser (yamljs) does not read the nested lists of PyYAML."""
+    assets = resources.files("torch_mapss") / "assets"
+    whole, page = (
+        Template((assets / f"{name}.yaml").read_text("utf-8"))
+        for name in ("webmushra", "webmushra_page")
+    )
+    about = {"question": question, "text": QUESTIONS[question], "test": TEST_ID}
+    pages: list[str] = []
+    for row in key:
+        path = f"configs/{TEST_ID}/{row['file']}"
+        if row["condition"] == "reference":
+            own = {"id": row["page"], "number": len(pages) + 1, "reference": path}
+            pages.append(page.substitute(about, **own))
+        else:
+            pages[-1] += f'        {row["condition"]}: "{path}"\n'
+    stimulus = f"configs/{TEST_ID}/{key[0]['file']}"
+    return whole.substitute(about, stimulus=stimulus, pages="".join(pages).rstrip())

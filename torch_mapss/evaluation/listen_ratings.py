@@ -137,16 +137,10 @@ def rating_tables(ratings: DataFrame, key: DataFrame) -> tuple[DataFrame, DataFr
     )
     if given["track"].isna().any():
         page, condition = given.loc[given["track"].isna(), ["page", "condition"]].iloc[0]
-        mark, own = page.rpartition("-")[0], mark_of(key)
-        if mark != own:
-            raise ValueError(
-                f"the ratings are of another test than this key: their page {page!r} has the mark "
-                f"{mark!r}, the key has {own!r}. Read them with the stimuli.csv that was written "
-                "with their test."
-            )
         raise ValueError(
-            f"page {page!r}, condition {condition!r} is not in the key. Give the stimuli.csv that "
-            "was written with this test."
+            f"page {page!r}, condition {condition!r} is not in the key, whose pages begin with "
+            f"{mark_of(key)!r}: the ratings are of another test. Give the stimuli.csv that was "
+            "written with it."
         )
     # The same page rated again is another trial.
     trial = ["question", "page", "listener"]

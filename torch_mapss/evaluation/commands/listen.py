@@ -36,7 +36,7 @@ as `torch-mapss correlate` reads it, and ratings_listeners.csv.
         "--seconds",
         type=float,
         metavar="S",
-        help="cut longer sounds to S seconds, where most frames are scored (default: whole)",
+        help="cut sounds, where most is scored",
     )
     add("--seed", type=int, default=0, help="of pages and order (default: %(default)s)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")

@@ -29,13 +29,8 @@ What does not fit is linked by its relative path, so keep the page where it was 
     add = report.add_argument
     add("results", metavar="RESULTS", help="folder that `evaluate` wrote")
     add("--out", required=True, metavar="FILE", help="the HTML file")
-    add(
-        "--embed-mb",
-        type=float,
-        default=15.0,
-        metavar="MB",
-        help="of sound and spectrograms in the page, beside 5 MB of script (default: %(default)g)",
-    )
+    text = "of sound and spectrograms in the page, besides 5 MB of script (default: %(default)g)"
+    add("--embed-mb", type=float, default=15.0, metavar="MB", help=text)
     add("--title", metavar="TEXT", help="heading (default: the folder's name)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
     add_quiet(report)

@@ -32,18 +32,12 @@ by scoring them again with the settings of the folder. Says what differs.
         "check results against their audio and settings",
     )
     verify.set_defaults(run=run)
-    verify.add_argument("results", metavar="RESULTS", help="folder of results")
-    verify.add_argument(
-        "--pairs",
-        type=int,
-        default=3,
-        metavar="N",
-        help="of mixture and system to score again; 0: none (default: %(default)s)",
-    )
-    verify.add_argument("--encoder", metavar="NAME", help="where the encoder lies now, if it moved")
-    verify.add_argument(
-        "--audio-root", metavar="DIR", help="where the audio lies now, if it was moved"
-    )
+    add = verify.add_argument
+    add("results", metavar="RESULTS", help="folder of results")
+    text = "of mixture and system to score again; 0: none (default: %(default)s)"
+    add("--pairs", type=int, default=3, metavar="N", help=text)
+    add("--encoder", metavar="NAME", help="where the encoder is now, if it was moved")
+    add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
     add_device_option(verify)
 
 

@@ -25,18 +25,8 @@ frames are listed.
     add = worst.add_argument
     add("results", metavar="RESULTS", help="folder of results")
     add("--n", type=int, default=20, metavar="N", help="of each measure (default: %(default)s)")
-    add(
-        "--measures",
-        nargs="+",
-        metavar="NAME",
-        help="of clearance, fidelity, ps, pm, log_pm, bleed_db (default: those that the results "
-        "have, without pm)",
-    )
-    add(
-        "--wav",
-        metavar="DIR",
-        help="write every segment, half a second around it, as estimate and reference",
-    )
+    add("--measures", nargs="+", metavar="NAME", help="clearance, ps, … (default: all but pm)")
+    add("--wav", metavar="DIR", help="write each, half a second around it, with its reference")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
 
 

@@ -26,8 +26,6 @@ _WORST = 20
 # Values of curves in a page, some 6 bytes each. Curves of a large set are means of several frames,
 # of at least so many points.
 _VALUES, _FEWEST = 1_000_000, 50
-# Charts over time, from top to bottom: the curves in each.
-_PANELS = (("clearance", "fidelity"), ("ps", "pm"), ("log_pm",), ("bleed_db",))
 
 
 class Page(NamedTuple):
@@ -126,32 +124,26 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
         [path for k in order for path in paths[k].values()], segments, page, embed_bytes
     )
     place = {path: k for k, path in enumerate(tracks.files)}
-    told = [
-        {name: row.get(name) for name in ("source", "system", *shown, "frames")}
-        | {"mixture": row["mixture_id"], "note": row.get("reason") or row.get("warnings") or ""}
-        | {"tracks": {role: place[path] for role, path in own.items() if path in place}}
-        for row, own in zip(rows, paths)
-    ]
-    add_curves(results, rows, told, order)
+    for row, own in zip(rows, paths):
+        row["mixture"], row["note"] = row["mixture_id"], row["reason"] or row["warnings"] or ""
+        row["tracks"] = {role: place[path] for role, path in own.items() if path in place}
+    add_curves(results, [rows[k] for k in order])
     missing = [*map(io.shown, tracks.missing)]
     count = len(tracks.files) + len(missing)
+    seconds = float(results.items.groupby("mixture_id")["seconds"].max().sum())
     return {
         "title": os.path.basename(os.path.abspath(io.shown(results.folder))),
         "answer": comparison.answer(),
-        "facts": facts(results),
+        "written": datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
+        "scored": f"{len(mixtures)} mixtures, {console.duration(seconds)} in all, by "
+        f"{len(results.systems)} systems",
+        "statement": results.statement(),
         "measures": {name: label(name) for name in shown},
         "meanings": {name: COLUMNS[name].meaning for name in shown},
-        "panels": [
-            {
-                "curves": {name: label(name) for name in names if name in measures_of(results)},
-                "range": COLUMNS[names[0]].limits == (0.0, 1.0),
-            }
-            for names in _PANELS
-        ],
         "ranking": records(comparison.ranking),
         "notes": comparison.notes(),
         "items": records(results.items[["system", *shown]]),
-        "rows": told,
+        "rows": rows,
         "tracks": [*tracks.files.values()],
         "segments": [
             {"label": one.title, "text": one.value, "start": one.start, "end": one.end}
@@ -165,55 +157,26 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
     }
 
 
-def facts(results: Results) -> list[tuple[str, str]]:
-    """What was scored and with what, for the foot of the page."""
-    settings = results.settings
-    encoder = settings.get("encoder") or {}
-    seconds = float(results.items.groupby("mixture_id")["seconds"].max().sum())
-    told = {
-        "written": datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
-        "scored": f"{len(results.mixtures)} mixtures, {console.duration(seconds)} in all, by "
-        f"{len(results.systems)} systems",
-        "encoder": " ".join(
-            str(encoder[name]) for name in ("name", "checkpoint", "layer") if name in encoder
-        ),
-        "convention": settings.get("convention"),
-        "rate": f"{settings.get('encoder_rate')} Hz",
-        "protocol": results.protocol,
-        "versions": ", ".join(f"{name} {value}" for name, value in results.versions.items()),
-    }
-    return [(name, str(value)) for name, value in told.items() if value]
-
-
-def add_curves(
-    results: Results, rows: list[dict[str, Any]], told: list[dict[str, Any]], order: list[int]
-) -> None:
-    """Put the scores over time into rows of the page: ``curve``, None where there is none.
-
-    Args:
-        results: that the rows are of.
-        rows: of scores.csv.
-        told: the same rows of the page.
-        order: of rows: the last ones of a very large set have no curve.
-    """
+def add_curves(results: Results, rows: list[dict[str, Any]]) -> None:
+    """Put the scores over time into rows: ``curve``, None in the last ones of a very large set."""
     import pandas
 
     names = measures_of(results)
     points = max(_FEWEST, _VALUES // max(1, len(rows) * len(names)))
     most = 2 * _VALUES // (points * max(1, len(names)))
     read = functools.lru_cache(4)(results.frames)
-    for count, k in enumerate(order):
-        told[k]["curve"] = None
-        times, found = frame_curves(read(rows[k]["mixture_id"]), rows[k])
+    for count, row in enumerate(rows):
+        row["curve"] = None
+        times, found = frame_curves(read(row["mixture_id"]), row)
         curves = pandas.DataFrame({name: found[name] for name in names if name in found})
         if not curves.notna().any(axis=None):
             continue  # it failed, or no frame is scored
         if count >= most:
-            told[k]["note"] = f"{told[k]['note']} no curve: the set is too large".strip()
+            row["note"] = f"{row['note']} no curve: the set is too large".strip()
             continue
         share = -(-len(times) // points)
         means = curves.groupby(np.arange(len(times)) // share).mean()
-        told[k]["curve"] = {
+        row["curve"] = {
             "first": float(times[:share].mean()),
             "step": float(share * (times[-1] - times[0]) / max(1, len(times) - 1)),
             **{name: [float(f"{x:.4g}") for x in means[name]] for name in means},

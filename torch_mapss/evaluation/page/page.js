@@ -26,13 +26,12 @@
 
   // ------------------------------------------------------------------ texts
 
-  const facts = Object.fromEntries(data.facts);
   by("title").textContent = data.title;
   by("answer").textContent = data.answer;
-  by("scored").textContent = `${facts.written} · ${facts.scored}`;
+  by("scored").textContent = `${data.written} · ${data.scored}`;
   by("embedded").textContent = `${data.embedded}.`;
   by("notes").replaceChildren(...data.notes.map((line) => make("li", line)));
-  by("facts").replaceChildren(...data.facts.flatMap(([name, value]) => [make("dt", name), make("dd", value)]));
+  by("statement").textContent = data.statement;
   by("missing").hidden = !data.missing.length;
   by("missing").firstElementChild.textContent = `Audio that was not found. ${data.advice}.`;
   by("missing").lastElementChild.replaceChildren(...data.missing.map((line) => make("li", line)));
@@ -216,11 +215,13 @@
     if (x >= 0 && x <= layout.xaxis._length) { player.until = null; seek(layout.xaxis.p2l(x)); }
   });
 
+  const PANELS = [{ curves: ["clearance", "fidelity"], range: true }, { curves: ["ps", "pm"], range: true }, { curves: ["log_pm"] }, { curves: ["bleed_db"] }];
+
   // Panels from the top: spectrograms that are embedded, then the scores over time.
   function chart(row) {
     const sounds = Object.entries(row.tracks).map(([role, k]) => [role, data.tracks[k]]);
     const pictures = sounds.filter(([, track]) => track.picture), curve = row.curve;
-    const panels = curve ? data.panels.filter((panel) => Object.keys(panel.curves).some((name) => curve[name])) : [];
+    const panels = curve ? PANELS.filter((panel) => panel.curves.some((name) => curve[name])) : [];
     if (!pictures.length && !panels.length) { Plotly.purge("curves"); by("head").style.display = "none"; return Promise.resolve(); }
     const units = [...pictures.map(() => 90), ...panels.map((panel) => panel.range ? 110 : 80)];
     const gap = 22, high = units.reduce((sum, unit) => sum + unit + gap, 0);
@@ -245,10 +246,10 @@
       traces.push({ x: [0, track.seconds], y: [0, khz(track)], yaxis: axis, mode: "markers", marker: { opacity: 0 }, hoverinfo: "skip" });
     });
     panels.forEach((panel, j) => {
-      const k = pictures.length + j, axis = k ? `y${k + 1}` : "y", shown = Object.entries(panel.curves).filter(([name]) => curve[name]);
+      const k = pictures.length + j, axis = k ? `y${k + 1}` : "y", shown = panel.curves.filter((name) => curve[name]).map((name) => [name, data.measures[name]]);
       const title = shown.map(([, label], n) => `<span style="color:${COLOURS[n]}">${label}</span>`).join("<br>");
       layout[k ? `yaxis${k + 1}` : "yaxis"] = { domain: domain(k), title: { text: title, font: { size: 11 } }, gridcolor: GRID,
-        zeroline: false, nticks: 4, ...(panel.range ? { range: [-0.03, 1.03] } : { autorange: true }), ...(curve.log_pm && panel.curves.log_pm ? LOG : {}) };
+        zeroline: false, nticks: 4, ...(panel.range ? { range: [-0.03, 1.03] } : { autorange: true }), ...(curve.log_pm && panel.curves.includes("log_pm") ? LOG : {}) };
       shown.forEach(([name, label], n) => traces.push({
         x: times, y: drawn(name, curve[name]), customdata: curve[name], name: label, yaxis: axis, mode: data.sampled || name === "bleed_db" ? "markers" : "lines",
         connectgaps: false, line: { color: COLOURS[n], width: 1.6 }, marker: { size: 4, color: COLOURS[n] },
