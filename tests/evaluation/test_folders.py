@@ -12,7 +12,7 @@ import torch
 from separations import sources, write
 
 from torch_mapss.evaluation import cli
-from torch_mapss.evaluation.folders import Corpus, read_folders
+from torch_mapss.evaluation.folders import read_folders
 from torch_mapss.evaluation.manifest import ManifestError
 
 SONGS = ("song1", "song2", "song10")
@@ -34,15 +34,6 @@ def refused(*arguments: object, **options: object) -> str:
     with pytest.raises(ManifestError) as error:
         read_folders(*arguments, **options)  # type: ignore[arg-type]
     return "\n".join(error.value.problems)
-
-
-def pairs(corpus: Corpus, system: str = "A") -> list[tuple[str, str, str, str | None]]:
-    """Mixture, source, names of reference and estimate."""
-    return [
-        (m.name, source, Path(ref).name, None if est is None else Path(est).name)
-        for m in corpus.mixtures
-        for source, ref, est in zip(m.sources, m.references, m.systems[system])
-    ]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -146,34 +137,37 @@ def test_enhancement_sets_have_noise_as_second_reference(tmp_path: Path) -> None
 # ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [("bass", "vocals"), ("x", "y")])
-def test_a_folder_per_mixture(tmp_path: Path, names: tuple[str, str]) -> None:
-    truth = touch(tmp_path / "r", *grid(SONGS, [*names, "mixture"]), "song1/notes.txt")
-    made = touch(tmp_path / "a", *grid(SONGS, names, "{}/{}.flac"))
+# Files of references and system, names of the mixtures, sources of the first.
+TREES = {
+    "folders": (
+        [*grid(SONGS, ("x", "y", "mixture")), "song1/notes.txt"],
+        grid(SONGS, ("x", "y"), "{}/{}.flac"),
+        (SONGS, ("x", "y")),
+    ),
+    "deeper": (
+        grid(("dev/s1", "dev/s2", "test/s1", "test/s2"), "01"),
+        grid(("dev/s1", "dev/s2", "test/s1", "test/s2"), "01"),
+        (("dev/0", "dev/1", "test/0", "test/1"), ("s1", "s2")),
+    ),
+    "one mixture": (
+        ["drums.wav", "vocals.wav", "mixture.wav"],
+        ["drums.wav", "vocals.wav"],
+        (("r",), ("drums", "vocals")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_other_trees(tmp_path: Path, name: str) -> None:
+    references, estimates, (mixtures, names) = TREES[name]
+    truth, made = touch(tmp_path / "r", *references), touch(tmp_path / "a", *estimates)
     corpus = read_folders(truth, {"A": made})
-    assert [mixture.name for mixture in corpus.mixtures] == list(SONGS)
+    assert tuple(mixture.name for mixture in corpus.mixtures) == mixtures
     first = corpus.mixtures[0]
-    assert first.references == tuple(f"{truth}/song1/{name}.wav" for name in names)
-    assert first.systems == {"A": tuple(f"{made}/song1/{name}.flac" for name in names)}
-    assert first.mixture == f"{truth}/song1/mixture.wav"
     assert first.source_names == names
-
-
-def test_trees_may_be_deeper(tmp_path: Path) -> None:
-    files = [f"{p}/{s}/{k}.wav" for p in ("dev", "test") for s in ("s1", "s2") for k in range(3)]
-    truth, made = touch(tmp_path / "r", *files), touch(tmp_path / "a", *files)
-    corpus = read_folders(truth, {"A": made})
-    names = [f"{p}/{k}" for p in ("dev", "test") for k in range(3)]
-    assert [m.name for m in corpus.mixtures] == names
-    assert corpus.mixtures[0].references[1] == f"{truth}/dev/s2/0.wav"
-
-
-def test_one_mixture_needs_no_folder_of_its_own(tmp_path: Path) -> None:
-    truth = touch(tmp_path / "song", "drums.wav", "vocals.wav", "mixture.wav")
-    made = touch(tmp_path / "out", "drums.wav", "vocals.wav")
-    (mixture,) = read_folders(truth, {"A": made}).mixtures
-    assert mixture.name == "song"
-    assert mixture.references == (f"{truth}/drums.wav", f"{truth}/vocals.wav")
+    assert (first.mixture is None) == (name == "deeper")
+    for source, *paths in zip(names, first.references, first.systems["A"], strict=True):
+        assert all(source in path and Path(path).is_file() for path in paths)
 
 
 def test_what_a_system_lacks_throughout_is_null(tmp_path: Path) -> None:
@@ -189,14 +183,13 @@ def test_what_a_system_lacks_throughout_is_null(tmp_path: Path) -> None:
 
 
 def test_sources_are_chosen_by_name(tmp_path: Path) -> None:
-    items = ("a", "b", "c")
-    truth = touch(tmp_path / "r", *grid(("s1", "s2", "noise"), items))
-    made = touch(tmp_path / "a", *grid(("s1", "s2"), items))
-    assert read_folders(truth, {"A": made}).mixtures[0].sources == ("s1", "s2")
-    chosen = read_folders(truth, {"A": made}, sources=["noise", "s2", "s1"])
-    assert chosen.mixtures[0].sources == ("noise", "s2", "s1")
-    assert "'s3'" in refused(truth, {"A": made}, sources=["s1", "s3"])
-    assert "two sources" in refused(truth, {"A": made}, sources=["s1"])
+    truth = touch(tmp_path / "r", *grid(("s1", "s2", "noise", "mix"), "abc"))
+    systems = {"A": touch(tmp_path / "a", *grid(("s1", "s2"), "abc"))}
+    for names in (["noise", "s2", "s1"], ["mix", "s2"]):
+        chosen = read_folders(truth, systems, sources=names)
+        assert chosen.mixtures[0].sources == tuple(names)
+    assert "'s3'" in refused(truth, systems, sources=["s1", "s3"])
+    assert "two sources" in refused(truth, systems, sources=["s1"])
 
 
 @pytest.mark.parametrize("layout", ["{}/{}.wav", "{}/{}/take.wav"])
@@ -229,7 +222,14 @@ def test_a_template_may_name_a_part_twice(tmp_path: Path) -> None:
         f"{truth}/{{mixture}}/{{mixture}}-{{source}}.wav",
         {"A": f"{made}/*-{{mixture}}/{{source}}.flac"},
     )
-    assert pairs(corpus)[0] == ("song1", "x", "song1-x.wav", "x.flac")
+    first = corpus.mixtures[0]
+    assert first.references[0].endswith("song1-x.wav")
+    assert str(first.systems["A"][0]).endswith("v2-song1/x.flac")
+    touch(tmp_path / "a", "v3-song1/x.flac")
+    assert "have one name" in refused(
+        f"{truth}/{{mixture}}/{{mixture}}-{{source}}.wav",
+        {"A": f"{made}/*-{{mixture}}/{{source}}.flac"},
+    )
 
 
 # ------------------------------------------------------------------------------------------------
@@ -237,35 +237,43 @@ def test_a_template_may_name_a_part_twice(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-def test_gaps_are_told_in_a_sentence_each(tmp_path: Path) -> None:
-    truth = touch(tmp_path / "r", *grid(SONGS, ("x", "y")))
-    made = touch(tmp_path / "a", *grid(("song1", "Song2"), ("x", "y")))
-    text = refused(truth, {"A": made})
-    assert "system 'A' lacks 2 of 3 mixtures" in text
-    assert "'Song2'" in text
-    made = touch(tmp_path / "b", *grid(("song1", "song2"), ("x", "y")), "song10/x.wav")
-    assert "system 'B' lacks 'y' of 'song10'" in refused(truth, {"B": made})
+PAIRS = grid(("a", "b"), ("x", "y"))
+# References (below DIR, what follows | is the template), files of the system, words.
+REFUSED = {
+    "gaps": (
+        grid(SONGS, "xy"),
+        "",
+        grid(("song1", "Song2"), "xy"),
+        "lacks 2 of 3 mixtures|'Song2'",
+    ),
+    "gap": (
+        *(grid(SONGS, "xy"), "", [*grid(SONGS[:2], "xy"), "song10/x.wav"]),
+        "system 'A' lacks 'y' of 'song10'",
+    ),
+    "no folder": (PAIRS, "/none", PAIRS, "there is no folder|none"),
+    "a file": (PAIRS, "/a/x.wav", PAIRS, "there is no folder|x.wav"),
+    "no audio": (["readme.txt"], "", PAIRS, "no audio file"),
+    "two ways": (PAIRS, "", PAIRS, "{mixture}/{source}|{source}/{mixture}"),
+    "no way": (
+        *([f"{k}.wav" for k in range(20)], "", PAIRS),
+        "--references 'DIR/{mixture}/{source}.wav'",
+    ),
+    "template": (PAIRS, "/{mixture}/{source}.flac", PAIRS, "matches the template|'a/x.wav'"),
+    "other names": (
+        *(PAIRS, "/{mixture}/{source}.wav", ["u/v.wav", "u/w.wav"]),
+        "expected e.g. mixture 'a' with 'x', 'y'",
+    ),
+    "one name": ([*grid("ab", ("s1", "s2")), "a/s1.flac"], "", PAIRS, "have one name"),
+}
 
 
-def test_what_cannot_be_read_is_shown(tmp_path: Path) -> None:
-    made = touch(tmp_path / "a", *grid(("a", "b"), ("x", "y")))
-    for missing in ("none", "a/a/x.wav"):
-        assert "none" in (text := refused(str(tmp_path / missing), {"A": made})) or "x.wav" in text
-    touch(tmp_path / "empty", "readme.txt")
-    assert "no audio file" in refused(str(tmp_path / "empty"), {"A": made})
-    truth = touch(tmp_path / "r", *grid(("a", "b"), ("x", "y")))
-    both = refused(truth, {"A": made})
-    assert "{mixture}/{source}" in both
-    assert "{source}/{mixture}" in both
-    odd = touch(tmp_path / "odd", *(f"{k}.wav" for k in range(20)))
-    assert "--references 'DIR/{mixture}/{source}.wav'" in refused(odd, {"A": made})
-    template = f"{truth}/{{mixture}}/{{source}}.flac"
-    assert "matches the template" in refused(template, {"A": made})
-    other = touch(tmp_path / "o", "u/v.wav", "u/w.wav")
-    text = refused(f"{truth}/{{mixture}}/{{source}}.wav", {"A": other})
-    assert "expected e.g. mixture 'a' with 'x', 'y'" in text
-    twice = touch(tmp_path / "t", *grid(("a", "b"), ("s1", "s2")), "a/s1.flac")
-    assert "have one name" in refused(twice, {"A": made})
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(tmp_path: Path, name: str) -> None:
+    references, template, estimates, words = REFUSED[name]
+    truth, made = touch(tmp_path / "r", *references), touch(tmp_path / "a", *estimates)
+    text = refused(f"{truth}{template}", {"A": made})
+    for part in words.split("|"):
+        assert part in text
 
 
 def test_the_command_says_what_it_understood(
