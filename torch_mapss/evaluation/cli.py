@@ -34,19 +34,15 @@ _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
+    from torch_mapss import __version__
+
     parser = make_parser(None, "torch-mapss", MEASURES, CODES)
-    parser.add_argument("--version", action="version", version=f"torch_mapss {_version()}")
+    parser.add_argument("--version", action="version", version=f"torch_mapss {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         module = importlib.import_module(f"torch_mapss.evaluation.commands.{name}")
         module.add_parser(commands)
     return parser
-
-
-def _version() -> str:
-    from torch_mapss import __version__
-
-    return __version__
 
 
 def let_idle_threads_sleep() -> None:

@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,7 +93,12 @@ def run(folder: str | os.PathLike[str], encoder: str = "mel") -> Result:
     folder = io.make_folder(folder)
     references, rate = voices()
     mapss = MAPSS(encoder)
-    given = {"names": VOICES, "sample_rate": rate, "mixture": references.sum(0), "mapss": mapss}
+    given: dict[str, Any] = {
+        "names": VOICES,
+        "sample_rate": rate,
+        "mixture": references.sum(0),
+        "mapss": mapss,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the poor grade, which is meant to be poor
         reports = tuple(

@@ -189,7 +189,7 @@ def _read_entry(
 
 
 def _missing_files(mixture: Mixture) -> Iterator[str]:
-    listed = [("references", path) for path in mixture.references]
+    listed: list[tuple[str, str | None]] = [("references", path) for path in mixture.references]
     listed += [(f"system {s!r}", path) for s, paths in mixture.systems.items() for path in paths]
     for whose, path in (*listed, ("mixture", mixture.mixture)):
         if path is None or os.path.isfile(mixture.locate(path)):
