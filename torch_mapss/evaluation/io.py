@@ -387,7 +387,7 @@ def read_table(
         )
     cells.index = pandas.RangeIndex(1, len(cells) + 1, name="line")
     table = cells.set_axis(names, axis=1).iloc[1:]
-    table = table[table.apply(lambda column: column.str.strip() != "").any(axis=1)]
+    table = table[table.apply(lambda column: column.str.strip() != "").any(axis=1)].copy()
     for name in names:
         if name in numbers if text is None else name not in text:
             table[name] = _numbers(table[name], where, separator != ",")

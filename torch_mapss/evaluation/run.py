@@ -190,7 +190,7 @@ def run(
     except KeyboardInterrupt:
         done = len(store.finished(mixtures))
         raise KeyboardInterrupt(
-            f"after {done} of {pairs} pairs of mixture and system, which are kept in "
+            f"after {done} of {pairs} pairs of mixture and system, which are saved in "
             f"{io.shown(folder)!r}: the same command goes on from there"
         ) from None
     outcome = tables.join(mixtures, folder, share, scorer.mapss.grid.sample_rate)

@@ -140,12 +140,12 @@ def _complete(given: Sequence[Clip | None], names: Sequence[str] | None) -> tupl
         )
     if names is None:
         return found
-    names = names if isinstance(names, str) else list(names)
-    if isinstance(names, str) or len(names) != len(found) or not all(str(n).strip() for n in names):
+    given_names = [names] if isinstance(names, str) else list(names)
+    if len(given_names) != len(found) or not all(str(name).strip() for name in given_names):
         raise ValueError(
-            f"names must be one name for each of the {len(found)} references, got {names!r}."
+            f"names must be one name for each of the {len(found)} references, got {given_names!r}."
         )
-    return tuple(clip for clip in audio_input.renamed(found, names) if clip is not None)
+    return tuple(clip for clip in audio_input.renamed(found, given_names) if clip is not None)
 
 
 class Entry(NamedTuple):
