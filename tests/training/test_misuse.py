@@ -57,6 +57,25 @@ def test_a_bank_of_other_measures_is_refused(mapss: MAPSS, signals: tuple[Tensor
         other(signals[0], bank)
 
 
+def test_a_bank_serves_all_that_share_the_settings_of_its_measures(
+    mapss: MAPSS, signals: tuple[Tensor, Tensor]
+) -> None:
+    """The encoder of PS and PM, here one whose weights are not at hand, does not matter."""
+    estimates, references = signals
+    loss = DecompositionLoss(local_files_only=True)
+    bank = loss.prepare(references)
+    metric = Clearance(MAPSS("mel", measures="decomposition"))
+    expected = MAPSS("mel")(estimates, references).utterance().clearance.mean()
+    assert float(metric(estimates, bank)) == pytest.approx(float(expected), 1e-5)
+    given = MAPSS("mel").prepare(references)
+    assert float(loss(estimates, given)) == pytest.approx(float(loss(estimates, bank)), 1e-5)
+    assert "wav2vec2" not in repr(loss)
+    with pytest.raises(ValueError, match=r"loudness -23\.0, here -30\.0"):
+        MAPSS("mel", loudness=-30.0)(estimates, bank)
+    with pytest.raises(TypeError, match="collate_fn"):
+        type(bank).join([(references, bank)])  # type: ignore[list-item]
+
+
 def test_distortion_alone_cannot_order_outputs(mapss: MAPSS) -> None:
     for make in (FidelityLoss, lambda m, pit: MAPSSLoss(m, separation=0, pit=pit)):
         with pytest.raises(ValueError, match="pit"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_mapss.core import devices
 from torch_mapss.distortions import Measured
 
-FORMAT = 3  # of saved banks; a bank of another format is refused
+FORMAT = 4  # of saved banks; a bank of another format is refused
 
 
 class BankFrames(NamedTuple):
@@ -133,9 +133,10 @@ def _mapped(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
 class ReferenceBank:
     """References, distorted and encoded once, to be compared with any number of estimates.
 
-    Made by :meth:`torch_mapss.MAPSS.prepare`; valid only for a MAPSS of equal settings (``key``).
-    The key knows an encoder and a distortion of your own by name and settings, not by weights or
-    code: give each version another name. Holds no graph. Its size is about
+    Made by :meth:`torch_mapss.MAPSS.prepare`; valid for every MAPSS, loss and metric that has the
+    same ``settings`` for the measures it computes. An encoder and a distortion of your own are
+    known by name and settings, not by weights or code: give each version another name. Holds no
+    graph. Its size is about
     S · (sum of P over the measures) · F · M numbers, see ``nbytes``; of clips longer than a segment
     it holds what it takes to make their distortions again, little more than the references.
     """
@@ -146,7 +147,7 @@ class ReferenceBank:
     samples: int  # longest length T, as handed in
     frames: int  # F of the longest
     lengths: tuple[int, ...]  # true length of each mixture
-    key: str  # of the settings that made it
+    settings: Mapping[str, Mapping[str, Any]]  # by measure: encoder, distortions, rate, loudness, …
     measures: tuple[str, ...]  # that it was prepared for
 
     @property
@@ -172,12 +173,15 @@ class ReferenceBank:
         lengths = sorted(set(self.lengths))
         span = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
         scored = sum(len(group.scored) for group in self.groups)
+        encoders = {
+            str(one.get("encoder", "none")).split(" (")[0] for one in self.settings.values()
+        }
         return (
             f"ReferenceBank({self.batch} mixtures of {self.sources} sources, {span} samples,\n"
             f"  measures: {', '.join(self.measures)},\n"
             f"  frames: {scored} with at least two active sources,\n"
             f"  memory: {self.nbytes / 2**20:.1f} MiB on {self.device},\n"
-            f"  key: {self.key})"
+            f"  encoders: {', '.join(sorted(encoders))})"
         )
 
     def to(self, device: torch.device | str) -> ReferenceBank:
@@ -281,13 +285,24 @@ class ReferenceBank:
         given = list(banks)
         if not given:
             raise ValueError("at least one bank is needed, got none.")
-        if len({(bank.key, bank.sources, bank.measures) for bank in given}) > 1:
-            raise ValueError(
-                "banks of different settings, measures or numbers of sources cannot be joined, got "
-                f"{sorted({bank.sources for bank in given})} sources, "
-                f"{len({bank.key for bank in given})} different settings and measures "
-                f"{sorted({bank.measures for bank in given})}."
-            )
+        first = given[0]
+        for bank in given:
+            if not isinstance(bank, ReferenceBank):
+                raise TypeError(
+                    f"join takes ReferenceBanks, got {type(bank).__name__}. Where a data set gives "
+                    "more than banks, join the banks of the batch in a collate_fn of your own."
+                )
+            unlike = [
+                n
+                for n in ("sources", "measures", "settings")
+                if getattr(bank, n) != getattr(first, n)
+            ]
+            if unlike:
+                (name, *_) = unlike
+                raise ValueError(
+                    f"banks of different {name} cannot be joined, got {getattr(first, name)} and "
+                    f"{getattr(bank, name)}."
+                )
         offset, groups = 0, []
         for bank in given:
             groups += [

@@ -370,20 +370,39 @@ class Config:
 
     def brief(self) -> dict[str, Any]:
         """The settings for ``print``; nothing is loaded."""
-        names = {name: slot.name for name, slot in self.encoders.items()}
-        sizes = {name: len(bank) for name, bank in self.banks.items()}
+        used = encoded(self.measures)
+        names = {str(m.encoder): self.encoders[str(m.encoder)].name for m in used}
+        sizes = {str(m.bank): len(self.bank_of(m.name)) for m in used}
         rest = ("measures", "given_rate", "trim", "align_polarity", "loudness", "activity")
         plain = {name: getattr(self, name) for name in (*rest, "given_segment", "memory")}
         return names | sizes | self.settings._asdict() | plain
 
     @cached_property
     def key(self) -> str:
-        """A short name of everything that a :class:`ReferenceBank` depends on."""
-        unlike = (*self.settings._fields, "align_polarity", "trim")
-        settings = {name: value for name, value in self.describe().items() if name not in unlike}
-        members = [member.description for bank in self.banks.values() for member in bank.members]
-        text = json.dumps([settings, members], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """A short name of all settings that scores depend on."""
+        return digest([self.describe(), [self.bank_settings(name) for name in MEASURES]])
+
+    def bank_settings(self, measure: str) -> dict[str, Any]:
+        """What a measure's part of a :class:`ReferenceBank` depends on, as plain values."""
+        found = {
+            "sample_rate": self.sample_rate,
+            "frames": f"{self.grid.hop} of {self.grid.receptive_field} at {self.grid.sample_rate}",
+            "loudness": self.loudness,
+            "activity": self.activity,
+            "segment": None if math.isinf(self.segment) else self.segment,
+        }
+        if MEASURES[measure].encoder is not None:
+            slot = self.encoders[str(MEASURES[measure].encoder)]
+            members = [member.description for member in self.bank_of(measure).members]
+            found["encoder"] = f"{slot.name} ({digest(slot.describe())})"
+            found["distortions"] = f"{len(members)} ({digest(members)})"
+        return found
+
+
+def digest(values: Any) -> str:
+    """A short name of plain values."""
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def checked_segment(segment: Any) -> float | str | None:

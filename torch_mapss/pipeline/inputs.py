@@ -117,7 +117,7 @@ def validate(
     bank = references if isinstance(references, ReferenceBank) else None
     if isinstance(references, ReferenceBank):
         wanted = _measures_of_bank(config, references, measures)
-        _check_bank(config, references, waves, lengths)
+        _check_bank(config, references, wanted, waves, lengths)
         index = checks.check_attributed(attributed, waves.shape[1], references.sources)
         true, truth = references.lengths, None
         waves = waves[..., : references.samples]
@@ -238,14 +238,22 @@ def _measures_of_bank(
 def _check_bank(
     config: Config,
     bank: ReferenceBank,
+    measures: Sequence[str],
     waves: Tensor,
     lengths: Tensor | Sequence[int] | None,
 ) -> None:
-    if bank.key != config.key:
-        raise ValueError(
-            "the bank was prepared by a MAPSS of other settings (encoder, layer, distortions, "
-            "rate or loudness). Prepare it again with this one."
-        )
+    # "bleed" has the settings that all measures share.
+    compared = [("bleed", bank.measures[0]), *((m, m) for m in measures if m in bank.settings)]
+    for measure, name in compared:
+        here, there = config.bank_settings(measure), bank.settings[name]
+        unlike = [
+            f"{n} {there.get(n)!r}, here {here[n]!r}" for n in here if here[n] != there.get(n)
+        ]
+        if unlike:
+            raise ValueError(
+                f"the bank was prepared for {name} with other settings: {'; '.join(unlike)}. "
+                "Prepare it again with this MAPSS, or score with the one that made it."
+            )
     if waves.shape[0] != bank.batch:
         raise ValueError(
             f"estimates hold {waves.shape[0]} mixtures and the bank {bank.batch}. Pass the "

@@ -69,7 +69,7 @@ def prepare(config: Config, references: Signals, measures: Sequence[str]) -> Ref
         samples=samples,
         frames=max(group.frames for group in groups),
         lengths=references.lengths,
-        key=config.key,
+        settings={name: config.bank_settings(name) for name in measures},
         measures=tuple(measures),
     )
 
