@@ -83,20 +83,17 @@ def test_report_has_scores_above_the_spectrogram_of_each_source(report: Report) 
     assert len(given.axes) == len(figure.axes)
 
 
-def test_spectrogram_and_scores_share_the_time_axis() -> None:
+def test_the_spectrogram_lies_where_the_sound_is() -> None:
     wave = torch.zeros(16_000)
     wave[8000:8160] = 1.0  # at 0.5 s
     ax = Figure().add_subplot()
     plots.draw_spectrogram(ax, wave, 16_000)
-    picture = ax.images[0]
-    left, right, bottom, top = picture.get_extent()
-    data = np.asarray(picture.get_array())
-    column = data.max(0).argmax()
+    left, right, bottom, top = ax.images[0].get_extent()
+    data = np.asarray(ax.images[0].get_array())
     width = (right - left) / data.shape[1]
-    assert left + (column + 0.5) * width == pytest.approx(0.505, abs=0.01)
+    assert left + (data.max(0).argmax() + 0.5) * width == pytest.approx(0.505, abs=0.01)
     assert (bottom + top) / 2 == pytest.approx(4.0, abs=0.05)
-    assert data.min() >= -70.0
-    assert data.max() == 0.0
+    assert -70.0 <= data.min() < data.max() == 0.0
 
 
 def test_several_reports_side_by_side(report: Report) -> None:
@@ -112,7 +109,7 @@ def test_several_reports_side_by_side(report: Report) -> None:
 
 
 def test_figures_are_written_by_suffix(tmp_path: Path, report: Report) -> None:
-    figure = report.plot(tmp_path / "new" / "a.pdf")
+    figure = report.plot(tmp_path / "new" / "a.pdf", figure=Figure(figsize=(2.0, 2.0)))
     assert (tmp_path / "new" / "a.pdf").read_bytes().startswith(b"%PDF")
     plots.save_figure(figure, tmp_path / "plain")
     assert (tmp_path / "plain.png").read_bytes().startswith(b"\x89PNG")

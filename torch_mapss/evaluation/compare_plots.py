@@ -20,17 +20,11 @@ _MARKERS = "osD^vPX*<>"
 # Beyond so many mixtures a box says more than its points.
 _MOST_POINTS = 200
 _LONGEST_NAME = 24  # below a box
+_Values = Mapping[str, "DataFrame"]  # by measure, mixtures x systems
 _CAPTION: dict[str, Any] = {"loc": "left", "fontsize": "small", "color": "#444444"}
 
 
-def boxes(
-    values: Mapping[str, DataFrame],
-    ranking: DataFrame,
-    measures: Sequence[str],
-    percent: str,
-    *,
-    figure: Figure | None = None,
-) -> Figure:
+def boxes(values: _Values, ranking: DataFrame, measures: Sequence[str], percent: str) -> Figure:
     """A box per system of its mixtures, with mean, interval and letters.
 
     Args:
@@ -38,13 +32,11 @@ def boxes(
         ranking: of all measures, the columns of ``ranking.csv``.
         measures: one, to draw.
         percent: of the intervals.
-        figure: an empty figure to draw into.
     """
     (measure,) = measures
     rows = ranking[(ranking["measure"] == measure) & (ranking["n"] > 0)]
     names = [plots.short_name(name, _LONGEST_NAME) for name in rows["system"]]
-    if figure is None:
-        figure = plots.new_figure(2.0 + 0.85 * max(len(names), 2), 3.8)
+    figure = plots.new_figure(2.0 + 0.85 * max(len(names), 2), 3.8)
     ax = figure.add_subplot()
     grey, ends = {"color": "#777777"}, {"color": _COLORS[0], "linewidth": 2.5, "zorder": 4}
     for place, row in enumerate(rows.itertuples()):
@@ -83,19 +75,12 @@ def boxes(
     return figure
 
 
-def scatter(
-    values: Mapping[str, DataFrame],
-    ranking: DataFrame,
-    measures: Sequence[str],
-    percent: str,
-    *,
-    figure: Figure | None = None,
-) -> Figure:
+def scatter(values: _Values, ranking: DataFrame, measures: Sequence[str], percent: str) -> Figure:
     """One measure over another: small, the mixtures; large, the systems' means with intervals.
 
     Arguments as of :func:`boxes`; of ``measures``, two are drawn, x and y.
     """
-    figure = plots.new_figure(6.4, 4.4) if figure is None else figure
+    figure = plots.new_figure(6.4, 4.4)
     ax = figure.add_subplot()
     x, y = (values[measure] for measure in measures)
     means = ranking.set_index(["measure", "system"])[["mean", "low", "high"]]

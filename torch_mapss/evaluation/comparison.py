@@ -185,13 +185,12 @@ class Comparison:
             told.append(f"Failed: {more} more pairs of mixture and system.")
         return told
 
-    def plot(self, measure: str | None = None, *, figure: Figure | None = None) -> Figure:
+    def plot(self, measure: str | None = None) -> Figure:
         """The mixtures of every system as a box plot, with mean, interval and letters.
 
         Args:
             measure: one of ``measures``, the first by default; or ``"scatter"``, fidelity over
                 clearance (log PM over PS where those are not there).
-            figure: an empty figure to draw into.
 
         Returns:
             The figure.
@@ -209,7 +208,7 @@ class Comparison:
             )
         percent = f"{100 * self.confidence:g} %"
         draw = compare_plots.scatter if measure == "scatter" else compare_plots.boxes
-        return draw(self.values, self.ranking, self._figures()[measure], percent, figure=figure)
+        return draw(self.values, self.ranking, self._figures()[measure], percent)
 
     def _figures(self) -> dict[str, tuple[str, ...]]:
         """The measures of every figure that can be drawn."""

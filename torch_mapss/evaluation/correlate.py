@@ -133,10 +133,9 @@ class Correlation:
         from torch_mapss.evaluation.plots import save_figure
 
         folder = io.make_folder(folder)
-        tables = {"correlations": self.rows, "differences": self.differences}
-        tables |= {"per_track": self.units}
-        tables |= {"stimuli": self.stimuli[[*KEYS, "rating", *self.labels]]}
-        for name, table in tables.items():
+        stimuli = self.stimuli[[*KEYS, "rating", *self.labels]]
+        tables = (self.rows, self.differences, self.units, stimuli)
+        for name, table in zip(("correlations", "differences", "per_track", "stimuli"), tables):
             io.write_table(os.path.join(folder, f"{name}.csv"), table)
         page = self._page().markdown("Correlation with listeners")
         io.write_bytes(os.path.join(folder, "correlations.md"), page.encode())
@@ -364,9 +363,9 @@ def _errors(data: Data, pooling: str, options: Options) -> dict[str, float]:
 
     Radius and half-width of each, over tracks and sources; none where a score has no bounds.
     """
-    found: dict[str, float] = {}
     if not len(data.scores) or not np.isfinite(data.bounds).all():
-        return found
+        return {}
+    found = {}
     rows = parts_of(data.unit) if pooling == "per_track" else [np.arange(len(data.unit))]
     given = [
         _padded([column[row] for row in rows])
