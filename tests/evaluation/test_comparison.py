@@ -67,8 +67,8 @@ def ranked(comparison: Comparison, measure: str = "ps") -> dict[str, dict[str, A
 def three_systems(count: int = 12, seed: int = 0) -> Scores:
     rng = np.random.default_rng(seed)
     base = rng.uniform(0.4, 0.6, count)
-    steps = {"low": (0.0, 0.0), "middle": (0.02, 0.05), "high": (0.3, 0.05)}
-    return {name: list(base + rng.normal(*step, count)) for name, step in steps.items()}
+    middle, high = (list(base + rng.normal(step, 0.05, count)) for step in (0.02, 0.3))
+    return {"low": list(base), "middle": middle, "high": high}
 
 
 def spread(levels: dict[str, float], count: int = 6) -> Scores:

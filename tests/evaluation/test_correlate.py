@@ -379,7 +379,7 @@ def test_every_measure_meets_every_question():
 
 def test_errors_of_scores_widen_the_correlation():
     """Their jitter is simulated in tests of the bounds; here, what the options do."""
-    given = pandas.concat([quality(4).assign(source=name) for name in ("vocals", "drums")])
+    given = pandas.concat([quality(3, 9).assign(source=name) for name in ("vocals", "drums")])
 
     def widths(**options: Any) -> dict[str, Any]:
         found = correlate_stimuli(Stimuli(given), ["ps"], Options(draws=0, **options))

@@ -38,7 +38,8 @@ def boxes(values: _Values, ranking: DataFrame, measures: Sequence[str], percent:
     names = [plots.short_name(name, _LONGEST_NAME) for name in rows["system"]]
     figure = plots.new_figure(2.0 + 0.85 * max(len(names), 2), 3.8)
     ax = figure.add_subplot()
-    grey, ends = {"color": "#777777"}, {"color": _COLORS[0], "linewidth": 2.5, "zorder": 4}
+    grey = {"color": "#777777"}
+    bar: dict[str, Any] = {"color": _COLORS[0], "linewidth": 2.5, "zorder": 4}
     for place, row in enumerate(rows.itertuples()):
         x = values[measure][row.system].dropna().to_numpy()
         many = len(x) > _MOST_POINTS
@@ -57,7 +58,7 @@ def boxes(values: _Values, ranking: DataFrame, measures: Sequence[str], percent:
         if not many:  # a fixed spread: equal data, equal picture
             spread = place + 0.16 * np.sin(np.arange(len(x)) * 2.4)
             ax.plot(spread, x, ".", color="#999999", markersize=4, zorder=2)
-        ax.plot([place + 0.36] * 2, [row.low, row.high], **ends)
+        ax.plot([place + 0.36] * 2, [row.low, row.high], **bar)
         ax.plot([place + 0.36], [row.mean], "D", color=_COLORS[0], markersize=5, zorder=5)
         above: dict[str, Any] = {"ha": "center", "va": "bottom", "fontweight": "bold"}
         ax.annotate(row.group, (place, 1.0), xycoords=("data", "axes fraction"), **above)
@@ -96,7 +97,7 @@ def scatter(values: _Values, ranking: DataFrame, measures: Sequence[str], percen
         ax.plot(ends_x, [mean_y] * 2, zorder=4, **style)
         ax.plot([mean_x] * 2, ends_y, zorder=4, **style)
         large: dict[str, Any] = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}
-        large["label"] = plots.short_name(name, _LONGEST_NAME)
+        large["label"] = plots.short_name(str(name), _LONGEST_NAME)
         ax.plot([mean_x], [mean_y], **large, **style, **marker)
     _axis(ax, "x", measures[0], x)
     _axis(ax, "y", measures[1], y)

@@ -64,7 +64,7 @@ class Comparison:
     @property
     def systems(self) -> tuple[str, ...]:
         """The names of the systems."""
-        return tuple(next(iter(self.values.values())))
+        return tuple(map(str, next(iter(self.values.values()))))
 
     def answer(self) -> str:
         """One sentence: which system is best on what, in how many mixtures, and whether that holds.

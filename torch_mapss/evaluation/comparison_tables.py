@@ -138,7 +138,8 @@ def _estimates(scores: Scores, confidence: float, seed: int) -> DataFrame:
     """n, mean, low, high of every system (with no ``system_b``) and of all pairs' differences."""
     from pandas import DataFrame
 
-    columns, scale = {}, []
+    columns: dict[tuple[str, Any, Any], Series] = {}
+    scale = []
     for measure, values in scores.values.items():
         largest = values.abs().max().fillna(0.0)
         for name in values:

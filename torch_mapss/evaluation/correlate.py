@@ -211,7 +211,7 @@ def scored_outputs(
     for path in rivals:
         content = "a table of other measures"
         words = io.read_table(path, _OUTPUT, content=content)
-        digits = [name for name in words if words[name].str.contains(r"\d").any()]
+        digits = [str(name) for name in words if words[name].str.contains(r"\d").any()]
         numbers = [name for name in digits if name not in (*_OUTPUT, "source")]
         other = io.read_table(path, _OUTPUT, numbers, content)
         other = other[numbers].set_axis(_outputs(other), axis=0)
@@ -329,17 +329,17 @@ def _correlated(
             draws=options.draws,
             seed=options.seed,
         )
-        for key, one in found.items():
-            ends = {"low": one.low, "high": one.high}
+        for key, made in found.items():
+            ends = {"low": made.low, "high": made.high}
             if len(key) > 1:
-                row = {**about, **ends, "method": method, "clusters": one.clusters}
-                row |= {"measure_a": key[0], "measure_b": key[1], "difference": one.value}
+                row = {**about, **ends, "method": method, "clusters": made.clusters}
+                row |= {"measure_a": key[0], "measure_b": key[1], "difference": made.value}
                 differences.append(row)
                 continue
             row = rows[key[0]]
-            row |= {method: one.value, p: one.p, "clusters": one.clusters}
+            row |= {method: made.value, p: made.p, "clusters": made.clusters}
             row |= {f"{method}_{name}": value for name, value in ends.items()}
-            row["reason"] |= dict.fromkeys(one.reasons)
+            row["reason"] |= dict.fromkeys(made.reasons)
     for row, adjusted in zip(rows.values(), holm(np.array([row["p"] for row in rows.values()]))):
         row |= {"p_holm": adjusted, "reason": "; ".join(row["reason"])}
     return list(rows.values()), differences
@@ -367,19 +367,28 @@ def _errors(data: Data, pooling: str, options: Options) -> dict[str, float]:
         return {}
     found = {}
     rows = parts_of(data.unit) if pooling == "per_track" else [np.arange(len(data.unit))]
-    given = [
+    score, radius, half_width, rating = (
         _padded([column[row] for row in rows])
         for column in (data.scores, *data.bounds.T, data.ratings)
-    ]
+    )
     tracks = parts_of(np.array([data.track[row[0]] for row in rows]))
     for method, name in zip(METHODS, ("spearman", "pearson")):
         one: Any = correlation_bounds(
-            *given, options.confidence, name, convention=options.convention, seed=options.seed
+            score,
+            radius,
+            half_width,
+            rating,
+            options.confidence,
+            name,
+            convention=options.convention,
+            seed=options.seed,
         )
         if pooling == "per_track":
-            of = (one.value, one.radius, one.half_width)
-            every = [_padded([part.numpy()[track] for track in tracks]) for part in of]
-            one = scenario_bounds(*every, options.source_correlation)
+            value, wide, half = (
+                _padded([part.numpy()[track] for track in tracks])
+                for part in (one.value, one.radius, one.half_width)
+            )
+            one = scenario_bounds(value, wide, half, options.source_correlation)
         found[f"{method}_radius"] = float(one.radius)
         found[f"{method}_half_width"] = float(one.half_width)
     return found

@@ -235,9 +235,9 @@ def _difference(values: Sequence[Any]) -> Any:
 
 def _shared(data: Sequence[Data], pooling: str) -> tuple[list[Data], list[str]]:
     """Measures on the stimuli and units that all of them have, and why some do not count."""
-    both = np.isfinite([one.scores for one in data]).all(0)
-    if len(data) == 1:
-        both[:] = True  # what has no score is told
+    both: Any = np.ones(len(data[0].scores), dtype=bool)
+    if len(data) > 1:  # of one alone it is told what has no score
+        both = np.logical_and.reduce([np.isfinite(one.scores) for one in data])
     found = [usable(one.kept(both), pooling) for one in data]
     parts, reasons = [part for part, _ in found], found[0][1]
     if pooling == "per_track" and len(parts) > 1:

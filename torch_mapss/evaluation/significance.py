@@ -195,7 +195,7 @@ def mean_intervals(
         together.setdefault(mask.tobytes(), []).append(column)
     for columns in together.values():
         mask = defined[:, columns[0]]
-        x, w = values[np.ix_(mask, columns)], weights[mask]
+        x, w = np.column_stack([values[mask, k] for k in columns]), weights[mask]
         if len(x) < 2:
             mean[columns] = x[0] if len(x) else math.nan
             continue

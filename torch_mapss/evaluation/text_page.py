@@ -43,7 +43,9 @@ class Page(NamedTuple):
         parts = [f"<p><b>{escape(self.head)}</b></p>"] if self.head else []
         for title, tables in self.sections:
             parts += [f"<h4>{escape(title)}</h4>"] if title else []
-            parts += [DataFrame(t.rows, columns=t.header).to_html(index=False) for t in tables]
+            parts += [
+                DataFrame([*t.rows], columns=[*t.header]).to_html(index=False) for t in tables
+            ]
         return "".join([*parts, *(f"<p>{escape(note)}</p>" for note in self.notes)])
 
     def markdown(self, title: str) -> str:
