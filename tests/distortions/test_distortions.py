@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,12 +15,7 @@ from torch import Tensor
 from torch_mapss import distortions as D
 from torch_mapss.core.fourier import fast_length
 from torch_mapss.distortions import Distortion, DistortionBank
-from torch_mapss.distortions.reference_features import (
-    ReferenceFeatures,
-    cumulative_energy,
-    percentile,
-    spectral_peaks,
-)
+from torch_mapss.distortions.reference_features import ReferenceFeatures, percentile
 
 RATE = 16000
 COUNTS = {
@@ -100,18 +93,13 @@ def pitch_of(wave: Tensor, rate: int = RATE) -> float:
 # --- the bank: members, names, seeds ------------------------------------------------------------
 
 
-def test_separation_bank_has_the_papers_seventy() -> None:
-    bank = DistortionBank("separation")
+def test_the_banks_have_the_papers_members() -> None:
+    bank, match = DistortionBank("separation"), DistortionBank("match")
     assert bank.families == COUNTS
+    assert match.families == COUNTS | {"notch": 20, "comb": 5, "echo": 3}
     assert tuple(bank.families) == D.FAMILIES
-    assert len(bank) == 70
-    assert len(set(bank.names(RATE))) == 70
-
-
-def test_match_bank_has_sixty_three_and_twenty_notches() -> None:
-    bank = DistortionBank("match")
-    assert bank.families == COUNTS | {"notch": 20, "comb": 5, "echo": 3}
-    assert len(bank.names(RATE)) == 83
+    assert (len(bank), len(match)) == (len(set(bank.names(RATE))), len(set(match.names(RATE))))
+    assert (len(bank), len(match)) == (70, 83)
 
 
 def test_names_are_readable_and_numbers_are_those_of_the_table() -> None:
@@ -150,9 +138,15 @@ def test_members_that_need_a_higher_rate_are_absent() -> None:
 
 
 @pytest.mark.parametrize("kind", ["separation", "match"])
-@pytest.mark.parametrize("rate", [8000, 16000, 24000, 44100, 48000])
-@pytest.mark.parametrize("length", [1, 80, 3200])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("rate", "length", "dtype"),
+    [
+        *((rate, 80, torch.float32) for rate in (8000, 16000, 24000, 44100, 48000)),
+        (16000, 1, torch.float32),
+        (16000, 3200, torch.float64),
+        (44100, 3200, torch.float32),
+    ],
+)
 def test_any_rate_and_length_also_silent_gives_finite_copies(
     kind: str, rate: int, length: int, dtype: torch.dtype
 ) -> None:
@@ -195,16 +189,6 @@ def test_seeds_give_equal_numbers_whatever_the_global_generator_did() -> None:
     assert ((other - first).abs().amax(-1)[:, random] > 1e-4).all()
 
 
-@pytest.mark.slow
-def test_seeds_are_the_same_in_another_process() -> None:
-    module = "torch_mapss.distortions.distorted_copies"
-    code = f"from {module} import stable_seed; print(stable_seed(3, 1, 'a'))"
-    printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert int(printed.stdout) == D.distorted_copies.stable_seed(3, 1, "a")  # type: ignore[attr-defined]
-
-
 def test_noise_differs_between_sources_and_members() -> None:
     waves = white(1, 4000).expand(3, -1)
     added = DistortionBank(only=("noise",))(waves, RATE).waveforms - waves[:, None]
@@ -218,10 +202,11 @@ def test_noise_differs_between_sources_and_members() -> None:
 
 @pytest.mark.parametrize("kind", ["separation", "match"])
 def test_an_item_is_distorted_alone_as_in_a_batch(kind: str) -> None:
-    waves = speechlike(6, 4000).reshape(3, 2, 4000)
+    waves = speechlike(4, 1600).reshape(2, 2, 1600)
     waves[1] *= 7
     bank = DistortionBank(kind)
-    batch = bank(waves, RATE)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # which changes nothing
+        batch = bank(waves, RATE)
     alone = bank(waves[1], RATE)
     assert torch.equal(batch.mask[1], alone.mask)
     torch.testing.assert_close(batch.waveforms[1], alone.waveforms, rtol=1e-9, atol=1e-12)
@@ -243,49 +228,32 @@ def test_a_members_copy_does_not_depend_on_the_rest_of_the_bank() -> None:
     )
 
 
-def test_float32_and_float64_agree() -> None:
-    waves = speechlike(2, RATE)
-    for kind in ("separation", "match"):
-        single, double = (DistortionBank(kind)(w, RATE) for w in (waves.float(), waves))
-        assert torch.equal(single.mask, double.mask)
-        error = (single.waveforms - double.waveforms).square().mean(-1).sqrt()
-        # the vocoder restarts at thresholds and the gate opens at one: rounding can move those
-        smooth = [not m.name.startswith(("pitch", "gate")) for m in DistortionBank(kind).members]
-        assert (error / waves.square().mean(-1, keepdim=True).sqrt())[:, smooth].max() < 1e-4
+@pytest.mark.parametrize("kind", ["separation", "match"])
+def test_float32_and_float64_agree(kind: str) -> None:
+    waves = speechlike(1, RATE // 2)
+    # the vocoder restarts at thresholds and the gate opens at one: rounding can move those
+    bank = DistortionBank(kind, without=("pitch", "gate"))
+    single, double = (bank(w, RATE) for w in (waves.float(), waves))
+    assert torch.equal(single.mask, double.mask)
+    error = (single.waveforms - double.waveforms).square().mean(-1).sqrt()
+    assert (error / waves.square().mean(-1, keepdim=True).sqrt()).max() < 1e-4
 
 
 def test_chunks_make_what_the_call_makes() -> None:
-    waves = speechlike(2, 1600)
+    waves = speechlike(2, 1600).requires_grad_()
+    before = waves.detach().clone()
     bank = DistortionBank("match")
     made = bank(waves, RATE)
-    covered = []
+    covered: list[int] = []
     for part, copies, mask in bank.iterate(waves, RATE, chunk=20):
         assert copies.shape[1] <= 20
         torch.testing.assert_close(copies, made.waveforms[:, part], rtol=1e-9, atol=1e-12)
         assert torch.equal(mask, made.mask[:, part])
         covered += range(part.start, part.stop)
-    assert covered == list(range(83))
-
-
-def test_no_gradient_and_grad_mode_left_alone() -> None:
-    waves = speechlike(1, 800).requires_grad_()
-    for _, copies, _ in DistortionBank().iterate(waves, RATE):
         assert torch.is_grad_enabled()
         assert not copies.requires_grad
-    assert not DistortionBank()(waves, RATE).waveforms.requires_grad
-
-
-def test_autocast_changes_nothing() -> None:
-    waves = speechlike(1, 1600).float()
-    plain = DistortionBank("match")(waves, RATE).waveforms
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(DistortionBank("match")(waves, RATE).waveforms, plain)
-
-
-def test_references_are_not_written_to() -> None:
-    waves = speechlike(1, 1600)
-    before = waves.clone()
-    DistortionBank()(waves, RATE).waveforms.zero_()
+        copies.zero_()  # the references are not written to
+    assert covered == list(range(83))
     assert torch.equal(waves, before)
 
 
@@ -349,40 +317,20 @@ def test_own_distortions_are_checked(function: object, message: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["separation", "match"])
-@pytest.mark.parametrize("size", [1, 5, 13, 30, 60, 70])
-def test_subset_spreads_over_families(kind: str, size: int) -> None:
+def test_subset_spreads_over_families(kind: str) -> None:
     bank = DistortionBank(kind)
-    small = bank.subset(size)
-    assert len(small) == size
-    assert small == DistortionBank(kind, size=size)
-    assert set(small.names()) <= set(bank.names())
-    assert list(small.names()) == [n for n in bank.names() if n in small.names()]
-    if size >= 13:
-        assert len(small.families) == 13
-        full = bank.families
-        open_counts = [c for f, c in small.families.items() if c < full[f]]
-        assert not open_counts or max(open_counts) - min(open_counts) <= 1
-
-
-def test_subset_takes_the_middle_and_the_strongest_peaks() -> None:
-    assert "noise/pink/0dB" in DistortionBank(size=13).names()
+    for size in (1, 5, 13, 30, 60, 70):
+        small = bank.subset(size)
+        assert len(small) == size
+        assert small == DistortionBank(kind, size=size)
+        assert list(small.names()) == [n for n in bank.names() if n in small.names()]
+        if size >= 13:
+            assert len(small.families) == 13
+            full = bank.families
+            open_counts = [c for f, c in small.families.items() if c < full[f]]
+            assert not open_counts or max(open_counts) - min(open_counts) <= 1
+    assert "noise/pink/0dB" in DistortionBank(size=13).names()  # the middle, the strongest peaks
     assert {"notch/peak01", "notch/peak02"} <= set(DistortionBank("match", size=26).names())
-
-
-def neighbours(waveform: Tensor, sample_rate: int, *, others: Tensor, factor: float) -> Tensor:
-    """Adds the others, each with a weight of its own, so that their order shows."""
-    weights = torch.arange(1, others.shape[-2] + 1).to(others).unsqueeze(-1)
-    return waveform + factor * (weights * others).sum(-2)
-
-
-@pytest.mark.parametrize(("kind", "measure"), [("separation", "PS"), ("match", "PM")])
-def test_messages_name_the_bank(kind: str, measure: str) -> None:
-    named = rf"the bank of {measure} \('{kind}'\)"
-    for choice in ({"size": 99}, {"only": ("hum",)}, {"without": D.FAMILIES}):
-        with pytest.raises(ValueError, match=named):
-            DistortionBank(kind, **choice)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=named):
-        DistortionBank(kind).subset(0)
 
 
 def test_banks_compare_hash_print_and_pickle_by_their_settings() -> None:
@@ -400,23 +348,26 @@ def test_banks_compare_hash_print_and_pickle_by_their_settings() -> None:
     assert repr(bank) == "DistortionBank('match', size=62, seed=3)"
 
 
-def test_errors_say_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r"'nosie'.*Families: notch, comb"):
-        DistortionBank(without=("nosie",))
-    with pytest.raises(ValueError, match="only names"):
-        DistortionBank(only=("hum",))
-    with pytest.raises(ValueError, match="'separation', 'match'"):
-        DistortionBank("ps")
-    with pytest.raises(ValueError, match="between 1 and 70"):
-        DistortionBank(size=71)
-    with pytest.raises(ValueError, match="no members left"):
-        DistortionBank(without=D.FAMILIES)
-    with pytest.raises(ValueError, match="unique"):
-        DistortionBank(extra=(Distortion("echo/5ms", "echo", halve),))
-    with pytest.raises(TypeError, match="Distortion"):
-        DistortionBank(extra=(halve,))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="seed"):
-        DistortionBank(seed=0.5)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"without": ("nosie",)}, ValueError, r"'nosie'.*bank of PS .*Families: notch, comb"),
+        ({"only": ("hum",)}, ValueError, "only names"),
+        ({"kind": "ps"}, ValueError, "'separation', 'match'"),
+        ({"size": 71}, ValueError, r"between 1 and 70 for the bank of PS \('separation'\)"),
+        ({"kind": "match", "size": 0}, ValueError, r"bank of PM \('match'\)"),
+        ({"without": D.FAMILIES}, ValueError, "no members left"),
+        ({"extra": (Distortion("echo/5ms", "echo", halve),)}, ValueError, "unique"),
+        ({"extra": (halve,)}, TypeError, "Distortion"),
+        ({"seed": 0.5}, TypeError, "seed"),
+    ],
+)
+def test_errors_say_what_to_do(options: dict, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        DistortionBank(**options)
+
+
+def test_arguments_of_members_are_checked() -> None:
     with pytest.raises(TypeError, match="callable"):
         Distortion("a", "b", 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="non-empty"):
@@ -425,40 +376,36 @@ def test_errors_say_what_to_do() -> None:
         D.shift_pitch(white(100), RATE, semitones=40)
 
 
-def test_bad_references_are_refused() -> None:
-    bank = DistortionBank()
-    for wrong in (white(2, 100).half(), torch.zeros(2, 100, dtype=torch.long), [[0.0]]):
-        with pytest.raises(TypeError, match="float32 or float64"):
-            bank(wrong, RATE)  # type: ignore[arg-type]
-    for shape in ((100,), (0, 100), (2, 0)):
-        with pytest.raises(ValueError, match="shape"):
-            bank(torch.zeros(shape), RATE)
-    with pytest.raises(ValueError, match="finite"):
-        bank(torch.full((1, 10), torch.nan), RATE)
-    with pytest.raises(ValueError, match="16000, not 16"):
-        bank(white(1, 100), 16)
-    with pytest.raises(TypeError, match="sample_rate"):
-        bank(white(1, 100), 16000.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="one index per reference"):
-        bank(white(2, 100), RATE, sources=(0,))
-    with pytest.raises(ValueError, match="chunk"):
-        next(bank.iterate(white(2, 100), RATE, chunk=0))
+@pytest.mark.parametrize(
+    ("wave", "rate", "options", "error", "words"),
+    [
+        (white(2, 100).half(), RATE, {}, TypeError, "float32 or float64"),
+        ([[0.0]], RATE, {}, TypeError, "float32 or float64"),
+        (torch.zeros(100), RATE, {}, ValueError, "shape"),
+        (torch.zeros(0, 100), RATE, {}, ValueError, "shape"),
+        (torch.zeros(2, 0), RATE, {}, ValueError, "shape"),
+        (torch.full((1, 10), torch.nan), RATE, {}, ValueError, "finite"),
+        (white(1, 100), 16, {}, ValueError, "at least 4000, got 16"),
+        (white(1, 100), 16000.5, {}, TypeError, "sample_rate"),
+        (white(2, 100), RATE, {"sources": (0,)}, ValueError, "one index per reference"),
+        (white(2, 100), RATE, {"chunk": 0}, ValueError, "chunk"),
+    ],
+)
+def test_bad_references_are_refused(
+    wave: Tensor, rate: int, options: dict, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        next(DistortionBank().iterate(wave, rate, **options))
 
 
 # --- filters ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("centre", [500, 1000, 2000, 4000])
+@pytest.mark.parametrize("centre", [500, 1000, 2000, 4000, 8000])
 def test_notch_removes_the_band_it_names(centre: int) -> None:
     hertz, level = response_db(only("separation", f"notch/{centre}Hz", impulse(32000, 16000)))
-    assert level[np.abs(hertz - centre) < 49].max() < -40
+    assert level[np.abs(hertz - centre) < 49].max() < -40  # of the one at 8 kHz the top 50 Hz
     assert np.abs(level[np.abs(hertz - centre) > 71]).max() < 0.1
-
-
-def test_notch_at_eight_kilohertz_cuts_the_top_fifty_hertz() -> None:
-    hertz, level = response_db(only("separation", "notch/8000Hz", impulse(32000, 16000)))
-    assert level[hertz > 7951].max() < -40
-    assert np.abs(level[hertz < 7929]).max() < 0.1
 
 
 def test_match_notches_sit_on_the_spectral_peaks() -> None:
@@ -477,7 +424,7 @@ def test_match_notches_sit_on_the_spectral_peaks() -> None:
 
 @pytest.mark.parametrize("rate", [8000, 16000, 44100])
 def test_peaks_keep_their_band_and_distance(rate: int) -> None:
-    peaks = spectral_peaks(white(4, 2 * rate), rate)
+    peaks = ReferenceFeatures(white(4, 2 * rate), rate).peaks
     assert peaks.shape == (4, 20)
     for row in peaks:
         found = row[~row.isnan()]
@@ -487,20 +434,18 @@ def test_peaks_keep_their_band_and_distance(rate: int) -> None:
         assert gaps.min() >= 300
 
 
-@pytest.mark.parametrize("cutoff", [2000, 3000, 4000, 6000])
-def test_lowpass_is_three_decibels_down_at_its_cutoff(cutoff: int) -> None:
-    hertz, level = response_db(only("separation", f"lowpass/{cutoff}Hz", impulse(32000, 16000)))
+@pytest.mark.parametrize(
+    ("family", "cutoff"),
+    [*(("lowpass", c) for c in (2000, 3000, 4000, 6000)), *(("highpass", c) for c in (100, 800))],
+)
+def test_cutoffs_are_three_decibels_down(family: str, cutoff: int) -> None:
+    name = f"{family}/{cutoff}Hz"
+    hertz, level = response_db(only("separation", name, impulse(32000, 16000)))
     assert np.interp(cutoff, hertz, level) == pytest.approx(-3.01, abs=0.05)
-    assert np.abs(level[hertz < 0.7 * cutoff]).max() < 0.05
-    assert np.interp(1.3 * cutoff, hertz, level) < -15
-
-
-@pytest.mark.parametrize("cutoff", [100, 300, 500, 800])
-def test_highpass_is_three_decibels_down_at_its_cutoff(cutoff: int) -> None:
-    hertz, level = response_db(only("separation", f"highpass/{cutoff}Hz", impulse(32000, 16000)))
-    assert np.interp(cutoff, hertz, level) == pytest.approx(-3.01, abs=0.05)
-    assert np.abs(level[hertz > 1.5 * cutoff]).max() < 0.05
-    assert np.interp(cutoff / 1.5, hertz, level) < -25
+    passed = hertz < 0.7 * cutoff if family == "lowpass" else hertz > 1.5 * cutoff
+    assert np.abs(level[passed]).max() < 0.05
+    beyond, least = (1.3 * cutoff, -15) if family == "lowpass" else (cutoff / 1.5, -25)
+    assert np.interp(beyond, hertz, level) < least
 
 
 def test_match_cutoffs_are_energy_quantiles_from_zero_up() -> None:
@@ -522,7 +467,7 @@ def test_match_cutoffs_are_energy_quantiles_from_zero_up() -> None:
 
 def test_energy_counts_the_mean_once_and_waves_twice() -> None:
     wave = 0.1 + sine(1000, level=0.1 * math.sqrt(2))  # Parseval: mean and sine carry 0.01 each
-    shares = cumulative_energy(wave)
+    shares = ReferenceFeatures(wave, RATE).cumulative_energy
     assert float(shares[500]) == pytest.approx(0.5, abs=1e-9)
     assert float(shares[1000]) == pytest.approx(1, abs=1e-9)
 
@@ -546,33 +491,16 @@ def test_equal_cutoffs_are_one_member() -> None:
 
 
 @pytest.mark.parametrize("kind", ["separation", "match"])
-def test_comb_equals_the_recursion(kind: str) -> None:
+def test_comb_and_echo_equal_their_recursions(kind: str) -> None:
     wave = white(5000)
-    for member in DistortionBank(kind, only=("comb",)).members:
+    for member in DistortionBank(kind, only=("comb", "echo")).members:
         lag = round(member.parameters["delay"] * RATE)
-        denominator = np.zeros(lag + 1)
-        denominator[[0, lag]] = 1, -member.parameters["gain"]
-        expected = scipy.signal.lfilter([1.0], denominator, wave.numpy())
+        b, a = np.zeros((2, lag + 1))
+        b[0] = a[0] = 1
+        (a if member.family == "comb" else b)[lag] = member.parameters["gain"]
+        a[1:] *= -1
+        expected = scipy.signal.lfilter(b, a, wave.numpy())
         np.testing.assert_allclose(only(kind, member.name, wave), expected, rtol=0, atol=1e-13)
-
-
-def test_comb_peaks_sit_at_multiples_of_the_inverse_delay() -> None:
-    hertz, level = response_db(only("separation", "comb/5ms", impulse(RATE)))
-    peaks = hertz[scipy.signal.find_peaks(level)[0]]
-    expected = 200 * np.arange(1, len(peaks) + 1)
-    assert len(peaks) == 39
-    assert np.abs(peaks - expected).max() < 1
-    assert level.max() == pytest.approx(-20 * math.log10(1 - 0.5), abs=0.01)
-    assert level.min() == pytest.approx(-20 * math.log10(1 + 0.5), abs=0.01)
-
-
-def test_echo_is_one_delayed_copy() -> None:
-    found = only("match", "echo/100ms", impulse(4000))
-    assert found.nonzero().flatten().tolist() == [0, 1600]
-    assert found[1600] == 0.5
-    found = only("separation", "echo/10ms", impulse(4000))
-    assert found[160] == pytest.approx(0.3 + 0.4 / 3)
-    assert found.count_nonzero() == 2
 
 
 def reverb_tails(kind: str, name: str, taps: int, sources: int) -> Tensor:
@@ -597,8 +525,8 @@ def decay_rate(tails: Tensor) -> float:
     ("name", "length", "rt60"), [("reverb/5ms", 0.005, 0.3), ("reverb/20ms", 0.02, 1.1)]
 )
 def test_early_reverb_has_its_length_and_decay(name: str, length: float, rt60: float) -> None:
-    tails = reverb_tails("separation", name, round(length * RATE), 20000 if length < 0.01 else 8000)
-    # the slope's standard error is about 1 (of 23) and 0.7 (of 6.3) per second
+    tails = reverb_tails("separation", name, round(length * RATE), 10000 if length < 0.01 else 4000)
+    # the slope's standard error is about 1.5 (of 23) and 1 (of 6.3) per second
     assert decay_rate(tails) == pytest.approx(math.log(1000) / rt60, abs=2.5)
     share = 1 - math.exp(-2 * math.log(1000) / rt60 * length)
     torch.testing.assert_close(
@@ -748,16 +676,15 @@ def test_percentile_interpolates_as_numpy(length: int) -> None:
 
 
 @pytest.mark.parametrize("semitones", [-4, -2, 2, 4])
-@pytest.mark.parametrize("frequency", [110.0, 440.0, 1234.5, 3000.0])
+@pytest.mark.parametrize("frequency", [110.0, 1234.5, 3000.0])
 def test_pitch_moves_a_sine_by_the_semitones_asked(semitones: int, frequency: float) -> None:
     wave = sine(frequency, 2.0)
     moved = only("separation", f"pitch/{semitones:+d}st", wave)
     cents = 1200 * math.log2(pitch_of(moved) / frequency)
     assert cents == pytest.approx(100 * semitones, abs=1)
     middle = slice(8000, 24000)
-    assert float(moved[middle].square().mean() / wave[middle].square().mean()) == pytest.approx(
-        1, abs=0.1
-    )
+    ratio = float(moved[middle].square().mean() / wave[middle].square().mean())
+    assert ratio == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
@@ -817,26 +744,16 @@ def test_match_vibrato_depth_is_the_median_over_active_frames() -> None:
     active = rms > 0.1 * np.sqrt((wave.numpy() ** 2).mean(-1, keepdims=True))
     assert 0.3 < active.mean() < 0.9
     expected = [np.median((rms / peak)[row][active[row]]) for row in range(2)]
-    features = ReferenceFeatures(wave, RATE)
-    assert features.steadiness.flatten().tolist() == pytest.approx(expected, rel=1e-9)
-    for member in DistortionBank("match", only=("vibrato",)).members:
-        factor = {"3Hz": 1.0, "5Hz": 1.3, "7Hz": 1.6}[member.name.split("/")[1]]
-        depth = member.measured["depth"](features).flatten().tolist()
-        assert depth == pytest.approx([min(max(0.03 * factor * r, 0.01), 0.05) for r in expected])
     assert float(wave[0].square().mean().sqrt() / wave[0].abs().max()) < 0.7 * expected[0]
-
-
-def test_match_vibrato_depth_is_clipped() -> None:
-    waves = torch.stack([impulse(RATE), torch.ones(RATE, dtype=torch.float64)])
-    features = ReferenceFeatures(waves, RATE)
-    depths = {
-        m.name: m.measured["depth"](features).flatten().tolist()
-        for m in DistortionBank("match", only=("vibrato",)).members
-    }
-    assert depths["vibrato/3Hz"] == pytest.approx([0.01, 0.03])
-    assert depths["vibrato/7Hz"] == pytest.approx([0.01, 0.048])
-    silent = ReferenceFeatures(torch.zeros(1, RATE), RATE)
-    assert silent.steadiness.tolist() == [[0.0]]
+    assert ReferenceFeatures(torch.zeros(1, RATE), RATE).steadiness.tolist() == [[0.0]]
+    steady = torch.stack([impulse(RATE), torch.ones(RATE, dtype=torch.float64)])
+    for waves, ratios in ((wave, expected), (steady, [320**-0.5, 1.0])):
+        features = ReferenceFeatures(waves, RATE)
+        assert features.steadiness.flatten().tolist() == pytest.approx(ratios, rel=1e-9)
+        for member in DistortionBank("match", only=("vibrato",)).members:
+            factor = {"3Hz": 1.0, "5Hz": 1.3, "7Hz": 1.6}[member.name.split("/")[1]]
+            depth = member.measured["depth"](features).flatten().tolist()
+            assert depth == pytest.approx([min(max(0.03 * factor * r, 0.01), 0.05) for r in ratios])
 
 
 @pytest.mark.parametrize(("frequency", "decibels"), [(500.0, -100), (3900.0, -88), (7500.0, -58)])

@@ -68,7 +68,7 @@ def test_normals_are_a_function_of_seed_and_place(start: int) -> None:
         np.testing.assert_allclose(row, expected_normals(seed, start, 21), rtol=2e-5, atol=2e-6)
 
 
-def test_a_stretch_is_the_same_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_the_same_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = torch.tensor([[5, 2**45], [7, 9]])
     whole = noise.normals(seeds, 0, 5000)
     assert torch.equal(noise.normals(seeds, 1234, 777), whole[..., 1234:2011])

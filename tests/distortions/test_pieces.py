@@ -25,7 +25,7 @@ def halve(waveform: Tensor, sample_rate: int, *, factor: float) -> Tensor:
     return factor * waveform
 
 
-def kept_copies(bank: DistortionBank, waves: Tensor, first: int, last: int) -> Tensor:
+def used_copies(bank: DistortionBank, waves: Tensor, first: int, last: int) -> Tensor:
     """Copies (S, P, last - first) made of no more than the bank says it needs."""
     before, after = (round(seconds * RATE) for seconds in bank.reach(RATE))
     start, stop = max(first - before, 0), min(last + after, waves.shape[-1])
@@ -44,7 +44,7 @@ def errors(bank: DistortionBank, waves: Tensor, first: int, last: int) -> dict[s
     """By member, RMS of the difference between piece and whole, in units of the reference's."""
     whole = bank(waves, RATE)
     expected = whole.waveforms[..., first:last]
-    error = (kept_copies(bank, waves, first, last) - expected).square().mean(-1).sqrt()
+    error = (used_copies(bank, waves, first, last) - expected).square().mean(-1).sqrt()
     error = error / waves.square().mean(-1, keepdim=True).sqrt()
     return {name: float(e) for name, e in zip(whole.names, error.amax(0))}
 
@@ -70,7 +70,7 @@ def test_pieces_in_float32(waves: Tensor) -> None:
     bank = DistortionBank("match", without=("gate",), size=24)
     single = waves[:1].float()
     expected = bank(single, RATE).waveforms[..., FIRST:LAST]
-    error = (kept_copies(bank, single, FIRST, LAST) - expected).square().mean(-1).sqrt()
+    error = (used_copies(bank, single, FIRST, LAST) - expected).square().mean(-1).sqrt()
     assert (error / single.square().mean(-1, keepdim=True).sqrt()).max() < 1e-5
 
 
@@ -93,7 +93,7 @@ def test_phases_are_carried_on_where_there_is_no_onset() -> None:
     bank = DistortionBank(only=("pitch",))
     whole = bank(steady, RATE).waveforms
     first, last = 12 * RATE, 13 * RATE
-    error = kept_copies(bank, steady, first, last) - whole[..., first:last]
+    error = used_copies(bank, steady, first, last) - whole[..., first:last]
     assert float(error.abs().max()) < 1e-6
     with pytest.raises(ValueError, match="vocoder_phases"):
         pitch.shift_pitch(steady, RATE, semitones=2.0, start=5)
@@ -109,5 +109,5 @@ def test_pieces_are_refused_where_they_cannot_be_like_the_whole(waves: Tensor) -
     bank = DistortionBank(only=("echo",), extra=(stated,))
     assert bank.reach(RATE) == pytest.approx((0.04, 0.02))
     torch.testing.assert_close(
-        kept_copies(bank, waves, FIRST, LAST)[:, -1], 0.5 * waves[:, FIRST:LAST]
+        used_copies(bank, waves, FIRST, LAST)[:, -1], 0.5 * waves[:, FIRST:LAST]
     )

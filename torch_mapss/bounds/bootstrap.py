@@ -42,10 +42,9 @@ def half_width(draws: Tensor, score: Tensor, confidence: float) -> Tensor:
 def quantile(values: Tensor, level: float) -> Tensor:
     """Quantile along the first axis, linear between order statistics (torch's limits the size)."""
     ordered = values.sort(0).values
-    place = level * (len(ordered) - 1)
-    below = min(int(place), len(ordered) - 1)
-    above = min(below + 1, len(ordered) - 1)
-    return torch.lerp(ordered[below], ordered[above], place - below)
+    position = level * (len(ordered) - 1)
+    below = int(position)
+    return torch.lerp(ordered[below], ordered[min(below + 1, len(ordered) - 1)], position - below)
 
 
 def resampled_counts(present: Tensor, draws: int, seed: int) -> Tensor:
@@ -137,7 +136,7 @@ def bootstrap_match(
 ) -> tuple[Tensor, Tensor]:
     """PM (F, S') of the clusters as they are, and of every draw (R, F, S').
 
-    Draws whose resampled cluster is collapsed (all squared distances equal) keep no fit: 1 if the
+    Draws whose resampled cluster is collapsed (all squared distances equal) have no fit: 1 if the
     output coincides with its reference, else 0, as the score.
     """
     deviations, output, present, count = attributed_deviations(embedding, points)

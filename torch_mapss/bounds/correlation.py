@@ -98,12 +98,16 @@ def spearman(scores: Tensor, ratings: Tensor) -> Tensor:
 
 
 def _ranks(values: Tensor, present: Tensor) -> Tensor:
-    """Average ranks among the present: (how many are below + how many not above + 1)/2."""
-    values = torch.where(present, values, torch.inf).contiguous()
-    ordered = values.sort(-1).values
-    below = torch.searchsorted(ordered, values, right=False)
-    reached = torch.searchsorted(ordered, values, right=True)
-    return (below + reached + 1).to(values.dtype) / 2.0
+    """Average ranks among the present.
+
+    Scores that are equal number for number are tied and no others, as in scipy.stats.spearmanr:
+    saturated scores and ratings of a scale are exactly equal. Whether scores that nearly coincide
+    could change places is what the radius says.
+    """
+    from scipy.stats import rankdata
+
+    ranks = rankdata(torch.where(present, values, torch.inf).cpu().numpy(), axis=-1)
+    return torch.from_numpy(ranks).to(values.device)
 
 
 def _centred(values: Tensor, present: Tensor) -> Tensor:
@@ -256,10 +260,9 @@ def pearson_gradient(x: Tensor, m: Tensor, present: Tensor) -> Tensor:
     """∂r/∂x [eq:pcc_grad] with both vectors centred; 0 at absent systems."""
     r = _pearson(x, m, present).unsqueeze(-1)
     x, m = _centred(x, present), _centred(m, present)
-    norm_x = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    norm_m = torch.linalg.vector_norm(m, dim=-1, keepdim=True)
-    safe_x, safe_m = (torch.where(n > 0.0, n, 1.0) for n in (norm_x, norm_m))
-    return m / (safe_x * safe_m) - r * x / safe_x.square()
+    norms = (torch.linalg.vector_norm(v, dim=-1, keepdim=True) for v in (x, m))
+    norm_x, norm_m = (torch.where(n > 0.0, n, 1.0) for n in norms)
+    return m / (norm_x * norm_m) - r * x / norm_x.square()
 
 
 def spearman_radius(x: Tensor, m: Tensor, b: Tensor, present: Tensor) -> Tensor:
@@ -306,13 +309,7 @@ def _largest_ratio(numerator: Tensor, least: Tensor, most: Tensor) -> Tensor:
 
 
 def _jittered_width(
-    x: Tensor,
-    m: Tensor,
-    scale: Tensor,
-    present: Tensor,
-    level: float,
-    draws: int,
-    seed: int,
+    x: Tensor, m: Tensor, scale: Tensor, present: Tensor, level: float, draws: int, seed: int
 ) -> Tensor:
     """[eq:srcc_hw]: the quantile at ``level`` of the absolute change."""
     generator = torch.Generator("cpu").manual_seed(seed)

@@ -1,9 +1,9 @@
 """Half-widths of clearance and fidelity: what the choice of distortions does to them.
 
-Both read distances in the whole map, so nothing is cut off: the radius is 0. Their place on the
-map depends on the bank. The jackknife leaves the members out in turn, on the same kernel (so with
-the same bandwidth). The sources' standard errors are added, not their squares: all sources have the
-same kinds of distortion, so their errors do not average out.
+Both read distances in the entire map, so nothing is cut off: the radius is 0. The position of a
+point on the map depends on the bank. The jackknife leaves the members out in turn, on the same
+kernel (so with the same bandwidth). The sources' standard errors are added, not their squares: all
+sources have the same kinds of distortion, so their errors do not average out.
 
     error = sum over sources of sqrt((n - 1) mean over its n members of (score without it - mean)^2)
 
@@ -43,16 +43,16 @@ def decomposition_errors(options: Options, *, scores: bool = False) -> Score:
         steps = whole_steps(settings.time)
         with torch.autocast(points.device.type, enabled=False):
             graphs = output_graphs(points, may_sync)
-            whole = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
+            given = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
             errors = _standard_errors(graphs, _members(points), settings.alpha, steps)
         shape = points.frames, len(points.attributed)
         found: dict[str, Tensor] = {}
         for name, error in errors.items():
-            defined = getattr(whole, f"{name}_defined").squeeze(1)
+            defined = getattr(given, f"{name}_defined").squeeze(1)
             tail = torch.where(defined, (quantile * error).clamp(max=1.0), 0.0).reshape(shape)
             found |= {f"{name}_radius": torch.zeros_like(tail), f"{name}_tail": tail}
         if scores:
-            found |= {name: x.squeeze(1).reshape(shape) for name, x in whole._asdict().items()}
+            found |= {name: x.squeeze(1).reshape(shape) for name, x in given._asdict().items()}
         return found, graphs.again
 
     return score

@@ -125,12 +125,10 @@ def separation_bounds(
     Raises:
         TypeError, ValueError: as the score; and a setting out of its range.
     """
-    convention = options.pop("convention", "paper")
-    limits = check_options(
-        Options(confidence, convention, tail, n_eff, c, floor=floor, draws=draws, seed=seed)
-    )
+    convention, settings = _settings(options)
+    limits = Options(confidence, convention, tail, n_eff, c, floor=floor, draws=draws, seed=seed)
+    score = separation_errors(check_options(limits))
     found = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    score, settings = separation_errors(limits), _settings(convention, options)
     return _of_measure(run_shaped(*found, settings, score), "ps")
 
 
@@ -174,12 +172,10 @@ def match_bounds(
     Raises:
         TypeError, ValueError: as the score; and a setting out of its range.
     """
-    convention = options.pop("convention", "paper")
-    limits = check_options(
-        Options(confidence, convention, tail, c1=c1, c2=c2, cap=cap, draws=draws, seed=seed)
-    )
+    convention, settings = _settings(options)
+    limits = Options(confidence, convention, tail, c1=c1, c2=c2, cap=cap, draws=draws, seed=seed)
+    score = match_errors(check_options(limits))
     found = checked_points(outputs, references, distortions, attributed, active, mask, 2)
-    score, settings = match_errors(limits), _settings(convention, options)
     return _of_measure(run_shaped(*found, settings, score), "pm")
 
 
@@ -323,10 +319,11 @@ def check_confidence(confidence: float) -> float:
     return checks.check_real(confidence, "confidence", "(0, 1)", why)
 
 
-def _settings(convention: str, options: MapOptions) -> Settings:
-    """Of the maps that bounds of a convention read."""
-    options["convention"] = "paper" if convention == "derived" else convention
-    return map_settings(**options)
+def _settings(options: MapOptions) -> tuple[str, Settings]:
+    """The convention of bounds, and the settings of the maps that they read."""
+    convention = checks.check_choice(options.get("convention", "paper"), "convention", CONVENTIONS)
+    maps = "paper" if convention == "derived" else convention
+    return convention, map_settings(**{**options, "convention": maps})
 
 
 def check_options(options: Options) -> Options:
@@ -334,15 +331,11 @@ def check_options(options: Options) -> Options:
     check_confidence(options.confidence)
     checks.check_choice(options.convention, "convention", CONVENTIONS)
     checks.check_choice(options.tail, "tail", TAILS)
-    if isinstance(options.n_eff, str):
-        checks.check_choice(options.n_eff, "n_eff", ("bartlett",))
-    else:
-        why = "It is a share of the cluster's points, or 'bartlett'."
-        checks.check_real(options.n_eff, "n_eff", "(0, 1]", why)
-    for name in ("c", "c1", "c2"):
-        checks.check_real(getattr(options, name), name, "(0, inf)")
-    if options.cap != math.inf:
-        checks.check_real(options.cap, "cap", "(0, inf)")
+    if options.n_eff != "bartlett":
+        checks.check_real(options.n_eff, "n_eff", "(0, 1]", "It is a share, or 'bartlett'.")
+    for name in ("c", "c1", "c2", "cap"):
+        if name != "cap" or options.cap != math.inf:
+            checks.check_real(getattr(options, name), name, "(0, inf)")
     why = "It is the share of the largest eigenvalue added to the least one; the paper takes 0.05."
     checks.check_real(options.floor, "floor", "(0, 1]", why)
     checks.check_whole(options.draws, "draws", 1)

@@ -194,8 +194,7 @@ def _radius_box(parts: MatchParts, fit: Gamma, options: Options) -> Box:
         return Box(half)
     reference = options.convention == "reference"
     guard = _REFERENCE_DIVISOR if reference else 0.0
-    if reference:
-        variance = variance + _REFERENCE_VARIANCE
+    variance = variance + (_REFERENCE_VARIANCE if reference else 0.0)
     largest = torch.where(parts.present, parts.gaps, -torch.inf).amax(-1)
     largest = torch.where(torch.isfinite(largest), largest, 0.0)  # no distortion: not scored
     count = parts.members.to(parts.a.dtype)
@@ -214,9 +213,18 @@ def _tail_box(parts: MatchParts, fit: Gamma, options: Options) -> Box:
     over_n = log / parts.members.clamp(min=1).to(parts.a.dtype)  # an integer divides in float32
     sigma = fit.variance.sqrt()
     reference = options.convention == "reference"
-    largest, delta_a = _distance_range(parts, over_n, reference)
+    if reference:
+        largest = torch.where(parts.present, parts.g, 0.0).amax(-1) + _REFERENCE_LIMIT
+        delta_a = largest * (2.0 * over_n).sqrt()
+    else:  # R over the full space
+        largest = torch.where(parts.present, parts.g + parts.gaps, 0.0).amax(-1)
+        delta_a = largest * over_n.sqrt()
     delta_mu = (2.0 * fit.variance * over_n).sqrt() + 3.0 * largest * over_n
-    delta_sigma = _deviation_error(sigma, largest, over_n, options.convention)
+    if options.convention == "derived":  # bounds σ² and converts
+        of_variance = largest.square() * ((2.0 * over_n).sqrt() + 3.0 * over_n)
+        delta_sigma = torch.minimum(of_variance.sqrt(), of_variance / sigma)
+    else:  # [eq:sig_b_pm] as printed
+        delta_sigma = largest * (2.0 * over_n).sqrt() + 3.0 * largest.square() * over_n
     guard = _REFERENCE_DIVISOR if reference else 0.0
     by_mu = 2.0 * fit.mean / (fit.variance + guard), fit.variance / (fit.mean.square() + guard)
     by_sigma = 2.0 * fit.mean.square() / (sigma**3 + guard), 2.0 * sigma / (fit.mean + guard)
@@ -227,20 +235,3 @@ def _tail_box(parts: MatchParts, fit: Gamma, options: Options) -> Box:
         torch.minimum(delta_a, limit_a),
     )
     return Box(half, (1e-12, 1e-12, 1e-8)) if reference else Box(half)
-
-
-def _distance_range(parts: MatchParts, over_n: Tensor, reference: bool) -> tuple[Tensor, Tensor]:
-    """R, over the full space (the retained one in the reference convention), and Δ_a."""
-    if reference:
-        largest = torch.where(parts.present, parts.g, 0.0).amax(-1) + _REFERENCE_LIMIT
-        return largest, largest * (2.0 * over_n).sqrt()
-    largest = torch.where(parts.present, parts.g + parts.gaps, 0.0).amax(-1)
-    return largest, largest * over_n.sqrt()
-
-
-def _deviation_error(sigma: Tensor, largest: Tensor, over_n: Tensor, convention: str) -> Tensor:
-    """Δ_σ [eq:sig_b_pm]; "derived" bounds σ² and converts."""
-    if convention != "derived":
-        return largest * (2.0 * over_n).sqrt() + 3.0 * largest.square() * over_n
-    of_variance = largest.square() * ((2.0 * over_n).sqrt() + 3.0 * over_n)
-    return torch.minimum(of_variance.sqrt(), of_variance / sigma)

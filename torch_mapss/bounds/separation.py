@@ -185,9 +185,9 @@ def _printed_distance_error(
     """ε(A) of [eq:temp_A] as printed, with Δ_μ of [eq:ps_mu] and Δ_Σ of [eq:ps_cov]."""
     log = math.log(2.0 / delta)
     mean = (2.0 * spread.top * log / spread.size).sqrt()
-    first = (spread.rank / spread.size).sqrt()
-    if options.convention != "reference":
-        first = spread.rank / spread.size
+    first = spread.rank / spread.size
+    if options.convention == "reference":
+        first = first.sqrt()
     covariance = options.c * (first + (spread.rank + log) / spread.size)  # over λmax
     return 2.0 * distance.sqrt() * mean * spread.floored.rsqrt() + distance * covariance
 

@@ -180,12 +180,12 @@ def _frames(
         active = torch.ones_like(radius, dtype=torch.bool)
     active = checks.check_bool(active, "active", tuple(radius.shape))
     for name, values in given.items():
-        bad = active & (torch.isnan(values) | (values < 0.0))
+        bad = active & ~(values >= 0.0)
         if bool(bad.any()):
-            place = tuple(int(index) for index in bad.nonzero()[0])
+            index = tuple(bad.nonzero()[0].tolist())
             raise ValueError(
-                f"{name} must be at least 0 in active frames, got {float(values[place])} at index "
-                f"{place}. An undefined frame must be inactive: pass active=False there."
+                f"{name} must be at least 0 in active frames, got {float(values[index])} at index "
+                f"{index}. An undefined frame must be inactive: pass active=False there."
             )
     radius, tail = (torch.where(active, checks.lifted(x), 0.0) for x in (radius, tail))
     return radius, tail, active

@@ -49,8 +49,15 @@ from torch import Tensor
 from torch_mapss.core import checks
 from torch_mapss.core.frame_batches import Score, Scored
 from torch_mapss.core.kernel import GaussianKernel, centre
-from torch_mapss.core.points import Points, broken_points, joined, point_validity, refuse_broken
-from torch_mapss.core.settings import Settings, map_settings
+from torch_mapss.core.points import (
+    NonFiniteError,
+    Points,
+    broken_points,
+    joined,
+    point_validity,
+    refuse_broken,
+)
+from torch_mapss.core.settings import Settings, checked
 from torch_mapss.core.spectrum import Operator, RetainedEigenvectors
 
 
@@ -207,7 +214,7 @@ def diffusion_map(
         convention: ``"paper"`` (bandwidth: mean of the two middle values, u orthonormal under
             π) or ``"reference"`` (half-width kernel, lower middle value, unit eigenvectors).
         max_dimension: the most coordinates to retain, None for as many as ``energy`` asks for. A
-            group of tied eigenvalues that it would cut is dropped whole (not the leading one).
+            group of tied eigenvalues that it would cut is dropped entire (not the leading one).
         eigh: precision of the eigendecomposition alone, ``"float64"`` or ``"float32"``.
 
     Returns:
@@ -219,14 +226,7 @@ def diffusion_map(
         ValueError: shapes that do not fit, N < 2, non-finite present points, settings out of
             range.
     """
-    settings = map_settings(
-        alpha=alpha,
-        time=time,
-        energy=energy,
-        convention=convention,
-        max_dimension=max_dimension,
-        eigh=eigh,
-    )
+    settings = checked(Settings(alpha, time, energy, convention, max_dimension, eigh))
     checks.check_floating(points, "points")
     if points.ndim < 2 or points.shape[-2] < 2 or points.shape[-1] < 1:
         raise ValueError(
@@ -242,7 +242,10 @@ def diffusion_map(
         x = joined(part)
         if valid is not None:
             valid = valid.to(x.device)
-        _check_finite(x, valid, lead)
+        broken = broken_points(x, valid)
+        if bool(broken.any()):  # one non-finite matrix makes an entire batched ``eigh`` fail
+            frame, point = (int(index) for index in broken.nonzero()[0])
+            raise NonFiniteError(f"point {point}", frame, lead)
         return _assemble(x, part, valid, settings, lead)
 
 
@@ -265,17 +268,3 @@ def _assemble(
         retained=torch.where(no_map, 0.0, phi * scale.unsqueeze(-1)).reshape(*lead, n, n - 1),
         coordinates=torch.where(no_map, 0.0, every).reshape(*lead, n, n - 1).detach(),
     )
-
-
-def _check_finite(x: Tensor, valid: Tensor | None, lead: torch.Size) -> None:
-    """Raise ValueError naming the first point whose squared norm is not finite (reads values).
-
-    One non-finite matrix makes a whole batched ``eigh`` fail, so this comes before it.
-    """
-    broken = broken_points(x, valid)
-    if bool(broken.any()):
-        frame, point = (int(index) for index in broken.nonzero()[0])
-        raise ValueError(
-            f"points must be finite (and below 1e150), got NaN, infinite or huge values in "
-            f"{checks.describe_frame(frame, lead)}, point {point}. Leave it out with mask."
-        )

@@ -132,7 +132,7 @@ class NonFiniteError(ValueError):
         super().__init__(
             f"embeddings must be finite (and below 1e150): {what} holds NaN, infinite or huge "
             f"values in {where}. Repair it, or take its source out of that frame with active, or a "
-            "distortion with mask."
+            "point with mask."
         )
 
 
@@ -226,10 +226,6 @@ def checked_points(
 
 
 def _check_shapes(outputs: Tensor, references: Tensor, distortions: Tensor) -> None:
-    got = (
-        f"got outputs {tuple(outputs.shape)}, references {tuple(references.shape)}, "
-        f"distortions {tuple(distortions.shape)}"
-    )
     rank = outputs.ndim
     fits = (
         rank >= 2
@@ -237,21 +233,18 @@ def _check_shapes(outputs: Tensor, references: Tensor, distortions: Tensor) -> N
         and distortions.ndim == rank + 1
         and outputs.shape[:-2] == references.shape[:-2] == distortions.shape[:-3]
         and outputs.shape[-1] == references.shape[-1] == distortions.shape[-1]
-        and references.shape[-2] == distortions.shape[-3]
+        and references.shape[-2] == distortions.shape[-3] >= 2
+        and distortions.shape[-2] >= 2
+        and min(outputs.shape[-2:]) >= 1
     )
     if not fits:
         raise ValueError(
             "expected outputs (..., S', M), references (..., S, M) and distortions (..., S, P, M) "
-            f"with the same leading dimensions and features M; {got}. Nothing is broadcast: expand "
-            "to full shapes."
+            "with the same leading dimensions and features M, of at least two sources, two "
+            "distortions of every reference, one output and one feature, got outputs "
+            f"{tuple(outputs.shape)}, references {tuple(references.shape)}, distortions "
+            f"{tuple(distortions.shape)}. Nothing is broadcast: expand to full shapes."
         )
-    for what, size, least in (
-        ("two sources (axis -2 of references)", references.shape[-2], 2),
-        ("two distortions of every reference (axis -2 of distortions)", distortions.shape[-2], 2),
-        ("one output and one feature", min(outputs.shape[-2:]), 1),
-    ):
-        if size < least:
-            raise ValueError(f"at least {what} are needed, {got}.")
 
 
 def _check_distortions_left(

@@ -47,13 +47,11 @@ def map_settings(**options: Unpack[MapOptions]) -> Settings:
         TypeError: an option that is unknown, or no number.
         ValueError: one is out of its range.
     """
-    unknown = [name for name in options if name not in Settings._fields]
-    if unknown:
-        raise TypeError(
-            f"{', '.join(map(repr, unknown))} is no setting of a diffusion map. The settings are "
-            f"{', '.join(Settings._fields)}."
-        )
-    given = Settings(**options)
+    return checked(Settings(**options))
+
+
+def checked(given: Settings) -> Settings:
+    """The same settings; TypeError or ValueError if one is not in its range."""
     checks.check_choice(given.convention, "convention", CONVENTIONS)
     checks.check_choice(given.eigh, "eigh", PRECISIONS)
     most = given.max_dimension

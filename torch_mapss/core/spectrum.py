@@ -154,14 +154,14 @@ def retained_dimension(eigenvalues: Tensor, count: Tensor, settings: Settings) -
     """d: the fewest eigenvalues that reach the share ``energy`` of their sum.
 
     [eq:truncation_threshold_short] with the sum over the N-1 non-trivial ones. In the paper
-    convention a group tied at the cut is kept whole (gap at most ``TIE``): half of it would be a
-    choice of eigenbasis, and the score would depend on it.
+    convention a group tied at the cut (gap at most ``TIE``) is retained entire: half of it would be
+    a choice of eigenbasis, and the score would depend on it.
 
     Args:
         eigenvalues: (..., N-1), descending, at least 0.
         count: (...), how many of them belong to present points.
         settings: ``energy`` is τ; the reference ``convention`` has no tie rule; ``max_dimension``
-            is the largest d. A tied group that it would cut is dropped whole; only the leading
+            is the largest d. A tied group that it would cut is dropped entire; only the leading
             group stays, however large, as nothing would be left without it.
 
     Returns:
@@ -186,10 +186,10 @@ def retained_dimension(eigenvalues: Tensor, count: Tensor, settings: Settings) -
     return torch.minimum(d, count.clamp(min=1))
 
 
-def _discarded_coefficients(a: Tensor, values: Tensor, kept_values: Tensor, time: float) -> Tensor:
+def _discarded_coefficients(a: Tensor, values: Tensor, retained: Tensor, time: float) -> Tensor:
     """½ A_ij λ_j^t / (λ_j - λ_i), rows i over the ascending spectrum, columns j retained."""
-    lam = kept_values.clamp(min=0.0)
-    gap = kept_values.unsqueeze(-2) - values.unsqueeze(-1)
+    lam = retained.clamp(min=0.0)
+    gap = retained.unsqueeze(-2) - values.unsqueeze(-1)
     open_ = gap > 0.0
     factor = torch.where(open_, lam.pow(time).unsqueeze(-2) / torch.where(open_, gap, 1.0), 0.0)
     return 0.5 * a * factor

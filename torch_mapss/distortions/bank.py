@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from torch_mapss.core.checks import check_seed, check_whole
 from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.distortions.bank_members import (
     distinct,
@@ -42,7 +43,7 @@ class DistortionBank:
     Args:
         kind: ``"separation"`` is the PS column, 70 members; ``"match"`` the PM column, whose
             parameters come from each reference: 63 members and up to 20 notches.
-        only: Families or members to keep; None keeps all.
+        only: Families or members to choose; None takes all.
         without: Families or members to leave out, after `only`.
         extra: Members of your own, appended; each is checked to keep shape and be finite.
         seed: Of all noise.
@@ -74,10 +75,8 @@ class DistortionBank:
         seed: int = 0,
         size: int | None = None,
     ) -> None:
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise TypeError(f"seed must be an integer, got {seed!r}. Pass e.g. seed=0.")
         self.kind = kind
-        self.seed = seed
+        self.seed = check_seed(seed)
         members = paper_members(kind)
         if only is not None:
             members = tuple(m for m, hit in selected(members, only, "only", kind) if hit)
@@ -141,7 +140,7 @@ class DistortionBank:
                 returns another shape or values that are not finite.
             TypeError: If `references` is not a float32 or float64 tensor.
         """
-        names = self.names(_checked_rate(sample_rate))
+        names = self.names(check_whole(sample_rate, "sample_rate", LOWEST_SAMPLE_RATE))
         shape = (*check_references(references).shape[:-1], len(names))
         waveforms = references.new_empty(*shape, references.shape[-1])
         mask = torch.empty(shape, dtype=torch.bool, device=references.device)
@@ -205,7 +204,8 @@ class DistortionBank:
         sources: Sequence[int] | None,
         start: int = 0,
     ) -> CopyTask:
-        members = self._available(_checked_rate(sample_rate))
+        sample_rate = check_whole(sample_rate, "sample_rate", LOWEST_SAMPLE_RATE)
+        members = self._available(sample_rate)
         references = check_references(references).detach()
         indices = _checked_sources(sources, references.shape[-2])
         return CopyTask(members, references, sample_rate, self.seed, indices, start)
@@ -239,8 +239,7 @@ class DistortionBank:
                 `measured`.
             TypeError: As the call.
         """
-        if chunk < 1:
-            raise ValueError(f"chunk must be at least 1 member at a time, got {chunk}.")
+        chunk = check_whole(chunk, "chunk", 1)
         if start and measured is None:
             raise ValueError(
                 f"start={start} requires measured=bank.measure(references, ...) of the entire "
@@ -291,17 +290,6 @@ def faded(references: Tensor, sample_rate: int, start: int, length: int) -> Tens
     if start + references.shape[-1] < length:
         gain[-count:] *= fade.flip(0)
     return references * gain
-
-
-def _checked_rate(sample_rate: int) -> int:
-    if isinstance(sample_rate, bool) or int(sample_rate) != sample_rate:
-        raise TypeError(f"sample_rate must be an integer in Hz, got {sample_rate!r}.")
-    if sample_rate < LOWEST_SAMPLE_RATE:
-        raise ValueError(
-            f"sample_rate must be at least {LOWEST_SAMPLE_RATE} Hz, got {sample_rate}. It counts "
-            f"samples per second (16000, not 16); below that the bank's filters do not fit."
-        )
-    return int(sample_rate)
 
 
 def _checked_sources(sources: Sequence[int] | None, count: int) -> tuple[int, ...]:

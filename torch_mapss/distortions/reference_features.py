@@ -25,7 +25,7 @@ LOWEST_CUTOFF = 100.0
 CUTOFF_STEP = 100.0
 
 STEADINESS_FRAME = 0.02  # seconds over which A_RMS / A_peak is taken
-ACTIVE = 0.1  # share of the whole signal's A_RMS above which such a frame counts
+ACTIVE = 0.1  # share of the entire signal's A_RMS above which such a frame counts
 ROWS = 2**23  # samples whose spectra are taken at a time
 
 PEAK_FLOOR = 1e-8
@@ -51,14 +51,20 @@ class ReferenceFeatures:
         return root_mean_square(self.waveform)
 
     @cached_property
-    def peak(self) -> Tensor:
-        """Largest absolute amplitude, (..., 1)."""
-        return self.waveform.abs().amax(-1, keepdim=True)
-
-    @cached_property
     def steadiness(self) -> Tensor:
-        """Median of A_RMS / A_peak over the active 20 ms frames, (..., 1); 0 for silence."""
-        return steadiness(self.waveform, self.sample_rate)
+        """Median of A_RMS / A_peak over frames of 20 ms that are louder than a tenth of A_RMS.
+
+        Over an entire file the ratio is that of its pauses and accents: 0.1 to 0.25 for speech,
+        whatever its sounds are like. Frame by frame it is 0.3 to 0.6. (..., 1); 0 for silence.
+        """
+        length = min(round(STEADINESS_FRAME * self.sample_rate), self.waveform.shape[-1])
+        frames = self.waveform.unfold(-1, length, length)
+        rms, peak = frames.square().mean(-1).sqrt(), frames.abs().amax(-1)
+        active = (rms > ACTIVE * self.rms) & (peak > 0)
+        ratio = torch.where(active, rms / peak.where(active, 1), torch.inf).sort(-1).values
+        count = active.sum(-1, keepdim=True)
+        middle = [ratio.gather(-1, index.clamp(min=0)) for index in ((count - 1) // 2, count // 2)]
+        return torch.where(count > 0, (middle[0] + middle[1]) / 2, 0)
 
     @cached_property
     def a95(self) -> Tensor:
@@ -67,13 +73,39 @@ class ReferenceFeatures:
 
     @cached_property
     def peaks(self) -> Tensor:
-        """Frequencies of the spectral peaks in Hz, strongest first, NaN beyond: (..., 20)."""
-        return spectral_peaks(self.waveform, self.sample_rate)
+        """Up to 20 local maxima of the long-term spectrum, at least 300 Hz apart.
+
+        The strongest is taken, its neighbourhood struck out, and so on: each of the 20 rounds is
+        one `argmax` for the whole batch. Resolution: 64 ms windows, 16 Hz. (..., 20), in Hz,
+        strongest first; NaN beyond the last peak.
+        """
+        window = fast_length(round(0.064 * self.sample_rate))
+        power = welch_spectrum(self.waveform, window)
+        hertz = frequencies(window, self.sample_rate, self.waveform)
+        inner = power[..., 1:-1]
+        maxima = (inner > power[..., :-2]) & (inner >= power[..., 2:])
+        hertz, power = hertz[1:-1], inner
+        inside = (hertz >= LOWEST_PEAK) & (hertz <= HIGHEST * self.sample_rate)
+        floor = PEAK_FLOOR * power.amax(-1, keepdim=True)
+        left = torch.where(maxima & inside & (power > floor), power, 0)
+        found = []
+        for _ in range(NOTCHES):
+            height, index = left.max(-1, keepdim=True)
+            frequency = hertz[index]
+            left = torch.where((hertz - frequency).abs() < PEAK_SPACING, 0, left)
+            found.append(torch.where(height > 0, frequency, torch.nan))
+        return torch.cat(found, -1)
 
     @cached_property
     def cumulative_energy(self) -> Tensor:
-        """Share of the energy from 0 Hz up to each bin, (..., K); all ones for silence."""
-        return cumulative_energy(self.waveform)
+        """Share of the energy at or below each bin of the spectrum, rising to 1; 1 for silence.
+
+        (..., K) with K = fast_length(T) // 2 + 1.
+        """
+        rows = self.waveform.reshape(-1, self.waveform.shape[-1])
+        size = max(1, ROWS // rows.shape[-1])
+        shares = torch.cat([_cumulative_energy(some) for some in rows.split(size)])
+        return shares.reshape(*self.waveform.shape[:-1], -1)
 
 
 def percentile(values: Tensor, percent: int) -> Tensor:
@@ -99,75 +131,6 @@ def welch_spectrum(waveform: Tensor, window: int) -> Tensor:
     return sum(parts, start=torch.zeros_like(hann[: window // 2 + 1])) / frames.shape[-2]
 
 
-def spectral_peaks(waveform: Tensor, sample_rate: int) -> Tensor:
-    """Up to 20 local maxima of the long-term spectrum, at least 300 Hz apart.
-
-    The strongest is taken, its neighbourhood struck out, and so on: each of the 20 rounds is one
-    `argmax` for the whole batch. Resolution: 64 ms windows, 16 Hz.
-
-    Args:
-        waveform: (..., T).
-        sample_rate: In Hz.
-
-    Returns:
-        (..., 20), in Hz, strongest first; NaN beyond the last peak.
-    """
-    window = fast_length(round(0.064 * sample_rate))
-    power = welch_spectrum(waveform, window)
-    hertz = frequencies(window, sample_rate, waveform)
-    inner = power[..., 1:-1]
-    maxima = (inner > power[..., :-2]) & (inner >= power[..., 2:])
-    hertz, power = hertz[1:-1], inner
-    inside = (hertz >= LOWEST_PEAK) & (hertz <= HIGHEST * sample_rate)
-    floor = PEAK_FLOOR * power.amax(-1, keepdim=True)
-    left = torch.where(maxima & inside & (power > floor), power, 0)
-    found = []
-    for _ in range(NOTCHES):
-        height, index = left.max(-1, keepdim=True)
-        frequency = hertz[index]
-        left = torch.where((hertz - frequency).abs() < PEAK_SPACING, 0, left)
-        found.append(torch.where(height > 0, frequency, torch.nan))
-    return torch.cat(found, -1)
-
-
-def steadiness(waveform: Tensor, sample_rate: int) -> Tensor:
-    """Median of A_RMS / A_peak over frames of 20 ms that are louder than a tenth of the whole.
-
-    Over the whole of a file the ratio is that of its pauses and accents: 0.1 to 0.25 for speech,
-    whatever its sounds are like. Frame by frame it is 0.3 to 0.6.
-
-    Args:
-        waveform: (..., T).
-        sample_rate: In Hz.
-
-    Returns:
-        (..., 1); 0 for silence.
-    """
-    length = min(round(STEADINESS_FRAME * sample_rate), waveform.shape[-1])
-    frames = waveform.unfold(-1, length, length)
-    rms, peak = frames.square().mean(-1).sqrt(), frames.abs().amax(-1)
-    active = (rms > ACTIVE * root_mean_square(waveform)) & (peak > 0)
-    ratio = torch.where(active, rms / peak.where(active, 1), torch.inf).sort(-1).values
-    count = active.sum(-1, keepdim=True)
-    middle = [ratio.gather(-1, index.clamp(min=0)) for index in ((count - 1) // 2, count // 2)]
-    return torch.where(count > 0, (middle[0] + middle[1]) / 2, 0)
-
-
-def cumulative_energy(waveform: Tensor) -> Tensor:
-    """Share of the energy at or below each bin of the whole waveform's spectrum.
-
-    Args:
-        waveform: (..., T).
-
-    Returns:
-        (..., K) with K = fast_length(T) // 2 + 1, rising to 1.
-    """
-    rows = waveform.reshape(-1, waveform.shape[-1])
-    size = max(1, ROWS // waveform.shape[-1])
-    shares = torch.cat([_cumulative_energy(some) for some in rows.split(size)])
-    return shares.reshape(*waveform.shape[:-1], -1)
-
-
 def _cumulative_energy(waveform: Tensor) -> Tensor:
     power = wide(torch.fft.rfft(waveform, n=fast_length(waveform.shape[-1])).abs().square())
     power[..., 1:-1] *= 2  # bins between 0 and f_s / 2 stand for their negative twins as well
@@ -183,7 +146,7 @@ def limited_cutoff(hertz: Tensor, sample_rate: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A factor times an amplitude of the reference: ``rms``, ``peak`` or ``a95``."""
+    """A factor times an amplitude of the reference: ``rms`` or ``a95``."""
 
     feature: str
     factor: float
