@@ -68,13 +68,13 @@ def test_inactive_frames_were_never_there() -> None:
         mean = utterance.pool_match_bounds(b, half, active, convention=convention)
         pesq = utterance.pool_separation_bounds(ps, b, half, active, convention=convention)
         for row in range(2):
-            kept = active[row]
+            some = active[row]
             alone = utterance.pool_match_bounds(
-                b[row, kept], half[row, kept], convention=convention
+                b[row, some], half[row, some], convention=convention
             )
             torch.testing.assert_close(mean.total[row], alone.total)
             alone = utterance.pool_separation_bounds(
-                ps[row, kept], b[row, kept], half[row, kept], convention=convention
+                ps[row, some], b[row, some], half[row, some], convention=convention
             )
             torch.testing.assert_close(pesq.radius[row], alone.radius)
             torch.testing.assert_close(pesq.tail[row], alone.tail)
@@ -129,7 +129,7 @@ def test_utterance_input_out_of_range(call, match: str) -> None:
 # ----------------------------------------------------------------------- utterance -> correlation
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 4), st.integers(0, 4), st.floats(0.0, 1.5)), min_size=2, max_size=6
@@ -162,7 +162,7 @@ def test_correlations_and_bounds_agree_with_the_oracle(rows, extra: float) -> No
 def test_spearman_radius_covers_every_bias_also_where_it_makes_ties() -> None:
     generator = torch.Generator().manual_seed(7)
     loose = []
-    for seed in range(60):
+    for seed in range(30):
         v, m = _uniform(5, seed=seed), _uniform(5, seed=seed + 1000).mul(4.0).round()
         b = _uniform(5, seed=seed + 2000, top=0.15)
         if float(m.max()) == float(m.min()):
@@ -228,9 +228,9 @@ def test_jitter_is_seeded_and_the_same_in_a_batch() -> None:
 def test_absent_systems_were_never_there(method: str) -> None:
     v, b, h, m = (_uniform(7, seed=s) for s in range(20, 24))
     v[1] = b[1] = m[4] = math.nan
-    kept = [0, 2, 3, 5, 6]
+    left = [0, 2, 3, 5, 6]
     found = correlation.correlation_bounds(v, b, h, m, method=method, draws=1)
-    alone = correlation.correlation_bounds(*(x[kept] for x in (v, b, h, m)), method=method, draws=1)
+    alone = correlation.correlation_bounds(*(x[left] for x in (v, b, h, m)), method=method, draws=1)
     assert found.systems == 5
     for name in ("value", "radius"):
         torch.testing.assert_close(getattr(found, name), getattr(alone, name))
@@ -279,10 +279,10 @@ def test_scenario_agrees_with_the_oracle() -> None:
     values[1, 2] = h[3, 1] = math.nan
     found = correlation.scenario_bounds(values, b, h, rho)
     there = ~(values.isnan() | h.isnan())
-    trials = [[float(x) for x in row[keep]] for row, keep in zip(h, there)]
+    trials = [[float(x) for x in row[some]] for row, some in zip(h, there)]
     expected = oracle_bounds.scenario_halfwidth(trials, rho.tolist())
     assert found.half_width.item() == pytest.approx(expected, rel=1e-12)
-    trials = [[float(x) for x in row[keep]] for row, keep in zip(b, there)]
+    trials = [[float(x) for x in row[some]] for row, some in zip(b, there)]
     assert found.radius.item() == pytest.approx(oracle_bounds.scenario_radius(trials), rel=1e-12)
     assert found.value.item() == pytest.approx(values[there].mean().item(), rel=1e-12)
     assert found.counted == 10
@@ -319,3 +319,14 @@ def test_the_printed_errors_of_a_correlation_agree_with_their_formulas() -> None
     assert found.half_width.item() == pytest.approx(np.quantile(change, 0.975), rel=0.05)
     with pytest.raises(ValueError, match="convention"):
         correlation.correlation_bounds(*given, convention="printed")
+
+
+def test_ties_are_those_of_scipy() -> None:
+    """Scores that are equal number for number share a rank; others, however close, do not."""
+    from scipy import stats
+
+    m = torch.tensor([1.0, 2.0, 2.0, 3.0, 5.0]).double()
+    for x in ([0.1, 0.1, 0.3, 0.3, 0.9], [0.1, 0.1 + 1e-16, 0.3, 0.3 + 1e-15, 0.0]):
+        found = correlation.spearman(torch.tensor(x).double(), m)
+        expected = stats.spearmanr(torch.tensor(x).double().numpy(), m.numpy()).statistic
+        assert float(found) == pytest.approx(expected, abs=1e-12)

@@ -51,8 +51,8 @@ def scored(outputs, references, distortions, *, active=None, mask=None, others=N
 # ---------------------------------------------------------------------------------- the oracle
 
 
-@pytest.mark.parametrize("time", [1, 2, 4])
-@pytest.mark.parametrize("sources", range(2, 9))
+@pytest.mark.parametrize("time", [1, 4])
+@pytest.mark.parametrize("sources", [2, 3, 5, 8])
 @pytest.mark.parametrize(("masked", "summed"), [(False, False), (False, True), (True, True)])
 def test_equals_the_oracle(sources, time, masked, summed):
     frames, members = 3, 5
@@ -129,7 +129,7 @@ def test_reference_has_one_and_one_and_another_source_has_zero():
 
 
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
-def test_order_and_place_of_the_points_do_not_matter(measure):
+def test_order_position_and_scale_do_not_matter(measure):
     y, r, d, others = scene(2, sources=4)
     expected = measure(y, r, d, others=others)
     order = [2, 0, 3, 1]
@@ -154,11 +154,15 @@ def test_inactive_sources_and_masked_members_leave(measure):
     active = torch.tensor([True, True, False, True])
     mask = torch.ones(4, 7, dtype=torch.bool)
     mask[:, 2] = False
-    left, kept = [0, 1, 3], [0, 1, 3, 4, 5, 6]
+    left, members = [0, 1, 3], [0, 1, 3, 4, 5, 6]
     found = measure(y, r, d, active=active, mask=mask, others=others)
-    smaller = measure(y[:, left], r[:, left], d[:, left][:, :, kept], others=others[:, left])
+    smaller = measure(y[:, left], r[:, left], d[:, left][:, :, members], others=others[:, left])
     torch.testing.assert_close(found[:, left], smaller, rtol=0, atol=1e-12)
     assert (found[:, 2] == 0).all()
+    single = measure(*(x.float() for x in (y, r, d)))
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), measure(y, r, d), rtol=0, atol=1e-4)
+    assert measure(y[:0], r[:0], d[:0]).shape == (0, 4)
 
 
 def test_the_sum_enters_only_where_two_others_are_active():
@@ -168,14 +172,10 @@ def test_the_sum_enters_only_where_two_others_are_active():
     with_sum = F.clearance(y, r, d, active=active, others=others)
     torch.testing.assert_close(with_sum, without, rtol=0, atol=1e-12)
     assert (F.clearance(y, r, d, others=others) != F.clearance(y, r, d)).any()
+    alone = F.clearance(others[:, :1], r, d, attributed=(0,), others=others)  # both others at once
+    assert alone.abs().max() < 1e-9
     two = [x[:, :2] for x in (y, r, d)]
     assert (F.fidelity(*two, others=others[:, :2]) == F.fidelity(*two)).all()
-
-
-def test_two_others_alone_have_no_clearance():
-    _, r, d, others = scene(1, sources=3)
-    found = F.clearance(others[:, :1], r, d, attributed=(0,), others=others)
-    assert float(found) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_undefined_where_two_references_are_equal_or_there_is_no_bandwidth():
@@ -232,14 +232,6 @@ def test_everything_stays_on_its_device(masked):
         assert all(gradients[part].shape == part.shape for part in parts)
 
 
-def test_float32_and_empty_batches():
-    y, r, d, _ = scene(2)
-    found = F.clearance(*(x.float() for x in (y, r, d)))
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), F.clearance(y, r, d), rtol=0, atol=1e-5)
-    assert F.fidelity(y[:0], r[:0], d[:0]).shape == (0, 2)
-
-
 @pytest.mark.parametrize("time", [0.5, 1.5, 0, -1])
 def test_time_is_a_whole_number_of_steps(time):
     y, r, d, _ = scene(1)
@@ -276,7 +268,7 @@ def weighted(**options):
     return loss
 
 
-@pytest.mark.parametrize("sources", range(2, 9))
+@pytest.mark.parametrize("sources", [2, 3, 5, 8])
 @pytest.mark.parametrize("options", [{}, {"time": 2, "alpha": 0.5}])
 def test_gradients_against_differences(sources, options):
     members = 5 if sources < 5 else 2
@@ -338,7 +330,7 @@ def _simplex(y, r, d):
 SPECIAL = (_equal, _other, _mean, _far, _coincident, _simplex)
 
 
-@pytest.mark.parametrize("sources", [2, 3, 8])
+@pytest.mark.parametrize("sources", [2, 3])
 @pytest.mark.parametrize("place", SPECIAL)
 def test_gradients_are_finite_at_special_places(place, sources):
     members = 4
@@ -391,8 +383,8 @@ def test_half_width_against_members_taken_out_of_the_kernel():
     full = np.exp(-squared / np.median(squared[np.triu_indices(len(points), 1)]))
 
     def scores(left):
-        kept = [i for i in range(len(points)) if i != left]
-        kernel = full[np.ix_(kept, kept)]
+        others = [i for i in range(len(points)) if i != left]
+        kernel = full[np.ix_(others, others)]
         density = kernel.sum(1)
         kernel = kernel / np.outer(density, density)
         degree = kernel.sum(1)

@@ -26,7 +26,7 @@ def up_to_sign(a, b):
 
 
 @pytest.mark.parametrize("convention", ["paper", "reference"])
-@pytest.mark.parametrize(("n", "m"), [(8, 3), (28, 8), (60, 1024), (140, 64)])
+@pytest.mark.parametrize(("n", "m"), [(8, 3), (28, 8), (60, 1024)])
 @pytest.mark.parametrize(("alpha", "time"), [(1.0, 1), (0.5, 2), (0.0, 0.5)])
 def test_equals_the_oracle(convention, n, m, alpha, time):
     points = cloud(n, m, seed=n)
@@ -86,7 +86,7 @@ def dimension(eigenvalues, count, **settings):
     return int(retained_dimension(eigenvalues, count, Settings(**settings)))
 
 
-def test_a_group_tied_at_the_cut_is_kept_whole():
+def test_a_group_tied_at_the_cut_is_retained_entire():
     eigenvalues = torch.tensor([0.5, 0.3, 0.3 - 1e-12, 0.3 - 2e-12, 0.1], dtype=torch.float64)
     count = torch.tensor(5)
     assert dimension(eigenvalues, count, energy=0.5) == 4
@@ -113,9 +113,9 @@ def test_the_largest_dimension_keeps_the_first_coordinates(most):
     whole, capped = F.diffusion_map(points), F.diffusion_map(points, max_dimension=most)
     assert whole.dimension > 20
     assert int(capped.dimension) == most
-    kept = whole.coordinates.clone()
-    kept[:, most:] = 0.0
-    torch.testing.assert_close(capped.retained, kept, rtol=0, atol=0)
+    first = whole.coordinates.clone()
+    first[:, most:] = 0.0
+    torch.testing.assert_close(capped.retained, first, rtol=0, atol=0)
     for wrong, error in ((0, ValueError), (2.5, TypeError)):
         with pytest.raises(error, match="max_dimension"):
             F.diffusion_map(points, max_dimension=wrong)
@@ -166,7 +166,7 @@ def test_bad_input_is_refused(arguments, options, error, words):
 def test_non_finite_points_are_named():
     points = torch.rand(3, 5, 2)
     points[1, 4, 0] = torch.inf
-    with pytest.raises(ValueError, match="frame 1, point 4"):
+    with pytest.raises(ValueError, match=r"point 4 holds .* frame 1"):
         F.diffusion_map(points)
 
 

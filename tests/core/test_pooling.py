@@ -15,7 +15,7 @@ from torch_mapss.bounds import pool_separation_bounds
 from torch_mapss.core.pooling import pool_log_match_compressed, pool_power_db
 
 
-@pytest.mark.parametrize("count", [1, 5, 19, 20, 21, 30, 39, 40, 123])
+@pytest.mark.parametrize("count", [1, 19, 20, 21, 39, 40, 123])
 def test_pesq_pooling_equals_a_loop(count):
     rng = np.random.default_rng(count)
     frames = rng.uniform(size=150)
@@ -133,8 +133,8 @@ def test_memory_is_linear_in_frames(masked):
             frames.detach(), frames.detach(), frames.detach(), active, convention="derived"
         )
     assert made.numbers <= 2 * count
-    kept = frames.detach() if active is None else frames.detach()[active]
-    assert abs(float(pooled.detach()) - oracle_bounds.pool_separation(kept.numpy())) < 1e-12
+    counted = frames.detach() if active is None else frames.detach()[active]
+    assert abs(float(pooled.detach()) - oracle_bounds.pool_separation(counted.numpy())) < 1e-12
 
 
 def test_fidelity_is_one_less_the_rms_of_what_is_missing():

@@ -322,8 +322,9 @@ def check_confidence(confidence: float) -> float:
 def _settings(options: MapOptions) -> tuple[str, Settings]:
     """The convention of bounds, and the settings of the maps that they read."""
     convention = checks.check_choice(options.get("convention", "paper"), "convention", CONVENTIONS)
-    maps = "paper" if convention == "derived" else convention
-    return convention, map_settings(**{**options, "convention": maps})
+    printed = "paper" if convention == "derived" else convention
+    maps: MapOptions = {**options, "convention": printed}
+    return convention, map_settings(**maps)
 
 
 def check_options(options: Options) -> Options:
@@ -331,7 +332,9 @@ def check_options(options: Options) -> Options:
     check_confidence(options.confidence)
     checks.check_choice(options.convention, "convention", CONVENTIONS)
     checks.check_choice(options.tail, "tail", TAILS)
-    if options.n_eff != "bartlett":
+    if isinstance(options.n_eff, str):
+        checks.check_choice(options.n_eff, "n_eff", ("bartlett",))
+    else:
         checks.check_real(options.n_eff, "n_eff", "(0, 1]", "It is a share, or 'bartlett'.")
     for name in ("c", "c1", "c2", "cap"):
         if name != "cap" or options.cap != math.inf:

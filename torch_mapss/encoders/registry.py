@@ -176,7 +176,7 @@ def encoder_row(
         return known
     where = None if cache_dir is None else os.path.abspath(os.fspath(cache_dir))
     checkpoint = _absolute(checkpoint_of(name))
-    _, _, found = described(checkpoint, local_files_only, where, weights=False)
+    found = described(checkpoint, local_files_only, where, weights=False)[2]
     longest = found.maximum_samples
     return EncoderRow(
         name, checkpoint, layer=found.default_layer, maximum_samples=longest, **found.grid
