@@ -68,6 +68,16 @@ def test_shapes_that_the_readme_states(readme: dict[str, Any]) -> None:
     assert readme["bank"].batch == 1
 
 
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("recipes/guide/*.md")), ids=lambda page: page.stem
+)
+def test_code_of_the_guide_runs(page: Path) -> None:
+    torch.manual_seed(0)
+    namespace: dict[str, Any] = {}
+    for number, code in enumerate(python_blocks(page.read_text(encoding="utf-8"))):
+        exec(compile(code, f"{page.name}, block {number}", "exec"), namespace)
+
+
 def test_calls_that_the_table_of_equations_lists_exist() -> None:
     rows = (F.__doc__ or "").split("list-table::")[1].split("   * - ")[2:]
     cells = [row.splitlines()[1] for row in rows]
