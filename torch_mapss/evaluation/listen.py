@@ -22,7 +22,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from string import Template
 from typing import Any
@@ -63,7 +63,7 @@ _LOUDNESS = -23.0  # LUFS
 # Beyond so many seconds one cannot keep two sounds apart (BS.1534 advises about 10, at most 12).
 _LONG_S = 12.0
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 
 # ------------------------------------------------------------------------------------------------
 # Choosing

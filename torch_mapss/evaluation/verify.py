@@ -188,7 +188,7 @@ def _of_table(
     for row, column in zip(*(distances > tolerance).to_numpy().nonzero()):
         name, key = distances.columns[column], stored.index[row]
         values = key if isinstance(key, tuple) else (key,)
-        where = [f"{k.removesuffix('_id')} {v!r}" for k, v in zip(stored.index.names, values)]
+        where = [f"{str(k).removesuffix('_id')} {v!r}" for k, v in zip(stored.index.names, values)]
         old, new = stored.loc[key, name], again[name].get(key, float("nan"))
         yield Difference(", ".join([file, *where, name]), f"{old:.6g}", f"{new:.6g}")
 

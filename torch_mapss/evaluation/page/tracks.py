@@ -56,14 +56,16 @@ def make_tracks(
     """
     files: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
-    embedded, total = {}, 0
+    embedded: dict[str, dict[str, Any]] = {}
+    total = 0
     for path in dict.fromkeys(paths):
         try:
             wave, rate = read_mono(path)
         except (OSError, ValueError) as error:
             missing[path] = " ".join(str(error).split())
             continue
-        made, size = None, 4 * len(wave)  # at most: 24 bits a sample in base64
+        made: dict[str, Any] | None = None
+        size = 4 * len(wave)  # at most: 24 bits a sample in base64
         if size <= embed_bytes:  # else it is not worth the time
             made = {"src": address(wave, rate), "picture": picture(wave), "embedded": True}
             size = len(made["src"]) + len(made["picture"])
