@@ -1,4 +1,4 @@
-"""Noise whose sources come and go, estimates of it, and a MAPSS with small banks."""
+"""Made-up sources, estimates of them, and a MAPSS with small banks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,21 @@ def leaky(references: Tensor) -> Tensor:
     return references + 0.3 * references.flip(-2) + 0.01 * torch.sign(references)
 
 
-def small(encoder: object = "mel", **options: object) -> MAPSS:
-    return MAPSS(
-        encoder,  # type: ignore[arg-type]
-        separation_bank=DistortionBank(size=14),
-        match_bank=DistortionBank("match", size=15),
-        **options,  # type: ignore[arg-type]
-    )
+def voices(batch: int = 1, sources: int = 2, samples: int = 8000, seed: int = 0) -> Tensor:
+    """(B, S, T) noise and a moving tone, their levels moving too: one character per source."""
+    generator = torch.Generator().manual_seed(seed)
+    time = torch.arange(samples) / RATE
+    waves = []
+    for b in range(batch):
+        for s in range(sources):
+            noise = torch.randn(samples, generator=generator)
+            tone = torch.sin(2 * torch.pi * (180 + 130 * s) * time + 3 * torch.sin(9 * time + b))
+            level = 0.6 + 0.4 * torch.sin(2 * torch.pi * (2 + s) * time + s)
+            waves.append(level * (0.15 * noise + 0.3 * tone))
+    return torch.stack(waves).reshape(batch, sources, samples)
+
+
+def small(encoder: object = "mel", size: int = 14, **options: object) -> MAPSS:
+    banks = {"separation_bank": DistortionBank(size=size)}
+    banks["match_bank"] = DistortionBank("match", size=size + 1)
+    return MAPSS(encoder, **banks | options)  # type: ignore[arg-type]

@@ -72,6 +72,9 @@ Measure, call, equation (labels of the paper's source):
    * - waveforms to frame scores
      - ``MAPSS``
      - all of the above
+   * - waveforms to a score of each item
+     - ``metrics.clearance``, ``metrics.perceptual_separation``, …
+     - means over frames
 """
 
 from __future__ import annotations

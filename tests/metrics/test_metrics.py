@@ -1,6 +1,6 @@
 """The torchmetrics metrics: what torchmetrics expects, what is encoded, what is undefined.
 
-Two processes: test_metrics_ddp. Wrappers: test_wrappers. Logged by Lightning: test_lightning.
+Two processes: test_ddp. Wrappers: test_wrappers. Logged by Lightning: test_lightning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from checkpoints import write_checkpoint
 from lightning_utilities.core.imports import RequirementCache
 from torch import Tensor
 from torchmetrics import MetricCollection
@@ -31,11 +30,25 @@ from torch_mapss import (
     PerceptualMatch,
     PerceptualSeparation,
 )
-from torch_mapss.metrics import perceptual_match, perceptual_separation, shared_batch
+from torch_mapss.metrics import (
+    bleed,
+    clearance,
+    fidelity,
+    perceptual_match,
+    perceptual_separation,
+    shared_batch,
+)
 
 RATE, SAMPLES, MEMBERS = 8000, 4000, 6
 METRICS = (PerceptualSeparation, PerceptualMatch)
 FUNCTIONS = (perceptual_separation, perceptual_match)
+PAIRS = {
+    PerceptualSeparation: perceptual_separation,
+    PerceptualMatch: perceptual_match,
+    Clearance: clearance,
+    Fidelity: fidelity,
+    Bleed: bleed,
+}
 each_metric = pytest.mark.parametrize("metric_class", [*METRICS, Clearance, Fidelity])
 each_with_function = pytest.mark.parametrize("metric_class", METRICS)
 each_function = pytest.mark.parametrize("function", FUNCTIONS)
@@ -186,17 +199,28 @@ def test_reductions(metric_class):
     assert metric.item_scores().shape == (3, 2)
 
 
-@each_function
-def test_functions_give_the_value_of_each_item(function):
-    mapss = small()
+@pytest.mark.parametrize("metric_class", PAIRS)
+def test_functions_give_the_value_of_each_item(metric_class):
+    """Of a batch, of a bank, of one estimate; differentiable as the class is."""
+    mapss, function = small(), PAIRS[metric_class]
     preds, target = pair(3, sources=3)
-    metric_class = METRICS[FUNCTIONS.index(function)]
+    target[:, 0, SAMPLES // 2 :] = 0.0
     for reduction in ("source", "none", "mean"):
         metric = metric_class(mapss, reduction=reduction, keep_items=True)
         metric.update(preds, target)
         found = function(preds, target, mapss, reduction=reduction)
         kept = metric.compute() if reduction == "none" else metric.item_scores()
-        near(found, kept.mean(1) if reduction == "mean" else kept)
+        near(found, kept.nanmean(1) if reduction == "mean" else kept)
+    bank = mapss.prepare(target)
+    near(function(preds, bank, mapss, reduction="mean"), found)
+    alone = function(preds[:, :1], target, mapss, attributed=(0,), reduction="source")
+    near(metric_class(mapss, attributed=(0,))(preds[:, :1], target), alone.mean())
+    one, two = preds.clone().requires_grad_(), preds.clone().requires_grad_()
+    metric_class(mapss)(one, target).backward()
+    function(two, target, mapss).mean().backward()
+    torch.testing.assert_close(one.grad, two.grad)
+    assert one.grad.isfinite().all()
+    assert one.grad.abs().sum() > 0
     with pytest.raises(ValueError, match="unsqueeze"):
         function(preds[0], target[0], mapss)
 
@@ -244,24 +268,7 @@ def test_forward_is_update_and_compute_and_epochs_do_not_leak(metric_class):
     assert first != second
 
 
-def test_unbatched_input_and_banks_score_alike():
-    mapss = small()
-    preds, target = pair(1)
-    given = (preds, target), (preds[0], target[0]), (preds, mapss.prepare(target))
-    values = [PerceptualMatch(mapss)(*each) for each in given]
-    assert values[0] == values[1] == values[2]
-
-
-def test_one_estimate_of_two_references():
-    mapss = small()
-    preds, target = pair(3)
-    value = PerceptualSeparation(mapss, attributed=(1,))(preds[:, 1:], target)
-    torch.testing.assert_close(value, mapss(preds[:, 1:], target, (1,)).utterance().ps.mean())
-    with pytest.raises(ValueError, match="attributed"):
-        PerceptualSeparation(mapss)(preds[:, 1:], target)
-
-
-@each_metric
+@pytest.mark.parametrize("metric_class", [PerceptualSeparation, Fidelity])
 def test_outputs_in_any_order_find_their_references(metric_class):
     mapss = small()
     preds, target = pair(3, sources=3)
@@ -324,18 +331,9 @@ def test_options_reach_the_mapss():
 # ------------------------------------------------------------------------- what is encoded
 
 
-@each_metric
-def test_update_and_forward_encode_every_waveform_once(metric_class):
-    stub = Stub()
-    metric = metric_class(small(stub))
-    for call, seed in ((metric.update, 1), (metric, 2)):
-        stub.waveforms = 0
-        call(*pair(3, seed=seed))
-        assert stub.waveforms == waveforms(3, measures=1)
-
-
-@pytest.mark.parametrize("groups", [True, False])
-@pytest.mark.parametrize("mode", ["plain", "inference", "half"])
+@pytest.mark.parametrize(
+    ("groups", "mode"), [(True, "plain"), (False, "inference"), (True, "half")]
+)
 def test_metrics_of_one_scorer_score_a_batch_together(groups, mode):
     """From the second batch on, every waveform is encoded once for all measures."""
     stub = Stub()
@@ -383,20 +381,7 @@ def test_nothing_stale_is_reused():
 # ------------------------------------------------------------------------- gradients and memory
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_forward_is_differentiable_like_the_function(place):
-    mapss = small()
-    preds, target = pair(2)
-    one, two = preds.clone().requires_grad_(), preds.clone().requires_grad_()
-    options = {"log": True} if place else {}
-    METRICS[place](mapss, **options)(one, target).backward()
-    FUNCTIONS[place](two, target, mapss, **options).mean().backward()
-    torch.testing.assert_close(one.grad, two.grad)
-    assert one.grad.isfinite().all()
-    assert one.grad.abs().sum() > 0
-
-
-@each_metric
+@pytest.mark.parametrize("metric_class", [PerceptualMatch, Fidelity])
 def test_states_hold_no_graph_and_do_not_grow(metric_class):
     mapss = small()
     metric, kept = metric_class(mapss), metric_class(mapss, keep_items=True)
@@ -484,68 +469,7 @@ def test_nothing_defined_is_nan_and_one_warning(metric_class):
     assert metric.skipped == 2
 
 
-def test_sources_that_never_meet_are_undefined():
-    preds, target = pair(1)
-    target[0, 0, SAMPLES // 2 :] = 0.0
-    target[0, 1, : SAMPLES // 2 + 800] = 0.0
-    metric = PerceptualSeparation(small(), reduction="source")
-    with pytest.warns(UserWarning, match="no frame"):
-        metric.update(preds, target)
-    with pytest.warns(UserWarning, match="undefined"):
-        assert metric.compute().isnan().all()
-
-
-@each_metric
-def test_a_silent_estimate_is_scored_low(metric_class):
-    if metric_class is Clearance:
-        pytest.skip("silence is clear of everything, and has no fidelity")
-    preds, target = pair(2)
-    preds[1, 0] = 0.0
-    metric = metric_class(small(), keep_items=True)
-    metric.update(preds, target)
-    rows = metric.item_scores()
-    assert metric.skipped == 0
-    assert rows.isfinite().all()
-    assert rows[1, 0] < rows[0].min()
-
-
 # ------------------------------------------------------------------------- shapes, types, devices
-
-
-@each_metric
-@pytest.mark.parametrize(
-    ("preds", "target"),
-    [
-        ((SAMPLES,), (SAMPLES,)),
-        ((1, 2, 2, SAMPLES), (1, 2, 2, SAMPLES)),
-        ((2, SAMPLES), (1, 2, SAMPLES)),
-        ((3, 2, SAMPLES), (1, 2, SAMPLES)),
-        ((2, 2, SAMPLES), (2, 2, SAMPLES - 1)),
-        ((2, 3, SAMPLES), (2, 2, SAMPLES)),
-        ((2, 1, SAMPLES), (2, 1, SAMPLES)),
-        ((0, 2, SAMPLES), (0, 2, SAMPLES)),
-    ],
-)
-def test_wrong_shapes_are_refused_by_name(metric_class, preds, target):
-    metric = metric_class(small())
-    with pytest.raises(ValueError, match=rf"^{metric_class.__name__}\.update\(preds=estimates"):
-        metric.update(torch.randn(preds), torch.randn(target))
-    assert int(metric.seen) == 0
-
-
-def test_arrays_and_non_finite_samples_are_refused():
-    metric = PerceptualSeparation(small())
-    preds, target = pair(2)
-    broken = preds.clone()
-    broken[1, 0, 7] = torch.nan
-    for given, error, message in (
-        ((preds.numpy(), target), TypeError, "estimates must be a tensor"),
-        ((preds, target.tolist()), TypeError, "references must be a tensor"),
-        ((broken, target), ValueError, "item 1, source 0"),
-        ((preds, target, 4000), ValueError, "lengths"),
-    ):
-        with pytest.raises(error, match=message):
-            metric.update(*given)
 
 
 @pytest.mark.parametrize("call", ["update", "forward"])
@@ -553,25 +477,13 @@ def test_a_refused_batch_leaves_the_metric_as_it_was(call):
     metric = PerceptualMatch(small(), keep_items=True)
     metric.update(*pair(3))
     before = metric.compute().clone()
-    with pytest.raises(ValueError, match="shape"):
+    with pytest.raises(ValueError, match=r"^PerceptualMatch\.update\(preds=estimates.*shape"):
         getattr(metric, call)(torch.randn(5), torch.randn(5))
     assert metric.compute() == before
     assert len(metric.item_scores()) == 3
     preds, target = pair(1, seed=3)
     metric.update(preds.requires_grad_(), target)
     assert not metric.item_sum.requires_grad
-
-
-@each_metric
-def test_devices_are_named_with_the_call_that_fixes_it(metric_class):
-    metric = metric_class(small())
-    preds, target = pair(1)
-    with pytest.raises(ValueError, match=r"metric on cpu, preds on meta") as e:
-        metric.update(preds.to("meta"), target.to("meta"))
-    assert "metric.to('meta')" in str(e.value)
-    assert "plain dict" in str(e.value)
-    with pytest.raises(ValueError, match=r"cpu.*meta.*\.to\(device\)"):
-        metric(preds, target.to("meta"))
 
 
 def test_a_metric_moves_its_sums_and_its_mapss_but_not_its_history():
@@ -582,33 +494,6 @@ def test_a_metric_moves_its_sums_and_its_mapss_but_not_its_history():
     assert metric.device.type == metric.item_sum.device.type == "meta"
     assert mapss.encoder.function.weight.device.type == "meta"
     assert metric.history[0].device.type == "cpu"
-
-
-@pytest.mark.parametrize("types", [("half", "half"), ("half", "float"), ("float", "half")])
-@each_metric
-def test_half_precision_input(metric_class, types):
-    mapss = small()
-    preds, target = (0.1 * x for x in pair(2))
-    expected = metric_class(mapss)(preds, target)
-    value = metric_class(mapss)(getattr(preds, types[0])(), getattr(target, types[1])())
-    assert value.dtype == torch.float32
-    torch.testing.assert_close(value, expected, rtol=0, atol=2e-2)
-
-
-def test_conversions_round_neither_sums_nor_encoder():
-    mapss = small(Weighted())
-    metric = PerceptualSeparation(mapss)
-    expected = metric(*pair(2)).double()
-    holder = torch.nn.ModuleDict({"metric": metric}).half()
-    assert metric.item_sum.dtype == torch.float64
-    assert mapss.encoder.function.weight.dtype == torch.float32
-    assert holder["metric"].compute() == expected
-    metric.set_dtype(torch.float64)
-    assert metric.compute().dtype == torch.float64
-    for reduction in ("mean", "source", "none"):
-        plain, converted = (PerceptualSeparation(mapss, reduction=reduction) for _ in range(2))
-        torch.nn.ModuleDict({"metric": converted}).to(torch.bfloat16)
-        same(converted(*pair(3)), plain(*pair(3)))
 
 
 @contextmanager
@@ -627,7 +512,7 @@ def defaults(dtype: torch.dtype | None = None, device: str | None = None, everyw
             torch.set_default_device(None)
 
 
-AROUND = [{"dtype": torch.bfloat16}, {"device": "meta"}, {"device": "meta", "everywhere": True}]
+AROUND = [{"dtype": torch.bfloat16}, {"device": "meta", "everywhere": True}]
 CALLS = {
     "update": lambda metric, batch: metric.update(*batch),
     "forward": lambda metric, batch: metric(*batch),
@@ -668,7 +553,7 @@ COPIES = {
 }
 
 
-@each_metric
+@pytest.mark.parametrize("metric_class", [PerceptualSeparation, Fidelity])
 @pytest.mark.parametrize("copied", COPIES)
 def test_copies_before_use_and_right_after_a_call_with_a_graph(metric_class, copied):
     mapss = small(Weighted())
@@ -686,19 +571,6 @@ def test_copies_before_use_and_right_after_a_call_with_a_graph(metric_class, cop
     assert (int(metric.seen), len(metric.history)) == (2, 1)
     assert other.compute() != metric.compute()
     value.backward()
-
-
-def test_pretrained_weights_are_shared_by_metrics_and_copies(tmp_path):
-    write_checkpoint(tmp_path / "tiny", "wav2vec2")
-    ps, pm = (m(encoder=str(tmp_path / "tiny"), layer=1, **banks()) for m in METRICS)
-    copies = [pm, ps.clone(), pickle.loads(pickle.dumps(ps))]
-    preds, target = pair(1, sources=2)
-    value = ps(preds, target)
-    assert 0.0 <= float(value) <= 1.0
-    assert copies[1](preds, target) == copies[2](preds, target) == value
-    for other in copies:
-        assert other.mapss.encoder.model is ps.mapss.encoder.model
-    assert len(pickle.dumps(ps)) < 100_000
 
 
 @each_metric
@@ -724,19 +596,6 @@ def test_saving_holds_no_encoder_and_starts_nothing_collective(metric_class, mon
     other.load_state_dict(saved)
     with pytest.warns(UserWarning, match="before the ``update``"):
         assert other.metric.compute() == model.metric.compute()
-
-
-def test_collections_and_their_clones():
-    mapss = small()
-    metrics = MetricCollection({"ps": PerceptualSeparation(mapss), "pm": PerceptualMatch(mapss)})
-    holder = torch.nn.ModuleDict({"val": metrics.clone(prefix="val/"), "one": metrics["ps"]})
-    found = holder["val"](*pair(2))
-    assert set(found) == {"val/ps", "val/pm"}
-    assert holder["val"]["ps"].mapss is holder["val"]["pm"].mapss
-    assert all(value.isfinite() for value in found.values())
-    near(holder["one"](*pair(2)), found["val/ps"])
-    assert holder["val"].compute().keys() == found.keys()
-    assert metrics["pm"].seen == 0
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -801,15 +660,6 @@ def test_permutation_invariant_training(function):
         permutation_invariant_training(preds, target, function, mode="speaker-wise", mapss=mapss)
 
 
-@each_metric
-def test_what_a_class_says_of_itself(metric_class):
-    assert metric_class.higher_is_better
-    assert metric_class.is_differentiable
-    assert metric_class.full_state_update is False
-    assert (metric_class.plot_lower_bound, metric_class.plot_upper_bound) == (0.0, 1.0)
-    assert "log_dict" in (PerceptualSeparation.__doc__ or "")
-
-
 # ------------------------------------------------------------------------- plots
 
 
@@ -826,9 +676,8 @@ def pyplot():
 
 
 @pytest.mark.parametrize("given", ["computed", "value", "list", "axes"])
-@each_metric
-def test_plot(metric_class, given, pyplot):
-    metric = metric_class(small())
+def test_plot(given, pyplot):
+    metric = Clearance(small())
     preds, target = pair(2)
     value = metric(preds.requires_grad_(), target)
     own = pyplot.subplots()[1] if given == "axes" else None

@@ -1,14 +1,21 @@
-"""How often preparing references waits for an accelerator, and budgets of memory."""
+"""How often a call asks the device for a value, which waits for all work queued there; memory.
+
+Budgets of memory change no score.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from reads import counted
+from bursts import RATE, small
+from reads import Waits, counted
+from torch import Tensor
 
-from torch_mapss import MAPSS, DistortionBank
+from torch_mapss import MAPSS, BleedLoss, DecompositionLoss, DistortionBank, MAPSSLoss
+from torch_mapss.core import frame_batches
 from torch_mapss.encoders import MelEncoder
 from torch_mapss.pipeline import memory
 from torch_mapss.pipeline.memory import Budget, budget, checked_memory
@@ -19,36 +26,118 @@ def voices(seconds: float) -> torch.Tensor:
     return 0.1 * torch.randn(1, 2, round(16000 * seconds), generator=generator)
 
 
-@pytest.mark.parametrize("seconds", [0.5, 2.0])
-def test_preparing_reads_the_device_at_most_seventeen_times(seconds: float) -> None:
-    mapss = MAPSS("mel")
-    with counted() as waits:
-        mapss.prepare(voices(seconds))
-    assert 0 < waits.reads.total() <= 17, waits.lines
+def scorer(**options: Any) -> MAPSS:
+    """Whole banks would only take longer: the counts do not depend on their size."""
+    return small(size=12, **options)
 
 
-def test_the_counter_sees_what_it_should() -> None:
-    x = torch.arange(4.0)
-    with counted() as waits:
-        bool((x > 2).any())
-        x[x > 2]
-        x.tolist()
-        x.nonzero()
-        x[torch.tensor([1, 2])]
-    expected = {"_local_scalar_dense": 1, "boolean index": 1, "tolist": 1, "nonzero": 1}
-    assert waits.reads == expected
+@pytest.fixture(scope="module")
+def mapss() -> MAPSS:
+    return scorer()
+
+
+def signals(seconds: float, sources: int = 2, batch: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape = batch, sources, int(seconds * RATE)
+    references = torch.randn(shape, generator=generator)
+    noise = torch.randn(shape, generator=generator)
+    return references + 0.3 * references.flip(1) + 0.1 * noise, references
+
+
+def step(
+    mapss: MAPSS, seconds: float, lengths: tuple[int, ...] | None = None, make: Any = MAPSSLoss
+) -> tuple[Waits, Waits]:
+    """The counts of a forward and of a backward pass with a prepared bank."""
+    estimates, references = signals(seconds, batch=len(lengths or (1,)))
+    estimates.requires_grad_()
+    if make is BleedLoss:
+        references[:, 0, : references.shape[-1] // 2] = 0.0
+    loss = make(mapss)
+    bank = loss.prepare(references, lengths)
+    with counted(far=True) as forward:
+        value = loss(estimates, bank)
+    with counted(far=True) as backward:
+        value.backward()
+    assert float(estimates.grad.abs().sum()) > 0.0
+    return forward, backward
+
+
+SEVERAL = (9600, 9000, 8100, 4000)
+
+
+@pytest.mark.parametrize(
+    ("make", "seconds", "lengths", "most"),
+    [
+        (MAPSSLoss, 2.0, None, 4),
+        pytest.param(MAPSSLoss, 16.0, None, 4, marks=pytest.mark.slow),
+        (MAPSSLoss, 0.6, (9600,) * 4, 4),
+        (MAPSSLoss, 0.6, SEVERAL, 4),
+        (DecompositionLoss, 0.6, None, 4),
+        (DecompositionLoss, 0.6, SEVERAL, 4),
+        (BleedLoss, 0.6, None, 2),
+        (BleedLoss, 0.6, SEVERAL, 2),
+    ],
+)
+def test_a_step_reads_a_few_values_forward_and_none_backward(
+    mapss: MAPSS, make: Any, seconds: float, lengths: tuple[int, ...] | None, most: int
+) -> None:
+    forward, backward = step(mapss, seconds, lengths, make)
+    assert forward.reads.total() <= most, forward.lines
+    assert backward.reads.total() == 0, backward.lines
+    assert not forward.uploads + backward.uploads
+
+
+def test_recomputed_chunks_read_no_more(mapss: MAPSS, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 0)
+    # What a scorer's memory gives a chunk counts in these.
+    monkeypatch.setattr(frame_batches, "BATCH_BYTES", 2**22)
+    forward, backward = step(mapss, 1.0)
+    assert forward.reads.total() <= 4, forward.lines
+    assert backward.reads.total() == 0, backward.lines
+
+
+def test_without_the_check_of_samples_it_reads_two_less() -> None:
+    forward, backward = step(scorer(check_finite=False), 1.0)
+    assert forward.reads.total() <= 2, forward.lines
+    assert backward.reads.total() == 0, backward.lines
+
+
+def test_preparing_reads_a_few_values_more_for_each_length(mapss: MAPSS) -> None:
+    _, references = signals(0.6, batch=4)
+    counts = []
+    for lengths in ((9600,) * 4, SEVERAL):
+        with counted() as waits:
+            mapss.prepare(references, lengths)
+        counts.append(waits.reads.total())
+    with counted() as whole:
+        MAPSS("mel").prepare(voices(0.5))
+    assert 0 < whole.reads.total() <= 17, whole.lines
+    assert counts[0] <= 16
+    assert counts[1] <= counts[0] + 3 * 12, waits.lines
+
+
+def test_the_counter_counts() -> None:
+    x = torch.tensor([3.0, 0.0, 2.0])
+    with counted(far=True) as waits:
+        _ = bool(x.any()), x.nonzero(), x[x > 0], x.tolist(), x.numpy(), x.cpu()
+        _ = torch.bincount(x.long()), torch.unique(x), torch.equal(x, x)
+        _ = x.repeat_interleave(x.long())
+        x.index_put_((x > 2,), x[:1])
+        _ = torch.tensor([1, 2])
+    assert waits.reads.total() == 11, waits.lines
+    assert waits.uploads.total() == 1
+
+
+# ------------------------------------------------------------------------------------------ memory
 
 
 @pytest.mark.parametrize("given", ["20MiB", 2**31])
 def test_memory_changes_no_score(given: int | str) -> None:
     references = voices(1.5)
     estimates = references + 0.3 * references.flip(1)
-    options = {
-        "separation_bank": DistortionBank(size=20),
-        "match_bank": DistortionBank("match", size=20),
-    }
-    scores = MAPSS("mel", **options)(estimates, references)
-    tight = MAPSS("mel", memory=given, **options)(estimates, references)
+    scores = small()(estimates, references)
+    tight = small(memory=given)(estimates, references)
     assert torch.equal(scores.active, tight.active)
     torch.testing.assert_close(scores.ps, tight.ps, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(scores.pm, tight.pm, rtol=1e-3, atol=1e-5)
@@ -62,23 +151,15 @@ def test_memory_may_be_bytes_or_a_text(given: int | str, expected: int | None) -
     assert checked_memory(given) == expected
 
 
-@pytest.mark.parametrize("wrong", ["much", "1.2.3G", "", 0, -5, "3k", float("inf"), float("nan")])
-def test_memory_that_is_none_is_refused(wrong: object) -> None:
-    with pytest.raises(ValueError, match="16 MiB"):
-        MAPSS("mel", memory=wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wrong", [None, True, [1]])
-def test_memory_of_another_type_is_refused(wrong: object) -> None:
-    with pytest.raises(TypeError, match="bytes"):
-        MAPSS("mel", memory=wrong)  # type: ignore[arg-type]
-
-
-def test_budgets_are_shared_out() -> None:
+def test_memory_that_is_none_is_refused() -> None:
+    for wrong in ("much", "1.2.3G", "", 0, -5, "3k", float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="16 MiB"):
+            MAPSS("mel", memory=wrong)
+    for other in (None, True, [1]):
+        with pytest.raises(TypeError, match="bytes"):
+            MAPSS("mel", memory=other)  # type: ignore[arg-type]
     assert 2**24 <= budget(None, torch.device("cpu")).total <= 2**30
-    known = Budget(2**30)
-    assert known.samples == 2**20
-    assert known.frames == 96 * 2**20
+    assert (Budget(2**30).samples, Budget(2**30).frames) == (2**20, 96 * 2**20)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,9 @@ import torch
 from bursts import RATE, bursts, leaky, small
 from torch import Tensor
 
-from torch_mapss import MAPSS, DistortionBank, ReferenceBank
+from torch_mapss import DistortionBank, ReferenceBank
 from torch_mapss.audio.loudness import Meter, at_loudness, gain_to
 from torch_mapss.pipeline import segments
-from torch_mapss.pipeline.copies import EmbeddingChecks, embed
-from torch_mapss.pipeline.memory import Budget
 
 NAMES = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
 
@@ -32,30 +30,23 @@ def assert_alike(a: object, b: object) -> None:
 
 @pytest.mark.parametrize("encoder", ["mel", "waveform"])
 def test_segments_score_as_the_whole(encoder: str) -> None:
-    references = bursts(7.3)
+    references = bursts(3.3)
     estimates = leaky(references)
-    whole = small(encoder)(estimates, references, frames=60)
-    segmented = small(encoder, segment=2.5)
+    whole = small(encoder)(estimates, references, frames=40)
+    segmented = small(encoder, segment=1.2)
     bank = segmented.prepare(references)
     assert bank.groups[0].deferred
-    assert_alike(whole, segmented(estimates, bank, frames=60))
+    assert_alike(whole, segmented(estimates, bank, frames=40))
     assert bank.nbytes < small(encoder).prepare(references).nbytes / 4
 
 
-@pytest.mark.slow
-def test_full_banks_and_all_frames() -> None:
-    references = bursts(9.0)
-    whole = MAPSS("mel")(leaky(references), references)
-    assert_alike(whole, MAPSS("mel", segment=3.0)(leaky(references), references))
-
-
 def test_bounds_attribution_and_polarity_in_segments() -> None:
-    references = bursts(5.2, sources=3)
+    references = bursts(3.2, sources=3)
     estimates = -leaky(references)[[2, 0]]
     options = {"align_polarity": True}
-    kept = {"attributed": (2, 0), "frames": 25}
+    kept = {"attributed": (2, 0), "frames": 16}
     whole = small(**options).bounds(estimates, references, **kept)
-    parts = small(segment=2.0, **options).bounds(estimates, references, **kept)
+    parts = small(segment=1.2, **options).bounds(estimates, references, **kept)
     assert_alike(whole.scores, parts.scores)
     for measure in ("ps", "pm"):
         for one, other in zip(getattr(whole, measure), getattr(parts, measure)):
@@ -64,10 +55,10 @@ def test_bounds_attribution_and_polarity_in_segments() -> None:
 
 
 def test_long_and_short_clips_of_a_batch_at_another_rate() -> None:
-    references = torch.stack([bursts(2.4, seed=s, rate=24000) for s in range(3)])
+    references = torch.stack([bursts(1.7, seed=s, rate=24000) for s in range(3)])
     estimates = leaky(references)
-    lengths = (2 * 24000 + 17, 23000, 2 * 24000 + 17)
-    options = {"sample_rate": 24000}
+    lengths = (36017, 23000, 36017)
+    options = {"sample_rate": 24000, "size": 8}
     whole = small(**options)(estimates, references, lengths=lengths)
     mapss = small(segment=1.1, **options)
     bank = mapss.prepare(references, lengths)
@@ -76,8 +67,8 @@ def test_long_and_short_clips_of_a_batch_at_another_rate() -> None:
 
 
 def test_one_measure_alone_and_drawn_frames() -> None:
-    references = bursts(4.0)
-    mapss = small(segment=1.2)
+    references = bursts(2.4)
+    mapss = small(segment=1.0, size=8)
     bank = mapss.prepare(references)
     both = mapss(leaky(references), bank, frames=30)
     ps = mapss(leaky(references), references, measures="separation", frames=30)
@@ -109,10 +100,10 @@ class Counting:
 
 
 def test_systems_share_one_pass() -> None:
-    references = bursts(4.0)
-    others = [leaky(references), references + 0.1 * bursts(4.0, seed=3)]
+    references = bursts(2.4)
+    others = [leaky(references), references + 0.1 * bursts(2.4, seed=3)]
     encoder = Counting()
-    mapss = small(encoder, segment=1.5)
+    mapss = small(encoder, segment=1.0, size=8)
     bank = mapss.prepare(references)
     alone = [mapss(each, bank) for each in others]
     encoder.shapes.clear()
@@ -133,19 +124,19 @@ def test_systems_share_one_pass() -> None:
 def test_an_encoder_with_attention_receives_a_segment_and_a_second() -> None:
     encoder = Counting()
     references = bursts(5.0)
-    tight = small(encoder, segment=1.5, memory=2**24)(leaky(references), references, frames=60)
+    tight = small(encoder, segment=1.5, memory=2**24)(leaky(references), references, frames=20)
     longest = max(length for _, length in encoder.shapes)
     assert 2.9 * RATE < longest <= 3.5 * RATE + 400
     # The blocks of a segment are cut out of one and the same: memory changes no context.
-    roomy = small(Counting(), segment=1.5)(leaky(references), references, frames=60)
+    roomy = small(Counting(), segment=1.5)(leaky(references), references, frames=20)
     torch.testing.assert_close(roomy.ps, tight.ps, rtol=1e-4, atol=1e-5)
 
 
 def test_frames_with_bad_embeddings_are_left_out_alone() -> None:
-    references = bursts(4.0)
+    references = bursts(2.4)
     references[0, 30000:30100] = 3.0  # after normalisation still far above the rest
-    fine = small(Counting(), segment=1.5)(leaky(references), references)
-    bad = small(Counting(spoil=0.6), segment=1.5)(leaky(references), references)
+    fine = small(Counting(), segment=1.0, size=8)(leaky(references), references)
+    bad = small(Counting(spoil=0.6), segment=1.0, size=8)(leaky(references), references)
     lost = (fine.active & ~bad.active)[0].any(0).nonzero().flatten().tolist()
     assert lost
     assert all(30000 - 400 < 320 * frame < 30100 for frame in lost)
@@ -155,8 +146,8 @@ def test_frames_with_bad_embeddings_are_left_out_alone() -> None:
 
 
 def test_a_deferred_bank_is_moved_joined_saved_and_loaded(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    mapss = small(segment=1.5)
-    references = torch.stack([bursts(3.0, seed=s) for s in range(2)])
+    mapss = small(segment=1.0, size=8)
+    references = torch.stack([bursts(2.2, seed=s) for s in range(2)])
     estimates = leaky(references)
     banks = [mapss.prepare(x) for x in references]
     joined = ReferenceBank.join(banks)
@@ -171,7 +162,7 @@ def test_a_deferred_bank_is_moved_joined_saved_and_loaded(tmp_path) -> None:  # 
     with pytest.raises(ValueError, match="segment=None"):
         banks[0].recombined([[0, 0]])
     with pytest.raises(ValueError, match="other settings"):
-        small(segment=2.0)(estimates, joined)
+        small(segment=1.5, size=8)(estimates, joined)
 
 
 def test_what_has_no_segments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,13 +221,3 @@ def test_segments_are_even_and_cover_all_frames() -> None:
             sizes = [b - a for a, b in spans]
             assert max(sizes) <= most
             assert max(sizes) - min(sizes) <= 1
-
-
-def test_an_encoder_that_gives_no_number_is_named() -> None:
-    seen = EmbeddingChecks()
-    budget = Budget(2**30)
-    embed(small(Counting()).encoder, bursts(0.5), budget, seen)
-    seen.read()
-    embed(small(Counting(spoil=-1.0)).encoder, bursts(0.5), budget, seen)
-    with pytest.raises(RuntimeError, match=r"Counting.*\(2, 24, 25\).*NaN"):
-        seen.read()

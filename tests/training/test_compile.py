@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from test_metrics import METRICS, pair, small
-from torch import Tensor, nn
+from torch import Tensor
 
 from torch_mapss import MAPSS, MAPSSLoss, PerceptualMatch, PerceptualSeparation
 from torch_mapss import functional as F
@@ -91,14 +91,6 @@ def test_a_compiled_call_has_the_eager_gradient(name):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.slow
-def test_a_compiled_scorer():
-    mapss, (preds, target) = small(), pair(2)
-    torch._dynamo.reset()
-    whole = torch.compile(mapss, backend="eager")
-    torch.testing.assert_close(whole(preds, target).ps, mapss(preds, target).ps)
-
-
 def test_compiled_code_calls_the_eager_function(monkeypatch):
     """Without the compiler, which takes seconds to load: what is called is what it leaves alone."""
     kept: list[Callable] = []
@@ -126,47 +118,3 @@ def test_compiled_code_calls_the_eager_function(monkeypatch):
         kept.clear()
         call()
         assert kept
-
-
-class Module(nn.Module):
-    """As a Lightning module, whose steps are compiled one by one."""
-
-    def __init__(self, mapss: MAPSS) -> None:
-        super().__init__()
-        self.network = nn.Conv1d(2, 2, 1)
-        self.ps, self.pm = PerceptualSeparation(mapss), PerceptualMatch(mapss, log=True)
-        self.loss = MAPSSLoss(mapss)
-
-    def validation_step(self, batch: Tensor) -> Tensor:
-        preds = self.network(batch)
-        self.ps.update(preds, batch)
-        self.pm.update(preds, batch)
-        return self.loss(preds, batch)
-
-
-@pytest.mark.slow
-def test_a_compiled_validation_step_in_lightning():
-    pl = pytest.importorskip("lightning.pytorch")
-
-    class Compiled(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Module(small())
-
-        def validation_step(self, batch: Tensor, index: int) -> None:
-            self.inner.validation_step(batch)
-            self.log("ps", self.inner.ps)
-
-    torch.manual_seed(0)
-    data = torch.utils.data.DataLoader(pair(4)[1], batch_size=2)
-    trainer = pl.Trainer(
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu"
-    )
-    module = Compiled()
-    torch._dynamo.reset()
-    values = [
-        trainer.validate(each, data, verbose=False)[0]["ps"]
-        for each in (module, torch.compile(module, backend="eager"))
-    ]
-    assert values[0] == pytest.approx(values[1], abs=1e-6)
-    assert 0.0 < values[0] < 1.0

@@ -6,7 +6,6 @@ import csv
 import importlib
 import importlib.util
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -140,7 +139,9 @@ def test_logged_metric_objects_are_the_mean_over_all_items(tmp_path):
 def test_the_curriculum_fires_and_sets_the_stage():
     model = Model(small())
     callback = CurriculumCallback(trigger(patience=2))
-    fit(model, callback, epochs=4)
+    trainer = fit(model, callback, epochs=4)
+    trainer.validate(model, loader(*pair(2)), verbose=False)  # which is no epoch
+    assert callback.trigger.epoch == 4
     assert [event.epoch for event in callback.events] == [2, 4]
     assert callback.stage == 2
     assert [s for i, s in enumerate(model.stages) if i == 0 or s != model.stages[i - 1]] == [
@@ -148,14 +149,6 @@ def test_the_curriculum_fires_and_sets_the_stage():
         1,
         2,
     ]
-
-
-def test_a_separate_validation_is_no_epoch():
-    model = Model(small())
-    callback = CurriculumCallback(trigger())
-    trainer = fit(model, callback, epochs=1)
-    trainer.validate(model, loader(*pair(2)), verbose=False)
-    assert callback.trigger.epoch == 1
 
 
 def test_an_undefined_epoch_is_logged_and_ignored(tmp_path):
@@ -189,8 +182,13 @@ def test_lengths_and_a_hook_of_your_own():
 def test_what_is_missing_is_named(missing):
     model, callback = Model(small()), CurriculumCallback(trigger())
     if missing == "trigger":
-        with pytest.raises(TypeError, match="FrameTrigger, got str"):
-            CurriculumCallback("ps")
+        for given, options, message in (
+            ("ps", {}, "FrameTrigger, got str"),
+            (trigger(), {"mapss": "mel"}, "mapss must be"),
+            (trigger(), {"attributed": "ab"}, "attributed must be"),
+        ):
+            with pytest.raises(TypeError, match=message):
+                CurriculumCallback(given, **options)
         return
     if missing == "outputs":
         model.validation_step = lambda batch, batch_idx: batch[0].mean()
@@ -256,21 +254,6 @@ def test_recipe_logs_fires_and_resumes(tmp_path):
     assert all(name.startswith("network.") for name in weights)
 
 
-@pytest.mark.slow
-def test_recipe_in_two_processes(tmp_path):
-    module = recipe()
-    module.main([*SMALL, "--epochs", "2", "--rate", "0", "--out", str(tmp_path / "one")])
-    command = [sys.executable, str(ROOT / "recipes/lightning_separation.py"), *SMALL]
-    command += ["--epochs", "2", "--rate", "0", "--out", str(tmp_path / "two")]
-    command += ["--devices", "2", "--strategy", "ddp_spawn", "--batch", "1"]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    logs = [tmp_path / name / "log/version_0/metrics.csv" for name in ("one", "two")]
-    for name in ("val/ps", "val/pm", "curriculum/25_quantile_of_PS", "curriculum/stage"):
-        one, two = (column(log, name) for log in logs)
-        assert len(one) == 2
-        assert two == pytest.approx(one, abs=1e-6)
-
-
 def test_triggers_of_the_pair_and_of_bleed():
     mapss = small()
     preds, target = pair(2)
@@ -283,40 +266,6 @@ def test_triggers_of_the_pair_and_of_bleed():
     counts = {name: int(scores.defined(name).sum()) for name in fields}
     assert callback.events[0].frames == counts
     assert counts["bleed_db"] > 0
-
-
-def test_bad_settings_are_refused_at_once():
-    for options, error, message in (
-        ({"mapss": "mel"}, TypeError, "mapss must be"),
-        ({"attributed": "ab"}, TypeError, "attributed must be"),
-    ):
-        with pytest.raises(error, match=message):
-            CurriculumCallback(trigger(), **options)
-
-
-class ByHand(Model):
-    """Logs what is no single number at the end of the epoch, as the metrics' notes say."""
-
-    def __init__(self, mapss):
-        super().__init__(mapss)
-        self.sources = PerceptualSeparation(mapss, reduction="source")
-
-    def validation_step(self, batch, index):
-        self.sources.update(*batch)
-        return super().validation_step(batch, index)
-
-    def on_validation_epoch_end(self):
-        self.log_dict({f"ps_{i}": x for i, x in enumerate(self.sources.compute().flatten())})
-        self.sources.reset()
-
-
-def test_values_that_are_no_single_number_are_logged_by_hand():
-    mapss = small()
-    trainer = fit(ByHand(mapss), CurriculumCallback(trigger()), 1, loader(*pair(2)))
-    scores = mapss(*pair(2)).utterance()
-    logged = trainer.callback_metrics
-    for source in range(2):
-        assert float(logged[f"ps_{source}"]) == pytest.approx(float(scores.ps[:, source].mean()))
 
 
 def test_outputs_in_any_order_reach_the_trigger():

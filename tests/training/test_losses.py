@@ -9,7 +9,6 @@ import pickle
 import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from clouds import numerical_derivative
@@ -17,13 +16,16 @@ from torch import Tensor, nn
 
 from torch_mapss import (
     MAPSS,
+    Bleed,
     BleedLoss,
+    Clearance,
     ClearanceLoss,
     DecompositionLoss,
     DistortionBank,
     FidelityLoss,
     MAPSSLoss,
     MatchLoss,
+    PerceptualSeparation,
     SeparationLoss,
     audio,
 )
@@ -100,38 +102,31 @@ def by_hand(frames: Tensor, active: Tensor, weights: Tensor | None = None) -> fl
     return sum(mixtures) / len(mixtures)
 
 
+LOG = {"match_mode": "log"}
+
+
 @pytest.mark.parametrize(
-    ("loss", "of"),
+    ("loss", "options", "of"),
     [
-        (lambda m, **o: ClearanceLoss(m, **o), lambda s: 1 - s.clearance),
-        (lambda m, **o: FidelityLoss(m, **o), lambda s: s.distortion_ratio),
+        (ClearanceLoss, {}, lambda s: 1 - s.clearance),
+        (FidelityLoss, {}, lambda s: s.distortion_ratio),
+        (DecompositionLoss, {}, lambda s: 1 - s.clearance + 2 * s.distortion_ratio),
+        (SeparationLoss, {}, lambda s: 1 - s.ps),
+        (SeparationLoss, {"mode": "log"}, lambda s: -s.ps.log()),
+        (MatchLoss, {"mode": "log"}, lambda s: -s.log_pm),
+        (MatchLoss, {"mode": "linear"}, lambda s: 1 - s.pm),
+        (MatchLoss, {}, lambda s: (1 - s.log_pm).log()),
+        (MAPSSLoss, {}, lambda s: 1 - s.ps + 0.1 * (1 - s.log_pm).log()),
+        (MAPSSLoss, {"match": 0.3, **LOG}, lambda s: 1 - s.ps - 0.3 * s.log_pm),
         (
-            lambda m, **o: DecompositionLoss(m, **o),
-            lambda s: 1 - s.clearance + 2 * s.distortion_ratio,
-        ),
-        (lambda m, **o: SeparationLoss(m, **o), lambda s: 1 - s.ps),
-        (lambda m, **o: SeparationLoss(m, mode="log", **o), lambda s: -s.ps.log()),
-        (lambda m, **o: MatchLoss(m, mode="log", **o), lambda s: -s.log_pm),
-        (lambda m, **o: MatchLoss(m, mode="linear", **o), lambda s: 1 - s.pm),
-        (lambda m, **o: MatchLoss(m, **o), lambda s: (1 - s.log_pm).log()),
-        (
-            lambda m, **o: MAPSSLoss(m, separation=2.0, match=0.3, match_mode="log", **o),
-            lambda s: 2 * (1 - s.ps) - 0.3 * s.log_pm,
-        ),
-        (
-            lambda m, **o: MAPSSLoss(m, separation=0, match=0.3, clearance=0.5, **o),
+            functools.partial(MAPSSLoss, separation=0),
+            {"match": 0.3, "clearance": 0.5},
             lambda s: 0.3 * (1 - s.log_pm).log() + 0.5 * (1 - s.clearance),
-        ),
-        (lambda m, **o: MAPSSLoss(m, **o), lambda s: 1 - s.ps + 0.1 * (1 - s.log_pm).log()),
-        (lambda m, **o: MAPSSLoss(m, match=0, **o), lambda s: 1 - s.ps),
-        (
-            lambda m, **o: MAPSSLoss(m, separation=0, match=1, match_mode="log", **o),
-            lambda s: -s.log_pm,
         ),
     ],
 )
 @pytest.mark.parametrize("weighting", [None, "energy", "mine"])
-def test_values_are_means_of_the_scores(references, loss, of, weighting):
+def test_values_are_means_of_the_scores(references, loss, options, of, weighting):
     references[1, :, 2400:] = 0.0  # mixtures of different numbers of scored frames
     mapss, estimates = scorer(), leaky(references)
     scores = mapss(estimates, references)
@@ -143,7 +138,7 @@ def test_values_are_means_of_the_scores(references, loss, of, weighting):
     if weighting == "mine":
         weights = torch.arange(scores.ps.numel()).reshape(scores.ps.shape) % 7 + 1.0
         weighting = lambda given, bank: weights.to(given.ps)  # noqa: E731
-    value = loss(mapss, weighting=weighting)(estimates, references)
+    value = loss(mapss, weighting=weighting, **options)(estimates, references)
     expected = by_hand(of(scores), scores.active, weights)
     assert float(value) == pytest.approx(expected, rel=1e-4)
     assert value.shape == ()
@@ -210,20 +205,6 @@ def test_a_loss_prepares_and_loads_what_it_needs(references):
     assert "floor_db=-30" in repr(BleedLoss(scorer(), floor_db=-30.0))
 
 
-def test_a_bank_gives_the_same_as_references(references):
-    estimates, loss = leaky(references), MAPSSLoss(scorer(), si_sdr=0.1, weighting="energy")
-    bank = loss.mapss.prepare(references)
-    torch.testing.assert_close(loss(estimates, bank), loss(estimates, references))
-
-
-def test_the_si_sdr_term(references):
-    estimates = leaky(references)
-    plain = SeparationLoss(scorer())(estimates, references)
-    value = MAPSSLoss(scorer(), match=0, si_sdr=0.5)(estimates, references)
-    expected = plain - 0.5 * audio.si_sdr(estimates, references).mean()
-    torch.testing.assert_close(value, expected)
-
-
 def test_a_term_of_ones_own(references):
     estimates, seen = leaky(references), []
 
@@ -282,7 +263,7 @@ def test_terms_pull_alike_as_they_come():
     default = MAPSSLoss(MAPSS("mel"))  # with whole banks, which the weights are made for
     bank = default.mapss.prepare(references)
     assert default.settings["match_mode"] == MatchLoss(scorer()).settings["match_mode"] == "log1p"
-    for share in (0.1, 0.3, 1.0):
+    for share in (0.1, 1.0):
         estimates = references + share * (references.flip(1) + 0.01 * noise)
         norms = []
         for name in ("separation", "match"):
@@ -463,14 +444,6 @@ def test_gradients_reach_the_estimates_only(references):
     del value
 
 
-def test_estimates_equal_to_references(references):
-    scores = scorer()(references, references)
-    assert float(scores.pm[scores.active].min()) == 1.0
-    for make in (SeparationLoss, MatchLoss, MAPSSLoss):
-        value, _ = gradient(make(scorer()), references, references)
-        assert float(value) < 0.2
-
-
 @each_loss
 @pytest.mark.filterwarnings("ignore:no estimate")
 def test_identical_sources(make):
@@ -510,28 +483,21 @@ def descend(loss, kind: str, steps: int, optimizer: str = "Adam") -> None:
 STARTS = ["silence", "noise", "permuted", "equal outputs"]
 
 
-@pytest.mark.parametrize("kind", STARTS)
-@pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
-def test_a_few_steps_from_bad_starts(kind, optimizer):
-    descend(MAPSSLoss(scorer(), match=1.0, match_mode="log", si_sdr=0.1), kind, 8, optimizer)
-    descend(EVERYTHING(scorer()), kind, 8, optimizer)
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize("steps", [4, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", STARTS)
 @pytest.mark.parametrize(
     "make",
     [
         SeparationLoss,
         functools.partial(SeparationLoss, mode="log"),
-        functools.partial(MatchLoss, mode="log"),
-        functools.partial(MAPSSLoss, si_sdr=0.1),
+        functools.partial(MAPSSLoss, match=1.0, match_mode="log", si_sdr=0.1),
         DecompositionLoss,
+        EVERYTHING,
     ],
-    ids=["1-ps", "-log ps", "-log pm", "all", "pair"],
+    ids=["1-ps", "-log ps", "-log pm", "pair", "everything"],
 )
-def test_a_thousand_steps_from_bad_starts(kind, make):
-    descend(make(scorer()), kind, 1000)
+def test_steps_from_bad_starts(kind, make, steps):
+    descend(make(scorer()), kind, steps, "SGD" if make is EVERYTHING else "Adam")
 
 
 # ------------------------------------------------------------------------- undefined items
@@ -581,33 +547,6 @@ def test_nothing_defined_is_a_zero_with_one_warning(references, si_sdr):
     assert bool(loss.last.terms["match"].isnan())
 
 
-def test_sources_that_never_sound_together():
-    references = voices(1, 2, 8000)
-    references[:, 0, 4000:] = 0.0
-    references[:, 1, :4400] = 0.0
-    loss = MAPSSLoss(scorer())
-    with pytest.warns(UserWarning, match="can be scored") as caught:
-        value, grad = gradient(loss, leaky(references), references)
-    assert len(caught) == 1
-    assert float(value) == float(grad.abs().max()) == 0.0
-    references[:, 1, 3000:] = voices(1, 5000, seed=4)  # together for a while
-    value, grad = gradient(loss, leaky(references), references)
-    assert float(value) > 0.0
-
-
-def test_target_alone(references):
-    estimates = leaky(references)
-    for make in LOSSES.values():
-        value, grad = gradient(make(scorer()), estimates[:, 1:], references, attributed=(1,))
-        assert float(value) > 0.0
-        assert grad.shape == (3, 1, 4800)
-    broken = references.clone()
-    broken[:, 1] = 0.0  # the target silent, the other not
-    with pytest.warns(UserWarning, match="no estimate of this batch"):
-        value, grad = gradient(SeparationLoss(scorer()), estimates[:, 1:], broken, attributed=(1,))
-    assert float(value) == float(grad.abs().max()) == 0.0
-
-
 @pytest.mark.parametrize("encoder", ["mel", "waveform"])
 def test_padded_batches_score_as_the_mixtures_alone(encoder):
     references, lengths = voices(3, 2, 6400), (6400, 4000, 5200)
@@ -628,20 +567,6 @@ def test_padded_batches_score_as_the_mixtures_alone(encoder):
 # ------------------------------------------------------------------------- bad and edge input
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("pit", [None, "si_sdr", "loss"])
-def test_samples_that_are_not_finite(references, bad, pit):
-    estimates = leaky(references)
-    estimates[2, 1, 700] = bad
-    message = "estimates must be finite.*item 2, source 1, the first at sample 700"
-    with pytest.raises(ValueError, match=message):
-        MAPSSLoss(scorer(), pit=pit)(estimates, references)
-    broken = references.clone()
-    broken[0, 1, 5] = bad
-    with pytest.raises(ValueError, match=r"references must be finite.*item 0, source 1"):
-        MAPSSLoss(scorer(), pit=pit)(references, broken)
-
-
 @pytest.mark.parametrize("pit", [None, "si_sdr"])
 def test_unchecked_samples_take_out_their_mixture(references, pit):
     estimates = leaky(references)
@@ -652,36 +577,6 @@ def test_unchecked_samples_take_out_their_mixture(references, pit):
     expected, _ = gradient(loss, estimates[:2], references[:2])
     torch.testing.assert_close(value, expected)
     assert float(grad[2].abs().max()) == 0.0
-
-
-@each_loss
-def test_level_does_not_matter(references, make):
-    """Short of a loudness block, 100 dB down, or with a peak of 25."""
-    estimates, loss = leaky(references)[..., :3200], make(scorer())
-    references = references[..., :3200]
-    expected, _ = gradient(loss, estimates, references)
-    for gain in (1e-5, 25.0 / float(estimates.abs().max())):
-        value, grad = gradient(loss, gain * estimates, references)
-        torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-3)
-        assert float(grad.abs().min(-1).values.max()) >= 0.0
-        assert float(grad.abs().sum()) > 0.0
-        torch.testing.assert_close(
-            loss(estimates, gain * references), expected, rtol=1e-3, atol=1e-3
-        )
-
-
-def test_integers_and_half_precision(references):
-    estimates, loss = leaky(references), MAPSSLoss(scorer(), match=1.0, match_mode="log")
-    expected = loss(estimates, references)
-    pcm = [(32768 * x).round().to(torch.int16) for x in (estimates, references)]
-    torch.testing.assert_close(loss(*pcm), expected, rtol=2e-2, atol=1e-2)
-    for dtype in (torch.float16, torch.bfloat16):
-        value, grad = gradient(loss, estimates.to(dtype), references)  # slopes beyond 65504
-        assert value.dtype == torch.float32
-        assert grad.dtype == dtype
-        exact, _ = gradient(loss, estimates.to(dtype).float(), references)
-        torch.testing.assert_close(value, exact)
-    assert loss(estimates.double(), references.double()).dtype == torch.float64
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -725,25 +620,6 @@ def test_what_a_scaler_overshoots_stays_infinite(references):
     assert bool(mild.any())
 
 
-@pytest.mark.parametrize(
-    ("estimates", "given", "error", "message"),
-    [
-        ((1, 2, 100), (1, 2, 100), ValueError, r"100 samples.*needs at least"),
-        ((1, 2, 4799), (1, 2, 4800), ValueError, "4799 samples and references 4800.*trim=True"),
-        ((1, 1, 4800), (1, 1, 4800), ValueError, "at least two references"),
-        ((1, 1, 4800), (1, 2, 4800), ValueError, "attributed"),
-        ((4800,), (4800,), ValueError, r"shape \(B, S, T\) or \(S, T\)"),
-        ((1, 2, 2, 4800), (1, 2, 2, 4800), ValueError, "Channels are not sources"),
-        ((2, 2, 4800), (1, 2, 4800), ValueError, "same B mixtures"),
-        ((2, 4800), (1, 2, 4800), ValueError, r"speaker by speaker.*estimates\.unsqueeze"),
-        ((2, 4800), (2, 4800), ValueError, r"mode='permutation-wise'"),
-    ],
-)
-def test_shapes_that_do_not_fit(estimates, given, error, message):
-    with pytest.raises(error, match=message):
-        MAPSSLoss(scorer())(torch.ones(estimates), torch.ones(given))
-
-
 def test_swapped_arguments_are_refused_where_gradients_tell(references):
     estimates = leaky(references).requires_grad_()
     for loss in (make(scorer()) for make in LOSSES.values()):
@@ -755,22 +631,6 @@ def test_swapped_arguments_are_refused_where_gradients_tell(references):
             loss(loss.mapss.prepare(references), estimates)
 
 
-def test_arrays_are_no_tensors(references):
-    with pytest.raises(TypeError, match="estimates must be a tensor"):
-        MAPSSLoss(scorer())(references.numpy(), references)
-
-
-def test_devices_are_named(references):
-    with pytest.raises(ValueError, match=r"estimates on meta, references on cpu.*\.to\(device\)"):
-        MAPSSLoss(scorer())(references.to("meta"), references)
-
-
-def test_trimming_is_the_same_as_by_hand(references):
-    loss = MAPSSLoss(scorer(trim=True), si_sdr=0.1, pit="si_sdr")
-    estimates = leaky(references)[..., :4700]
-    torch.testing.assert_close(loss(estimates, references), loss(estimates, references[..., :4700]))
-
-
 def test_another_sample_rate():
     references = voices(1, 2, 9600)
     loss = MAPSSLoss(scorer(sample_rate=32000), si_sdr=0.1, pit="si_sdr", weighting="energy")
@@ -779,42 +639,6 @@ def test_another_sample_rate():
     plain = MAPSSLoss(scorer(), si_sdr=0.1, weighting="energy")
     torch.testing.assert_close(value, plain(*low))
     assert grad.shape == references.shape
-
-
-class Flat:
-    """An encoder of the caller's own, that fails in the second frame on request."""
-
-    name, sample_rate, hop, receptive_field = "flat", 16000, 400, 400
-
-    def __init__(self, second: float | None = None) -> None:
-        self.second = second
-
-    def __call__(self, waves: Tensor) -> Tensor:
-        frames = waves.unfold(-1, 400, 400)
-        features = torch.stack([frames.std(-1), frames.diff(dim=-1).std(-1), frames.mean(-1)], -1)
-        if self.second is None:
-            return features
-        keep = torch.ones(features.shape[-2], 1, dtype=torch.bool)
-        keep[1] = False
-        return torch.where(keep, features, self.second)
-
-
-@pytest.mark.parametrize("second", [1.0, math.nan])
-def test_a_frame_of_constant_or_broken_embeddings(references, second):
-    banks = {f"{k}_bank": DistortionBank(k, size=8) for k in ("separation", "match")}
-    estimates = leaky(references)
-    found = []
-    for bad in (None, second):
-        mapss = MAPSS(Flat(bad), **banks)
-        gradient(MAPSSLoss(mapss), estimates, references)
-        found.append(mapss(estimates, references))
-    good, spoilt = found
-    others = [f for f in range(good.ps.shape[-1]) if f != 1]
-    torch.testing.assert_close(spoilt.ps[..., others], good.ps[..., others])
-    if math.isnan(second):
-        assert not bool(spoilt.active[..., 1].any())
-    else:
-        assert set(spoilt.ps[..., 1][spoilt.active[..., 1]].tolist()) <= {0.5}
 
 
 # ------------------------------------------------------------------------- random frames
@@ -837,18 +661,12 @@ def test_random_frames_move_on_in_training_and_stay_in_evaluation(references):
     assert float(other(estimates, bank)) not in training
 
 
-def test_random_frames_leave_the_global_generator_alone(references):
-    state = torch.get_rng_state()
-    MAPSSLoss(scorer(), frames=5, pit="loss")(leaky(references), references)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_random_frames_estimate_the_loss_without_bias():
     references = voices(1, 2, 4800)
     estimates = leaky(references)
     loss = SeparationLoss(scorer(), frames=6)
     bank = loss.mapss.prepare(references)
-    draws = torch.stack([loss(estimates, bank) for _ in range(80)])
+    draws = torch.stack([loss(estimates, bank) for _ in range(40)])
     whole = SeparationLoss(loss.mapss)(estimates, bank)
     error = draws.std() / math.sqrt(len(draws))
     assert float((draws.mean() - whole).abs()) < 4.0 * float(error)
@@ -878,8 +696,7 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("around", DEFAULTS)
-@pytest.mark.parametrize("known", ["waveforms", "bank"])
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("name", "known"), [("pair", "waveforms"), ("everything", "bank")])
 def test_defaults_of_torch_change_no_loss(references, name, known, around):
     """As Lightning's "bf16-true" and a default device set them around a step."""
     options: dict[str, Any] = {"frames": 7, "pit": "si_sdr", "weighting": "energy"}
@@ -900,26 +717,6 @@ def test_defaults_of_torch_change_no_loss(references, name, known, around):
     torch.testing.assert_close(*slopes, rtol=0, atol=0)
 
 
-def test_one_scorer_serves_all():
-    mapss = scorer()
-    losses = [make(mapss) for make in LOSSES.values()]
-    assert all(loss.mapss is mapss for loss in losses)
-    with pytest.raises(ValueError, match="layer cannot be applied to the MAPSS"):
-        SeparationLoss(mapss, layer=2)
-    with pytest.raises(ValueError, match="encoder cannot be applied to the MAPSS"):
-        SeparationLoss(mapss, encoder="waveform")
-    with pytest.raises(TypeError, match=r"mapss must be a torch_mapss\.MAPSS, got str"):
-        SeparationLoss("mel")
-
-
-def test_options_go_to_the_scorer():
-    bank = DistortionBank("separation", size=5)
-    loss = SeparationLoss(encoder="mel", separation_bank=bank, energy=0.9)
-    assert loss.mapss.separation_bank is bank
-    assert loss.mapss.config.settings.energy == 0.9
-    assert loss.mapss.encoder.name == "mel"
-
-
 def test_copies_and_pickles_right_after_a_step(references):
     loss = MAPSSLoss(scorer(), frames=7, si_sdr=0.1, pit="si_sdr")
     estimates = leaky(references).requires_grad_()
@@ -929,32 +726,6 @@ def test_copies_and_pickles_right_after_a_step(references):
     expected = loss(estimates, references)
     torch.testing.assert_close(twin(estimates, references), expected)
     torch.testing.assert_close(revived(estimates, references), expected)
-
-
-class Projection(nn.Module):
-    """An encoder with weights."""
-
-    sample_rate, hop, receptive_field = 16_000, 320, 400
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(400, 8))
-
-    def forward(self, wave: Tensor) -> Tensor:
-        return wave.unfold(-1, 400, 320) @ self.weight
-
-
-def test_a_copy_shares_the_weights_until_it_moves(references):
-    mapss = scorer(encoder=Projection())
-    model = nn.ModuleDict({"net": nn.Linear(2, 2), "loss": MAPSSLoss(mapss), "ps": mapss})
-    twin = copy.deepcopy(model)
-    assert twin["loss"].mapss is twin["ps"]
-    here, there = (m["ps"].encoder.function.weight for m in (model, twin))
-    assert here is there
-    twin.to("meta")  # stands for another device
-    assert twin["ps"].encoder.function.weight.device.type == "meta"
-    assert model["ps"].encoder.function.weight is here
-    assert torch.isfinite(model["loss"](leaky(references), references))
 
 
 @pytest.fixture
@@ -1026,13 +797,6 @@ def test_bad_settings(options, message):
         MAPSSLoss(scorer(), **options)
 
 
-@pytest.mark.parametrize("name", ["frames", "seed"])
-def test_counts_are_whole(name):
-    with pytest.raises(TypeError, match=f"{name} must be a whole number, got 2.5"):
-        MAPSSLoss(scorer(), **{name: 2.5})
-    assert getattr(MAPSSLoss(scorer(), **{name: np.int64(5)}), name) == 5
-
-
 def test_weights_may_change_between_calls(references):
     loss = MAPSSLoss(scorer(), match=0.0)
     estimates = leaky(references)
@@ -1040,9 +804,19 @@ def test_weights_may_change_between_calls(references):
     loss.weights["match"] = 0.1
     expected = MAPSSLoss(loss.mapss)
     torch.testing.assert_close(loss(estimates, references), expected(estimates, references))
-    loss.weights.update(separation=0.0, match=0.0)
-    with pytest.raises(ValueError, match="leave out every term"):
-        loss(estimates, references)
+    pair = ClearanceLoss(scorer())
+    pair.weights |= {"bleed": 0.1, "match": 0.1, "separation": 1.0}  # settings: their defaults
+    assert bool(pair(estimates, references).isfinite())
+    none = {"separation": 0.0, "match": 0.0}
+    for wrong, message in (
+        ({"nonsense": 1.0}, "nonsense"),
+        ({"match": -5.0}, "match"),
+        (none, "every"),
+    ):
+        spoilt = MAPSSLoss(scorer())
+        spoilt.weights |= wrong
+        with pytest.raises(ValueError, match=message):
+            spoilt(estimates, references)
 
 
 def test_waveforms_beside_a_bank_are_its_references(references):
@@ -1071,3 +845,61 @@ def test_waveforms_beside_a_bank_are_its_references(references):
 def test_bad_weights(references, weighting, error, message):
     with pytest.raises(error, match=message):
         SeparationLoss(scorer(), weighting=weighting)(leaky(references), references)
+
+
+# ------------------------------------------------------------------------- with banks and metrics
+
+
+def test_metrics_of_one_scorer_take_banks_of_their_own_measures(references):
+    mapss, estimates = scorer(), leaky(references)
+    pair = mapss.prepare(references, measures="decomposition")
+    ps = mapss.prepare(references, measures="separation")
+    metrics = [(Clearance(mapss), pair), (PerceptualSeparation(mapss), ps)]
+    metrics.append((Bleed(mapss), ps))
+    for gain in (1.0, 0.9, 0.8):
+        for metric, bank in metrics:
+            metric.update(gain * estimates, bank)
+    expected = mapss(estimates, references).utterance()
+    assert float(metrics[0][0].compute()) == pytest.approx(float(expected.clearance.mean()), 1e-4)
+    assert float(metrics[1][0].compute()) == pytest.approx(float(expected.ps.mean()), 1e-4)
+
+
+def test_a_bank_of_other_measures_is_refused(references):
+    mapss = scorer()
+    bank = mapss.prepare(references, measures="decomposition")
+    other = MAPSS("mel", measures="match", separation_bank=mapss.separation_bank,
+                  match_bank=mapss.match_bank)  # fmt: skip
+    with pytest.raises(ValueError, match="prepared for decomposition"):
+        other(leaky(references), bank)
+
+
+def test_a_bank_serves_all_that_share_the_settings_of_its_measures(references):
+    """The encoder of PS and PM, here one whose weights are not at hand, does not matter."""
+    estimates = leaky(references)
+    loss = DecompositionLoss(local_files_only=True)
+    bank = loss.prepare(references)
+    metric = Clearance(MAPSS("mel", measures="decomposition"))
+    expected = MAPSS("mel")(estimates, references).utterance().clearance.mean()
+    assert float(metric(estimates, bank)) == pytest.approx(float(expected), 1e-5)
+    given = MAPSS("mel").prepare(references)
+    assert float(loss(estimates, given)) == pytest.approx(float(loss(estimates, bank)), 1e-5)
+    assert "wav2vec2" not in repr(loss)
+    with pytest.raises(ValueError, match=r"loudness -23\.0, here -30\.0"):
+        MAPSS("mel", loudness=-30.0)(estimates, bank)
+    with pytest.raises(TypeError, match="collate_fn"):
+        type(bank).join([(references, bank)])
+
+
+def test_distortion_alone_cannot_order_outputs():
+    mapss = scorer()
+    for make in (FidelityLoss, lambda m, pit: MAPSSLoss(m, separation=0, pit=pit)):
+        with pytest.raises(ValueError, match="pit"):
+            make(mapss, pit="loss")
+    assert DecompositionLoss(mapss, pit="loss").pit == "loss"
+
+
+def test_undefined_bleed_says_what_it_needs(references):
+    metric = Bleed(scorer())
+    metric.update(leaky(references), references)
+    with pytest.warns(UserWarning, match="pauses"):
+        assert metric.compute().isnan()

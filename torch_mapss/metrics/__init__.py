@@ -5,6 +5,8 @@ the mean over frames, then sources, then mixtures. Undefined items (silent refer
 two active sources) are left out and counted. States are sums of float64 and add up over processes,
 whatever wrapper or conversion a metric lives in. ``pit="si_sdr"`` takes outputs in any order.
 
+Each class has a function of its name in lower case, which gives the value of every item of a batch.
+
 Example:
     >>> import torch
     >>> from torchmetrics import MetricCollection
@@ -20,7 +22,13 @@ Example:
 
 from __future__ import annotations
 
-from torch_mapss.metrics.functions import perceptual_match, perceptual_separation
+from torch_mapss.metrics.functions import (
+    bleed,
+    clearance,
+    fidelity,
+    perceptual_match,
+    perceptual_separation,
+)
 from torch_mapss.metrics.perceptual import (
     Bleed,
     Clearance,
@@ -35,6 +43,9 @@ __all__ = [
     "Fidelity",
     "PerceptualMatch",
     "PerceptualSeparation",
+    "bleed",
+    "clearance",
+    "fidelity",
     "perceptual_match",
     "perceptual_separation",
 ]

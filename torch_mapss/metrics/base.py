@@ -17,10 +17,10 @@ from torch_mapss.core.devices import back
 from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.metrics import plots, states
 from torch_mapss.metrics.shared_batch import Request, Target, forget, frame_scores
-from torch_mapss.metrics.values import Value
+from torch_mapss.metrics.values import Value, reduced_value
+from torch_mapss.pipeline.inputs import check_pit
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
 from torch_mapss.pipeline.measures import MEASURES
-from torch_mapss.pipeline.permutation import check_pit
 
 # Keywords that are handed on to a MAPSS made here; the others are torchmetrics'.
 _MAPSS_OPTIONS = frozenset(inspect.signature(MAPSS).parameters) - {"encoder"}
@@ -48,7 +48,6 @@ class PerceptualMetric(Metric):
     higher_is_better = True
     plot_lower_bound = _Limit(0)  # type: ignore[assignment]
     plot_upper_bound = _Limit(1)  # type: ignore[assignment]
-    reductions: tuple[str, ...] = ("mean", "source", "none")
     value: Value
     _needs = "frames in which two different references are active"  # to be defined
 
@@ -77,7 +76,7 @@ class PerceptualMetric(Metric):
         options = {name: kwargs.pop(name) for name in sorted(_MAPSS_OPTIONS & set(kwargs))}
         super().__init__(**kwargs)
         self._in_forward = False
-        self.reduction = checks.check_choice(reduction, "reduction", self.reductions)
+        self.reduction, self.value = reduction, reduced_value(self.value, reduction)
         index = None if attributed is None else checks.whole_numbers(attributed, "attributed")
         frames = None if frames is None else checks.check_whole(frames, "frames", 1)
         self._request = Request(self.value.measure, index, frames, check_pit(pit, index))

@@ -1,4 +1,4 @@
-"""PS and PM of every item of a batch, as functions like those of torchmetrics."""
+"""The measures of every item of a batch, as functions like those of torchmetrics."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from torch import Tensor
 
 from torch_mapss.core import checks
 from torch_mapss.core.torch_defaults import with_torch_defaults
-from torch_mapss.metrics.shared_batch import Target, in_order
-from torch_mapss.metrics.values import LOG_PM, PM, PS, PS_PESQ, Value, item_means
+from torch_mapss.metrics.shared_batch import Target
+from torch_mapss.metrics.values import (
+    BLEED,
+    CLEARANCE,
+    FIDELITY,
+    LOG_PM,
+    PM,
+    PS,
+    Value,
+    item_means,
+    reduced_value,
+)
+from torch_mapss.pipeline.inputs import check_pit, in_order
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
-from torch_mapss.pipeline.permutation import check_pit
 
-__all__ = ["perceptual_match", "perceptual_separation"]
+__all__ = ["bleed", "clearance", "fidelity", "perceptual_match", "perceptual_separation"]
 
 
-@with_torch_defaults
 def perceptual_separation(
-    preds: Tensor,
-    target: Target,
-    mapss: MAPSS | None = None,
-    *,
-    encoder: EncoderChoice = DEFAULT_ENCODER,
-    reduction: str = "mean",
-    lengths: Tensor | Sequence[int] | None = None,
-    attributed: Sequence[int] | Tensor | None = None,
-    pit: str | None = None,
-    **options: Any,
+    preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: Any
 ) -> Tensor:
     """PS, freedom from leakage, of every item of a batch: in [0, 1], higher is better.
 
@@ -68,31 +68,16 @@ def perceptual_separation(
     defined, and is refused. All S! permutations are scored and their references distorted anew:
     ``pit="si_sdr"`` finds the order by SI-SDR at a fraction of the cost.
     """
-    checks.check_choice(reduction, "reduction", ("mean", "source", "pesq", "none"))
-    value = PS_PESQ if reduction == "pesq" else PS
-    mapss = resolve(mapss, encoder, options)
-    return _per_item(value, reduction, mapss, preds, target, attributed, lengths, pit)
+    return _per_item(PS, preds, target, mapss, **options)
 
 
-@with_torch_defaults
 def perceptual_match(
-    preds: Tensor,
-    target: Target,
-    mapss: MAPSS | None = None,
-    *,
-    encoder: EncoderChoice = DEFAULT_ENCODER,
-    reduction: str = "mean",
-    log: bool = False,
-    lengths: Tensor | Sequence[int] | None = None,
-    attributed: Sequence[int] | Tensor | None = None,
-    pit: str | None = None,
-    **options: Any,
+    preds: Tensor, target: Target, mapss: MAPSS | None = None, *, log: bool = False, **options: Any
 ) -> Tensor:
     """PM, freedom from distortion, of every item of a batch: in [0, 1], higher is better.
 
     Args:
-        preds, target, mapss, encoder, lengths, attributed, pit, options: as for
-            :func:`perceptual_separation`.
+        preds, target, mapss, options: as for :func:`perceptual_separation`.
         reduction: ``"mean"`` over frames and sources, (B,); ``"source"``: (B, S'); ``"none"``:
             frame scores (B, S', F).
         log: log PM, at most 0: its mean over frames still ranks where PM has saturated at 0.
@@ -103,32 +88,62 @@ def perceptual_match(
     Raises:
         TypeError, ValueError: as for :func:`perceptual_separation`.
     """
-    checks.check_choice(reduction, "reduction", ("mean", "source", "none"))
-    value = LOG_PM if log else PM
-    mapss = resolve(mapss, encoder, options)
-    return _per_item(value, reduction, mapss, preds, target, attributed, lengths, pit)
+    return _per_item(LOG_PM if log else PM, preds, target, mapss, **options)
 
 
+def clearance(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: Any) -> Tensor:
+    """Clearance, freedom from leakage, of every item of a batch: in [0, 1], higher is better.
+
+    Arguments, result and errors as for :func:`perceptual_match`, of which there is no ``log``. No
+    encoder is loaded but ``decomposition_encoder``, ``"mel"``.
+    """
+    return _per_item(CLEARANCE, preds, target, mapss, **options)
+
+
+def fidelity(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: Any) -> Tensor:
+    """Fidelity, freedom from distortion, of every item of a batch: in [0, 1], higher is better.
+
+    As :func:`clearance`; pooled over frames as by :class:`~torch_mapss.Fidelity`.
+    """
+    return _per_item(FIDELITY, preds, target, mapss, **options)
+
+
+def bleed(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: Any) -> Tensor:
+    """Bleed of every item of a batch: level in dB in the pauses of a source, lower is better.
+
+    As :func:`clearance`; needs neither encoder nor bank.
+    """
+    return _per_item(BLEED, preds, target, mapss, **options)
+
+
+@with_torch_defaults
 def _per_item(
     value: Value,
-    reduction: str,
-    mapss: MAPSS,
     preds: Tensor,
     target: Target,
-    attributed: Sequence[int] | Tensor | None,
-    lengths: Tensor | Sequence[int] | None,
-    pit: str | None,
+    mapss: MAPSS | None,
+    *,
+    encoder: EncoderChoice = DEFAULT_ENCODER,
+    reduction: str = "mean",
+    lengths: Tensor | Sequence[int] | None = None,
+    attributed: Sequence[int] | Tensor | None = None,
+    pit: str | None = None,
+    **options: Any,
 ) -> Tensor:
+    value = reduced_value(value, reduction)
+    if mapss is None:  # computes no more than this
+        options = {"measures": value.measure, **options}
+    mapss = resolve(mapss, encoder, options)
     if isinstance(preds, Tensor) and preds.ndim == 2:
         raise ValueError(
             f"preds must have shape (B, S, T), got {tuple(preds.shape)}. If these are the sources "
             "of one mixture, pass preds.unsqueeze(0) and target.unsqueeze(0). If a permutation "
-            "wrapper passed one source of each mixture: PS and PM compare an estimate with all "
+            "wrapper passed one source of each mixture: the measures compare an estimate with all "
             "sources of its mixture and have no speaker-wise value, use mode='permutation-wise'."
         )
     if pit is not None and check_pit(pit, None if attributed is None else tuple(attributed)):
         true = None if lengths is None else checks.whole_numbers(lengths, "lengths")
-        preds = in_order(mapss, preds, target, true, {value.measure}, pit)
+        preds = in_order(mapss.config, preds, target, true, {value.measure}, pit)
     scores = mapss(preds, target, attributed, lengths, measures=value.measure)
     if reduction == "none":
         return value.frames(scores)

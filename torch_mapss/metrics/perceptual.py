@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_mapss.metrics.base import PerceptualMetric
-from torch_mapss.metrics.values import BLEED, CLEARANCE, FIDELITY, LOG_PM, PM, PS, PS_PESQ
+from torch_mapss.metrics.values import BLEED, CLEARANCE, FIDELITY, LOG_PM, PM, PS
 from torch_mapss.pipeline.mapss import MAPSS
 
 __all__ = ["Bleed", "Clearance", "Fidelity", "PerceptualMatch", "PerceptualSeparation"]
@@ -85,11 +85,6 @@ class PerceptualSeparation(PerceptualMetric):
     """
 
     value = PS
-    reductions = ("mean", "source", "pesq", "none")
-
-    def __init__(self, mapss: MAPSS | None = None, *, reduction: str = "mean", **options: Any):
-        self.value = PS_PESQ if reduction == "pesq" else PS
-        super().__init__(mapss, reduction=reduction, **options)
 
 
 class PerceptualMatch(PerceptualMetric):

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from torch_mapss.pipeline.bank import ReferenceBank
-from torch_mapss.pipeline.inputs import validate
+from torch_mapss.pipeline.inputs import in_order
 from torch_mapss.pipeline.mapss import MAPSS
-from torch_mapss.pipeline.permutation import best_order, check_permutable, placed
 from torch_mapss.pipeline.scores import Scores
 
 Target = Tensor | ReferenceBank
@@ -106,21 +105,8 @@ def _scored(
     measures: set[str],
 ) -> Scores:
     if wanted.pit is not None:
-        preds = in_order(mapss, preds, target, lengths, measures, wanted.pit)
+        preds = in_order(mapss.config, preds, target, lengths, measures, wanted.pit)
     return mapss(preds, target, wanted.attributed, lengths, measures=measures, frames=wanted.frames)
-
-
-def in_order(
-    mapss: MAPSS, preds: Tensor, target: Target, lengths: Lengths, measures: set[str], pit: str
-) -> Tensor:
-    """Estimates in the order of their references, (B, S, T) or (S, T) as they came.
-
-    Raises:
-        TypeError, ValueError: input that cannot be scored, or not one estimate per reference.
-    """
-    call = validate(mapss.config, preds, target, None, lengths, measures)
-    check_permutable(call, pit)
-    return placed(preds, best_order(call))
 
 
 def forget(mapss: MAPSS) -> None:

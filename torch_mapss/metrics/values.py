@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_mapss.core import checks
 from torch_mapss.core.pooling import PESQ_RANGE, masked_mean
 from torch_mapss.pipeline.scores import Scores
 
@@ -40,9 +41,20 @@ PS_PESQ = PS._replace(
 PM = Value("match", "pm", "pm", "Perceptual Match (0 to 1)")
 LOG_PM = Value("match", "log_pm", "log_pm", "log PM (nats)", (None, 0.0))
 BLEED = Value("bleed", "bleed_db", "bleed_db", "Bleed (dB)", (-100.0, None))
+REDUCTIONS = ("mean", "source", "none")
 FRAME_VALUES = {value.field: value for value in (CLEARANCE, FIDELITY, PS, PM, LOG_PM, BLEED)}
 
 
 def item_means(values: Tensor) -> Tensor:
     """(B, S') -> (B,): mean over the sources that are defined, NaN where none is."""
     return masked_mean(values.nan_to_num(0.0), ~values.isnan())
+
+
+def reduced_value(value: Value, reduction: str) -> Value:
+    """The value that is averaged for a reduction: of PS, "pesq" is the paper's pooling.
+
+    Raises:
+        ValueError: no such reduction.
+    """
+    checks.check_choice(reduction, "reduction", REDUCTIONS + ("pesq",) * (value == PS))
+    return PS_PESQ if reduction == "pesq" else value

@@ -7,14 +7,13 @@
 5. :mod:`~torch_mapss.pipeline.bank`: what is kept of them, for any number of calls
    (``mapss.prepare`` ends here);
 6. :mod:`~torch_mapss.pipeline.score`: estimates normalised and encoded; then the one loop over
-   blocks of frames;
-7. a block's embeddings come from the bank, or of a long clip are made on demand
+   blocks of frames, whose embeddings come from the bank, or of a long clip are made on demand
    (:mod:`~torch_mapss.pipeline.segments`);
-8. :mod:`torch_mapss.core.frame_batches`: a block in batches that memory holds;
-9. the score function of each of the :mod:`~torch_mapss.pipeline.measures`, in
+7. :mod:`torch_mapss.core.frame_batches`: a block in batches that memory holds;
+8. the score function of each of the :mod:`~torch_mapss.pipeline.measures`, in
    :mod:`torch_mapss.core`;
-10. :mod:`~torch_mapss.pipeline.scores`: values written to their frames; beside them
-    :mod:`~torch_mapss.pipeline.bleed`, which needs no embeddings; the record that is returned.
+9. :mod:`~torch_mapss.pipeline.scores`: values written to their frames, and the record that is
+   returned. Bleed, which needs no embeddings, is computed in step 6.
 
 How to read what comes out:
 

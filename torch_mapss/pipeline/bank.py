@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torch_mapss.core import devices
 from torch_mapss.distortions import Measured
@@ -223,16 +224,16 @@ class ReferenceBank:
             )
         if len(self.groups) != 1:
             raise ValueError(
-                f"only mixtures of one length can be recombined, got {len(self.groups)} lengths: "
+                "only mixtures of one length can be recombined, got "
                 f"{sorted({group.samples for group in self.groups})} samples. Cut them first."
             )
-        (group,) = self.groups
-        if chosen.ndim != 2 or chosen.shape[1] != self.sources or len(chosen) == 0:
+        fits = chosen.ndim == 2 and chosen.shape[1] == self.sources and len(chosen) > 0
+        if not fits or bool(((chosen < 0) | (chosen >= self.batch)).any()):
             raise ValueError(
-                f"index must be (B', S) = (…, {self.sources}), got {tuple(chosen.shape)}."
+                f"index must be (B', S) = (…, {self.sources}) mixtures in [0, {self.batch}), got "
+                f"{chosen.tolist()}."
             )
-        if bool(((chosen < 0) | (chosen >= self.batch)).any()):
-            raise ValueError(f"index must lie in [0, {self.batch}), got {chosen.tolist()}.")
+        (group,) = self.groups
         sums = any(isinstance(x, Encoded) and x.others is not None for x in group.encoded.values())
         if sums and bool((chosen != chosen[:, :1]).any()):
             raise ValueError(
@@ -240,9 +241,22 @@ class ReferenceBank:
                 "encodes sums of the others. Prepare without it: prepare(references, "
                 'measures=("separation", "match")), or prepare the new mixtures.'
             )
+        source = torch.arange(self.sources, device=chosen.device)
+
+        def pick(tensor: Tensor) -> Tensor:
+            return tensor[chosen, source]  # a group that is alone holds the mixtures in order
+
+        active = pick(group.active)
+        group = replace(
+            group,
+            items=tuple(range(len(chosen))),
+            waveforms=pick(group.waveforms),
+            active=active,
+            scored=scored_frames(active),
+            encoded=_mapped(group.encoded, pick),
+        )
         lengths = self.lengths[:1] * len(chosen)
-        groups = (_recombined(group, chosen),)
-        return replace(self, groups=groups, batch=len(chosen), lengths=lengths)
+        return replace(self, groups=(group,), batch=len(chosen), lengths=lengths)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the bank to a file for :meth:`load`."""
@@ -320,24 +334,6 @@ class ReferenceBank:
         )
 
 
-def _recombined(group: Group, index: Tensor) -> Group:
-    """Source s of new mixture b is source s of mixture ``index[b, s]``, a place in the batch."""
-    source = torch.arange(index.shape[1], device=index.device)
-
-    def pick(tensor: Tensor) -> Tensor:
-        return tensor[index, source]  # a group that is alone holds the mixtures in order
-
-    active = pick(group.active)
-    return Group(
-        items=tuple(range(len(index))),
-        samples=group.samples,
-        waveforms=pick(group.waveforms),
-        active=active,
-        scored=scored_frames(active),
-        encoded=_mapped(group.encoded, pick),
-    )
-
-
 def _stacked(groups: Sequence[Group]) -> tuple[Group, ...]:
     """Groups of one length as one group, distortions padded to the most and masked."""
     by_length: dict[tuple[int, ...], list[Group]] = {}
@@ -349,20 +345,13 @@ def _stacked(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def _stack(groups: Sequence[Group]) -> Group:
-    starts, count = [], 0
-    for group in groups:
-        starts.append(count)
-        count += len(group.items)
-    scored = [
-        group.scored + torch.tensor([start, 0], device=group.scored.device)
-        for group, start in zip(groups, starts)
-    ]
+    active = torch.cat([group.active for group in groups])
     return Group(
         items=tuple(item for group in groups for item in group.items),
         samples=groups[0].samples,
         waveforms=torch.cat([group.waveforms for group in groups]),
-        active=torch.cat([group.active for group in groups]),
-        scored=torch.cat(scored),
+        active=active,
+        scored=scored_frames(active),
         encoded={
             name: _stack_encoded([group.encoded[name] for group in groups])
             for name in groups[0].encoded
@@ -371,28 +360,19 @@ def _stack(groups: Sequence[Group]) -> Group:
 
 
 def _stack_encoded(parts: Sequence[Encoded | Deferred]) -> Encoded:
-    there = [part for part in parts if isinstance(part, Encoded)]
-    most = max(part.distortions.shape[2] for part in there)
-    ragged = any(part.mask is not None or part.distortions.shape[2] < most for part in there)
-    others = [part.others for part in there if part.others is not None]
+    given = [part for part in parts if isinstance(part, Encoded)]
+    counts = [part.distortions.shape[2] for part in given]
+    distortions, masks = [], []
+    for part, count in zip(given, counts):
+        missing = max(counts) - count
+        distortions.append(pad(part.distortions, (0, 0, 0, 0, 0, missing)))
+        mask = part.distortions.new_ones(part.distortions.shape[:3], dtype=torch.bool)
+        masks.append(pad(mask if part.mask is None else part.mask, (0, missing)))
+    ragged = len(set(counts)) > 1 or any(part.mask is not None for part in given)
+    others = [part.others for part in given if part.others is not None]
     return Encoded(
-        torch.cat([part.references for part in there]),
-        torch.cat([_padded(part.distortions, most, 0.0) for part in there]),
-        torch.cat([_padded(_full_mask(part), most, False) for part in there]) if ragged else None,
+        torch.cat([part.references for part in given]),
+        torch.cat(distortions),
+        torch.cat(masks) if ragged else None,
         torch.cat(others) if others else None,
     )
-
-
-def _full_mask(part: Encoded) -> Tensor:
-    if part.mask is not None:
-        return part.mask
-    shape = part.distortions.shape[:3]
-    return torch.ones(shape, dtype=torch.bool, device=part.distortions.device)
-
-
-def _padded(tensor: Tensor, most: int, value: float | bool) -> Tensor:
-    missing = most - tensor.shape[2]
-    if missing == 0:
-        return tensor
-    filler = tensor.new_full((*tensor.shape[:2], missing, *tensor.shape[3:]), value)
-    return torch.cat([tensor, filler], 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ class EmbeddingChecks(list[tuple[Tensor, str]]):
 
 def embed(encoder: Encoder, waves: Tensor, budget: Budget, seen: EmbeddingChecks) -> Tensor:
     """Waveforms (..., T) -> (..., F, M), encoded within a budget of memory."""
-    with encoder.within(budget.encoder):
+    with encoder.within(budget.embeddings):
         embeddings = encoder(waves)
     if embeddings.numel():
         seen.append((is_usable(embeddings), broken(embeddings, encoder)))
@@ -76,67 +76,8 @@ def plans(config: Config, measures: Sequence[str]) -> list[Plan]:
     return [plan for plan, _ in found]
 
 
-class Found(NamedTuple):
-    """What a plan measured on references (b, S, T)."""
-
-    measured: Measured  # with the mask of all copies to be made
-    made: np.ndarray  # (b, S, P) bool, the same mask on the host
-    present: dict[str, np.ndarray]  # (b, S, P) bool, by measure: which of its members it has
-
-
-def measured_copies(
-    config: Config, plan: Plan, waves: Tensor, active: Tensor, items: Sequence[int], pieces: bool
-) -> Found:
-    """What has to be known of references before they are distorted.
-
-    Of several members that come out equal a bank has the first, so a measure's members are
-    those that its own bank has: they do not depend on what else is computed.
-
-    Args:
-        config: of the scorer.
-        plan: what is made.
-        waves: (b, S, T) normalised references.
-        active: (b, S, F).
-        items: mixtures of the batch that they are.
-        pieces: whether pieces of them are to be distorted.
-
-    Raises:
-        ValueError: a source has frames to score but too few distortions.
-    """
-    rate = config.grid.sample_rate
-    measured = plan.bank.measure(waves, rate, pieces=pieces)
-    masks, every = {plan.name: measured.mask}, measured.mask.clone()
-    for name, places in plan.users.items():
-        if name != plan.name:
-            masks[name] = config.bank_of(name).measure(waves, rate, pieces=False).mask
-            index = torch.tensor(places, device=every.device)
-            every[..., index] |= masks[name]
-    host = torch.cat([every, *masks.values()], -1).cpu().numpy()
-    ends = np.cumsum([every.shape[-1], *(mask.shape[-1] for mask in masks.values())])[:-1]
-    made, *parts = np.split(host, ends, -1)
-    present = dict(zip(masks, parts))
-    for name, part in present.items():
-        _check_members(part.sum(-1), active, items, name)
-    return Found(measured._replace(mask=every), made, present)
-
-
-def _check_members(count: np.ndarray, active: Tensor, items: Sequence[int], name: str) -> None:
-    least = MEASURES[name].least_members
-    if (count >= least).all():
-        return
-    bad = np.argwhere((count < least) & active.any(-1).cpu().numpy())
-    if len(bad):
-        row, source = bad[0].tolist()
-        raise ValueError(
-            f"references: source {source} of mixture {items[row]} has {int(count[row, source])} "
-            f"distortions in the {name} bank, but a cluster needs at least {least}: the families "
-            "kept take their parameters from spectral peaks or energies, which this signal lacks. "
-            "Keep more families."
-        )
-
-
 # ------------------------------------------------------------------------------------------------
-# Copies
+# Their embeddings
 # ------------------------------------------------------------------------------------------------
 
 
@@ -155,54 +96,6 @@ class Rows(NamedTuple):
         """As an index into (b, S, P)."""
         item, source, member = (torch.from_numpy(places).to(device) for places in self)
         return item, source, member
-
-
-def copies(
-    waves: Tensor,
-    bank: DistortionBank,
-    sample_rate: int,
-    measured: Measured,
-    wanted: np.ndarray,
-    budget: Budget,
-    start: int = 0,
-) -> Iterator[tuple[Rows, Tensor]]:
-    """The wanted copies of references (b, S, T), or of a piece of them.
-
-    Args:
-        waves: (b, S, T) normalised references.
-        bank: what distorts them.
-        sample_rate: in Hz.
-        measured: what the bank measured on the whole references.
-        wanted: (b, S, P) bool, its mask on the host.
-        budget: bounds how many are made at a time.
-        start: place of a piece's first sample.
-
-    Yields:
-        The rows, and their waveforms (n, T), not normalised.
-    """
-    batch, sources, length = waves.shape
-    step = max(1, min(sources, budget.samples // (batch * length)))
-    for first in range(0, sources, step):
-        some = slice(first, min(first + step, sources))
-        chunk = max(1, min(MEMBERS, budget.samples // waves[:, some].numel()))
-        parts = bank.iterate(
-            waves[:, some],
-            sample_rate,
-            range(sources)[some],
-            chunk,
-            measured=measured.of_sources(some),
-            start=start,
-        )
-        for part, made, _ in parts:
-            here = wanted[:, some, part]
-            item, source, member = np.nonzero(here)
-            if len(item) == 0:
-                continue
-            if here.all():
-                made = made.flatten(0, 2)
-            else:
-                made = made[Rows(item, source, member).places(waves.device)]
-            yield Rows(item, source + first, member + part.start), made
 
 
 class EmbeddingBuffer:
@@ -259,54 +152,143 @@ class EmbeddingBuffer:
         return audio.frame_signal(self.values, self.encoder.receptive_field, self.encoder.hop)
 
 
-def encoded_copies(
+# ------------------------------------------------------------------------------------------------
+# Copies
+# ------------------------------------------------------------------------------------------------
+
+
+class Copies(NamedTuple):
+    """The copies of references (b, S, T) that a plan makes."""
+
+    config: Config
+    plan: Plan
+    measured: Measured  # on the references, with the mask of all copies to be made
+    wanted: np.ndarray  # (b, S, P) bool, the same mask on the host
+    present: Mapping[str, np.ndarray]  # (b, S, P) bool, by measure: which of its members it has
+
+    def made(self, waves: Tensor, start: int = 0) -> Iterator[tuple[Rows, Tensor]]:
+        """A few copies at a time, not normalised: their rows, and waveforms (n, T).
+
+        Args:
+            waves: (b, S, T) normalised references, or a piece of them.
+            start: place of a piece's first sample.
+        """
+        batch, sources, length = waves.shape
+        rate, at_once = self.config.grid.sample_rate, self.config.budget(waves.device).samples
+        step = max(1, min(sources, at_once // (batch * length)))
+        for first in range(0, sources, step):
+            some = slice(first, min(first + step, sources))
+            chunk = max(1, min(MEMBERS, at_once // waves[:, some].numel()))
+            parts = self.plan.bank.iterate(
+                waves[:, some],
+                rate,
+                range(sources)[some],
+                chunk,
+                measured=self.measured.of_sources(some),
+                start=start,
+            )
+            for part, made, _ in parts:
+                here = self.wanted[:, some, part]
+                item, source, member = np.nonzero(here)
+                if len(item) == 0:
+                    continue
+                if here.all():
+                    made = made.flatten(0, 2)
+                else:
+                    made = made[Rows(item, source, member).places(waves.device)]
+                yield Rows(item, source + first, member + part.start), made
+
+    def encoded(
+        self,
+        waves: Tensor,
+        level: Callable[[Rows, Tensor], Tensor],
+        encoding: Callable[[Encoder, Tensor], Tensor],
+        start: int = 0,
+    ) -> dict[str, EmbeddingBuffer]:
+        """All copies, each made once and encoded once for every encoder; a buffer a measure.
+
+        Args:
+            waves, start: as for :meth:`made`.
+            level: from rows and their waveforms (n, T) to those that are encoded.
+            encoding: from an encoder and waveforms to embeddings (n, F, M).
+        """
+        members = len(self.plan.users[self.plan.name])
+        buffers: dict[str, EmbeddingBuffer] = {}
+        users: dict[Encoder, list[EmbeddingBuffer]] = {}
+        for name, places in self.plan.users.items():
+            encoder, present = self.config.encoder_of(name), self.present[name]
+            buffers[name] = EmbeddingBuffer(encoder, present, places, members, waves.device)
+            users.setdefault(encoder, []).append(buffers[name])
+        for rows, made in self.made(waves, start):
+            levelled = level(rows, made)
+            for encoder, some in users.items():
+                parts = [buffer.mine(rows) for buffer in some]
+                needed = np.unique(np.concatenate(parts))
+                if len(needed) == 0:
+                    continue
+                values = _picked(levelled, needed)
+                if not some[0].views:
+                    values = encoding(encoder, values)
+                for buffer, mine in zip(some, parts):
+                    buffer.put(rows.some(mine), _picked(values, np.searchsorted(needed, mine)))
+        return buffers
+
+
+def planned_copies(
     config: Config,
-    plan: Plan,
-    found: Found,
+    measures: Sequence[str],
     waves: Tensor,
-    level: Callable[[Rows, Tensor], Tensor],
-    encoding: Callable[[Encoder, Tensor], Tensor],
-    start: int = 0,
-) -> dict[str, EmbeddingBuffer]:
-    """All copies of a plan, each made once, and encoded once for every encoder.
+    active: Tensor,
+    items: Sequence[int],
+    pieces: bool,
+) -> Iterator[Copies]:
+    """What is made of references for some measures, plan by plan.
+
+    Of several members that come out equal a bank has the first, so a measure's members are
+    those that its own bank has: they do not depend on what else is computed.
 
     Args:
         config: of the scorer.
-        plan: what is made.
-        found: what it measured.
-        waves: (b, S, T) normalised references, or a piece of them.
-        level: from rows and their waveforms (n, T) to those that are encoded.
-        encoding: from an encoder and waveforms to embeddings (n, F, M).
-        start: place of a piece's first sample.
+        measures: a bank is made for.
+        waves: (b, S, T) normalised references.
+        active: (b, S, F).
+        items: mixtures of the batch that they are.
+        pieces: whether pieces of them are to be distorted.
 
-    Returns:
-        A buffer for every measure that the plan serves.
+    Raises:
+        ValueError: a source has frames to score but too few distortions.
     """
-    members = len(plan.users[plan.name])
-    buffers = {
-        name: EmbeddingBuffer(
-            config.encoder_of(name), found.present[name], places, members, waves.device
+    rate = config.grid.sample_rate
+    for plan in plans(config, measures):
+        measured = plan.bank.measure(waves, rate, pieces=pieces)
+        masks, every = {plan.name: measured.mask}, measured.mask.clone()
+        for name, places in plan.users.items():
+            if name != plan.name:
+                masks[name] = config.bank_of(name).measure(waves, rate, pieces=False).mask
+                index = torch.tensor(places, device=every.device)
+                every[..., index] |= masks[name]
+        host = torch.cat([every, *masks.values()], -1).cpu().numpy()  # an accelerator is read once
+        ends = np.cumsum([every.shape[-1], *(mask.shape[-1] for mask in masks.values())])[:-1]
+        wanted, *parts = np.split(host, ends, -1)
+        present = dict(zip(masks, parts))
+        for name, part in present.items():
+            _check_members(part.sum(-1), active, items, name)
+        yield Copies(config, plan, measured._replace(mask=every), wanted, present)
+
+
+def _check_members(count: np.ndarray, active: Tensor, items: Sequence[int], name: str) -> None:
+    least = MEASURES[name].least_members
+    if (count >= least).all():
+        return
+    bad = np.argwhere((count < least) & active.any(-1).cpu().numpy())
+    if len(bad):
+        row, source = bad[0].tolist()
+        raise ValueError(
+            f"references: source {source} of mixture {items[row]} has {int(count[row, source])} "
+            f"distortions in the {name} bank, but a cluster needs at least {least}: the families "
+            "kept take their parameters from spectral peaks or energies, which this signal lacks. "
+            "Keep more families."
         )
-        for name, places in plan.users.items()
-    }
-    users: dict[Encoder, list[EmbeddingBuffer]] = {}
-    for buffer in buffers.values():
-        users.setdefault(buffer.encoder, []).append(buffer)
-    rate, budget = config.grid.sample_rate, config.budget(waves.device)
-    made = copies(waves, plan.bank, rate, found.measured, found.made, budget, start)
-    for rows, copied in made:
-        levelled = level(rows, copied)
-        for encoder, some in users.items():
-            parts = [buffer.mine(rows) for buffer in some]
-            needed = np.unique(np.concatenate(parts))
-            if len(needed) == 0:
-                continue
-            values = _picked(levelled, needed)
-            if not some[0].views:
-                values = encoding(encoder, values)
-            for buffer, mine in zip(some, parts):
-                buffer.put(rows.some(mine), _picked(values, np.searchsorted(needed, mine)))
-    return buffers
 
 
 def _picked(values: Tensor, index: np.ndarray) -> Tensor:

@@ -7,7 +7,7 @@ waveforms at the encoder's rate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.measures import checked_measures, encoded
 
+PIT = ("si_sdr",)
 _LIKE_SAMPLES = 100  # an axis of so many, longer than the last, is time and not sources
-ACCEPTED = "(B, S, T) or (S, T): batch, sources, samples"
 
 
 class Clips(NamedTuple):
@@ -56,6 +56,7 @@ class Call:
     bank: ReferenceBank | None  # None: still to be prepared
     attributed: tuple[int, ...]  # source of each estimate
     measures: tuple[str, ...]
+    order: Tensor | None = None  # (B, S') with PIT: the estimate that stands in each place
 
     @property
     def prepared(self) -> ReferenceBank:
@@ -64,17 +65,19 @@ class Call:
         return self.bank
 
     @property
-    def sources(self) -> int:
-        """S."""
-        if self.bank is not None:
-            return self.bank.sources
-        assert self.references is not None
-        return self.references.waves.shape[1]
-
-    @property
     def wants_gradient(self) -> bool:
         """Whether a graph is to be kept."""
         return self.estimates.waves.requires_grad and torch.is_grad_enabled()
+
+    def pairs(self) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
+        """Of each length: items, estimates (b, S', T) and all references (b, S, T), at one rate."""
+        if self.bank is not None:
+            truth = [group.waveforms for group in self.bank.groups]
+        else:
+            assert self.references is not None
+            truth = [clips.waves for clips in self.references.clips]
+        for clips, references in zip(self.estimates.clips, truth):
+            yield clips.items, clips.waves, references.to(clips.waves.dtype)
 
     def ordered(self, order: Tensor) -> Call:
         """The call with estimates in another order: (B, S') the estimate that takes each place."""
@@ -86,7 +89,7 @@ class Call:
         clips = tuple(c._replace(waves=taken(c.waves, order[list(c.items)])) for c in now.clips)
         valid = None if now.valid is None else taken(now.valid, order)
         estimates = replace(now, waves=taken(now.waves, order), clips=clips, valid=valid)
-        return replace(self, estimates=estimates)
+        return replace(self, estimates=estimates, order=order)
 
 
 def validate(
@@ -114,21 +117,28 @@ def validate(
             scored in segments.
     """
     waves = as_batch(estimates, "estimates")
-    bank = references if isinstance(references, ReferenceBank) else None
+    bank, truth = None, None
     if isinstance(references, ReferenceBank):
-        wanted = _measures_of_bank(config, references, measures)
-        _check_bank(config, references, wanted, waves, lengths)
-        index = checks.check_attributed(attributed, waves.shape[1], references.sources)
-        true, truth = references.lengths, None
-        waves = waves[..., : references.samples]
+        bank, true = references, references.lengths
+        wanted = _measures_of_bank(config, bank, measures)
+        _check_bank(config, bank, wanted, waves, lengths)
+        index = checks.check_attributed(attributed, waves.shape[1], bank.sources)
+        waves = waves[..., : bank.samples]
     else:
         wanted = config.measures if measures is None else checked_measures(measures)
-        other = as_batch(references, "references")
+        other = _references(references)
         checks.check_devices(estimates=waves, references=other)
-        check_batches(estimates, references)
-        check_sources(other, references.ndim)
+        shapes = tuple(estimates.shape), tuple(references.shape)
+        if len(shapes[0]) != len(shapes[1]) or len(waves) != len(other):
+            raise ValueError(
+                "estimates (B, S', T) and references (B, S, T) must hold the same B mixtures, got "
+                f"{shapes[0]} and {shapes[1]}. Nothing is broadcast."
+            )
         index = checks.check_attributed(attributed, waves.shape[1], other.shape[1])
-        waves, other = same_length(waves, other, lengths, config.trim)
+        if waves.shape[-1] != other.shape[-1]:
+            _check_trim(config, waves.shape[-1], other.shape[-1], lengths)
+            shorter = min(waves.shape[-1], other.shape[-1])
+            waves, other = waves[..., :shorter], other[..., :shorter]
         true = _true_lengths(config, lengths, *other.shape[::2])
         with torch.no_grad():
             truth = _signals(config, other, "references", true)
@@ -147,10 +157,41 @@ def validate_references(
     config: Config, references: Tensor, lengths: Tensor | Sequence[int] | None
 ) -> Signals:
     """The same of ``prepare``. Arguments and errors as :func:`validate`."""
-    waves = as_batch(references, "references")
-    check_sources(waves, references.ndim)
+    waves = _references(references)
     true = _true_lengths(config, lengths, *waves.shape[::2])
     return _signals(config, waves, "references", true)
+
+
+def valid_waveforms(
+    waves: Tensor, name: str, lengths: Sequence[int], check: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Refuse non-finite samples; unchecked, silence the sources that have them.
+
+    Padding beyond a mixture's length may hold anything.
+
+    Returns:
+        The waveforms (B, sources, T), and (B, sources) bool of the valid ones (None if checked).
+
+    Raises:
+        ValueError: checked, and a sample is NaN or infinite; names item and source.
+    """
+    checks.check_devices(**{name: waves})
+    if any(length < waves.shape[-1] for length in lengths):
+        samples = torch.arange(waves.shape[-1], device=waves.device)
+        inside = samples < devices.placed(lengths, waves.device)[:, None, None]
+        waves = torch.where(inside, waves, 0.0)
+    valid = waves.detach().isfinite().all(-1)
+    if not check:
+        return torch.where(valid.unsqueeze(-1), waves, 0.0), valid
+    if not bool(valid.all()):
+        item, source = (int(i) for i in (~valid).nonzero()[0])
+        bad = (~waves[item, source].detach().isfinite()).nonzero()
+        raise ValueError(
+            f"{name} must be finite, got {len(bad)} NaN or infinite samples in item {item}, "
+            f"source {source}, the first at sample {int(bad[0])}. Repair the signal or leave the "
+            "item out."
+        )
+    return waves, None
 
 
 def _signals(config: Config, waves: Tensor, name: str, lengths: tuple[int, ...]) -> Signals:
@@ -160,21 +201,75 @@ def _signals(config: Config, waves: Tensor, name: str, lengths: tuple[int, ...])
     for item, length in enumerate(lengths):  # each is scored as if it were alone
         alone = (item,) if _is_long(config, length) else ()
         by_length.setdefault((length, *alone), []).append(item)
-    clips = tuple(
-        Clips(tuple(items), samples, audio.resample(_picked(waves, items, samples), *rates))
-        for (samples, *_), items in by_length.items()
-    )
-    return Signals(waves, lengths, clips, valid)
+    clips = []
+    for (samples, *_), items in by_length.items():
+        neighbours = items == list(range(items[0], items[-1] + 1))  # which need no copy
+        some = waves[items[0] : items[-1] + 1] if neighbours else devices.picked(waves, 0, items)
+        clips.append(Clips(tuple(items), samples, audio.resample(some[..., :samples], *rates)))
+    return Signals(waves, lengths, tuple(clips), valid)
 
 
 def _is_long(config: Config, samples: int) -> bool:
     return config.is_long(-(-samples * config.grid.sample_rate // config.sample_rate))
 
 
-def _picked(waves: Tensor, items: Sequence[int], samples: int) -> Tensor:
-    if list(items) == list(range(items[0], items[-1] + 1)):  # neighbours need no copy
-        return waves[items[0] : items[-1] + 1, :, :samples]
-    return devices.picked(waves, 0, items)[..., :samples]
+# ------------------------------------------------------------------------------------------------
+# Shapes and lengths
+# ------------------------------------------------------------------------------------------------
+
+
+def as_batch(x: object, name: str) -> Tensor:
+    """``x`` as (B, sources, T) floating point.
+
+    Raises:
+        TypeError: not a tensor, or of a type that holds no audio.
+        ValueError: another rank, empty, or with time before the sources.
+    """
+    accepted = "(B, S, T) or (S, T): batch, sources, samples"
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"{name} must be a tensor of shape {accepted}, got {type(x).__name__}. Convert it "
+            "with torch.as_tensor, or use torch_mapss.evaluate for arrays and files."
+        )
+    checks.check_plain(x, name)
+    hint = None if x.ndim in (2, 3) else "."
+    if x.ndim == 4:
+        hint = f". Channels are not sources: mix them down first, e.g. {name}.mean(channel_axis)."
+    elif 0 in x.shape:
+        hint = ", which is empty."
+    elif x.ndim in (2, 3) and x.shape[-2] > x.shape[-1] and x.shape[-2] >= _LIKE_SAMPLES:
+        axes = "(samples, sources)" if x.ndim == 2 else "(batch, samples, sources)"
+        hint = f", which looks like {axes}. Transpose it: {name}.mT."
+    if hint is not None:
+        raise ValueError(f"{name} must have shape {accepted}, got {tuple(x.shape)}{hint}")
+    waves = audio.as_waveform(x, name)
+    return waves if waves.ndim == 3 else waves.unsqueeze(0)
+
+
+def _references(references: Tensor) -> Tensor:
+    waves = as_batch(references, "references")
+    if waves.shape[1] < 2:
+        raise ValueError(
+            f"at least two references are needed, got {waves.shape[1]}: axis {references.ndim - 2} "
+            f"of references holds the sources (shape {tuple(references.shape)}). The measures "
+            "compare an estimate with the other sources of the mixture."
+        )
+    return waves
+
+
+def _check_trim(config: Config, estimates: int, references: int, lengths: object) -> None:
+    """Raise ValueError unless waveforms of two lengths may be cut to the shorter."""
+    if not config.trim:
+        raise ValueError(
+            f"estimates have {estimates} samples and references {references}. They must be aligned "
+            "sample by sample; if one only has a longer tail, pass trim=True to cut both to the "
+            "shorter."
+        )
+    if lengths is not None:
+        raise ValueError(
+            f"lengths and trim exclude each other where estimates ({estimates} samples) and "
+            f"references ({references} samples) differ. Pad both to one length first."
+        )
 
 
 def _true_lengths(
@@ -189,50 +284,41 @@ def _true_lengths(
     true: tuple[int, ...] = (samples,) * batch
     if lengths is not None:
         true = checks.whole_numbers(lengths, "lengths")
-    if len(true) != batch:
+    if len(true) != batch or max(true) > samples:
         raise ValueError(
-            f"lengths must hold one length for each of the {batch} mixtures, got {len(true)}."
+            f"lengths must hold one length of at most {samples} samples for each of the {batch} "
+            f"mixtures, got {true}."
         )
-    least, rate = config.shortest, config.sample_rate
-    for item, length in enumerate(true):
-        if length > samples:
-            raise ValueError(
-                f"lengths[{item}] is {length} but the waveforms have {samples} samples."
-            )
-        if length < least:
-            raise ValueError(
-                f"mixture {item} has {length} samples ({1000 * length / rate:.1f} ms), but one "
-                f"frame of encoder {config.encoders['encoder'].name!r} needs at least {least} "
-                f"samples ({1000 * least / rate:.1f} ms) at {rate} Hz. Pass a longer clip."
-            )
+    least, rate, shortest = config.shortest, config.sample_rate, min(true)
+    if shortest < least:
+        raise ValueError(
+            f"references: mixture {true.index(shortest)} has {shortest} samples "
+            f"({1000 * shortest / rate:.1f} ms), but one frame of encoder "
+            f"{config.encoders['encoder'].name!r} needs at least {least} samples "
+            f"({1000 * least / rate:.1f} ms) at {rate} Hz. Pass a longer clip."
+        )
     return true
+
+
+# ------------------------------------------------------------------------------------------------
+# Banks
+# ------------------------------------------------------------------------------------------------
 
 
 def _measures_of_bank(
     config: Config, bank: ReferenceBank, measures: str | Iterable[str] | None
 ) -> tuple[str, ...]:
-    """Those asked for; by default those of the settings that the bank was prepared for.
-
-    Raises:
-        ValueError: one that it was not prepared for.
-    """
-    if measures is None:
-        free = {*config.measures} - {measure.name for measure in encoded(config.measures)}
-        found = tuple(name for name in config.measures if name in bank.measures or name in free)
-        if not found:
-            raise ValueError(
-                f"the bank was prepared for {', '.join(bank.measures)}, and this MAPSS computes "
-                f"{', '.join(config.measures)}. Pass measures=, or prepare the bank with this one."
-            )
-        return found
-    wanted = checked_measures(measures)
+    """Those asked for; by default those of the settings that the bank was prepared for."""
+    wanted = config.measures if measures is None else checked_measures(measures)
     missing = [m.name for m in encoded(wanted) if m.name not in bank.measures]
-    if missing:
+    found = tuple(name for name in wanted if name not in missing)
+    if not found or (missing and measures is not None):
         raise ValueError(
-            f"the bank was not prepared for {', '.join(map(repr, missing))} but for "
-            f"{', '.join(bank.measures)}. Call prepare(references, measures={wanted!r})."
+            f"the bank was prepared for {', '.join(bank.measures)} and not for "
+            f"{', '.join(map(repr, missing))}. Pass measures= to the call, or call "
+            f"prepare(references, measures={wanted!r})."
         )
-    return wanted
+    return found
 
 
 def _check_bank(
@@ -266,125 +352,83 @@ def _check_bank(
                 f"lengths {given} differ from those the bank was prepared with, "
                 f"{bank.lengths}. Leave lengths out: the bank has them."
             )
-    longer_is_fine = config.trim and waves.shape[-1] >= bank.samples
-    if waves.shape[-1] != bank.samples and not longer_is_fine:
-        raise ValueError(unequal(waves.shape[-1], bank.samples))
+    if waves.shape[-1] < bank.samples or not (config.trim or waves.shape[-1] == bank.samples):
+        raise ValueError(
+            f"estimates have {waves.shape[-1]} samples and the references of the bank "
+            f"{bank.samples}. They must be aligned sample by sample; a longer tail of the "
+            "estimates is cut with trim=True."
+        )
     checks.check_devices(estimates=waves, bank=bank.groups[0].waveforms)
 
 
-def as_batch(x: object, name: str) -> Tensor:
-    """``x`` as (B, sources, T) floating point.
+# ------------------------------------------------------------------------------------------------
+# Outputs in any order
+# ------------------------------------------------------------------------------------------------
+
+
+def check_pit(
+    pit: str | None, attributed: Sequence[int] | None, choices: Sequence[str] = PIT
+) -> str | None:
+    """``pit``, one of ``choices`` or None.
 
     Raises:
-        TypeError: not a tensor, or of a type that holds no audio.
-        ValueError: another rank, or empty.
+        ValueError: something else, or the source of every estimate is given as well.
     """
-    if not isinstance(x, Tensor):
-        raise TypeError(
-            f"{name} must be a tensor of shape {ACCEPTED}, got {type(x).__name__}. Convert it "
-            "with torch.as_tensor, or use torch_mapss.evaluate for arrays and files."
-        )
-    checks.check_plain(x, name)
-    if x.ndim not in (2, 3):
-        hint = (
-            " Channels are not sources: mix them down first, e.g. "
-            f"{name}.mean(dim) over the channel axis."
-        )
+    if pit is None:
+        return None
+    checks.check_choice(pit, "pit", choices)
+    if attributed is not None:
         raise ValueError(
-            f"{name} must have shape {ACCEPTED}, got {tuple(x.shape)}.{hint if x.ndim == 4 else ''}"
+            f"pit={pit!r} looks for the source of every estimate, and attributed={attributed} "
+            "states it. Leave one of them out."
         )
-    if 0 in x.shape:
-        raise ValueError(f"{name} must not be empty, got shape {tuple(x.shape)}.")
-    if x.shape[-2] > x.shape[-1] and x.shape[-2] >= _LIKE_SAMPLES:
-        axes = "(samples, sources)" if x.ndim == 2 else "(batch, samples, sources)"
+    return pit
+
+
+def check_permutable(call: Call, pit: str) -> None:
+    """Raise ValueError unless there is one estimate per reference, and none is attributed."""
+    _, _, references = next(call.pairs())
+    if call.attributed != tuple(range(references.shape[1])):
         raise ValueError(
-            f"{name} must have shape {ACCEPTED}, got {tuple(x.shape)}, which looks like {axes}. "
-            f"Transpose it: {name}.mT."
-        )
-    waves = audio.as_waveform(x, name)
-    return waves if waves.ndim == 3 else waves.unsqueeze(0)
-
-
-def check_sources(references: Tensor, rank: int) -> None:
-    """Raise ValueError for fewer than two references (B, S, T), given with ``rank`` axes."""
-    if references.shape[1] < 2:
-        raise ValueError(
-            f"at least two references are needed, got {references.shape[1]}: axis {rank - 2} of "
-            f"references holds the sources (shape {tuple(references.shape[3 - rank :])}). PS "
-            "compares an estimate with the other sources of the mixture."
+            f"pit={pit!r} needs one estimate per reference and no attribution, got "
+            f"attributed={call.attributed} of {references.shape[1]} sources. Leave pit out where "
+            "the source of an estimate is known."
         )
 
 
-def check_batches(estimates: Tensor, references: Tensor) -> None:
-    """Raise ValueError unless both, as handed in, hold the same mixtures."""
-    ranks = estimates.ndim == references.ndim
-    if not ranks or (estimates.ndim == 3 and estimates.shape[0] != references.shape[0]):
-        raise ValueError(
-            "estimates (B, S', T) and references (B, S, T) must hold the same B mixtures, got "
-            f"{tuple(estimates.shape)} and {tuple(references.shape)}. Nothing is broadcast."
-        )
+@torch.no_grad()
+def best_order(call: Call) -> Tensor:
+    """The estimate that stands for each reference, by the largest total SI-SDR of a mixture.
 
-
-def same_length(
-    estimates: Tensor, references: Tensor, lengths: object, trim: bool
-) -> tuple[Tensor, Tensor]:
-    """Both cut to the shorter where ``trim`` allows it.
-
-    Raises:
-        ValueError: lengths differ and may not, or ``lengths`` are given for tensors that differ.
-    """
-    t, u = estimates.shape[-1], references.shape[-1]
-    if t != u and not trim:
-        raise ValueError(unequal(t, u))
-    if t != u and lengths is not None:
-        raise ValueError(
-            f"lengths and trim exclude each other where estimates ({t} samples) and "
-            f"references ({u} samples) differ. Pad both to one length first."
-        )
-    shorter = min(t, u)
-    return estimates[..., :shorter], references[..., :shorter]
-
-
-def unequal(estimates: int, references: int) -> str:
-    """The message for two lengths that differ."""
-    return (
-        f"estimates have {estimates} samples and references {references}. They must be aligned "
-        "sample by sample; if one only has a longer tail, pass trim=True to cut both to the "
-        "shorter."
-    )
-
-
-def valid_waveforms(
-    waves: Tensor, name: str, lengths: Sequence[int], check: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Refuse non-finite samples; unchecked, silence the sources that have them.
-
-    Padding beyond a mixture's length may hold anything.
+    Args:
+        call: validated, one estimate per reference.
 
     Returns:
-        The waveforms (B, sources, T), and (B, sources) bool of the valid ones (None if checked).
+        (B, S) int64 on the device of the estimates. A silent reference takes what the others
+        leave.
+    """
+    order = torch.empty(call.estimates.waves.shape[:2], dtype=torch.int64)
+    for items, estimates, references in call.pairs():
+        order[list(items)] = audio.match_sources(estimates, references).argsort(-1).cpu()
+    return order.to(call.estimates.waves.device)
+
+
+def in_order(
+    config: Config,
+    estimates: Tensor,
+    references: Tensor | ReferenceBank,
+    lengths: Tensor | Sequence[int] | None,
+    measures: Iterable[str],
+    pit: str,
+) -> Tensor:
+    """Estimates in the order of their references, (B, S, T) or (S, T) as they came.
 
     Raises:
-        ValueError: checked, and a sample is NaN or infinite; names item and source.
+        TypeError, ValueError: input that cannot be scored, or not one estimate per reference.
     """
-    checks.check_devices(**{name: waves})
-    if any(length < waves.shape[-1] for length in lengths):
-        waves = _padding_cleared(waves, lengths)
-    valid = waves.detach().isfinite().all(-1)
-    if not check:
-        return torch.where(valid.unsqueeze(-1), waves, 0.0), valid
-    if not bool(valid.all()):
-        item, source = (int(i) for i in (~valid).nonzero()[0])
-        bad = (~waves[item, source].detach().isfinite()).nonzero()
-        raise ValueError(
-            f"{name} must be finite, got {len(bad)} NaN or infinite samples in item {item}, "
-            f"source {source}, the first at sample {int(bad[0])}. Repair the signal or leave the "
-            "item out."
-        )
-    return waves, None
-
-
-def _padding_cleared(waves: Tensor, lengths: Sequence[int]) -> Tensor:
-    samples = torch.arange(waves.shape[-1], device=waves.device)
-    inside = samples < devices.placed(lengths, waves.device)[:, None, None]
-    return torch.where(inside, waves, 0.0)
+    call = validate(config, estimates, references, None, lengths, measures)
+    check_permutable(call, pit)
+    order = best_order(call)
+    if estimates.ndim == 2:
+        return estimates[order[0]]
+    return estimates[torch.arange(len(order), device=order.device).unsqueeze(-1), order]

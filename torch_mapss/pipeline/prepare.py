@@ -16,10 +16,9 @@ from torch_mapss.pipeline.bank import Encoded, Group, ReferenceBank, scored_fram
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.copies import (
     EmbeddingChecks,
+    Rows,
     embed,
-    encoded_copies,
-    measured_copies,
-    plans,
+    planned_copies,
     sums_of_others,
 )
 from torch_mapss.pipeline.inputs import Call, Clips, Signals
@@ -83,15 +82,17 @@ def encoded_group(
     waves = at_loudness(given, rate, config.loudness)
     active = active_frames(waves, grid.receptive_field, grid.hop, config.activity)
 
+    def level(_: Rows, made: Tensor) -> Tensor:
+        return at_loudness(made, rate, config.loudness)
+
     def encoding(encoder: Encoder, waves: Tensor) -> Tensor:
         return embed(encoder, waves, budget, seen)
 
     references: dict[Encoder, Tensor] = {}
     parts: dict[str, Encoded] = {}
-    for plan in plans(config, measures):
-        found = measured_copies(config, plan, waves, active, clips.items, pieces=False)
-        buffers = encoded_copies(
-            config, plan, found, waves, lambda _, x: at_loudness(x, rate, config.loudness), encoding
+    for copies in planned_copies(config, measures, waves, active, clips.items, pieces=False):
+        buffers = copies.encoded(
+            waves, lambda _, x: at_loudness(x, rate, config.loudness), encoding
         )
         for name, buffer in buffers.items():
             encoder, others = buffer.encoder, None

@@ -9,7 +9,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool1d, pad
 
+from torch_mapss.audio.frames import frame_count
 from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import checks, devices
 from torch_mapss.core.frame_batches import Score, Started, finish, start
@@ -17,7 +19,6 @@ from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
 from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline.bank import BankFrames, Encoded, Group, ReferenceBank
-from torch_mapss.pipeline.bleed import bleed
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.copies import EmbeddingChecks, embed
 from torch_mapss.pipeline.inputs import Call
@@ -29,6 +30,8 @@ from torch_mapss.pipeline.segments import Span, estimates_of, spans
 # Called with how many segments of a long clip are scored, from 0 on, and how many there are.
 OnSegment = Callable[[int, int], object]
 Record = TypeVar("Record")
+FLOOR_DB = -100.0
+"""Least bleed: that of silence. Most is 100."""
 
 
 @dataclass(frozen=True)
@@ -258,3 +261,62 @@ def _scores(config: Config, call: Call, written: FrameScores) -> Scores:
     times = devices.back(config.times(call.prepared.frames), call.estimates.waves.device)
     level = bleed(config, call) if "bleed" in call.measures else None
     return written.scores(call.measures, times, level)
+
+
+# ------------------------------------------------------------------------------------------------
+# Bleed
+# ------------------------------------------------------------------------------------------------
+
+
+def bleed(config: Config, call: Call) -> Tensor:
+    """(B, S', F) in dB; NaN where it is not defined.
+
+    The level of the estimate in frames where its own reference is inactive and another one active,
+    relative to the estimate's mean power where its own reference is active. That stands for the
+    level of the reference: a separator's gain is free, and changes no bleed. The level of a frame
+    is its variance, so a constant offset does not count. Silence has ``FLOOR_DB``; nothing has less
+    than that, or more than -``FLOOR_DB``. Undefined where the own reference is silent throughout.
+    """
+    bank, waves = call.prepared, call.estimates.waves
+    found = waves.new_full((bank.batch, len(call.attributed), bank.frames), torch.nan)
+    found = found.to(torch.promote_types(found.dtype, torch.float32))
+    for clips, group in zip(call.estimates.clips, bank.groups):
+        places = devices.placed(group.items, waves.device)
+        values = _bleed_of_group(config, clips.waves, group, call.attributed).to(found.dtype)
+        short = bank.frames - values.shape[-1]
+        values = pad(values, (0, short), value=torch.nan)
+        found = found.index_copy(0, places, values)
+    complete = call.estimates.complete
+    return found if complete is None else torch.where(complete[:, None, None], found, torch.nan)
+
+
+def _bleed_of_group(config: Config, waves: Tensor, group: Group, index: tuple[int, ...]) -> Tensor:
+    own = devices.picked(group.active, 1, index)
+    power = _frame_power(config, waves)
+    count = own.sum(-1, keepdim=True)
+    level = torch.where(own, power, 0.0).sum(-1, keepdim=True) / count.clamp(min=1)
+    defined = ~own & group.active.any(1, keepdim=True) & (count > 0)
+    most = 10.0 ** (-FLOOR_DB / 10.0)
+    # Both are masked before they are divided, and silence has no slope.
+    loud = defined & (power > level / most)
+    small = loud & (power < level * most)
+    ratio = torch.where(small, power, 1.0) / torch.where(small, level, 1.0)
+    capped = torch.where(loud, -FLOOR_DB, FLOOR_DB)
+    return torch.where(defined, torch.where(small, 10.0 * ratio.log10(), capped), torch.nan)
+
+
+def _frame_power(config: Config, waves: Tensor) -> Tensor:
+    """(b, S', F) variance within every frame, float64: a constant offset is not loud."""
+    field, hop = config.grid.receptive_field, config.grid.hop
+    frames = frame_count(waves.shape[-1], field, hop)
+    step = max(1, config.budget(waves.device).samples // hop)
+    parts = []
+    for first in range(0, frames, step):  # in float64 a few at a time
+        last = min(first + step, frames)
+        piece = devices.wide(waves[..., first * hop : (last - 1) * hop + field]).flatten(0, 1)
+        mean, square = (
+            avg_pool1d(x.unsqueeze(1), field, hop).squeeze(1) for x in (piece, piece.square())
+        )
+        power = (square - mean.square()).clamp(min=0.0)
+        parts.append(power.unflatten(0, waves.shape[:2]))
+    return devices.back(torch.cat(parts, -1), waves.device)

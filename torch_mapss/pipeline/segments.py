@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +16,12 @@ from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline.bank import BankFrames, Deferred, Encoded, Group, scored_frames
 from torch_mapss.pipeline.config import CONTEXT, Config
 from torch_mapss.pipeline.copies import (
+    Copies,
     EmbeddingBuffer,
     EmbeddingChecks,
-    Found,
     Rows,
-    copies,
     embed,
-    encoded_copies,
-    measured_copies,
+    planned_copies,
     plans,
     sums_of_others,
 )
@@ -54,12 +51,11 @@ def deferred_group(config: Config, clips: Clips, measures: Sequence[str]) -> Gro
     ]
     active = torch.cat(parts).unsqueeze(0)
     deferred: dict[str, Deferred] = {}
-    for plan in plans(config, measures):
-        found = measured_copies(config, plan, waves, active, clips.items, pieces=True)
-        gains = copy_gains(config, plan.bank, found, waves, budget)
-        for name, places in plan.users.items():
-            own = torch.from_numpy(found.present[name]).to(waves.device)
-            deferred[name] = Deferred(own, of_members(found.measured, places), gains[..., places])
+    for copies in planned_copies(config, measures, waves, active, clips.items, pieces=True):
+        gains = copy_gains(copies, waves, budget)
+        for name, places in copies.plan.users.items():
+            own = torch.from_numpy(copies.present[name]).to(waves.device)
+            deferred[name] = Deferred(own, of_members(copies.measured, places), gains[..., places])
     others = None
     if waves.shape[1] > 2 and any(MEASURES[name].others for name in deferred):
         others = sums_of_others(clips.waves)
@@ -83,22 +79,19 @@ def _gains(config: Config, waves: Tensor, budget: Budget) -> Tensor:
     return gain_to(waves, config.grid.sample_rate, config.loudness, budget.samples).unsqueeze(-1)
 
 
-def copy_gains(
-    config: Config, bank: DistortionBank, found: Found, waves: Tensor, budget: Budget
-) -> Tensor:
+def copy_gains(copies: Copies, waves: Tensor, budget: Budget) -> Tensor:
     """What brings every copy of references (1, S, T) to a level, (1, S, P); 0 if there is none."""
-    rate, samples = config.grid.sample_rate, waves.shape[-1]
-    meter = Meter(tuple(found.made.shape), samples, rate, waves)
+    rate, samples = copies.config.grid.sample_rate, waves.shape[-1]
+    meter = Meter(tuple(copies.wanted.shape), samples, rate, waves)
     least = max(1, round(SHORTEST_BLOCK * rate) // meter.hop)
     step = max(least, budget.samples // PIECES // meter.hop) * meter.hop
     for start in range(0, samples, step):
         stop = min(start + step, samples)
         lead = meter.lead if start else 0
-        piece, left = _piece(waves, bank, rate, start - lead, stop)
-        for rows, made in copies(piece, bank, rate, found.measured, found.made, budget, left):
-            own = made[:, start - lead - left : stop - left]
-            meter.add(rows.places(waves.device), own, start)
-    return meter.gain(config.loudness) * found.measured.mask
+        piece, left = _piece(waves, copies.plan.bank, rate, start - lead, stop)
+        for rows, made in copies.made(piece, left):
+            meter.add(rows.places(waves.device), made[:, start - lead - left : stop - left], start)
+    return meter.gain(copies.config.loudness) * copies.measured.mask
 
 
 def _piece(
@@ -115,22 +108,19 @@ def _piece(
 # ------------------------------------------------------------------------------------------------
 
 
-class Estimates(NamedTuple):
-    """The estimates of one system for a long clip."""
-
-    waves: Tensor  # (S', T) as they came in
-    gains: Tensor  # (S', 1) what brings them to the level, and the sign, of their references
+Levelled = tuple[Tensor, Tensor]
+"""Estimates (S', T) as they came in, and the gains (S', 1) to the level of their references."""
 
 
 def estimates_of(
     config: Config, waves: Tensor, group: Group, attributed: tuple[int, ...]
-) -> Estimates:
+) -> Levelled:
     """Estimates (S', T), and what brings them to the level and, if asked for, the sign."""
     gains = _gains(config, waves, config.budget(waves.device))
     if config.align_polarity:
         same = [torch.dot(w, group.waveforms[0, i]) for w, i in zip(waves, attributed)]
-        gains = torch.where(torch.stack(same).unsqueeze(-1) < 0.0, -gains, gains)
-    return Estimates(waves, gains)
+        gains = gains * torch.where(torch.stack(same).unsqueeze(-1) < 0.0, -1.0, 1.0)
+    return waves, gains
 
 
 class Span:
@@ -154,13 +144,14 @@ class Span:
         self.budget = config.budget(frames.device)
         self._encoded: dict[tuple[int, int], Tensor] = {}  # by encoder and system
 
-    def outputs(self, name: str, estimates: Estimates) -> Tensor:
+    def outputs(self, name: str, estimates: Levelled) -> Tensor:
         """(n, S', M) of one system for one measure."""
         encoder = self.config.encoder_of(name)
         key = id(encoder), id(estimates)
         if key not in self._encoded:
-            waves = estimates.waves[:, self.start : self.stop] * estimates.gains
-            self._encoded[key] = self._embed(encoder, waves).transpose(0, 1)
+            waves, gains = estimates
+            piece = waves[:, self.start : self.stop] * gains
+            self._encoded[key] = self._embed(encoder, piece).transpose(0, 1)
         return self._encoded[key]
 
     def bank(self, measures: Sequence[str]) -> Iterator[tuple[str, BankFrames]]:
@@ -171,14 +162,15 @@ class Span:
             present = {n: x.mask.cpu().numpy() for n, x in parts.items() if x.mask is not None}
             part = parts[plan.name]
             assert isinstance(part, Deferred)
-            found = Found(part.measured, part.measured.mask.cpu().numpy(), present)
+            wanted = part.measured.mask.cpu().numpy()
+            copies = Copies(self.config, plan, part.measured, wanted, present)
             piece, left = _piece(self.group.waveforms, plan.bank, rate, self.start, self.stop)
             own, gains = slice(self.start - left, self.stop - left), part.gains
 
             def level(rows: Rows, made: Tensor, own: slice = own, gains: Tensor = gains) -> Tensor:
                 return made[:, own] * gains[rows.places(made.device)].unsqueeze(-1)
 
-            buffers = encoded_copies(self.config, plan, found, piece, level, self._embed, left)
+            buffers = copies.encoded(piece, level, self._embed, left)
             for name in plan.users:
                 yield name, self._frames_of(buffers.pop(name), name)
 

@@ -44,19 +44,12 @@ from __future__ import annotations
 
 from torch_mapss._lazy import lazy_names
 
-_LOSSES: tuple[str, ...] = (
-    "BleedLoss",
-    "ClearanceLoss",
-    "DecompositionLoss",
-    "FidelityLoss",
-    "MAPSSLoss",
-)
-_LOSSES += ("MatchLoss", "PerceptualLoss", "SeparationLoss")
+_LOSSES = "Bleed", "Clearance", "Decomposition", "Fidelity", "MAPSS", "Match", "Perceptual"
 _HOMES = {
     "CurriculumCallback": "torch_mapss.training.lightning",
     "FrameTrigger": "torch_mapss.training.curriculum",
     "LossRecord": "torch_mapss.training.terms",
-    **dict.fromkeys(_LOSSES, "torch_mapss.training.losses"),
+    **{f"{name}Loss": "torch_mapss.training.losses" for name in (*_LOSSES, "Separation")},
 }
 
 __all__ = [*_HOMES]

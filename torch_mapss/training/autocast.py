@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from torch_mapss.training.terms import zero_of
 
 # -log PM of a hopeless output can have slopes beyond 65504, where float16 ends. The gradient of
 # float16 estimates is therefore held at that limit. A GradScaler multiplies the loss, and finds
@@ -61,16 +59,12 @@ def precisely(estimates: Tensor) -> Iterator[tuple[Tensor, Callable[[Tensor], Te
     waves = _Lift.apply(estimates, scale) if half else estimates
 
     def leave(value: Tensor) -> Tensor:
-        if waves.requires_grad and not value.requires_grad:
-            value = value + zero_of(waves)
+        if waves.requires_grad and not value.requires_grad:  # zeros, whatever the estimates hold
+            never = torch.zeros((), dtype=torch.bool, device=waves.device)
+            value = value + torch.where(never, waves, 0.0).sum()
         return _Output.apply(value, scale)
 
-    with _without_autocast(waves):
-        yield waves, leave
-
-
-def _without_autocast(estimates: object) -> AbstractContextManager[Any]:
     kind = estimates.device.type if isinstance(estimates, Tensor) else "cpu"
-    if not torch.amp.is_autocast_available(kind):
-        return nullcontext()
-    return torch.autocast(kind, enabled=False)
+    known = torch.amp.is_autocast_available(kind)
+    with torch.autocast(kind, enabled=False) if known else nullcontext():
+        yield waves, leave

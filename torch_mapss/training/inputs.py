@@ -1,9 +1,9 @@
-"""Validation of a call of a loss; behind it nothing is checked again."""
+"""Validation of a call of a loss, and the order of its estimates; nothing is checked later."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,40 +13,12 @@ from torch_mapss.core import devices
 from torch_mapss.pipeline import inputs
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.config import Config
+from torch_mapss.pipeline.inputs import Call, best_order, check_permutable
 from torch_mapss.pipeline.prepare import prepared
 
-
-@dataclass(frozen=True)
-class Call:
-    """What the terms of one call are computed from."""
-
-    validated: inputs.Call  # with its bank
-    truth: Tensor | None  # (B, S', T) references as handed in, where a term needs them
-    draw: int | None = None  # seed of the random frames: all permutations of a call see the same
-    order: Tensor | None = None  # (B, S) with PIT: the estimate that stands for each reference
-
-    @property
-    def estimates(self) -> Tensor:
-        """(B, S', T) floating point, at the rate they came in."""
-        return self.validated.estimates.waves
-
-    @property
-    def bank(self) -> ReferenceBank:
-        """The references, prepared."""
-        return self.validated.prepared
-
-    @property
-    def attributed(self) -> tuple[int, ...]:
-        """Source of each estimate."""
-        return self.validated.attributed
-
-    def in_order(self, order: Tensor) -> Call:
-        """The call with its estimates brought into the order of the references."""
-        return replace(self, validated=self.validated.ordered(order), order=order)
-
-    def generator(self) -> torch.Generator | None:
-        """Draws the random frames."""
-        return None if self.draw is None else torch.Generator("cpu").manual_seed(self.draw)
+PIT = ("si_sdr", "loss")
+# PIT over the loss scores every permutation: 24 of them for 4 sources.
+MOST_PERMUTED = 4
 
 
 def validate(
@@ -55,76 +27,94 @@ def validate(
     references: Tensor | ReferenceBank,
     attributed: Sequence[int] | Tensor | None,
     lengths: Tensor | Sequence[int] | None,
-    waveforms: Tensor | None,
     measures: tuple[str, ...],
-    needs_truth: bool,
 ) -> Call:
     """The call of a loss, checked; references that are no bank become one.
 
     Args:
         config: of the scorer.
-        estimates, references, attributed, lengths, waveforms: as handed to the loss.
+        estimates, references, attributed, lengths: as handed to the loss.
         measures: which the loss needs.
-        needs_truth: whether it needs the references as waveforms.
 
     Raises:
         TypeError, ValueError: input that cannot be scored, see the message.
     """
-    _check_rank(estimates)
-    _check_order(estimates, references)
+    if isinstance(estimates, Tensor) and estimates.ndim == 2:
+        raise ValueError(
+            f"a loss takes estimates (B, S', T), got {tuple(estimates.shape)}: the first axis "
+            "could be mixtures or sources. The measures compare an estimate with all sources of "
+            "its mixture and have no value speaker by speaker; a permutation wrapper must hand in "
+            "whole mixtures (mode='permutation-wise'). For one mixture pass estimates.unsqueeze(0)."
+        )
+    if isinstance(estimates, Tensor) and isinstance(references, Tensor):
+        required = estimates.requires_grad, references.requires_grad
+        if required == (False, True) and torch.is_grad_enabled():
+            raise ValueError(
+                "references require a gradient and estimates do not, so they seem to be swapped. "
+                "Pass estimates first, loss(estimates, references); if the order is right, pass "
+                "references.detach()."
+            )
     call = inputs.validate(config, estimates, references, attributed, lengths, measures)
-    call = prepared(config, call)
-    if waveforms is not None:
-        waveforms = _of_bank(audio.as_waveform(waveforms, "waveforms"), call.prepared)
-    elif call.references is not None:
+    return prepared(config, call)
+
+
+def truth_of(config: Config, call: Call, waveforms: Tensor | None) -> Tensor:
+    """(B, S', T) references of a call as handed in, for a term of the caller's own.
+
+    Args:
+        config: of the scorer.
+        call: prepared.
+        waveforms: the references where they came as a bank, or None.
+
+    Raises:
+        ValueError: they came as a bank and ``waveforms`` are missing or do not fit it.
+    """
+    bank = call.prepared
+    if call.references is not None and waveforms is None:
         waveforms = call.references.waves
-    if not needs_truth:
-        return Call(call, None)
-    truth = _truth(waveforms, call.prepared, call.attributed, config.check_finite)
-    return Call(call, truth.to(call.estimates.waves.dtype))
-
-
-def _truth(
-    waveforms: Tensor | None, bank: ReferenceBank, index: tuple[int, ...], check: bool
-) -> Tensor:
     if waveforms is None:
         raise ValueError(
             "extra needs the references as waveforms, and a bank was handed in. Pass them "
             "along: loss(estimates, bank, waveforms=references)."
         )
-    valid, _ = inputs.valid_waveforms(waveforms, "waveforms", bank.lengths, check)
-    return devices.picked(valid, 1, index)
-
-
-def _check_rank(estimates: object) -> None:
-    if getattr(estimates, "ndim", 3) == 2:
-        shape = tuple(estimates.shape)  # type: ignore[attr-defined]
-        raise ValueError(
-            f"a loss takes estimates (B, S', T), got {shape}: the first axis could be mixtures "
-            "or sources. The measures compare an estimate with all sources of its mixture and "
-            "have no value speaker by speaker; a permutation wrapper must hand in whole "
-            "mixtures (mode='permutation-wise'). For one mixture pass estimates.unsqueeze(0)."
-        )
-
-
-def _check_order(estimates: object, references: object) -> None:
-    if not (isinstance(estimates, Tensor) and isinstance(references, Tensor)):
-        return
-    required = estimates.requires_grad, references.requires_grad
-    if required == (False, True) and torch.is_grad_enabled():
-        raise ValueError(
-            "references require a gradient and estimates do not, so they seem to be swapped. Pass "
-            "estimates first, loss(estimates, references); if the order is right, pass "
-            "references.detach()."
-        )
-
-
-def _of_bank(waveforms: Tensor, bank: ReferenceBank) -> Tensor:
-    """References as waveforms, of the shape the bank was made from."""
+    waves = audio.as_waveform(waveforms, "waveforms")
     expected = bank.batch, bank.sources, bank.samples
-    if tuple(waveforms.shape) != expected:
+    if tuple(waves.shape) != expected:
         raise ValueError(
             f"waveforms must be the references (B, S, T) = {expected} the bank was made of, got "
-            f"{tuple(waveforms.shape)}. Nothing is broadcast or cut."
+            f"{tuple(waves.shape)}. Nothing is broadcast or cut."
         )
-    return waveforms
+    valid, _ = inputs.valid_waveforms(waves, "waveforms", bank.lengths, config.check_finite)
+    return devices.picked(valid, 1, call.attributed).to(call.estimates.waves.dtype)
+
+
+def ordered(call: Call, pit: str | None, losses: Callable[[Call], Tensor]) -> Call:
+    """The call with each reference's estimate in its place.
+
+    Args:
+        call: as validated.
+        pit: ``"si_sdr"``, ``"loss"``, or None: as they came.
+        losses: (B,) losses of a call, which ``"loss"`` makes least.
+
+    Raises:
+        ValueError: not one estimate per reference, or too many of them for ``"loss"``.
+    """
+    if pit is None:
+        return call
+    check_permutable(call, pit)
+    if pit == "si_sdr":
+        return call.ordered(best_order(call))
+    return call.ordered(_order_by_loss(call, losses))
+
+
+@torch.no_grad()
+def _order_by_loss(call: Call, losses: Callable[[Call], Tensor]) -> Tensor:
+    sources, waves = call.prepared.sources, call.estimates.waves
+    if sources > MOST_PERMUTED:
+        raise ValueError(
+            f"pit='loss' scores every permutation and takes at most {MOST_PERMUTED} sources, "
+            f"got {sources}. Use pit='si_sdr'."
+        )
+    orders = torch.tensor(list(itertools.permutations(range(sources)))).to(waves.device)
+    found = [losses(call.ordered(order.expand(len(waves), -1))) for order in orders]
+    return orders[torch.stack(found).argmin(0)]

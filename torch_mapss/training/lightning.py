@@ -17,8 +17,8 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 from torch_mapss.core import checks
 from torch_mapss.metrics.shared_batch import Request, frame_scores
 from torch_mapss.metrics.values import FRAME_VALUES
+from torch_mapss.pipeline.inputs import check_pit
 from torch_mapss.pipeline.mapss import MAPSS
-from torch_mapss.pipeline.permutation import check_pit
 from torch_mapss.training.curriculum import FrameTrigger, TriggerEvent
 
 try:

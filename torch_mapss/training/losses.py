@@ -46,7 +46,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,20 +54,23 @@ from torch import Tensor, nn
 from torch_mapss.core import checks
 from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.inputs import Call, check_pit
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
 from torch_mapss.pipeline.measures import MEASURES
-from torch_mapss.pipeline.permutation import check_pit
 from torch_mapss.pipeline.score import score, scoring
 from torch_mapss.training.autocast import precisely
-from torch_mapss.training.inputs import Call, validate
-from torch_mapss.training.pit import PIT, ordered, returned, unplaced
+from torch_mapss.training.inputs import PIT, ordered, truth_of, validate
 from torch_mapss.training.reduction import REDUCTIONS, mean_of, reduced, reduced_extra
-from torch_mapss.training.terms import FRAME_TERMS, LossRecord, Term, frame_term, negative_si_sdr
-from torch_mapss.training.weights import (
+from torch_mapss.training.terms import (
+    FRAME_TERMS,
+    LossRecord,
+    Term,
     Weighting,
-    checked_weight,
     checked_weighting,
+    frame_term,
     frame_weights,
+    negative_si_sdr,
+    unplaced,
 )
 
 __all__ = [
@@ -81,9 +83,6 @@ __all__ = [
     "MatchLoss",
     "SeparationLoss",
 ]
-
-MODES = ("linear", "log")
-MATCH_MODES = ("linear", "log", "log1p")
 
 UNDEFINED = (
     "clearance, fidelity, PS and PM need frames in which the own source and another one are active "
@@ -120,9 +119,10 @@ class PerceptualLoss(nn.Module):
     ) -> None:
         super().__init__()
         #: Weights of the terms, which may be changed between calls.
-        self.weights = {name: checked_weight(w, name) for name, w in weights.items()}
+        self.weights = dict(weights)
         self.settings = dict(settings)
-        checks.check_real(self.settings.get("floor_db", 0.0), "floor_db", "[-100, 100]")
+        for term in FRAME_TERMS.values():
+            term.check(self.settings)
         measures = self.measures  # refuses weights that leave out every term
         if mapss is None:
             options = {"measures": measures, **options}
@@ -153,7 +153,7 @@ class PerceptualLoss(nn.Module):
                 raise ValueError(
                     f"weights[{name!r}] is no term; there are {', '.join(FRAME_TERMS)} and si_sdr."
                 )
-            checked_weight(weight, name)
+            checks.check_real(weight, name, "[0, inf)", "0 leaves the term out.")
         wanted = {FRAME_TERMS[name].measure for name in self._weighted()}
         if not wanted:
             raise ValueError(
@@ -204,11 +204,12 @@ class PerceptualLoss(nn.Module):
             ValueError: shapes, lengths, devices or samples that do not fit, see the message;
                 non-finite samples name item and source; arguments that seem to be swapped.
         """
+        config, draw = self.mapss.config, self._draw()
         with precisely(estimates) as (waves, leave):
-            given = waves, references, attributed, lengths, waveforms
-            call = validate(self.mapss.config, *given, self.measures, self.extra is not None)
-            call = ordered(replace(call, draw=self._draw()), self.pit, self._losses)
-            return leave(self._reduce(self._terms(call), call))
+            call = validate(config, waves, references, attributed, lengths, self.measures)
+            truth = None if self.extra is None else truth_of(config, call, waveforms)
+            call = ordered(call, self.pit, lambda one: reduced(self._terms(one, draw), "item"))
+            return leave(self._reduce(self._terms(call, draw), call, truth))
 
     def _draw(self) -> int | None:
         """New random frames for every call in training mode, the same ones in evaluation mode."""
@@ -218,9 +219,10 @@ class PerceptualLoss(nn.Module):
         self.draws += self.training
         return _stable_seed(self.seed, draw)
 
-    def _terms(self, call: Call) -> list[Term]:
+    def _terms(self, call: Call, draw: int | None) -> list[Term]:
         config = self.mapss.config
-        (scores,) = score(config, [call.validated], scoring(config), self.frames, call.generator())
+        drawn = None if draw is None else torch.Generator("cpu").manual_seed(draw)
+        (scores,) = score(config, [call], scoring(config), self.frames, drawn)
         weights = frame_weights(self.weighting, scores, call, config.grid)
         terms = [
             frame_term(name, weight, self.settings, scores, weights)
@@ -231,20 +233,15 @@ class PerceptualLoss(nn.Module):
             terms.append(Term("si_sdr", self.weights["si_sdr"], *negative_si_sdr(call)))
         return terms
 
-    def _losses(self, call: Call) -> Tensor:
-        """(B,) of one permutation."""
-        return reduced(self._terms(call), "item")
-
-    def _reduce(self, terms: Sequence[Term], call: Call) -> Tensor:
-        terms = [returned(term, call.order) for term in terms]
+    def _reduce(self, terms: Sequence[Term], call: Call, truth: Tensor | None) -> Tensor:
+        terms = [term.returned(call.order) for term in terms]
         self.last = _record(terms, call.order)
-        self._warn_undefined(self.last.defined, call.bank)
+        self._warn_undefined(self.last.defined, call.prepared)
         value = reduced(terms, self.reduction)
-        if self.extra is None:
+        if self.extra is None or truth is None:
             return value
-        assert call.truth is not None
-        extra = self.extra(call.estimates, call.truth)
-        extra = reduced_extra(extra, self.reduction, call.estimates.shape[:2])
+        waves = call.estimates.waves
+        extra = reduced_extra(self.extra(waves, truth), self.reduction, waves.shape[:2])
         return value + (unplaced(extra, call.order) if self.reduction == "none" else extra)
 
     def _warn_undefined(self, defined: Tensor, bank: ReferenceBank) -> None:
@@ -320,7 +317,6 @@ class SeparationLoss(PerceptualLoss):
     """
 
     def __init__(self, mapss: MAPSS | None = None, *, mode: str = "linear", **options: Any) -> None:
-        checks.check_choice(mode, "mode", MODES)
         super().__init__(mapss, {"separation": 1.0}, {"separation_mode": mode}, **options)
 
 
@@ -338,7 +334,6 @@ class MatchLoss(PerceptualLoss):
     """
 
     def __init__(self, mapss: MAPSS | None = None, *, mode: str = "log1p", **options: Any) -> None:
-        checks.check_choice(mode, "mode", MATCH_MODES)
         super().__init__(mapss, {"match": 1.0}, {"match_mode": mode}, **options)
 
 
@@ -478,8 +473,8 @@ class MAPSSLoss(PerceptualLoss):
         **options: Any,
     ) -> None:
         settings = {
-            "separation_mode": checks.check_choice(separation_mode, "separation_mode", MODES),
-            "match_mode": checks.check_choice(match_mode, "match_mode", MATCH_MODES),
+            "separation_mode": separation_mode,
+            "match_mode": match_mode,
             "floor_db": floor_db,
         }
         weights = {"clearance": clearance, "fidelity": fidelity, "separation": separation}

@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 
 from torch_mapss import audio
-from torch_mapss.core import devices
-from torch_mapss.pipeline.permutation import pairs
+from torch_mapss.core import checks, devices
+from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.config import Grid
+from torch_mapss.pipeline.inputs import Call
 from torch_mapss.pipeline.scores import Scores
-from torch_mapss.training.inputs import Call
 
 # -log PS goes on as a straight line below this PS: PS is exactly 0 where an output is another
 # source, and the slope of the logarithm would be infinite there.
 LOG_FLOOR = 1e-6
+
+Weighting = Callable[[Scores, ReferenceBank], Tensor]
 
 
 class Term(NamedTuple):
@@ -28,6 +31,11 @@ class Term(NamedTuple):
     weight: float
     values: Tensor  # (B, S'), exactly 0 where not defined
     defined: Tensor  # (B, S') bool
+
+    def returned(self, order: Tensor | None) -> Term:
+        """The term with its values back in the places of the estimates."""
+        values, defined = unplaced(self.values, order), unplaced(self.defined, order)
+        return self._replace(values=values, defined=defined)
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,15 @@ class FrameTerm(NamedTuple):
     field: str  # of Scores: it is defined where this is
     values: Callable[[Scores, Any], Tensor]  # (B, S', F) from scores and a setting of the loss
     setting: str = ""  # name of that setting
+    choices: tuple[Any, ...] = (None,)  # for the setting; the first is taken where a loss has none
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Raise TypeError or ValueError for a setting of a loss that does not fit."""
+        given = settings.get(self.setting, self.choices[0])
+        if isinstance(self.choices[0], float):
+            checks.check_real(given, self.setting, "[-100, 100]")
+        else:
+            checks.check_choice(given, self.setting, self.choices)
 
 
 def leakage_values(scores: Scores, mode: str) -> Tensor:
@@ -83,17 +100,19 @@ def bleed_values(scores: Scores, floor_db: float) -> Tensor:
     return (torch.where(bleed.isnan(), floor_db, bleed) - floor_db).clamp(min=0.0)
 
 
-# Settings of terms that a loss is given weights of after it was made.
-DEFAULTS = {"separation_mode": "linear", "match_mode": "log1p", "floor_db": -40.0}
 FRAME_TERMS = {
     "clearance": FrameTerm("decomposition", "clearance", lambda s, _: 1.0 - s.of("clearance")),
     # Not 1 - fidelity, which is flat where the distortion exceeds the distance to a source.
     "fidelity": FrameTerm(
         "decomposition", "distortion_ratio", lambda s, _: s.of("distortion_ratio")
     ),
-    "separation": FrameTerm("separation", "ps", leakage_values, "separation_mode"),
-    "match": FrameTerm("match", "log_pm", distortion_values, "match_mode"),
-    "bleed": FrameTerm("bleed", "bleed_db", bleed_values, "floor_db"),
+    "separation": FrameTerm(
+        "separation", "ps", leakage_values, "separation_mode", ("linear", "log")
+    ),
+    "match": FrameTerm(
+        "match", "log_pm", distortion_values, "match_mode", ("log1p", "linear", "log")
+    ),
+    "bleed": FrameTerm("bleed", "bleed_db", bleed_values, "floor_db", (-40.0,)),
 }
 
 
@@ -113,7 +132,7 @@ def frame_term(
     term = FRAME_TERMS[name]
     defined = scores.defined(term.field)
     shares = torch.where(defined, torch.ones_like(weights) if name == "bleed" else weights, 0.0)
-    setting = settings.get(term.setting, DEFAULTS.get(term.setting))
+    setting = settings.get(term.setting, term.choices[0])
     values = torch.where(defined, term.values(scores, setting), 0.0)
     return Term(name, weight, *weighted_mean(values, shares.to(values.dtype)))
 
@@ -130,22 +149,77 @@ def weighted_mean(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 def negative_si_sdr(call: Call) -> tuple[Tensor, Tensor]:
     """-SI-SDR (B, S') in dB, and where the reference is not silent."""
-    shape = call.estimates.shape[:2]
-    values = call.estimates.new_zeros(shape)
-    defined = torch.zeros(shape, dtype=torch.bool, device=values.device)
-    for items, estimates, references in pairs(call.validated):
+    given = call.estimates
+    values = given.waves.new_zeros(given.waves.shape[:2])
+    defined = torch.zeros(values.shape, dtype=torch.bool, device=values.device)
+    for items, estimates, references in call.pairs():
         references = devices.picked(references, 1, call.attributed)
         active = ~audio.is_silent(references)
-        if call.validated.estimates.valid is not None:
-            active = active & devices.picked(call.validated.estimates.valid, 0, items)
-        found = audio.si_sdr(estimates, references.to(estimates.dtype))
-        place = devices.placed(items, values.device)
-        values = values.index_put((place,), torch.where(active, -found, 0.0))
-        defined = defined.index_put((place,), active)
+        if given.valid is not None:
+            active = active & devices.picked(given.valid, 0, items)
+        place = (devices.placed(items, values.device),)
+        found = audio.si_sdr(estimates, references.to(values.dtype))
+        values = values.index_put(place, torch.where(active, -found, 0.0))
+        defined = defined.index_put(place, active)
     return values, defined
 
 
-def zero_of(estimates: Tensor) -> Tensor:
-    """A zero whose gradient is a tensor of zeros, whatever ``estimates`` hold."""
-    never = torch.zeros((), dtype=torch.bool, device=estimates.device)
-    return torch.where(never, estimates, 0.0).sum()
+def unplaced(values: Tensor, order: Tensor | None) -> Tensor:
+    """(B, S) values of references, back in the places of the estimates."""
+    return values if order is None else values.gather(1, order.argsort(-1))
+
+
+# ------------------------------------------------------------------------------------------------
+# Weights of frames
+# ------------------------------------------------------------------------------------------------
+
+
+def frame_weights(
+    weighting: str | Weighting | None, scores: Scores, call: Call, grid: Grid
+) -> Tensor:
+    """(B, S', F) weights of the frames, without a gradient."""
+    if weighting is None:
+        return torch.ones_like(scores.active, dtype=torch.float32)
+    if callable(weighting):
+        weights = _checked(weighting(scores.detach(), call.prepared), scores.active.shape)
+    else:
+        weights = _energies(call.prepared, call.attributed, grid)
+    return weights.detach()
+
+
+def _energies(bank: ReferenceBank, index: tuple[int, ...], grid: Grid) -> Tensor:
+    """(B, S', F) mean square of the normalised references in every frame, 0 in padding."""
+    like = bank.groups[0].waveforms
+    energies = like.new_zeros(bank.batch, len(index), bank.frames)
+    for group in bank.groups:
+        waves = devices.picked(group.waveforms, 1, index)
+        power = audio.frame_rms(waves, grid.receptive_field, grid.hop).square()
+        places = devices.placed(group.items, energies.device)
+        energies[places, :, : power.shape[-1]] = power.to(energies.dtype)
+    return energies
+
+
+def checked_weighting(weighting: str | Weighting | None) -> str | Weighting | None:
+    if weighting is None or weighting == "energy" or callable(weighting):
+        return weighting
+    raise ValueError(
+        "weighting must be None, 'energy' or a function from scores and bank to weights "
+        f"(B, S', F), got {weighting!r}."
+    )
+
+
+def _checked(weights: object, shape: torch.Size) -> Tensor:
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"weighting must return a tensor (B, S', F), got {type(weights).__name__}.")
+    try:
+        weights = weights.expand(shape)
+    except RuntimeError:
+        raise ValueError(
+            f"weighting must return (B, S', F) = {tuple(shape)}, got {tuple(weights.shape)}."
+        ) from None
+    if not bool(((weights >= 0.0) & weights.isfinite()).all()):
+        raise ValueError(
+            "weighting must return finite weights of at least 0, got others. A negative weight "
+            "would reward what it should punish."
+        )
+    return weights

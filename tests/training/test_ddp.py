@@ -1,0 +1,223 @@
+"""Metrics and losses over two processes, replicated and sharded: gloo on the CPU."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from test_losses import Trained, leaky, voices
+from test_metrics import pair, small
+from torch import Tensor, distributed, nn
+from torchmetrics import MetricCollection
+
+from torch_mapss import PerceptualMatch, PerceptualSeparation
+
+pytestmark = [
+    pytest.mark.skipif(not distributed.is_available(), reason="no torch.distributed"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+# ------------------------------------------------------------------------------------------------
+# What two processes report
+# ------------------------------------------------------------------------------------------------
+
+
+def worker(rank: int, port: int, sent: Any, results: Any) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    found: dict[Any, Any] = {"sent": sent.item_scores().tolist()}
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    found |= {split: run_split(rank, split) for split in SPLITS}
+    found["alone"] = run_alone(rank)
+    for kind in WRAPS:
+        trained, whole = wrapped(kind), wrapped(kind, "global")
+        for name, silent in BATCHES.items():
+            grads = gradients(trained, *batch(rank, silent[rank]))
+            found[kind, name] = [g.numpy() for g in grads]
+        for name, shares in SHARES.items():
+            found[kind, name] = [g.numpy() for g in gradients(whole, *share(name, shares[rank]))]
+            found[kind, name, "value"] = float(whole.value)
+    results.put((rank, found))
+    results.close()
+    results.join_thread()
+    distributed.barrier()
+    distributed.destroy_process_group()
+    os._exit(0)  # threads of torch may outlive Python's end, and then abort the process
+
+
+@pytest.fixture(scope="module")
+def sent() -> PerceptualSeparation:
+    metric = PerceptualSeparation(small(), keep_items=True)
+    metric.update(*pair(2))
+    return metric
+
+
+@pytest.fixture(scope="module")
+def found(sent: PerceptualSeparation) -> dict[int, dict[Any, Any]]:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = int(s.getsockname()[1])
+    results = mp.get_context("spawn").Queue()
+    context = mp.spawn(worker, (port, sent, results), nprocs=2, join=False)
+    reports = dict(results.get(timeout=180) for _ in range(2))
+    while not context.join(timeout=60):
+        pass
+    return reports
+
+
+# ------------------------------------------------------------------------------------------------
+# Metrics
+# ------------------------------------------------------------------------------------------------
+
+ITEMS = 7
+# Items of each process, batch by batch: uneven last batches, and a process without any.
+SPLITS = {
+    "split": ([[0, 1, 2], [3]], [[4, 5], [6]]),
+    "empty": ([[0, 1, 2, 3], [4, 5, 6]], []),
+}
+
+
+def accumulated(batches: list[list[int]]) -> MetricCollection:
+    mapss, (preds, target) = small(), pair(ITEMS)
+    target[4] = 0.0  # one undefined item
+    collection = MetricCollection(
+        {
+            "ps": PerceptualSeparation(mapss, keep_items=True),
+            "pm": PerceptualMatch(mapss),
+            "each": PerceptualSeparation(mapss, reduction="source"),
+            "frames": PerceptualSeparation(mapss, reduction="none"),
+        }
+    )
+    for items in batches:
+        collection.update(preds[items], target[items])
+    return collection
+
+
+def run_split(rank: int, split: str) -> dict[str, Any]:
+    collection = accumulated(SPLITS[split][rank])
+    if rank == 0:  # alone: would hang if saving started a collective
+        pickle.dumps(collection.state_dict())
+        pickle.dumps(collection)
+    with collection["ps"].sync_context():
+        skipped, rows = collection["ps"].skipped, collection["ps"].item_scores()
+    before, started = collection["pm"].seen.item(), time.monotonic()
+    values = {name: value.numpy() for name, value in collection.compute().items()}
+    return {
+        "values": values,
+        "seconds": time.monotonic() - started,
+        "skipped": skipped,
+        "rows": rows.numpy(),
+        "seen": (before, collection["pm"].seen.item()),
+    }
+
+
+def run_alone(rank: int) -> float:
+    metric = PerceptualMatch(small(), log=True, sync_on_compute=False)
+    metric.update(*pair(1, seed=rank))
+    return metric.compute().item()
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_two_processes_equal_one(found, split):
+    single = accumulated([list(range(ITEMS))])
+    for rank in (0, 1):
+        report = found[rank][split]
+        for name, value in single.compute().items():
+            other = torch.tensor(report["values"][name])
+            torch.testing.assert_close(other, value, rtol=0, atol=1e-6, equal_nan=True)
+        rows = torch.tensor(report["rows"])
+        torch.testing.assert_close(rows, single["ps"].item_scores(), equal_nan=True)
+        assert report["skipped"] == single["ps"].skipped == 1
+        assert report["seconds"] < 10
+        count = sum(len(items) for items in SPLITS[split][rank])
+        assert report["seen"] == (count, count)  # the states are the process's own again
+
+
+def test_each_process_has_its_own_value_unsynchronised_and_gets_a_used_metric(found, sent):
+    assert found[0]["alone"] != found[1]["alone"] == run_alone(1)
+    assert found[0]["sent"] == found[1]["sent"] == sent.item_scores().tolist()
+
+
+# ------------------------------------------------------------------------------------------------
+# Losses
+# ------------------------------------------------------------------------------------------------
+
+# torch 2.6 shards on accelerators only.
+WRAPS = ["ddp", "fsdp"] if hasattr(torch.cpu.Stream, "record_event") else ["ddp"]
+# One batch of each process; in the second pair one of them has nothing to score.
+BATCHES = {"voices": (False, False), "one silent": (False, True)}
+# Mixtures of each process, and which of them are silent.
+SHARES = {"uneven": ((0, 1, 2), (3,)), "silent": ((0, 1), (2, 3))}
+SILENT = {"uneven": (), "silent": (1, 2, 3)}
+
+
+def batch(rank: int, silent: bool) -> tuple[Tensor, Tensor]:
+    references = voices(1, 2, 4800, seed=rank)
+    return leaky(references), references * (not silent)
+
+
+def share(name: str, mixtures: Sequence[int]) -> tuple[Tensor, Tensor]:
+    batches = [batch(mixture, mixture in SILENT[name]) for mixture in mixtures]
+    waves, references = (torch.cat(parts) for parts in zip(*batches))
+    return waves, references
+
+
+def model(reduction: str = "mean") -> Trained:
+    torch.manual_seed(0)
+    return Trained(reduction)
+
+
+def gradients(trained: nn.Module, waves: Tensor, references: Tensor) -> list[Any]:
+    trained.zero_grad()
+    value = trained(waves, references)
+    value.backward()
+    trained.value = value.detach()
+    found = [parameter.grad for parameter in trained.parameters()]
+    return [g.full_tensor() if hasattr(g, "full_tensor") else g.clone() for g in found]
+
+
+def wrapped(kind: str, reduction: str = "mean") -> nn.Module:
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model(reduction))
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model(reduction), mesh=init_device_mesh("cpu", (2,)))
+
+
+@pytest.mark.parametrize("kind", WRAPS)
+@pytest.mark.parametrize("name", BATCHES)
+def test_two_processes_average_their_gradients(found, kind, name):
+    alone = [gradients(model(), *batch(rank, BATCHES[name][rank])) for rank in (0, 1)]
+    assert any(g.abs().max() > 1e-3 for g in alone[0])
+    assert all(bool(g.abs().max() == 0.0) == (name == "one silent") for g in alone[1])
+    for place, (one, two) in enumerate(zip(*alone)):
+        for rank in (0, 1):
+            mine = torch.tensor(found[rank][kind, name][place])
+            torch.testing.assert_close(mine, (one + two) / 2.0, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", WRAPS)
+@pytest.mark.parametrize("name", SHARES)
+def test_a_mean_over_all_processes_is_exact(found, kind, name):
+    """However mixtures are dealt out: value and gradient are those of one process with all."""
+    one = model("mean")
+    expected = gradients(one, *share(name, [0, 1, 2, 3]))
+    value = float(one.value)
+    plain = [gradients(one, *share(name, mixtures)) for mixtures in SHARES[name]]
+    averaged = [(a + b) / 2.0 for a, b in zip(*plain)]
+    assert not all(torch.allclose(a, e, rtol=1e-2) for a, e in zip(averaged, expected))
+    for rank in (0, 1):
+        assert found[rank][kind, name, "value"] == pytest.approx(value, rel=1e-5)
+        for mine, whole in zip(found[rank][kind, name], expected):
+            torch.testing.assert_close(torch.tensor(mine), whole, rtol=1e-4, atol=1e-6)
