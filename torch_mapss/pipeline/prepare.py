@@ -12,7 +12,7 @@ from torch_mapss.audio.frames import active_frames
 from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import checks, devices
 from torch_mapss.encoders import Encoder
-from torch_mapss.pipeline.bank import Encoded, Group, ReferenceBank, scored_frames
+from torch_mapss.pipeline.bank import Deferred, Encoded, Group, ReferenceBank, scored_frames
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.copies import (
     EmbeddingChecks,
@@ -105,7 +105,7 @@ def encoded_group(
             parts[name] = Encoded(references[encoder], distortions, buffer.mask, others)
     for part in parts.values():
         active = active & part.usable().unsqueeze(1)
-    ordered = {name: parts[name] for name in measures if name in parts}
+    ordered: dict[str, Encoded | Deferred] = {n: parts[n] for n in measures if n in parts}
     return Group(clips.items, clips.samples, waves, active, scored_frames(active), ordered)
 
 
