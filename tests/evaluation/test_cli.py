@@ -294,6 +294,7 @@ def test_options_are_few_and_explained() -> None:
 NAMES = ("Füße é", "鼓手")
 
 
+@pytest.mark.slow
 def test_names_survive_where_file_names_are_bytes(tmp_path: Path) -> None:
     truth = sources(seconds=0.3)
     references = write_all(tmp_path / "wahr", truth, NAMES)
@@ -364,7 +365,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_scoring(
 
 def test_where_the_plot_went_is_told(tmp_path: Path, files: Files, capsys: Capture) -> None:
     for given, written in (("plain", "plain.png"), ("", "scores.png")):
-        assert score(files, "--plot", str(tmp_path / given)) == 0
+        assert score(files, "--measures", "bleed", "--plot", str(tmp_path / given)) == 0
         assert (tmp_path / written).is_file()
         assert f"Written to {tmp_path / written}\n" in capsys.readouterr().out
     assert score(files, "--plot", str(tmp_path / "x.xyz")) == 2
@@ -417,14 +418,8 @@ def test_distortions_are_listed(capsys: Capture) -> None:
         assert name.split("/", 1)[1] in told
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "module://nowhere.to.be.found",
-        pytest.param("foo", marks=pytest.mark.slow),
-        pytest.param("svg", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["module://nowhere.to.be.found", "foo", "svg"])
 def test_figures_need_no_backend(tmp_path: Path, backend: str) -> None:
     code = (
         "import os, sys\nfrom torch_mapss.evaluation import plots\n"

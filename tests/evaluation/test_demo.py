@@ -28,7 +28,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         raise AssertionError("the demo opened a connection")
 
     patch.setattr(socket.socket, "connect", refused)
-    patch.setattr(demo, "MAPSS", lambda _: small_mapss(12))
+    patch.setattr(demo, "MAPSS", lambda _: small_mapss(6))
     printed: list[str] = []
     patch.setattr(sys.stdout, "write", lambda text: printed.append(text) or len(text))
     try:
