@@ -82,7 +82,7 @@ def write_checkpoint(
     preprocessor: bool = True,
     **options: Any,
 ) -> Any:
-    """Save a random model with `save_pretrained`, and its preprocessor's settings beside it.
+    """Save a random model with `save_pretrained`, and its preprocessor's settings.
 
     Args:
         folder: where to; made if need be.

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 
 EPSILON = 1e-6  # the Tikhonov ridge of [eq:ps_distance]
-TIE = 1e-10  # eigenvalues closer than this at the cut are kept together ("paper")
+TIE = 1e-10  # eigenvalues closer than this at the cut stay together ("paper")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ class DiffusionMap:
     """The spectrum and the coordinates of one graph of N points."""
 
     eigenvalues: Array  # (N-1,) non-trivial, descending, rounding below zero clipped
-    d: int  # coordinates kept [eq:truncation_threshold_short]
+    d: int  # coordinates retained [eq:truncation_threshold_short]
     stationary: Array  # (N,) π [eq:stat_dist]
     coordinates: Array  # (N, N-1) λ^t u (or λ^t v), all columns
     transition: Array  # (N, N) P [eq:P_short]

@@ -252,17 +252,6 @@ def test_rises_in_shape_and_falls_in_x() -> None:
     assert (table.diff(dim=1) < 0).double().mean() > 0.5
 
 
-def test_recurrence() -> None:
-    """Q(k + 1, x) = Q(k, x) + x^k e^-x / Gamma(k + 1) [DLMF 8.8.6]."""
-    k, x = torch.meshgrid(
-        torch.logspace(-2, 2, 41, dtype=torch.float64),
-        torch.logspace(-4, 2, 61, dtype=torch.float64),
-        indexing="ij",
-    )
-    step = torch.exp(k * x.log() - x - torch.lgamma(k + 1))
-    torch.testing.assert_close(gammaincc(k + 1, x), gammaincc(k, x) + step, rtol=1e-12, atol=1e-300)
-
-
 @BOTH
 def test_continuous_across_the_region_borders(function: Function) -> None:
     """Values and slopes on both sides of k = 1, x = 1/2, x = k and k = 10 differ by a rounding."""

@@ -47,10 +47,6 @@ def test_mel_by_hand(bands: int, floor: float, context: int) -> None:
     assert torch.allclose(encoder(wave), torch.stack(expected), rtol=1e-10, atol=1e-10)
 
 
-def test_mel_of_silence_is_its_floor() -> None:
-    assert torch.allclose(MelEncoder(floor=1e-3)(torch.zeros(800)).exp(), torch.tensor(1e-3))
-
-
 def test_mel_keeps_double_and_lifts_half() -> None:
     encoder = MelEncoder()
     assert encoder(noise(800, dtype=torch.float64)).dtype == torch.float64
@@ -129,21 +125,6 @@ def test_mel_44k_reaches_20_khz_at_50_frames_a_second() -> None:
         assert abs(int(spectrum.argmax()) - band) <= 1
     above = encoder(0.1 * torch.sin(2 * torch.pi * 21_000 * time))
     assert float(above.amax()) < -8  # the window's side lobes alone
-
-
-def test_activation_checkpointing_recomputes_mel() -> None:
-    wave, saved, gradients = noise(4, 8000).requires_grad_(), [], []
-    for thrifty in (False, True):
-        encoder = load_encoder("mel", activation_checkpointing=thrifty, memory_budget=1)
-        sizes: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x
-        ):
-            loss = encoder(wave).square().sum()
-        saved.append(sum(sizes))
-        gradients.append(torch.autograd.grad(loss, wave)[0])
-    torch.testing.assert_close(gradients[1], gradients[0])
-    assert saved[1] < saved[0] / 3
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -94,18 +93,6 @@ def test_log_mel_equals_the_feature_extractor(samples: int, bands: int) -> None:
     assert found.shape == expected.shape == (2, bands, samples // 160)
     assert relative_error(found, expected) < 1e-5
     assert relative_error(log_mel(waves, bands), expected) < 1e-5
-
-
-def test_log_mel_equals_the_feature_extractor_on_a_padded_clip() -> None:
-    from transformers import WhisperFeatureExtractor
-
-    waves = noise(1, SAMPLES).float()
-    stock = WhisperFeatureExtractor()(
-        list(waves.numpy()), sampling_rate=16_000, return_tensors="pt"
-    ).input_features
-    found = log_mel(torch.nn.functional.pad(waves, (0, 480_000 - SAMPLES)))
-    assert found.shape == stock.shape == (1, 80, 3000)
-    assert relative_error(found, stock) < 1e-5
 
 
 def test_log_mel_reaches_both_floors() -> None:
@@ -218,17 +205,6 @@ def test_longer_than_the_positions(folder: Folder) -> None:
         encoder(whole)
 
 
-def test_the_published_ones_take_30_seconds(folder: Folder) -> None:
-    encoder = load_encoder(folder(max_source_positions=1500))
-    assert encoder.maximum_samples == 480_000
-    assert encoder(noise(1, 480_000)).shape == (1, 1499, WIDTH)
-
-
-def test_too_short(folder: Folder) -> None:
-    with pytest.raises(ValueError, match=r"399 samples \(24\.9 ms\).*400 samples"):
-        load_encoder(folder())(noise(1, 399))
-
-
 # --- Loading ------------------------------------------------------------------------------------
 
 
@@ -265,14 +241,6 @@ def test_every_missing_weight_is_named(folder: Folder, tmp_path: Path) -> None:
         {**tensors, name: tensors[name][:, :-1].contiguous()}, file, metadata={"format": "pt"}
     )
     with pytest.raises(ValueError, match=r"conv1\.weight has shape \(32, 79, 3\) instead of"):
-        load_encoder(path)
-
-
-def test_damaged_settings(folder: Folder, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(folder(), tmp_path / "own"))
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "max_source_positions": 41}))
-    with pytest.raises(ValueError, match=r"embed_positions\.weight has shape \(40, 32\)"):
         load_encoder(path)
 
 

@@ -26,7 +26,7 @@ REFERENCE_RIDGE = 1e-9
 
 
 class Options(NamedTuple):
-    """What a bound depends on besides the points: :func:`torch_mapss.bounds.separation_bounds`."""
+    """What a bound depends on, its points apart: :func:`torch_mapss.bounds.separation_bounds`."""
 
     confidence: float = 0.95
     convention: str = "paper"
