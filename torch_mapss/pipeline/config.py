@@ -143,16 +143,16 @@ def encoder_slots(
     """The encoders by argument of :class:`~torch_mapss.MAPSS`; those that are equal are one."""
     first = EncoderSlot(encoder, options)
 
-    def another(given: EncoderChoice) -> EncoderSlot:
+    def another(given: EncoderChoice, on_grid: bool = False) -> EncoderSlot:
         same = isinstance(given, str) and given == encoder and options["layer"] is None
         if same or given is encoder:
             return first
+        if on_grid:  # of the first, but in a dtype of its own
+            return EncoderSlot(given, {}, like=first)
         named = isinstance(given, str | os.PathLike)
         return EncoderSlot(given, {**options, "layer": None} if named else {})
 
-    third = another(decomposition_encoder)
-    if decomposition_encoder == "mel" and third is not first:
-        third = EncoderSlot("mel", {}, like=first)
+    third = another(decomposition_encoder, on_grid=decomposition_encoder == "mel")
     if third.pretrained:
         checks.warn_user(
             f"decomposition_encoder={third.name!r} is a transformer: from its layer 1 on, fidelity "
