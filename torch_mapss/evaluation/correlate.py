@@ -228,7 +228,7 @@ def scored_outputs(
 
 def _outputs(table: DataFrame) -> list[str]:
     """What names the outputs of a table."""
-    names = table[_OUTPUT].astype(str).map(lambda text: io.same_name(text.strip()))
+    names = table[_OUTPUT].astype(str).apply(lambda own: own.str.strip().map(io.same_name))
     return names.agg("\n".join, axis=1).tolist()
 
 
