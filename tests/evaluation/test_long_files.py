@@ -92,4 +92,4 @@ def test_segments_are_told_of(
     )
     assert told[:4] == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert report.settings["segment"] == 1.0
-    assert MAPSS("mel", segment="auto").segment == 60
+    assert MAPSS("mel", segment="auto").config.segment == 60

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from separations import environment, leaky, small_mapss, sources, write_manifest
 
 from torch_mapss import Report, evaluate, evaluate_set
 from torch_mapss.evaluation import plots
+from torch_mapss.evaluation.report import plot_reports
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
@@ -97,12 +99,13 @@ def test_the_spectrogram_lies_where_the_sound_is() -> None:
 
 
 def test_several_reports_side_by_side(report: Report) -> None:
-    figure = plots.plot_panels([report.panel("one"), report.panel("two $x$")])
+    figure = plot_reports([report, report], ["one", "two $x$"])
     assert len(score_axes(figure)) == 2  # labelled once, in the first column
     texts = [child.get_text() for ax in figure.axes for child in ax.texts]
     assert texts == ["one", r"two \$x\$"]
     name = "folder/" * 20 + "the end"  # leaves room for the means
-    figure = plots.plot_panels([report.panel()._replace(sources=(name, "b"))])
+    references = [clip._replace(name=name) for clip in report.references]
+    figure = replace(report, references=references).plot()
     title = figure.axes[1].get_title(loc="left")
     assert len(title) == 40
     assert title.endswith("the end")

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch_mapss import audio
 from torch_mapss.evaluation import io, measures, plots
 from torch_mapss.evaluation.measures import COLUMNS
-from torch_mapss.evaluation.report import Report
+from torch_mapss.evaluation.report import Report, plot_reports
 from torch_mapss.evaluation.score import evaluate
 from torch_mapss.pipeline.mapss import MAPSS
 
@@ -108,11 +108,9 @@ def run(folder: str | os.PathLike[str], encoder: str = "mel") -> Result:
     written = _write(folder, reports, references, rate)
     words = text(reports)
     try:
-        panels = [
-            report.panel(f"{grade.name} (leakage {grade.leakage_db:g} dB)")
-            for grade, report in zip(GRADES, reports)
-        ]
-        picture = plots.save_figure(plots.plot_panels(panels), os.path.join(folder, "demo.png"))
+        titles = [f"{grade.name} (leakage {grade.leakage_db:g} dB)" for grade in GRADES]
+        drawn = plot_reports(reports, titles)
+        picture = plots.save_figure(drawn, os.path.join(folder, "demo.png"))
         written = (*written, picture)
     except ImportError:
         words += f"\nNo plot was drawn: {plots.INSTALL}"

@@ -47,15 +47,8 @@ class Finding(NamedTuple):
     text: str  # a sentence that names the signals and says what to do
 
 
-class Lags(NamedTuple):
-    """Lags of the estimates behind their references, in samples; None: none can be told."""
-
-    found: tuple[int | None, ...]  # S'
-    removed: tuple[int, ...]  # S', by align="shift"
-
-
 class Signals(NamedTuple):
-    """The signals of one mixture as they are scored."""
+    """The signals of one mixture and one system, as they are scored."""
 
     estimates: Sequence[Clip]  # S'
     references: Sequence[Clip]  # S
@@ -67,6 +60,10 @@ class Signals(NamedTuple):
     encoder_rate: int  # Hz
     hop_s: float  # of the encoder's frames
     frame_s: float  # what one of them sees
+    lags: Sequence[int | None]  # S', samples behind the reference; None: none can be told
+    removed: Sequence[int]  # S', lags that are removed, by align="shift"
+    moved: Tensor  # (C, S', T): the estimates of each channel, their lags removed
+    channels: Tensor  # (C, S, T): the references
 
 
 class Inspection(NamedTuple):
@@ -78,28 +75,39 @@ class Inspection(NamedTuple):
     reference_bands: tuple[float, ...]  # S
 
 
-def measure_lags(signals: Signals, align: bool) -> Lags:
-    """The lag of every estimate, and what of it is to be removed."""
-    longest = min(round(LAG_SEARCH_S * signals.rate), signals.outputs.shape[-1] // 2)
-    found = estimate_lag(signals.outputs, signals.truth[list(signals.attributed)], longest)
+def measure_lags(
+    outputs: Tensor, truth: Tensor, rate: int, align: bool
+) -> tuple[list[int | None], list[int]]:
+    """The lag of every estimate behind its reference, and what of it is to be removed.
+
+    Args:
+        outputs: (S', T).
+        truth: (S', T), the reference of each.
+        rate: Hz.
+        align: remove lags, if they are short enough.
+
+    Returns:
+        Samples; None where none can be told.
+    """
+    longest = min(round(LAG_SEARCH_S * rate), outputs.shape[-1] // 2)
+    found = estimate_lag(outputs, truth, longest)
     lags: list[int | None] = []
     for samples, size, unshifted in zip(*(values.tolist() for values in found)):
         if size < _LEAST_CORRELATION:
             lags.append(None)
         else:
             lags.append(samples if size > _CLEARER * unshifted else 0)
-    limit = LAG_LIMIT_S * signals.rate
-    removed = [lag if align and lag is not None and abs(lag) <= limit else 0 for lag in lags]
-    return Lags(tuple(lags), tuple(removed))
+    limit = LAG_LIMIT_S * rate
+    return lags, [lag if align and lag is not None and abs(lag) <= limit else 0 for lag in lags]
 
 
-def inspect(signals: Signals, lags: Lags) -> Inspection:
+def inspect(signals: Signals) -> Inspection:
     """Look a mixture's signals over."""
     silent = is_constant(signals.outputs).tolist()
     estimate_bands, reference_bands = (
         tuple(bandwidth(waves, signals.rate).tolist()) for waves in (signals.outputs, signals.truth)
     )
-    look = _Look(signals, lags, silent, reference_bands, *_products(signals))
+    look = _Look(signals, silent, reference_bands, *_products(signals))
     found = tuple(Finding(kind, text) for kind, check in _CHECKS.items() for text in check(look))
     return Inspection(found, tuple(silent), estimate_bands, reference_bands)
 
@@ -154,7 +162,6 @@ class _Look(NamedTuple):
     """
 
     signals: Signals
-    lags: Lags
     silent: Sequence[bool]  # S'
     bands: Sequence[float]  # S, Hz: where the spectra of the references end
     means: Tensor  # (n,)
@@ -266,8 +273,8 @@ def _offset(look: _Look) -> Iterator[str]:
 def _lag(look: _Look) -> Iterator[str]:
     rate, hop = look.signals.rate, look.signals.hop_s
     for row, clip, own in look.estimates:
-        lag = look.lags.found[row]
-        if lag is None or look.lags.removed[row] or abs(lag) <= hop * rate:
+        lag = look.signals.lags[row]
+        if lag is None or look.signals.removed[row] or abs(lag) <= hop * rate:
             continue
         size, way = abs(lag) / rate, "late" if lag > 0 else "early"
         hint = '--align (align="shift") removes it'

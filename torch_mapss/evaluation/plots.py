@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,21 +37,7 @@ _MEANINGS = ("1 = no leakage", "1 = undistorted")
 _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
 INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
 # Characters of a source's name that fit beside its mean scores: in one column, in each of several.
-_LONGEST_NAMES = 40, 16
-
-
-class Panel(NamedTuple):
-    """What is drawn of one separation: S' estimates, F frames."""
-
-    sources: Sequence[str]  # S', names
-    times: Tensor  # (F,) seconds
-    scores: Mapping[str, Tensor]  # (S', F) by measure, of AXES; NaN leaves a gap
-    waves: Sequence[Tensor]  # S' estimates, (T,)
-    sample_rate: int  # Hz
-    captions: Sequence[str]  # S', beside the names
-    half_widths: Mapping[str, Tensor] = {}  # (S', F) by measure, of bands around the scores
-    mixture: Tensor | None = None  # (T,)
-    title: str = ""
+LONGEST_NAMES = 40, 16
 
 
 # ------------------------------------------------------------------------------------------------
@@ -238,74 +224,9 @@ def draw_spectrogram(ax: Axes, wave: Tensor, sample_rate: int) -> None:
     ax.set(ylim=(0.0, sample_rate / 2000.0), ylabel="kHz", xlabel="time (s)")
 
 
-def plot_panels(panels: Sequence[Panel], *, figure: Figure | None = None) -> Figure:
-    """Separations of the same sources side by side, one column each, on common axes.
+def add_legend(figure: Figure) -> None:
+    """What the two lines of :func:`plot_scores` mean."""
+    from matplotlib.lines import Line2D
 
-    For every source its scores over time, above the spectrogram of its estimate.
-
-    Args:
-        panels: e.g. of several separators, on one mixture.
-        figure: an empty figure to draw into.
-
-    Returns:
-        The figure.
-
-    Raises:
-        ImportError: matplotlib is missing.
-    """
-    first = panels[0]
-    drawn = [names for names in AXES if any(name in first.scores for name in names)]
-    mixed = any(panel.mixture is not None for panel in panels)
-    ratios = [0.9] * mixed + [*[1.2] * len(drawn), 0.9] * len(first.sources)
-    if figure is None:
-        width = 9.0 if len(panels) == 1 else 1.0 + 4.2 * len(panels)
-        figure = new_figure(width, 0.8 + 1.05 * sum(ratios))
-    axes = figure.subplots(
-        len(ratios), len(panels), sharex=True, sharey="row", squeeze=False, height_ratios=ratios
-    )
-    for column, panel in zip(axes.T, panels):
-        _draw_column(column, panel, mixed, drawn, _LONGEST_NAMES[len(panels) > 1])
-    for ax in axes.flat:
-        ax.label_outer()
-    if drawn:
-        from matplotlib.lines import Line2D
-
-        handles = [Line2D([], [], **style) for style in _STYLES]
-        figure.legend(handles, _MEANINGS, loc="outside lower right", ncols=2, frameon=False)
-    figure.align_ylabels()
-    return figure
-
-
-def _draw_column(
-    axes: Any, panel: Panel, mixed: bool, drawn: Sequence[Mapping[str, str]], longest: int
-) -> None:
-    rows = iter(axes)
-    name_style: dict[str, Any] = {"loc": "left", "fontsize": "medium", "fontweight": "bold"}
-    length = min(map(len, panel.waves))
-    if mixed:
-        ax = next(rows)
-        ax.set_title("mixture", **name_style)
-        if panel.mixture is not None:
-            draw_spectrogram(ax, panel.mixture, panel.sample_rate)
-    for place, name in enumerate(panel.sources):
-        own = [next(rows) for _ in (*drawn, panel)]
-        for ax, names in zip(own, drawn):
-            scores, widths = (
-                {names[m]: values[place] for m, values in found.items() if m in names}
-                for found in (panel.scores, panel.half_widths)
-            )
-            plot_scores(ax, panel.times, scores, widths)
-        draw_spectrogram(own[-1], panel.waves[place][:length], panel.sample_rate)
-        own[0].set_title(short_name(name, longest), **name_style)
-        own[0].set_title(panel.captions[place], loc="right", fontsize="small", color="#444444")
-    axes[-1].set_xlim(0.0, length / panel.sample_rate)
-    if panel.title:
-        axes[0].annotate(
-            panel.title.replace("$", r"\$"),
-            (0.5, 1.0),
-            xytext=(0, 26),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            ha="center",
-            fontsize="large",
-        )
+    handles = [Line2D([], [], **style) for style in _STYLES]
+    figure.legend(handles, _MEANINGS, loc="outside lower right", ncols=2, frameon=False)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torch_mapss.evaluation import io, measures
+from torch_mapss.evaluation import io, measures, plots
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.input_checks import Finding
 from torch_mapss.evaluation.measures import COLUMNS, FRAME_SCORES
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from torch_mapss.evaluation.plots import Panel
+
+_NAMES: Mapping[str, Any] = {"loc": "left", "fontsize": "medium", "fontweight": "bold"}
 
 
 class SourceRow(dict[str, Any]):
@@ -238,31 +239,6 @@ class Report:
         }
         return pandas.DataFrame(columns | {name: x.flatten() for name, x in values.items()})
 
-    def panel(self, title: str = "") -> Panel:
-        """What :meth:`plot` draws, as arrays and names: reports side by side are drawn of these."""
-        from torch_mapss.evaluation.plots import AXES, Panel
-
-        labels = {name: label for names in AXES for name, label in names.items()}
-        scores = {name: self.frames[name] for name in labels if name in self.frames}
-        parts = {} if self.bounds is None else {name: self.bounds.of(name) for name in scores}
-        captions = [
-            ", ".join(f"{labels[name]} {row[name]:.2f}" for name in scores)
-            if row.frames
-            else "not scored"
-            for row in self.rows
-        ]
-        return Panel(
-            sources=self.sources,
-            times=self.times,
-            scores=scores,
-            half_widths={name: part.total[0] for name, part in parts.items() if part is not None},
-            waves=[clip.wave for clip in self.estimates],
-            sample_rate=self.sample_rate,
-            captions=captions,
-            mixture=None if self.mixture is None else self.mixture.wave,
-            title=title,
-        )
-
     def plot(
         self,
         path: str | os.PathLike[str] | None = None,
@@ -287,12 +263,86 @@ class Report:
         Raises:
             ImportError: matplotlib is missing.
         """
-        from torch_mapss.evaluation.plots import plot_panels, save_figure
-
-        drawn = plot_panels([self.panel(title or "")], figure=figure)
+        drawn = plot_reports([self], [title or ""], figure=figure)
         if path is not None:
-            save_figure(drawn, path)
+            plots.save_figure(drawn, path)
         return drawn
+
+
+def plot_reports(
+    reports: Sequence[Report], titles: Sequence[str], *, figure: Figure | None = None
+) -> Figure:
+    """Separations of the same sources side by side, one column each, on common axes.
+
+    For every source its scores over time, above the spectrogram of its estimate.
+
+    Args:
+        reports: e.g. of several separators, on one mixture.
+        titles: of the columns.
+        figure: an empty figure to draw into.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ImportError: matplotlib is missing.
+    """
+    sources, mixed = reports[0].sources, any(report.mixture is not None for report in reports)
+    labels = [names for names in plots.AXES if any(name in reports[0].frames for name in names)]
+    ratios = [0.9] * mixed + [*[1.2] * len(labels), 0.9] * len(sources)
+    if figure is None:
+        width = 9.0 if len(reports) == 1 else 1.0 + 4.2 * len(reports)
+        figure = plots.new_figure(width, 0.8 + 1.05 * sum(ratios))
+    axes = figure.subplots(
+        len(ratios), len(reports), sharex=True, sharey="row", squeeze=False, height_ratios=ratios
+    )
+    longest = plots.LONGEST_NAMES[len(reports) > 1]
+    for column, report, title in zip(axes.T, reports, titles):
+        if mixed:
+            column[0].set_title("mixture", **_NAMES)
+            if report.mixture is not None:
+                plots.draw_spectrogram(column[0], report.mixture.wave, report.sample_rate)
+        for place, own in enumerate(np.split(column[int(mixed) :], len(sources))):
+            _draw_source(own, report, place, labels, longest)
+        if title:
+            column[0].annotate(
+                title.replace("$", r"\$"),
+                (0.5, 1.0),
+                xytext=(0, 26),
+                xycoords="axes fraction",
+                textcoords="offset points",
+                ha="center",
+                fontsize="large",
+            )
+    for ax in axes.flat:
+        ax.label_outer()
+    if labels:
+        plots.add_legend(figure)
+    figure.align_ylabels()
+    return figure
+
+
+def _draw_source(
+    axes: Any, report: Report, place: int, labels: Sequence[Mapping[str, str]], longest: int
+) -> None:
+    """The scores and the spectrogram of one estimate, below each other."""
+    length, row = min(len(clip.wave) for clip in report.estimates), report.rows[place]
+    means = []
+    for ax, names in zip(axes, labels):
+        scores, half_widths = {}, {}
+        for name, label in names.items():
+            if name not in report.frames:
+                continue
+            scores[label] = report.frames[name][place]
+            means.append(f"{label} {row[name]:.2f}")
+            if report.bounds is not None and (bounds := report.bounds.of(name)) is not None:
+                half_widths[label] = bounds.total[0, place]
+        plots.plot_scores(ax, report.times, scores, half_widths)
+    plots.draw_spectrogram(axes[-1], report.estimates[place].wave[:length], report.sample_rate)
+    axes[0].set_title(plots.short_name(report.sources[place], longest), **_NAMES)
+    caption = ", ".join(means) if row.frames else "not scored"
+    axes[0].set_title(caption, loc="right", fontsize="small", color="#444444")
+    axes[-1].set_xlim(0.0, length / report.sample_rate)
 
 
 def versions() -> dict[str, str]:

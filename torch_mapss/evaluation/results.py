@@ -96,16 +96,11 @@ def write_frames(folder: str, mixture: str, outcomes: Mapping[str, Report | str]
             attributed = np.array(report.attributed, dtype=np.int64)
             systems[name] = SystemFrames(report.active.numpy(), attributed, scores)
             times = max(times, report.times.double().numpy(), key=len)
-    store_frames(path, MixtureFrames(times, systems))
-
-
-def store_frames(path: str, frames: MixtureFrames) -> None:
-    """Replace a file of frames."""
-    content: dict[str, Any] = {"times": frames.times, "systems": np.array([*frames.systems], str)}
-    for place, system in enumerate(frames.systems.values()):
+    content: dict[str, Any] = {"times": times, "systems": np.array([*systems], str)}
+    for place, system in enumerate(systems.values()):
         content[f"{place}.attributed"] = system.attributed
         # With ``trim`` the systems of a mixture may differ in their number of frames.
-        missing = ((0, 0), (0, len(frames.times) - system.active.shape[-1]))
+        missing = ((0, 0), (0, len(times) - system.active.shape[-1]))
         content[f"{place}.active"] = np.pad(system.active, missing)
         for name, values in system.scores.items():
             content[f"{place}.{name}"] = np.pad(values, missing, constant_values=np.nan)

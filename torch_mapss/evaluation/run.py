@@ -30,6 +30,7 @@ from torch_mapss.core import checks
 from torch_mapss.core.devices import device_name
 from torch_mapss.evaluation import audio_input, console, io, tables
 from torch_mapss.evaluation.audio_input import Clip
+from torch_mapss.evaluation.input_checks import Signals
 from torch_mapss.evaluation.manifest import Mixture, Record, load_manifest, of_one_folder
 from torch_mapss.evaluation.manifest import read_entries as read_manifest_entries
 from torch_mapss.evaluation.options import Request
@@ -42,7 +43,7 @@ from torch_mapss.evaluation.results import (
     read_frames,
     write_frames,
 )
-from torch_mapss.evaluation.score import Entry, OnSegment, Scorer
+from torch_mapss.evaluation.score import OnSegment, Scorer
 from torch_mapss.evaluation.shards import Progress, Share, claim, hashes, signature
 from torch_mapss.evaluation.tables import Outcome
 
@@ -286,30 +287,30 @@ def _outcomes(
         if mixture.mixture is not None:
             (mixed,) = scorer.read([mixture.locate(mixture.mixture)], "mixture")
     found: dict[str, Report | str] = {}
-    entries: dict[int, dict[str, Entry]] = {}  # by number of samples
+    readable: dict[int, dict[str, Signals]] = {}  # by number of samples
     for system in systems:
         try:
-            entry = _entry(scorer, mixture, system, references, mixed)
-            entries.setdefault(entry.truth.shape[-1], {})[system] = entry
+            signals = _signals(scorer, mixture, system, references, mixed)
+            readable.setdefault(signals.truth.shape[-1], {})[system] = signals
         except _FAILURES as error:
             found[system] = _reason(error)
-    for together in entries.values():
+    for together in readable.values():
         found |= _reports(scorer, mixture, together, tell)
     return found
 
 
 def _reports(
-    scorer: Scorer, mixture: Mixture, entries: dict[str, Entry], tell: OnSegment
+    scorer: Scorer, mixture: Mixture, systems: dict[str, Signals], tell: OnSegment
 ) -> dict[str, Report | str]:
     """All in one pass; where that fails, one after another, to find out which fails."""
     try:
-        return dict(zip(entries, scorer.reports([*entries.values()], mixture.name, tell)))
+        return dict(zip(systems, scorer.reports([*systems.values()], mixture.name, tell)))
     except _FAILURES as error:
-        if len(entries) == 1:
-            return dict.fromkeys(entries, _reason(error))
+        if len(systems) == 1:
+            return dict.fromkeys(systems, _reason(error))
     found: dict[str, Report | str] = {}
-    for system, entry in entries.items():
-        found |= _reports(scorer, mixture, {system: entry}, tell)
+    for system, signals in systems.items():
+        found |= _reports(scorer, mixture, {system: signals}, tell)
     return found
 
 
@@ -319,15 +320,15 @@ def _references(scorer: Scorer, mixture: Mixture) -> tuple[Clip, ...]:
     return tuple(clip for clip in named if clip is not None)
 
 
-def _entry(
+def _signals(
     scorer: Scorer,
     mixture: Mixture,
     system: str,
     references: tuple[Clip, ...],
     mixed: Clip | None = None,
-) -> Entry:
+) -> Signals:
     paths = [None if p is None else mixture.locate(p) for p in mixture.systems[system]]
-    return scorer.entry(scorer.read(paths, "estimates"), references, mixture=mixed)
+    return scorer.signals(scorer.read(paths, "estimates"), references, mixture=mixed)
 
 
 def _reason(error: BaseException) -> str:
@@ -375,11 +376,11 @@ def _estimated(scorer: Scorer, mixtures: Sequence[Mixture]) -> str:
 def _measured(scorer: Scorer, mixture: Mixture) -> float:
     """Seconds that a second of audio takes, all systems together."""
     references, rate = _references(scorer, mixture), math.nan
-    entries = [_entry(scorer, mixture, system, references) for system in mixture.systems]
+    systems = [_signals(scorer, mixture, name, references) for name in mixture.systems]
     for seconds in (_WARM_UP_S, _PIECE_S):
         request = scorer.request._replace(excerpts=1, excerpt_seconds=seconds, bounds=False)
         piece, started = scorer._replace(request=request), time.monotonic()
-        piece.reports(entries, mixture.name)
-        ((start, stop),) = piece.spans(entries[0], mixture.name)
+        piece.reports(systems, mixture.name)
+        ((start, stop),) = piece.spans(systems[0], mixture.name)
         rate = (time.monotonic() - started) * scorer.mapss.sample_rate / (stop - start)
     return rate

@@ -20,7 +20,6 @@ from torch_mapss.evaluation import audio_input, excerpts, options, pooled
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.input_checks import (
     Inspection,
-    Lags,
     Signals,
     covered_frames,
     inspect,
@@ -123,8 +122,8 @@ def evaluate(
             f"sample_rate={sample_rate} was passed, but all input are files, which state their "
             "own rate. Leave sample_rate out; it is for arrays."
         )
-    entry = scorer.entry(found, true, attributed, mixed)
-    (report,) = scorer.reports([entry], mixture_id, on_segment)
+    signals = scorer.signals(found, true, attributed, mixed)
+    (report,) = scorer.reports([signals], mixture_id, on_segment)
     for finding in report.findings:
         checks.warn_user(f"{finding.text}.")
     return report
@@ -146,15 +145,6 @@ def _complete(given: Sequence[Clip | None], names: Sequence[str] | None) -> tupl
             f"names must be one name for each of the {len(found)} references, got {given_names!r}."
         )
     return tuple(clip for clip in audio_input.renamed(found, given_names) if clip is not None)
-
-
-class Entry(NamedTuple):
-    """One system's estimates of a mixture, ready to be scored."""
-
-    signals: Signals
-    lags: Lags
-    outputs: Tensor  # (C, S', T), moved by the lags that are removed
-    truth: Tensor  # (C, S, T)
 
 
 class Scorer(NamedTuple):
@@ -180,14 +170,14 @@ class Scorer(NamedTuple):
         each = self.request.channels == "each"
         return audio_input.read_set(signals, kind, self.mapss.sample_rate, sample_rate, each)
 
-    def entry(
+    def signals(
         self,
         estimates: Sequence[Clip | None],
         references: Sequence[Clip],
         attributed: Sequence[int] | None = None,
         mixture: Clip | None = None,
-    ) -> Entry:
-        """What can be refused or found out of estimates before they are scored.
+    ) -> Signals:
+        """One system's estimates of a mixture, ready to be scored.
 
         Raises:
             TypeError, ValueError: lengths, numbers or attributions that do not fit.
@@ -212,42 +202,48 @@ class Scorer(NamedTuple):
         mono_out, mono_true = (x.mean(0).nan_to_num(0.0, 0.0, 0.0) for x in (outputs, truth))
         if self.request.permute:
             attributed = audio.match_sources(mono_out, mono_true).tolist()
-        grid = self.mapss.grid
-        signals = Signals(
+        grid, rate = self.mapss.grid, self.mapss.sample_rate
+        attributed = checks.check_attributed(attributed, len(given), len(references))
+        own, align = mono_true[list(attributed)], self.request.align is not None
+        lags, removed = measure_lags(mono_out, own, rate, align)
+        shifted = [audio.shift(wave, lag) for wave, lag in zip(outputs.unbind(-2), removed)]
+        return Signals(
             estimates=given,
             references=references,
             outputs=mono_out,
             truth=mono_true,
-            attributed=checks.check_attributed(attributed, len(given), len(references)),
+            attributed=attributed,
             mixture=mixture,
-            rate=self.mapss.sample_rate,
+            rate=rate,
             encoder_rate=grid.sample_rate,
             hop_s=grid.hop / grid.sample_rate,
             frame_s=grid.receptive_field / grid.sample_rate,
+            lags=lags,
+            removed=removed,
+            moved=torch.stack(shifted, -2) if any(removed) else outputs,
+            channels=truth,
         )
-        lags = measure_lags(signals, self.request.align is not None)
-        return Entry(signals, lags, _earlier(outputs, lags.removed), truth)
 
-    def spans(self, entry: Entry, key: str) -> list[tuple[int, int]]:
+    def spans(self, signals: Signals, key: str) -> list[tuple[int, int]]:
         """The samples to be scored: excerpts, or all."""
-        request, truth = self.request, entry.signals.truth
+        request, truth = self.request, signals.truth
         if request.excerpts is None:
             return [(0, truth.shape[-1])]
         rate, activity = self.mapss.sample_rate, self.mapss.config.activity
         return excerpts.draw(truth, rate, request.excerpts, request.excerpt_seconds, activity, key)
 
     def reports(
-        self, entries: Sequence[Entry], key: str = "", on_segment: OnSegment | None = None
+        self, systems: Sequence[Signals], key: str = "", on_segment: OnSegment | None = None
     ) -> list[Report]:
         """Reports of several systems on the same references, of one length, in one pass.
 
         Args:
-            entries: one per system.
+            systems: the signals of each.
             key: decides which excerpts are drawn.
             on_segment: called with the number of parts (excerpts, channels, segments) done and in
                 total.
         """
-        spans, channels = self.spans(entries[0], key), len(entries[0].truth)
+        spans, channels = self.spans(systems[0], key), len(systems[0].channels)
         parts = [(span, channel) for span in spans for channel in range(channels)]
         made = []  # of every part and system
         for done, ((start, stop), channel) in enumerate(parts):
@@ -258,19 +254,19 @@ class Scorer(NamedTuple):
 
             truth, *outputs = (
                 waves[channel, :, start:stop]
-                for waves in (entries[0].truth, *(entry.outputs for entry in entries))
+                for waves in (systems[0].channels, *(signals.moved for signals in systems))
             )
-            indices = [entry.signals.attributed for entry in entries]
+            indices = [signals.attributed for signals in systems]
             made.append(self._scored(outputs, truth, indices, tell))
             tell(1, 1)
         reports = []
-        for entry, own in zip(entries, zip(*made)):
+        for signals, own in zip(systems, zip(*made)):
             scores = [one for one, _ in own]
             averaged = [
                 pooled.averaged(scores[place : place + channels])
                 for place in range(0, len(scores), channels)
             ]
-            reports.append(self._report(entry, averaged, spans, own[-1][1]))
+            reports.append(self._report(signals, averaged, spans, own[-1][1]))
         return reports
 
     def _scored(
@@ -295,20 +291,24 @@ class Scorer(NamedTuple):
 
     def _report(
         self,
-        entry: Entry,
+        signals: Signals,
         parts: Sequence[Scores],
         spans: Sequence[tuple[int, int]],
         bounds: ScoreBounds | None,
     ) -> Report:
-        signals, lags, request = entry.signals, entry.lags, self.request
-        starts = [start / self.mapss.sample_rate for start, _ in spans]
-        scores = _within_reach(pooled.joined(parts, starts), lags, signals)
+        request = self.request
+        scores = pooled.joined(parts, [start / signals.rate for start, _ in spans])
+        if any(signals.removed):  # leave out frames that an estimate no longer reaches into
+            shifts = [lag / signals.rate for lag in signals.removed]
+            seconds = signals.outputs.shape[-1] / signals.rate
+            covered = covered_frames(shifts, scores.times, signals.frame_s, seconds)
+            scores = replace(scores, active=scores.active & covered.to(scores.active.device))
         columns = pooled.columns(scores, bounds)
         errors: dict[str, float] = {}
         if request.excerpts is not None:
             sampled, errors = pooled.sampling(parts)
             columns = columns.join(sampled)
-        looked = inspect(signals, lags)
+        looked = inspect(signals)
         frames = {
             name: torch.where(scores.defined(name), getattr(scores, name), torch.nan)[0].cpu()
             for name in FRAME_SCORES
@@ -321,11 +321,11 @@ class Scorer(NamedTuple):
             times=scores.times.cpu(),
             active=scores.active[0].cpu(),
             frames=frames,
-            scores=_table(signals, lags, looked, scores, columns),
-            sample_rate=self.mapss.sample_rate,
+            scores=_table(signals, looked, scores, columns),
+            sample_rate=signals.rate,
             settings={**self.mapss.describe(), **request._asdict()},
             versions=versions(),
-            notes=_notes(signals, lags, request, spans),
+            notes=_notes(signals, request, spans),
             findings=looked.findings,
             device=device_name(signals.outputs.device),
             bounds=None if bounds is None else pooled.on_cpu(bounds, scores.active),
@@ -334,32 +334,12 @@ class Scorer(NamedTuple):
         )
 
 
-def _earlier(outputs: Tensor, lags: Sequence[int]) -> Tensor:
-    """Each estimate (..., S', T) earlier by its lag, in samples."""
-    if not any(lags):
-        return outputs
-    moved = [audio.shift(outputs[..., k, :], lag) for k, lag in enumerate(lags)]
-    return torch.stack(moved, -2)
-
-
-def _within_reach(scores: Scores, lags: Lags, signals: Signals) -> Scores:
-    """Without the frames that an estimate no longer reaches into, as its lag was removed."""
-    if not any(lags.removed):
-        return scores
-    shifts = [lag / signals.rate for lag in lags.removed]
-    seconds = signals.outputs.shape[-1] / signals.rate
-    covered = covered_frames(shifts, scores.times, signals.frame_s, seconds)
-    return replace(scores, active=scores.active & covered.to(scores.active.device))
-
-
-def _table(
-    signals: Signals, lags: Lags, looked: Inspection, scores: Scores, columns: DataFrame
-) -> DataFrame:
+def _table(signals: Signals, looked: Inspection, scores: Scores, columns: DataFrame) -> DataFrame:
     """A row per estimate: what it is, its scores, and what was measured of its signals."""
     import pandas
 
     active = scores.active[0]
-    outputs = _earlier(signals.outputs, lags.removed)
+    outputs = signals.moved.mean(0).nan_to_num(0.0, 0.0, 0.0)
     muted = muted_frames(outputs, scores.times, signals.frame_s, signals.rate)
     estimates = signals.estimates
     references = [signals.references[source] for source in signals.attributed]
@@ -373,8 +353,10 @@ def _table(
         "total_frames": active.shape[-1],
         "muted_frames": (muted & active).sum(-1).tolist(),
         "silent": looked.silent,
-        "lag_ms": [torch.nan if lag is None else 1000.0 * lag / signals.rate for lag in lags.found],
-        "shift_ms": [1000.0 * lag / signals.rate for lag in lags.removed],
+        "lag_ms": [
+            torch.nan if lag is None else 1000.0 * lag / signals.rate for lag in signals.lags
+        ],
+        "shift_ms": [1000.0 * lag / signals.rate for lag in signals.removed],
         "estimate_rate": [clip.rate for clip in estimates],
         "reference_rate": [clip.rate for clip in references],
         "estimate_bandwidth": looked.estimate_bands,
@@ -383,9 +365,7 @@ def _table(
     return pandas.DataFrame(table)
 
 
-def _notes(
-    signals: Signals, lags: Lags, request: Request, spans: Sequence[tuple[int, int]]
-) -> tuple[str, ...]:
+def _notes(signals: Signals, request: Request, spans: Sequence[tuple[int, int]]) -> tuple[str, ...]:
     """What was done to the input."""
     estimates, references = signals.estimates, signals.references
     samples = signals.outputs.shape[-1]
@@ -399,7 +379,7 @@ def _notes(
     if request.permute:
         pairs = (f"{e.name} -> {references[i].name}" for e, i in zip(estimates, signals.attributed))
         notes.append(f"attributed by SI-SDR: {', '.join(pairs)}")
-    for clip, lag in zip(estimates, lags.removed):
+    for clip, lag in zip(estimates, signals.removed):
         if lag:
             notes.append(
                 f"{clip.path or clip.name}: a lag of {1000 * lag / signals.rate:.2f} ms was removed"

@@ -115,9 +115,7 @@ def scored_rows(mixture: Mixture, system: str, report: Report) -> list[Record]:
         reference=[mixture.references[source] for source in report.attributed],
         silent=report.scores["silent"].astype(int),
         status=undefined.map({True: "undefined", False: "ok"}),
-        reason=undefined.map(
-            {True: "no frame in which it and another source are active", False: ""}
-        ),
+        reason=undefined.map({True: _NO_FRAME, False: ""}),
         notes="; ".join(report.notes),
         warnings="; ".join(finding.text for finding in report.findings),
     )
