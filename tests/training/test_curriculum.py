@@ -78,7 +78,7 @@ def test_after_a_firing_the_mean_starts_over():
 )
 @settings(max_examples=50, deadline=None)
 def test_statistics_are_those_of_numpy_in_any_shape_and_order(values, q, seed):
-    trigger = FrameTrigger(Quantile("ps", q, above=2.0), Fraction("ps", q, above=1.0))
+    trigger = FrameTrigger(Quantile("ps", q, above=1.0), Fraction("ps", q, above=1.0))
     order = np.random.default_rng(seed).permutation(len(values))
     trigger.observe({"ps": torch.tensor(values, dtype=torch.float64)[order].reshape(1, -1)})
     trigger.observe({"ps": np.array([[NAN]])})
@@ -280,3 +280,15 @@ def test_epochs_of_the_cooldown_are_forgotten():
     assert [trigger.update({"ps": [v]}) is not None for v in (0.1, 0.2)] == [False, True]
     fired = [trigger.update({"ps": [v]}) is not None for v in (0.3, 0.5, 0.6, 0.7)]
     assert fired == [False, False, False, True]  # two epochs after the cooldown make a slope
+
+
+def test_a_level_that_no_score_reaches_and_scores_that_are_none_are_refused():
+    with pytest.raises(ValueError, match="level"):
+        Quantile("clearance", 0.25, above=80.0)
+    with pytest.raises(ValueError, match="over"):
+        Fraction("ps", 80.0, above=0.5)
+    Quantile("log_pm", 0.5, above=-3.0)
+    Quantile("bleed_db", 0.5, below=-20.0)
+    for wrong in (torch.ones(3), [{"ps": torch.ones(3)}], None):
+        with pytest.raises(TypeError, match="scores"):
+            FrameTrigger(Quantile("ps", 0.25, above=0.7)).update(wrong)

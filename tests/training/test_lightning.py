@@ -117,7 +117,7 @@ def test_logged_metric_objects_are_the_mean_over_all_items(tmp_path):
     logger = pl.loggers.CSVLogger(tmp_path)
     stub.waveforms = 0
     callback = CurriculumCallback(
-        FrameTrigger(Quantile("ps", 0.5, above=2.0), Fraction("pm", 0.5, above=1.0))
+        FrameTrigger(Quantile("ps", 0.5, above=1.0), Fraction("pm", 0.5, above=1.0))
     )
     fit(Model(mapss), callback, data=loader(preds, target), logger=logger)
     # Two epochs and a sanity check of two items; the callback's scoring costs nothing. The first

@@ -890,6 +890,14 @@ def test_a_bank_serves_all_that_share_the_settings_of_its_measures(references):
         type(bank).join([(references, bank)])
 
 
+@pytest.mark.parametrize("options", [{"weight": -1}, {"rate": 16000}, {"measures": "match"}])
+def test_options_that_do_nothing_are_refused(options):
+    with pytest.raises(TypeError, match=next(iter(options))):
+        DecompositionLoss(encoder="mel", **options)
+    with pytest.raises((TypeError, ValueError), match=next(iter(options))):
+        Clearance(encoder="mel", **options)
+
+
 def test_distortion_alone_cannot_order_outputs():
     mapss = scorer()
     for make in (FidelityLoss, lambda m, pit: MAPSSLoss(m, separation=0, pit=pit)):

@@ -23,7 +23,7 @@ from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, re
 from torch_mapss.pipeline.measures import MEASURES
 
 # Keywords that are handed on to a MAPSS made here; the others are torchmetrics'.
-_MAPSS_OPTIONS = frozenset(inspect.signature(MAPSS).parameters) - {"encoder"}
+_MAPSS_OPTIONS = frozenset(inspect.signature(MAPSS).parameters) - {"encoder", "measures"}
 
 
 class _Limit:
@@ -82,7 +82,7 @@ class PerceptualMetric(Metric):
         self._request = Request(self.value.measure, index, frames, check_pit(pit, index))
         # In a tuple: no submodule, so that half() and float() leave it alone. _apply moves it.
         if mapss is None:  # computes no more than this
-            options = {"measures": self.value.measure, **options}
+            options = {**options, "measures": self.value.measure}
         self._mapss = (resolve(mapss, encoder, options),)
         self._keeps = keep_items or reduction == "none"
         self._add_states()

@@ -212,11 +212,14 @@ class ReferenceBank:
             The bank that preparing those references would give, of B' mixtures.
 
         Raises:
+            TypeError: the index holds no whole numbers.
             ValueError: mixtures of several lengths or in segments, an index that does not fit, or
                 new mixtures of three and more sources where "decomposition" was prepared, which
                 encodes sums of sources.
         """
         chosen = torch.as_tensor(index, device=self.device)
+        if chosen.is_floating_point() or chosen.is_complex() or chosen.dtype == torch.bool:
+            raise TypeError(f"index must hold whole numbers, got {chosen.dtype}.")
         if any(group.deferred for group in self.groups):
             raise ValueError(
                 "only mixtures whose embeddings are in memory can be recombined, and these are so "

@@ -111,11 +111,12 @@ class EncoderSlot:
 
     def move(self, change: Callable[[Tensor], Tensor]) -> None:
         """What ``nn.Module.to`` and its like do; an encoder not yet loaded will be loaded there."""
+        # An encoder without weights tells as well that there is no such device.
+        moved = change(torch.empty(0, device=self.device)).device
         if self._encoder is not None:
             self._encoder._apply(change)
         else:
-            here = torch.empty(0, device=self.options.get("device", "cpu"))
-            self.options["device"] = change(here).device
+            self.options["device"] = moved
 
     def describe(self) -> dict[str, Any]:
         """What its embeddings depend on, as plain values."""

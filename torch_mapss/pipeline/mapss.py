@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -155,7 +156,7 @@ class MAPSS(nn.Module):
             given_rate=rate,
             trim=trim,
             align_polarity=align_polarity,
-            loudness=checks.check_real(loudness, "loudness"),
+            loudness=checks.check_real(loudness, "loudness", "[-70, 0]"),
             activity=checks.check_real(activity, "activity", "[0, 1)", steady),
             check_finite=check_finite,
             given_segment=checked_segment(segment),
@@ -444,6 +445,12 @@ def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]
         TypeError: ``mapss`` is something else.
         ValueError: both are given.
     """
+    unknown = sorted(set(options) - set(inspect.signature(MAPSS).parameters))
+    if unknown:
+        raise TypeError(
+            f"unknown options {', '.join(unknown)}: those of MAPSS may be given, beside the "
+            "arguments of the class or function itself."
+        )
     if mapss is None:
         return MAPSS(encoder, **options)
     if not isinstance(mapss, MAPSS):

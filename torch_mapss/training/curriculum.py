@@ -43,6 +43,11 @@ NAMES = {"clearance": "clearance", "fidelity": "fidelity", "ps": "PS", "pm": "PM
 NAMES |= {"log_pm": "log PM", "bleed_db": "bleed in dB"}
 
 
+def _range_of(measure: str) -> str:
+    """Where the scores of a measure lie, for checks."""
+    return {"log_pm": "(-inf, 0]", "bleed_db": "[-100, 100]"}.get(measure, "[0, 1]")
+
+
 @dataclass(frozen=True)
 class Condition:
     """A statistic of the frame scores has risen above (or fallen below) a level.
@@ -103,6 +108,7 @@ class Quantile(Condition):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.check_real(self.q, "q", "[0, 1]")
+        checks.check_real(self.level, "the level of a quantile", _range_of(self.measure))
 
     def statistic(self, frames: Tensor) -> float:
         return float(np.quantile(frames.numpy(), self.q))  # torch's takes at most 2^24 values
@@ -125,7 +131,7 @@ class Fraction(Condition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.check_real(self.over, "over")
+        checks.check_real(self.over, "over", _range_of(self.measure))
         checks.check_real(self.level, "the level of a share", "[0, 1]")
 
     def statistic(self, frames: Tensor) -> float:
@@ -306,8 +312,14 @@ class FrameTrigger:
                 ``{"ps": torch.where(bounds.ps.tail < 0.1, scores.ps, torch.nan)}``.
 
         Raises:
+            TypeError: something else.
             KeyError, ValueError: a measure that a condition needs is missing.
         """
+        if not isinstance(scores, Scores | Mapping):
+            raise TypeError(
+                "scores must be what MAPSS returns, or frame scores by name of the measure, got "
+                f"{type(scores).__name__}."
+            )
         found = {measure: _frames(scores, measure) for measure in self.measures}
         for measure, values in found.items():  # all or nothing: what is refused leaves nothing
             self._frames.setdefault(measure, []).append(values)

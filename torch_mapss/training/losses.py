@@ -124,8 +124,10 @@ class PerceptualLoss(nn.Module):
         for term in FRAME_TERMS.values():
             term.check(self.settings)
         measures = self.measures  # refuses weights that leave out every term
+        if "measures" in options:
+            raise TypeError("measures of a loss are what its weights name: leave measures out.")
         if mapss is None:
-            options = {"measures": measures, **options}
+            options = {**options, "measures": measures}
         self.mapss = resolve(mapss, encoder, options)
         self.reduction = checks.check_choice(reduction, "reduction", REDUCTIONS)
         self.weighting = checked_weighting(weighting)
