@@ -30,35 +30,15 @@ from torch_mapss.evaluation.measures import COLUMNS, FRAME_SCORES
 from torch_mapss.evaluation.results import Results, frames_path, load_results, records
 
 
-def with_extras(folder: Path) -> Path:
-    """Two mixtures; the first names its sources and its mixture and has a null."""
-    path = write_manifest(folder, 2)
-    entries = json.loads(path.read_text(encoding="utf-8"))
-    write(folder / "m0" / "mix.wav", sources(seconds=0.3).sum(0))
-    entries[0] |= {"mixture": "m0/mix.wav", "sources": ["Größe", "<b>"]}
-    entries[0]["systems"]["bad"][0] = None
-    return save_manifest(folder, entries)
-
-
 def scored(path: Path, out: Path, **options: Any) -> Results:
     score_set(path, out, **options)
     return load_results(out)
 
 
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_extras(tmp_path_factory.mktemp("set"))
-
-
-@pytest.fixture(scope="module")
-def results(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return scored(manifest, tmp_path_factory.mktemp("out"))
-
-
 # ---------------------------------------------------------------------------------------- content
 
 
-def test_frames_are_those_of_the_report(manifest: Path, results: Results) -> None:
+def test_rows_and_frames_are_those_of_single_mixtures(manifest: Path, results: Results) -> None:
     folder = manifest.parent / "m1"
     report = evaluate(
         references=[folder / "truth" / f"{name}.wav" for name in "ab"],
@@ -75,6 +55,17 @@ def test_frames_are_those_of_the_report(manifest: Path, results: Results) -> Non
     for name, values in frames.scores.items():
         assert values.dtype == np.float32
         np.testing.assert_allclose(values, getattr(report, name).numpy(), rtol=1e-6)
+    rows = results.scores.query("mixture_id == 'm1' and system == 'bad'")
+    for row, expected in zip(records(rows), report.rows, strict=True):
+        for name in COLUMNS:
+            assert row[name] == pytest.approx(expected[name], rel=1e-8, nan_ok=True)
+        assert (row["frames"], row["status"]) == (expected.frames, "ok")
+        assert row["estimate"] == f"m1/bad/{row['source']}.wav"
+    truth = sources(seconds=0.3)  # of the first mixture, where one source is not estimated
+    alone = small_mapss()(leaky(truth, 0.5)[1:], truth, attributed=(1,)).utterance()
+    (row,) = records(results.scores.query("mixture_id == 'm0' and system == 'bad'"))
+    assert (row["source"], row["source_index"]) == ("<b>", 1)
+    assert row["ps"] == pytest.approx(alone.ps.item(), rel=1e-6)
 
 
 def test_rows_are_the_means_of_the_frames(results: Results) -> None:
@@ -105,88 +96,82 @@ def test_cells_have_the_type_of_their_column(results: Results) -> None:
 
 
 def test_names_paths_hashes_and_the_statement(manifest: Path, results: Results) -> None:
-    assert results.mixtures == ("m0", "m1")
+    assert results.mixtures == ("m0", "m1", "m2")
     assert results.systems == ("good", "bad")
-    sources = ["Größe", "<b>", "<b>", "a", "b", "a", "b"]
-    assert list(results.scores["source"]) == sources
+    assert list(results.scores["source"]) == ["Größe", "<b>", "<b>", *"abab" * 2]
     audio = results.audio("m0")
     assert audio.sources == ("Größe", "<b>")
     assert audio.mixture == str(manifest.parent / "m0" / "mix.wav")
     assert audio.estimates["bad"] == (str(manifest.parent / "m0" / "bad" / "b.wav"),)
     assert results.audio("m1").mixture is None
-    assert results.audio("m1").sources == ("a", "b")
     assert list(results.frames("m0").systems["bad"].attributed) == [1]
-    assert len(results.sha256) == 4 + 7 + 1  # references, estimates without the null, mixture
+    assert len(results.sha256) == 6 + 11 + 1  # references, estimates without the null, mixture
     for path, found in results.sha256.items():
         content = (manifest.parent / path).read_bytes()
         assert found == hashlib.sha256(content).hexdigest()
     text = results.statement()
-    assert text.startswith("2 systems on 2 mixtures (0.0 min; 0 pairs failed), protocol ")
-    made = f"torch {torch.__version__}"
-    for part in (str(results.protocol), "encoder mel", "convention paper", "5, 5, ", made):
+    assert text.startswith("2 systems on 3 mixtures (0.0 min; 0 pairs failed), protocol ")
+    for part in (str(results.protocol), "encoder mel", f"torch {torch.__version__}"):
         assert part in text
 
 
-def test_audio_that_moved_is_found(manifest: Path, tmp_path: Path) -> None:
-    shutil.copytree(manifest.parent, tmp_path / "one" / "set")
-    scored(tmp_path / "one" / "set" / manifest.name, tmp_path / "one" / "out")
+def test_audio_that_moved_is_found(tmp_path: Path) -> None:
+    path = write_manifest(tmp_path / "one" / "set", 1, ("x",))
+    one = load_manifest(path)[0]
+    other = load_manifest(write_manifest(tmp_path / "y", 1))[0]._replace(name="other")
+    results = evaluate_set([one, other], out=tmp_path / "both", measures="bleed")
+    assert results is not None  # mixtures of several folders
+    assert results.audio("m0").references[0] == str(tmp_path / "one/set/m0/truth/a.wav")
+    assert results.audio("other").references[0] == str(tmp_path / "y/m0/truth/a.wav")
+    scored(path, tmp_path / "one" / "out", measures="bleed")
     (tmp_path / "one").rename(tmp_path / "two")  # together
-    moved = load_results(tmp_path / "two" / "out")
-    assert moved.audio("m1").references[0] == str(tmp_path / "two/set/m1/truth/a.wav")
-    elsewhere = load_results(tmp_path / "two" / "out", root=tmp_path / "three")
-    assert elsewhere.audio("m1").references[0] == str(tmp_path / "three/m1/truth/a.wav")
+    for root, expected in ((None, "two/set/m0"), (tmp_path / "three", "three/m0")):
+        moved = load_results(tmp_path / "two" / "out", root=root)
+        assert moved.audio("m0").references[0] == str(tmp_path / expected / "truth/a.wav")
 
 
-# --------------------------------------------------------------------------------- going on
+# --------------------------------------------------------------------------------------- going on
 
 
-def test_frames_of_added_lost_and_failed_systems(manifest: Path, tmp_path: Path) -> None:
-    entries = json.loads(manifest.read_text(encoding="utf-8"))
-    less = [{**e, "systems": {"bad": e["systems"]["bad"]}} for e in entries]
-    first = scored(save_manifest(manifest.parent, less, "less.json"), tmp_path)
-    assert [*first.frames("m0").systems] == ["bad"]
-    old = first.frames("m0").systems["bad"].scores["ps"]
-    both = scored(manifest, tmp_path)
-    assert [*both.frames("m0").systems] == ["good", "bad"]
-    np.testing.assert_array_equal(both.frames("m0").systems["bad"].scores["ps"], old)
-    path = Path(frames_path(str(tmp_path), "m0"))
+def test_frames_of_added_lost_and_failed_systems(
+    manifest: Path, results: Results, tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "set", tmp_path / "out"
+    shutil.copytree(manifest.parent, folder)
+    entries = json.loads(manifest.read_text(encoding="utf-8"))[1:2]
+    systems = entries[0]["systems"]
+    entries[0]["systems"] = {"bad": systems["bad"]}
+    first = scored(save_manifest(folder, entries), out)
+    assert [*first.frames("m1").systems] == ["bad"]
+    entries[0]["systems"] = systems
+    both = scored(save_manifest(folder, entries), out)
+    assert [*both.frames("m1").systems] == ["good", "bad"]
+    path = Path(frames_path(str(out), "m1"))
     path.write_bytes(path.read_bytes()[:100])  # damaged
     with pytest.raises(ValueError, match="cannot be read as frame scores"):
-        both.frames("m0")
-    again = scored(manifest, tmp_path)
-    np.testing.assert_array_equal(again.frames("m0").systems["bad"].scores["ps"], old)
-    moved = tmp_path / "set"
-    shutil.copytree(manifest.parent, moved)
-    write(moved / "m0/bad/b.wav", torch.zeros(100))
-    found = scored(moved / manifest.name, tmp_path / "failed")
-    assert [*found.frames("m0").systems] == ["good"]
-    assert list(found.items["status"]) == ["ok", "failed", "ok", "ok"]
-    assert (
-        found.items.loc[found.items["status"] == "failed", ["seconds", "ps"]].isna().all(axis=None)
-    )
+        both.frames("m1")
+    again = scored(folder / manifest.name, out).frames("m1").systems["bad"].scores["ps"]
+    np.testing.assert_array_equal(again, results.frames("m1").systems["bad"].scores["ps"])
+    write(folder / "m1/bad/b.wav", torch.zeros(100))
+    found = scored(folder / manifest.name, out)
+    assert [*found.frames("m1").systems] == ["good"]
+    assert list(found.items["status"]) == ["ok", "failed"]
+    assert found.items[["seconds", "ps"]].iloc[1].isna().all()
 
 
 def test_trimmed_systems_of_unlike_length_share_a_file(tmp_path: Path) -> None:
     path = write_manifest(tmp_path / "set", 1)
     short = leaky(sources(seconds=0.3))[0, :4000]
     write(tmp_path / "set/m0/good/a.wav", short)
-    found = scored(path, tmp_path / "out", trim=True).frames("m0")
+    given = {"trim": True, "measures": "separation"}
+    found = scored(path, tmp_path / "out", **given).frames("m0")
     good, bad = found.systems["good"], found.systems["bad"]
     assert good.scores["ps"].shape == bad.scores["ps"].shape == (2, len(found.times))
     assert not good.active[:, -2:].any()
     assert bad.active[:, -2:].any()
 
 
-def test_mixtures_of_several_folders_keep_their_audio(tmp_path: Path) -> None:
-    one = load_manifest(write_manifest(tmp_path / "x", 1))[0]
-    other = load_manifest(write_manifest(tmp_path / "y", 1))[0]._replace(name="other")
-    results = evaluate_set([one, other], out=tmp_path / "out", mapss=small_mapss())
-    assert results is not None
-    assert results.audio("m0").references[0] == str(tmp_path / "x/m0/truth/a.wav")
-    assert results.audio("other").references[0] == str(tmp_path / "y/m0/truth/a.wav")
-
-
-# ------------------------------------------------------------------------------------- refused
+# ----------------------------------------------------------------------------------------- refused
 
 
 def test_folders_that_are_no_results_are_refused(
@@ -201,18 +186,13 @@ def test_folders_that_are_no_results_are_refused(
     with pytest.raises(ValueError, match=r"summary\.csv missing.*goes on where it stopped"):
         load_results(unfinished)
     shutil.copy(Path(results.folder) / "summary.csv", unfinished)
-    (unfinished / "mixtures.json").write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="cannot be read as part of results"):
-        load_results(unfinished)
-    listed = json.loads((Path(results.folder) / "mixtures.json").read_text())
-    (unfinished / "mixtures.json").write_text(json.dumps({**listed, "format": 99}))
-    with pytest.raises(ValueError, match="format 99"):
-        load_results(unfinished)
-    with pytest.raises(ValueError, match="holds no mixture 'm7'; it holds 'm0', 'm1'"):
+    listed = json.loads((unfinished / "mixtures.json").read_text())
+    for content, said in (({}, "cannot be read as part of results"), (listed, "format 99")):
+        (unfinished / "mixtures.json").write_text(json.dumps({**content, "format": 99}))
+        with pytest.raises(ValueError, match=said):
+            load_results(unfinished)
+    with pytest.raises(ValueError, match="holds no mixture 'm7'; it holds 'm0', 'm1', 'm2'"):
         results.frames("m7")
-
-
-# ----------------------------------------------------------------------- spreadsheet programs
 
 
 def test_tables_saved_by_a_spreadsheet_program_read_the_same(
@@ -250,5 +230,4 @@ def test_tables_that_were_changed_are_refused(
     (folder / "items.csv").write_text(text.replace(old, new), encoding="utf-8")
     with pytest.raises(ValueError) as error:
         load_results(folder)
-    for part in ("items.csv", *said):
-        assert part in str(error.value)
+    assert all(part in str(error.value) for part in ("items.csv", *said))
