@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -216,6 +217,29 @@ def test_chunks_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) 
     assert sizes[3:] == [1] * 5
     encoder(wave.requires_grad_())  # a graph keeps everything anyhow
     assert sizes[8:] == [5]
+
+
+def test_a_budget_of_one_user_leaves_the_others_alone() -> None:
+    encoder = MelEncoder()
+    sizes: list[int] = []
+    encode = encoder._encode
+    encoder._encode = lambda x: sizes.append(len(x)) or encode(x)  # type: ignore[func-returns-value,method-assign]
+    one, other = encoder.within(1), threading.Barrier(2, timeout=60)
+
+    def share() -> None:
+        with encoder.within(2**30):
+            other.wait()
+            other.wait()
+        encoder(noise(3, SAMPLES))
+
+    thread = threading.Thread(target=share)
+    with one:
+        thread.start()
+        other.wait()
+    other.wait()
+    thread.join()
+    encoder(noise(3, SAMPLES))
+    assert sizes == [3, 3]
 
 
 def test_activation_checkpointing_gives_the_same_gradient(folder: Folder) -> None:

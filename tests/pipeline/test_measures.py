@@ -129,6 +129,7 @@ def test_decomposition_alone_loads_no_weights(monkeypatch: pytest.MonkeyPatch) -
             MAPSS(**wrong)
     with pytest.warns(UserWarning, match="decomposition_encoder"):
         MAPSS("mel", decomposition_encoder="wav2vec2-base")
+    MAPSS("owner/unknown")  # which is looked for when it is used
     mapss.to("cpu").half()
     assert str(mapss.config.encoders["encoder"].options["device"]) == "cpu"
 

@@ -145,6 +145,9 @@ def test_banks_are_joined_saved_and_loaded(mapss, tmp_path):
         ReferenceBank.load(tmp_path / "other.pt")
     with pytest.raises(ValueError, match="other settings"):
         small(seed=0, activity=0.2)(estimates[:1], again)
+    for options in ({"highest": 4000}, {"window": 200, "margin": 100}):  # on the same frames
+        with pytest.raises(ValueError, match="other settings"):
+            small(MelEncoder(**options))(estimates[:1], again)
     with pytest.raises(ValueError, match="exactly the mixtures"):
         mapss(estimates, again)
 
@@ -378,6 +381,8 @@ def test_a_source_with_too_few_distortions_is_refused():
     slow.sample_rate = 8000
     with pytest.raises(ValueError, match="separation_bank has 0 distortions at 8000 Hz"):
         small(slow, separation_bank=DistortionBank(only=("notch/8000Hz",)))
+    with pytest.raises(ValueError, match="decomposition_bank has 0 distortions at 8000 Hz"):
+        small(slow, decomposition_bank=DistortionBank(only=("notch/8000Hz",)))
     with pytest.raises(ValueError, match="made for another measure"):
         small(match_bank=DistortionBank(size=10))
     notches = small(match_bank=DistortionBank("match", only=("notch",)))
@@ -394,6 +399,25 @@ def test_trim_equals_trimming_by_hand():
     estimates = leaky(references, 0.3)[..., :-1]
     found = small(trim=True)(estimates, references)
     equal(found, small()(estimates, references[..., :-1]), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="prepare references that are cut to them"):
+        small(trim=True)(estimates, small(trim=True).prepare(references))
+
+
+def test_what_a_call_asks_for_is_refused_before_anything_is_prepared(monkeypatch):
+    monkeypatch.setattr(DistortionBank, "measure", None)
+    references = voices()
+    few = small(match_bank=DistortionBank("match", size=1), measures="bleed")
+    half = small(time=0.5, measures="bleed")
+    for call in (
+        lambda: few(references, references, measures="match"),
+        lambda: few.prepare(references, measures="match"),
+        lambda: half(references, references, measures="decomposition"),
+        lambda: half.bounds(references, references, measures="decomposition"),
+        lambda: small()(references, references, frames=0),
+        lambda: small().bounds(references, references, frames=0),
+    ):
+        with pytest.raises(ValueError, match=r"at least|whole number"):
+            call()
 
 
 def test_unchecked_non_finite_items_are_left_out():
@@ -456,6 +480,8 @@ def test_scores_and_bounds_are_those_of_the_functional_stage(mapss):
         mapss.bounds(estimates, bank, draw=3)
     with pytest.raises(ValueError, match="confidence"):
         mapss.bounds(estimates, bank, confidence=95)
+    with pytest.warns(UserWarning, match="no frame in which two sources"):
+        mapss.bounds(estimates, torch.zeros_like(references))
 
 
 def test_a_device_without_float64_gets_none(monkeypatch):

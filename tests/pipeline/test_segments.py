@@ -48,6 +48,8 @@ def test_bounds_attribution_and_polarity_in_segments() -> None:
     whole = small(**options).bounds(estimates, references, **kept)
     parts = small(segment=1.2, **options).bounds(estimates, references, **kept)
     assert_alike(whole.scores, parts.scores)
+    double = small(segment=1.2, **options)(estimates.double(), references, **kept)
+    torch.testing.assert_close(double.ps.float(), parts.scores.ps, rtol=1e-3, atol=1e-3)
     for measure in ("ps", "pm"):
         for one, other in zip(getattr(whole, measure), getattr(parts, measure)):
             close = (one - other).abs() <= 1e-3 * (1 + one.abs())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,8 @@ from torch.utils.checkpoint import checkpoint as recompute_in_backward
 from torch_mapss.core.checks import check_floating
 
 MEMORY_BUDGET = 2**30  # bytes of activations a chunk may take: 1 GiB
+# Bytes, see `Encoder.within`; no attribute of an encoder, which threads share.
+_LIMIT: ContextVar[float] = ContextVar("_LIMIT", default=math.inf)
 ABSURD = 1e30  # an embedding this large overflows float32 as soon as it is squared
 
 
@@ -28,6 +32,8 @@ class Encoder(nn.Module):
     score does not depend on where it is computed. `train()` leaves an encoder in evaluation mode.
 
     Attributes:
+        settings: names of the attributes besides the frames that features depend on, of class and
+            subclass. A :class:`~torch_mapss.ReferenceBank` fits equal values of them alone.
         local: whether a frame depends on its receptive field alone (no attention, no norm over the
             clip), so that a clip may be encoded in pieces. False unless a subclass knows.
 
@@ -44,6 +50,8 @@ class Encoder(nn.Module):
         activation_checkpointing: with gradients, keep only the waveform of each chunk and encode
             it again in the backward pass: about a third slower, far less memory.
     """
+
+    settings: ClassVar[tuple[str, ...]] = ("layer", "dtype", "feature_size")
 
     def __init__(
         self,
@@ -137,7 +145,8 @@ class Encoder(nn.Module):
             encode = functools.partial(
                 recompute_in_backward, encode, use_reentrant=False, preserve_rng_state=False
             )
-        fitting = max(1, int(self.memory_budget // max(1, self._item_bytes(samples))))
+        memory = min(self.memory_budget, _LIMIT.get())
+        fitting = max(1, int(memory // max(1, self._item_bytes(samples))))
         found = [encode(chunk) for chunk in flat.split(fitting)]
         return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -169,13 +178,12 @@ class Encoder(nn.Module):
 
     @contextmanager
     def within(self, memory: int) -> Iterator[None]:
-        """For a while, keep a chunk's activations within so many bytes, if that is less."""
-        before = self.memory_budget
-        self.memory_budget = min(before, memory)
+        """For a while and in this thread, a chunk's activations take at most so many bytes."""
+        token = _LIMIT.set(min(_LIMIT.get(), memory))
         try:
             yield
         finally:
-            self.memory_budget = before
+            _LIMIT.reset(token)
 
     def train(self, mode: bool = True) -> Encoder:
         """Does nothing: dropout, layer drop and masking have no place in a measure."""

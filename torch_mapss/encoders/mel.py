@@ -45,6 +45,8 @@ class MelEncoder(Encoder):
             frequency of the FFT.
     """
 
+    settings = (*Encoder.settings, "bands", "floor", "context", "window", "margin", "highest")
+
     def __init__(
         self,
         bands: int = 80,

@@ -57,6 +57,7 @@ class TransformerEncoder(Encoder):
         config: the settings of the full model, as transformers holds them.
     """
 
+    settings = ("checkpoint", "layer", "dtype")
     families: ClassVar[tuple[str, ...]] = ()  # values of model_type in config.json
     dtype: torch.dtype
     model: Any

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,7 +20,14 @@ from torch_mapss.core import checks
 from torch_mapss.core.decomposition import whole_steps
 from torch_mapss.core.settings import Settings
 from torch_mapss.distortions import DistortionBank
-from torch_mapss.encoders import Encoder, as_encoder, encoder_row, known_row, mel_on_grid
+from torch_mapss.encoders import (
+    Encoder,
+    TransformerEncoder,
+    as_encoder,
+    encoder_row,
+    known_row,
+    mel_on_grid,
+)
 from torch_mapss.encoders.registry import as_dtype, checkpoint_of
 from torch_mapss.pipeline.measures import MEASURES, encoded
 from torch_mapss.pipeline.memory import Budget, budget
@@ -93,7 +100,7 @@ class EncoderSlot:
     @property
     def pretrained(self) -> bool:
         """Whether its features are those of a transformer."""
-        return self.by_name or hasattr(self.encoder, "checkpoint")
+        return self.by_name or (self.like is None and hasattr(self.encoder, "checkpoint"))
 
     @property
     def seconds(self) -> float:
@@ -121,9 +128,8 @@ class EncoderSlot:
     def describe(self) -> dict[str, Any]:
         """What its embeddings depend on, as plain values."""
         frames = self.frames
-        names = ["checkpoint", "layer", "dtype", *Grid._fields]
-        if not self.pretrained:
-            names += ["feature_size", "bands", "floor", "context"]
+        kind = TransformerEncoder if self.by_name else frames
+        names = [*kind.settings, *Grid._fields]
         found = {"name": self.name} | {name: getattr(frames, name, None) for name in names}
         if self.by_name:
             found["layer"] = self.options.get("layer", frames.layer)
@@ -258,10 +264,14 @@ class Config:
             whole_steps(self.settings.time)
         if all(slot.is_known for slot in self.encoders.values()):
             _ = self.grid, self.segment
-            self._check_banks()
+            self.check(self.measures)
 
-    def _check_banks(self) -> None:
-        for measure in encoded(MEASURES):
+    def check(self, measures: Sequence[str]) -> None:
+        """Raise ValueError unless these settings can compute the measures."""
+        if "decomposition" in measures:
+            whole_steps(self.settings.time)
+        # The default bank of decomposition is cut from PS's: that one is looked at first.
+        for measure in reversed(encoded(measures)):
             count = len(self.bank_of(measure.name).names(self.grid.sample_rate))
             if count < measure.least_members:
                 raise ValueError(

@@ -36,7 +36,7 @@ class Clips(NamedTuple):
 class Signals:
     """Validated waveforms: floating point, without padding, finite."""
 
-    waves: Tensor  # (B, sources, T) at the rate they came in; padding may hold anything finite
+    waves: Tensor  # (B, sources, T) at the rate they came in; zeros in the padding
     lengths: tuple[int, ...]  # true length of each mixture
     clips: tuple[Clips, ...]  # the same by length, at the encoder's rate
     valid: Tensor | None  # (B, sources) bool: False had a bad sample, and is silenced; None: all
@@ -99,6 +99,7 @@ def validate(
     attributed: object = None,
     lengths: Tensor | Sequence[int] | None = None,
     measures: str | Iterable[str] | None = None,
+    frames: int | None = None,
 ) -> Call:
     """Everything about a call that can be refused.
 
@@ -109,13 +110,16 @@ def validate(
         attributed: (S',) which reference each estimate belongs to; None: all in order.
         lengths: (B,) true lengths in samples; None: T.
         measures: a name or several; None: those of the settings that the bank has.
+        frames: how many are scored at most; None: all.
 
     Raises:
         TypeError: not tensors of a type that holds audio.
         ValueError: shapes, lengths, devices or samples that do not fit, see the message;
-            ``attributed`` missing or wrong; a bank of other settings; gradients of clips that are
-            scored in segments.
+            ``attributed`` missing or wrong; a bank of other settings; measures that the settings
+            cannot compute; gradients of clips that are scored in segments.
     """
+    if frames is not None:
+        checks.check_whole(frames, "frames", 1)
     waves = as_batch(estimates, "estimates")
     bank, truth = None, None
     if isinstance(references, ReferenceBank):
@@ -142,6 +146,7 @@ def validate(
         true = _true_lengths(config, lengths, *other.shape[::2])
         with torch.no_grad():
             truth = _signals(config, other, "references", true)
+    config.check(wanted)
     call = Call(_signals(config, waves, "estimates", true), truth, bank, index, wanted)
     if call.wants_gradient and any(_is_long(config, length) for length in true):
         raise ValueError(
@@ -154,9 +159,13 @@ def validate(
 @torch.inference_mode(False)  # a bank made in validation serves in training too
 @torch.no_grad()
 def validate_references(
-    config: Config, references: Tensor, lengths: Tensor | Sequence[int] | None
+    config: Config,
+    references: Tensor,
+    lengths: Tensor | Sequence[int] | None,
+    measures: Sequence[str],
 ) -> Signals:
     """The same of ``prepare``. Arguments and errors as :func:`validate`."""
+    config.check(measures)
     waves = _references(references)
     true = _true_lengths(config, lengths, *waves.shape[::2])
     return _signals(config, waves, "references", true)
@@ -355,8 +364,8 @@ def _check_bank(
     if waves.shape[-1] < bank.samples or not (config.trim or waves.shape[-1] == bank.samples):
         raise ValueError(
             f"estimates have {waves.shape[-1]} samples and the references of the bank "
-            f"{bank.samples}. They must be aligned sample by sample; a longer tail of the "
-            "estimates is cut with trim=True."
+            f"{bank.samples}. They must be aligned sample by sample: trim=True cuts a longer tail "
+            "of the estimates; for shorter ones prepare references that are cut to them."
         )
     checks.check_devices(estimates=waves, bank=bank.groups[0].waveforms)
 

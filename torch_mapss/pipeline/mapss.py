@@ -258,7 +258,7 @@ class MAPSS(nn.Module):
                 source that has too few distortions, as its bank holds few families.
         """
         wanted = self.config.measures if measures is None else checked_measures(measures)
-        given = validate_references(self.config, references, lengths)
+        given = validate_references(self.config, references, lengths, wanted)
         bank = prepare(self.config, given, wanted)
         warn_unscored(bank)
         return bank
@@ -302,7 +302,7 @@ class MAPSS(nn.Module):
                 ``attributed`` missing or wrong; a bank of other settings.
         """
         config = self.config
-        call = validate(config, estimates, references, attributed, lengths, measures)
+        call = validate(config, estimates, references, attributed, lengths, measures, frames)
         call = prepared(config, call, warn=True)
         return score(config, [call], scoring(config), frames, generator)[0]
 
@@ -343,8 +343,9 @@ class MAPSS(nn.Module):
         """
         config = self.config
         task = bounding(config, confidence, convention, options)
-        call = validate(config, estimates, references, attributed, lengths, measures)
-        return score(config, [prepared(config, call)], task, frames, generator)[0]
+        call = validate(config, estimates, references, attributed, lengths, measures, frames)
+        call = prepared(config, call, warn=True)
+        return score(config, [call], task, frames, generator)[0]
 
     # ------------------------------------------------------------------------- several systems
 
@@ -380,7 +381,7 @@ class MAPSS(nn.Module):
         Raises:
             TypeError, ValueError: as for scoring.
         """
-        calls = self._calls(estimates, bank, attributed, measures)
+        calls = self._calls(estimates, bank, attributed, measures, frames)
         return score(self.config, calls, scoring(self.config), frames, None, on_segment)
 
     @with_torch_defaults
@@ -412,7 +413,7 @@ class MAPSS(nn.Module):
             TypeError, ValueError: as :meth:`bounds`.
         """
         task = bounding(self.config, confidence, convention, options)
-        calls = self._calls(estimates, bank, attributed, measures)
+        calls = self._calls(estimates, bank, attributed, measures, frames)
         return score(self.config, calls, task, frames, None, on_segment)
 
     def _calls(
@@ -421,6 +422,7 @@ class MAPSS(nn.Module):
         bank: ReferenceBank,
         attributed: Sequence[Any] | None,
         measures: str | Iterable[str] | None,
+        frames: int | None,
     ) -> list[Call]:
         indices = [None] * len(estimates) if attributed is None else list(attributed)
         if len(indices) != len(estimates) or not indices:
@@ -435,7 +437,9 @@ class MAPSS(nn.Module):
             )
         wanted = measures if measures is None or isinstance(measures, str) else tuple(measures)
         pairs = zip(estimates, indices)
-        return [validate(self.config, each, bank, index, None, wanted) for each, index in pairs]
+        return [
+            validate(self.config, each, bank, index, None, wanted, frames) for each, index in pairs
+        ]
 
 
 def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]) -> MAPSS:

@@ -40,6 +40,7 @@ _ALL = (
         encoder="decomposition_encoder",
         bank="decomposition_bank",
         score=decomposition_scores,
+        least_members=1,
         others=True,
     ),
     Measure(

@@ -13,7 +13,7 @@ from torch.nn.functional import avg_pool1d, pad
 
 from torch_mapss.audio.frames import frame_count
 from torch_mapss.audio.loudness import at_loudness
-from torch_mapss.core import checks, devices
+from torch_mapss.core import devices
 from torch_mapss.core.frame_batches import Score, Started, finish, start
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
@@ -158,7 +158,7 @@ def choose(
     """(n, 2) item and frame of each group: at most ``frames`` of all, without replacement."""
     parts = [group.scored for group in bank.groups]
     total = sum(len(part) for part in parts)
-    if frames is None or checks.check_whole(frames, "frames", 1) >= total:
+    if frames is None or frames >= total:
         return parts
     if generator is None:
         generator = torch.Generator().manual_seed(0)

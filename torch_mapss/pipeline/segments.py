@@ -118,7 +118,7 @@ def estimates_of(
     """Estimates (S', T), and what brings them to the level and, if asked for, the sign."""
     gains = _gains(config, waves, config.budget(waves.device))
     if config.align_polarity:
-        same = [torch.dot(w, group.waveforms[0, i]) for w, i in zip(waves, attributed)]
+        same = [(w * group.waveforms[0, i]).sum() for w, i in zip(waves, attributed)]
         gains = gains * torch.where(torch.stack(same).unsqueeze(-1) < 0.0, -1.0, 1.0)
     return waves, gains
 
