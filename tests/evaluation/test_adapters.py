@@ -96,18 +96,16 @@ def test_museval_itself_takes_the_same_arrays(
     assert len(sdr) == len(report.rows) == 2
 
 
-@pytest.mark.parametrize("shape", [(4800,), (2, 2, 4800), (4800, 2)])
-def test_versa_shapes_that_are_refused(mapss: MAPSS, shape: Any) -> None:
-    for name in ("pred", "gt"):
-        given = {"pred": np.ones((2, 4800)), "gt": np.ones((2, 4800)), name: np.ones(shape)}
-        with pytest.raises(ValueError, match=rf"{name} must be \(S, T\)"):
-            mapss_metric(given["pred"], given["gt"], RATE, mapss)
-
-
-@pytest.mark.parametrize("shape", [(2, 2, 4800), (4800, 2, 2), (4800, 2), (2,), (1, 2, 4800, 1)])
-def test_museval_shapes_that_are_refused(mapss: MAPSS, shape: Any) -> None:
-    for name in ("references", "estimates"):
-        given = dict.fromkeys(("references", "estimates"), np.ones((2, 4800, 1)))
-        given[name] = np.ones(shape)
-        with pytest.raises(ValueError, match=f"{name} must be"):
-            evaluate_museval(**given, rate=RATE, mapss=mapss)
+@pytest.mark.parametrize(
+    "shape",
+    [(4800,), (2, 2, 4800), (4800, 2), (4800, 2, 2), (2,), (1, 2, 4800, 1)],
+)
+def test_shapes_that_are_refused(mapss: MAPSS, shape: tuple[int, ...]) -> None:
+    for bad in (0, 1):
+        given: list[Any] = [np.ones((2, 4800)), np.ones((2, 4800))]
+        given[bad] = np.ones(shape)
+        with pytest.raises(ValueError, match=rf"{('pred', 'gt')[bad]} must be \(S, T\)"):
+            mapss_metric(*given, RATE, mapss)
+        arrays = dict(zip(("references", "estimates"), given))
+        with pytest.raises(ValueError, match=f"{[*arrays][bad]} must be"):
+            evaluate_museval(**arrays, rate=RATE, mapss=mapss)

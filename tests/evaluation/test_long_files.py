@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from separations import score_set
+from separations import score_set, write_all
 
 from torch_mapss import MAPSS, DistortionBank, evaluate
 from torch_mapss.evaluation import console
 from torch_mapss.evaluation.results import records
-
-soundfile = pytest.importorskip("soundfile")
 
 
 def voices(seconds: float) -> torch.Tensor:
@@ -34,10 +32,7 @@ def small(**options: object) -> MAPSS:
 
 
 def written(folder: Path, name: str, waves: torch.Tensor) -> list[str]:
-    names = [f"{name}{k}.wav" for k in range(len(waves))]
-    for path, wave in zip(names, waves):
-        soundfile.write(folder / path, wave.numpy(), 16000, subtype="FLOAT")
-    return names
+    return write_all(folder, waves, (f"{name}0", f"{name}1"))
 
 
 def test_systems_of_a_long_mixture_share_a_pass_and_fail_alone(

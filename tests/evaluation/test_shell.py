@@ -55,57 +55,41 @@ def into_a_closed_pipe(arguments: list[str], **env: str) -> tuple[int, str]:
         os.close(writer)
 
 
-# One of the two is quick; both run in the continuous integration.
 BUFFERING = pytest.mark.parametrize("unbuffered", ["1", pytest.param("", marks=pytest.mark.slow)])
 
 
 @pytest.mark.slow
 @BUFFERING
-def test_a_closed_pipe_loses_no_file(folder: Path, tmp_path: Path, unbuffered: str) -> None:
+def test_a_closed_pipe_loses_no_file_and_hides_no_failure(
+    folder: Path, tmp_path: Path, unbuffered: str
+) -> None:
     out = tmp_path / "o"
     arguments = [*score_of(folder), "--out", str(out), "--plot"]
-    code, said = into_a_closed_pipe(arguments, PYTHONUNBUFFERED=unbuffered)
-    assert (code, said) == (0, "")
+    assert into_a_closed_pipe(arguments, PYTHONUNBUFFERED=unbuffered) == (0, "")
     names = {path.name for path in out.iterdir()}
     assert {"scores.csv", "frames.csv", "report.json", "scores.png"} <= names
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
-def test_a_closed_pipe_hides_no_failure(folder: Path, tmp_path: Path, unbuffered: str) -> None:
     arguments = ["evaluate", str(folder / "set" / "manifest.json"), *QUICK]
     code, said = into_a_closed_pipe(
-        [*arguments, "--out", str(tmp_path / "o")], PYTHONUNBUFFERED=unbuffered
+        [*arguments, "--out", str(tmp_path / "e")], PYTHONUNBUFFERED=unbuffered
     )
     assert code == 1
     (line,) = said.strip().splitlines()
     assert line.startswith("torch-mapss: failed: mixture 'm0', system 'bad'")
-    assert (tmp_path / "o" / "summary.csv").exists()
+    assert (tmp_path / "e" / "summary.csv").exists()
 
 
 @BUFFERING
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        *(pytest.param([name], marks=pytest.mark.slow) for name in ("encoders", "--version")),
-    ],
-)
-def test_words_into_a_closed_pipe(arguments: list[str], unbuffered: str) -> None:
-    assert into_a_closed_pipe(arguments, PYTHONUNBUFFERED=unbuffered) == (0, "")
+@pytest.mark.parametrize("word", ["--help", pytest.param("encoders", marks=pytest.mark.slow)])
+def test_words_into_a_closed_pipe_or_onto_a_full_disk(word: str, unbuffered: str) -> None:
+    assert into_a_closed_pipe([word], PYTHONUNBUFFERED=unbuffered) == (0, "")
+    check_full_disk([word], unbuffered)
 
 
 @pytest.mark.slow
 @BUFFERING
 def test_a_full_disk_is_one_line(folder: Path, tmp_path: Path, unbuffered: str) -> None:
-    out = tmp_path / "o"
-    check_full_disk([*score_of(folder), "--out", str(out)], unbuffered)
-    assert (out / "scores.csv").exists()
-
-
-@BUFFERING
-def test_words_onto_a_full_disk(unbuffered: str) -> None:
-    check_full_disk(["--help"], unbuffered)
+    check_full_disk([*score_of(folder), "--out", str(tmp_path)], unbuffered)
+    assert (tmp_path / "scores.csv").exists()
 
 
 def check_full_disk(arguments: list[str], unbuffered: str) -> None:

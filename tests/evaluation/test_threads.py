@@ -22,22 +22,21 @@ def before_torch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_idle_threads_sleep(before_torch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "given", [{}, *({name: "active"} for name in NAMES), {"torch": "loaded"}], ids=str
+)
+def test_idle_threads_sleep_unless_someone_chose(
+    given: dict[str, str], before_torch: pytest.MonkeyPatch
+) -> None:
+    for name, value in given.items():
+        if name == "torch":  # once it is there nothing is set
+            before_torch.setitem(sys.modules, "torch", sys)
+        else:
+            before_torch.setenv(name, value)
     cli.let_idle_threads_sleep()
-    assert os.environ["OMP_WAIT_POLICY"] == "passive"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_choice_of_ones_own_stays(name: str, before_torch: pytest.MonkeyPatch) -> None:
-    before_torch.setenv(name, "active")
-    cli.let_idle_threads_sleep()
-    assert {n: os.environ[n] for n in NAMES if n in os.environ} == {name: "active"}
-
-
-def test_once_torch_is_there_nothing_is_set(before_torch: pytest.MonkeyPatch) -> None:
-    before_torch.setitem(sys.modules, "torch", sys)
-    cli.let_idle_threads_sleep()
-    assert "OMP_WAIT_POLICY" not in os.environ
+    chosen = {name: os.environ[name] for name in NAMES if name in os.environ}
+    expected = {name: value for name, value in given.items() if name != "torch"}
+    assert chosen == (expected if given else {"OMP_WAIT_POLICY": "passive"})
 
 
 @pytest.mark.slow
