@@ -5,7 +5,6 @@ The permutation wrapper of torchmetrics in both modes: test_metrics.
 
 from __future__ import annotations
 
-import inspect
 import re
 
 import numpy as np
@@ -15,7 +14,6 @@ from bursts import small, voices
 from clouds import clouds
 from torch import Tensor
 
-import torch_mapss
 from torch_mapss import (
     MAPSS,
     MAPSSLoss,
@@ -122,25 +120,23 @@ def test_shapes_that_do_not_fit_are_listed(mapss, estimates, references, words):
     refused(mapss, torch.zeros(estimates), torch.zeros(references), words)
 
 
-@pytest.mark.parametrize(
-    "bad", [np.zeros((1, 2, 8000), dtype="float32"), [[0.0] * 8000] * 2, None, 3.0, "a.wav", {}]
-)
-@pytest.mark.parametrize("place", [0, 1])
-def test_what_is_no_tensor_is_named(mapss, bad, place):
-    given = [voices(), voices()]
-    given[place] = bad
-    refused(mapss, *given, type(bad).__name__)
+NO_ARRAYS = {
+    "ndarray": np.zeros((1, 2, 8000), dtype="float32"),
+    "list": [[0.0] * 8000] * 2,
+    "NoneType": None,
+    "float": 3.0,
+    "str": "a.wav",
+    "sparse|layout": voices().to_sparse(),
+    "nested|layout": torch.nested.nested_tensor([voices()[0], voices()[0, :, :700]]),
+}
 
 
-@pytest.mark.parametrize("convert", ["to_sparse", "nested"])
+@pytest.mark.parametrize("words", NO_ARRAYS)
 @pytest.mark.parametrize("place", [0, 1])
-def test_tensors_that_are_no_plain_array_are_named(mapss, convert, place):
+def test_what_is_no_plain_tensor_is_named(mapss, words, place):
     given = [voices(), voices()]
-    if convert == "nested":
-        given[place] = torch.nested.nested_tensor([voices()[0], voices()[0, :, :700]])
-    else:
-        given[place] = given[place].to_sparse()
-    refused(mapss, *given)
+    given[place] = NO_ARRAYS[words]
+    refused(mapss, *given, "" if "|" in words else words)
 
 
 def test_strided_and_expanded_tensors_are_plain_ones(mapss):
@@ -160,69 +156,57 @@ def test_strided_and_expanded_tensors_are_plain_ones(mapss):
     near(scores_of(mapss, made, references), scores_of(mapss, references, references))
 
 
-@pytest.mark.parametrize("axes", ["channels before sources", "sources before channels"])
-def test_stereo_is_refused_with_the_remedy(mapss, axes):
-    stereo = (
-        voices()
-        .unsqueeze(1 if axes.startswith("channels") else 2)
-        .repeat((1, 2, 1, 1) if axes.startswith("channels") else (1, 1, 2, 1))
-    )
-    refused(mapss, stereo, stereo, "Channels are not sources.*mean")
-    arrays = stereo[0].numpy()
-    with pytest.raises(ValueError, match="channels"):
-        evaluate(estimates=arrays, references=arrays, mapss=mapss)
-
-
 # --------------------------------------------------------------------------------- options
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [
+def calls(mapss, **option):
+    """Every call that takes the option, with it."""
+    (name,) = option
+    e, r = voices(2), voices(2)
+    found = [
+        lambda: mapss(e, r, **option),
+        lambda: MAPSSLoss(mapss, **(option if name == "frames" else {}))(
+            e, r, **({} if name == "frames" else option)
+        ),
+    ]
+    if name == "lengths":
+        found += [
+            lambda: mapss.prepare(r, **option),
+            lambda: PerceptualMatch(mapss).update(e, r, **option),
+            lambda: mapss.bounds(e, r, **option),
+        ]
+    else:
+        given = {"sample_frames" if name == "frames" else name: option[name]}
+        found += [
+            lambda: PerceptualMatch(mapss, **option).update(e, r),
+            lambda: evaluate(estimates=e[0], references=r[0], mapss=mapss, **given),
+        ]
+    if name == "attributed":
+        points = clouds(2, distortions=4)
+        found += [lambda f=f: f(*points, **option) for f in (F.perceptual_match, F.match_bounds)]
+    return found
+
+
+BAD = {
+    "lengths": [
         5, [4000], [4000, 9000], [4000, 100], [4000.5, 4000], [[4000], [4000]], ["a", "b"], "ab",
         [4000, None], [True, 4000], torch.tensor([[4000, 4000]]), torch.tensor([torch.nan, 4000.0]),
         [-1, 4000], torch.tensor(4000), [4000, float("inf")],
     ],
-)  # fmt: skip
-def test_lengths_that_do_not_fit_are_named(mapss, lengths):
-    references = voices(2)
-    calls = {
-        "mapss": lambda: mapss(references, references, lengths=lengths),
-        "prepare": lambda: mapss.prepare(references, lengths),
-        "loss": lambda: MAPSSLoss(mapss)(references, references, lengths=lengths),
-        "metric": lambda: PerceptualMatch(mapss).update(references, references, lengths),
-        "bounds": lambda: mapss.bounds(references, references, lengths=lengths),
-    }
-    for call in calls.values():
-        with pytest.raises((ValueError, TypeError), match=r"lengths|mixture \d has"):
-            call()
-
-
-@pytest.mark.parametrize(
-    "attributed",
-    [
+    "attributed": [
         (0,), (0, 0), (0, 2), (-1, 0), (0.5, 1), "01", (None, 0), torch.tensor([0.0, 1.5]), {},
         ("a", "b"), 1, torch.tensor([[0, 1]]), (True, False), object(),
     ],
-)  # fmt: skip
-def test_attributions_that_do_not_fit_are_named(mapss, attributed):
-    references = voices()
-    embeddings = clouds(2, distortions=4)
-    calls = {
-        "mapss": lambda: mapss(references, references, attributed),
-        "loss": lambda: MAPSSLoss(mapss)(references, references, attributed),
-        "metric": lambda: PerceptualMatch(mapss, attributed=attributed).update(
-            references, references
-        ),
-        "evaluate": lambda: evaluate(
-            estimates=references[0], references=references[0], attributed=attributed, mapss=mapss
-        ),
-        "functional": lambda: F.perceptual_match(*embeddings, attributed=attributed),
-        "bounds": lambda: F.match_bounds(*embeddings, attributed=attributed),
-    }
-    for call in calls.values():
-        with pytest.raises((ValueError, TypeError), match="attributed"):
-            call()
+    "frames": [0, -3, 2.5, "3", True, torch.tensor(2.5)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_options_that_do_not_fit_are_named(mapss, name):
+    for value in BAD[name]:
+        for call in calls(mapss, **{name: value}):
+            with pytest.raises((ValueError, TypeError), match=rf"{name}|mixture \d has"):
+                call()
 
 
 @pytest.mark.parametrize("make", [tuple, list, np.array, torch.tensor, iter])
@@ -291,30 +275,3 @@ def test_order_is_estimates_then_references_everywhere(mapss):
         reports.means()["ps"],
     ]
     near(torch.tensor(found), torch.full((len(found),), ps), rtol=0, atol=1e-5)
-
-
-def test_names_and_order_of_arguments():
-    def first_two(function):
-        names = [name for name in inspect.signature(function).parameters if name != "self"]
-        return tuple(names[:2])
-
-    ours = ("estimates", "references")
-    for function in (
-        MAPSS.forward,
-        MAPSS.bounds,
-        SeparationLoss.forward,
-        MatchLoss.forward,
-        MAPSSLoss.forward,
-        torch_mapss.match_sources,
-        torch_mapss.audio.si_sdr,
-    ):
-        assert first_two(function) == ours
-    for function in (
-        PerceptualSeparation.update,
-        PerceptualMatch.update,
-        perceptual_separation,
-        perceptual_match,
-    ):
-        assert first_two(function) == ("preds", "target")
-    kinds = {p.kind for p in inspect.signature(evaluate).parameters.values()}
-    assert inspect.Parameter.POSITIONAL_OR_KEYWORD not in kinds
