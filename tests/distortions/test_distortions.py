@@ -18,21 +18,9 @@ from torch_mapss.distortions import Distortion, DistortionBank
 from torch_mapss.distortions.reference_features import ReferenceFeatures, percentile
 
 RATE = 16000
-COUNTS = {
-    "notch": 5,
-    "comb": 6,
-    "tremolo": 4,
-    "noise": 21,
-    "tone": 4,
-    "reverb": 4,
-    "gate": 4,
-    "pitch": 4,
-    "lowpass": 4,
-    "highpass": 4,
-    "echo": 4,
-    "clipping": 3,
-    "vibrato": 3,
-}
+COUNTS = {"notch": 5, "comb": 6, "tremolo": 4, "noise": 21, "tone": 4, "reverb": 4, "gate": 4}
+COUNTS |= {"pitch": 4, "lowpass": 4, "highpass": 4, "echo": 4, "clipping": 3, "vibrato": 3}
+TONES = {100: 0.02, 500: 0.04, 1000: 0.06, 4000: 0.08}
 
 
 def white(*shape: int, seed: int = 0, level: float = 0.1) -> Tensor:
@@ -77,12 +65,6 @@ def gain_db(system: Tensor, wave: Tensor, frequency: float, rate: int = RATE) ->
     return 20 * math.log10(max(float(ratio), 1e-12))
 
 
-def response_db(wave: Tensor, fft: int = 1 << 16) -> tuple[np.ndarray, np.ndarray]:
-    """Frequencies and level of an impulse response."""
-    level = 20 * torch.log10(torch.fft.rfft(wave, n=fft).abs().clamp(min=1e-12))
-    return np.arange(fft // 2 + 1) * RATE / fft, level.numpy()
-
-
 def pitch_of(wave: Tensor, rate: int = RATE) -> float:
     """Frequency of a sine from the mean phase advance of its analytic signal's middle."""
     middle = slice(wave.shape[-1] // 4, 3 * wave.shape[-1] // 4)
@@ -102,27 +84,32 @@ def test_the_banks_have_the_papers_members() -> None:
     assert (len(bank), len(match)) == (70, 83)
 
 
-def test_names_are_readable_and_numbers_are_those_of_the_table() -> None:
-    settings = {m.name: dict(m.parameters) for m in DistortionBank().members}
-    assert settings["comb/15ms"] == {"delay": 0.015, "gain": 0.9}
-    assert settings["tremolo/2Hz"]["depth"] == pytest.approx(0.3 + 0.7 / 3)
-    assert settings["noise/brown/-15dB"] == {"snr": -15, "exponent": 2}
-    assert settings["echo/20ms"] == pytest.approx({"delay": 0.02, "gain": 0.7})
-    assert settings["reverb/5ms"]["decay"] == pytest.approx(math.log(1000) / 0.3)
-    assert settings["reverb/20ms"]["decay"] == pytest.approx(math.log(1000) / 1.1)
-    assert settings["vibrato/7Hz"] == {"rate": 7, "depth": 0.003}
-    assert [settings[f"tone/{f}Hz"]["amplitude"] for f in (100, 500, 1000, 4000)] == [
-        0.02,
-        0.04,
-        0.06,
-        0.08,
-    ]
-    assert {"pitch/+4st", "noise/white/0dB", "lowpass/6000Hz", "gate/0.005"} <= set(settings)
-    match = {m.name: dict(m.parameters) for m in DistortionBank("match").members}
-    assert match["comb/12.5ms"] == {"delay": 0.0125, "gain": 0.9}
-    assert match["reverb/400ms"] == {"length": 0.4, "decay": 15, "gain": 0.9}
-    assert {"notch/peak20", "lowpass/q95", "clipping/0.3xA95", "tremolo/6Hz"} <= set(match)
-    assert all(match[f"tremolo/{rate}Hz"]["depth"] == 1 for rate in (1, 2, 4, 6))
+PARAMETERS = {
+    "separation": {
+        "comb/15ms": {"delay": 0.015, "gain": 0.9},
+        "tremolo/2Hz": {"rate": 2, "depth": 0.3 + 0.7 / 3},
+        "noise/brown/-15dB": {"snr": -15, "exponent": 2},
+        "echo/20ms": {"delay": 0.02, "gain": 0.7},
+        "reverb/5ms": {"length": 0.005, "decay": math.log(1000) / 0.3},
+        "reverb/20ms": {"length": 0.02, "decay": math.log(1000) / 1.1},
+        "vibrato/7Hz": {"rate": 7, "depth": 0.003},
+        **{f"tone/{f}Hz": {"amplitude": a} for f, a in TONES.items()},
+        **{key: {} for key in ("pitch/+4st", "noise/white/0dB", "lowpass/6000Hz", "gate/0.005")},
+    },
+    "match": {
+        "comb/12.5ms": {"delay": 0.0125, "gain": 0.9},
+        "reverb/400ms": {"length": 0.4, "decay": 15, "gain": 0.9},
+        **{f"tremolo/{rate}Hz": {"depth": 1} for rate in (1, 2, 4, 6)},
+        **{key: {} for key in ("notch/peak20", "lowpass/q95", "clipping/0.3xA95")},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", PARAMETERS)
+def test_names_are_readable_and_numbers_are_those_of_the_table(kind: str) -> None:
+    settings = {m.name: dict(m.parameters) for m in DistortionBank(kind).members}
+    for name, expected in PARAMETERS[kind].items():
+        assert {key: settings[name][key] for key in expected} == pytest.approx(expected), name
 
 
 def test_members_that_need_a_higher_rate_are_absent() -> None:
@@ -290,25 +277,14 @@ def test_own_distortions_are_appended_and_called_with_their_parameters() -> None
     assert float(added.square().mean() / waves.square().mean()) == pytest.approx(100, rel=0.02)
 
 
-def too_short(waveform: Tensor, sample_rate: int) -> Tensor:
-    return waveform[..., 1:]
-
-
-def infinite(waveform: Tensor, sample_rate: int) -> Tensor:
-    return waveform / 0
-
-
-def shapeless(waveform: Tensor, sample_rate: int) -> float:
-    return float(waveform.sum())
-
-
-def in_place(waveform: Tensor, sample_rate: int) -> Tensor:
-    return waveform.mul_(0.5)
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
-    [(in_place, "in place"), (too_short, "shape"), (infinite, "finite"), (shapeless, "float")],
+    [
+        (lambda wave, rate: wave.mul_(0.5), "in place"),
+        (lambda wave, rate: wave[..., 1:], "shape"),
+        (lambda wave, rate: wave / 0, "finite"),
+        (lambda wave, rate: float(wave.sum()), "float"),
+    ],
 )
 def test_own_distortions_are_checked(function: object, message: str) -> None:
     bank = DistortionBank(only=("echo",), extra=(Distortion("mine", "own", function),))  # type: ignore[arg-type]
@@ -334,15 +310,12 @@ def test_subset_spreads_over_families(kind: str) -> None:
 
 
 def test_banks_compare_hash_print_and_pickle_by_their_settings() -> None:
-    bank = DistortionBank("match", without=("noise",), seed=3)
-    assert bank == DistortionBank("match", without=("noise",), seed=3)
-    assert hash(bank) == hash(DistortionBank("match", without=("noise",), seed=3))
-    assert bank != DistortionBank("match", without=("noise",))
-    assert bank != DistortionBank("match", seed=3)
-    assert bank != DistortionBank("separation", without=("noise",), seed=3)
+    bank, same = (DistortionBank("match", without=("noise",), seed=3) for _ in range(2))
     copy = pickle.loads(pickle.dumps(bank))
-    assert copy == bank
-    assert {bank: 1}[copy] == 1
+    assert bank == same == copy
+    assert {bank: 1}[copy] == {bank: 1}[same] == 1
+    others = [{"kind": "separation", "without": ("noise",)}, {"seed": 3}, {"without": ("noise",)}]
+    assert all(bank != DistortionBank(**{"kind": "match", **other}) for other in others)
     waves = speechlike(1, 800)
     assert torch.equal(copy(waves, RATE).waveforms, bank(waves, RATE).waveforms)
     assert repr(bank) == "DistortionBank('match', size=62, seed=3)"
@@ -401,11 +374,29 @@ def test_bad_references_are_refused(
 # --- filters ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("centre", [500, 1000, 2000, 4000, 8000])
-def test_notch_removes_the_band_it_names(centre: int) -> None:
-    hertz, level = response_db(only("separation", f"notch/{centre}Hz", impulse(32000, 16000)))
-    assert level[np.abs(hertz - centre) < 49].max() < -40  # of the one at 8 kHz the top 50 Hz
-    assert np.abs(level[np.abs(hertz - centre) > 71]).max() < 0.1
+@pytest.mark.parametrize(
+    ("family", "hertz"),
+    [
+        *(("notch", f) for f in (500, 1000, 2000, 4000, 8000)),
+        *(("lowpass", f) for f in (2000, 3000, 4000, 6000)),
+        *(("highpass", f) for f in (100, 800)),
+    ],
+)
+def test_filters_remove_the_band_they_name(family: str, hertz: int) -> None:
+    response = torch.fft.rfft(
+        only("separation", f"{family}/{hertz}Hz", impulse(32000, 16000)), 1 << 16
+    )
+    level = 20 * response.abs().clamp(min=1e-12).log10().numpy()
+    grid = np.arange(len(level)) * RATE / (1 << 16)
+    if family == "notch":
+        assert level[np.abs(grid - hertz) < 49].max() < -40  # of the one at 8 kHz the top 50 Hz
+        assert np.abs(level[np.abs(grid - hertz) > 71]).max() < 0.1
+        return
+    assert np.interp(hertz, grid, level) == pytest.approx(-3.01, abs=0.05)
+    passed = grid < 0.7 * hertz if family == "lowpass" else grid > 1.5 * hertz
+    assert np.abs(level[passed]).max() < 0.05
+    beyond, least = (1.3 * hertz, -15) if family == "lowpass" else (hertz / 1.5, -25)
+    assert np.interp(beyond, grid, level) < least
 
 
 def test_match_notches_sit_on_the_spectral_peaks() -> None:
@@ -432,20 +423,6 @@ def test_peaks_keep_their_band_and_distance(rate: int) -> None:
         assert ((found >= 80) & (found <= 0.45 * rate)).all()
         gaps = found.sort().values.diff()
         assert gaps.min() >= 300
-
-
-@pytest.mark.parametrize(
-    ("family", "cutoff"),
-    [*(("lowpass", c) for c in (2000, 3000, 4000, 6000)), *(("highpass", c) for c in (100, 800))],
-)
-def test_cutoffs_are_three_decibels_down(family: str, cutoff: int) -> None:
-    name = f"{family}/{cutoff}Hz"
-    hertz, level = response_db(only("separation", name, impulse(32000, 16000)))
-    assert np.interp(cutoff, hertz, level) == pytest.approx(-3.01, abs=0.05)
-    passed = hertz < 0.7 * cutoff if family == "lowpass" else hertz > 1.5 * cutoff
-    assert np.abs(level[passed]).max() < 0.05
-    beyond, least = (1.3 * cutoff, -15) if family == "lowpass" else (cutoff / 1.5, -25)
-    assert np.interp(beyond, hertz, level) < least
 
 
 def test_match_cutoffs_are_energy_quantiles_from_zero_up() -> None:
@@ -503,52 +480,34 @@ def test_comb_and_echo_equal_their_recursions(kind: str) -> None:
         np.testing.assert_allclose(only(kind, member.name, wave), expected, rtol=0, atol=1e-13)
 
 
-def reverb_tails(kind: str, name: str, taps: int, sources: int) -> Tensor:
+EARLY = {0.005: math.log(1000) / 0.3, 0.02: math.log(1000) / 1.1}  # decay by seconds
+LATE = {0.05: 0.3, 0.1: 0.5, 0.2: 0.7, 0.4: 0.9}  # gain by seconds
+REVERBS = [  # kind, seconds, sources drawn, decay, tolerance, energy of the tail
+    # the early slope's standard error is about 1.5 (of 23) and 1 (of 6.3) per second
+    *(
+        ("separation", t, 10000 if t < 0.01 else 4000, decay, 2.5, 1 - math.exp(-2 * decay * t))
+        for t, decay in EARLY.items()
+    ),
+    *(("match", t, 64, 6 / t, 0.18 / t, gain**2) for t, gain in LATE.items()),
+]
+
+
+@pytest.mark.parametrize(("kind", "length", "sources", "decay", "error", "energy"), REVERBS)
+def test_reverb_has_its_length_decay_and_scaling(
+    kind: str, length: float, sources: int, decay: float, error: float, energy: float
+) -> None:
     """Impulse responses after the direct sound, of many sources' draws."""
-    bank = DistortionBank(kind, only=(name,))
-    length = taps + 200
-    found = bank(impulse(length).expand(sources, -1), RATE).waveforms[:, 0]
+    bank, taps = DistortionBank(kind, only=(f"reverb/{1000 * length:g}ms",)), round(length * RATE)
+    found = bank(impulse(taps + 200).expand(sources, -1), RATE).waveforms[:, 0]
     torch.testing.assert_close(found[:, 0], torch.ones(sources, dtype=torch.float64))
     assert found[:, taps + 1 :].abs().max() < 1e-12
     assert (found[:, taps - 2 : taps + 1].abs().amax(-1) > 1e-7).all()  # it is that long, too
-    return found[:, 1 : taps + 1]
-
-
-def decay_rate(tails: Tensor) -> float:
-    """Amplitude decay in nepers per second, from a line through the log of the mean energy."""
-    energy = tails.square().mean(0).numpy()
-    time = np.arange(len(energy)) / RATE
-    return float(-np.polyfit(time, np.log(energy), 1)[0] / 2)
-
-
-@pytest.mark.parametrize(
-    ("name", "length", "rt60"), [("reverb/5ms", 0.005, 0.3), ("reverb/20ms", 0.02, 1.1)]
-)
-def test_early_reverb_has_its_length_and_decay(name: str, length: float, rt60: float) -> None:
-    tails = reverb_tails("separation", name, round(length * RATE), 10000 if length < 0.01 else 4000)
-    # the slope's standard error is about 1.5 (of 23) and 1 (of 6.3) per second
-    assert decay_rate(tails) == pytest.approx(math.log(1000) / rt60, abs=2.5)
-    share = 1 - math.exp(-2 * math.log(1000) / rt60 * length)
-    torch.testing.assert_close(
-        tails.square().sum(-1), torch.full((len(tails),), share, dtype=torch.float64)
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "length", "scaling"),
-    [
-        ("reverb/50ms", 0.05, 0.3),
-        ("reverb/100ms", 0.1, 0.5),
-        ("reverb/200ms", 0.2, 0.7),
-        ("reverb/400ms", 0.4, 0.9),
-    ],
-)
-def test_late_reverb_has_its_length_decay_and_scaling(
-    name: str, length: float, scaling: float
-) -> None:
-    tails = reverb_tails("match", name, round(length * RATE), 64)
-    assert decay_rate(tails) == pytest.approx(6 / length, rel=0.03)
-    assert tails.square().sum(-1).sqrt().numpy() == pytest.approx(scaling, rel=1e-4)
+    tails = found[:, 1 : taps + 1].square()
+    # Amplitude decay in nepers per second, from a line through the log of the mean energy.
+    time = np.arange(taps) / RATE
+    slope = -np.polyfit(time, np.log(tails.mean(0).numpy()), 1)[0] / 2
+    assert slope == pytest.approx(decay, abs=error)
+    assert tails.sum(-1).numpy() == pytest.approx(energy, rel=2e-4)
 
 
 def test_reverb_is_linear_convolution() -> None:
@@ -589,17 +548,13 @@ def test_colored_noise_starts_at_twenty_hertz_and_is_gaussian() -> None:
     assert float(kurtosis) == pytest.approx(3, abs=0.15)
 
 
-@pytest.mark.parametrize(
-    ("hertz", "amplitude", "factor"),
-    [(100, 0.02, 0.4), (500, 0.04, 0.6), (1000, 0.06, 0.8), (4000, 0.08, 1.0)],
-)
-def test_tone_has_its_frequency_and_amplitude(hertz: int, amplitude: float, factor: float) -> None:
+@pytest.mark.parametrize(("hertz", "factor"), zip(TONES, (0.4, 0.6, 0.8, 1.0)))
+def test_tone_has_its_frequency_and_amplitude(hertz: int, factor: float) -> None:
     wave = white(RATE)
-    added = only("separation", f"tone/{hertz}Hz", wave) - wave
-    torch.testing.assert_close(added, sine(hertz, level=amplitude))
-    rms = float(wave.square().mean().sqrt())
-    added = only("match", f"tone/{hertz}Hz", wave) - wave
-    torch.testing.assert_close(added, sine(hertz, level=factor * rms))
+    levels = {"separation": TONES[hertz], "match": factor * float(wave.square().mean().sqrt())}
+    for kind, level in levels.items():
+        added = only(kind, f"tone/{hertz}Hz", wave) - wave
+        torch.testing.assert_close(added, sine(hertz, level=level))
 
 
 def test_noise_of_a_longer_clip_begins_with_that_of_a_shorter_one() -> None:
@@ -641,28 +596,26 @@ def test_gate_silences_what_stays_below_its_threshold(threshold: float) -> None:
     assert (gated.abs() <= wave.abs()).all()
 
 
-def test_match_gate_and_clipping_scale_with_the_95th_percentile() -> None:
+@pytest.mark.parametrize("factor", [0.3, 0.5, 0.7])
+def test_clipping_has_its_level(factor: float) -> None:
     wave = speechlike(1, RATE)[0]
-    a95 = np.percentile(wave.abs().numpy(), 95)
-    for factor in (0.3, 0.5, 0.7):
-        clipped = only("match", f"clipping/{factor:g}xA95", wave)
-        np.testing.assert_allclose(clipped, wave.clamp(-factor * a95, factor * a95), atol=1e-15)
+    a95 = float(np.percentile(wave.abs().numpy(), 95))
+    for kind, name, level, x in (
+        ("separation", f"{factor:g}", factor, sine(100, level=1.0)),
+        ("match", f"{factor:g}xA95", factor * a95, wave),
+    ):
+        clipped = only(kind, f"clipping/{name}", x)
+        np.testing.assert_allclose(clipped, x.clamp(-level, level), rtol=0, atol=1e-15)
+
+
+def test_match_gates_scale_with_the_95th_percentile() -> None:
+    wave = speechlike(1, RATE)[0]
+    a95 = float(np.percentile(wave.abs().numpy(), 95))
     for factor in (0.05, 0.1, 0.2, 0.4):
         gated = only("match", f"gate/{factor:g}xA95", wave)
-        torch.testing.assert_close(gated, D.gate(wave, RATE, threshold=factor * float(a95)))
-    louder = only("match", "gate/0.4xA95", 10 * wave)
-    torch.testing.assert_close(louder, 10 * only("match", "gate/0.4xA95", wave))
-    assert not torch.equal(only("match", "gate/0.4xA95", wave), wave)
-
-
-@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7])
-def test_clipping_has_its_level(threshold: float) -> None:
-    wave = sine(100, level=1.0)
-    clipped = only("separation", f"clipping/{threshold:g}", wave)
-    assert float(clipped.max()) == threshold
-    assert float(clipped.min()) == -threshold
-    inside = wave.abs() <= threshold
-    assert torch.equal(clipped[inside], wave[inside])
+        torch.testing.assert_close(gated, D.gate(wave, RATE, threshold=factor * a95))
+    torch.testing.assert_close(only("match", "gate/0.4xA95", 10 * wave), 10 * gated)
+    assert not torch.equal(gated, wave)
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 100, 1001])
@@ -675,26 +628,27 @@ def test_percentile_interpolates_as_numpy(length: int) -> None:
 # --- pitch --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("semitones", [-4, -2, 2, 4])
-@pytest.mark.parametrize("frequency", [110.0, 1234.5, 3000.0])
-def test_pitch_moves_a_sine_by_the_semitones_asked(semitones: int, frequency: float) -> None:
-    wave = sine(frequency, 2.0)
-    moved = only("separation", f"pitch/{semitones:+d}st", wave)
-    cents = 1200 * math.log2(pitch_of(moved) / frequency)
-    assert cents == pytest.approx(100 * semitones, abs=1)
-    middle = slice(8000, 24000)
-    ratio = float(moved[middle].square().mean() / wave[middle].square().mean())
-    assert ratio == pytest.approx(1, abs=0.1)
-
-
-@pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
-def test_pitch_works_at_other_rates(rate: int) -> None:
-    wave = sine(440, 1.0, rate)
-    for semitones in (-12, -4, 4, 12):
+@pytest.mark.parametrize(
+    ("rate", "frequency", "seconds", "cents"),
+    [
+        *((RATE, frequency, 2.0, 1) for frequency in (110.0, 1234.5, 3000.0)),
+        *((rate, 440.0, 1.0, 2) for rate in (8000, 22050, 44100, 48000)),
+    ],
+)
+def test_pitch_moves_a_sine_by_the_semitones_asked(
+    rate: int, frequency: float, seconds: float, cents: float
+) -> None:
+    wave = sine(frequency, seconds, rate)
+    middle = slice(len(wave) // 4, 3 * len(wave) // 4)
+    for semitones in (-4, -2, 2, 4) if rate == RATE else (-12, -4, 4, 12):
         moved = D.shift_pitch(wave, rate, semitones=semitones)
         assert moved.shape == wave.shape
-        cents = 1200 * math.log2(pitch_of(moved, rate) / 440)
-        assert cents == pytest.approx(100 * semitones, abs=2)
+        found = 1200 * math.log2(pitch_of(moved, rate) / frequency)
+        assert found == pytest.approx(100 * semitones, abs=cents)
+        ratio = float(moved[middle].square().mean() / wave[middle].square().mean())
+        assert rate != RATE or ratio == pytest.approx(1, abs=0.1)
+        if rate == RATE:
+            assert torch.equal(moved, only("separation", f"pitch/{semitones:+d}st", wave))
 
 
 def test_pitch_of_nothing_is_the_signal() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import write_checkpoint
 from torch import Tensor, nn
 
 from torch_mapss import MAPSS, DistortionBank, MAPSSLoss, PerceptualMatch, PerceptualSeparation
@@ -32,16 +31,16 @@ def pair(batch: int = 1, samples: int = 6400) -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Small random checkpoints: group norm, and layer norm with input normalisation."""
-    made = {}
-    for name, (family, large) in {"group": ("hubert", False), "layer": ("wav2vec2", True)}.items():
-        made[name] = tmp_path_factory.mktemp(name)
-        write_checkpoint(made[name], family, large)
-    return made
+def folders(folder: Any) -> dict[str, Path]:
+    """Group norm, layer norm with input normalisation, and Whisper."""
+    return {
+        "group": folder("hubert"),
+        "layer": folder("wav2vec2", True),
+        "whisper": folder("whisper"),
+    }
 
 
-@pytest.mark.parametrize("kind", ["group", "layer", "mel", "waveform"])
+@pytest.mark.parametrize("kind", ["group", "layer", "whisper", "mel", "waveform"])
 def test_padded_items_score_as_if_alone(folders: dict[str, Path], kind: str) -> None:
     mapss, lengths = small(str(folders.get(kind, kind))), [6400, 4100]
     references, estimates = pair(2)
@@ -56,7 +55,25 @@ def test_padded_items_score_as_if_alone(folders: dict[str, Path], kind: str) -> 
         near(found.pm[[item]], alone.pm, rtol=0, atol=1e-3)
     scores.ps[scores.active].mean().backward()
     assert leaf.grad is not None
+    assert leaf.grad.isfinite().all()
     assert (leaf.grad[1, :, 4100:] == 0.0).all()
+    assert (leaf.grad[0] != 0.0).any()
+
+
+@pytest.mark.slow
+def test_clips_longer_than_whispers_positions_are_scored_in_segments(folder: Any) -> None:
+    # Positions for 3.2 s: a segment of 1 s with a second on each side fits in.
+    path = folder("whisper", max_source_positions=160)
+    references, estimates = pair(samples=67_200)
+    with pytest.raises(ValueError, match=r"positions for at most 51200.*segment"):
+        small(path)(estimates, references)
+    with pytest.raises(ValueError, match=r"segment must be at most 1\.2 s"):
+        small(path, segment=2.0)(estimates, references)
+    with torch.no_grad():
+        scores = small(path, segment=1.0)(estimates, references)
+    assert scores.ps.shape == (1, 2, (67_200 - 400) // 320 + 1)
+    assert scores.active.any(-1).all()
+    assert 0.5 < float(scores.ps[scores.active].mean()) < 1.0
 
 
 def test_weights_are_shared_and_released(folders: dict[str, Path]) -> None:
