@@ -232,26 +232,21 @@ def test_everything_stays_on_its_device(masked):
         assert all(gradients[part].shape == part.shape for part in parts)
 
 
-@pytest.mark.parametrize("time", [0.5, 1.5, 0, -1])
-def test_time_is_a_whole_number_of_steps(time):
-    y, r, d, _ = scene(1)
-    with pytest.raises(ValueError, match="time"):
-        F.clearance(y, r, d, time=time)
-
-
 def test_bad_input_is_named():
     y, r, d, others = scene(2, sources=3)
-    with pytest.raises(ValueError, match="others"):
-        F.clearance(y, r, d, others=others[:, :2])
-    with pytest.raises(TypeError, match="others"):
-        F.clearance(y, r, d, others=others.long())
-    broken = others.clone()
-    broken[1, 0] = torch.inf
-    with pytest.raises(ValueError, match="others"):
-        F.fidelity(y, r, d, others=broken)
-    y[1, 2, 0] = torch.nan
-    with pytest.raises(ValueError, match="output of source 2"):
-        F.fidelity(y, r, d)
+    infinite, missing = others.clone(), y.clone()
+    infinite[1, 0] = torch.inf
+    missing[1, 2, 0] = torch.nan
+    for outputs, options, error, words in (
+        *((y, {"time": time}, ValueError, "time") for time in (0.5, 1.5, 0, -1)),
+        (y, {"others": others[:, :2]}, ValueError, "others"),
+        (y, {"others": others.long()}, TypeError, "others"),
+        (y, {"others": infinite}, ValueError, "others"),
+        (missing, {}, ValueError, "output of source 2"),
+    ):
+        for measure in MEASURES.values():
+            with pytest.raises(error, match=words):
+                measure(outputs, r, d, **options)
 
 
 # ----------------------------------------------------------------------------------- gradients

@@ -76,15 +76,9 @@ def oracle(k: float, x: float) -> dict[str, mpf]:
         far = point > 1.3 * shape + 30
         log_q, log_q_k = (from_fraction if far else from_series)(shape, point)
         log_x_slope = -mp.exp((shape - 1) * mp.log(point) - point - mp.loggamma(shape) - log_q)
+        log = {"log": log_q, "log_k": log_q_k, "log_x": log_x_slope}
         q = mp.exp(log_q)
-        return {
-            "value": q,
-            "value_k": q * log_q_k,
-            "value_x": q * log_x_slope,
-            "log": log_q,
-            "log_k": log_q_k,
-            "log_x": log_x_slope,
-        }
+        return {"value": q, "value_k": q * log_q_k, "value_x": q * log_x_slope, **log}
 
 
 def pair_of(points: Sequence[tuple[float, float]]) -> tuple[Tensor, Tensor]:
@@ -178,14 +172,8 @@ def test_random_points() -> None:
 def test_oracle_agrees_with_mpmath() -> None:
     """The oracle itself, against mpmath's own function where that is reliable."""
     with mp.workdps(40):
-        for k, x in [
-            (0.01, 0.3),
-            (0.5, 1e-9),
-            (3.3, 5.0),
-            (9.99, 80.0),
-            (37.0, 30.0),
-            (37.0, 90.0),
-        ]:
+        points = [(0.01, 0.3), (0.5, 1e-9), (3.3, 5.0), (9.99, 80.0), (37.0, 30.0), (37.0, 90.0)]
+        for k, x in points:
 
             def log_q(shape: mpf, point: mpf = mpf(x)) -> mpf:  # noqa: B008
                 return mp.log(mp.gammainc(shape, point, mp.inf, regularized=True))

@@ -26,15 +26,11 @@ def test_pesq_pooling_equals_a_loop(count):
 
 
 def test_pesq_pooling_of_a_batch_with_other_windows():
-    rng = np.random.default_rng(0)
-    frames = rng.uniform(size=(2, 3, 40))
+    frames = np.random.default_rng(0).uniform(size=(2, 3, 40))
     found = F.pool_separation(torch.from_numpy(frames), window=7, hop=3, p=2)
-    for b in range(2):
-        for s in range(3):
-            assert (
-                abs(float(found[b, s]) - oracle_bounds.pool_separation(frames[b, s], 7, 3, 2))
-                < 1e-12
-            )
+    for index in np.ndindex(2, 3):
+        expected = oracle_bounds.pool_separation(frames[index], 7, 3, 2)
+        assert abs(float(found[index]) - expected) < 1e-12
 
 
 def test_pesq_pooling_spans_its_range():
@@ -72,17 +68,20 @@ def test_gradients_of_pooling():
     assert torch.isfinite(g).all()
 
 
-@pytest.mark.parametrize("options", [{"window": 0}, {"hop": 0}, {"p": 0.5}])
-def test_bad_windows_are_refused(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        F.pool_separation(torch.rand(30), **options)
-
-
-def test_bad_frames_are_refused():
-    with pytest.raises(TypeError, match="floating"):
-        F.pool_match(torch.ones(4, dtype=torch.int64))
-    with pytest.raises(ValueError, match="active must have shape"):
-        F.pool_match(torch.rand(4), torch.ones(5, dtype=torch.bool))
+@pytest.mark.parametrize(
+    ("pool", "frames", "options", "error", "words"),
+    [
+        (F.pool_separation, torch.rand(30), {"window": 0}, ValueError, "window"),
+        (F.pool_separation, torch.rand(30), {"hop": 0}, ValueError, "hop"),
+        *((F.pool_separation, torch.rand(30), {"p": p}, ValueError, "p") for p in (0.5, math.inf)),
+        (F.pool_separation, torch.rand(30), {"p": math.nan}, ValueError, "p must be finite"),
+        (F.pool_match, torch.ones(4, dtype=torch.int64), {}, TypeError, "floating"),
+        (F.pool_match, torch.rand(4), {"active": torch.ones(5) > 0}, ValueError, "must have shape"),
+    ],
+)
+def test_bad_input_is_refused(pool, frames, options, error, words):
+    with pytest.raises(error, match=words):
+        pool(frames, **options)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -101,9 +100,6 @@ def test_powers_do_not_underflow(p):
     frames = torch.full((40,), 0.1)
     expected = F.pool_separation(frames.double(), p=1)
     torch.testing.assert_close(F.pool_separation(frames, p=p).double(), expected)
-    for bad in (float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="p must be finite"):
-            F.pool_separation(frames, p=bad)
 
 
 class Largest(TorchDispatchMode):
@@ -128,10 +124,8 @@ def test_memory_is_linear_in_frames(masked):
     with Largest() as made:
         pooled = F.pool_separation(frames, active)
         pooled.backward()
-        pool_separation_bounds(frames.detach(), frames.detach(), frames.detach(), active)
-        pool_separation_bounds(
-            frames.detach(), frames.detach(), frames.detach(), active, convention="derived"
-        )
+        for convention in ("paper", "derived"):
+            pool_separation_bounds(*[frames.detach()] * 3, active, convention=convention)
     assert made.numbers <= 2 * count
     counted = frames.detach() if active is None else frames.detach()[active]
     assert abs(float(pooled.detach()) - oracle_bounds.pool_separation(counted.numpy())) < 1e-12
