@@ -103,75 +103,107 @@ def check_scores(scores: Tensor, low: float = 0.0, high: float = 1.0, nan: bool 
     assert (scores <= high).all()
 
 
-# --------------------------------------------------------------------------------- embeddings
+# --------------------------------------------------------------------------------- the draws
 
 
 @st.composite
-def embeddings(draw: st.DrawFn) -> dict[str, Any]:
-    """Outputs, references and distortions, mostly of shapes that fit, with options."""
+def drawn_calls(draw: st.DrawFn, waves: bool) -> dict[str, Any]:
+    """Waveforms or embeddings, mostly of shapes that fit, many degenerate, with options."""
     # Hypothesis prefers the ends of a range; what should be rare is decided by a seeded generator.
     chance = random.Random(draw(st.integers(0, 2**31)))
     generator = torch.Generator().manual_seed(chance.randrange(2**31))
-    lead = draw(st.sampled_from([(), (3,), (2, 2), (0,)]))
-    sources, members = chance.choice([1, 2, 2, 2, 3, 4]), chance.choice([1, *range(2, 10)])
-    features = draw(st.sampled_from([1, 2, 5, 0]) if chance.randrange(5) == 0 else st.just(4))
-    shapes = {
-        "outputs": [*lead, sources, features],
-        "references": [*lead, sources, features],
-        "distortions": [*lead, sources, members, features],
-    }
-    if chance.randrange(7) == 0:  # one shape that does not fit
-        name = draw(st.sampled_from(sorted(shapes)))
-        axis = draw(st.integers(0, len(shapes[name]) - 1))
-        shapes[name][axis] += draw(st.sampled_from([-1, 1])) if shapes[name][axis] else 1
+    sources = chance.choice([1, *[2] * 6, 3, 4])
+    lead = [draw(st.integers(1, 3))] if waves else draw(st.sampled_from([[], [3], [2, 2], [0]]))
+    size, members = 4, chance.choice([1, *range(2, 10)])
+    if waves:
+        size = chance.choice([1, 399, 400, 401, 719, *[1500, 2400, 3200] * 4])
+    elif chance.randrange(5) == 0:
+        size = draw(st.sampled_from([1, 2, 5, 0]))
+    own, references = ("estimates" if waves else "outputs"), "references"
+    shapes = {own: [*lead, sources, size], references: [*lead, sources, size]}
+    if not waves:
+        shapes["distortions"] = [*lead, sources, members, size]
+    if chance.randrange(20 if waves else 7) == 0:  # one shape that does not fit
+        shape = shapes[draw(st.sampled_from(sorted(shapes)))]
+        axis = draw(st.integers(0, len(shape) - 1))
+        shape[axis] += draw(st.sampled_from([-1, 1])) if shape[axis] else 1
     made = Drawn()
-    level = draw(st.sampled_from([1.0, 1.0, 1e-12, 1e12, 0.0, 1e-160, 1e30]))
     for name, shape in shapes.items():
-        x = torch.randn(shape, generator=generator, dtype=torch.float64) * level
-        made[name] = x.round(decimals=draw(st.sampled_from([0, 1, 15])))  # ties
-    kind = draw(st.sampled_from(["plain", "equal", "collapsed", "twins", "constant", "far"]))
-    spoil(made, kind)
+        x = torch.randn(shape, generator=generator, dtype=torch.float64)
+        if waves:
+            pitch = torch.arange(1, shape[-2] + 1).reshape(-1, 1) * 170.0 / 16_000
+            x = 0.1 * x + 0.2 * torch.sin(2 * torch.pi * pitch * torch.arange(shape[-1]))
+        made[name] = x.round(decimals=15 if waves else draw(st.sampled_from([0, 1, 15])))  # ties
+    kinds = ["plain", "equal", "twins", "constant", "inverted", "leaky", "collapsed", "far"]
+    spoil(made, own, draw(st.sampled_from(kinds)))
+    if waves:
+        for x in made.values():
+            for _ in range(draw(st.integers(0, 2))):  # silence, whole or from the middle on
+                item, source = (draw(st.integers(0, n - 1)) if n else 0 for n in x.shape[:2])
+                if x.numel():
+                    x[item, source, draw(st.sampled_from([0, 0, size // 2])) :] = 0.0
+    level = draw(st.sampled_from([1.0, 1.0, 1e-5, 25.0, 1e-30, 1e30]))
+    for name in [own] if waves else made:
+        made[name] = made[name] * level
     if chance.randrange(6) == 0:
         x = made[draw(st.sampled_from(sorted(made)))]
         if x.numel():
             place = draw(st.integers(0, x.numel() - 1))
             x.view(-1)[place] = draw(st.sampled_from([torch.nan, torch.inf, 1e200, -torch.inf]))
     for name in made:
-        weights = [*[torch.float64, torch.float32] * 20, *FLOATS, *OTHERS]
-        made[name] = made[name].to(chance.choice(weights))
-    if draw(st.booleans()):
-        made["active"] = torch.rand([*lead, sources], generator=generator) < 0.7
-    if draw(st.booleans()):
-        made["mask"] = torch.rand([*lead, sources, members], generator=generator) < 0.8
-    if chance.randrange(5) == 0:
-        made["attributed"] = draw(
-            st.lists(st.integers(-1, 4), max_size=5) | st.permutations(range(sources))
+        weights = [*[torch.float32, torch.float32 if waves else torch.float64] * 20]
+        made[name] = made[name].to(chance.choice([*weights, *FLOATS, *OTHERS]))
+        made[name] = reshaped(chance, made[name]) if waves else made[name]
+    if waves and chance.randrange(5) == 0:
+        made["lengths"] = draw(
+            st.lists(st.integers(min(400, size), size), min_size=lead[0], max_size=lead[0])
+            | st.lists(st.integers(-1, size + 1), min_size=lead[0], max_size=lead[0])
+            | st.sampled_from([5, "ab", [400.5], None, torch.full((lead[0],), size)])
         )
     if chance.randrange(5) == 0:
-        made["convention"] = "reference"
+        valid = st.permutations(range(sources)) | st.just((0,))
+        wrong = st.lists(st.integers(-1, 4), max_size=5) | st.sampled_from([0, "0", 0.5])
+        made["attributed"] = draw(valid | valid | wrong)
+        if chance.randrange(2) and getattr(made[own], "ndim", 0) >= 2:
+            made[own] = made[own][..., :1, :]
+    return made if waves else points_options(draw, chance, made, [*lead, sources], members)
+
+
+def points_options(
+    draw: st.DrawFn, chance: random.Random, made: Drawn, sources: list[int], members: int
+) -> Drawn:
+    """Masks and settings, which functions of embeddings take."""
+    generator = torch.Generator().manual_seed(chance.randrange(2**31))
+    if draw(st.booleans()):
+        made["active"] = torch.rand(sources, generator=generator) < 0.7
+    if draw(st.booleans()):
+        made["mask"] = torch.rand([*sources, members], generator=generator) < 0.8
     for name, values in {
+        "convention": ["reference"],
         "alpha": [0.0, 0.5, 2.0, torch.nan],
         "time": [2.0, 0.5, 0.0, -1.0],
         "energy": [0.5, 1.0, 0.0, 1.5],
     }.items():
-        if chance.randrange(7) == 0:
+        if chance.randrange(6) == 0:
             made[name] = draw(st.sampled_from(values))
     return made
 
 
-def spoil(made: dict[str, Any], kind: str) -> None:
-    """Degenerate point clouds, where the shapes allow them."""
-    outputs, references, distortions = made["outputs"], made["references"], made["distortions"]
+def spoil(made: dict[str, Any], own: str, kind: str) -> None:
+    """Degenerate waveforms and point clouds, where the shapes allow them."""
+    outputs, references, distortions = made[own], made["references"], made.get("distortions")
     try:
-        if kind == "equal":
-            outputs.copy_(references)
-        if kind == "collapsed":
+        if kind in ("equal", "inverted", "leaky"):
+            leak = 0.3 * references.flip(-2) if kind == "leaky" else 0.0
+            outputs.copy_((-references if kind == "inverted" else references) + leak)
+        if kind == "collapsed" and distortions is not None:
             distortions.copy_(references.unsqueeze(-2).expand_as(distortions))
         if kind == "twins":
             references.copy_(references[..., :1, :].expand_as(references))
-            distortions.copy_(distortions[..., :1, :, :].expand_as(distortions))
+            if distortions is not None:
+                distortions.copy_(distortions[..., :1, :, :].expand_as(distortions))
         if kind == "constant":
-            for x in (outputs, references, distortions):
+            for x in made.values():
                 x.fill_(1.0)
         if kind == "far":
             outputs.add_(1e6)
@@ -179,7 +211,24 @@ def spoil(made: dict[str, Any], kind: str) -> None:
         return
 
 
-@fuzzed(embeddings)
+def reshaped(chance: random.Random, x: Tensor) -> Any:
+    """Mostly the tensor itself, now and then another rank, layout or container."""
+    changed: dict[int, Callable[[], Any]] = {
+        0: lambda: x[0] if len(x) else x,
+        1: lambda: x.unsqueeze(1),
+        2: lambda: x.mT.contiguous().mT,
+        3: lambda: x[:0],
+        4: lambda: x.to(torch.float32).numpy() if x.dtype != torch.complex64 else None,
+        5: lambda: x.to("meta"),
+        6: lambda: x.tolist(),
+    }
+    return changed.get(chance.randrange(110), lambda: x)()
+
+
+# --------------------------------------------------------------------------------- the checks
+
+
+@fuzzed(lambda: drawn_calls(False))
 def test_functions_of_embeddings(drawn: dict[str, Any]) -> None:
     names = ("outputs", "references", "distortions")
     points = [drawn[name] for name in names]
@@ -205,92 +254,6 @@ def test_functions_of_embeddings(drawn: dict[str, Any]) -> None:
                 assert (part >= 0.0).all()
 
 
-# --------------------------------------------------------------------------------- waveforms
-
-
-@st.composite
-def mixtures(draw: st.DrawFn) -> dict[str, Any]:
-    """Estimates and references, mostly of shapes that fit, with silence and broken samples."""
-    # Hypothesis prefers the ends of a range; what should be rare is decided by a seeded generator.
-    chance = random.Random(draw(st.integers(0, 2**31)))
-    generator = torch.Generator().manual_seed(chance.randrange(2**31))
-    batch, sources = draw(st.integers(1, 3)), chance.choice([1, *[2] * 6, 3, 4])
-    samples = chance.choice([1, 399, 400, 401, 719, *[1500, 2400, 3200] * 4])
-    shape = [batch, sources, samples]
-    made = Drawn()
-    clock = torch.arange(samples) / 16_000
-    for name in ("estimates", "references"):
-        noise = torch.randn(shape, generator=generator)
-        pitch = torch.arange(1, sources + 1).reshape(-1, 1) * 170.0
-        made[name] = 0.1 * noise + 0.2 * torch.sin(2 * torch.pi * pitch * clock)
-    kind = draw(st.sampled_from(["unlike", "equal", "inverted", "leaky", "constant"]))
-    references = made["references"]
-    made["estimates"] = {
-        "unlike": made["estimates"],
-        "equal": references.clone(),
-        "inverted": -references,
-        "leaky": references + 0.3 * references.flip(1),
-        "constant": torch.ones(shape),
-    }[kind]
-    silence(draw, made)
-    level = draw(st.sampled_from([1.0, 1.0, 1e-5, 25.0, 1e-30, 1e30]))
-    made["estimates"] = made["estimates"] * level
-    if chance.randrange(7) == 0:
-        x = made[draw(st.sampled_from(["estimates", "references"]))]
-        x.view(-1)[draw(st.integers(0, x.numel() - 1))] = draw(
-            st.sampled_from([torch.nan, torch.inf])
-        )
-    for name in ("estimates", "references"):
-        kinds = [*[torch.float32] * 40, *FLOATS * 2, *OTHERS]
-        made[name] = reshaped(chance, made[name].to(chance.choice(kinds)))
-    if chance.randrange(5) == 0:
-        few = st.integers(-1, samples + 1)
-        made["lengths"] = draw(
-            st.lists(st.integers(min(400, samples), samples), min_size=batch, max_size=batch)
-            | st.lists(few, min_size=batch, max_size=batch)
-            | st.sampled_from([5, "ab", [400.5], None, torch.full((batch,), samples)])
-        )
-    if chance.randrange(5) == 0:
-        sound = st.permutations(range(sources)) | st.just((0,))
-        made["attributed"] = draw(
-            sound
-            | sound
-            | st.lists(st.integers(-1, 4), max_size=4)
-            | st.sampled_from([0, "0", 0.5])
-        )
-        if chance.randrange(2) and getattr(made["estimates"], "ndim", 0) == 3:
-            made["estimates"] = made["estimates"][:, :1]
-    return made
-
-
-def silence(draw: st.DrawFn, made: dict[str, Any]) -> None:
-    """Whole sources or parts of them set to zero."""
-    for name in ("estimates", "references"):
-        x = made[name]
-        for _ in range(draw(st.integers(0, 2))):
-            item, source = (draw(st.integers(0, size - 1)) for size in x.shape[:2])
-            start = draw(st.sampled_from([0, 0, x.shape[-1] // 2]))
-            x[item, source, start:] = 0.0
-
-
-def reshaped(chance: random.Random, x: Tensor) -> Any:
-    """Mostly the tensor itself, now and then another rank, length, layout or container."""
-    change = chance.randrange(150)
-    changed: dict[int, Callable[[], Any]] = {
-        0: lambda: x[0],
-        1: lambda: x[0, 0],
-        2: lambda: x.unsqueeze(1),
-        3: lambda: x[..., :-1],
-        4: lambda: x.transpose(1, 2).contiguous().transpose(1, 2),
-        5: lambda: x[:0],
-        6: lambda: x.to(torch.float32).numpy() if x.dtype != torch.complex64 else None,
-        7: lambda: x.expand(2, *x.shape),
-        8: lambda: x.to("meta"),
-        9: lambda: x.tolist(),
-    }
-    return changed.get(change, lambda: x)()
-
-
 def scorer(**options: Any) -> MAPSS:
     return MAPSS(
         "mel",
@@ -303,7 +266,7 @@ def scorer(**options: Any) -> MAPSS:
 SCORERS = (scorer(), scorer(trim=True), scorer(check_finite=False), scorer(align_polarity=True))
 
 
-@fuzzed(lambda: st.tuples(mixtures(), st.sampled_from(SCORERS)))
+@fuzzed(lambda: st.tuples(drawn_calls(True), st.sampled_from(SCORERS)))
 def test_the_pipeline(drawn: tuple[dict[str, Any], MAPSS]) -> None:
     given_, mapss = drawn
     scores = outcome(lambda: mapss(**given_))
@@ -327,7 +290,7 @@ LOSSES = (
 )
 
 
-@fuzzed(lambda: st.tuples(mixtures(), st.sampled_from(SCORERS), st.sampled_from(LOSSES)))
+@fuzzed(lambda: st.tuples(drawn_calls(True), st.sampled_from(SCORERS), st.sampled_from(LOSSES)))
 def test_losses(drawn: tuple[dict[str, Any], MAPSS, Any]) -> None:
     given_, mapss, make = drawn
     estimates = given_["estimates"]
@@ -351,7 +314,7 @@ METRICS = (
 )
 
 
-@fuzzed(lambda: st.tuples(mixtures(), st.sampled_from(SCORERS), st.sampled_from(METRICS)))
+@fuzzed(lambda: st.tuples(drawn_calls(True), st.sampled_from(SCORERS), st.sampled_from(METRICS)))
 def test_metrics(drawn: tuple[dict[str, Any], MAPSS, Any]) -> None:
     given_, mapss, make = drawn
     metric = make(mapss)
@@ -363,7 +326,7 @@ def test_metrics(drawn: tuple[dict[str, Any], MAPSS, Any]) -> None:
     assert metric.skipped >= 0
 
 
-@fuzzed(lambda: st.tuples(mixtures(), st.booleans(), st.booleans(), st.booleans()))
+@fuzzed(lambda: st.tuples(drawn_calls(True), st.booleans(), st.booleans(), st.booleans()))
 def test_evaluate(drawn: tuple[dict[str, Any], bool, bool, bool]) -> None:
     given_, permute, trim, bounds = drawn
     given_.pop("lengths", None)

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from test_losses import Trained, leaky, voices
+from test_losses import leaky, scorer, voices
 from test_metrics import pair, small
 from torch import Tensor, distributed, nn
 from torchmetrics import MetricCollection
 
-from torch_mapss import PerceptualMatch, PerceptualSeparation
+from torch_mapss import MAPSSLoss, PerceptualMatch, PerceptualSeparation
 
 pytestmark = [
     pytest.mark.skipif(not distributed.is_available(), reason="no torch.distributed"),
@@ -33,12 +33,14 @@ pytestmark = [
 
 def worker(rank: int, port: int, sent: Any, results: Any) -> None:
     warnings.simplefilter("ignore")
+    warnings.filterwarnings("error", message=".*returned a view tensor")
     torch.set_num_threads(1)
     found: dict[Any, Any] = {"sent": sent.item_scores().tolist()}
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     distributed.init_process_group("gloo", rank=rank, world_size=2)
     found |= {split: run_split(rank, split) for split in SPLITS}
     found["alone"] = run_alone(rank)
+    encoder = [x.clone() for x in scorer().encoder.buffers()]
     for kind in WRAPS:
         trained, whole = wrapped(kind), wrapped(kind, "global")
         for name, silent in BATCHES.items():
@@ -47,6 +49,8 @@ def worker(rank: int, port: int, sent: Any, results: Any) -> None:
         for name, shares in SHARES.items():
             found[kind, name] = [g.numpy() for g in gradients(whole, *share(name, shares[rank]))]
             found[kind, name, "value"] = float(whole.value)
+        found[kind, "state"] = sorted(trained.state_dict())
+    found["encoder"] = all(map(torch.equal, encoder, scorer().encoder.buffers()))
     results.put((rank, found))
     results.close()
     results.join_thread()
@@ -161,6 +165,19 @@ SHARES = {"uneven": ((0, 1, 2), (3,)), "silent": ((0, 1), (2, 3))}
 SILENT = {"uneven": (), "silent": (1, 2, 3)}
 
 
+class Trained(nn.Module):
+    """A model that holds its loss, as many do."""
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Conv1d(2, 2, 1)
+        self.loss = MAPSSLoss(scorer(), reduction=reduction)
+
+    def forward(self, waves: Tensor, references: Tensor) -> Tensor:
+        return self.loss(self.net(waves), references)
+
+
 def batch(rank: int, silent: bool) -> tuple[Tensor, Tensor]:
     references = voices(1, 2, 4800, seed=rank)
     return leaky(references), references * (not silent)
@@ -170,11 +187,6 @@ def share(name: str, mixtures: Sequence[int]) -> tuple[Tensor, Tensor]:
     batches = [batch(mixture, mixture in SILENT[name]) for mixture in mixtures]
     waves, references = (torch.cat(parts) for parts in zip(*batches))
     return waves, references
-
-
-def model(reduction: str = "mean") -> Trained:
-    torch.manual_seed(0)
-    return Trained(reduction)
 
 
 def gradients(trained: nn.Module, waves: Tensor, references: Tensor) -> list[Any]:
@@ -188,17 +200,22 @@ def gradients(trained: nn.Module, waves: Tensor, references: Tensor) -> list[Any
 
 def wrapped(kind: str, reduction: str = "mean") -> nn.Module:
     if kind == "ddp":
-        return nn.parallel.DistributedDataParallel(model(reduction))
+        return nn.parallel.DistributedDataParallel(Trained(reduction))
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    return fully_shard(model(reduction), mesh=init_device_mesh("cpu", (2,)))
+    return fully_shard(Trained(reduction), mesh=init_device_mesh("cpu", (2,)))
 
 
 @pytest.mark.parametrize("kind", WRAPS)
 @pytest.mark.parametrize("name", BATCHES)
 def test_two_processes_average_their_gradients(found, kind, name):
-    alone = [gradients(model(), *batch(rank, BATCHES[name][rank])) for rank in (0, 1)]
+    assert found[0]["encoder"]
+    assert [name.removeprefix("module.") for name in found[0][kind, "state"]] == [
+        "net.bias",
+        "net.weight",
+    ]
+    alone = [gradients(Trained(), *batch(rank, BATCHES[name][rank])) for rank in (0, 1)]
     assert any(g.abs().max() > 1e-3 for g in alone[0])
     assert all(bool(g.abs().max() == 0.0) == (name == "one silent") for g in alone[1])
     for place, (one, two) in enumerate(zip(*alone)):
@@ -211,7 +228,7 @@ def test_two_processes_average_their_gradients(found, kind, name):
 @pytest.mark.parametrize("name", SHARES)
 def test_a_mean_over_all_processes_is_exact(found, kind, name):
     """However mixtures are dealt out: value and gradient are those of one process with all."""
-    one = model("mean")
+    one = Trained()
     expected = gradients(one, *share(name, [0, 1, 2, 3]))
     value = float(one.value)
     plain = [gradients(one, *share(name, mixtures)) for mixtures in SHARES[name]]

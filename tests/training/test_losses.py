@@ -228,32 +228,15 @@ def test_a_term_of_ones_own(references):
         MAPSSLoss(scorer(), reduction="none", extra=lambda e, r: e.mean())(estimates, references)
 
 
-def test_a_term_of_ones_own_stands_beside_its_estimates():
-    """With PIT it sees the order of the references, and comes back in that of the estimates."""
-    references = voices(2, 3, 4800)
-    estimates = leaky(references, 0.2)
-    shuffled = torch.stack([estimates[0, [2, 0, 1]], estimates[1]])
-    options = {"reduction": "none", "extra": lambda e, r: 50.0 * (e - r).abs().mean(-1)}
-    expected = MAPSSLoss(scorer(), **options)(estimates, references)
-    value = MAPSSLoss(scorer(), pit="si_sdr", **options)(shuffled, references)
-    torch.testing.assert_close(value[0], expected[0, [2, 0, 1]])
-    torch.testing.assert_close(value[1], expected[1])
-
-
-def test_a_module_as_a_term_of_ones_own(references):
-    class Mine(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gain = nn.Parameter(torch.tensor(0.5))
-
+def test_a_module_as_a_term_of_ones_own_is_trained(references):
+    class Mine(nn.Linear):
         def forward(self, e: Tensor, r: Tensor) -> Tensor:
-            return self.gain * (e - r).abs().mean(-1)
+            return self.weight[0, 0] * (e - r).abs().mean(-1)
 
-    mine = Mine()
-    loss = MAPSSLoss(scorer(), extra=mine)
-    assert [name for name, _ in loss.named_parameters()] == ["extra.gain"]
+    loss = MAPSSLoss(scorer(), extra=Mine(1, 1, bias=False))
+    assert [name for name, _ in loss.named_parameters()] == ["extra.weight"]
     loss(leaky(references), references).backward()
-    assert float(mine.gain.grad) > 0.0
+    assert float(loss.extra.weight.grad) > 0.0
 
 
 def test_terms_pull_alike_as_they_come():
@@ -295,8 +278,8 @@ def test_permutations_are_found_for_each_mixture(pit):
     references = voices(2, 3, 4800)
     estimates = leaky(references, 0.2)
     shuffled = torch.stack([estimates[0, [2, 0, 1]], estimates[1]])
-    plain = MAPSSLoss(scorer(), reduction="none")
-    loss = MAPSSLoss(scorer(), reduction="none", pit=pit)
+    options = {"reduction": "none", "extra": lambda e, r: 50.0 * (e - r).abs().mean(-1)}
+    plain, loss = MAPSSLoss(scorer(), **options), MAPSSLoss(scorer(), pit=pit, **options)
     expected, value = plain(estimates, references), loss(shuffled, references)
     assert loss.last is not None
     assert loss.last.order.tolist() == [[1, 2, 0], [0, 1, 2]]
@@ -324,11 +307,14 @@ def test_permutations_with_random_frames_see_the_same_frames(references):
 
 
 def test_permutations_that_make_no_sense(references):
-    with pytest.raises(ValueError, match="pit='si_sdr' needs one estimate per reference"):
+    with pytest.raises(ValueError, match="one estimate per reference"):
         SeparationLoss(scorer(), pit="si_sdr")(references[:, :1], references, attributed=(0,))
     many = voices(1, 5, 2400)
     with pytest.raises(ValueError, match="at most 4 sources, got 5"):
         SeparationLoss(scorer(), pit="loss")(many, many)
+    for make in (FidelityLoss, functools.partial(MAPSSLoss, separation=0)):
+        with pytest.raises(ValueError, match="pit"):  # distortion alone orders no outputs
+            make(scorer(), pit="loss")
 
 
 def test_inside_a_permutation_wrapper(references):
@@ -432,18 +418,6 @@ def test_the_slope_at_an_output_equal_to_its_reference(encoder, measure, equal):
     assert float(slopes.abs().max()) > 0.0
 
 
-def test_gradients_reach_the_estimates_only(references):
-    loss = MAPSSLoss(scorer())
-    references.requires_grad_()
-    value, grad = gradient(loss, leaky(references.detach()), references)
-    assert references.grad is None
-    assert float(grad.abs().sum()) > 0.0
-    assert all(p.grad is None and not p.requires_grad for p in loss.mapss.encoder.parameters())
-    bank = loss.mapss.prepare(references)
-    assert not any(part.distortions.requires_grad for part in bank.groups[0].encoded.values())
-    del value
-
-
 @each_loss
 @pytest.mark.filterwarnings("ignore:no estimate")
 def test_identical_sources(make):
@@ -524,11 +498,10 @@ def test_a_silent_estimate_costs_more_than_a_leaky_one(references, make):
     estimates = references + 0.3 * references.roll(1, -2)
     silent = estimates.clone()
     silent[1, 0] = 0.0
-    for loss in [make(scorer(), reduction="none")]:
-        value, _ = gradient(loss, silent, references)
-        good, _ = gradient(loss, estimates, references)
-        assert float(value[1, 0]) > float(good[1, 0])
-        torch.testing.assert_close(value[[0, 2]], good[[0, 2]])
+    loss = make(scorer(), reduction="none")
+    (value, _), (good, _) = (gradient(loss, e, references) for e in (silent, estimates))
+    assert float(value[1, 0]) > float(good[1, 0])
+    torch.testing.assert_close(value[[0, 2]], good[[0, 2]])
 
 
 @pytest.mark.parametrize("si_sdr", [0.0, 0.1])
@@ -676,17 +649,13 @@ def test_random_frames_estimate_the_loss_without_bias():
 # ------------------------------------------------------------------------- module manners
 
 
-def test_nothing_to_save_or_to_train(references):
-    loss = MAPSSLoss(scorer())
-    assert loss.state_dict() == {}
-    assert list(loss.parameters()) == []
-    assert list(loss.buffers()) == []
-    loss.load_state_dict({}, strict=True)
-    model = nn.ModuleDict({"net": nn.Linear(2, 2), "loss": loss})
+def test_nothing_to_save_or_to_train():
+    model = nn.ModuleDict({"net": nn.Linear(2, 2), "loss": MAPSSLoss(scorer())})
     assert sorted(model.state_dict()) == ["net.bias", "net.weight"]
+    assert len(list(model.parameters())) == 2
+    assert not list(model.buffers())
     model.to("cpu").train()
-    assert not loss.mapss.encoder.training
-    gradient(loss, leaky(references), references)
+    assert not model["loss"].mapss.encoder.training
 
 
 DEFAULTS = {
@@ -728,73 +697,35 @@ def test_copies_and_pickles_right_after_a_step(references):
     torch.testing.assert_close(revived(estimates, references), expected)
 
 
-@pytest.fixture
-def single_process(tmp_path):
-    from torch import distributed
-
-    store = f"file://{tmp_path}/store"
-    distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
-class Trained(nn.Module):
-    """A model that holds its loss, as many do."""
-
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__()
-        self.net = nn.Conv1d(2, 2, 1)
-        self.loss = MAPSSLoss(scorer(), reduction=reduction)
-
-    def forward(self, waves: Tensor, references: Tensor) -> Tensor:
-        return self.loss(self.net(waves), references)
-
-
-@pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
-def test_wrapped_for_several_processes(single_process, references, wrap):
-    model = Trained()
-    before = [p.clone() for p in model.loss.mapss.encoder.buffers()]
-    if wrap == "ddp":
-        wrapped = nn.parallel.DistributedDataParallel(model)
-    else:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        fsdp = pytest.importorskip("torch.distributed.fsdp")
-        if not hasattr(torch.cpu.Stream, "record_event"):
-            pytest.skip("this torch shards on accelerators only")
-        wrapped = fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    descent = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*returned a view tensor")
-        wrapped(leaky(references), references).backward()
-    descent.step()
-    assert sorted(model.state_dict()) == ["net.bias", "net.weight"]
-    assert all(bool(p.grad is not None) for p in wrapped.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(before, model.loss.mapss.encoder.buffers()))
-
-
 # ------------------------------------------------------------------------- bad settings
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"reduction": "median"}, "reduction must be one of"),
-        ({"weighting": "loud"}, "weighting must be None, 'energy' or a function"),
-        ({"pit": "sdr"}, "pit must be one of"),
-        ({"frames": 0}, "frames must be at least 1"),
-        ({"seed": 2**70}, "seed must"),
-        ({"separation": -1.0}, "separation must"),
-        ({"match": math.nan}, "match must"),
-        ({"separation": 0, "match": 0}, "leave out every term"),
+        ({"reduction": "median"}, "reduction"),
+        ({"weighting": "loud"}, "weighting"),
+        ({"pit": "sdr"}, "pit"),
+        ({"frames": 0}, "frames"),
+        ({"seed": 2**70}, "seed"),
+        ({"separation": -1.0}, "separation"),
+        ({"match": math.nan}, "match"),
+        ({"separation": 0, "match": 0}, "every term"),
         ({"floor_db": math.nan}, "floor_db"),
-        ({"separation_mode": "log1p"}, "separation_mode must be one of"),
-        ({"match_mode": "exp"}, "match_mode must be one of"),
+        ({"separation_mode": "log1p"}, "separation_mode"),
+        ({"match_mode": "exp"}, "match_mode"),
     ],
 )
 def test_bad_settings(options, message):
     with pytest.raises(ValueError, match=message):
         MAPSSLoss(scorer(), **options)
+
+
+@pytest.mark.parametrize("options", [{"weight": -1}, {"rate": 16000}, {"measures": "match"}])
+@pytest.mark.parametrize("make", [DecompositionLoss, Clearance])
+def test_options_that_do_nothing_are_refused(make, options):
+    with pytest.raises((TypeError, ValueError), match=next(iter(options))):
+        make(encoder="mel", **options)
 
 
 def test_weights_may_change_between_calls(references):
@@ -807,12 +738,8 @@ def test_weights_may_change_between_calls(references):
     pair = ClearanceLoss(scorer())
     pair.weights |= {"bleed": 0.1, "match": 0.1, "separation": 1.0}  # settings: their defaults
     assert bool(pair(estimates, references).isfinite())
-    none = {"separation": 0.0, "match": 0.0}
-    for wrong, message in (
-        ({"nonsense": 1.0}, "nonsense"),
-        ({"match": -5.0}, "match"),
-        (none, "every"),
-    ):
+    none = dict.fromkeys(("separation", "match"), 0.0)
+    for wrong, message in (({"no": 1.0}, "no"), ({"match": -5.0}, "match"), (none, "every")):
         spoilt = MAPSSLoss(scorer())
         spoilt.weights |= wrong
         with pytest.raises(ValueError, match=message):
@@ -836,10 +763,10 @@ def test_waveforms_beside_a_bank_are_its_references(references):
 @pytest.mark.parametrize(
     ("weighting", "error", "message"),
     [
-        (lambda s, b: -s.ps, ValueError, "finite weights of at least 0"),
-        (lambda s, b: s.ps * math.nan, ValueError, "finite weights of at least 0"),
-        (lambda s, b: s.ps[..., :2], ValueError, r"weighting must return \(B, S', F\)"),
-        (lambda s, b: 1.0, TypeError, "must return a tensor"),
+        (lambda s, b: -s.ps, ValueError, "at least 0"),
+        (lambda s, b: s.ps * math.nan, ValueError, "finite"),
+        (lambda s, b: s.ps[..., :2], ValueError, "weighting must return"),
+        (lambda s, b: 1.0, TypeError, "tensor"),
     ],
 )
 def test_bad_weights(references, weighting, error, message):
@@ -888,22 +815,6 @@ def test_a_bank_serves_all_that_share_the_settings_of_its_measures(references):
         MAPSS("mel", loudness=-30.0)(estimates, bank)
     with pytest.raises(TypeError, match="collate_fn"):
         type(bank).join([(references, bank)])
-
-
-@pytest.mark.parametrize("options", [{"weight": -1}, {"rate": 16000}, {"measures": "match"}])
-def test_options_that_do_nothing_are_refused(options):
-    with pytest.raises(TypeError, match=next(iter(options))):
-        DecompositionLoss(encoder="mel", **options)
-    with pytest.raises((TypeError, ValueError), match=next(iter(options))):
-        Clearance(encoder="mel", **options)
-
-
-def test_distortion_alone_cannot_order_outputs():
-    mapss = scorer()
-    for make in (FidelityLoss, lambda m, pit: MAPSSLoss(m, separation=0, pit=pit)):
-        with pytest.raises(ValueError, match="pit"):
-            make(mapss, pit="loss")
-    assert DecompositionLoss(mapss, pit="loss").pit == "loss"
 
 
 def test_undefined_bleed_says_what_it_needs(references):
