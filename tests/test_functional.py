@@ -147,6 +147,10 @@ def test_absent_distortions_and_inactive_sources_change_nothing():
     found = both(*third, active=torch.tensor([True, True, False]))
     torch.testing.assert_close(found[..., :2], expected)
     assert (found[..., 2] == 0.0).all()
+    active = torch.tensor([[True, True], [True, False], [False, False], [True, True]])
+    found = both(outputs, references, distortions, active=active)
+    assert (found[:, 1:3] == 0.0).all()  # frames without two active sources
+    torch.testing.assert_close(found[:, ::3], expected[:, ::3])
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -208,14 +212,6 @@ def test_pm_falls_as_the_output_leaves_its_reference():
     log_pm = F.perceptual_match(references + step * away, *expand, log=True)
     assert (log_pm[0] == 0.0).all()
     assert log_pm[-1].max() < -1e-3
-
-
-def test_frames_without_two_active_sources_are_masked():
-    embeddings = clouds(3, distortions=8, seed=11)
-    active = torch.tensor([[True, True], [True, False], [False, False]])
-    scores = both(*embeddings, active=active)
-    assert (scores[:, 1:] == 0.0).all()
-    assert (scores[0, 0] > 0.0).all()
 
 
 def test_signs_of_eigenvectors_do_not_matter(monkeypatch):
@@ -326,14 +322,15 @@ def test_bad_input_is_refused(arguments, error, words):
 
 
 def test_too_few_sources_and_distortions():
-    with pytest.raises(ValueError, match="two sources"):
-        F.perceptual_separation(*clouds(2, sources=1, distortions=6))
-    with pytest.raises(ValueError, match="two distortions"):
-        F.perceptual_separation(*clouds(2, distortions=1))
     mask = torch.ones(2, 6, dtype=torch.bool)
     mask[0, 1:] = False
-    with pytest.raises(ValueError, match="leaves 1 distortions for active source 0"):
-        call(mask=mask)
+    for function, given, options, words in (
+        (F.perceptual_separation, clouds(2, sources=1, distortions=6), {}, "two sources"),
+        (F.perceptual_separation, clouds(2, distortions=1), {}, "two distortions"),
+        (F.perceptual_match, clouds(3, distortions=6), {"mask": mask}, "leaves 1 distortions"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            function(*given, **options)
     assert torch.isfinite(call(mask=mask, active=torch.tensor([False, True]))).all()
 
 

@@ -74,26 +74,16 @@ def test_scores_and_their_gradients(options: str) -> None:
     scores = mapss(estimates, bank)
     found = [x for x in vars(scores).values() if isinstance(x, Tensor) and x.ndim == 3]
     assert {x.device.type for x in found} == {"cuda"}
-    assert_slopes(
-        scores.ps.sum()
-        + scores.log_pm.sum()
-        + scores.pm.sum()
-        + scores.clearance.sum()
-        + scores.distortion_ratio.sum(),
-        estimates,
-    )
+    names = ("ps", "log_pm", "pm", "clearance", "distortion_ratio")
+    assert_slopes(torch.stack([getattr(scores, name).sum() for name in names]).sum(), estimates)
 
 
-def test_a_step_of_training() -> None:
-    estimates, references = signals()
-    assert_slopes(MAPSSLoss(SCORERS["paper"])(estimates, references), estimates)
-
-
-def test_a_step_over_several_lengths() -> None:
+@pytest.mark.parametrize("lengths", [None, (8000, 7300, 7900)])
+def test_a_step_of_training(lengths: tuple[int, ...] | None) -> None:
     estimates = torch.empty(3, 2, 8000, device="cuda", requires_grad=True)
     references = torch.empty(3, 2, 8000, device="cuda")
-    loss = MAPSSLoss(FRAMES)
-    assert_slopes(loss(estimates, references, lengths=(8000, 7300, 7900)), estimates)
+    loss = MAPSSLoss(FRAMES if lengths else SCORERS["paper"])
+    assert_slopes(loss(estimates, references, lengths=lengths), estimates)
 
 
 def test_bounds_and_several_systems() -> None:

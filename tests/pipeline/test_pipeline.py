@@ -162,30 +162,23 @@ def convolve(waveform: Tensor, sample_rate: int, response: Tensor) -> Tensor:
     return torch.fft.irfft(spectrum, 2 * samples)[..., :samples]
 
 
+ONES = torch.ones(4000)
+HOLED = ONES.index_fill(0, torch.tensor(2000), 0.0)
+
+
+def member(function=clip, given=None, scaled=None, **options) -> Distortion:
+    measured = {"threshold": Scaled("a95", scaled)} if scaled else {}
+    given = given or ({} if scaled else {"threshold": 0.1})
+    return Distortion("a", "a", function, given, measured=measured, **options)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (
-            Distortion("a", "a", clip, {"threshold": 0.1}),
-            Distortion("a", "a", clip, {"threshold": 0.2}),
-        ),
-        (
-            Distortion("a", "a", clip, measured={"threshold": Scaled("a95", 0.1)}),
-            Distortion("a", "a", clip, measured={"threshold": Scaled("a95", 0.9)}),
-        ),
-        (
-            Distortion("a", "a", convolve, {"response": torch.ones(4000)}),
-            Distortion(
-                "a",
-                "a",
-                convolve,
-                {"response": torch.ones(4000).index_fill(0, torch.tensor(2000), 0.0)},
-            ),
-        ),
-        (
-            Distortion("a", "a", clip, {"threshold": 0.1}),
-            Distortion("a", "a", clip, {"threshold": 0.1}, lowest_rate=8000),
-        ),
+        (member(), member(given={"threshold": 0.2})),
+        (member(scaled=0.1), member(scaled=0.9)),
+        (member(convolve, {"response": ONES}), member(convolve, {"response": HOLED})),
+        (member(), member(lowest_rate=8000)),
     ],
 )
 def test_a_bank_of_other_distortions_is_refused(one, other):
@@ -218,12 +211,8 @@ def test_a_bank_made_in_inference_mode_serves_in_training():
 def test_gain_changes_nothing(mapss, gain):
     references = voices()
     estimates = leaky(references, 0.3)
-    equal(
-        mapss(gain * estimates, references),
-        mapss(estimates, references),
-        rtol=1e-3,
-        atol=1e-3,
-    )
+    found, expected = mapss(gain * estimates, references), mapss(estimates, references)
+    equal(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_same_seed_same_bits_and_the_global_generator_is_left_alone():
@@ -244,15 +233,6 @@ def test_same_seed_same_bits_and_the_global_generator_is_left_alone():
         for seed in (0, 1)
     ]
     assert not torch.equal(*noise)
-
-
-def test_another_sample_rate_is_resampled():
-    references = voices(samples=9600)
-    estimates = leaky(references, 0.3)
-    up = [audio.resample(x, RATE, 48000) for x in (estimates, references)]
-    found = small(sample_rate=48000)(*up).utterance()
-    expected = small()(estimates, references).utterance()
-    torch.testing.assert_close(found.ps, expected.ps, rtol=0, atol=0.02)
 
 
 def test_integer_half_and_mixed_types(mapss):
@@ -394,32 +374,6 @@ def test_a_source_with_too_few_distortions_is_refused():
     assert notches(silent, silent).active[:, :2].any()
 
 
-def test_trim_equals_trimming_by_hand():
-    references = voices()
-    estimates = leaky(references, 0.3)[..., :-1]
-    found = small(trim=True)(estimates, references)
-    equal(found, small()(estimates, references[..., :-1]), rtol=0, atol=0)
-    with pytest.raises(ValueError, match="prepare references that are cut to them"):
-        small(trim=True)(estimates, small(trim=True).prepare(references))
-
-
-def test_what_a_call_asks_for_is_refused_before_anything_is_prepared(monkeypatch):
-    monkeypatch.setattr(DistortionBank, "measure", None)
-    references = voices()
-    few = small(match_bank=DistortionBank("match", size=1), measures="bleed")
-    half = small(time=0.5, measures="bleed")
-    for call in (
-        lambda: few(references, references, measures="match"),
-        lambda: few.prepare(references, measures="match"),
-        lambda: half(references, references, measures="decomposition"),
-        lambda: half.bounds(references, references, measures="decomposition"),
-        lambda: small()(references, references, frames=0),
-        lambda: small().bounds(references, references, frames=0),
-    ):
-        with pytest.raises(ValueError, match=r"at least|whole number"):
-            call()
-
-
 def test_unchecked_non_finite_items_are_left_out():
     mapss = small(check_finite=False)
     estimates, references = with_nan(0)
@@ -537,10 +491,9 @@ def test_defaults_of_torch_change_no_call():
 def test_fs_is_another_name_of_the_rate():
     assert small(fs=24000).sample_rate == small(sample_rate=24000).sample_rate == 24000
     assert MatchLoss(encoder="mel", fs=8000).mapss.sample_rate == 8000
-    with pytest.raises(ValueError, match="fs"):
-        small(fs=24000, sample_rate=24000)
-    with pytest.raises(ValueError, match="fs"):
-        small(fs=0)
+    for wrong in ({"fs": 24000, "sample_rate": 24000}, {"fs": 0}):
+        with pytest.raises(ValueError, match="fs"):
+            small(**wrong)
 
 
 @pytest.mark.parametrize("place", [0, 1])
