@@ -374,6 +374,33 @@ def test_a_source_with_too_few_distortions_is_refused():
     assert notches(silent, silent).active[:, :2].any()
 
 
+def test_trim_equals_trimming_by_hand():
+    references = voices()
+    estimates = leaky(references, 0.3)[..., :-1]
+    found = small(trim=True)(estimates, references)
+    equal(found, small()(estimates, references[..., :-1]), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="prepare references that are cut to them"):
+        small(trim=True)(estimates, small(trim=True).prepare(references))
+
+
+def test_what_a_call_asks_for_is_refused_before_anything_is_prepared(monkeypatch):
+    monkeypatch.setattr(DistortionBank, "measure", None)
+    references = voices()
+    few = small(match_bank=DistortionBank("match", size=1), measures="bleed")
+    half = small(time=0.5, measures="bleed")
+    for call in (
+        lambda: few(references, references, measures="match"),
+        lambda: few.prepare(references, measures="match"),
+        lambda: half(references, references, measures="decomposition"),
+        lambda: half.bounds(references, references, measures="decomposition"),
+        lambda: small()(references, references, frames=0),
+        lambda: small().bounds(references, references, frames=0),
+    ):
+        with pytest.raises(ValueError, match=r"at least|whole number"):
+            call()
+
+
+@pytest.mark.filterwarnings("ignore:mixtures")
 def test_unchecked_non_finite_items_are_left_out():
     mapss = small(check_finite=False)
     estimates, references = with_nan(0)
@@ -388,6 +415,13 @@ def test_unchecked_non_finite_items_are_left_out():
         scores = mapss(estimates, references)
     assert not scores.active[1].any()
     assert torch.isfinite(scores.ps).all()
+    # The source of that mixture that is fine serves in others, the bad one in none.
+    banks = [small().prepare(references[:1]), mapss.prepare(references[1:])]
+    mixed = torch.stack([references[0, 0], references[1, 1]]).unsqueeze(0)
+    for bank in (mapss.prepare(references), ReferenceBank.join(banks)):
+        found = mapss(leaky(mixed, 0.3)[[0, 0]], bank.recombined([[0, 1], [1, 0]]))
+        torch.testing.assert_close(found.ps[:1], small()(leaky(mixed, 0.3), mixed).ps)
+        assert not found.active[1].any()
 
 
 @pytest.mark.parametrize("convention", ["paper", "reference"])

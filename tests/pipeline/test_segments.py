@@ -167,6 +167,19 @@ def test_a_deferred_bank_is_moved_joined_saved_and_loaded(tmp_path) -> None:  # 
         small(segment=1.5, size=8)(estimates, joined)
 
 
+def test_long_clips_stay_alone_where_bleed_is_all_that_is_scored() -> None:
+    mapss = small(segment=1.0, measures="bleed")
+    references = torch.stack([bursts(2.2, seed=s) for s in range(3)])
+    estimates = leaky(references)
+    banks = [mapss.prepare(x) for x in references]
+    joined = ReferenceBank.join(banks)
+    assert [group.items for group in joined.groups] == [(0,), (1,), (2,)]
+    expected = torch.cat([mapss(*pair).bleed_db for pair in zip(estimates, banks)])
+    torch.testing.assert_close(mapss(estimates, joined).bleed_db, expected, equal_nan=True)
+    with pytest.raises(ValueError, match="segment=None"):
+        banks[0].recombined([[0, 0]])
+
+
 def test_what_has_no_segments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     references = bursts(3.0)
     mapss = small(segment=1.5)

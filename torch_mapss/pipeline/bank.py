@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from torch_mapss.core import devices
 from torch_mapss.distortions import Measured
 
-FORMAT = 4  # of saved banks; a bank of another format is refused
+FORMAT = 5  # of saved banks; a bank of another format is refused
 
 
 class BankFrames(NamedTuple):
@@ -93,20 +93,28 @@ class Group:
     items: tuple[int, ...]  # their places in the batch
     samples: int  # length as handed in, before resampling
     waveforms: Tensor  # (b, S, T) normalised references at the encoder's rate
-    active: Tensor  # (b, S, F) bool: source active and embeddings finite
+    audible: Tensor  # (b, S, F) bool: source active by itself and embeddings finite
     scored: Tensor  # (n, 2) int64: (item of the group, frame) with at least two active sources
     encoded: dict[str, Encoded | Deferred]  # by measure
     others: Tensor | None = None  # (1, S, T) normalised sums of the others, of a deferred clip
+    deferred: bool = False  # whether it is a long clip, distorted when it is scored, in segments
+    valid: Tensor | None = None  # (b, S) bool: without a bad sample; None: all
 
     @property
     def frames(self) -> int:
         """F."""
-        return self.active.shape[-1]
+        return self.audible.shape[-1]
 
     @property
-    def deferred(self) -> bool:
-        """Whether its distortions are made segment by segment, when it is scored."""
-        return any(isinstance(part, Deferred) for part in self.encoded.values())
+    def active(self) -> Tensor:
+        """(b, S, F) bool: where a source is active; nowhere in a mixture with a bad sample."""
+        if self.valid is None:
+            return self.audible
+        return self.audible & self.valid.all(-1)[:, None, None]
+
+    def rescored(self) -> Group:
+        """The group with ``scored`` as its sources are active now."""
+        return replace(self, scored=scored_frames(self.active))
 
 
 def scored_frames(active: Tensor) -> Tensor:
@@ -249,15 +257,14 @@ class ReferenceBank:
         def pick(tensor: Tensor) -> Tensor:
             return tensor[chosen, source]  # a group that is alone holds the mixtures in order
 
-        active = pick(group.active)
         group = replace(
             group,
             items=tuple(range(len(chosen))),
             waveforms=pick(group.waveforms),
-            active=active,
-            scored=scored_frames(active),
+            audible=pick(group.audible),
+            valid=None if group.valid is None else pick(group.valid),
             encoded=_mapped(group.encoded, pick),
-        )
+        ).rescored()
         lengths = self.lengths[:1] * len(chosen)
         return replace(self, groups=(group,), batch=len(chosen), lengths=lengths)
 
@@ -348,18 +355,22 @@ def _stacked(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def _stack(groups: Sequence[Group]) -> Group:
-    active = torch.cat([group.active for group in groups])
+    valid: Tensor | None = None
+    if any(group.valid is not None for group in groups):
+        every = (group.audible.new_ones(group.audible.shape[:2]) for group in groups)
+        valid = torch.cat([one if g.valid is None else g.valid for g, one in zip(groups, every)])
     return Group(
         items=tuple(item for group in groups for item in group.items),
         samples=groups[0].samples,
         waveforms=torch.cat([group.waveforms for group in groups]),
-        active=active,
-        scored=scored_frames(active),
+        audible=torch.cat([group.audible for group in groups]),
+        scored=groups[0].scored,
         encoded={
             name: _stack_encoded([group.encoded[name] for group in groups])
             for name in groups[0].encoded
         },
-    )
+        valid=valid,
+    ).rescored()
 
 
 def _stack_encoded(parts: Sequence[Encoded | Deferred]) -> Encoded:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core import checks, devices
-from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.bank import Group, ReferenceBank
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.measures import checked_measures, encoded
 
@@ -69,10 +69,20 @@ class Call:
         """Whether a graph is to be kept."""
         return self.estimates.waves.requires_grad and torch.is_grad_enabled()
 
+    def groups(self) -> Iterator[tuple[Clips, Group]]:
+        """Of each length: estimates, and what the bank holds of the same mixtures."""
+        for clips, group in zip(self.estimates.clips, self.prepared.groups, strict=True):
+            if clips.items != group.items:
+                raise RuntimeError(
+                    f"the bank holds mixtures {group.items} together, the estimates {clips.items}. "
+                    "Prepare it again."
+                )
+            yield clips, group
+
     def pairs(self) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
         """Of each length: items, estimates (b, S', T) and all references (b, S, T), at one rate."""
         if self.bank is not None:
-            truth = [group.waveforms for group in self.bank.groups]
+            truth = [group.waveforms for _, group in self.groups()]
         else:
             assert self.references is not None
             truth = [clips.waves for clips in self.references.clips]

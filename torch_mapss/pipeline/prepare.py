@@ -54,10 +54,9 @@ def prepare(config: Config, references: Signals, measures: Sequence[str]) -> Ref
             group = deferred_group(config, clips, measures)
         else:
             group = encoded_group(config, clips, measures, seen)
-        if references.complete is not None:  # mixtures with a bad sample are active nowhere
-            here = devices.picked(references.complete, 0, group.items)
-            active = group.active & here[:, None, None]
-            group = replace(group, active=active, scored=scored_frames(active))
+        if references.valid is not None:
+            valid = devices.picked(references.valid, 0, group.items)
+            group = replace(group, valid=valid).rescored()
         groups.append(group)
     seen.read()
     batch, sources, samples = references.waves.shape

@@ -237,7 +237,7 @@ def embedded_estimates(config: Config, call: Call, measures: Sequence[str]) -> l
     """
     found: list[Any] = []
     seen = EmbeddingChecks()
-    for clips, group in zip(call.estimates.clips, call.prepared.groups):
+    for clips, group in call.groups():
         if group.deferred:
             waves = clips.waves[0].detach()
             found.append(estimates_of(config, waves, group, call.attributed))
@@ -280,7 +280,7 @@ def bleed(config: Config, call: Call) -> Tensor:
     bank, waves = call.prepared, call.estimates.waves
     found = waves.new_full((bank.batch, len(call.attributed), bank.frames), torch.nan)
     found = found.to(torch.promote_types(found.dtype, torch.float32))
-    for clips, group in zip(call.estimates.clips, bank.groups):
+    for clips, group in call.groups():
         places = devices.placed(group.items, waves.device)
         values = _bleed_of_group(config, clips.waves, group, call.attributed).to(found.dtype)
         short = bank.frames - values.shape[-1]

@@ -62,7 +62,7 @@ def deferred_group(config: Config, clips: Clips, measures: Sequence[str]) -> Gro
         others = others * _gains(config, others[0], budget)
     ordered: dict[str, Encoded | Deferred] = {n: deferred[n] for n in measures if n in deferred}
     where = scored_frames(active)
-    return Group(clips.items, clips.samples, waves, active, where, ordered, others)
+    return Group(clips.items, clips.samples, waves, active, where, ordered, others, deferred=True)
 
 
 def of_members(measured: Measured, places: Sequence[int]) -> Measured:
