@@ -228,7 +228,7 @@ def test_recombined_banks_score_as_banks_made_of_the_new_mixtures():
     for field in ("ps", "clearance", "fidelity"):
         torch.testing.assert_close(got.of(field), expected.of(field), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(got.log_pm, expected.log_pm, rtol=1e-3, atol=1e-2)
-    with pytest.raises(ValueError, match=r"index must lie in \[0, 3\)"):
+    with pytest.raises(ValueError, match=r"index must be .* in \[0, 3\)"):
         joined.recombined([[0, 3]])
     with pytest.raises(ValueError, match=r"index must be \(B', S\)"):
         joined.recombined([0, 1])
