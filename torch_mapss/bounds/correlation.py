@@ -34,7 +34,7 @@ from torch import Tensor
 from torch_mapss.bounds.bootstrap import quantile
 from torch_mapss.bounds.effective import normal_quantile
 from torch_mapss.bounds.frames import check_confidence
-from torch_mapss.core import checks
+from torch_mapss.core import checks, devices
 
 METHODS = ("pearson", "spearman")
 CONVENTIONS = ("derived", "paper")
@@ -143,8 +143,8 @@ def _paired(scores: Tensor, ratings: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             "scores and ratings must not be infinite. Correlate log scores with a floor, or mark "
             "the system absent with NaN."
         )
-    present = ~(torch.isnan(scores) | torch.isnan(ratings))
-    return scores.double(), ratings.double(), present
+    scores, ratings = devices.wide(scores), devices.wide(ratings)
+    return scores, ratings, ~(torch.isnan(scores) | torch.isnan(ratings))
 
 
 def _varies(values: Tensor, present: Tensor) -> Tensor:
@@ -248,12 +248,13 @@ def _bounds_of(values: Tensor, name: str, present: Tensor) -> Tensor:
             f"{name} must have the shape of scores, {tuple(present.shape)}, got "
             f"{tuple(values.shape)}. There is one for each system."
         )
+    values = devices.wide(values)
     if bool((present & ~((values >= 0.0) & torch.isfinite(values))).any()):
         raise ValueError(
             f"{name} must be finite and at least 0 for every system with a score and a rating. "
             "Set its score to NaN to leave a system out."
         )
-    return torch.where(present, values.double(), 0.0)
+    return torch.where(present, values, 0.0)
 
 
 def pearson_gradient(x: Tensor, m: Tensor, present: Tensor) -> Tensor:
@@ -361,15 +362,16 @@ def scenario_bounds(
         )
     if bool((radii < 0.0).any() | (half_widths < 0.0).any()):
         raise ValueError("radii and half_widths must be at least 0. Mark what is missing with NaN.")
+    values, radii, half_widths = (devices.wide(x) for x in (values, radii, half_widths))
+    if isinstance(correlation, Tensor):
+        correlation = devices.wide(correlation)
     rho = torch.as_tensor(correlation, dtype=torch.float64, device=values.device)
     if not bool((rho.abs() <= 1.0).all()):
         raise ValueError(f"correlation must lie in [-1, 1], got {correlation}.")
     present = ~(torch.isnan(values) | torch.isnan(radii) | torch.isnan(half_widths))
     count = present.sum((-2, -1))
-    value, radius = (
-        torch.where(present, v.double(), 0.0).sum((-2, -1)) / count for v in (values, radii)
-    )
-    h = torch.where(present, half_widths.double(), 0.0)
+    value, radius = (torch.where(present, v, 0.0).sum((-2, -1)) / count for v in (values, radii))
+    h = torch.where(present, half_widths, 0.0)
     squares = h.square().sum(-1)
     pairs = h.sum(-1).square() - squares  # 2 Σ_{i<j} h_i h_j
     variance = (squares + rho * pairs).clamp(min=0.0).sum(-1)

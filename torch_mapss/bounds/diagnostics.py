@@ -18,7 +18,7 @@ from typing_extensions import Unpack
 from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation
 from torch_mapss.bounds.effective import bartlett_sum
 from torch_mapss.bounds.match import MatchParts, fit_gamma, match_parts
-from torch_mapss.core import checks
+from torch_mapss.core import checks, devices
 from torch_mapss.core.diffusion_map import Embedding, read_map
 from torch_mapss.core.frame_batches import run, run_shaped
 from torch_mapss.core.gamma import gammaincc
@@ -161,7 +161,8 @@ def source_correlation(
         errors = torch.where(scored_outputs(points), scores - scores.mean(0), 0.0)
         return {"errors": errors.movedim(0, -1)}
 
-    errors = run(points, settings, read_map(resampled))["errors"].double()  # (frames, S', draws)
+    # (frames, S', draws)
+    errors = devices.wide(run(points, settings, read_map(resampled))["errors"])
     covariance = torch.einsum("fir,fjr->ij", errors, errors)
     scale = covariance.diagonal().sqrt()
     matrix = covariance / (scale.unsqueeze(-1) * scale)  # NaN for a source without any error

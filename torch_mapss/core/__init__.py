@@ -2,7 +2,7 @@ r"""Points -> scores: what PS and PM are, on tensors alone.
 
 The N points of a frame (outputs, references, distortions) become a kernel, the kernel a Markov
 chain, its eigenvectors coordinates, and the position of an output among the clusters gives its
-scores. Modules, in this order:
+scores. Modules:
 
 * :mod:`torch_mapss.core.kernel`: Gaussian kernel at the median bandwidth [eq:K];
 * :mod:`torch_mapss.core.spectrum`: α-normalisation and eigenpairs, exact backward at ties;

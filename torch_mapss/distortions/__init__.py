@@ -15,7 +15,7 @@ Modules:
   it must know of an entire signal to distort segments of it alike).
 - ``bank``: `DistortionBank`; ``bank_members`` selects its members, ``distorted_copies`` calls them,
   those of one formula at once; ``noise`` draws their noise by position.
-- ``reference_features``: what PM's column measures on the reference (A_RMS, A_95, peaks,
+- ``reference_features``: what members measure on the reference (A_RMS, A_95, peaks,
   quantiles).
 - ``filters`` (notch, lowpass, highpass), ``echoes`` (comb, reverb, echo), ``additive`` (noise,
   tone), ``dynamics`` (tremolo, gate, clipping), ``pitch`` (pitch, vibrato): the families. Each

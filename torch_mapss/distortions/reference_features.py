@@ -1,4 +1,4 @@
-"""What PM's bank measures on a reference: amplitudes, spectral peaks, energy quantiles.
+"""What members measure on a reference: amplitudes, spectral peaks, energy quantiles.
 
 `ReferenceFeatures` computes each quantity once per reference, when a member first asks for it. The
 small records below it are the quantities members ask for: plain data, so that a bank can be

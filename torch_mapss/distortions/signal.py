@@ -1,4 +1,4 @@
-"""Fourier helpers shared by the families: fast lengths, zero-phase responses, convolution."""
+"""What the families share: lengths and times, zero-phase responses, convolution, levels."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 1. :meth:`torch_mapss.MAPSS.forward`, with the settings of :mod:`~torch_mapss.pipeline.config`;
 2. :mod:`~torch_mapss.pipeline.inputs`: everything that can be refused; plain waveforms by length;
-3. :mod:`~torch_mapss.pipeline.prepare`: references normalised, their activity found, encoded;
-4. :mod:`~torch_mapss.pipeline.copies`: their distortions made and encoded, once for all measures;
+3. :mod:`~torch_mapss.pipeline.prepare`: references normalised, their activity found;
+4. :mod:`~torch_mapss.pipeline.copies`, called by it: distortions made and encoded, each once for
+   all measures; the references themselves are encoded along with them;
 5. :mod:`~torch_mapss.pipeline.bank`: what is kept of them, for any number of calls
    (``mapss.prepare`` ends here);
 6. :mod:`~torch_mapss.pipeline.score`: estimates normalised and encoded; then the one loop over

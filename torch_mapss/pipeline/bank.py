@@ -217,7 +217,7 @@ class ReferenceBank:
                 sources keep their axis, since their noise was drawn for it.
 
         Returns:
-            The bank that preparing those references would give, of B' mixtures.
+            A bank of B' mixtures, which score as if their references had been prepared.
 
         Raises:
             TypeError: the index holds no whole numbers.

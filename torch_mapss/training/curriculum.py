@@ -436,7 +436,7 @@ def _frames(scores: Scores | Mapping[str, Any], measure: str) -> Tensor:
             f"scores lack {measure!r}, which a condition of this trigger uses; they hold "
             f"{sorted(scores)}."
         )
-    values = values.detach().double().cpu()
+    values = values.detach().cpu().double()
     return values[values.isfinite()]
 
 

@@ -1,4 +1,4 @@
-"""Validation of a call of a loss, and the order of its estimates; nothing is checked later."""
+"""Validation of a call of a loss, its references as waveforms, and the order of its estimates."""
 
 from __future__ import annotations
 

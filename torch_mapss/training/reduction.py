@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from torch_mapss.core import devices
 from torch_mapss.training.terms import Term
 
 REDUCTIONS = ("mean", "sum", "item", "none", "global")
@@ -48,14 +49,17 @@ def means_over_processes(sums: Tensor, counts: Tensor) -> Tensor:
 
     All processes of the default group must call it, each with its own.
     """
-    both = torch.stack([sums.detach().double(), counts.double()])
+    both = torch.stack([devices.wide(sums.detach()), devices.wide(counts)])
     processes = 1
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         processes = torch.distributed.get_world_size()
         torch.distributed.all_reduce(both)
     total, count = both[0], both[1].clamp(min=1.0)
-    mine = sums * (processes / count).to(sums.dtype)
-    return (total / count).to(sums.dtype) + mine - mine.detach()
+    mean, share = (
+        devices.back(x, sums.device).to(sums.dtype) for x in (total / count, processes / count)
+    )
+    mine = sums * share
+    return mean + mine - mine.detach()
 
 
 def reduced_extra(value: object, reduction: str, shape: torch.Size) -> Tensor:
