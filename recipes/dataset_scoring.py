@@ -22,7 +22,9 @@ from torch_mapss.evaluation.results import Audio, load_results
 def parser_of(description: str, references: str) -> argparse.ArgumentParser:
     """The options that all sets share."""
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description,
+        epilog="All other options go to `torch-mapss evaluate`, see its --help.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("root", type=Path, help=references)
     parser.add_argument(

@@ -27,9 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Score, compare; the exit code of ``torch-mapss evaluate``."""
     parser = parser_of(__doc__ or "", "folder of the songs, e.g. musdb18hq/test")
     parser.add_argument("--encoder", default="mel-44k", help="default: mel-44k")
+    parser.add_argument("--sources", nargs="+", default=SOURCES, help="default: all four")
     given, rest = parser.parse_known_args(arguments)
-    command = ["--references", f"{given.root}/{{mixture}}/{{source}}.wav", "--sources", *SOURCES]
-    command += ["--system", *templates(given.system, "{mixture}/{source}.wav")]
+    command = ["--references", f"{given.root}/{{mixture}}/{{source}}.wav", "--sources"]
+    command += [*given.sources, "--system", *templates(given.system, "{mixture}/{source}.wav")]
     return score([*command, "--encoder", given.encoder, *rest], given.out, given.bss_eval)
 
 

@@ -417,3 +417,18 @@ print(seconds, int(peak[1]) / 2**20)
     print(f"{seconds:.1f} s, {gibibytes:.2f} GiB")
     assert seconds < 60.0
     assert gibibytes < 1.0
+
+
+def test_means_over_unlike_sources_are_said() -> None:
+    """A system that leaves out its worst source must not gain by it in silence."""
+    given = items({"full": [0.5, 0.6], "half": [0.7, 0.8]})
+    rows = [
+        {"mixture_id": f"m{k}", "system": system, "source": f"s{source}", "source_index": source}
+        | {"ps": 0.5, "log_pm": -1.0}
+        for k in range(2)
+        for system, sources in (("full", (0, 1)), ("half", (0,)))
+        for source in sources
+    ]
+    told = "In 2 mixtures some systems left out sources"
+    assert told in compared(given, rows).summary()
+    assert told not in compared(given, rows, systems=["full"]).summary()

@@ -159,6 +159,7 @@ TABLE = 'mixture_id,ps,reason\nm 1,0.94,"one, or\nmore"\n\nm2,nan,\nm3,,ü\n'
         TABLE.encode("utf-16"),
         TABLE.replace("\n", "\r\n").encode(),
         TABLE.replace("one, or", "one; or").replace(",", ";").replace("0.94", "0,94").encode(),
+        "\n".join(line and f"{line},," for line in TABLE.split("\n")).encode(),  # empty columns
         TABLE.replace("one, or", "one\t or").replace(",", "\t").replace("0.94", "0,94").encode(),
     ],
 )

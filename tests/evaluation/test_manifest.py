@@ -156,3 +156,17 @@ def test_reading_is_linear_in_mixtures(tmp_path: Path) -> None:
     entries.append(entries[7])
     with pytest.raises(ManifestError, match="'m7' is used 2 times"):
         read_entries(entries, "m", "")
+
+
+def test_systems_of_one_name_in_two_unicode_forms_are_refused(corpus: Path) -> None:
+    entries = entries_of(corpus)
+    systems = entries[0]["systems"]
+    paths = next(iter(systems.values()))
+    for name in ("\u00c9quipe", "E\u0301quipe"):
+        systems[name] = paths
+    with pytest.raises(ManifestError, match="twice"):
+        read_entries(entries, "set", str(corpus.parent))
+    path = corpus.with_name("twice.json")
+    path.write_text(json.dumps(entries), encoding="utf-8")
+    with pytest.raises(ManifestError, match="twice"):
+        load_manifest(path)

@@ -259,7 +259,9 @@ def test_triggers_of_the_pair_and_of_bleed():
     preds, target = pair(2)
     target[:, 0, 2400:] = 0.0
     fields = ("clearance", "fidelity", "bleed_db")
-    rule = FrameTrigger(*[Quantile(name, 0.5, above=-200.0 if name == "bleed_db" else 0.0) for name in fields])
+    rule = FrameTrigger(
+        *[Quantile(name, 0.5, above=-200.0 if name == "bleed_db" else 0.0) for name in fields]
+    )
     callback = CurriculumCallback(rule, mapss)
     fit(Model(mapss), callback, 1, loader(preds, target))
     scores = mapss(preds, target)

@@ -26,7 +26,7 @@ from torch_mapss.evaluation.comparison_tables import (
     scores_of,
     source_means,
 )
-from torch_mapss.evaluation.manifest import short
+from torch_mapss.evaluation.manifest import CONTROL, short
 from torch_mapss.evaluation.measures import COLUMNS, label, text
 from torch_mapss.evaluation.protocol import relevant
 from torch_mapss.evaluation.results import Results, load_results, records
@@ -52,6 +52,7 @@ class Comparison:
     sources: DataFrame = field(repr=False)  # sources.csv: the means of every source name
     values: Mapping[str, DataFrame] = field(repr=False)  # by measure: mixtures x systems, or NaN
     failures: Mapping[tuple[str, str], str] = field(repr=False)  # (system, mixture) -> reason
+    unlike_sources: int  # mixtures of which systems estimate sources of their own
     alpha: float  # groups are of tests at this level
     confidence: float  # of the intervals
     weight: str  # of mixtures, one of WEIGHTS
@@ -170,9 +171,14 @@ class Comparison:
         if self.ranking["n"].nunique() > 1:
             told.append("Means are over each system's own mixtures, tests over those of both.")
         if len(self.systems) > _FEW_SYSTEMS:
-            told.append("Pairs: those with the best system; comparison.csv has all.")
+            told.append("Pairs: those with the best system; `compare --out` writes all.")
         if self.sources["source"].nunique() > _MOST_SOURCES:
-            told.append("Means of single sources: sources.csv.")
+            told.append("Means of single sources: sources.csv, of `compare --out`.")
+        if self.unlike_sources:
+            told.append(
+                f"In {self.unlike_sources} mixtures some systems left out sources that others "
+                "estimated: their means are of other sources. Compare by source."
+            )
         if self.weight != "equal":
             told.append(f"Means and intervals, not tests, weigh mixtures by {self.weight}.")
         for measure, system, note in self.ranking[["measure", "system", "note"]].to_numpy():
@@ -323,10 +329,23 @@ def compare(
         source_means(scores, rows),
         scores.values,
         scores.failures,
+        _unlike_sources(rows[rows["system"].isin([*next(iter(scores.values.values()))])]),
         alpha,
         confidence,
         weight,
     )
+
+
+def compare_ranked(results: Given) -> Comparison:
+    """:func:`compare` as tables and pages show it: hidden references and anchors are no systems."""
+    loaded = results if isinstance(results, Results) else load_results(results)
+    return compare(loaded, references=all(name.startswith(CONTROL) for name in loaded.systems))
+
+
+def _unlike_sources(rows: DataFrame) -> int:
+    """The mixtures whose systems estimate sources of their own."""
+    given = rows.groupby(["mixture_id", "system"])["source_index"].agg(lambda x: tuple(sorted(x)))
+    return int((given.groupby("mixture_id").nunique() > 1).sum())
 
 
 def check_alike(results: Sequence[Results]) -> None:

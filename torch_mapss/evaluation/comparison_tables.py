@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torch_mapss.evaluation import io, significance
+from torch_mapss.evaluation.manifest import CONTROL
 from torch_mapss.evaluation.measures import COLUMNS, present, text
 from torch_mapss.evaluation.significance import FEW, Array, PairedTest
 
@@ -26,8 +27,6 @@ RANK_COLUMNS = (
 SOURCE_COLUMNS = ("measure", "source", "system", "n", "mean")
 APPROXIMATE = f"interval approximate (n < {FEW})"
 TOO_SMALL = "n too small to order"
-#: The manifest names hidden references and anchors so.
-CONTROL = "control:"
 #: How mixtures may be weighted, and the column of ``items.csv`` that says how much each counts.
 WEIGHTS = {"equal": None, "duration": "seconds", "sources": "references"}
 # A mixture that lies so many standard deviations of the others from their mean moves the mean.

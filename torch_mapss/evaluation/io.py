@@ -376,7 +376,8 @@ def read_table(
             f"{where} cannot be read as {content}: {' '.join(str(error).split())}. Expected a "
             "header and lines of as many cells, in UTF-8 ('CSV UTF-8')."
         ) from None
-    names = [name.strip() for name in cells.iloc[0]]
+    cells = cells.loc[:, (cells.apply(lambda column: column.str.strip()) != "").any()]
+    names = [name.strip() or f"(column {k})" for k, name in enumerate(cells.iloc[0], 1)]
     missing = [name for name in required if name not in names]
     twice = [name for name in names if name and names.count(name) > 1]
     if missing or twice:

@@ -14,6 +14,8 @@ from torch_mapss.evaluation import io
 Record = dict[str, Any]  # of a pair: mixture_id, system, rows, reason, files, written
 #: Of a folder of results; a reader refuses others.
 FORMAT = 2
+#: Hidden references and anchors are named so.
+CONTROL = "control:"
 
 
 class ManifestError(ValueError):
@@ -83,11 +85,11 @@ def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+    counts = Counter(io.same_name(key) for key, _ in pairs)
+    if len(counts) < len(pairs):
+        twice = next(key for key, count in counts.items() if count > 1)
         raise ValueError(f"an object has the key {twice!r} twice")
-    return found
+    return dict(pairs)
 
 
 # The shortest manifest that there can be, on one line.
@@ -184,7 +186,10 @@ def _read_entry(
         elif not any(paths):
             problems.append(f"{where}, system {system!r}: estimates no source at all; leave it out")
         else:
-            systems[spelled.setdefault(io.same_name(system), system)] = tuple(paths)
+            one = spelled.setdefault(io.same_name(system), system)
+            if one in systems:
+                problems.append(f"{where}, system {system!r}: the name is there twice")
+            systems[one] = tuple(paths)
     return Mixture(label, references, systems, folder, found.get("mixture"), sources)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from torch_mapss.evaluation import io
+from torch_mapss.evaluation.manifest import CONTROL
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -26,7 +27,6 @@ COLUMNS = ("track", "system", "source", "question", "role", "scenario", "rating"
 KEYS = ("scenario", "question", "track", "source", "system")
 """What tells stimuli and their questions apart."""
 
-CONTROL = "control:"
 _NAMES = ["track", "system", "source"]
 
 

@@ -346,7 +346,7 @@ def load_results(
 def _json(folder: str, name: str, keys: Sequence[str]) -> dict[str, Any]:
     path = os.path.join(folder, name)
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             found = json.load(file)
         return {**found, **{key: found[key] for key in keys}}
     except (OSError, ValueError, KeyError, TypeError) as error:

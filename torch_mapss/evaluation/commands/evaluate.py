@@ -142,8 +142,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         console.say(outcome.text())
         if outcome.summary is not None and len(outcome.summary) > 1:
-            from torch_mapss.evaluation.comparison import compare
+            from torch_mapss.evaluation.comparison import compare_ranked
 
-            console.say(f"\n{compare(args.out).summary()}")
+            console.say(f"\n{compare_ranked(args.out).summary()}")
     say_written([args.out], args.quiet)
     return SOME_FAILED if outcome.failures else OK

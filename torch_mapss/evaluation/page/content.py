@@ -15,7 +15,7 @@ import numpy as np
 
 from torch_mapss.core.checks import warn_user
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.comparison import compare
+from torch_mapss.evaluation.comparison import compare_ranked
 from torch_mapss.evaluation.measures import COLUMNS, label
 from torch_mapss.evaluation.page.tracks import make_tracks
 from torch_mapss.evaluation.results import Results, load_results, records
@@ -107,7 +107,7 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
     Raises:
         ValueError: frame scores are missing or damaged.
     """
-    comparison = compare(results)
+    comparison = compare_ranked(results)
     shown = list(comparison.measures)
     rows = records(results.scores)
     mixtures = {name: results.audio(name).mixture for name in results.mixtures}
