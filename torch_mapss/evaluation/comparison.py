@@ -329,7 +329,7 @@ def compare(
         source_means(scores, rows),
         scores.values,
         scores.failures,
-        _unlike_sources(rows[rows["system"].isin([*next(iter(scores.values.values()))])]),
+        _unlike_sources(rows, [*next(iter(scores.values.values()))]),
         alpha,
         confidence,
         weight,
@@ -342,8 +342,11 @@ def compare_ranked(results: Given) -> Comparison:
     return compare(loaded, references=all(name.startswith(CONTROL) for name in loaded.systems))
 
 
-def _unlike_sources(rows: DataFrame) -> int:
+def _unlike_sources(rows: DataFrame, systems: Sequence[str]) -> int:
     """The mixtures whose systems estimate sources of their own."""
+    if "source_index" not in rows:
+        return 0
+    rows = rows[rows["system"].isin(systems)]
     given = rows.groupby(["mixture_id", "system"])["source_index"].agg(lambda x: tuple(sorted(x)))
     return int((given.groupby("mixture_id").nunique() > 1).sum())
 
