@@ -347,7 +347,7 @@ def _unlike_sources(rows: DataFrame, systems: Sequence[str]) -> int:
     if "source_index" not in rows:
         return 0
     rows = rows[rows["system"].isin(systems)]
-    given = rows.groupby(["mixture_id", "system"])["source_index"].agg(lambda x: tuple(sorted(x)))
+    given = rows.groupby(["mixture_id", "system"])["source_index"].agg(lambda own: str(sorted(own)))
     return int((given.groupby("mixture_id").nunique() > 1).sum())
 
 
