@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from common import leaky, table, voices
@@ -182,7 +183,7 @@ def training(bench: Bench) -> str:
                 torch.autograd.grad(loss(estimates, given), estimates)
 
             took, memory = bench.timed(work)
-            with decomposing(bench) as spent:
+            with decomposing(bench.wait) as spent:
                 began = time.perf_counter()
                 work()
                 bench.wait()
@@ -192,24 +193,21 @@ def training(bench: Bench) -> str:
 
 
 @contextlib.contextmanager
-def decomposing(bench: Bench) -> Iterator[list[float]]:
-    """Within, seconds that each eigendecomposition takes, with the card waited for around it."""
+def decomposing(wait: Callable[[], object] = lambda: None) -> Iterator[list[float]]:
+    """Within, seconds that each eigendecomposition takes; ``wait`` is called around it."""
     spent: list[float] = []
     eigh = linalg.eigh
 
     def watched(matrices: Tensor) -> tuple[Tensor, Tensor]:
-        bench.wait()
+        wait()
         began = time.perf_counter()
         found = eigh(matrices)
-        bench.wait()
+        wait()
         spent.append(time.perf_counter() - began)
         return found
 
-    linalg.eigh = watched
-    try:
+    with mock.patch.object(linalg, "eigh", watched):
         yield spent
-    finally:
-        linalg.eigh = eigh
 
 
 def decompositions(bench: Bench) -> str:
@@ -258,7 +256,7 @@ def waiting(bench: Bench) -> str:
             value = loss(estimates, bank) if name == "backward" else None
             bench.wait()
             with (
-                decomposed() as chunks,
+                decomposing() as chunks,
                 profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen,
             ):
                 if value is None:
@@ -270,23 +268,6 @@ def waiting(bench: Bench) -> str:
             waits = sum(counts[wait] for wait in WAITS)
             rows.append([f"{seconds:g}", name, str(read), str(waits), str(len(chunks))])
     return table(["s", "pass", "values read", "waits of the host", "eigh calls among them"], rows)
-
-
-@contextlib.contextmanager
-def decomposed() -> Iterator[list[int]]:
-    """Within, the sizes of the batches that are decomposed."""
-    sizes: list[int] = []
-    eigh = linalg.eigh
-
-    def watched(matrices: Tensor) -> tuple[Tensor, Tensor]:
-        sizes.append(len(matrices))
-        return eigh(matrices)
-
-    linalg.eigh = watched
-    try:
-        yield sizes
-    finally:
-        linalg.eigh = eigh
 
 
 SECTIONS: dict[str, Callable[[Bench], str]] = {

@@ -37,7 +37,6 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
     "encoders": ("A transformer cut above its layer", []),
     "special_accuracy": ("Incomplete gamma function", []),
     "coverage": ("Coverage of the error bounds", []),
-    "threads": ("Idle threads", []),
     "gpu": ("Graphics card", []),
 }
 

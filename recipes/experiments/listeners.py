@@ -170,15 +170,14 @@ def control_means(rows: Sequence[rated.Row]) -> str:
 
 
 def _main(found: Sequence[Column]) -> list[Column]:
+    """The measures of the first encoder that tracks and systems are looked at by."""
     names = (*PAIR, "ps", "log_pm")
     return [c for c in found if c.encoder == found[0].encoder and c.name in names]
 
 
 def tracks(found: Sequence[Column], ratings: rated.Ratings, question: str) -> str:
     """SRCC of each track, the worst of clearance first."""
-    shown = [
-        c for c in found if c.encoder == found[0].encoder and c.name in (*PAIR, "ps", "log_pm")
-    ]
+    shown = _main(found)
     values = [column.by_track(question, ratings) for column in shown]
     units = sorted(values[0], key=lambda unit: values[0][unit])
     lines = [
@@ -189,9 +188,7 @@ def tracks(found: Sequence[Column], ratings: rated.Ratings, question: str) -> st
 
 def systems(found: Sequence[Column], ratings: rated.Ratings, question: str) -> str:
     """By how many ranks each system is placed too high (+) or too low (-)."""
-    shown = [
-        c for c in found if c.encoder == found[0].encoder and c.name in (*PAIR, "ps", "log_pm")
-    ]
+    shown = _main(found)
     values = [rated.misplaced(c.rows, c.name, question, ratings) for c in shown]
     lines = [
         [system, str(len(values[0][system]))]
