@@ -3,9 +3,8 @@
     python recipes/experiments/delays.py --manifest FOLDER/mapss.json --ratings FOLDER/ratings.csv \
         --sample-frames 20 --out runs/delays
 
-Every rated output is delayed by 0 to 100 ms and held against the ratings of the output as it was:
-listeners do not notice such delays, says the paper. All outputs of a track are equally late, so
-what falls here is the order that the scores give them.
+Every rated output is delayed by 0 to 100 ms, which listeners do not notice, says the paper, and held
+against its ratings. All outputs of a track are equally late: what falls is their order.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ def run(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
         rate = mapss.grid.sample_rate
         for mixture in toolkit.load_mixtures(options, rate, systems=True):
             bank = None
-            for system, place, output in mixture.outputs():
-                if not ratings.of(mixture.name, system, mixture.sources[place]):
-                    continue
+            for system, place, output in ratings.outputs(mixture):
                 for ms in options.ms:
                     key = toolkit.shown(encoder), ms, mixture.name, system, mixture.sources[place]
                     if rows.has(*key):
@@ -73,13 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> toolkit.Rows:
     about += f" brackets the 95 % interval over tracks (BCa bootstrap). Paper: {PAPER}."
     text = toolkit.page_head("Late outputs against listeners", __file__, arguments, about)
     for encoder in map(toolkit.shown, options.encoders):
-        found = {
-            question: rated.by_condition(
-                rows, "ms", SHOWN, ratings, encoder=encoder, question=question
-            )
-            for question in ratings.questions
-        }
-        for question, values in found.items():
+        found = {}
+        for question in ratings.questions:
+            here = {"encoder": encoder, "question": question}
+            values = found[question] = rated.by_condition(rows, "ms", SHOWN, ratings, **here)
             lines = [[ms, *map(str, estimates)] for ms, estimates in values.items()]
             header = ["ms", *(toolkit.LABELS[measure] for measure in SHOWN)]
             text += ["", f"## {question}, `{encoder}`", "", toolkit.markdown(header, lines)]

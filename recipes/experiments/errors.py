@@ -50,11 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> list[list[str]]:
                 cells = [percent(float(row[cell])) for cell in CELLS]
                 lines.append([row["question"], label, convention, kind, *cells])
     header = ["question", "measure", "scores", "bounds", "SRCC radius", "half-width", "PCC radius"]
-    frames = options.sample_frames
-    about = (
-        f"`{options.manifest.parent.name}`, {f'{frames} frames each' if frames else 'all frames'},"
-    )
-    about += f" `{encoder}`; in %. {PAPER}"
+    data = f"`{options.manifest.parent.name}`, {options.sample_frames or 'all'} frames each"
+    about = f"{data}, `{encoder}`; in %. {PAPER}"
     text = toolkit.page_head("Errors of the correlations", __file__, arguments, about)
     table = toolkit.markdown([*header, "half-width"], lines)
     toolkit.finish(options, "errors", [*text, "", table])

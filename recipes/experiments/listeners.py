@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rated
@@ -43,7 +43,7 @@ def score(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
         for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
             bank = None
             controls = encoder == options.encoders[0]
-            for system, place, output in _rated(mixture, ratings, controls):
+            for system, place, output in ratings.outputs(mixture, controls):
                 key = toolkit.shown(encoder), mixture.name, system, mixture.sources[place]
                 if not rows.has(*key):
                     bank = bank or mapss.prepare(
@@ -54,14 +54,6 @@ def score(options: argparse.Namespace, ratings: rated.Ratings) -> toolkit.Rows:
     return rows
 
 
-def _rated(
-    mixture: toolkit.Mixture, ratings: rated.Ratings, controls: bool = False
-) -> Iterator[tuple[str, int, Any]]:
-    for system, place, output in mixture.outputs(controls):
-        if ratings.of(mixture.name, system, mixture.sources[place]):
-            yield system, place, output
-
-
 def vary(options: argparse.Namespace, ratings: rated.Ratings, encoder: str) -> toolkit.Rows:
     """Every rated output by the variants of clearance and fidelity on one encoder."""
     settings = {"seconds": options.seconds, "frames": options.sample_frames}
@@ -70,7 +62,7 @@ def vary(options: argparse.Namespace, ratings: rated.Ratings, encoder: str) -> t
     mapss = variants.scorer(encoder, options.device)
     for mixture in toolkit.load_mixtures(options, mapss.grid.sample_rate, systems=True):
         reference = None
-        for system, place, output in _rated(mixture, ratings):
+        for system, place, output in ratings.outputs(mixture):
             key = toolkit.shown(encoder), mixture.name, system, mixture.sources[place]
             if not rows.has(*key):
                 reference = reference or variants.prepared(mapss, mixture.references)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 import toolkit
 from numpy.typing import NDArray
 from scipy import stats
+from torch import Tensor
 
 METHODS: dict[str, Callable[..., Any]] = {"SRCC": stats.spearmanr, "PCC": stats.pearsonr}
 CONTROL = "control:"
@@ -76,6 +77,14 @@ class Ratings:
             fitting = [said for key, said in self._found.items() if key[:2] == name]
             exact = fitting[0] if len(fitting) == 1 else {}
         return exact
+
+    def outputs(
+        self, mixture: toolkit.Mixture, controls: bool = False
+    ) -> Iterator[tuple[str, int, Tensor]]:
+        """System, source and wave of every output that was rated."""
+        for system, place, output in mixture.outputs(controls):
+            if self.of(mixture.name, system, mixture.sources[place]):
+                yield system, place, output
 
 
 # ------------------------------------------------------------------------------------------------
