@@ -3,7 +3,7 @@
     python recipes/experiments/delays.py --manifest FOLDER/mapss.json --ratings FOLDER/ratings.csv \
         --sample-frames 20 --out runs/delays
 
-Every rated output is delayed by 0 to 100 ms, which listeners do not notice, says the paper, and held
+Every rated output is 0 to 100 ms late, which listeners do not notice (says the paper), and is held
 against its ratings. All outputs of a track are equally late: what falls is their order.
 """
 
