@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, Scores
 from torch_mapss.evaluation.demo import GRADES, separated, voices
-from torch_mapss.pipeline import segments
+from torch_mapss.pipeline.copies import Copies
 
 DIMENSIONS = {"ps": "separation_dimension", "pm": "match_dimension", "log_pm": "match_dimension"}
 
@@ -68,13 +69,13 @@ def test_memory_changes_no_score_of_a_long_clip(
         "match_bank": DistortionBank("match", size=20),
     }
     blocks, found = [], []
-    original = segments.encoded_copies
+    original = Copies.encoded
 
-    def counted(*given: object) -> object:
+    def counted(*given: Any) -> Any:
         blocks.append(given)
-        return original(*given)  # type: ignore[arg-type]
+        return original(*given)
 
-    monkeypatch.setattr(segments, "encoded_copies", counted)
+    monkeypatch.setattr(Copies, "encoded", counted)
     counts = []
     for memory in ("16MiB", "256MiB", "auto"):
         blocks.clear()
