@@ -457,7 +457,7 @@ def descend(loss, kind: str, steps: int, optimizer: str = "Adam") -> None:
 STARTS = ["silence", "noise", "permuted", "equal outputs"]
 
 
-@pytest.mark.parametrize("steps", [4, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [4, pytest.param(250, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", STARTS)
 @pytest.mark.parametrize(
     "make",
