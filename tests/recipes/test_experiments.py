@@ -108,16 +108,16 @@ def test_manifests_of_both_layouts_are_read(speech, rated, tmp_path, monkeypatch
         next(toolkit.load_mixtures(options, RATE))
 
 
-def test_a_page_says_how_it_was_made_and_not_where(monkeypatch):
+def test_a_page_says_how_it_was_made_and_not_where(tmp_path, monkeypatch):
     toolkit = recipe("toolkit", monkeypatch)
-    words = ["leakage", "--manifest", "/data/speech/manifest.json", "--out", "/tmp/x", "--steps"]
-    head = "\n".join(toolkit.page_head("Title", "/a/sweeps.py", [*words, "3"], "Text."))
+    manifest = tmp_path / "speech" / "manifest.json"
+    words = ["leakage", "--manifest", str(manifest), "--out", str(tmp_path / "x"), "--steps", "3"]
+    head = "\n".join(toolkit.page_head("Title", tmp_path / "sweeps.py", words, "Text."))
     command = "python recipes/experiments/sweeps.py leakage --manifest speech/manifest.json --steps"
     assert f"    {command} 3\n" in head
     assert f"torch_mapss {toolkit.torch_mapss.__version__}, commit " in head
     assert "seed 0" in head
-    assert "/data" not in head
-    assert "/tmp" not in head
+    assert str(tmp_path) not in head
 
 
 # ------------------------------------------------------------------------------------------------
