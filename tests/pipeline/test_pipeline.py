@@ -135,6 +135,7 @@ def test_banks_are_joined_saved_and_loaded(mapss, tmp_path):
     whole = mapss(estimates, joined)
     lone = mapss(estimates, references, lengths=(8000, 8000, 6000))
     equal(whole, lone, rtol=1e-5, atol=1e-6)
+    assert repr(joined).endswith("encoders: mel)")  # bleed has none
     banks[0].save(tmp_path / "bank.pt")
     again = ReferenceBank.load(tmp_path / "bank.pt")
     equal(mapss(estimates[:1], again), mapss(estimates[:1], banks[0]), rtol=0, atol=0)

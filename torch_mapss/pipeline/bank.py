@@ -183,7 +183,7 @@ class ReferenceBank:
         span = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
         scored = sum(len(group.scored) for group in self.groups)
         encoders = {
-            str(one.get("encoder", "none")).split(" (")[0] for one in self.settings.values()
+            str(x["encoder"]).split(" (")[0] for x in self.settings.values() if "encoder" in x
         }
         return (
             f"ReferenceBank({self.batch} mixtures of {self.sources} sources, {span} samples,\n"
