@@ -81,9 +81,7 @@ class PerceptualMetric(Metric):
         frames = None if frames is None else checks.check_whole(frames, "frames", 1)
         self._request = Request(self.value.measure, index, frames, check_pit(pit, index))
         # In a tuple: no submodule, so that half() and float() leave it alone. _apply moves it.
-        if mapss is None:  # computes no more than this
-            options = {**options, "measures": self.value.measure}
-        self._mapss = (resolve(mapss, encoder, options),)
+        self._mapss = (resolve(mapss, encoder, options, self.value.measure),)
         self._keeps = keep_items or reduction == "none"
         self._add_states()
         if options.get("device") is not None:

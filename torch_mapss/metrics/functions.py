@@ -131,9 +131,7 @@ def _per_item(
     **options: Any,
 ) -> Tensor:
     value = reduced_value(value, reduction)
-    if mapss is None:  # computes no more than this
-        options = {"measures": value.measure, **options}
-    mapss = resolve(mapss, encoder, options)
+    mapss = resolve(mapss, encoder, options, value.measure)
     if isinstance(preds, Tensor) and preds.ndim == 2:
         raise ValueError(
             f"preds must have shape (B, S, T), got {tuple(preds.shape)}. If these are the sources "

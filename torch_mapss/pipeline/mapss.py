@@ -442,21 +442,26 @@ class MAPSS(nn.Module):
         ]
 
 
-def resolve(mapss: MAPSS | None, encoder: EncoderChoice, options: dict[str, Any]) -> MAPSS:
-    """The MAPSS given, or one made of the other arguments.
+def resolve(
+    mapss: MAPSS | None,
+    encoder: EncoderChoice,
+    options: dict[str, Any],
+    measures: str | Iterable[str],
+) -> MAPSS:
+    """The MAPSS given, or one made of the other arguments that computes no more than ``measures``.
 
     Raises:
-        TypeError: ``mapss`` is something else.
+        TypeError: ``mapss`` is something else, or there is no such option.
         ValueError: both are given.
     """
-    unknown = sorted(set(options) - set(inspect.signature(MAPSS).parameters))
+    unknown = sorted(set(options) - (set(inspect.signature(MAPSS).parameters) - {"measures"}))
     if unknown:
         raise TypeError(
-            f"unknown options {', '.join(unknown)}: those of MAPSS may be given, beside the "
-            "arguments of the class or function itself."
+            f"unknown options {', '.join(unknown)}: those of MAPSS but for measures may be given, "
+            "beside the arguments of the class or function itself."
         )
     if mapss is None:
-        return MAPSS(encoder, **options)
+        return MAPSS(encoder, **options, measures=measures)
     if not isinstance(mapss, MAPSS):
         raise TypeError(
             f"mapss must be a torch_mapss.MAPSS, got {type(mapss).__name__}. An encoder is passed "

@@ -123,12 +123,8 @@ class PerceptualLoss(nn.Module):
         self.settings = dict(settings)
         for term in FRAME_TERMS.values():
             term.check(self.settings)
-        measures = self.measures  # refuses weights that leave out every term
-        if "measures" in options:
-            raise TypeError("measures of a loss are what its weights name: leave measures out.")
-        if mapss is None:
-            options = {**options, "measures": measures}
-        self.mapss = resolve(mapss, encoder, options)
+        # The measures refuse weights that leave out every term.
+        self.mapss = resolve(mapss, encoder, options, self.measures)
         self.reduction = checks.check_choice(reduction, "reduction", REDUCTIONS)
         self.weighting = checked_weighting(weighting)
         self.pit = check_pit(pit, None, PIT)
