@@ -29,6 +29,7 @@ from torch_mapss import (
     SeparationLoss,
     audio,
 )
+from torch_mapss.metrics import clearance
 
 EVERYTHING = functools.partial(MAPSSLoss, clearance=1.0, fidelity=2.0, bleed=0.01, si_sdr=0.1)
 LOSSES = {
@@ -722,7 +723,11 @@ def test_bad_settings(options, message):
 
 
 @pytest.mark.parametrize("options", [{"weight": -1}, {"rate": 16000}, {"measures": "match"}])
-@pytest.mark.parametrize("make", [DecompositionLoss, Clearance])
+@pytest.mark.parametrize(
+    "make",
+    [DecompositionLoss, Clearance, functools.partial(clearance, torch.zeros(1), torch.zeros(1))],
+    ids=["loss", "metric", "function"],
+)
 def test_options_that_do_nothing_are_refused(make, options):
     with pytest.raises((TypeError, ValueError), match=next(iter(options))):
         make(encoder="mel", **options)
