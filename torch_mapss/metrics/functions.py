@@ -94,8 +94,19 @@ def perceptual_match(
 def clearance(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: Any) -> Tensor:
     """Clearance, freedom from leakage, of every item of a batch: in [0, 1], higher is better.
 
-    Arguments, result and errors as for :func:`perceptual_match`, of which there is no ``log``. No
-    encoder is loaded but ``decomposition_encoder``, ``"mel"``.
+    How far an estimate is from the other sources, in distances of the diffusion map. No encoder is
+    loaded but ``decomposition_encoder``, by default ``"mel"``, which needs no download.
+
+    Args:
+        preds, target, mapss, options: as for :func:`perceptual_separation`.
+        reduction: ``"mean"`` over frames and sources, (B,); ``"source"``: (B, S'); ``"none"``:
+            frame scores (B, S', F).
+
+    Returns:
+        The scores, differentiable in ``preds``, NaN where undefined (see the module).
+
+    Raises:
+        TypeError, ValueError: as for :func:`perceptual_separation`.
     """
     return _per_item(CLEARANCE, preds, target, mapss, **options)
 
@@ -103,15 +114,35 @@ def clearance(preds: Tensor, target: Target, mapss: MAPSS | None = None, **optio
 def fidelity(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: Any) -> Tensor:
     """Fidelity, freedom from distortion, of every item of a batch: in [0, 1], higher is better.
 
-    As :func:`clearance`; pooled over frames as by :class:`~torch_mapss.Fidelity`.
+    What of an estimate's displacement leads to no other source, in distances of the diffusion map;
+    over frames 1 - RMS(1 - fidelity). Undefined where clearance is below 0.1.
+
+    Args:
+        preds, target, mapss, reduction, options: as for :func:`clearance`.
+
+    Returns:
+        The scores, (B,), (B, S') or (B, S', F), differentiable in ``preds``, NaN where undefined.
+
+    Raises:
+        TypeError, ValueError: as for :func:`perceptual_separation`.
     """
     return _per_item(FIDELITY, preds, target, mapss, **options)
 
 
 def bleed(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: Any) -> Tensor:
-    """Bleed of every item of a batch: level in dB in the pauses of a source, lower is better.
+    """Bleed of every item of a batch, in dB, lower is better; needs neither encoder nor bank.
 
-    As :func:`clearance`; needs neither encoder nor bank.
+    The level of an estimate where its own source pauses and another one plays, relative to its
+    level where its source plays; over frames of mean power, within 100 dB.
+
+    Args:
+        preds, target, mapss, reduction, options: as for :func:`clearance`.
+
+    Returns:
+        The levels, (B,), (B, S') or (B, S', F), NaN without such a frame.
+
+    Raises:
+        TypeError, ValueError: as for :func:`perceptual_separation`.
     """
     return _per_item(BLEED, preds, target, mapss, **options)
 
