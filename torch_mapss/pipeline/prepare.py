@@ -90,9 +90,7 @@ def encoded_group(
     references: dict[Encoder, Tensor] = {}
     parts: dict[str, Encoded] = {}
     for copies in planned_copies(config, measures, waves, active, clips.items, pieces=False):
-        buffers = copies.encoded(
-            waves, lambda _, x: at_loudness(x, rate, config.loudness), encoding
-        )
+        buffers = copies.encoded(waves, level, encoding)
         for name, buffer in buffers.items():
             encoder, others = buffer.encoder, None
             if encoder not in references:
