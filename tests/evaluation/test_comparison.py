@@ -21,8 +21,8 @@ from scipy import stats
 from separations import environment, save_manifest, score_set, write_manifest
 
 import torch_mapss
-from torch_mapss.evaluation import cli
-from torch_mapss.evaluation.comparison import Comparison, compare
+from torch_mapss.evaluation import cli, tables
+from torch_mapss.evaluation.comparison import Comparison, compare, compare_ranked
 from torch_mapss.evaluation.comparison_tables import (
     PAIR_COLUMNS,
     RANK_COLUMNS,
@@ -432,3 +432,28 @@ def test_means_over_unlike_sources_are_said() -> None:
     told = "In 2 mixtures some systems left out sources"
     assert told in compared(given, rows).summary()
     assert told not in compared(given, rows, systems=["full"]).summary()
+
+
+def test_hidden_references_are_in_no_headline() -> None:
+    scores = {"control:ref": [1.0, 1.0], "good": [0.8, 0.7], "poor": [0.5, 0.6]}
+
+    def headline(*systems: str) -> str:
+        rows = pandas.DataFrame(items({name: scores[name] for name in systems}))
+        results = Results("", {}, {}, None, {}, {}, (), systems, pandas.DataFrame(), rows, rows)
+        return compare_ranked(results).answer()
+
+    assert headline(*scores).startswith("good is best")
+    assert headline("control:ref", "good").startswith("good is the only system")
+    assert headline("control:ref").startswith("control:ref is the only system")
+
+
+def test_a_hidden_reference_is_no_finding() -> None:
+    """Only a system that is the reference by mistake is named."""
+    text = "the same as the reference, sample by sample"
+    records = [
+        {"mixture_id": "m", "system": system, "findings": [("same", text), ("silent", "x")]}
+        for system in ("control:ref", "mistaken")
+    ]
+    silent, same = tables._warnings(records)
+    assert "in 1 of 2 pairs of mixture and system ('mistaken')" in same
+    assert "in 2 of 2" in silent
