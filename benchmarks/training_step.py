@@ -9,12 +9,10 @@ two, 16 kHz, encoder ``mel``; the step is that of the separator of ``recipes/tra
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +21,9 @@ from torch import Tensor
 
 from torch_mapss import DecompositionLoss, DistortionBank, MAPSSLoss
 from torch_mapss.training.losses import PerceptualLoss
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
+from train_separator import Separator
 
 
 def small(size: int) -> dict[str, DistortionBank]:
@@ -53,25 +54,13 @@ def voices(batch: int, seconds: float) -> Tensor:
     return 0.05 * (0.3 + (math.tau * swell * clock).sin().square()) * tone + 0.002 * noise
 
 
-def recipe() -> ModuleType:
-    """The training recipe, for its separator."""
-    path = Path(__file__).resolve().parents[1] / "recipes/train_separator.py"
-    spec = importlib.util.spec_from_file_location("train_separator", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_separator"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 class Step:
     """Training steps of the recipe's separator with one loss or another."""
 
     def __init__(self, references: Tensor) -> None:
         self.references = references
         torch.manual_seed(0)
-        self.model = recipe().Separator()
+        self.model = Separator()
         self.optimizer = torch.optim.Adam(self.model.parameters())
 
     def __call__(self, loss: Callable[[Tensor], Tensor]) -> None:
