@@ -5,7 +5,7 @@
 
 Scores the manifest with bounds (going on where it stopped), in both conventions of the scores, and
 takes radius and half-width of SRCC and PCC, as derived and as printed. The paper pools PS as PESQ
-does; mean PS stands beside it.
+does; mean PS is shown as well.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def test_units_without_enough_to_compare_do_not_count():
 def test_intervals_resample_tracks():
     data = made_up(12, 5, seed=5, sources=2)
     found = estimate(data, draws=2000, seed=1)
-    units = [data.kept(data.unit == u) for u in range(24)]
+    units = [data.subset(data.unit == u) for u in range(24)]
     means = np.array([stats.spearmanr(u.scores, u.ratings)[0] for u in units])
     means = means.reshape(12, 2).mean(1)  # both sources of a track go together
     expected = stats.bootstrap(
@@ -219,7 +219,7 @@ def test_differences_are_paired():
     assert difference(good, good, "pooled", "pcc")[:4] == (0.0, 0.0, 0.0, 12)
     bad.scores[bad.track < 4] = math.nan  # compared on what both have
     found = difference(good, bad, "per_track", "srcc")
-    left = [Cell(d.kept(d.track >= 4), "per_track", "srcc").value for d in (good, bad)]
+    left = [Cell(d.subset(d.track >= 4), "per_track", "srcc").value for d in (good, bad)]
     assert found.clusters == 8
     assert found.value == pytest.approx(left[0] - left[1])
 

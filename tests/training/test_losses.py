@@ -647,7 +647,7 @@ def test_random_frames_estimate_the_loss_without_bias():
     assert float(draws.std()) > 0.0
 
 
-# ------------------------------------------------------------------------- module manners
+# ------------------------------------------------------------------------- the loss as a module
 
 
 def test_nothing_to_save_or_to_train():

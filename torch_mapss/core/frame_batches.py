@@ -56,7 +56,7 @@ def run(
     Without gradients a batch's work is dropped at once. With them, a call whose graph would
     exceed ``GRAPH_BYTES`` is recomputed batch by batch in the backward pass.
 
-    On the CPU values are read as they come. An accelerator is read once, behind the last batch:
+    On the CPU values are read as they come. An accelerator is read once, after the last batch:
     until then nothing is known of non-finite embeddings, of frames whose distances are too
     imprecise, or of the dimensions (so that all columns are computed). Batches that turn out to
     need it are scored again.

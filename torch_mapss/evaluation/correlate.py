@@ -350,7 +350,7 @@ def _units(stimuli: DataFrame, name: str, data: Data) -> list[dict[str, Any]]:
     found = []
     for part in parts_of(data.unit):
         row = stimuli[["track", "source"]].iloc[part[0]].to_dict()
-        own = data.kept(part[np.isfinite(data.scores[part])])
+        own = data.subset(part[np.isfinite(data.scores[part])])
         row |= {"measure": name, "systems": len(own.scores)}
         for method in METHODS if len(own.scores) >= LEAST_SYSTEMS else ():
             row[method] = float(correlation(own.scores, own.ratings, method)[0])
@@ -395,7 +395,7 @@ def _errors(data: Data, pooling: str, options: Options) -> dict[str, float]:
 
 
 def _padded(rows: Sequence[NDArray[Any]]) -> torch.Tensor:
-    """(rows, longest), NaN behind shorter ones."""
+    """(rows, longest), NaN after shorter ones."""
     made = torch.full((len(rows), max(map(len, rows))), math.nan, dtype=torch.float64)
     for line, row in zip(made, rows):
         line[: len(row)] = torch.as_tensor(row)

@@ -45,7 +45,7 @@ class Data(NamedTuple):
     cluster: _Array  # (n,) index of what is resampled
     bounds: _Array  # (n, 2) radius and half-width of each score, NaN without
 
-    def kept(self, keep: _Array) -> Data:
+    def subset(self, keep: _Array) -> Data:
         """Some of the stimuli."""
         return Data(*(part[keep] for part in self))
 
@@ -67,7 +67,7 @@ def usable(data: Data, pooling: str) -> tuple[Data, list[str]]:
     Those with a score; per track, where there are enough of them that differ.
     """
     units = data.unit
-    data = data.kept(np.isfinite(data.scores) & np.isfinite(data.ratings))
+    data = data.subset(np.isfinite(data.scores) & np.isfinite(data.ratings))
     pooled = pooling == "pooled"
     parts = [np.arange(len(data.unit))] if pooled else parts_of(data.unit)
     least, what = (2, "stimuli") if pooled else (LEAST_SYSTEMS, "systems")
@@ -83,7 +83,7 @@ def usable(data: Data, pooling: str) -> tuple[Data, list[str]]:
     reasons = [of.format(count) + reason for reason, count in counts.items() if count]
     if not pooled:
         good = [part for part, *same in zip(enough, *constant.values()) if not any(same)]
-        data = data.kept(np.sort(np.concatenate([np.empty(0, int), *good])))
+        data = data.subset(np.sort(np.concatenate([np.empty(0, int), *good])))
     return data, reasons
 
 
@@ -238,11 +238,11 @@ def _shared(data: Sequence[Data], pooling: str) -> tuple[list[Data], list[str]]:
     both: Any = np.ones(len(data[0].scores), dtype=bool)
     if len(data) > 1:  # of one alone it is told what has no score
         both = np.logical_and.reduce([np.isfinite(one.scores) for one in data])
-    found = [usable(one.kept(both), pooling) for one in data]
+    found = [usable(one.subset(both), pooling) for one in data]
     parts, reasons = [part for part, _ in found], found[0][1]
     if pooling == "per_track" and len(parts) > 1:
         shared = np.intersect1d(parts[0].unit, parts[1].unit)
-        parts = [part.kept(np.isin(part.unit, shared)) for part in parts]
+        parts = [part.subset(np.isin(part.unit, shared)) for part in parts]
     return parts, reasons
 
 

@@ -68,7 +68,7 @@ def file_name(text: str) -> str:
     """``text`` as the name of a file or folder on every system; other texts give other names.
 
     Letters, digits and a few signs stay. Where anything had to change, or the file system might
-    take another name for the same (upper and lower case), a hash of the text is behind it.
+    take another name for the same (upper and lower case), it ends with a hash of the text.
 
     Example:
         >>> file_name("song 1"), file_name("a/b")
@@ -99,7 +99,7 @@ def display_names(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def numbered(names: Sequence[str]) -> tuple[str, ...]:
-    """``names`` with a number behind each that occurs again: the same file given twice."""
+    """``names`` with a number after each that occurs again: the same file given twice."""
     found: list[str] = []
     for name in names:
         # A file may really be called "x (2)".

@@ -78,12 +78,12 @@ def protocol_id(settings: Mapping[str, Any]) -> str:
 
 def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a score depends on, an encoder with weights by these alone."""
-    kept = {name: value for name, value in settings.items() if name not in NEUTRAL}
+    found = {name: value for name, value in settings.items() if name not in NEUTRAL}
     weights = settings.get("weights") or {}
     for name in _ENCODERS:
-        if isinstance(kept.get(name), Mapping) and weights.get(name):
-            kept[name] = {k: v for k, v in kept[name].items() if k not in _PLACES}
-    return kept
+        if isinstance(found.get(name), Mapping) and weights.get(name):
+            found[name] = {k: v for k, v in found[name].items() if k not in _PLACES}
+    return found
 
 
 def _short_hash(text: str) -> str:

@@ -133,22 +133,22 @@ def join(
     outputs = outputs.assign(**{n: outputs[n].map(io.same_name) for n in _NAMES})
     # A system of the same name as a control is the one that is meant.
     outputs["control"] = outputs["system"].str.startswith(CONTROL)
-    kept = outputs[controls | ~outputs["control"]].sort_values("control", kind="stable")
+    scored = outputs[controls | ~outputs["control"]].sort_values("control", kind="stable")
     wanted = ratings.table[controls | ratings.table["is_system"]]
     mapping = {io.same_name(k): io.same_name(v) for k, v in (sources or {}).items()}
     rated = wanted.groupby("track")["source"].unique()
     names: dict[tuple[str, str], str] = {}
     guessed: Counter[tuple[str, str]] = Counter()
-    for track, own in kept.groupby("track", sort=False)["source"]:
+    for track, own in scored.groupby("track", sort=False)["source"]:
         pairs, guesses = match_names(list(own.unique()), list(rated.get(track, ())), mapping)
         names |= {(str(track), found): rate for found, rate in pairs.items()}
         guessed.update(guesses.items())
-    kept = kept.assign(
-        source=[names.get(key) for key in zip(kept["track"], kept["source"])],
-        system=kept["system"].str.removeprefix(CONTROL),
+    scored = scored.assign(
+        source=[names.get(key) for key in zip(scored["track"], scored["source"])],
+        system=scored["system"].str.removeprefix(CONTROL),
     )
-    kept = kept.drop(columns="control").dropna(subset="source").drop_duplicates(_NAMES)
-    merged = wanted.merge(kept, on=_NAMES, how="left", indicator="_found")
+    scored = scored.drop(columns="control").dropna(subset="source").drop_duplicates(_NAMES)
+    merged = wanted.merge(scored, on=_NAMES, how="left", indicator="_found")
     stimuli = merged[merged["_found"] == "both"].drop(columns="_found").reset_index(drop=True)
     if stimuli.empty:
         raise ValueError(

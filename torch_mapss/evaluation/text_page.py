@@ -18,7 +18,7 @@ class Table(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Tables in sections, and sentences before and behind them."""
+    """Tables in sections, and sentences before and after them."""
 
     head: str
     sections: Sequence[tuple[str, Sequence[Table]]]  # title, or "", and tables

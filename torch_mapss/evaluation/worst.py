@@ -1,7 +1,7 @@
 """The worst moments of a test set: where a measure is worst for at least 0.3 s.
 
 Frames of 25 ms that score badly come alone by chance; what one can notice lasts. So a *segment* is
-a stretch of at least :data:`LEAST_S`: the window of that length with the worst mean over its scored
+a span of at least :data:`LEAST_S`: the window of that length with the worst mean over its scored
 frames, joined by the neighbouring frames that are no better. Of one estimate no two segments of a
 measure overlap. With sampled frames there are no neighbours: single frames are listed.
 
@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 
 class Segment(NamedTuple):
-    """A stretch of one estimate where a measure is bad."""
+    """A span of one estimate where a measure is bad."""
 
     score: float  # mean over the scored frames in it; of bleed, dB of the mean power
     mixture_id: str
@@ -151,13 +151,13 @@ def _of_estimate(
 
 
 def lowest_runs(scores: Floats, least: int, most: int, count: int) -> list[tuple[int, int, float]]:
-    """The lowest stretches of a sequence with gaps.
+    """The lowest spans of a sequence with gaps.
 
     Args:
         scores: (F,) NaN where there is none.
-        least, most: frames in a stretch, half of which must be scored; ``most`` bounds how far it
+        least, most: frames in a span, half of which must be scored; ``most`` bounds how far it
             grows.
-        count: stretches wanted.
+        count: spans wanted.
 
     Returns:
         Up to ``count`` of (begin, end, mean), lowest first, none overlapping.
@@ -219,8 +219,8 @@ def write_segments(
         rank[one.measure] = rank.get(one.measure, 0) + 1
         name = f"{one.measure}_{rank[one.measure]:03d}_{one.mixture_id}_{one.system}_{one.source}"
         waves, rate = sounds.read_together([one.estimate, one.reference])
-        stretch = sounds.cut(waves, rate, one.start - CONTEXT_S, one.end + CONTEXT_S)
-        for role, wave in zip(("estimate", "reference"), stretch):
+        pieces = sounds.cut(waves, rate, one.start - CONTEXT_S, one.end + CONTEXT_S)
+        for role, wave in zip(("estimate", "reference"), pieces):
             file = io.file_name(f"{name}_{one.start:.2f}s_{role}") + ".wav"
             written.append(os.path.join(folder, io.native(file)))
             io.write_wave(written[-1], wave, rate)

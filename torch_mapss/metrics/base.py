@@ -145,8 +145,8 @@ class PerceptualMetric(Metric):
         self.sources = self.sources.clamp(min=values.shape[1])
         if self._keeps:
             each = self.value.frames(scores) if self.reduction == "none" else values[..., None]
-            for kept, more in zip((self.history, self.shapes), states.rows_of(each)):
-                kept.append(more)
+            for stored, more in zip((self.history, self.shapes), states.rows_of(each)):
+                stored.append(more)
 
     def _check_device(self, preds: object, target: object) -> None:
         if isinstance(preds, Tensor) and preds.device != self.device:
@@ -195,7 +195,7 @@ class PerceptualMetric(Metric):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """States keep their precision, also where a wrapper converts those of its metric."""
-        value = states.kept(name, value) if name in states.DTYPES else value
+        value = states.in_precision(name, value) if name in states.DTYPES else value
         super().__setattr__(name, value)
 
     def _apply(self, fn: Callable, exclude_state: Sequence[str] = ()) -> PerceptualMetric:

@@ -91,9 +91,9 @@ def frame_scores(
 
 def _new(preds: Tensor, target: Target, lengths: Lengths, expected: set[Request]) -> _Batch:
     bank = isinstance(target, ReferenceBank)
-    kept = weakref.ref(target) if bank else torch.as_tensor(target).detach().clone()
+    stored = weakref.ref(target) if bank else torch.as_tensor(target).detach().clone()
     inference = torch.is_inference_mode_enabled()
-    return _Batch(preds.detach().clone(), kept, lengths, inference, expected)  # type: ignore[arg-type]
+    return _Batch(preds.detach().clone(), stored, lengths, inference, expected)  # type: ignore[arg-type]
 
 
 def _scored(

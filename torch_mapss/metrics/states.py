@@ -67,7 +67,7 @@ def fingerprint(mapss: MAPSS, *settings: Any) -> Tensor:
     return torch.tensor(list(hashlib.sha256(text.encode()).digest()))
 
 
-def kept(name: str, value: Any) -> Any:
+def in_precision(name: str, value: Any) -> Any:
     """A state in the precision of its kind, whoever sets it.
 
     Wrappers convert the states of the metric inside along with themselves: half-precision sums

@@ -90,7 +90,7 @@ def score(
 
     The one loop over blocks of frames: what a block holds of the bank comes from memory or is made
     on demand, once for all calls. Without a graph the work of a block is dropped at once; with one
-    all blocks are kept anyway, and an accelerator is read once, behind the last.
+    all blocks are kept anyway, and an accelerator is read once, after the last.
     """
     bank = calls[0].prepared
     measures = [measure.name for measure in encoded(calls[0].measures)]

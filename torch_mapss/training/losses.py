@@ -23,7 +23,7 @@ All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estim
   ``state_dict()`` of a model that holds a loss are those of the model alone, as data-parallel
   and sharded training want it (an ``extra`` that is a module is a submodule like any other).
   Copies share the encoder's weights until one moves to another device; ``pickle`` carries them.
-* *Eager under compilation.* A compiled step leaves its graph at the loss and goes on behind it.
+* *Eager under compilation.* A compiled step leaves its graph at the loss and goes on after it.
 * *Means of a process.* Data-parallel training averages gradients over processes, each of which has
   averaged over what is defined in its own batch: a process with nothing defined, or with fewer
   mixtures, weighs as much as the others, and halves a gradient of two. ``reduction="global"`` is
