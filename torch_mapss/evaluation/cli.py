@@ -11,17 +11,14 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 from torch_mapss.evaluation import console
-from torch_mapss.evaluation.commands.options import (
-    BAD_INPUT,
-    CODES,
-    INTERRUPTED,
-    MEASURES,
-    make_parser,
-)
+from torch_mapss.evaluation.commands.options import BAD_INPUT, CODES, INTERRUPTED, MEASURES
 
-# In the order of the help; each is a module of ``commands`` with ``add_parser`` and ``run``.
+# In the order of the help; each is a module of ``commands``: its docstring is the help of the
+# command, ``add_options`` adds to its parser, and ``run`` does the work.
 COMMANDS = (
     *("score", "evaluate", "compare", "report", "worst", "verify", "listen", "correlate"),
     *("demo", "encoders", "distortions"),
@@ -32,16 +29,33 @@ DEBUG = "TORCH_MAPSS_DEBUG"
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Prints as all of the program does; the parsers of commands are of the same class."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is None or file is sys.stderr:
+            with suppress(OSError):
+                super()._print_message(message, file)
+        else:
+            console.say(message.removesuffix("\n"))
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     from torch_mapss import __version__
 
-    parser = make_parser(None, "torch-mapss", MEASURES, CODES)
+    parser = _Parser(prog="torch-mapss", description=MEASURES, epilog=CODES)
     parser.add_argument("--version", action="version", version=f"torch_mapss {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         module = importlib.import_module(f"torch_mapss.evaluation.commands.{name}")
-        module.add_parser(commands)
+        text = module.__doc__ or ""
+        command = commands.add_parser(name, help=text.partition("\n")[0], description=text)
+        command.set_defaults(run=module.run)
+        module.add_options(command)
     return parser
 
 

@@ -1,45 +1,36 @@
-"""``torch-mapss compare``: which system is better."""
+"""Rank and test the systems of one or more results folders, over mixtures.
+
+Says which system is best, and whether that is significant. Folders of `torch-mapss evaluate` are
+joined if all was scored with the same settings.
+
+For every measure that ranks systems (clearance, fidelity, PS, PM, log PM, bleed): means with BCa
+bootstrap intervals, and for every pair of systems, over the mixtures that both have, the mean
+difference with its interval, wins, ties and losses, and Wilcoxon's signed rank test with Holm's
+correction over the pairs that can reject at all. Systems sharing a letter do not differ
+significantly.
+DIR gets comparison.csv (pairs), ranking.csv (systems), sources.csv (means of every source name), a
+box plot per measure and a scatter plot of fidelity over clearance (PNG and SVG).
+torch_mapss.compare in Python takes another level, confidence, weights and seed as well, and leaves
+out hidden references and anchors (systems control:NAME) if wanted.
+
+Example:
+  torch-mapss compare results --out comparison
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from torch_mapss.evaluation import console
-from torch_mapss.evaluation.commands.options import OK, add_quiet, make_parser, say_written
-
-DESCRIPTION = """\
-Say which system is best, and whether that is significant: ranking and tests of the systems of one
-or more results folders of `torch-mapss evaluate`. Folders are joined if all was scored with the
-same settings.
-
-Everything is over mixtures, for every measure that ranks systems (clearance, fidelity, PS, PM,
-log PM, bleed): means with BCa bootstrap intervals, and for every pair of systems, over the mixtures
-that both have, the mean difference with its interval, wins, ties and losses, and Wilcoxon's signed
-rank test with Holm's correction over the pairs that can reject at all. Systems sharing a letter do
-not differ significantly.
-DIR gets comparison.csv (pairs), ranking.csv (systems), sources.csv (means of every source name), a
-box plot per measure and a scatter plot of fidelity over clearance (PNG and SVG).
-torch_mapss.compare in Python takes another level, confidence, weights and seed as well.
-"""
-EPILOG = "Example:\n  torch-mapss compare results --out comparison"
+from torch_mapss.evaluation.commands.options import OK, add_quiet, say_written
 
 
-def add_parser(commands: Any) -> None:
-    parser = make_parser(
-        commands, "compare", DESCRIPTION, EPILOG, "rank and test systems, over mixtures"
-    )
-    parser.set_defaults(run=run)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The folders, and what is compared."""
     add = parser.add_argument
     add("results", nargs="+", metavar="RESULTS", help="folders of results")
     add("--out", required=True, metavar="DIR", help="folder of the comparison")
     add("--systems", nargs="+", metavar="NAME", help="only these (default: all)")
-    add(
-        "--no-references",
-        dest="references",
-        action="store_false",
-        help="leave out hidden references and anchors (systems control:NAME)",
-    )
     add("--no-plots", dest="plots", action="store_false", help="write the tables alone")
     add_quiet(parser)
 
@@ -52,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plots:  # what would fail at the end fails at the start
         plots.check_available()
     io.make_folder(args.out)
-    found = compare(args.results, systems=args.systems, references=args.references)
+    found = compare(args.results, systems=args.systems)
     found.save(args.out, plots=args.plots)
     if not args.quiet:
         console.say(found.summary())

@@ -1,14 +1,4 @@
-"""``torch-mapss correlate``: do the scores agree with listeners?"""
-
-from __future__ import annotations
-
-import argparse
-from typing import Any
-
-from torch_mapss.evaluation.commands.options import OK, add_quiet, make_parser, say_written
-
-DESCRIPTION = """\
-Correlate scores with ratings by listeners.
+"""Correlate scores with ratings by listeners.
 
 RESULTS is a folder of `torch-mapss evaluate`; RATINGS a CSV file with one row per rated output and
 question: track (the manifest's mixture_id), system, source, question, role, mean_rating; higher is
@@ -20,8 +10,7 @@ the paper, and pooled over all outputs at once; with intervals over tracks (or -
 p-values, differences between measures, and, where the results have bounds (evaluate --bounds),
 what these may change. torch_mapss.evaluation.correlate.correlate in Python takes further options:
 controls, confidence, seed, convention and the correlation of a track's errors.
-"""
-EPILOG = """\
+
 DIR gets correlations.csv, differences.csv, per_track.csv, stimuli.csv, correlations.md, and for
 each question a LaTeX table and scatter plots.
 
@@ -31,12 +20,16 @@ Examples:
       --source-map ref=vocals --cluster talker --out correlations
 """
 
+from __future__ import annotations
 
-def add_parser(commands: Any) -> None:
-    parser = make_parser(
-        commands, "correlate", DESCRIPTION, EPILOG, "correlate scores with ratings by listeners"
-    )
-    parser.set_defaults(run=run)
+import argparse
+from typing import Any
+
+from torch_mapss.evaluation.commands.options import OK, add_quiet, say_written
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The results, the ratings, and how they are matched."""
     add = parser.add_argument
     add("results", metavar="RESULTS", help="folder of `torch-mapss evaluate`")
     add("ratings", metavar="RATINGS", help="CSV file, see above")

@@ -1,37 +1,21 @@
-"""``torch-mapss demo``: a made-up separation that comes with the package."""
+"""Score three made-up separations of two voices that come with the package.
+
+Leakage and distortion rise from one to the next. Needs no download; takes seconds.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.options import (
-    MEASURES,
-    OK,
-    make_parser,
-    say_written,
-    threads,
-)
+from torch_mapss.evaluation.commands.options import MEASURES, OK, say_written, threads
 
 
-def add_parser(commands: Any) -> None:
-    demo = make_parser(
-        commands,
-        "demo",
-        "Score three made-up separations of two voices that come with the package: rising "
-        f"leakage and distortion.\nNeeds no download; takes seconds.\n\n{MEASURES}",
-        "",
-        "score a made-up separation, offline",
-    )
-    demo.set_defaults(run=run)
-    demo.add_argument(
-        "--out",
-        default="torch_mapss_demo",
-        metavar="DIR",
-        help="folder for tables, audio and plot (default: %(default)s)",
-    )
-    demo.add_argument("--encoder", default="mel", help="default: %(default)s, needs no download")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """``--out``."""
+    parser.epilog = MEASURES
+    text = "folder for tables, audio and plot (default: %(default)s)"
+    parser.add_argument("--out", default="torch_mapss_demo", metavar="DIR", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation import demo
 
     with threads(1):  # quick enough, and quick on a busy machine, too
-        result = demo.run(folder, encoder=args.encoder)
+        result = demo.run(folder)
     console.say(result.text)
     say_written([folder])
     return OK

@@ -1,24 +1,19 @@
-"""``torch-mapss encoders``: the encoders known by name."""
+"""List the encoders that --encoder takes by name.
+
+A local folder or hub id (owner/name) of a wav2vec2, HuBERT, WavLM or Whisper checkpoint works as
+well.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.options import OK, make_parser
+from torch_mapss.evaluation.commands.options import OK
 
 
-def add_parser(commands: Any) -> None:
-    encoders = make_parser(
-        commands,
-        "encoders",
-        "The encoders that --encoder takes by name, MERT and Whisper among them. A local folder or "
-        "hub id\n(owner/name) of a wav2vec2, HuBERT, WavLM or Whisper checkpoint works as well.",
-        "",
-        "list the encoders",
-    )
-    encoders.set_defaults(run=run)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """It has none."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,23 +1,43 @@
-"""``torch-mapss evaluate``: a whole test set, resumable."""
+"""Score whole test sets of one or more systems, by templates of paths or by a manifest.
+
+Templates: {mixture} and {source} stand for names, * for anything:
+  --references 'refs/{mixture}/{source}.wav' --system A='outA/{mixture}_{source}.wav'
+Of a plain folder the usual layouts are tried: a folder per mixture with a file per source (MUSDB),
+a folder per source with a file per mixture (WSJ0-2mix, LibriMix), MIXTURE_SOURCE.wav. What was
+understood is told.
+MANIFEST is a JSON list, one entry per mixture, paths relative to the manifest:
+  [{"mixture_id": "song1",
+    "references": ["song1/vocals.wav", "song1/drums.wav"],
+    "systems": {"A": ["A/song1/vocals.wav", "A/song1/drums.wav"],
+                "B": ["B/song1/vocals.wav", null]}}]
+null stands for a source that a system does not estimate. "mixture": its path, and "sources": a name
+per reference, may be added.
+
+DIR gets scores.csv (one row per estimate), items.csv (per mixture and system: means over its
+estimates), summary.csv (per system: means over mixtures), frames (the scores of every frame),
+settings.json (with hashes of the audio), mixtures.json and, while it runs, the finished rows:
+started again with the same settings, it goes on where it stopped. A mixture that fails is listed
+with its reason, and tried again the next time.
+Under torchrun and SLURM's srun the mixtures are shared out over the processes; for job arrays there
+is --shard. --sample-frames and --threads, as of `score`, work here as well.
+
+Example:
+  torch-mapss evaluate manifest.json --encoder mel --out results
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.commands.options import (
-    CODES,
-    CONFIG,
-    FILES,
-    MEASURES,
     OK,
     SOME_FAILED,
     add_scoring_options,
     device_of_options,
-    make_parser,
     say_written,
     scoring_options,
     threads,
@@ -26,54 +46,16 @@ from torch_mapss.evaluation.commands.options import (
 if TYPE_CHECKING:
     from torch_mapss.evaluation.manifest import Mixture
 
-ABOUT = f"""\
-Score whole test sets of one or more systems, by templates of paths or by a manifest.
 
-{MEASURES}
-Templates: {{mixture}} and {{source}} stand for names, * for anything:
-  --references 'refs/{{mixture}}/{{source}}.wav' --system A='outA/{{mixture}}_{{source}}.wav'
-Of a plain folder the usual layouts are tried: a folder per mixture with a file per source (MUSDB),
-a folder per source with a file per mixture (WSJ0-2mix, LibriMix), MIXTURE_SOURCE.wav. What was
-understood is told.
-MANIFEST is a JSON list, one entry per mixture, paths relative to the manifest:
-  [{{"mixture_id": "song1",
-    "references": ["song1/vocals.wav", "song1/drums.wav"],
-    "systems": {{"A": ["A/song1/vocals.wav", "A/song1/drums.wav"],
-                "B": ["B/song1/vocals.wav", null]}}}}]
-null stands for a source that a system does not estimate. "mixture": its path, and "sources": a name
-per reference, may be added.
-{FILES}
-DIR gets scores.csv (one row per estimate), items.csv (per mixture and system: means over its
-estimates), summary.csv (per system: means over mixtures), frames (the scores of every frame),
-settings.json (with hashes of the audio), mixtures.json and, while it runs, the finished rows:
-started again with the same settings, it goes on where it stopped. A mixture that fails is listed
-with its reason, and tried again the next time.
-Under torchrun and SLURM's srun the mixtures are shared out over the processes; for job arrays there
-is --shard.
-"""
-
-EPILOG = f"""\
-{CONFIG}
---sample-frames and --threads, as of `score`, work here as well.
-
-Example:
-  torch-mapss evaluate manifest.json --encoder mel --out results
-
-{CODES}"""
-
-
-def add_parser(commands: Any) -> None:
-    evaluate = make_parser(
-        commands, "evaluate", ABOUT, EPILOG, "score the systems of a test set, with resuming"
-    )
-    evaluate.set_defaults(run=run, system=[])
-    add = evaluate.add_argument
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where the set lies, what is written, and how it is scored."""
+    add = parser.add_argument
     add("manifest", nargs="?", metavar="MANIFEST", help="JSON file, see above; or --references")
     add("--out", required=True, metavar="DIR", help="folder of the results")
     text = "of the true sources' files, or their folder"
     add("--references", metavar="TEMPLATE", help=text)
     text = "of a system's estimates; once per system"
-    add("--system", action="append", nargs="+", metavar="NAME=TEMPLATE", help=text)
+    add("--system", action="extend", nargs="+", default=[], metavar="NAME=TEMPLATE", help=text)
     text = "sources to take, in this order (default: all; what is called mix is none)"
     add("--sources", nargs="+", metavar="NAME", help=text)
     text = "of noisy mixtures of one clean source: noise = noisy - clean is the second reference"
@@ -83,7 +65,7 @@ def add_parser(commands: Any) -> None:
         "DIR. The one that ends last writes the tables"
     )
     add("--shard", metavar="I/N", help=text)
-    add_scoring_options(evaluate, ("layer",), hidden=("sample_frames", "threads"))
+    add_scoring_options(parser, left_out=("layer",), hidden=("sample_frames", "threads"))
 
 
 def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
@@ -105,7 +87,7 @@ def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
     if args.manifest is not None:
         return load_manifest(args.manifest)
     systems: dict[str, str] = {}
-    for text in (text for group in args.system for text in group):
+    for text in args.system:
         name, equals, folder = text.partition("=")
         if not equals:  # the folder's own name
             name, folder = os.path.basename(os.path.abspath(text)), text

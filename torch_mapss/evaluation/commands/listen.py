@@ -1,47 +1,38 @@
-"""``torch-mapss listen``: a listening test of what was scored, and its results read back."""
+"""Make a listening test, or read its ratings back.
+
+Of a results folder: pages of one source each, whose estimates span the measures, all at one
+loudness (MUSHRA, for webMUSHRA). DIR gets the sounds, one configuration per question (quality,
+interference, distortion) and stimuli.csv, the key, to be kept from the listeners. Copy DIR to
+configs/mapss of webMUSHRA and open ?config=mapss/QUESTION.yaml. A DIR that holds another test is
+refused.
+With --ratings, read webMUSHRA's mushra.csv back instead: DIR, that of the test, gets ratings.csv,
+as `torch-mapss correlate` reads it, and ratings_listeners.csv.
+
+Examples:
+  torch-mapss listen results --out test
+  torch-mapss listen results --out test --ratings mushra.csv
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.options import OK, add_quiet, make_parser, say_written
+from torch_mapss.evaluation.commands.options import OK, add_quiet, say_written
 
 
-def add_parser(commands: Any) -> None:
-    listen = make_parser(
-        commands,
-        "listen",
-        """\
-Make a listening test (MUSHRA, for webMUSHRA) of a results folder: pages of one source each, whose
-estimates span the measures, all at one loudness. DIR gets the sounds, one configuration per
-question (quality, interference, distortion) and stimuli.csv, the key, to be kept from the
-listeners. Copy DIR to configs/mapss of webMUSHRA and open ?config=mapss/QUESTION.yaml. A DIR that
-holds another test is refused.
-With --ratings, read webMUSHRA's mushra.csv back instead: DIR, that of the test, gets ratings.csv,
-as `torch-mapss correlate` reads it, and ratings_listeners.csv.
-""",
-        "Examples:\n  torch-mapss listen results --out test\n"
-        "  torch-mapss listen results --out test --ratings mushra.csv",
-        "make a listening test, or read its ratings back",
-    )
-    listen.set_defaults(run=run)
-    add = listen.add_argument
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The folders, and what is made."""
+    add = parser.add_argument
     add("results", metavar="RESULTS", help="folder of results")
     add("--out", required=True, metavar="DIR", help="folder of the test")
     add("--pages", type=int, default=12, metavar="N", help="in the test (default: %(default)s)")
-    add(
-        "--seconds",
-        type=float,
-        metavar="S",
-        help="cut sounds, where most is scored",
-    )
+    add("--seconds", type=float, metavar="S", help="cut sounds, where most is scored")
     add("--seed", type=int, default=0, help="of pages and order (default: %(default)s)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
     add("--ratings", nargs="+", metavar="FILE", help="results of the test to be read back")
-    add_quiet(listen)
+    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,11 +1,10 @@
-"""What the commands share: texts, exit codes, and the options of scoring."""
+"""What the commands share: exit codes, texts of their help, and the options of scoring."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from torch_mapss.evaluation import console, io
@@ -23,119 +22,83 @@ A reference is the true source, as it was before mixing; an estimate is what a s
 the mixture. Both must be aligned sample by sample: a delay counts as distortion.
 """
 
-FILES = """\
+CODES = "Exit codes: 0 all scored; 1 some mixtures failed; 2 bad usage or input; 130 interrupted."
+
+SCORING = f"""\
+{MEASURES}
 Files may be anything libsndfile reads (WAV, FLAC, OGG, MP3), at any rate: channels are averaged
 and the rate is brought to the encoder's, which the result says.
-"""
 
-CONFIG = """\
 --config FILE holds further options, `name: value` a line (YAML or JSON), or is the settings.json of
 results, to score in the same way again: match_encoder, decomposition_encoder, seed, only, without,
 convention, alpha, energy, max_dimension, eigh, dtype, activity, loudness, align_polarity, trim,
 channels (each), layer, segment, excerpts, excerpt_seconds, confidence, bounds_convention, tail,
 memory, cache_dir, local_files_only and all others that torch_mapss.evaluate takes. Options on the
 command line come first.
-"""
 
-CODES = "Exit codes: 0 all scored; 1 some mixtures failed; 2 bad usage or input; 130 interrupted."
+{CODES}"""
 
-_SCORING = "scoring."  # before the names of options that are passed on as they are
-
-
-class _Parser(argparse.ArgumentParser):
-    """Prints as all of the program does; the parsers of commands are of the same class."""
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        if file is None or file is sys.stderr:
-            with suppress(OSError):
-                super()._print_message(message, file)
-        else:
-            console.say(message.removesuffix("\n"))
-
-
-def make_parser(
-    commands: Any, name: str, description: str, epilog: str = "", help: str = ""
-) -> Any:
-    """The parser of a command, or of all of them if ``commands`` is None."""
-    options: dict[str, Any] = {
-        "description": description,
-        "epilog": epilog,
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
-    if commands is None:
-        return _Parser(prog=name, **options)
-    return commands.add_parser(name, help=help, **options)
+# By their names in Python. What is not given is not passed on.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "measures": {
+        "nargs": "+",
+        "metavar": "NAME",
+        "help": "of decomposition, separation, match, bleed (default: all; decomposition is the "
+        "quickest)",
+    },
+    "encoder": {
+        "metavar": "NAME",
+        "help": "of PS and PM: a name that `torch-mapss encoders` lists, a local folder or a hub "
+        "id (default: wav2vec2-large, fetched on first use; mel needs no download)",
+    },
+    "layer": {"type": int, "metavar": "N", "help": "of the encoder (default: its own)"},
+    "bank_size": {
+        "type": int,
+        "metavar": "N",
+        "help": "use N of the distortions of each measure (70 for PS, up to 83 for PM): quicker, "
+        "coarser, not comparable with full banks",
+    },
+    "sample_frames": {
+        "type": int,
+        "metavar": "N",
+        "help": "score at most N frames of a mixture, drawn at random",
+    },
+    "excerpts": {
+        "type": int,
+        "metavar": "N",
+        "help": "score N excerpts of 6 s (excerpt_seconds in --config) of every mixture instead of "
+        "all of it, drawn before anything is computed where at least two sources are active, the "
+        "same for all systems; tables then have standard errors",
+    },
+    "bounds": {"action": "store_true", "help": "error bounds of the frame scores as well"},
+    "align": {
+        "action": "store_const",
+        "const": "shift",
+        "help": "move every estimate by one constant lag, of at most 500 ms, onto its reference "
+        "(default: delay counts as distortion)",
+    },
+    "permute": {"action": "store_true", "help": "find the reference of each estimate by SI-SDR"},
+    "segment": {
+        "type": float,
+        "metavar": "S",
+        "help": "score long files in S-second segments, 0: off (default: 60, or what the encoder "
+        "accepts)",
+    },
+}
 
 
 def add_scoring_options(parser: Any, left_out: Sequence[str], hidden: Sequence[str] = ()) -> None:
-    """The options of scoring, ``--config`` and ``--quiet``; those hidden are not in ``--help``."""
-
-    def add(name: str, metavar: str | None, text: str, **more: Any) -> None:
-        """An option by its name in Python, without a default: what is not given is not passed."""
-        if name not in left_out:
-            shown = argparse.SUPPRESS if name in hidden else text
-            more |= {"help": shown, "default": argparse.SUPPRESS, "dest": f"{_SCORING}{name}"}
-            more |= {} if metavar is None else {"metavar": metavar}
-            parser.add_argument(f"--{name.replace('_', '-')}", **more)
-
-    add(
-        "measures",
-        "NAME",
-        "of decomposition, separation, match, bleed (default: all; decomposition is the quickest)",
-        nargs="+",
-    )
-    add(
-        "encoder",
-        "NAME",
-        "of PS and PM: a name that `torch-mapss encoders` lists, a local folder or a hub id "
-        "(default: wav2vec2-large, fetched on first use; mel needs no download)",
-    )
-    add("layer", "N", "of the encoder (default: its own)", type=int)
-    add(
-        "bank_size",
-        "N",
-        "use N of the distortions of each measure (70 for PS, up to 83 for PM): quicker, coarser, "
-        "not comparable with full banks",
-        type=int,
-    )
-    add("sample_frames", "N", "score at most N frames of a mixture, drawn at random", type=int)
-    add(
-        "excerpts",
-        "N",
-        "score N excerpts of every mixture instead of all of it, drawn before anything is "
-        "computed where at least two sources are active, the same for all systems; tables then "
-        "have standard errors",
-        type=int,
-    )
-    add("excerpt_seconds", "S", "length of an excerpt (default: 6)", type=float)
-    add("bounds", None, "error bounds of the frame scores as well", action="store_true")
-    add(
-        "align",
-        None,
-        "move every estimate by one constant lag, of at most 500 ms, onto its reference (default: "
-        "delay counts as distortion)",
-        action="store_const",
-        const="shift",
-    )
-    add("permute", None, "find the reference of each estimate by SI-SDR", action="store_true")
-    add(
-        "segment",
-        "S",
-        "score long files in S-second segments, 0: off (default: 60, or what the encoder accepts)",
-        type=float,
-    )
-    add_device_option(parser)
+    """The options of scoring, and what they mean; those hidden are not in ``--help``."""
+    parser.epilog = SCORING
+    for name in (name for name in _OPTIONS if name not in left_out):
+        given = _OPTIONS[name] | ({"help": argparse.SUPPRESS} if name in hidden else {})
+        parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, **given)
+    text = "cpu, cuda, cuda:1, mps or auto (default: auto)"
+    parser.add_argument("--device", metavar="NAME", help=text)
     text = argparse.SUPPRESS if "threads" in hidden else "CPU threads (default: torch's choice)"
     parser.add_argument("--threads", type=int, metavar="N", help=text)
     parser.add_argument("--config", metavar="FILE", help="further options, see below")
     add_quiet(parser)
-
-
-def add_device_option(parser: Any) -> None:
-    """``--device``, of every command that computes."""
-    parser.add_argument(
-        "--device", metavar="NAME", help="cpu, cuda, cuda:1, mps or auto (default: auto)"
-    )
 
 
 def add_quiet(parser: Any) -> None:
@@ -152,8 +115,7 @@ def scoring_options(args: argparse.Namespace) -> dict[str, Any]:
     from torch_mapss.evaluation.options import read_config
 
     found = {} if args.config is None else read_config(args.config)
-    given = {k.removeprefix(_SCORING): v for k, v in vars(args).items() if k.startswith(_SCORING)}
-    return found | given
+    return found | {name: value for name, value in vars(args).items() if name in _OPTIONS}
 
 
 def say_written(paths: Sequence[str], quiet: bool = False) -> None:
@@ -169,15 +131,12 @@ def threads(count: int | None) -> Iterator[None]:
     Raises:
         ValueError: ``count`` is below 1.
     """
-    if count is None:
-        yield
-        return
-    if count < 1:
-        raise ValueError(f"--threads must be at least 1, got {count}.")
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    if count is not None and count < 1:
+        raise ValueError(f"--threads must be at least 1, got {count}.")
+    torch.set_num_threads(count or before)
     try:
         yield
     finally:

@@ -1,39 +1,33 @@
-"""``torch-mapss report``: a results folder as one page to read and to listen to."""
+"""Write a results folder as one page to read and to listen to.
+
+One HTML file that opens from disk without a network: which system is best, the ranking with box
+plots, a table to sort, spectrograms and scores over time with players that switch between
+reference, estimate and mixture at one instant, and the worst moments of the whole set at a click.
+
+Sound is embedded unchanged as far as --embed-mb goes: the worst moments first, then whole files.
+What does not fit is linked by its relative path, so keep the page where it was written.
+
+Example:
+  torch-mapss report results --out report.html
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from torch_mapss.evaluation import console
-from torch_mapss.evaluation.commands.options import OK, add_quiet, make_parser, say_written
+from torch_mapss.evaluation.commands.options import OK, add_quiet, say_written
 
 
-def add_parser(commands: Any) -> None:
-    report = make_parser(
-        commands,
-        "report",
-        """\
-Write a results folder as one HTML file that opens from disk without a network: which system is
-best, the ranking with box plots, a table to sort, spectrograms and scores over time with players
-that switch between reference, estimate and mixture at one instant, and the worst moments of the
-whole set at a click.
-
-Sound is embedded unchanged as far as --embed-mb goes: the worst moments first, then whole files.
-What does not fit is linked by its relative path, so keep the page where it was written.
-""",
-        "Example:\n  torch-mapss report results --out report.html",
-        "one page to read and to listen to",
-    )
-    report.set_defaults(run=run)
-    add = report.add_argument
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The folder, the page, and how much goes into it."""
+    add = parser.add_argument
     add("results", metavar="RESULTS", help="folder that `evaluate` wrote")
     add("--out", required=True, metavar="FILE", help="the HTML file")
     text = "of sound and spectrograms in the page, besides 5 MB of script (default: %(default)g)"
     add("--embed-mb", type=float, default=15.0, metavar="MB", help=text)
-    add("--title", metavar="TEXT", help="heading (default: the folder's name)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
-    add_quiet(report)
+    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation.results import load_results
 
     results = load_results(args.results, args.audio_root)
-    page = write_page(results, args.out, embed_mb=args.embed_mb, title=args.title)
+    page = write_page(results, args.out, embed_mb=args.embed_mb)
     if not args.quiet:
         console.say(f"{page.embedded}.")
     say_written([page.path], args.quiet)

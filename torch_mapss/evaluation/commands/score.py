@@ -1,4 +1,8 @@
-"""``torch-mapss score``: the estimates of one mixture."""
+"""Score the estimates of one mixture.
+
+Example:
+  torch-mapss score --references a.wav b.wav --estimates ea.wav eb.wav --encoder mel --out results
+"""
 
 from __future__ import annotations
 
@@ -8,33 +12,19 @@ from typing import Any
 
 from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.commands.options import (
-    CODES,
-    CONFIG,
-    FILES,
-    MEASURES,
     OK,
     add_scoring_options,
     device_of_options,
-    make_parser,
     say_written,
     scoring_options,
     threads,
 )
 
 
-def add_parser(commands: Any) -> None:
-    score = make_parser(
-        commands,
-        "score",
-        f"Score the estimates of one mixture.\n\n{MEASURES}\n{FILES}",
-        f"{CONFIG}\nExample:\n"
-        "  torch-mapss score --references a.wav b.wav --estimates ea.wav eb.wav --encoder mel "
-        f"--plot --out results\n\n{CODES}",
-        "score the estimates of one mixture",
-    )
-    score.set_defaults(run=run)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The files, what is written, and how it is scored."""
     files: dict[str, Any] = {"nargs": "+", "required": True, "metavar": "FILE"}
-    add = score.add_argument
+    add = parser.add_argument
     add("--references", **files, help="the true sources, one file each, at least two")
     text = "the separator's outputs, in the order of the references (or see --permute)"
     add("--estimates", **files, help=text)
@@ -45,7 +35,7 @@ def add_parser(commands: Any) -> None:
     add("--out", metavar="DIR", help=text)
     text = "draw the scores over time, to FILE (PNG, PDF, SVG), else to scores.png in --out or here"
     add("--plot", nargs="?", const="", metavar="FILE", help=text)
-    add_scoring_options(score, ("excerpts", "excerpt_seconds", "segment"))
+    add_scoring_options(parser, left_out=("excerpts", "segment"))
 
 
 def run(args: argparse.Namespace) -> int:

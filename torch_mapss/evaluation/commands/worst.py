@@ -1,28 +1,23 @@
-"""``torch-mapss worst``: the worst moments of a test set, to read and to listen to."""
+"""List the worst segments of a results folder, as sound if wanted.
+
+Where each measure is worst over at least 0.3 s. Neighbouring frames that are no better are joined.
+If frames were sampled (--sample-frames) single frames are listed.
+
+Example:
+  torch-mapss worst results --n 20 --wav worst
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.options import OK, make_parser, say_written
+from torch_mapss.evaluation.commands.options import OK, say_written
 
 
-def add_parser(commands: Any) -> None:
-    worst = make_parser(
-        commands,
-        "worst",
-        """\
-List the worst segments of a results folder: where each measure is worst over at least 0.3 s.
-Neighbouring frames that are no better are joined. If frames were sampled (--sample-frames) single
-frames are listed.
-""",
-        "Example:\n  torch-mapss worst results --n 20 --wav worst",
-        "list the worst segments, as sound if wanted",
-    )
-    worst.set_defaults(run=run)
-    add = worst.add_argument
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The folder, and what is listed."""
+    add = parser.add_argument
     add("results", metavar="RESULTS", help="folder of results")
     add("--n", type=int, default=20, metavar="N", help="of each measure (default: %(default)s)")
     add("--measures", nargs="+", metavar="NAME", help="clearance, ps, … (default: all but pm)")
