@@ -376,7 +376,7 @@ def test_a_key_without_a_mark_still_reads() -> None:
         (f"{HEADER.format('')}\nt-q,p01,C1,x\n", "line 2: rating_score"),
         (f"{HEADER.format('')}\nt-q,p01,C1,5\nt-q,p01,C1,101\n", "line 3: rating_score"),
         (f"{HEADER.format('')}\nt-q,p77,C1,5\n", "'p77'"),
-        (f"{HEADER.format('')}\nt-q,p1,C1,5\n{HEADER.format('age,')}\n", "in line 3"),
+        (f"{HEADER.format('')}\nt-q,p1,C1,5\n{HEADER.format('age,')}\n", "line 3 has"),
         (f"{HEADER.format('')}\nt-q,25,p1,C1,5\n", "line 2"),
     ],
 )

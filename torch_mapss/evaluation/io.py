@@ -5,6 +5,8 @@ Imports nothing heavy at the top, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
+import codecs
+import csv
 import hashlib
 import io
 import itertools
@@ -307,16 +309,13 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int 
         for line in (columns, *rows)
     ]
     widths = [max(map(_width, column)) for column in zip(*lines)]
-    text = []
-    for line in lines:
-        blanks = [" " * (width - _width(item)) for item, width in zip(line, widths)]
-        cells = [
-            item + blank if k < left else blank + item
-            for k, (item, blank) in enumerate(zip(line, blanks))
-        ]
-        text.append("  ".join(cells).rstrip())
-    text.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(text)
+    lines.insert(1, ["-" * width for width in widths])
+
+    def cell(place: int, item: str) -> str:
+        blank = " " * (widths[place] - _width(item))
+        return item + blank if place < left else blank + item
+
+    return "\n".join("  ".join(map(cell, itertools.count(), x)).rstrip() for x in lines)
 
 
 def _width(text: str) -> int:
@@ -361,35 +360,37 @@ def read_table(
     """
     import pandas
 
-    data, where = Path(path).read_bytes(), repr(shown(path))
-    wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    data, where, columns = Path(path).read_bytes(), repr(shown(path)), ""
+
+    def refused(problem: str) -> ValueError:
+        return ValueError(f"{where} should be {content}, but {problem}.{columns}")
+
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
         decoded = data.decode("utf-16" if wide else "utf-8-sig")
-        # All lines alike, the header too: pandas takes a longer line below a header for an index.
-        options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False}
-        separator = max(",;\t", key=decoded.partition("\n")[0].count)
-        cells = pandas.read_csv(
-            io.StringIO(decoded), sep=separator, skip_blank_lines=False, **options
-        ).fillna("")
-    except (UnicodeError, pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
-        raise ValueError(
-            f"{where} cannot be read as {content}: {' '.join(str(error).split())}. Expected a "
-            "header and lines of as many cells, in UTF-8 ('CSV UTF-8')."
-        ) from None
-    cells = cells.loc[:, (cells.apply(lambda column: column.str.strip()) != "").any()]
-    names = [name.strip() or f"(column {k})" for k, name in enumerate(cells.iloc[0], 1)]
-    missing = [name for name in required if name not in names]
-    twice = [name for name in names if name and names.count(name) > 1]
-    if missing or twice:
-        wrong = f"lacks {', '.join(map(repr, missing))}" if missing else f"has {twice[0]!r} twice"
-        raise ValueError(
-            f"{where} should be {content}, but {wrong} in its header; its columns are "
-            f"{listed(map(repr, names), 12)}."
-        )
-    cells.index = pandas.RangeIndex(1, len(cells) + 1, name="line")
-    table = cells.set_axis(names, axis=1).iloc[1:]
-    table = table[table.apply(lambda column: column.str.strip() != "").any(axis=1)].copy()
-    for name in names:
+    except UnicodeError:
+        raise refused("is not UTF-8: save it as UTF-8 CSV") from None
+    separator = max(",;\t", key=decoded.partition("\n")[0].count)
+    rows: list[list[str]] = []
+    try:  # not by pandas, which takes the first cells of longer lines for an index
+        rows.extend(csv.reader(io.StringIO(decoded, newline=""), delimiter=separator, strict=True))
+    except csv.Error as error:
+        raise refused(f"line {len(rows) + 1} cannot be read ({error})") from None
+    names = [name.strip() for name in rows[0]] if rows else []
+    columns = f" Its columns are {listed(map(repr, names), 12)}."
+    filled = {line: row for line, row in enumerate(rows, 1) if any(map(str.strip, row))}
+    for line, row in filled.items():
+        if any(map(str.strip, row[len(names) :])):
+            raise refused(f"line {line} has {len(row)} cells, its header (line 1) {len(names)}")
+    if missing := [name for name in required if name not in names]:
+        raise refused(f"lacks {', '.join(map(repr, missing))} in its header")
+    if twice := [name for name in names if name and names.count(name) > 1]:
+        raise refused(f"has {twice[0]!r} twice in its header")
+    filled.pop(1, None)
+    lines = pandas.Index([*filled], dtype="int64", name="line")
+    cells = [(row + [""] * len(names))[: len(names)] for row in filled.values()]
+    table = pandas.DataFrame(cells, lines, names, dtype=object).drop(columns="", errors="ignore")
+    for name in table:
         if name in numbers if text is None else name not in text:
             table[name] = _numbers(table[name], where, separator != ",")
     return table
