@@ -13,15 +13,15 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.io import same_name
 from torch_mapss.evaluation.manifest import ManifestError, Mixture
 
-_SUFFIXES = frozenset(
-    (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".au", ".caf")
-    + (".w64", ".rf64")
+_SUFFIXES = (
+    *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".au", ".caf"),
+    *(".w64", ".rf64"),
 )
 # Of a plain folder, names without suffixes.
 _LAYOUTS = (
@@ -45,7 +45,8 @@ _MIXTURE, _ESTIMATE, _NOISE, _SOURCE, _ITEM = (
 _MOST_SOURCES = 12  # more are no sources of one mixture
 _ONLY = "speech"  # the source of a template without {source}
 
-Files = dict[tuple[str, str], str]  # (mixture, source) -> path, names as same_name gives them
+# Mixture -> source -> path: names as io.same_name gives them, paths as io.written does.
+Files = dict[str, dict[str, str]]
 
 
 class Corpus(NamedTuple):
@@ -82,47 +83,49 @@ def read_folders(
             with a single source, layouts that can be read in two ways.
     """
     names = [same_name(name) for name in sources or ()]
-    truth, layout = _read_references(references, names, noisy is not None)
-    truth, mixes, aside = _set_aside(truth, names)
-    if noisy is not None:
-        mixes = _read_estimates(noisy, "--noisy", {(mixture, _ONLY): "" for mixture, _ in truth})
+    every, layout = _read_references(references, names, noisy is not None)
+    truth = _chosen(every, names)
+    if noisy is None:
+        mixed = {m: [own[s] for s in own if _MIXTURE(s)] for m, own in every.items()}
+        mixes = {mixture: paths[0] for mixture, paths in mixed.items() if len(paths) == 1}
+    else:
+        given = _read_estimates(noisy, "--noisy", {mixture: {_ONLY: ""} for mixture in truth})
+        mixes = {mixture: own[_ONLY] for mixture, own in given.items()}
         truth = _with_noise(truth, mixes, derived or "")
     found = {
         name: _read_estimates(given, f"system {name!r}", truth) for name, given in systems.items()
     }
-    if not names and noisy is None:
-        truth, noise = _without_unestimated_noise(truth, found.values())
-        aside += noise
-    problems = [problem for name, own in found.items() for problem in _gaps(name, own, truth)]
-    counts = Counter(mixture for mixture, _ in truth)
-    if lonely := [mixture for mixture in counts if counts[mixture] < 2]:
+    if not names and noisy is None:  # noise that no system estimates, as in LibriMix
+        estimated = _names(*found.values())
+        left = _picked(truth, [s for s in _sources(truth) if s in estimated or not _NOISE(s)])
+        if [mixture for mixture in left if len(left[mixture]) > 1] == [*truth]:
+            truth = left
+    problems = [problem for name, files in found.items() for problem in _gaps(name, files, truth)]
+    if lonely := [mixture for mixture in truth if len(truth[mixture]) < 2]:
         problems.append(
-            f"at least two sources are needed, but {io.listed(map(repr, lonely), 3)} have only "
-            f"{_shown(source for mixture, source in truth if mixture == lonely[0])}. Check the "
-            "template; of clean speech and its noisy mixture, add --noisy TEMPLATE"
+            f"at least two sources are needed, but {_shown(lonely, 3)} have only "
+            f"{_shown(truth[lonely[0]])}. Check the template; of clean speech and its noisy "
+            "mixture, add --noisy TEMPLATE"
         )
     if problems:
         raise ManifestError(io.shown(references), problems)
-    order = [*names, *(name for name in _sources(truth) if name not in names)]
-    order.sort(key=lambda name: name not in names and bool(_NOISE(name)))
-    mixtures = []
-    for key in sorted(counts, key=_natural):
-        own = tuple(source for source in order if (key, source) in truth)
-        estimates = {
-            name: tuple(io.written(files[key, s]) if (key, s) in files else None for s in own)
-            for name, files in found.items()
-        }
-        mixtures.append(
-            Mixture(
-                name=key or os.path.basename(os.path.abspath(references)),
-                references=tuple(io.written(truth[key, source]) for source in own),
-                systems={name: paths for name, paths in estimates.items() if any(paths)},
-                folder="",
-                mixture=io.written(mixes[key, _ONLY]) if (key, _ONLY) in mixes else None,
-                sources=own,
-            )
+    mixtures = [
+        Mixture(
+            name=mixture or os.path.basename(os.path.abspath(references)),
+            references=tuple(truth[mixture].values()),
+            systems={
+                name: tuple(map(files[mixture].get, truth[mixture]))
+                for name, files in found.items()
+                if files[mixture].keys() & truth[mixture].keys()
+            },
+            folder="",
+            mixture=mixes.get(mixture),
+            sources=tuple(truth[mixture]),
         )
-    return Corpus(tuple(mixtures), tuple(_notes(layout, truth, order, aside, found)))
+        for mixture in sorted(truth, key=_natural)
+    ]
+    order = [*names, *(source for source in _sources(truth) if source not in names)]
+    return Corpus(tuple(mixtures), tuple(_notes(layout, every, truth, order, found)))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -130,52 +133,36 @@ def read_folders(
 # ------------------------------------------------------------------------------------------------
 
 
-def _listed(given: str, whose: str) -> tuple[str | None, dict[str, str]]:
-    """The pattern of a template (None of a plain folder), and its audio files.
+def _files_of(given: str, whose: str) -> tuple[str | None, dict[str, str]]:
+    """The pattern of a template (None of a plain folder), and the audio files: path -> name.
 
-    The files by their names below the folder, in one Unicode form; of a plain folder without
-    suffix.
+    Names are paths below the folder in one Unicode form; of a plain folder without suffix.
     """
     root, pattern = given, None
     if "{mixture}" in given or "{source}" in given:
-        root = os.path.dirname(re.split(r"[{*]", given)[0])
-        pattern = same_name(given[len(root) :].replace(os.sep, "/").lstrip("/"))
-    paths: dict[str, str] = {}
-    if not os.path.isdir(root := root or "."):
-        raise ManifestError(whose, [f"there is no folder {io.shown(root)!r}"])
-    for path in _audio_files(root):
-        name = same_name(io.written(os.path.relpath(path, root)).replace(os.sep, "/"))
-        name = os.path.splitext(name)[0] if pattern is None else name
-        _add(paths, name, path, whose)
-    if not paths:
-        suffixes = ", ".join(sorted(_SUFFIXES))
-        raise ManifestError(whose, [f"no audio file ({suffixes}) below {io.shown(root)!r}"])
-    return pattern, paths
-
-
-def _audio_files(root: str) -> Iterator[str]:
-    seen = set()
-    for folder, below, names in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:  # a link to a folder above
-            below.clear()
-            continue
-        seen.add(real)
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        for name in sorted(names):
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in _SUFFIXES:
-                yield os.path.join(folder, name)
-
-
-def _add(found: dict[Any, str], key: Any, path: str, whose: str) -> None:
-    if key in found:
-        both = f"{io.shown(found[key])!r} and {io.shown(path)!r}"
-        raise ManifestError(whose, [f"{both} have one name, so one of them must go"])
-    found[key] = path
+        root = os.path.dirname(re.split(r"[{*]", given)[0]) or "."
+        pattern = same_name(os.path.relpath(given, root).replace(os.sep, "/"))
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    for folder, below, files in os.walk(root, followlinks=True):
+        new = os.path.realpath(folder) not in seen  # else a link to a folder above
+        seen.add(os.path.realpath(folder))
+        below[:] = sorted(name for name in below if new and name[0] != ".")
+        for name in sorted(name for name in files if new and name[0] != "."):
+            path = os.path.join(folder, name)
+            stem, suffix = os.path.splitext(path)
+            if suffix.lower() in _SUFFIXES:
+                name = io.written(os.path.relpath(path if pattern else stem, root))
+                found[io.written(path)] = same_name(name.replace(os.sep, "/"))
+    if not found:
+        none = f"no audio file ({', '.join(sorted(_SUFFIXES))}) below"
+        none = none if os.path.isdir(root) else "there is no folder"
+        raise ManifestError(whose, [f"{none} {io.shown(root)!r}"])
+    return pattern, found
 
 
 def _matching(
-    paths: Mapping[str, str],
+    files: Mapping[str, str],
     pattern: str,
     whose: str,
     known: Sequence[str] = (),
@@ -184,7 +171,7 @@ def _matching(
     """The files whose names match a pattern as a whole.
 
     Args:
-        paths: by name.
+        files: path -> name.
         pattern: of a template, or of the usual layouts.
         whose: for messages.
         known: names that a source may have; any if empty.
@@ -202,11 +189,14 @@ def _matching(
         if part in ("{mixture}", "{source}"):
             kinds[part] = f"(?P={part[1:-1]})"  # the same name again
     matches, found = re.compile(text).fullmatch, Files()
-    for name, path in paths.items():
+    for path, name in files.items():
         if match := matches(name):
             parts = match.groupdict()
             mixture = "/".join(filter(None, map(parts.get, ("folder", "mixture"))))
-            _add(found, (mixture, parts.get("source", only)), path, whose)
+            other = found.setdefault(mixture, {}).setdefault(parts.get("source", only), path)
+            if other != path:
+                text = f"{other!r} and {path!r} have one name, so one of them must go"
+                raise ManifestError(whose, [text])
     return found
 
 
@@ -221,14 +211,12 @@ def _read_references(given: str, names: Sequence[str], single: bool) -> tuple[Fi
     Raises:
         ManifestError: no file matches, or two layouts do.
     """
-    pattern, paths = _listed(given, "references")
-    examples = io.listed(map(repr, paths), 3)
+    pattern, paths = _files_of(given, "references")
     if pattern is not None or single:
-        found = _matching(paths, pattern or "{mixture}", "references", names)
-        if not found:
-            text = f"no audio file matches the template; there is {examples}"
-            raise ManifestError(io.shown(given), [text])
-        return found, given
+        if found := _matching(paths, pattern or "{mixture}", "references", names):
+            return found, given
+        text = f"no audio file matches the template; there is {_shown(paths.values(), 3)}"
+        raise ManifestError(io.shown(given), [text])
     readings = {layout: _matching(paths, layout, "references") for layout in _LAYOUTS}
     doubts = {
         layout: _doubt(layout, files)
@@ -238,75 +226,65 @@ def _read_references(given: str, names: Sequence[str], single: bool) -> tuple[Fi
     best = [layout for layout in doubts if doubts[layout] == min(doubts.values())]
     if len(best) == 1:
         return readings[best[0]], best[0]
-    text = (
-        "cannot be read as a folder per mixture with a file per source, nor as a folder per "
-        f"source with a file per mixture (2 to {_MOST_SOURCES} sources), got {examples}. Say where "
-        "the names are: --references 'DIR/{mixture}/{source}.wav'"
-    )
+    text = f"cannot be read as {_shown(_LAYOUTS)}, there is {_shown(paths.values(), 3)}"
     if best:
         both = " or ".join(f"{x!r} (sources {_shown(_sources(readings[x]))})" for x in best)
-        text = f"can be read as {both}. Say which with a template: --references 'DIR/{best[0]}.wav'"
+        text = f"can be read as {both}"
+    text += f". Say where the names are: --references 'DIR/{[*best, *_LAYOUTS][0]}.wav'"
     raise ManifestError(io.shown(given), [text])
 
 
 def _doubt(layout: str, files: Files) -> tuple[bool, bool, bool, int]:
     """How unlike a reading is to the names of test sets: the least is the one that is meant."""
     sources = _sources(files)
-    items = all(_ITEM(mixture.rsplit("/", 1)[-1]) for mixture, _ in files)
-    mixed = any(_MIXTURE(source) for _, source in files)
-    return not all(map(_SOURCE, sources)), not (mixed or items), layout == "{source}", len(sources)
+    items = all(_ITEM(mixture.rsplit("/", 1)[-1]) for mixture in files)
+    mixed = any(map(_MIXTURE, _names(files)))
+    return not all(map(_SOURCE, sources)), not (items or mixed), layout == "{source}", len(sources)
 
 
-def _set_aside(truth: Files, names: Sequence[str]) -> tuple[Files, Files, list[str]]:
-    """The files of the sources that are meant, those of mixtures, and what else is set aside.
+def _chosen(files: Files, names: Sequence[str]) -> Files:
+    """The sources that are meant, in order.
 
-    Meant are ``names``; without these, all but what is called mix or noisy, and but estimates that
-    lie with their sources.
+    These are ``names``; without, all but what is called mix or noisy, and but estimates that lie
+    with their sources.
     """
-    every = {source for _, source in truth}
+    every = _names(files)
     if set(names) - every or len(set(names)) < len(names):
         known = _shown(sorted(every, key=_natural))
         text = f"--sources must name different ones of {known}, got {_shown(names)}"
         raise ManifestError("the references", [text])
     twins = {name for name in every if (match := _ESTIMATE(name)) and match[1] in every}
-    meant = set(names) or set(_sources(truth)) - twins
-    counts = Counter(mixture for mixture, source in truth if _MIXTURE(source))
-    mixes = {(m, _ONLY): path for (m, s), path in truth.items() if _MIXTURE(s) and counts[m] == 1}
-    left = {key: path for key, path in truth.items() if key[1] in meant}
-    return left, mixes, sorted(every - meant, key=_natural)
+    return _picked(files, names or [name for name in _sources(files) if name not in twins])
 
 
-def _without_unestimated_noise(truth: Files, systems: Iterable[Files]) -> tuple[Files, list[str]]:
-    """Noise that no system estimates is set aside, as in LibriMix, if two sources are left."""
-    estimated = {source for files in systems for _, source in files}
-    noise = [name for name in _sources(truth) if _NOISE(name) and name not in estimated]
-    left = {key: path for key, path in truth.items() if key[1] not in noise}
-    counts = Counter(mixture for mixture, _ in left)
-    enough = all(counts[mixture] >= 2 for mixture, _ in truth)
-    return (left, noise) if enough else (truth, [])
+def _picked(files: Files, sources: Sequence[str]) -> Files:
+    """These sources, in this order, of the mixtures that have any."""
+    picked = {
+        mixture: {source: own[source] for source in sources if source in own}
+        for mixture, own in files.items()
+    }
+    return {mixture: own for mixture, own in picked.items() if own}
 
 
-def _with_noise(truth: Files, mixes: Files, folder: str) -> Files:
+def _with_noise(truth: Files, mixes: Mapping[str, str], folder: str) -> Files:
     """The clean source of every mixture and noise = noisy - clean, written to ``folder``."""
     from torch_mapss import audio
 
-    found, problems = dict(truth), []
-    counts = Counter(mixture for mixture, _ in truth)
-    for (mixture, _), clean in truth.items():
-        noisy = mixes.get((mixture, _ONLY))
-        if noisy is None or counts[mixture] > 1:
+    found, problems = Files(), []
+    for mixture, own in truth.items():
+        noisy, (source, clean) = mixes.get(mixture), next(iter(own.items()))
+        if noisy is None or len(own) > 1:
             problems.append(
                 f"mixture {mixture!r}: --noisy needs one clean source and one noisy file, got "
-                f"{counts[mixture]} and {int(noisy is not None)}"
+                f"{len(own)} and {int(noisy is not None)}"
             )
             continue
         path = os.path.join(io.make_folder(folder), f"{io.native(io.file_name(mixture))}.wav")
-        found[mixture, "noise"] = path
-        if os.path.exists(path):
-            made, *read = map(os.path.getmtime, (path, clean, noisy))
-            if made > max(read):
-                continue
-        (whole, rate), (part, other) = audio.load_audio(noisy), audio.load_audio(clean)
+        found[mixture] = {source: clean, "noise": io.written(path)}
+        given = io.native(noisy), io.native(clean)
+        if os.path.exists(path) and os.path.getmtime(path) > max(map(os.path.getmtime, given)):
+            continue
+        (whole, rate), (part, other) = map(audio.load_audio, given)
         if rate == other and whole.shape == part.shape:
             io.write_wave(path, (whole - part).T, rate)
         else:
@@ -326,37 +304,42 @@ def _with_noise(truth: Files, mixes: Files, folder: str) -> Files:
 
 def _read_estimates(given: str, whose: str, truth: Files) -> Files:
     """The files of a system, in the layout in which most have the name of a reference."""
-    pattern, paths = _listed(given, whose)
-    names = sorted({source for _, source in truth})
+    pattern, paths = _files_of(given, whose)
+    names = sorted(_names(truth))
     speech = [name for name in names if not _NOISE(name)] or names
     layouts = (*_OF_OUTPUTS, *["{mixture}"] * (len(speech) == 1)) if pattern is None else [pattern]
     readings = [_matching(paths, layout, whose, names, speech[0]) for layout in layouts]
-    best = max(readings, key=lambda files: len(files.keys() & truth.keys()))
-    if not {mixture for mixture, _ in best} & {mixture for mixture, _ in truth}:
-        mixture = next(iter(truth))[0]
+
+    def paired(files: Files) -> int:
+        return sum(len(own.keys() & truth[m].keys()) for m, own in files.items() if m in truth)
+
+    best = max(readings, key=paired)
+    if not best.keys() & truth.keys():
         text = (
             f"no file of {io.shown(given)!r} is named as a reference is: expected e.g. mixture "
-            f"{mixture!r} with {_shown(names)}, found {io.listed(map(repr, paths), 3)}. Say where "
-            "the names are with a template: 'DIR/{mixture}/{source}.wav'"
+            f"{next(iter(truth))!r} with {_shown(names)}, found {_shown(paths.values(), 3)}. Say "
+            "where the names are with a template: 'DIR/{mixture}/{source}.wav'"
         )
         raise ManifestError(whose, [text])
     return best
 
 
-def _gaps(name: str, own: Files, truth: Files) -> Iterator[str]:
+def _gaps(name: str, files: Files, truth: Files) -> Iterator[str]:
     """Mixtures that a system has not, and sources that it has elsewhere."""
-    mixtures, sources = ({key[place] for key in own} for place in (0, 1))
-    every = list(dict.fromkeys(mixture for mixture, _ in truth))
-    if missing := [mixture for mixture in every if mixture not in mixtures]:
-        spare = mixtures.difference(every)
+    if missing := [mixture for mixture in truth if mixture not in files]:
+        spare = files.keys() - truth.keys()
         close = [c for m in missing[:20] for c in difflib.get_close_matches(m, spare, 1, 0.8)]
         hint = f" (but has {close[0]!r})" if close else ""
-        lacks = io.listed(map(repr, missing), 3)
-        yield f"system {name!r} lacks {len(missing)} of {len(every)} mixtures: {lacks}{hint}"
+        yield (
+            f"system {name!r} lacks {len(missing)} of {len(truth)} mixtures: {_shown(missing, 3)}"
+            f"{hint}"
+        )
+    estimated = _names(files)
     gaps = [
         f"{source!r} of {mixture!r}"
-        for mixture, source in truth
-        if mixture in mixtures and source in sources and (mixture, source) not in own
+        for mixture, own in truth.items()
+        for source in own
+        if mixture in files and source in estimated - files[mixture].keys()
     ]
     if gaps:
         yield f"system {name!r} lacks {io.listed(gaps, 3)}, which it has of other mixtures"
@@ -368,37 +351,37 @@ def _gaps(name: str, own: Files, truth: Files) -> Iterator[str]:
 
 
 def _notes(
-    layout: str,
-    truth: Files,
-    order: Sequence[str],
-    aside: Sequence[str],
-    systems: Mapping[str, Files],
+    layout: str, every: Files, truth: Files, order: Sequence[str], systems: Mapping[str, Files]
 ) -> Iterator[str]:
-    mixtures = {mixture for mixture, _ in truth}
-    count, names = len(mixtures), _shown(order)
-    yield f"references: {count} mixtures of the {len(order)} sources {names} ({layout})"
-    if aside:
+    count = len(truth)
+    yield f"references: {count} mixtures of the {len(order)} sources {_shown(order)} ({layout})"
+    if aside := sorted(_names(every).difference(order), key=_natural):
         keep = " ".join([*order, *aside])
         yield f"set aside: {_shown(aside)}; --sources {keep} would take all"
-    counts = Counter(source for _, source in truth)
+    counts = Counter(source for own in truth.values() for source in own)
     if some := [f"{source!r} in {counts[source]}" for source in order if counts[source] < count]:
         common = _shown(source for source in order if counts[source] == count)
         yield (
             f"some mixtures lack sources ({', '.join(some)} of {count}): each is scored with its "
             f"own; all have {common or 'none in common'}"
         )
-    for name, own in systems.items():
-        lacking = _shown(s for s in order if s not in {source for _, source in own})
-        more = len({mixture for mixture, _ in own} - mixtures)
+    for name, files in systems.items():
+        lacking = _shown(source for source in order if source not in _names(files))
         words = [f"no estimate of {lacking}"] if lacking else []
-        words += [f"{more} mixtures without references left out"] if more else []
+        if more := len(files.keys() - truth.keys()):
+            words.append(f"{more} mixtures without references left out")
         if words:
             yield f"system {name!r}: {'; '.join(words)}"
 
 
+def _names(*given: Files) -> set[str]:
+    return set().union(*(own for files in given for own in files.values()))
+
+
 def _sources(files: Files) -> list[str]:
-    """Sources that occur, none that is called mix, s2 before s10."""
-    return sorted({source for _, source in files if not _MIXTURE(source)}, key=_natural)
+    """Sources that occur, none that is called mix: s2 before s10, noise last."""
+    names = sorted(_names(files), key=lambda name: (bool(_NOISE(name)), _natural(name)))
+    return [name for name in names if not _MIXTURE(name)]
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
@@ -406,5 +389,5 @@ def _natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts if part)
 
 
-def _shown(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
+def _shown(names: Iterable[str], most: int = 99) -> str:
+    return io.listed(map(repr, names), most)
