@@ -45,8 +45,14 @@ SHOWN = "The least that is valid"
             f'must be a JSON list of mixtures, got {{"mixture_id": "x"}}. {SHOWN}',
         ),
         ("[3]", "entry 0 must be an object, got 3"),
-        ('[{"mixture_id": "x", "systems": {}}]', "mixture 'x' lacks 'references'"),
-        ('[{"references": ["a", "b"], "systems": {}}]', "entry 0 lacks 'mixture_id'"),
+        (
+            '[{"mixture_id": "x", "systems": {}}]',
+            "mixture 'x': references must be a list of at least two paths, got nothing",
+        ),
+        (
+            '[{"references": ["a", "b"], "systems": {}}]',
+            "entry 0: mixture_id must be a name, got nothing",
+        ),
     ],
 )
 def test_broken_manifests(
@@ -90,7 +96,7 @@ def test_all_problems_are_listed_at_once(
         "mixture_id 'm0' is used 2 times",
         "mixture 'late': references must be a list of at least two paths, got [",
         "mixture 'late': systems must be an object",
-        "mixture '7' lacks 'systems'",
+        "mixture '7': systems must be an object of name: list of paths, got nothing",
         "mixture '7': references must be a list of at least two paths",
     ):
         assert problem in printed

@@ -137,19 +137,18 @@ def _is_path(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _are_paths(value: Any, least: int = 2, null: bool = False) -> bool:
-    listed = isinstance(value, list | tuple) and len(value) >= least
-    return listed and all(_is_path(path) or (null and path is None) for path in value)
+def _are_paths(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 1 and all(map(_is_path, value))
 
 
-# Key, whether it is there always, what it must be, in a function and in words.
-_KEYS: tuple[tuple[str, bool, Callable[[Any], bool], str], ...] = (
-    ("mixture_id", True, _is_name, "a name"),
-    ("references", True, _are_paths, "a list of at least two paths"),
-    ("systems", True, lambda value: isinstance(value, dict), "an object of name: list of paths"),
-    ("mixture", False, _is_path, "a path"),
-    ("sources", False, _are_paths, "one name per reference, each another"),
-)
+# Key -> whether it is needed, what it must be, in a function and in words.
+_KEYS: dict[str, tuple[bool, Callable[[Any], bool], str]] = {
+    "mixture_id": (True, _is_name, "a name"),
+    "references": (True, _are_paths, "a list of at least two paths"),
+    "systems": (True, lambda value: isinstance(value, dict), "an object of name: list of paths"),
+    "mixture": (False, _is_path, "a path"),
+    "sources": (False, _are_paths, "one name per reference, each another"),
+}
 
 
 def _read_entry(
@@ -159,38 +158,37 @@ def _read_entry(
     if not isinstance(entry, dict):
         problems.append(f"{where} must be an object, got {short(entry)}")
         return Mixture(where, (), {}, folder)
-    name = entry.get("mixture_id")
-    label = str(name) if _is_name(name) else where
-    where = f"mixture {label!r}" if _is_name(name) else where
-    if missing := [repr(key) for key, needed, *_ in _KEYS if needed and key not in entry]:
-        problems.append(f"{where} lacks {', '.join(missing)}")
+    name = str(entry["mixture_id"]) if _is_name(entry.get("mixture_id")) else where
+    where = where if name == where else f"mixture {name!r}"
     found: dict[str, Any] = {}
-    for key, needed, fits, expected in _KEYS:
-        value = entry.get(key)
-        if value is not None and fits(value):
-            found[key] = value
-        elif key in entry and (needed or value is not None):
-            problems.append(f"{where}: {key} must be {expected}, got {short(value)}")
+    for key, (needed, fits, expected) in _KEYS.items():
+        if fits(entry.get(key)):
+            found[key] = entry[key]
+        elif needed or entry.get(key) is not None:
+            got = short(entry[key]) if key in entry else "nothing"
+            problems.append(f"{where}: {key} must be {expected}, got {got}")
     references, sources = (tuple(found.get(key, ())) for key in ("references", "sources"))
-    count, systems = len(references), {}
-    if count and sources and len({*sources}) != count:
-        problems.append(
-            f"{where}: sources must be one name per reference, each another, got {short(sources)}"
-        )
+    if references and sources and len({*sources}) != len(references):
+        expected = _KEYS["sources"][-1]
+        problems.append(f"{where}: sources must be {expected}, got {short(sources)}")
+    systems: dict[str, tuple[str | None, ...]] = {}
     for system, paths in found.get("systems", {}).items():
-        if not _are_paths(paths, null=True) or (count and len(paths) != count):
-            problems.append(
-                f"{where}, system {system!r}: must have one path per reference ({count}), null "
-                f"where it estimates none, got {short(paths)}"
+        one = spelled.setdefault(io.same_name(system), system)
+        fits = isinstance(paths, list | tuple) and len(paths) == (len(references) or len(paths))
+        if not fits or not all(path is None or _is_path(path) for path in paths):
+            problem = (
+                f"must have one path per reference ({len(references)}), null where it estimates "
+                f"none, got {short(paths)}"
             )
         elif not any(paths):
-            problems.append(f"{where}, system {system!r}: estimates no source at all; leave it out")
+            problem = "estimates no source at all; leave it out"
+        elif one in systems:
+            problem = "the name is there twice"
         else:
-            one = spelled.setdefault(io.same_name(system), system)
-            if one in systems:
-                problems.append(f"{where}, system {system!r}: the name is there twice")
             systems[one] = tuple(paths)
-    return Mixture(label, references, systems, folder, found.get("mixture"), sources)
+            continue
+        problems.append(f"{where}, system {system!r}: {problem}")
+    return Mixture(name, references, systems, folder, found.get("mixture"), sources)
 
 
 def _missing_files(mixture: Mixture) -> Iterator[str]:
@@ -200,9 +198,8 @@ def _missing_files(mixture: Mixture) -> Iterator[str]:
         if path is None or os.path.isfile(mixture.locate(path)):
             continue
         hint, turned = "", path.replace("\\", "/")
-        if turned != path and os.sep == "/":
-            there = "is there" if os.path.isfile(mixture.locate(turned)) else "is not there either"
-            hint = f" (backslashes do not separate folders here; {turned!r} {there})"
+        if turned != path and os.path.isfile(mixture.locate(turned)):
+            hint = f" (backslashes do not separate folders here; {turned!r} is there)"
         name = os.path.join(mixture.folder, path)
         yield f"mixture {mixture.name!r}, {whose}: no file {name!r}{hint}"
 
@@ -218,19 +215,15 @@ def of_one_folder(mixtures: Sequence[Mixture]) -> Sequence[Mixture]:
     if len({mixture.folder for mixture in mixtures}) == 1:
         return mixtures
 
-    def absolute(mixture: Mixture, *paths: str | None) -> tuple[Any, ...]:
-        folder = os.path.abspath(mixture.folder)
-        return tuple(None if path is None else os.path.join(folder, path) for path in paths)
+    def absolute(one: Mixture) -> Mixture:
+        def path(given: Any) -> Any:
+            return None if given is None else os.path.join(os.path.abspath(one.folder), given)
 
-    return [
-        one._replace(
-            references=absolute(one, *one.references),
-            systems={name: absolute(one, *paths) for name, paths in one.systems.items()},
-            mixture=absolute(one, one.mixture)[0],
-            folder="",
-        )
-        for one in mixtures
-    ]
+        systems = {name: tuple(map(path, paths)) for name, paths in one.systems.items()}
+        own = {"references": tuple(map(path, one.references)), "mixture": path(one.mixture)}
+        return one._replace(systems=systems, folder="", **own)
+
+    return [*map(absolute, mixtures)]
 
 
 def listed(mixtures: Sequence[Mixture], folder: str) -> dict[str, Any]:
