@@ -33,6 +33,7 @@ from torch_mapss.evaluation.measures import COLUMNS, RANKED
 from torch_mapss.evaluation.results import Results, load_results
 
 Scores = dict[str, list[float]]
+ROW_COLUMNS = ("mixture_id", "system", "source", "source_index")
 
 
 def items(scores: Scores, measures: Any = ("ps", "log_pm"), **columns: Any) -> list[dict[str, Any]]:
@@ -40,7 +41,7 @@ def items(scores: Scores, measures: Any = ("ps", "log_pm"), **columns: Any) -> l
     return [
         {"mixture_id": f"m{place}", "system": system, "seconds": 1.0, "references": 2}
         | {m: value if COLUMNS[m].higher_is_better else -value for m in measures}
-        | {"status": "ok" if value == value else "undefined"}
+        | {"status": "ok" if value == value else "undefined", "reason": ""}
         | {name: values[place] for name, values in columns.items()}
         for system, values in scores.items()
         for place, value in enumerate(values)
@@ -49,9 +50,9 @@ def items(scores: Scores, measures: Any = ("ps", "log_pm"), **columns: Any) -> l
 
 def compared(given: Any, rows: Any = (), **options: Any) -> Comparison:
     """Of rows of ``items.csv`` and ``scores.csv``, or of the scores of systems."""
-    given = items(given) if isinstance(given, dict) else given
-    tables = (pandas.DataFrame(table) for table in (rows, given, ()))
-    return compare(Results("", {}, {}, None, {}, {}, (), (), *tables), **options)
+    given = pandas.DataFrame(items(given) if isinstance(given, dict) else given)
+    rows = pandas.DataFrame(rows, columns=None if rows else ROW_COLUMNS)
+    return compare(Results("", {}, {}, None, {}, {}, (), (), rows, given, given), **options)
 
 
 def pair(comparison: Comparison, a: str, b: str, measure: str = "ps") -> dict[str, Any]:
@@ -121,8 +122,8 @@ def test_six_mixtures_and_three_systems_are_too_few() -> None:
         assert row["note"] == "interval approximate (n < 10); n too small to order"
     assert pair(found, "low", "high")["p_holm"] == pytest.approx(3 * 2 / 2**6)
     assert found.answer() == (
-        "high is best on PS and log PM in 6 of 6 mixtures; 6 mixtures cannot prove it: the "
-        "smallest attainable p is 0.094; 7 are needed."
+        "high is best on PS and log PM in 6 of 6 mixtures; 6 mixtures cannot prove a difference: "
+        "the smallest attainable p is 0.094; 7 are needed."
     )
     assert " ".join(found.summary().split()).startswith(found.answer())
     two = compared({name: scores[name] for name in ("low", "high")})
@@ -145,6 +146,14 @@ def test_the_answer_names_the_best_of_every_measure() -> None:
     bleed = pair(found, "low", "high", "bleed_db")
     assert (bleed["wins"], bleed["losses"], bleed["effect"]) == (0, 12, -1.0)
     assert bleed["difference"] > 0.0
+    for row in rows:  # the leaders tie in each mixture, or in all but one
+        row["clearance"] = 0.5 if row["system"] == "low" else 1.0
+        row["ps"] = row["clearance"] + 0.1 * (row["mixture_id"] + row["system"] == "m3high")
+    said = compared(rows).answer().split("; ")
+    assert said[:2] == [
+        "middle ties with high on clearance in 12 of 12 mixtures",
+        "high is best on PS in 1 of 12 mixtures, tied in 11",
+    ]
     alike = compared(three_systems(12, seed=3) | {"other": three_systems()["high"]})
     assert "on none is it significantly better" in alike.answer()
 
@@ -179,7 +188,7 @@ def test_what_a_mean_hides_is_named() -> None:
     scores = spread(LEVELS, 8)
     scores["middle"][5] = -40.0
     scores["low"][2] = math.nan
-    rows = items(scores, reason=[""] * 8, ps_se=[0.03] * 8)
+    rows = items(scores, ps_se=[0.03] * 8)
     rows[2] |= {"status": "failed", "reason": "no such file"}
     found = compared(rows)
     notes = {name: row["note"] for name, row in ranked(found).items()}
@@ -196,7 +205,7 @@ def test_what_a_mean_hides_is_named() -> None:
 def test_sources_have_means_of_their_own() -> None:
     scores = spread(LEVELS)
     rows = [
-        {**row, "source": source, "ps": row["ps"] + plus}
+        {**row, "source": source, "source_index": 0, "ps": row["ps"] + plus}
         for row in items(scores)
         for source, plus in (("vocals", 0.0), ("drums", 1.0))
     ]
@@ -399,10 +408,11 @@ from torch_mapss.evaluation.results import Results
 rng = np.random.default_rng(0)
 items = DataFrame(
     {"mixture_id": f"m{n}", "system": f"s{k}", "seconds": 1.0, "references": 2}
+    | {"status": "ok", "reason": "", "source": "x", "source_index": 0}
     | dict.fromkeys(RANKED, float("nan") if rng.random() < 0.01 else rng.normal(0.1 * k))
     for n in range(2000) for k in range(10)
 )
-results = Results("", {}, {}, None, {}, {}, (), (), DataFrame(), items, DataFrame())
+results = Results("", {}, {}, None, {}, {}, (), (), items, items, items)
 started = time.process_time()  # one thread: the seconds of an idle machine
 compare(results)
 seconds = time.process_time() - started
@@ -439,7 +449,8 @@ def test_hidden_references_are_in_no_headline() -> None:
 
     def headline(*systems: str) -> str:
         rows = pandas.DataFrame(items({name: scores[name] for name in systems}))
-        results = Results("", {}, {}, None, {}, {}, (), systems, pandas.DataFrame(), rows, rows)
+        table = rows.assign(source="vocals", source_index=0)
+        results = Results("", {}, {}, None, {}, {}, (), systems, table, rows, rows)
         return compare_ranked(results).answer()
 
     assert headline(*scores).startswith("good is best")

@@ -86,7 +86,9 @@ def test_sounds_are_the_files_to_the_last_bit_and_curves_the_frames(
 ) -> None:
     content = content_of(page)
     assert content["embedded"] == "14 of 14 audio files embedded"
-    assert content["answer"] == compare(results).answer()
+    found = compare(results)
+    assert content["answer"] == found.answer()
+    assert content["pairs"] == found.shown_pairs().to_dict("records")
     assert content["scored"] == "2 mixtures, 2 s in all, by 2 systems"
     assert not any(segment["clips"] for segment in content["segments"])  # whole files have them
     scores = [float(one["text"]) for one in content["segments"] if one["label"] == "PS"]

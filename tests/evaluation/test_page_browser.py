@@ -74,6 +74,7 @@ def test_page(folder: Path, start: Open, width: int) -> None:
     assert opened.run("document.querySelectorAll('#boxes .boxlayer .trace').length") == 2
     assert opened.run("document.querySelectorAll('#boxes .errorbar').length") == 2
     assert opened.run("document.querySelectorAll('#boxes .annotation').length") == 2
+    assert opened.run("document.querySelectorAll('#pairs tbody tr').length") == 1
     assert opened.run("document.querySelectorAll('#curves image').length") == 3
     assert WILD in column(opened, "system")
     assert opened.run("document.querySelectorAll('td script, td i').length") == 0

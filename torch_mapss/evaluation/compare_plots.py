@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,24 +24,23 @@ _Values = Mapping[str, "DataFrame"]  # by measure, mixtures x systems
 _CAPTION: dict[str, Any] = {"loc": "left", "fontsize": "small", "color": "#444444"}
 
 
-def boxes(values: _Values, ranking: DataFrame, measures: Sequence[str], percent: str) -> Figure:
+def boxes(values: _Values, ranking: DataFrame, measure: str, percent: str) -> Figure:
     """A box per system of its mixtures, with mean, interval and letters.
 
     Args:
         values: by measure, mixtures x systems.
         ranking: of all measures, the columns of ``ranking.csv``.
-        measures: one, to draw.
+        measure: the one to draw.
         percent: of the intervals.
     """
-    (measure,) = measures
     rows = ranking[(ranking["measure"] == measure) & (ranking["n"] > 0)]
     names = [plots.short_name(name, _LONGEST_NAME) for name in rows["system"]]
+    places = np.arange(len(names))
     figure = plots.new_figure(2.0 + 0.85 * max(len(names), 2), 3.8)
     ax = figure.add_subplot()
     grey = {"color": "#777777"}
-    bar: dict[str, Any] = {"color": _COLORS[0], "linewidth": 2.5, "zorder": 4}
-    for place, row in enumerate(rows.itertuples()):
-        x = values[measure][row.system].dropna().to_numpy()
+    for place, system, group in zip(places, rows["system"], rows["group"]):
+        x = values[measure][system].dropna().to_numpy()
         many = len(x) > _MOST_POINTS
         ax.boxplot(
             [x],
@@ -58,13 +57,13 @@ def boxes(values: _Values, ranking: DataFrame, measures: Sequence[str], percent:
         if not many:  # a fixed spread: equal data, equal picture
             spread = place + 0.16 * np.sin(np.arange(len(x)) * 2.4)
             ax.plot(spread, x, ".", color="#999999", markersize=4, zorder=2)
-        ax.plot([place + 0.36] * 2, [row.low, row.high], **bar)
-        ax.plot([place + 0.36], [row.mean], "D", color=_COLORS[0], markersize=5, zorder=5)
         above: dict[str, Any] = {"ha": "center", "va": "bottom", "fontweight": "bold"}
-        ax.annotate(row.group, (place, 1.0), xycoords=("data", "axes fraction"), **above)
+        ax.annotate(group, (place, 1.0), xycoords=("data", "axes fraction"), **above)
+    bar: dict[str, Any] = {"color": _COLORS[0], "elinewidth": 2.5, "markersize": 5, "zorder": 5}
+    ax.errorbar(places + 0.36, rows["mean"], _ends(rows), fmt="D", **bar)
     crowded = len(names) > 3 and max(map(len, names)) > 9
     leaning: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    ax.set_xticks(range(len(names)), names, **(leaning if crowded else {}))
+    ax.set_xticks(places, names, **(leaning if crowded else {}))
     ax.set_xlim(-0.6, max(len(names), 1) - 0.4)
     _axis(ax, "y", measure, values[measure])
     plots.plain_axes(ax, "y")
@@ -76,33 +75,34 @@ def boxes(values: _Values, ranking: DataFrame, measures: Sequence[str], percent:
     return figure
 
 
-def scatter(values: _Values, ranking: DataFrame, measures: Sequence[str], percent: str) -> Figure:
+def _ends(rows: DataFrame) -> Any:
+    """(2, systems) how far the ends of intervals lie below and above their means."""
+    return rows[["low", "high"]].sub(rows["mean"], axis=0).abs().to_numpy().T
+
+
+def scatter(values: _Values, ranking: DataFrame, x: str, y: str, percent: str) -> Figure:
     """One measure over another: small, the mixtures; large, the systems' means with intervals.
 
-    Arguments as of :func:`boxes`; of ``measures``, two are drawn, x and y.
+    Arguments as of :func:`boxes`; the measures ``x`` and ``y`` are drawn.
     """
     figure = plots.new_figure(6.4, 4.4)
     ax = figure.add_subplot()
-    x, y = (values[measure] for measure in measures)
-    means = ranking.set_index(["measure", "system"])[["mean", "low", "high"]]
-    for place, name in enumerate(x):
-        style: dict[str, Any] = {"color": _COLORS[place % len(_COLORS)]}
-        marker: dict[str, Any] = {"marker": _MARKERS[place % len(_MARKERS)], "linestyle": ""}
-        many = len(x) > _MOST_POINTS  # then as pixels in an SVG
-        faint: dict[str, Any] = {"alpha": 0.1 if many else 0.35, "rasterized": many}
-        ax.plot(x[name], y[name], markersize=3, zorder=2, **faint, **style, **marker)
-        (mean_x, *ends_x), (mean_y, *ends_y) = (means.loc[(m, name)] for m in measures)
-        if not np.isfinite([mean_x, mean_y]).all():
-            continue
-        ax.plot(ends_x, [mean_y] * 2, zorder=4, **style)
-        ax.plot([mean_x] * 2, ends_y, zorder=4, **style)
-        large: dict[str, Any] = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}
-        large["label"] = plots.short_name(str(name), _LONGEST_NAME)
-        ax.plot([mean_x], [mean_y], **large, **style, **marker)
-    _axis(ax, "x", measures[0], x)
-    _axis(ax, "y", measures[1], y)
+    many = len(values[x]) > _MOST_POINTS  # then as pixels in an SVG
+    small: dict[str, Any] = {"markersize": 3, "alpha": 0.1 if many else 0.35, "zorder": 2}
+    large: dict[str, Any] = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}
+    for place, name in enumerate(values[x]):
+        style: dict[str, Any] = {"color": _COLORS[place % len(_COLORS)], "linestyle": ""}
+        style["marker"] = _MARKERS[place % len(_MARKERS)]
+        ax.plot(values[x][name], values[y][name], rasterized=many, **small, **style)
+        own = ranking[ranking["system"] == name].set_index("measure").loc[[x, y]]
+        if own["mean"].notna().all():
+            bars = dict(zip(("xerr", "yerr"), _ends(own).T[:, :, None]))
+            label = plots.short_name(str(name), _LONGEST_NAME)
+            ax.errorbar(*own["mean"].to_numpy()[:, None], **bars, label=label, **large, **style)
+    _axis(ax, "x", x, values[x])
+    _axis(ax, "y", y, values[y])
     plots.plain_axes(ax, "both")
-    columns = 1 + (len(x.columns) - 1) // 14
+    columns = 1 + (len(values[x].columns) - 1) // 14
     figure.legend(loc="outside right upper", frameon=False, fontsize="small", ncols=columns)
     ax.set_title(f"large: means with {percent} intervals; small: mixtures", **_CAPTION)
     return figure

@@ -70,31 +70,39 @@ class Comparison:
     def answer(self) -> str:
         """One sentence: which system is best on what, in how many mixtures, and whether that holds.
 
-        E.g. "IRM is best on clearance and PS in 6 of 6 mixtures; 6 mixtures cannot prove it: the
-        smallest attainable p is 0.094; 7 are needed."
+        E.g. "IRM is best on clearance and PS in 6 of 6 mixtures; 6 mixtures cannot prove a
+        difference: the smallest attainable p is 0.094; 7 are needed."
         """
         best = self._ranked().groupby("measure", sort=False)["system"].first()
         if best.empty:
             return "No mixture has a score: scores.csv says why, in `status` and `reason`."
         if len(self.systems) < 2:
             return f"{self.systems[0]} is the only system: its means follow, without a ranking."
-        said: dict[tuple[str, str], list[str]] = {}
+        said: dict[tuple[str, str, str], list[str]] = {}
         for measure, system in best.items():
-            key = system, self._ahead(str(measure), system)
+            key = system, *self._standing(str(measure), system)
             said.setdefault(key, []).append(COLUMNS[str(measure)].label)
-        parts = [f"{s} is best on {_and(on)} in {n} mixtures" for (s, n), on in said.items()]
+        parts = [
+            f"{name} {how} on {_and(on)} in {where}" for (name, how, where), on in said.items()
+        ]
         return "; ".join([*parts, f"{self._certainty(list(best.index))}."])
 
     def _ranked(self) -> DataFrame:
         return self.ranking[self.ranking["n"] > 0]
 
-    def _ahead(self, measure: str, system: str) -> str:
-        """In how many of its mixtures a system is better than every other one."""
+    def _standing(self, measure: str, system: str) -> tuple[str, str]:
+        """How a system stands to the others, and in how many of its mixtures."""
+        values = self.values[measure].dropna(subset=[system])
+        own, others = values[system], values.drop(columns=system)
         better = 1.0 if COLUMNS[measure].higher_is_better else -1.0
-        others = better * self.values[measure].dropna(subset=[system])
-        own = others.pop(system).to_numpy()
-        lead = own - others.max(axis=1).fillna(-1e300).to_numpy()
-        return f"{(significance.merge_ties(lead, np.abs(own).max()) > 0.0).sum()} of {len(own)}"
+        leads = (better * others.rsub(own, axis=0)).fillna(np.inf)
+        margin, least = significance.ROUNDING * own.abs().max(), leads.min(axis=1)
+        tied = leads[least.abs() <= margin]
+        if len(tied) == len(own):
+            equals = io.listed(tied.columns[(tied <= margin).any()], 3)
+            return f"ties with {equals}", f"{len(tied)} of {len(own)} mixtures"
+        more = f", tied in {len(tied)}" if len(tied) else ""
+        return "is best", f"{(least > margin).sum()} of {len(own)} mixtures{more}"
 
     def _certainty(self, measures: Sequence[str]) -> str:
         """Whether the best systems differ significantly from all others, or could at all."""
@@ -112,9 +120,10 @@ class Comparison:
         least = significance.least_holm_p(count, family)
         if least <= self.alpha:
             return f"on none is it significantly better than every other system {level}"
+        needed = significance.least_mixtures(family, self.alpha)
         return (
-            f"{count} mixture{'' if count == 1 else 's'} cannot prove it: the smallest attainable "
-            f"p is {least:.2g}; {significance.least_mixtures(family, self.alpha)} are needed"
+            f"{count} mixture{'' if count == 1 else 's'} cannot prove a difference: the smallest "
+            f"attainable p is {least:.2g}; {needed} are needed"
         )
 
     def summary(self) -> str:
@@ -125,6 +134,14 @@ class Comparison:
         """The summary for notebooks."""
         return self._page().html()
 
+    def shown_pairs(self) -> DataFrame:
+        """The rows of ``pairs`` to read: tested, and of many systems those with the best one."""
+        found = self.pairs[self.pairs["p_holm"].notna()]
+        if len(self.systems) <= _FEW_SYSTEMS:
+            return found
+        best = found["measure"].map(self.ranking.groupby("measure")["system"].first())
+        return found[(found["system_a"] == best) | (found["system_b"] == best)]
+
     def _page(self) -> Page:
         """Ranking, pairs and sources; those that have no row are left out."""
         percent = f"{100 * self.confidence:g} % interval"
@@ -133,19 +150,16 @@ class Comparison:
             + [text(row["measure"], row["mean"]), _interval(row), row["group"]]
             for row in records(self.ranking)
         ]
-        best = self.ranking.groupby("measure")["system"].first()
-        few = len(self.systems) <= _FEW_SYSTEMS
         pairs = [
             [label(row["measure"]), f"{row['system_a']} - {row['system_b']}", str(row["n"])]
             + [text(row["measure"], row["difference"]), _interval(row)]
             + [f"{row['wins']}/{row['ties']}/{row['losses']}", f"{row['p_holm']:.2g}"]
-            for row in records(self.pairs[self.pairs["p_holm"].notna()])
-            if few or best[row["measure"]] in (row["system_a"], row["system_b"])
+            for row in records(self.shown_pairs())
         ]
-        means = self.sources.set_index(["measure", "source", "system"])["mean"].to_dict()
-        names = list(self.sources["source"].unique())
+        names = self.sources["source"].unique()
+        means = self.sources.set_index(["source", "system", "measure"])["mean"].to_dict()
         sources = [
-            [source, system, *(text(m, means.get((m, source, system))) for m in self.measures)]
+            [source, system, *(text(m, means.get((source, system, m))) for m in self.measures)]
             for source in (names if len(names) <= _MOST_SOURCES else ())
             for system in self.systems
         ]
@@ -214,7 +228,7 @@ class Comparison:
             )
         percent = f"{100 * self.confidence:g} %"
         draw = compare_plots.scatter if measure == "scatter" else compare_plots.boxes
-        return draw(self.values, self.ranking, self._figures()[measure], percent)
+        return draw(self.values, self.ranking, *self._figures()[measure], percent)
 
     def _figures(self) -> dict[str, tuple[str, ...]]:
         """The measures of every figure that can be drawn."""
@@ -310,8 +324,7 @@ def compare(
             raise ValueError(f"{name} must lie between 0 and 1, got {value!r}.")
     if weight not in WEIGHTS:
         raise ValueError(f"weight must be one of {', '.join(WEIGHTS)}, got {weight!r}.")
-    several = isinstance(results, Sequence) and not isinstance(results, str)
-    given: Sequence[Any] = list(results) if several else [results]  # type: ignore[arg-type]
+    given = [results] if isinstance(results, Results | str | os.PathLike) else results
     loaded = [one if isinstance(one, Results) else load_results(one) for one in given]
     if not loaded:
         raise ValueError("results must be at least one folder, got none.")
@@ -323,13 +336,17 @@ def compare(
     scores = scores_of(items, weight, systems, references)
     pairs, ranking = pairs_and_ranking(scores, alpha, confidence, seed)
     counts = dict.fromkeys(("wins", "ties", "losses"), "Int64")  # NA without a test
+    given_sources = rows[rows["system"].isin(scores.given.columns)].groupby(
+        ["mixture_id", "system"]
+    )
+    unlike = given_sources["source_index"].agg(frozenset).groupby("mixture_id").nunique() > 1
     return Comparison(
         pairs.assign(weight=weight)[[*PAIR_COLUMNS]].astype(counts),
         ranking.assign(weight=weight)[[*RANK_COLUMNS]],
         source_means(scores, rows),
         scores.values,
         scores.failures,
-        _unlike_sources(rows, [*next(iter(scores.values.values()))]),
+        int(unlike.sum()),
         alpha,
         confidence,
         weight,
@@ -340,15 +357,6 @@ def compare_ranked(results: Given) -> Comparison:
     """:func:`compare` as tables and pages show it: hidden references and anchors are no systems."""
     loaded = results if isinstance(results, Results) else load_results(results)
     return compare(loaded, references=all(name.startswith(CONTROL) for name in loaded.systems))
-
-
-def _unlike_sources(rows: DataFrame, systems: Sequence[str]) -> int:
-    """The mixtures whose systems estimate sources of their own."""
-    if "source_index" not in rows:
-        return 0
-    rows = rows[rows["system"].isin(systems)]
-    given = rows.groupby(["mixture_id", "system"])["source_index"].agg(lambda own: str(sorted(own)))
-    return int((given.groupby("mixture_id").nunique() > 1).sum())
 
 
 def check_alike(results: Sequence[Results]) -> None:

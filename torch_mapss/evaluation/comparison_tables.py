@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from torch_mapss.evaluation import io, significance
 from torch_mapss.evaluation.manifest import CONTROL
 from torch_mapss.evaluation.measures import COLUMNS, present, text
-from torch_mapss.evaluation.significance import FEW, Array, PairedTest
+from torch_mapss.evaluation.significance import FEW, Array
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -28,7 +28,7 @@ SOURCE_COLUMNS = ("measure", "source", "system", "n", "mean")
 APPROXIMATE = f"interval approximate (n < {FEW})"
 TOO_SMALL = "n too small to order"
 #: How mixtures may be weighted, and the column of ``items.csv`` that says how much each counts.
-WEIGHTS = {"equal": None, "duration": "seconds", "sources": "references"}
+WEIGHTS = {"equal": "given", "duration": "seconds", "sources": "references"}
 # A mixture that lies so many standard deviations of the others from their mean moves the mean.
 _FAR = 10.0
 _KEY = ["mixture_id", "system"]
@@ -72,18 +72,14 @@ def scores_of(
 
     values = {measure: table(measure) for measure in measures}
     scored = {measure: own for measure, own in values.items() if own.notna().any(axis=None)}
-    column = WEIGHTS[weight]
-    weights = table("given").max(axis=1)
-    if column is not None:  # a mixture that failed has no length, and no score to be weighted
-        known = items.groupby("mixture_id")[column].max().reindex(mixtures).astype(float)
-        weights = known.where(known > 0.0, 1.0)
-    failed = items[items["status"] == "failed"] if "status" in items else items[:0]
+    weights = table(WEIGHTS[weight]).max(axis=1)
+    failed = items[items["status"] == "failed"]
     return Scores(
         scored or values,
         {measure: table(f"{measure}_se") for measure in measures if f"{measure}_se" in items},
         table("given").notna(),
-        weights,
-        dict(zip(zip(failed["system"], failed["mixture_id"]), failed.get("reason", ()))),
+        weights.where(weights > 0.0, 1.0),  # of a failed mixture, which has no score and no length
+        dict(zip(zip(failed["system"], failed["mixture_id"]), failed["reason"])),
     )
 
 
@@ -117,62 +113,77 @@ def pairs_and_ranking(
     """The rows of ``comparison.csv`` and ``ranking.csv``, measure after measure."""
     import pandas
 
-    found = _estimates(scores, confidence, seed)
-    pairs = found[found["system_b"].notna()].rename(columns={"mean": "difference"})
-    tests = [_tested(scores, row, alpha) for row in pairs.to_dict("records")]
-    columns = [*PairedTest._fields, "undefined", "note"]
-    pairs = pairs.join(pandas.DataFrame(tests, pairs.index, columns))
-    pairs.loc[pairs["n"] < 2, "difference"] = np.nan
-    singles = found[found["system_b"].isna()].rename(columns={"system_a": "system"})
-    ranking = []
-    for measure, own in singles.groupby("measure", sort=False):
-        tested = pairs[pairs["measure"] == measure]
-        p = significance.holm(tested["p_wilcoxon"].to_numpy(float), tested["least_p"], alpha)
-        pairs.loc[tested.index, "p_holm"] = p
-        ranking.append(_ranked(scores, str(measure), own, tested.assign(p_holm=p), alpha))
-    return pairs.reset_index(drop=True), pandas.concat(ranking, ignore_index=True)
+    pairs, ranking = [], []
+    for measure, found in _means(scores, confidence, seed).groupby("measure", sort=False):
+        single = found["system_b"].isna()
+        pairs.append(_tested(scores, str(measure), found[~single], alpha))
+        ranking.append(_ranked(scores, str(measure), found[single], pairs[-1], alpha))
+    return pandas.concat(pairs, ignore_index=True), pandas.concat(ranking, ignore_index=True)
 
 
-def _estimates(scores: Scores, confidence: float, seed: int) -> DataFrame:
+def _means(scores: Scores, confidence: float, seed: int) -> DataFrame:
     """n, mean, low, high of every system (with no ``system_b``) and of all pairs' differences."""
     from pandas import DataFrame
 
-    columns: dict[tuple[str, Any, Any], Series] = {}
-    scale = []
+    rows, columns = [], []
     for measure, values in scores.values.items():
         largest = values.abs().max().fillna(0.0)
-        for name in values:
-            columns[measure, name, None] = values[name]
-            scale.append(largest[name])
-        for a, b in combinations(values, 2):
-            columns[measure, a, b] = values[a] - values[b]
-            scale.append(max(largest[a], largest[b]))
+        for a, b in [*((name, None) for name in values), *combinations(values, 2)]:
+            columns.append(values[a] if b is None else values[a] - values[b])
+            scale = max(largest[name] for name in (a, b) if name is not None)
+            rows.append({"measure": measure, "system_a": a, "system_b": b, "scale": scale})
+    table = DataFrame(rows)
     found = significance.mean_intervals(
-        np.column_stack([*columns.values()]),
+        np.column_stack(columns),
         scores.weights.to_numpy(),
         confidence=confidence,
         seed=seed,
-        scale=np.array(scale),
+        scale=table["scale"].to_numpy(),
     )
-    table = DataFrame([*columns], columns=["measure", "system_a", "system_b"])
     return table.assign(**found._asdict())
 
 
-def _tested(scores: Scores, row: Mapping[Any, Any], alpha: float) -> dict[str, Any]:
-    """The test of a pair's first being better, on the mixtures that both have."""
-    a, b, count = row["system_a"], row["system_b"], row["n"]
-    both = scores.given[a] & scores.given[b]
-    undefined = {"undefined": int(both.sum()) - count}
-    if count < 2:
-        return undefined | {"note": "n < 2"}
-    values = scores.values[row["measure"]]
-    better = 1.0 if COLUMNS[row["measure"]].higher_is_better else -1.0
-    differences = better * (values[a] - values[b]).dropna().to_numpy()
-    test = significance.paired_test(differences, values[[a, b]].abs().max(axis=None))
-    notes = [APPROXIMATE] if count < FEW else []
-    if test.least_p > alpha:
-        notes.append(f"cannot reject: the smallest attainable p is {test.least_p:.2g}")
-    return test._asdict() | undefined | {"note": "; ".join(notes)}
+def _tested(scores: Scores, measure: str, means: DataFrame, alpha: float) -> DataFrame:
+    """The pairs of one measure: tests of the first's being better, on the mixtures of both."""
+    from pandas import DataFrame
+
+    values = scores.values[measure]
+    better = 1.0 if COLUMNS[measure].higher_is_better else -1.0
+    tests = []
+    for a, b, n, scale in means[["system_a", "system_b", "n", "scale"]].itertuples(index=False):
+        test = {"undefined": int((scores.given[a] & scores.given[b]).sum()) - n, "note": "n < 2"}
+        if n >= 2:
+            differences = better * (values[a] - values[b]).dropna().to_numpy()
+            test |= significance.paired_test(differences, scale)._asdict()
+            notes = [APPROXIMATE] if n < FEW else []
+            if test["least_p"] > alpha:
+                notes.append(f"cannot reject: the smallest attainable p is {test['least_p']:.2g}")
+            test["note"] = "; ".join(notes)
+        tests.append(test)
+    columns = [*significance.PairedTest._fields, "undefined", "note"]
+    pairs = means.join(DataFrame(tests, means.index, columns))
+    p = significance.holm(pairs["p_wilcoxon"].to_numpy(float), pairs["least_p"], alpha)
+    return pairs.assign(p_holm=p, difference=pairs["mean"].where(pairs["n"] >= 2))
+
+
+def _ranked(
+    scores: Scores, measure: str, means: DataFrame, pairs: DataFrame, alpha: float
+) -> DataFrame:
+    """The systems of one measure, best mean first, with their groups."""
+    means = means.rename(columns={"system_a": "system"}).reset_index(drop=True)
+    means["undefined"] = scores.given.sum().to_numpy() - means["n"]
+    lower = not COLUMNS[measure].higher_is_better
+    means = means.sort_values("mean", ascending=lower, kind="stable")
+    different = np.zeros((len(means), len(means)), dtype=bool)
+    different[np.triu_indices(len(means), 1)] = pairs["p_holm"] <= alpha
+    groups = significance.letters((different | different.T)[np.ix_(means.index, means.index)])
+    too_small = len(means) > 1 and significance.least_holm_p(*family_of(pairs, alpha)) > alpha
+    notes = []
+    for name, n in zip(means["system"], means["n"]):
+        told = [APPROXIMATE] if 2 <= n < FEW else []
+        told += [TOO_SMALL] if too_small else []
+        notes.append("; ".join([*told, *_warnings(scores, measure, name)]))
+    return means.assign(group=np.where(means["n"] > 0, groups, ""), note=notes)
 
 
 def family_of(pairs: DataFrame, alpha: float) -> tuple[int, int]:
@@ -180,26 +191,6 @@ def family_of(pairs: DataFrame, alpha: float) -> tuple[int, int]:
     counts = pairs["n"][pairs["p_wilcoxon"].notna()]
     testable = [n for n in counts if significance.least_holm_p(n, 1) <= alpha]
     return max(counts, default=0), len(testable or counts)
-
-
-def _ranked(
-    scores: Scores, measure: str, own: DataFrame, pairs: DataFrame, alpha: float
-) -> DataFrame:
-    """The systems of one measure, best mean first, with their groups."""
-    lower = not COLUMNS[measure].higher_is_better
-    own = own.sort_values("mean", ascending=lower, kind="stable")
-    names = own["system"].tolist()
-    p = pairs.pivot(index="system_a", columns="system_b", values="p_holm")
-    different = p.reindex(index=names, columns=names).to_numpy(float) <= alpha
-    groups = significance.letters(different | different.T)
-    too_small = significance.least_holm_p(*family_of(pairs, alpha)) > alpha and len(names) > 1
-    notes = []
-    for name, n in zip(names, own["n"]):
-        told = [APPROXIMATE] if 2 <= n < FEW else []
-        told += [TOO_SMALL] if too_small else []
-        notes.append("; ".join([*told, *_warnings(scores, measure, name)]))
-    undefined = scores.given[names].sum().to_numpy() - own["n"]
-    return own.assign(group=np.where(own["n"] > 0, groups, ""), undefined=undefined, note=notes)
 
 
 def _warnings(scores: Scores, measure: str, system: str) -> Iterator[str]:
@@ -239,8 +230,6 @@ def source_means(scores: Scores, rows: DataFrame) -> DataFrame:
     """The mean of every measure, source name and system, over mixtures: of ``scores.csv``."""
     from pandas import DataFrame
 
-    if rows.empty:
-        return DataFrame(columns=SOURCE_COLUMNS)
     key = [*_KEY, "source"]
     rows = _one_spelling(rows, key).drop_duplicates(key)
     rows = rows[rows["system"].isin(scores.given.columns)]

@@ -42,8 +42,8 @@ RESAMPLES = 9999
 _BLOCK = 2**18
 # Up to so many differences the null distribution is exact; beyond, the normal one will do.
 _EXACT = 50
-# Sums and differences of float64 numbers are off by a few units in the last place of the largest.
-_ROUNDING = 16 * float(np.finfo(np.float64).eps)
+#: Sums and differences of float64 numbers are off by a few units in the last place of the largest.
+ROUNDING = 16 * float(np.finfo(np.float64).eps)
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -84,7 +84,7 @@ def merge_ties(values: Array, scale: float | None = None) -> Array:
         >>> merge_ties(np.array([0.9 - 0.8, 0.7 - 0.6, 0.3]), 1.0).tolist()
         [0.09999999999999998, 0.09999999999999998, 0.3]
     """
-    tolerance = _ROUNDING * (np.abs(values).max(initial=0.0) if scale is None else scale)
+    tolerance = ROUNDING * (np.abs(values).max(initial=0.0) if scale is None else scale)
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     first = np.r_[True, np.diff(ordered) > tolerance][: len(values)]  # of each group of equals
@@ -95,7 +95,7 @@ def merge_ties(values: Array, scale: float | None = None) -> Array:
 
 def is_constant(values: Array) -> bool:
     """Whether (n,) values are all equal but for rounding."""
-    return len(values) == 0 or bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())
+    return len(values) == 0 or bool(np.ptp(values) <= ROUNDING * np.abs(values).max())
 
 
 # ------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def bca(
         )
     low, high = (np.array(part, dtype=float) for part in found.confidence_interval)
     samples = found.bootstrap_distribution
-    tolerance = _ROUNDING * np.maximum(np.abs(samples).max(-1), scale)
+    tolerance = ROUNDING * np.maximum(np.abs(samples).max(-1), scale)
     same = np.ptp(samples, axis=-1) <= tolerance  # False where some are NaN
     low[same] = high[same] = samples[same, 0]
     undefined = np.isnan(samples).any(-1)
@@ -201,7 +201,7 @@ def mean_intervals(
             continue
         low[columns] = high[columns] = mean[columns] = w @ x / w.sum()
         magnitude = np.maximum(np.abs(x).max(0), scale[columns])
-        varies = np.ptp(x, axis=0) > _ROUNDING * magnitude
+        varies = np.ptp(x, axis=0) > ROUNDING * magnitude
         if varies.any():
             own = np.array(columns)[varies]
             weighted = np.column_stack([w[:, None] * x[:, varies], w])

@@ -141,6 +141,7 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
         "measures": {name: label(name) for name in shown},
         "meanings": {name: COLUMNS[name].meaning for name in shown},
         "ranking": records(comparison.ranking),
+        "pairs": records(comparison.shown_pairs()),
         "notes": comparison.notes(),
         "items": records(results.items[["system", *shown]]),
         "rows": rows,

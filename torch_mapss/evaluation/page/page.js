@@ -43,14 +43,18 @@
       button.setAttribute("aria-pressed", String(button.dataset.measure === measure));
     by("meaning").textContent = `${data.meanings[measure]}.`;
     const rows = data.ranking.filter((row) => row.measure === measure);
-    by("ranking").tBodies[0].replaceChildren(...rows.map((row) => {
+    const interval = (row) => row.low === null ? "–" : `${number(row.low)} … ${number(row.high)}`;
+    const show = (id, name, numbers, given) => by(id).tBodies[0].replaceChildren(...given.map((row) => {
       const line = make("tr");
-      const interval = row.low === null ? "–" : `${number(row.low)} … ${number(row.high)}`;
-      line.append(make("th", row.system, { scope: "row" }));
-      for (const text of [row.n, number(row.mean), interval]) line.append(make("td", text, { class: "n" }));
-      line.append(make("td", row.group));
+      line.append(make("th", name(row), { scope: "row" }), ...numbers(row).map((text) => make("td", text, { class: "n" })));
+      if (row.group !== undefined) line.append(make("td", row.group));
       return line;
     }));
+    show("ranking", (row) => row.system, (row) => [row.n, number(row.mean), interval(row)], rows);
+    const pairs = data.pairs.filter((row) => row.measure === measure);
+    show("pairs", (row) => `${row.system_a} − ${row.system_b}`, (row) => [row.n, number(row.difference), interval(row),
+      `${row.wins}/${row.ties}/${row.losses}`, String(Number(row.p_holm.toPrecision(2)))], pairs);
+    by("pairs").hidden = !pairs.length;
     const defined = rows.filter((row) => row.n);
     const names = defined.map((row) => plain(row.system));
     const at = (key) => drawn(measure, defined.map((row) => row[key] === null ? row.mean : row[key])), means = at("mean");
