@@ -54,11 +54,11 @@ def test_systems_of_a_long_mixture_share_a_pass_and_fail_alone(
     monkeypatch.setattr(MAPSS, "prepare", lambda *a, **k: prepared.append(1) or prepare(*a, **k))
     outcome = score_set(tmp_path / "m.json", tmp_path / "out", small(segment=1.2))
     assert len(prepared) == 1  # not once more for the second system
-    items = records(outcome.items)
+    items = records(outcome.results.items)
     assert [item["status"] for item in items] == ["ok", "failed", "ok"]
     assert "20000 samples" in outcome.failures[0]
     whole = score_set(tmp_path / "m.json", tmp_path / "whole", small())
-    for one, other in zip(items, records(whole.items)):
+    for one, other in zip(items, records(whole.results.items)):
         if one["status"] == "ok":
             for name in ("ps", "pm", "clearance"):
                 assert one[name] == pytest.approx(other[name], abs=1e-3)

@@ -30,6 +30,8 @@ from torch_mapss.evaluation import cli, io, tables
 from torch_mapss.evaluation import run as runs
 from torch_mapss.evaluation.commands import options
 from torch_mapss.evaluation.measures import COLUMNS
+from torch_mapss.evaluation.options import Request
+from torch_mapss.evaluation.protocol import settings_of
 from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.shards import claim
 
@@ -139,7 +141,7 @@ def test_permutation_rates_channels_and_equal_systems(manifest: Path, tmp_path: 
     (entry,) = entries_of(manifest)[1:2]
     entry["systems"] = {name: [f"{name}/b.wav", f"{name}/a.wav"] for name in ("high", "copy")}
     outcome = score_set(save_manifest(folder, [entry]), tmp_path, permute=True, bounds=True)
-    rows = outcome.scores
+    rows = outcome.results.scores
     assert list(rows["source"]) == ["b", "a"] * 2
     assert list(rows["estimate"][:2]) == ["high/b.wav", "high/a.wav"]
     assert (rows["ps_tail"] > 0).all()
@@ -171,7 +173,7 @@ def test_failures_keep_the_others_and_are_tried_again(tmp_path: Path, prepared: 
         second = score_set(path, out)
         (line,) = second.failures
         assert "system 'one'" in line
-        rows = second.scores
+        rows = second.results.scores.reset_index(drop=True)
         assert list(rows["status"]) == ["ok"] * 4 + ["failed"] * 2 + ["ok"] * 2
         assert rows.loc[4:5, ["ps", "clearance"]].isna().all(axis=None)
         assert all(part in rows["reason"][4] for part in said)
@@ -180,11 +182,11 @@ def test_failures_keep_the_others_and_are_tried_again(tmp_path: Path, prepared: 
     prepared.clear()
     assert score_set(path, out).failures == ()
     assert len(prepared) == 1
-    fresh = score_set(path, tmp_path / "fresh").scores["ps"]
+    fresh = score_set(path, tmp_path / "fresh").results.scores["ps"]
     assert same_tables(out, tmp_path / "fresh")
     write(estimate, leaky(sources(seconds=0.3), 0.9)[0])  # a file that changed is scored again
-    new = score_set(path, out).scores["ps"]
-    assert new[4] != pytest.approx(fresh[4], rel=1e-3)
+    new = score_set(path, out).results.scores["ps"]
+    assert new.iloc[4] != pytest.approx(fresh.iloc[4], rel=1e-3)
     assert list(new[:4]) == list(fresh[:4])
 
 
@@ -201,7 +203,7 @@ def test_what_cannot_be_written_for_one_mixture_fails_that_one(
 
     monkeypatch.setattr(io, "write_with", failing)
     outcome = score_set(path, tmp_path / "out", measures="bleed")
-    assert list(outcome.items["status"]) == ["failed", "ok"]
+    assert list(outcome.results.items["status"]) == ["failed", "ok"]
 
 
 def test_an_undefined_mixture_is_no_failure(tmp_path: Path) -> None:
@@ -210,9 +212,9 @@ def test_an_undefined_mixture_is_no_failure(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no frame"):
         outcome = score_set(path, tmp_path / "out", measures="separation")
     assert outcome.failures == ()
-    assert list(outcome.scores["status"]) == ["undefined"] * 2 + ["ok"] * 2
+    assert list(outcome.results.scores["status"]) == ["undefined"] * 2 + ["ok"] * 2
     check_aggregation(tmp_path / "out")
-    assert list(outcome.summary["undefined"]) == [1]
+    assert list(outcome.results.summary["undefined"]) == [1]
 
 
 def test_a_file_that_changes_meanwhile_is_a_failure(
@@ -256,7 +258,7 @@ def test_distortions_of_your_own_are_part_of_the_settings(tmp_path: Path) -> Non
     def settings(amount: float) -> dict[str, Any]:
         member = Distortion("own", "own", louder, {"amount": amount})
         bank = DistortionBank("match", only=("echo",), extra=(member,))
-        return runs._settings(runs.Scorer.of({}, mapss=MAPSS("mel", match_bank=bank)))
+        return settings_of(MAPSS("mel", match_bank=bank), Request())
 
     for _ in range(2):
         claim(str(tmp_path), settings(2.0), None)
@@ -268,23 +270,15 @@ def louder(waveform: torch.Tensor, sample_rate: int, amount: float) -> torch.Ten
     return torch.tanh(amount * waveform)
 
 
-def test_torn_lines_and_added_mixtures_are_scored(
-    manifest: Path, results: Results, tmp_path: Path
+def test_lost_and_added_mixtures_are_scored(
+    manifest: Path, results: Results, tmp_path: Path, prepared: list[int]
 ) -> None:
     out, whole = tmp_path / "out", Path(results.folder)
     shutil.copytree(whole, out)
-    for name in TABLES:
-        (out / name).unlink()
-    log = out / "progress" / "rank-0.jsonl"
-    content = log.read_bytes()
-    assert content.count(b"\n") == 6
-    log.write_bytes(content[: content[:-1].rfind(b"\n") - 40])
-    score_set(manifest, out)
-    assert same_tables(out, whole)
-    assert log.read_bytes().count(b"\n") == 6
-    lines = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join(line for line in lines if b'"m0"' not in line))
+    (out / "scores.csv").unlink()
+    (out / "progress" / "m0.json").unlink()
     score_set(manifest, out)  # the first mixture is scored last, and comes first
+    assert len(prepared) == 1
     assert same_tables(out, whole)
 
 
@@ -318,7 +312,7 @@ def test_names_that_are_no_utf8_are_scored(tmp_path: Path) -> None:
     for _ in range(2):  # scored, then found to be scored
         outcome = score_set(path, tmp_path / "out", measures="bleed")
         assert outcome.failures == ()
-        assert len(outcome.scores) == 2
+        assert len(outcome.results.scores) == 2
 
 
 def test_names_in_two_unicode_forms_are_one(tmp_path: Path) -> None:
@@ -331,7 +325,7 @@ def test_names_in_two_unicode_forms_are_one(tmp_path: Path) -> None:
         entry["systems"] = {unicodedata.normalize(form, "é"): spelled}
     outcome = score_set(save_manifest(tmp_path, entries), tmp_path / "out", measures="bleed")
     assert outcome.failures == ()
-    assert len(outcome.summary) == 1
+    assert len(outcome.results.summary) == 1
 
 
 # ------------------------------------------------------------------------ excerpts, channels, time
@@ -348,16 +342,16 @@ def test_excerpts_come_with_standard_errors_and_an_estimate_of_time(
     assert "--excerpts 8" in line
     given = {"measures": "decomposition", "excerpts": 4, "excerpt_seconds": 1}
     some = score_set(songs, tmp_path / "some", **given)
-    rows, items = some.scores, some.items
+    rows, items = some.results.scores, some.results.items
     assert rows["frames"].between(1, 4 * 50).all()
     assert (rows["clearance_se"] > 0).all()
     assert all("excerpts scored (s): " in notes for notes in rows["notes"])
     assert list(rows["notes"][:2]) == list(rows["notes"][2:4])  # the same of all systems
-    errors = (items["clearance"] - whole.items["clearance"]).abs()
+    errors = (items["clearance"] - whole.results.items["clearance"]).abs()
     assert (errors < 6 * items["clearance_se"] + 0.01).all()
     own = items.loc[items["system"] == "good", "clearance_se"]
     expected = math.sqrt((own**2).sum()) / 2
-    assert some.summary["clearance_se"][0] == pytest.approx(expected, rel=1e-6)
+    assert some.results.summary["clearance_se"].iloc[0] == pytest.approx(expected, rel=1e-6)
     assert "±" in some.text()
     frames = load_results(tmp_path / "some").frames("m0")
     assert (np.diff(frames.times) > 0).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch_mapss.audio import resample
 from torch_mapss.evaluation import cli, io
 from torch_mapss.evaluation import run as runs
 from torch_mapss.evaluation.results import Results, frames_path, read_frames, records
-from torch_mapss.evaluation.shards import Progress, Share, local_device
+from torch_mapss.evaluation.shards import Share, local_device, only_run
 
 NAMES = (
     *("WORLD_SIZE", "RANK", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
@@ -105,8 +104,6 @@ def test_torchrun_shares_the_work_and_writes_one_table(tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    logs = sorted((tmp_path / "out" / "progress").glob("*.jsonl"))
-    assert [log.read_bytes().count(b"\n") for log in logs] == [2, 1]
     scored_once = tmp_path / "once"
     assert cli.main(["evaluate", str(path), "--out", str(scored_once), *QUICK, "--quiet"]) == 0
     for name in TABLES:  # the number of threads changes last digits
@@ -124,11 +121,9 @@ def test_shares_make_the_tables_of_one_run(
     assert first.missing > 0
     assert "share 1 of 2 (counted from 0)" in capsys.readouterr().err
     assert not (tmp_path / "scores.csv").exists()
+    assert [path.name for path in (tmp_path / "progress").glob("*.json")] == ["m1.json"]
     assert "without --shard" in first.text()
     assert score_set(manifest, tmp_path, share=Share.of("2/2")).missing == 0
-    logs = sorted((tmp_path / "progress").glob("*.jsonl"))
-    assert [log.name for log in logs] == ["rank-0.jsonl", "rank-1.jsonl"]
-    assert sorted(log.read_bytes().count(b"\n") for log in logs) == [2, 4]
     for name in TABLES:
         assert (tmp_path / name).read_bytes() == Path(results.folder, name).read_bytes()
 
@@ -141,7 +136,7 @@ def test_a_last_call_joins_shares(tmp_path: Path, capsys: Capture) -> None:
     assert evaluate_set(path, **given, shard="0/3") is None
     share = score_set(path, out, share=Share(1, 3), measures="bleed")  # tells its own failures
     assert "mixture 'm1', system 'one'" in share.failures[0]
-    with Progress(str(out)).writer(), pytest.raises(ValueError, match="another run"):
+    with only_run(str(out), Share()), pytest.raises(ValueError, match="another run"):
         evaluate_set(path, **given)
     with pytest.warns(UserWarning, match="system 'one'"):
         results = evaluate_set(path, **given, progress=True)
@@ -191,7 +186,7 @@ def test_a_full_disk_ends_the_run_in_one_line(
     assert "m0.npz' cannot be written: No space left on device" in told
     assert told.count("\n") == 1
     # Not a failure of the mixture: nothing is noted, and it is scored once there is room.
-    assert (tmp_path / "o" / "progress" / "rank-0.jsonl").read_bytes() == b""
+    assert not [*(tmp_path / "o" / "progress").glob("*.json")]
     monkeypatch.undo()
     assert cli.main(given) == 0
     assert [*read_frames(frames_path(str(tmp_path / "o"), "m0")).systems] == ["one"]
@@ -212,15 +207,13 @@ def test_findings_of_a_set_are_told_once_and_counted(tmp_path: Path) -> None:
     (rates,) = [text for text in outcome.warnings if text.startswith("rates:")]
     assert "the means of system 'two' are over files of 8000, 16000 Hz" in rates
     assert f"Warning: {silent}." in outcome.text()
-    rows = {row["system"]: row for row in records(outcome.summary)}
+    rows = {row["system"]: row for row in records(outcome.results.summary)}
     assert (rows["one"]["silent"], rows["two"]["silent"]) == (2, 0)
     assert (rows["one"]["rates"], rows["two"]["rates"]) == ("16000", "8000;16000")
-    assert "a.wav' is silent" in outcome.scores["warnings"].iloc[0]
+    assert "a.wav' is silent" in outcome.results.scores["warnings"].iloc[0]
     # Means that dead outputs of two mixtures ruin.
     assert rows["one"]["log_pm"] < 10 * rows["two"]["log_pm"]
     assert rows["one"]["log_pm_compressed"] > 10 * rows["two"]["log_pm_compressed"]
-    kept = json.loads((tmp_path / "out" / "progress" / "rank-0.jsonl").read_text().splitlines()[0])
-    assert kept["findings"][0][0] == "silent"
     assert (
         score_set(path, tmp_path / "out").warnings == outcome.warnings
     )  # also of a run that resumes

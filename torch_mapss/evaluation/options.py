@@ -116,15 +116,8 @@ def scorer_of(
         banks = {name: own.pop(name) for name in _BANKS if name in own}
         own = _banks(**banks) | own
     own["segment"] = own.get("segment", "auto") or None  # 0: whole
-    if _named(own):
-        return MAPSS(device=device, **own)
-    made = MAPSS(**own)  # of an encoder that is there already, and moves
+    made = MAPSS(**own)
     return made if device is None else made.to(device)
-
-
-def _named(options: Mapping[str, Any]) -> bool:
-    """Whether the encoder is a name, which can be loaded to any device."""
-    return isinstance(options.get("encoder", ""), str | os.PathLike)
 
 
 def _banks(
@@ -184,30 +177,3 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(found, Mapping):
         raise ValueError(f"{name} must hold lines of `option: value`.")
     return checked_options(found, name)
-
-
-def prepared(
-    settings: Mapping[str, Any], device: torch.device | str | None, mapss: MAPSS | None
-) -> tuple[MAPSS, Request, torch.device]:
-    """The scorer, what is scored and how, and where the waveforms belong.
-
-    Args:
-        settings: options.
-        device: "auto", and None where the encoder is but a name, take the fastest there is; None
-            else: where the encoder's weights are.
-        mapss: a scorer to use.
-
-    Raises:
-        TypeError, ValueError: as :func:`request_of` and :func:`scorer_of`.
-    """
-    import torch
-
-    from torch_mapss.core.devices import best_device
-
-    given = checked_options(settings)
-    request = request_of(given)
-    if device == "auto" or (device is None and mapss is None and _named(given)):
-        device = best_device()
-    scorer = scorer_of(given, device, mapss)
-    at = scorer.config.encoders["encoder"].device if device is None else torch.device(device)
-    return scorer, request, at

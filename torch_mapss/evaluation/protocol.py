@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from torch_mapss.evaluation import io
 
 if TYPE_CHECKING:
     from torch_mapss.encoders.base import Encoder
+    from torch_mapss.evaluation.options import Request
     from torch_mapss.pipeline.mapss import MAPSS
 
 #: Settings that no score depends on. "key" tells where a checkpoint lies.
@@ -24,6 +26,29 @@ NEUTRAL = ("bounds", "confidence", "bounds_convention", "tail", "key", "measures
 _ENCODERS = ("encoder", "match_encoder", "decomposition_encoder")
 # What tells an encoder where its weights are known by their hash.
 _PLACES = ("name", "checkpoint")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages at work; transformers only if it was used."""
+    from torch_mapss import __version__
+
+    found = {"torch_mapss": __version__, "python": sys.version.split()[0]}
+    for name in ("torch", "torchaudio", "transformers"):
+        if name in sys.modules:
+            found[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
+    return found
+
+
+def settings_of(mapss: MAPSS, request: Request) -> dict[str, Any]:
+    """The ``settings`` of ``settings.json``: all that must be equal to go on in one folder."""
+    # The key depends on distortions of the user's own as well, which the description omits.
+    settings = {**described(mapss, request.measures), "key": mapss.key, **request._asdict()}
+    if not request.bounds:  # nothing depends on it
+        del settings["confidence"]
+    if request.excerpts is None:
+        del settings["excerpt_seconds"]
+    found: dict[str, Any] = io.plain({**settings, "version": versions()["torch_mapss"]})
+    return found
 
 
 def described(mapss: MAPSS, measures: Sequence[str] | None = None) -> dict[str, Any]:

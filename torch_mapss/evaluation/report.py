@@ -15,7 +15,6 @@ counted.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -343,14 +342,3 @@ def _draw_source(
     caption = ", ".join(means) if row.frames else "not scored"
     axes[0].set_title(caption, loc="right", fontsize="small", color="#444444")
     axes[-1].set_xlim(0.0, length / report.sample_rate)
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages at work; transformers only if it was used."""
-    from torch_mapss import __version__
-
-    found = {"torch_mapss": __version__, "python": sys.version.split()[0]}
-    for name in ("torch", "torchaudio", "transformers"):
-        if name in sys.modules:
-            found[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
-    return found

@@ -20,7 +20,7 @@ import errno
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -33,18 +33,19 @@ from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.input_checks import Signals
 from torch_mapss.evaluation.manifest import Mixture, Record, load_manifest, of_one_folder
 from torch_mapss.evaluation.manifest import read_entries as read_manifest_entries
-from torch_mapss.evaluation.options import Request
-from torch_mapss.evaluation.protocol import described
+from torch_mapss.evaluation.protocol import settings_of
 from torch_mapss.evaluation.report import Report
-from torch_mapss.evaluation.results import (
-    Results,
-    frames_path,
-    load_results,
-    read_frames,
-    write_frames,
-)
+from torch_mapss.evaluation.results import Results, frames_path, read_frames, write_frames
 from torch_mapss.evaluation.score import OnSegment, Scorer
-from torch_mapss.evaluation.shards import Progress, Share, claim, hashes, signature
+from torch_mapss.evaluation.shards import (
+    Share,
+    claim,
+    finished,
+    hashes,
+    note,
+    only_run,
+    signature,
+)
 from torch_mapss.evaluation.tables import Outcome
 
 if TYPE_CHECKING:
@@ -100,9 +101,8 @@ def evaluate_set(
         >>> results = evaluate_set("set.json", out="results", encoder="mel")    # doctest: +SKIP
         >>> print(compare(results))                                             # doctest: +SKIP
     """
-    mixtures = as_mixtures(manifest)
     outcome = run(
-        mixtures,
+        as_mixtures(manifest),
         out,
         Scorer.of(settings, device, mapss),
         options=storable(settings) if mapss is None else None,
@@ -111,7 +111,7 @@ def evaluate_set(
     )
     for line in (*outcome.failures, *outcome.warnings):
         checks.warn_user(f"{line}.")
-    return None if outcome.missing else load_results(out)
+    return outcome.results
 
 
 def storable(given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -123,13 +123,13 @@ def storable(given: Mapping[str, Any]) -> dict[str, Any] | None:
     return found if io.plain(found) == found else None
 
 
-def as_mixtures(manifest: Any) -> tuple[Mixture, ...]:
+def as_mixtures(manifest: Any) -> Sequence[Mixture]:
     """The mixtures of a manifest's path, of its entries, or those given."""
     if isinstance(manifest, str | os.PathLike):
         return load_manifest(manifest)
     found = list(manifest)
     if found and all(isinstance(one, Mixture) for one in found):
-        return tuple(found)
+        return found
     return read_manifest_entries(found, "the manifest", "")
 
 
@@ -153,7 +153,7 @@ def run(
         quiet: tell nothing while it runs.
 
     Returns:
-        The tables; of a share that is not the last to end, none.
+        What was found; of a share that is not the last to end, without results.
 
     Raises:
         ValueError: ``out`` is a file, holds results of other settings, or is being written to.
@@ -162,57 +162,42 @@ def run(
     """
     folder, share = io.make_folder(out), share or Share()
     mixtures = of_one_folder(mixtures)
-    settings = _settings(scorer)
-    claim(folder, settings, options)
-    store = Progress(folder, share.rank)
-    found = store.finished(mixtures)
-    own = [mixtures[place] for place in share.own(len(mixtures))]
-    pending = [(one, names) for one in own if (names := _pending(one, folder, found))]
+    claim(folder, settings_of(scorer.mapss, scorer.request), options)
+    found = [finished(folder, mixture) for mixture in mixtures]
     pairs = sum(len(mixture.systems) for mixture in mixtures)
-    lengths = [_seconds(mixture, scorer.request) for mixture, _ in pending]
-    start = 0.0
+    own = [*zip(mixtures, found)][share.rank :: share.size]
+    pending = [(one, names) for one, done in own if (names := _pending(one, folder, done))]
+    whole = [_seconds(mixture) for mixture, _ in pending]
+    lengths = _scored(whole, scorer.request.excerpts, scorer.request.excerpt_seconds)
     if not quiet:
-        for line in _start(share, found, pairs):
-            console.complain(line)
+        _tell_start(share, [record for done in found for record in done.values()], pairs)
         if sum(lengths) >= _LONG_S:
-            console.complain(_estimated(scorer, [mixture for mixture, _ in pending]))
+            console.complain(_estimated(scorer, [mixture for mixture, _ in pending], whole))
+    start = 0.0
     try:
-        with store.writer() as write, console.progress(sum(lengths), quiet) as bar:
+        with only_run(folder, share), console.progress(sum(lengths), quiet) as bar:
             for number, ((mixture, systems), length) in enumerate(zip(pending, lengths), 1):
 
                 def tell(done: int, of: int, start: float = start, length: float = length) -> None:
                     bar.update(start + length * done / of - bar.n)
 
                 bar.set_postfix_str(f"{number} of {len(pending)}: {mixture.name}", refresh=False)
-                for record in _records(scorer, mixture, systems, folder, tell):
-                    write(record)
+                note(folder, mixture, _records(scorer, mixture, systems, folder, tell))
+                tell(1, 1)
                 start += length
-                bar.update(start - bar.n)
     except KeyboardInterrupt:
-        done = len(store.finished(mixtures))
+        count = sum(len(finished(folder, mixture)) for mixture in mixtures)
         raise KeyboardInterrupt(
-            f"after {done} of {pairs} pairs of mixture and system, which are saved in "
+            f"after {count} of {pairs} pairs of mixture and system, which are saved in "
             f"{io.shown(folder)!r}: the same command goes on from there"
         ) from None
     outcome = tables.join(mixtures, folder, share, scorer.mapss.grid.sample_rate)
-    return outcome._replace(device=device_name(scorer.device), settings=settings)
+    return outcome._replace(device=device_name(scorer.device))
 
 
-def _settings(scorer: Scorer) -> dict[str, Any]:
-    mapss, request = scorer.mapss, scorer.request
-    # The key depends on distortions of the user's own as well, which the description omits.
-    settings = {**described(mapss, request.measures), "key": mapss.key, **request._asdict()}
-    if not request.bounds:  # nothing depends on it
-        del settings["confidence"]
-    if request.excerpts is None:
-        del settings["excerpt_seconds"]
-    return settings
-
-
-def _pending(mixture: Mixture, folder: str, found: Mapping[tuple[str, str], Record]) -> list[str]:
+def _pending(mixture: Mixture, folder: str, found: Mapping[str, Record]) -> list[str]:
     """The systems that are still to be scored, those that failed included."""
-    records = {system: found.get((mixture.name, system)) for system in mixture.systems}
-    done = {name for name, record in records.items() if record and record["reason"] is None}
+    done = {name for name, record in found.items() if record["reason"] is None}
     try:  # frames may have been lost
         done &= set(read_frames(frames_path(folder, mixture.name)).systems if done else ())
     except ValueError:
@@ -220,17 +205,18 @@ def _pending(mixture: Mixture, folder: str, found: Mapping[tuple[str, str], Reco
     return [system for system in mixture.systems if system not in done]
 
 
-def _start(share: Share, found: Mapping[tuple[str, str], Record], pairs: int) -> Iterator[str]:
+def _tell_start(share: Share, found: Sequence[Record], pairs: int) -> None:
     """Whose share this is, and what is done already."""
     if share.size > 1:
-        yield (
+        console.complain(
             f"share {share.rank} of {share.size} (counted from 0): one mixture in {share.size}. "
             "The share that ends last writes the tables"
         )
-    failed = sum(record["reason"] is not None for record in found.values())
+    failed = sum(record["reason"] is not None for record in found)
     if found:
+        again = f"; {failed} that failed are tried again" if failed else ""
         done = f"{len(found) - failed} of {pairs} pairs of mixture and system are done already"
-        yield f"{done}; {failed} that failed are tried again" if failed else done
+        console.complain(done + again)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -240,7 +226,7 @@ def _start(share: Share, found: Mapping[tuple[str, str], Record], pairs: int) ->
 
 def _records(
     scorer: Scorer, mixture: Mixture, systems: Sequence[str], folder: str, tell: OnSegment
-) -> Iterator[Record]:
+) -> dict[str, Record]:
     """A record for each of the systems; what fails is told in it."""
     signatures = {system: signature(mixture, system) for system in systems}
     noted = hashes(mixture, (*mixture.references, mixture.mixture))
@@ -252,26 +238,14 @@ def _records(
         if error.errno in _OF_THE_RUN:
             raise
         outcomes = dict.fromkeys(systems, _reason(error))
-    for system in systems:
-        record: Record = {
-            "mixture_id": mixture.name,
-            "system": system,
-            "reason": None,
+    return {
+        system: {
+            **tables.record_of(mixture, system, outcomes[system]),
             "files": signatures[system],
             "sha256": noted | hashes(mixture, mixture.systems[system]),
         }
-        report = outcomes[system]
-        if isinstance(report, str):
-            record |= {"reason": report, "rows": tables.failed_rows(mixture, system, report)}
-        else:
-            lengths = [len(clip.wave) for clip in (*report.references, *report.estimates)]
-            record |= {
-                "rows": tables.scored_rows(mixture, system, report),
-                "errors": {f"{name}_se": value for name, value in report.errors.items()},
-                "findings": [list(finding) for finding in report.findings],
-                "seconds": min(lengths) / report.sample_rate,
-            }
-        yield record
+        for system in systems
+    }
 
 
 def _outcomes(
@@ -340,36 +314,36 @@ def _reason(error: BaseException) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
-def _seconds(mixture: Mixture, request: Request) -> float:
-    """Of audio that is scored of a mixture; 0 where its first file cannot be read."""
+def _seconds(mixture: Mixture) -> float:
+    """Of audio; 0 where the first file cannot be read."""
     import soundfile
 
     try:
         with open(mixture.locate(mixture.references[0]), "rb") as file:
-            whole = float(soundfile.info(file).duration)
+            return float(soundfile.info(file).duration)
     except (OSError, RuntimeError, TypeError):
         return 0.0
-    return min(
-        whole, math.inf if request.excerpts is None else request.excerpts * request.excerpt_seconds
-    )
 
 
-def _estimated(scorer: Scorer, mixtures: Sequence[Mixture]) -> str:
+def _scored(whole: Sequence[float], excerpts: int | None, each: float) -> list[float]:
+    """Seconds that are scored of mixtures, in excerpts of ``each`` seconds or whole."""
+    return [min(one, math.inf if excerpts is None else excerpts * each) for one in whole]
+
+
+def _estimated(scorer: Scorer, mixtures: Sequence[Mixture], whole: Sequence[float]) -> str:
     """About how long a run will take, from scoring a few seconds of its first mixture."""
-    first, request = mixtures[0], scorer.request
-
-    def seconds(excerpts: int | None) -> float:
-        return sum(_seconds(one, request._replace(excerpts=excerpts)) for one in mixtures)
-
+    first, (excerpts, each) = mixtures[0], (scorer.request.excerpts, scorer.request.excerpt_seconds)
     told = (
         f"{len(mixtures)} mixtures, {len(first.references)} sources, {len(first.systems)} "
-        f"systems, {console.duration(seconds(None))} of audio"
+        f"systems, {console.duration(sum(whole))} of audio"
     )
     with suppress(*_FAILURES):  # what is wrong is told where it is scored
         rate = _measured(scorer, first)
-        told += f": about {console.duration(rate * seconds(request.excerpts))} on this machine"
-        if request.excerpts is None:
-            told += f" (with --excerpts 8 about {console.duration(rate * seconds(8))})"
+        took = console.duration(rate * sum(_scored(whole, excerpts, each)))
+        told += f": about {took} on this machine"
+        if excerpts is None:
+            took = console.duration(rate * sum(_scored(whole, 8, each)))
+            told += f" (with --excerpts 8 about {took})"
     return told
 
 

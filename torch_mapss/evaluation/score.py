@@ -6,6 +6,7 @@ all systems of a mixture together.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core import checks
-from torch_mapss.core.devices import device_name
+from torch_mapss.core.devices import best_device, device_name
 from torch_mapss.evaluation import audio_input, excerpts, options, pooled
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.input_checks import (
@@ -28,7 +29,8 @@ from torch_mapss.evaluation.input_checks import (
 )
 from torch_mapss.evaluation.measures import FRAME_SCORES
 from torch_mapss.evaluation.options import Request
-from torch_mapss.evaluation.report import Report, versions
+from torch_mapss.evaluation.protocol import versions
+from torch_mapss.evaluation.report import Report
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
 
 if TYPE_CHECKING:
@@ -161,7 +163,14 @@ class Scorer(NamedTuple):
         mapss: MAPSS | None = None,
     ) -> Scorer:
         """The scorer that options ask for; arguments and errors as :func:`evaluate`."""
-        return Scorer(*options.prepared(settings, device, mapss))
+        given = options.checked_options(settings)
+        request = options.request_of(given)
+        named = mapss is None and isinstance(given.get("encoder", ""), str | os.PathLike)
+        if device == "auto" or (device is None and named):
+            device = best_device()
+        scorer = options.scorer_of(given, device, mapss)
+        at = scorer.config.encoders["encoder"].device if device is None else torch.device(device)
+        return Scorer(scorer, request, at)
 
     def read(
         self, signals: Any, kind: str, sample_rate: int | None = None

@@ -1,26 +1,23 @@
-"""Shares of a run, what each has finished, and the folder they fill together.
+"""Shares of a run, and what each has finished in the folder that they fill together.
 
 Processes started by torchrun (RANK, WORLD_SIZE) or by SLURM's ``srun``, and jobs with
 ``--shard i/n``, need not know each other nor run at the same time: share i has every n-th mixture
-of the manifest. Every finished pair of mixture and system is one line of
-``progress/rank-I.jsonl``, flushed to the disk; a line that was cut off by a kill is dropped and its
-pair scored again. The share that finishes last writes the tables.
+of the manifest. The rows of a mixture are written to ``progress/MIXTURE.json`` in one step once it
+is scored: what a kill interrupts is scored again. The share that finishes last writes the tables.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.manifest import Mixture, Record, short
-from torch_mapss.evaluation.protocol import protocol_id
-from torch_mapss.evaluation.report import versions
+from torch_mapss.evaluation.protocol import protocol_id, versions
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -46,10 +43,8 @@ class Share(NamedTuple):
             ValueError: something else, or variables of the environment that make no sense.
         """
         if text is None:
-            for many, this in _LAUNCHERS:
-                if many in os.environ:
-                    return _launched(many, this)
-            return Share()
+            launched = (names for names in _LAUNCHERS if names[0] in os.environ)
+            return next((_launched(*names) for names in launched), Share())
         numbers = text.split("/")
         if len(numbers) == 2 and all(part.strip().isdecimal() for part in numbers):
             index, count = map(int, numbers)
@@ -59,10 +54,6 @@ class Share(NamedTuple):
             f"--shard must be i/n with whole numbers, 0 <= i <= n and n >= 1, got {text!r}: e.g. "
             "1/4, 2/4, 3/4 and 4/4 for four jobs that share the manifest."
         )
-
-    def own(self, count: int) -> range:
-        """Places of its mixtures among so many."""
-        return range(self.rank, count, self.size)
 
 
 def _launched(many: str, this: str) -> Share:
@@ -93,6 +84,33 @@ def local_device(device: str) -> str:
 # ------------------------------------------------------------------------------------------------
 
 
+def lock(path: str, timeout: float = -1) -> FileLock:
+    """A lock beside a file, held by one process at a time; it goes with the process."""
+    from filelock import FileLock
+
+    folder, name = os.path.split(path)
+    return FileLock(os.path.join(folder, f".{name}.lock"), timeout=timeout)
+
+
+@contextmanager
+def only_run(folder: str, share: Share) -> Iterator[None]:
+    """Within, no other process scores this share.
+
+    Raises:
+        ValueError: one does.
+    """
+    from filelock import Timeout
+
+    progress = io.make_folder(os.path.join(folder, "progress"))
+    try:
+        with lock(os.path.join(progress, f"rank-{share.rank}"), timeout=0):
+            yield
+    except Timeout:
+        raise ValueError(
+            f"another run is writing to {io.shown(folder)!r}. Wait for it, or name another folder."
+        ) from None
+
+
 def signature(mixture: Mixture, system: str) -> list[list[Any]]:
     """Path, size and time of change of the files of a pair: a changed file is scored again."""
     found = []
@@ -117,71 +135,31 @@ def hashes(mixture: Mixture, paths: Iterable[str | None]) -> dict[str, str]:
     return found
 
 
-class Progress:
-    """The finished pairs, one line each, in files that only ever grow.
+def _noted(folder: str, mixture: Mixture) -> tuple[Path, dict[str, Record]]:
+    """The file of a mixture's records, and what is in it, by system."""
+    path = Path(folder, "progress", io.native(f"{io.file_name(mixture.name)}.json"))
+    return path, json.loads(path.read_bytes()) if path.exists() else {}
 
-    Args:
-        folder: of the results.
-        rank: of this share, which writes a file of its own.
+
+def note(folder: str, mixture: Mixture, records: Mapping[str, Record]) -> None:
+    """Write the records of some systems of a mixture.
+
+    Raises:
+        WriteError: they cannot be written.
     """
-
-    def __init__(self, folder: str, rank: int = 0) -> None:
-        self.results, self.folder = folder, os.path.join(folder, "progress")
-        self.path = os.path.join(self.folder, f"rank-{rank}.jsonl")
-
-    @contextmanager
-    def writer(self) -> Iterator[Callable[[Record], None]]:
-        """Opens this rank's file; what is handed to the writer is on the disk when it returns.
-
-        Raises:
-            ValueError: another process writes it.
-        """
-        from filelock import Timeout
-
-        io.make_folder(self.folder)
-        try:
-            with lock(self.path, timeout=0), open(self.path, "ab+") as file:
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
-
-                def write(record: Record) -> None:
-                    # ASCII: names that are no UTF-8 come back from its escapes as they were.
-                    line = json.dumps({**record, "written": time.time()}).encode() + b"\n"
-                    with io.writing(self.path):
-                        file.write(line)
-                        file.flush()
-                        os.fsync(file.fileno())
-
-                yield write
-        except Timeout:
-            raise ValueError(
-                f"another run is writing to {io.shown(self.results)!r}. Wait for it, or name "
-                "another folder."
-            ) from None
-
-    def finished(self, mixtures: Sequence[Mixture]) -> dict[tuple[str, str], Record]:
-        """The latest record of each pair of mixture and system whose files are those scored."""
-        lines: list[Record] = []
-        for path in sorted(Path(self.folder).glob("*.jsonl")):
-            # What follows the last line end was cut off by a kill.
-            lines += map(json.loads, path.read_bytes().split(b"\n")[:-1])
-        lines.sort(key=lambda line: line["written"])
-        latest = {(line["mixture_id"], line["system"]): line for line in lines}
-        return {
-            (mixture.name, system): record
-            for mixture in mixtures
-            for system in mixture.systems
-            if (record := latest.get((mixture.name, system))) is not None
-            and record["files"] == signature(mixture, system)
-        }
+    path, old = _noted(folder, mixture)
+    # ASCII: names that are no UTF-8 come back from its escapes as they were.
+    io.write_bytes(path, json.dumps({**old, **records}).encode())
 
 
-def lock(path: str, timeout: float = -1) -> FileLock:
-    """A lock beside a file, held by one process at a time; it goes with the process."""
-    from filelock import FileLock
-
-    folder, name = os.path.split(path)
-    return FileLock(os.path.join(folder, f".{name}.lock"), timeout=timeout)
+def finished(folder: str, mixture: Mixture) -> dict[str, Record]:
+    """The records of a mixture, by system, whose files are those that were scored."""
+    _, found = _noted(folder, mixture)
+    return {
+        system: found[system]
+        for system in mixture.systems
+        if system in found and found[system]["files"] == signature(mixture, system)
+    }
 
 
 # ------------------------------------------------------------------------------------------------
@@ -194,14 +172,13 @@ def claim(folder: str, settings: Mapping[str, Any], options: Mapping[str, Any] |
 
     Args:
         folder: of the results.
-        settings: all that must be equal to go on in it.
+        settings: of :func:`torch_mapss.evaluation.protocol.settings_of`.
         options: to make the same scores again with ``--config``; written with the first run.
 
     Raises:
         ValueError: it holds results of other settings, or tables of something else.
     """
     path = os.path.join(folder, "settings.json")
-    wanted = io.plain({**settings, "version": versions()["torch_mapss"]})
     with lock(path):
         if not os.path.exists(path):
             if os.path.exists(os.path.join(folder, "scores.csv")):
@@ -209,8 +186,9 @@ def claim(folder: str, settings: Mapping[str, Any], options: Mapping[str, Any] |
                     f"{io.shown(folder)!r} holds a scores.csv that no run over a manifest wrote. "
                     "Name another folder."
                 )
-            content = {"protocol": protocol_id(wanted), "settings": wanted, "versions": versions()}
-            io.write_json(path, content if options is None else {**content, "options": options})
+            content = {"protocol": protocol_id(settings), "settings": settings}
+            content |= {"versions": versions()} | ({} if options is None else {"options": options})
+            io.write_json(path, content)
             return
     try:
         there = dict(json.loads(Path(path).read_text("utf-8"))["settings"])
@@ -220,9 +198,9 @@ def claim(folder: str, settings: Mapping[str, Any], options: Mapping[str, Any] |
             "folder, or move the file away."
         ) from None
     unlike = [
-        f"{key}: {short(there.get(key))} there, {short(wanted.get(key))} now"
-        for key in sorted(there.keys() | wanted.keys())
-        if there.get(key) != wanted.get(key)
+        f"{key}: {short(there.get(key))} there, {short(settings.get(key))} now"
+        for key in sorted(there.keys() | settings.keys())
+        if there.get(key) != settings.get(key)
     ]
     if unlike:
         raise ValueError(
@@ -230,10 +208,3 @@ def claim(folder: str, settings: Mapping[str, Any], options: Mapping[str, Any] |
             "Scores of unlike settings do not belong in one table: name another folder, or use "
             "the same settings (--config settings.json of that folder)."
         )
-
-
-def note_hashes(folder: str, found: Mapping[str, str]) -> None:
-    """Write the SHA-256 of the audio files that were scored into ``settings.json``."""
-    path = Path(folder, "settings.json")
-    stored = json.loads(path.read_text("utf-8"))
-    io.write_json(path, {**stored, "sha256": dict(sorted(found.items()))})

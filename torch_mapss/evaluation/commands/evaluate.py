@@ -123,9 +123,9 @@ def run(args: argparse.Namespace) -> int:
         console.complain(f"failed: {line}")
     if not args.quiet:
         console.say(outcome.text())
-        if outcome.summary is not None and len(outcome.summary) > 1:
+        if outcome.results is not None and len(outcome.results.systems) > 1:
             from torch_mapss.evaluation.comparison import compare_ranked
 
-            console.say(f"\n{compare_ranked(args.out).summary()}")
+            console.say(f"\n{compare_ranked(outcome.results).summary()}")
     say_written([args.out], args.quiet)
     return SOME_FAILED if outcome.failures else OK
