@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from torch_mapss.core.pooling import masked_mean
-from torch_mapss.evaluation import io
+from torch_mapss.evaluation import io, pooled
 from torch_mapss.evaluation.manifest import short
 from torch_mapss.evaluation.measures import present
-from torch_mapss.evaluation.options import Request
-from torch_mapss.evaluation.protocol import described, protocol_id, relevant
-from torch_mapss.evaluation.report import versions
+from torch_mapss.evaluation.options import request_of
+from torch_mapss.evaluation.protocol import protocol_id, relevant, settings_of
 from torch_mapss.evaluation.results import Results, SystemFrames
 from torch_mapss.evaluation.score import evaluate
+from torch_mapss.pipeline.measures import checked_measures
 from torch_mapss.pipeline.scores import Scores
 
 if TYPE_CHECKING:
@@ -89,34 +88,29 @@ class Verification(NamedTuple):
 
 
 def verify(
-    results: Results,
-    make_scorer: Callable[[], MAPSS] | None = None,
-    request: Request | None = None,
-    *,
-    pairs: int = 3,
+    results: Results, make_scorer: Callable[[], MAPSS] | None = None, *, pairs: int = 3
 ) -> Verification:
     """Check results against their settings, audio and frames.
 
     Args:
         results: of :func:`~torch_mapss.evaluation.results.load_results`.
         make_scorer: makes the scorer that they claim; None leaves scoring out.
-        request: what was asked of the scoring.
         pairs: of mixture and system to score again.
 
     Returns:
         A :class:`Verification`.
     """
     stored = results.scores[results.scores["status"] != "failed"].set_index(_ROW)
-    pooled, differences = _from_frames(results)
-    differences += _of_table("scores.csv", stored, pooled, _ROUNDING)
+    differences, gone = _of_files(results)
+    again, unlike = _from_frames(results)
+    differences += [*unlike, *_of_table("scores.csv", stored, again, _ROUNDING)]
     for file, table, below, keys in (
         ("items.csv", results.items, results.scores, _PAIR),
         ("summary.csv", results.summary, results.items, ["system"]),
     ):
-        means = below.groupby(keys)[list(present(below.columns))].mean()
+        means = below.groupby(keys)[[*present(below.columns)]].mean()
         differences += _of_table(file, table.set_index(keys), means, _ROUNDING)
-    audio, gone = _of_audio(results)
-    differences[:0] = [*_of_protocol(results), *audio]
+    files, rows = len(results.sha256) - len(gone), int(stored.index.isin(again.index).sum())
     notes = [*_without_score(results)]
     notes += [results.without_audio(gone, len(results.sha256))] if gone else []
     scored, largest = 0, 0.0
@@ -125,16 +119,12 @@ def verify(
         if unlike := [*_of_scorer(results, scorer)]:  # then every score differs: nothing new
             notes.append("Nothing was scored again, as the settings differ")
         else:
-            again, unlike = _scored_again(results, scorer, request or Request(), pairs)
+            again, unlike = _scored_again(results, scorer, pairs)
             own = stored[stored.index.isin(again.index)]
             unlike += _of_table("scored again", own, again, _TOLERANCE)
-            scored, largest = (
-                len(again),
-                float(_distances(own, again).to_numpy(float).max(initial=0.0)),
-            )
+            scored, largest = len(again), _distances(own, again).to_numpy(float).max(initial=0.0)
         differences += unlike
-    redone, files = int(stored.index.isin(pooled.index).sum()), len(results.sha256) - len(gone)
-    return Verification(differences, files, redone, scored, largest, notes)
+    return Verification(differences, files, rows, scored, float(largest), notes)
 
 
 def _without_score(results: Results) -> Iterator[str]:
@@ -147,37 +137,29 @@ def _without_score(results: Results) -> Iterator[str]:
         yield f"  {len(own)} {status}{f': {reason}' if reason else ''}".removesuffix(".")
 
 
-def _of_protocol(results: Results) -> Iterator[Difference]:
-    found = protocol_id(results.settings)
-    if results.protocol != found:
-        yield Difference("protocol id of the settings", str(results.protocol), found)
+def _of_files(results: Results) -> tuple[list[Difference], list[str]]:
+    """Differences of the protocol id and of audio files, and those of the files that are gone."""
+    gone, found = [], [("protocol id of the settings", str(results.protocol))]
+    here = [protocol_id(results.settings)]
+    if not results.sha256:
+        found.append(("hashes of audio files", "none"))
+        here.append("nothing to compare")
+    for path, noted in results.sha256.items():
+        found.append((f"SHA-256 of {path!r}", noted))
+        try:
+            here.append(io.sha256(results.locate(path)))
+        except OSError as error:
+            here.append(f"cannot be read ({error.strerror})")
+            gone.append(path)
+    return [Difference(*one, other) for one, other in zip(found, here) if one[1] != other], gone
 
 
 def _of_scorer(results: Results, scorer: MAPSS) -> Iterator[Difference]:
-    described_here = described(scorer, results.settings.get("measures"))
-    here = io.plain({**described_here, "version": versions()["torch_mapss"]})
-    stored = relevant({name: x for name, x in results.settings.items() if name in here})
-    here = relevant(here)
+    stored = relevant(results.settings)
+    here = relevant(settings_of(scorer, request_of(results.settings)))
     for name in sorted({*stored, *here}):
         if stored.get(name) != here.get(name):
-            one, other = short(stored.get(name)), short(here.get(name))
-            yield Difference(f"setting {name}", one, other)
-
-
-def _of_audio(results: Results) -> tuple[list[Difference], list[str]]:
-    """What differs, and the files that are gone."""
-    differences, gone = [], []
-    if not results.sha256:
-        differences.append(Difference("hashes of audio files", "none", "nothing to compare"))
-    for path, noted in results.sha256.items():
-        try:
-            found = io.sha256(results.locate(path))
-        except OSError as error:
-            found = f"cannot be read ({error.strerror})"
-            gone.append(path)
-        if found != noted:
-            differences.append(Difference(f"SHA-256 of {path!r}", noted, found))
-    return differences, gone
+            yield Difference(f"setting {name}", short(stored.get(name)), short(here.get(name)))
 
 
 def _of_table(
@@ -201,11 +183,17 @@ def _distances(stored: DataFrame, again: DataFrame) -> DataFrame:
     return found.mask(old.isna() & new.isna(), 0.0)
 
 
-def _from_frames(results: Results) -> tuple[DataFrame, list[Difference]]:
-    """The rows of scores.csv, pooled from their frames again; and frames that cannot be read."""
+def _table(rows: Sequence[DataFrame]) -> DataFrame:
+    """Rows by mixture, system and source."""
     import pandas
 
-    differences, tables = [], [pandas.DataFrame(columns=_ROW)]
+    return pandas.concat([*rows] or [pandas.DataFrame(columns=_ROW)]).set_index(_ROW)
+
+
+def _from_frames(results: Results) -> tuple[DataFrame, list[Difference]]:
+    """The rows of scores.csv, pooled from their frames again; and frames that cannot be read."""
+    differences, tables = [], []
+    measures = checked_measures(results.settings.get("measures"))
     for mixture in results.mixtures:
         try:
             systems = results.frames(mixture).systems
@@ -215,46 +203,41 @@ def _from_frames(results: Results) -> tuple[DataFrame, list[Difference]]:
         names = np.array(results.audio(mixture).sources)
         for system, frames in systems.items():
             about = {"mixture_id": mixture, "system": system, "source": names[frames.attributed]}
-            tables.append(pandas.DataFrame({**about, **_pooled(frames)}))
-    return pandas.concat(tables[1:] or tables).set_index(_ROW), differences
+            tables.append(pooled.columns(_scores(frames, measures)).assign(**about))
+    return _table(tables), differences
 
 
-def _pooled(frames: SystemFrames) -> dict[str, list[float]]:
-    """The columns of scores.csv, (S',) each, from frames."""
+def _scores(frames: SystemFrames, measures: tuple[str, ...]) -> Scores:
+    """Frames of a file as they came out of the scorer."""
     values = {name: torch.from_numpy(x).double()[None] for name, x in frames.scores.items()}
-    fields = {f"{name}_defined": ~x.isnan() for name, x in values.items() if name in _SPLIT}
-    fields |= {name: x if name == "bleed_db" else x.nan_to_num() for name, x in values.items()}
+    defined = {f"{name}_defined": ~x.isnan() for name, x in values.items() if name in _SPLIT}
+    values |= {name: x.nan_to_num() for name, x in values.items() if name != "bleed_db"}
     active = torch.from_numpy(frames.active)[None]
-    found = Scores(active, torch.empty(0), (), **fields).utterance()._asdict()
-    for name in values.keys() & {"attributed_distance", "foreign_distance"}:
-        found[name] = masked_mean(fields[name], active)
-    return {name: x[0].tolist() for name, x in found.items()}
+    return Scores(active, torch.empty(0), measures, **values, **defined)
 
 
 def _scored_again(
-    results: Results, scorer: MAPSS, request: Request, pairs: int
+    results: Results, scorer: MAPSS, pairs: int
 ) -> tuple[DataFrame, list[Difference]]:
     """Rows of some pairs, and those that cannot be scored."""
-    import pandas
-
     scored = results.scores[results.scores["status"] != "failed"]
     known = sorted({*scored[_PAIR].itertuples(index=False, name=None)})
-    rows, differences = [], []
+    request = request_of(results.settings)._replace(bounds=False)._asdict()
+    tables, differences = [], []
     for mixture, system in random.Random(0).sample(known, min(pairs, len(known))):
-        paths = results.entries[mixture]["systems"][system]
+        audio, paths = results.audio(mixture), results.entries[mixture]["systems"][system]
         try:
             report = evaluate(
                 estimates=[None if path is None else results.locate(path) for path in paths],
-                references=results.audio(mixture).references,
+                references=audio.references,
+                names=audio.sources,
                 mapss=scorer,
                 mixture_id=mixture,
-                **{**request._asdict(), "bounds": False},
+                **request,
             )
         except (OSError, ValueError) as error:
             where = f"mixture {mixture!r}, system {system!r}, scored again"
             differences.append(Difference(where, "scores", str(error)))
             continue
-        about = {"mixture_id": mixture, "system": system}
-        names = results.audio(mixture).sources
-        rows += [{**row, **about, "source": names[row["source_index"]]} for row in report.rows]
-    return pandas.DataFrame(rows, columns=None if rows else _ROW).set_index(_ROW), differences
+        tables.append(report.scores.assign(mixture_id=mixture, system=system))
+    return _table(tables), differences

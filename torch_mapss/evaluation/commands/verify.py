@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss verify``."""
-    from torch_mapss.evaluation.options import request_of, scorer_of
+    from torch_mapss.evaluation.options import scorer_of
     from torch_mapss.evaluation.results import load_results
     from torch_mapss.evaluation.verify import verify
 
@@ -41,11 +41,6 @@ def run(args: argparse.Namespace) -> int:
             "these results were made in Python, which leaves no options to make the scorer again "
             "with. Pass --pairs 0, or call torch_mapss.evaluation.verify.verify with one."
         )
-    found = verify(
-        results,
-        (lambda: scorer_of(options, device_of_options(None))) if args.pairs > 0 else None,
-        request_of(options),
-        pairs=args.pairs,
-    )
+    found = verify(results, lambda: scorer_of(options, device_of_options(None)), pairs=args.pairs)
     console.say(found.summary())
     return OK if found.passed else SOME_FAILED
