@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -63,35 +63,42 @@ def read_set(
         FileNotFoundError: no such file.
     """
     items = _listed(given, kind, 3 if each else 2)
-    paths = [os.fspath(item) for item in items if isinstance(item, str | os.PathLike)]
-    if not paths:
-        audio.check_source_rate(sample_rate or rate, "sample_rate")
-    elif len(paths) < sum(item is not None for item in items):
+    paths = [io.shown(item) for item in items if isinstance(item, str | os.PathLike)]
+    if paths and len(paths) < sum(item is not None for item in items):
         raise TypeError(
             f"{kind} mix files and arrays. Read the files first, with "
             "torch_mapss.audio.load_audio(path)."
         )
-    names = iter(io.display_names([io.shown(path) for path in paths]))
+    names = iter(io.display_names(paths))
     clips: list[Clip | None] = []
     for place, item in enumerate(items):
         if item is None:
             clips.append(None)
-        elif paths:
-            samples, found = audio.load_audio(item)
-            audio.check_source_rate(found, repr(io.shown(item)))
-            clips.append(_clip(samples, next(names), io.shown(item), found, rate, each))
+            continue
+        if paths:
+            (samples, found), path, name = audio.load_audio(item), io.shown(item), next(names)
         else:
-            wave = audio.as_waveform(item, f"{kind}[{place}]").detach()
-            checks.check_devices(**{f"{kind}[{place}]": wave})
-            if not 1 <= wave.ndim <= 1 + each or wave.shape[-1] == 0:
-                raise ValueError(
-                    f"{kind}[{place}] must be one mono signal of shape (T,), got "
-                    f"{tuple(wave.shape)}. Channels are not sources: average them first, or pass "
-                    'channels="each".'
-                )
-            name, samples = f"{kind[:-1]} {place + 1}", wave.reshape(-1, wave.shape[-1])
-            clips.append(_clip(samples, name, None, sample_rate or rate, rate, each))
+            samples, found = _array(item, f"{kind}[{place}]", each), sample_rate or rate
+            path, name = None, f"{kind[:-1]} {place + 1}"
+        audio.check_source_rate(found, "sample_rate" if path is None else repr(path))
+        mono, channels = audio.to_mono(samples), len(samples)
+        parts = audio.resample(samples, found, rate) if each and channels > 1 else None
+        wave = audio.resample(mono, found, rate) if parts is None else parts.mean(0)
+        lost = 0.0 if each else _cancelled(samples, mono)
+        clips.append(Clip(wave, name, path, found, channels, samples.shape[-1], lost, parts))
     return tuple(clips)
+
+
+def _array(given: Any, name: str, each: bool) -> Tensor:
+    """(C, T) samples of one source."""
+    wave = audio.as_waveform(given, name).detach()
+    checks.check_devices(**{name: wave})
+    if not 1 <= wave.ndim <= 1 + each or wave.shape[-1] == 0:
+        raise ValueError(
+            f"{name} must be one mono signal of shape (T,), got {tuple(wave.shape)}. Channels are "
+            'not sources: average them first, or pass channels="each".'
+        )
+    return wave.reshape(-1, wave.shape[-1])
 
 
 def _listed(given: Any, kind: str, most: int) -> list[Any]:
@@ -120,32 +127,18 @@ def _listed(given: Any, kind: str, most: int) -> list[Any]:
     return list(given)
 
 
-def _clip(channels: Tensor, name: str, path: str | None, found: int, rate: int, each: bool) -> Clip:
-    """One source at ``rate``: the mean of its channels and, if asked for, each of them."""
-    mono = audio.to_mono(channels)
-    parts = audio.resample(channels, found, rate) if each and len(channels) > 1 else None
-    wave = audio.resample(mono, found, rate) if parts is None else parts.mean(0)
-    lost = 0.0 if each else _cancelled(channels, mono)
-    return Clip(wave, name, path, found, len(channels), channels.shape[-1], lost, parts)
-
-
 def _cancelled(channels: Tensor, mono: Tensor) -> float:
     """How far (dB) the mean (T,) of channels (C, T) lies below their power on average."""
-    if len(channels) == 1:
-        return 0.0
-    sums = (wave.square().sum(dtype=torch.float64) / wave.numel() for wave in (channels, mono))
-    before, after = map(float, sums)
+    before, after = (float(x.square().mean(dtype=torch.float64)) for x in (channels, mono))
     if before == 0.0:
         return 0.0
     return math.inf if after == 0.0 else 10.0 * math.log10(before / after)
 
 
-def renamed(clips: Sequence[Clip | None], names: Sequence[str]) -> tuple[Clip | None, ...]:
-    """Clips with names of the caller's own."""
+def renamed(clips: Iterable[Clip | None], names: Sequence[str]) -> tuple[Clip, ...]:
+    """The clips that are there, with names of the caller's own."""
     unique = io.numbered([io.shown(str(name)) for name in names])
-    return tuple(
-        None if clip is None else clip._replace(name=name) for clip, name in zip(clips, unique)
-    )
+    return tuple(one._replace(name=name) for one, name in zip(clips, unique) if one is not None)
 
 
 def common_length(estimates: Sequence[Clip], references: Sequence[Clip], trim: bool) -> int:

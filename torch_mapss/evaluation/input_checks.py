@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,26 +90,21 @@ def measure_lags(
         Samples; None where none can be told.
     """
     longest = min(round(LAG_SEARCH_S * rate), outputs.shape[-1] // 2)
-    found = estimate_lag(outputs, truth, longest)
-    lags: list[int | None] = []
-    for samples, size, unshifted in zip(*(values.tolist() for values in found)):
-        if size < _LEAST_CORRELATION:
-            lags.append(None)
-        else:
-            lags.append(samples if size > _CLEARER * unshifted else 0)
-    limit = LAG_LIMIT_S * rate
-    return lags, [lag if align and lag is not None and abs(lag) <= limit else 0 for lag in lags]
+    found = (values.tolist() for values in estimate_lag(outputs, truth, longest))
+    lags = [
+        None if size < _LEAST_CORRELATION else lag if size > _CLEARER * unshifted else 0
+        for lag, size, unshifted in zip(*found)
+    ]
+    limit = LAG_LIMIT_S * rate if align else -1
+    return lags, [lag if lag is not None and abs(lag) <= limit else 0 for lag in lags]
 
 
 def inspect(signals: Signals) -> Inspection:
     """Look a mixture's signals over."""
-    silent = is_constant(signals.outputs).tolist()
-    estimate_bands, reference_bands = (
-        tuple(bandwidth(waves, signals.rate).tolist()) for waves in (signals.outputs, signals.truth)
-    )
-    look = _Look(signals, silent, reference_bands, *_products(signals))
-    found = tuple(Finding(kind, text) for kind, check in _CHECKS.items() for text in check(look))
-    return Inspection(found, tuple(silent), estimate_bands, reference_bands)
+    look = _Look(signals)
+    found = [found for check in _CHECKS for found in check(look)]
+    findings = tuple(Finding(kind, _TEXTS[kind].format(*values)) for kind, *values in found)
+    return Inspection(findings, look.silent, look.estimate_bands, look.reference_bands)
 
 
 def muted_frames(outputs: Tensor, times: Tensor, length_s: float, rate: int) -> Tensor:
@@ -154,68 +149,48 @@ def covered_frames(
 # ------------------------------------------------------------------------------------------------
 
 
-class _Look(NamedTuple):
-    """The signals, and what is measured of them once for all checks.
+class _Look:
+    """What is measured of the signals once for all checks.
 
-    Rows of what follows are the estimates, the references, their sum and, if it is long enough,
-    the mixture.
+    Rows are the estimates, the references, their sum and, if it is long enough, the mixture.
     """
 
-    signals: Signals
-    silent: Sequence[bool]  # S'
-    bands: Sequence[float]  # S, Hz: where the spectra of the references end
-    means: Tensor  # (n,)
-    power: Tensor  # (n,) mean square
-    gram: Tensor  # (n, n) inner products without the means, each over its two norms
-
-    @property
-    def estimates(self) -> list[tuple[int, Clip, int]]:
-        """Row and clip of each estimate, and the row of its reference."""
-        count, index = len(self.signals.estimates), self.signals.attributed
-        return [(k, clip, count + index[k]) for k, clip in enumerate(self.signals.estimates)]
-
-    @property
-    def references(self) -> list[tuple[int, Clip]]:
-        """Row and clip of each reference."""
-        return list(enumerate(self.signals.references, len(self.signals.estimates)))
-
-    @property
-    def mixtures(self) -> list[tuple[int, str]]:
-        """Row and name of all that is the mixture: the given one first."""
-        total = len(self.signals.estimates) + len(self.signals.references)
-        given = self.signals.mixture
-        found = [(total + 1, f"the mixture {given.label}")] if given is not None else []
-        return [*found[: len(self.means) - total - 1], (total, "the sum of the references")]
-
-    def si_sdr(self, one: int, other: int) -> float:
-        """SI-SDR of one row against another, in dB."""
-        part = min(float(self.gram[one, other]) ** 2, 1.0)
-        return 10 * math.log10(max(part, 1e-30) / max(1.0 - part, 1e-30))
+    def __init__(self, signals: Signals) -> None:
+        outputs, truth, given = signals.outputs, signals.truth, signals.mixture
+        count, total, samples = len(outputs), len(outputs) + len(truth), truth.shape[-1]
+        self.signals = signals
+        self.silent = tuple(is_constant(outputs).tolist())
+        self.estimate_bands, self.reference_bands = (
+            tuple(bandwidth(waves, signals.rate).tolist()) for waves in (outputs, truth)
+        )
+        owners = [count + own for own in signals.attributed]
+        self.estimates = [*zip(range(count), signals.estimates, owners)]  # last: own reference
+        self.references = dict(enumerate(signals.references, count))
+        # All that is the mixture, a given one first.
+        self.mixtures, mixture = [(total, "the sum of the references")], []
+        if given is not None and len(given.wave) >= samples:
+            mixture = [given.wave[None, :samples].to(truth.device)]
+            self.mixtures.insert(0, (total + 1, f"the mixture {given.label}"))
+        sums = torch.zeros(total + len(self.mixtures), dtype=torch.float64)
+        gram = torch.zeros(len(sums), len(sums), dtype=torch.float64)
+        for start in range(0, samples, _BLOCK):
+            rows = [x[:, start : start + _BLOCK] for x in (outputs, truth, *mixture)]
+            rows.insert(2, rows[1].sum(0, keepdim=True))
+            block = torch.cat(rows).cpu().double()
+            sums, gram = sums + block.sum(-1), gram + block @ block.T
+        self.means = (sums / samples).tolist()
+        self.levels = (gram.diagonal() / samples).sqrt().tolist()  # RMS
+        gram = gram - torch.outer(sums, sums) / samples
+        norms = gram.diagonal().clamp(min=0.0).sqrt()
+        norms = torch.where(norms > 0, norms, 1.0)
+        self.cosines = gram / torch.outer(norms, norms)  # without the means
+        part = self.cosines.square().clamp(max=1.0)
+        part = part.clamp(min=1e-30) / (1.0 - part).clamp(min=1e-30)
+        self.si_sdr = (10 * torch.log10(part)).tolist()  # dB, of a row against another
 
     def same(self, one: int, other: int) -> bool:
         """Whether two rows are one signal, at whatever level."""
-        return self.si_sdr(one, other) > _SAME_DB
-
-
-def _products(signals: Signals) -> tuple[Tensor, Tensor, Tensor]:
-    """Means, powers and inner products of all rows, see :class:`_Look`, a block at a time."""
-    outputs, truth = signals.outputs, signals.truth
-    samples, mixture = truth.shape[-1], []
-    if signals.mixture is not None and len(signals.mixture.wave) >= samples:
-        mixture = [signals.mixture.wave[None, :samples].to(truth.device)]
-    width = len(outputs) + len(truth) + 1 + len(mixture)
-    sums = torch.zeros(width, dtype=torch.float64)
-    gram = torch.zeros(width, width, dtype=torch.float64)
-    for start in range(0, samples, _BLOCK):
-        rows = [x[:, start : start + _BLOCK] for x in (outputs, truth, *mixture)]
-        rows.insert(2, rows[1].sum(0, keepdim=True))
-        block = torch.cat(rows).cpu().double()
-        sums, gram = sums + block.sum(-1), gram + block @ block.T
-    means, power = sums / samples, gram.diagonal() / samples
-    centred = gram - samples * torch.outer(means, means)
-    norms = centred.diagonal().clamp(min=0.0).sqrt()
-    safe = torch.where(norms > 0, norms, 1.0)
-    return means, power, centred / torch.outer(safe, safe)
+        return bool(self.si_sdr[one][other] > _SAME_DB)
 
 
 def _decibels(ratio: float) -> float:
@@ -223,54 +198,61 @@ def _decibels(ratio: float) -> float:
 
 
 # ------------------------------------------------------------------------------------------------
-# Checks: each gives a sentence for every signal it concerns
+# Checks: each gives the kinds of what it finds, with what their texts name
 # ------------------------------------------------------------------------------------------------
 
+_NARROW = (
+    "There is nothing to score above {1:.1f} kHz, and scores come out higher than at full band: "
+    "compare them with scores of the same band only"
+)
+_TEXTS = {
+    "silent": "{} is silent. It is scored all the same, or silence would pay, but with a log PM "
+    "that outweighs all others in a mean: log_pm_compressed is bounded",
+    "faint": "{} lies {:.0f} dB below its reference. Levels are normalised, so the little there is "
+    "is scored as if it were loud: is it meant to be silent?",
+    "channels": "{}: its {} channels cancel each other; their mean {}, and the mean is what is "
+    "scored. Turn a channel over, or hand over one of them",
+    "offset": "{} has a constant offset of {:.2g} ({:.0f} dB of its level), which counts as sound. "
+    "Subtract the mean of the file",
+    "lag": "{} is {:.1f} ms {} against {}, more than a frame of {:.0f} ms. Delay counts as "
+    "distortion; {}",
+    "rate": "sampled at {2} Hz, below the encoder's {3} Hz: {0}. " + _NARROW,
+    "band": "nothing above {1:.1f} kHz in any reference of {0}, though the encoder receives up to "
+    "{2:g} kHz. " + _NARROW,
+    "twins": "{} {} and {} are the same signal. Hand over one signal per source",
+    "sum": "reference {} is the sum of {}: it is no source of its own, and what all share lowers "
+    "the scores. Leave it out: --sources {}",
+    "same": "{}: the same as the reference, sample by sample. Was the folder of the references "
+    "handed over as a system? As a hidden reference it is fine",
+    "mixture": "{} {} is {} itself{}",
+    "order": "estimates fit other references better than their own: {} (SI-SDR). If they are in "
+    "another order than the references, reorder them, or pass --permute (permute=True; in metrics "
+    'and losses pit="si_sdr")',
+}
+_Found = Iterator[tuple[Any, ...]]
 
-def _silent(look: _Look) -> Iterator[str]:
-    for row, clip, _ in look.estimates:
-        if look.silent[row]:
-            yield (
-                f"{clip.label} is silent. It is scored all the same, or silence would pay, but "
-                "with a log PM that outweighs all others in a mean: log_pm_compressed is bounded"
-            )
 
-
-def _faint(look: _Look) -> Iterator[str]:
+def _levels(look: _Look) -> _Found:
+    """Silence, faint estimates, channels that cancel, constants that count as sound."""
     for row, clip, own in look.estimates:
-        level = _decibels(math.sqrt(float(look.power[row]) / max(float(look.power[own]), 1e-60)))
-        if not look.silent[row] and level < _FAINT_DB:
-            yield (
-                f"{clip.label} lies {-level:.0f} dB below its reference. Levels are normalised, "
-                "so the little there is is scored as if it were loud: is it meant to be silent?"
-            )
-
-
-def _channels(look: _Look) -> Iterator[str]:
-    clips = {clip.label: clip for clip in (*look.signals.references, *look.signals.estimates)}
-    for label, clip in clips.items():
+        level = _decibels(look.levels[row] / max(look.levels[own], 1e-30))
+        if look.silent[row]:
+            yield "silent", clip.label
+        elif level < _FAINT_DB:
+            yield "faint", clip.label, -level
+    clips = look.references | {row: clip for row, clip, _ in look.estimates}
+    for clip in {clip.label: clip for clip in clips.values()}.values():
         if clip.cancelled > 10 * math.log10(clip.channels) + _CANCELLED_DB:
             silence = clip.cancelled == math.inf
             left = "is silence" if silence else f"lies {clip.cancelled:.0f} dB below them"
-            yield (
-                f"{label}: its {clip.channels} channels cancel each other; their mean {left}, and "
-                "the mean is what is scored. Turn a channel over, or hand over one of them"
-            )
-
-
-def _offset(look: _Look) -> Iterator[str]:
-    """A constant in a signal: it makes silence active, and is a difference to the reference."""
-    for row, clip in (*look.references, *((row, clip) for row, clip, _ in look.estimates)):
-        mean, level = float(look.means[row]), math.sqrt(float(look.power[row]))
+            yield "channels", clip.label, clip.channels, left
+    for row, clip in clips.items():
+        mean, level = look.means[row], look.levels[row]
         if level > SILENCE_PEAK and _LEAST_OFFSET < abs(mean) / level < 1.0 - 1e-6:
-            yield (
-                f"{clip.label} has a constant offset of {mean:.2g} "
-                f"({_decibels(abs(mean) / level):.0f} dB of its level), which counts as sound. "
-                "Subtract the mean of the file"
-            )
+            yield "offset", clip.label, mean, _decibels(abs(mean) / level)
 
 
-def _lag(look: _Look) -> Iterator[str]:
+def _lags(look: _Look) -> _Found:
     rate, hop = look.signals.rate, look.signals.hop_s
     for row, clip, own in look.estimates:
         lag = look.signals.lags[row]
@@ -280,140 +262,84 @@ def _lag(look: _Look) -> Iterator[str]:
         hint = '--align (align="shift") removes it'
         if size > LAG_LIMIT_S:
             hint = f"more than the {1000 * LAG_LIMIT_S:.0f} ms that --align removes: cut the file"
-        yield (
-            f"{clip.label} is {1000 * size:.1f} ms {way} against {dict(look.references)[own].label}"
-            f", more than a frame of {1000 * hop:.0f} ms. Delay counts as distortion; {hint}"
-        )
+        truth = look.references[own].label
+        yield "lag", clip.label, 1000 * size, way, truth, 1000 * hop, hint
 
 
-def _rate(look: _Look) -> Iterator[str]:
-    wanted = look.signals.encoder_rate
-    clips = (*look.signals.references, *look.signals.estimates)
+def _bands(look: _Look) -> _Found:
+    """Low rates, and a band that ends early in all references: one dull source is no such case."""
+    wanted, references = look.signals.encoder_rate, look.signals.references
+    clips = (*references, *look.signals.estimates)
     low = {clip.label: clip.rate for clip in clips if clip.rate < _LOW_RATE * wanted}
+    edge = max(look.reference_bands)
     if low:
-        yield (
-            f"sampled at {min(low.values())} Hz, below the encoder's {wanted} Hz: "
-            f"{listed(low, 3)}. {_narrow(min(low.values()) / 2)}"
-        )
+        least = min(low.values())
+        yield "rate", listed(low, 3), least / 2000, least, wanted
+    elif 0 < edge < _LOW_BAND * wanted / 2:
+        names = listed((clip.label for clip in references), 3)
+        yield "band", names, edge / 1000, wanted / 2000
 
 
-def _band(look: _Look) -> Iterator[str]:
-    """A band that ends early in all references: one dull source among others is no such case."""
-    widest, full = max(look.bands), look.signals.encoder_rate / 2
-    if 0 < widest < _LOW_BAND * full and not any(_rate(look)):
-        yield (
-            f"nothing above {widest / 1000:.1f} kHz in any reference of "
-            f"{listed((clip.label for clip in look.signals.references), 3)}, though the encoder "
-            f"receives up to {full / 1000:g} kHz. {_narrow(widest)}"
-        )
-
-
-def _narrow(edge: float) -> str:
-    return (
-        f"There is nothing to score above {edge / 1000:.1f} kHz, and scores come out higher than "
-        "at full band: compare them with scores of the same band only"
-    )
-
-
-def _twins(look: _Look) -> Iterator[str]:
+def _twins(look: _Look) -> _Found:
     """Signals that are there twice, at whatever level, among the estimates or the references."""
-    outputs = [(row, clip) for row, clip, _ in look.estimates]
+    outputs = {row: clip for row, clip, _ in look.estimates}
     for kind, clips in (("estimates", outputs), ("references", look.references)):
-        for (row, clip), (other, twin) in itertools.combinations(clips, 2):
-            if look.same(row, other):
-                yield (
-                    f"{kind} {clip.label} and {twin.label} are the same signal. Hand over one "
-                    "signal per source"
-                )
+        for one, other in itertools.combinations(clips, 2):
+            if look.same(one, other):
+                yield "twins", kind, clips[one].label, clips[other].label
 
 
-def _sum(look: _Look) -> Iterator[str]:
+def _sums(look: _Look) -> _Found:
     """References that are the sum of others, or the mixture: by least squares on the others."""
-    used = {row: clip for row, clip in look.references if float(look.gram[row, row]) > 0.5}
-    for row, clip in used.items():
+    used = [row for row in look.references if float(look.cosines[row, row]) > 0.5]
+    for row in used if len(used) > 2 else ():
         rest = [other for other in used if other != row]
-        if len(rest) < 2:
-            continue
-        gram, own = look.gram[rest][:, rest], look.gram[rest, row]
-        weights = torch.linalg.lstsq(gram, own.unsqueeze(-1)).solution.squeeze(-1)
-        parts = [used[k].name for k, weight in zip(rest, weights.tolist()) if weight > _PART]
+        own = look.cosines[rest, row]
+        weights = torch.linalg.lstsq(look.cosines[rest][:, rest], own.unsqueeze(-1)).solution[:, 0]
+        parts = [look.references[k].name for k, w in zip(rest, weights.tolist()) if w > _PART]
         # With a negative weight it is another one that is the sum.
         negative = bool((weights < -_PART).any())
         if 1.0 - float(own @ weights) < 10 ** (_SUM_DB / 10) and len(parts) > 1 and not negative:
-            others = " ".join(one.name for k, one in look.references if k != row)
-            yield (
-                f"reference {clip.label} is the sum of {' and '.join(parts)}: it is no source of "
-                "its own, and what all share lowers the scores. Leave it out: --sources "
-                f"{others}"
-            )
+            others = " ".join(clip.name for k, clip in look.references.items() if k != row)
+            yield "sum", look.references[row].label, " and ".join(parts), others
 
 
-def _same(look: _Look) -> Iterator[str]:
-    """Estimates that are their reference, sample by sample."""
+def _copies(look: _Look) -> _Found:
+    """Estimates that are their reference, and signals that are the mixture, given or summed."""
     truth = look.signals.truth[list(look.signals.attributed)]
     alike = (look.signals.outputs == truth).all(-1).tolist()
     labels = [clip.label for row, clip, _ in look.estimates if alike[row] and not look.silent[row]]
     if labels:
-        yield (
-            f"{listed(labels, 3)}: the same as the reference, sample by sample. Was the folder of "
-            "the references handed over as a system? As a hidden reference it is fine"
-        )
-
-
-def _mixture(look: _Look) -> Iterator[str]:
-    """Estimates and references that are the mixture, as given or as the sum of references."""
+        yield "same", listed(labels, 3)
     (given, name), (total, _) = look.mixtures[0], look.mixtures[-1]
-    for row, clip in look.references:
+    for row, clip in look.references.items():
         if given != total and look.same(row, given) and not look.same(row, total):
-            yield (
-                f"reference {clip.label} is {name} itself, which is no source. Leave it out with "
-                "--sources"
-            )
+            hint = ", which is no source. Leave it out with --sources"
+            yield "mixture", "reference", clip.label, name, hint
     for row, clip, own in look.estimates:
         # One source may be all that is heard of a mixture: its estimate is then both.
         found = [n for k, n in look.mixtures if look.same(row, k) and not look.same(own, k)]
         if found:
-            yield (
-                f"estimate {clip.label} is {found[0]} itself. Was an output mistaken for it? As a "
-                "baseline it is fine"
-            )
+            hint = ". Was an output mistaken for it? As a baseline it is fine"
+            yield "mixture", "estimate", clip.label, found[0], hint
 
 
-def _order(look: _Look) -> Iterator[str]:
+def _order(look: _Look) -> _Found:
     """Estimates that fit another reference each, all of them better by SI-SDR."""
     from scipy.optimize import linear_sum_assignment
 
-    clips = dict(look.references)
-    if len(look.estimates) > len(clips):
+    rows = [*look.references]
+    if len(look.estimates) > len(rows):
         return
-    levels = [[look.si_sdr(row, other) for other in clips] for row, *_ in look.estimates]
-    best = [min(clips) + k for k in linear_sum_assignment(levels, maximize=True)[1].tolist()]
-    moved = [(row, clip, own, best[row]) for row, clip, own in look.estimates if best[row] != own]
-    gains = [look.si_sdr(row, new) - look.si_sdr(row, own) for row, _, own, new in moved]
-    reached = all(look.si_sdr(row, new) > _SWAP_LEAST_DB for row, *_, new in moved)
-    if moved and reached and min(gains) > _SWAP_DB:
-        pairs = ", ".join(
-            f"{clip.label} fits {clips[new].label} by {gain:.0f} dB better"
-            for (_, clip, _, new), gain in zip(moved, gains)
-        )
-        yield (
-            f"estimates fit other references better than their own: {pairs} (SI-SDR). If they are "
-            "in another order than the references, reorder them, or pass --permute "
-            '(permute=True; in metrics and losses pit="si_sdr")'
-        )
+    levels = [[look.si_sdr[row][other] for other in rows] for row, *_ in look.estimates]
+    moved = []
+    for (row, clip, own), best in zip(look.estimates, linear_sum_assignment(levels, True)[1]):
+        level, gain = levels[row][best], levels[row][best] - look.si_sdr[row][own]
+        if rows[best] != own:
+            text = f"{clip.label} fits {look.references[rows[best]].label} by {gain:.0f} dB better"
+            moved.append((level > _SWAP_LEAST_DB and gain > _SWAP_DB, text))
+    if moved and all(clear for clear, _ in moved):
+        yield "order", ", ".join(text for _, text in moved)
 
 
-_CHECKS: dict[str, Callable[[_Look], Iterator[str]]] = {
-    "silent": _silent,
-    "faint": _faint,
-    "channels": _channels,
-    "offset": _offset,
-    "lag": _lag,
-    "rate": _rate,
-    "band": _band,
-    "twins": _twins,
-    "sum": _sum,
-    "same": _same,
-    "mixture": _mixture,
-    "order": _order,
-}
+_CHECKS = (_levels, _lags, _bands, _twins, _sums, _copies, _order)

@@ -290,8 +290,7 @@ def _reports(
 
 def _references(scorer: Scorer, mixture: Mixture) -> tuple[Clip, ...]:
     given = scorer.read([mixture.locate(path) for path in mixture.references], "references")
-    named = audio_input.renamed(given, mixture.source_names)
-    return tuple(clip for clip in named if clip is not None)
+    return audio_input.renamed(given, mixture.source_names)
 
 
 def _signals(

@@ -146,7 +146,7 @@ def _complete(given: Sequence[Clip | None], names: Sequence[str] | None) -> tupl
         raise ValueError(
             f"names must be one name for each of the {len(found)} references, got {given_names!r}."
         )
-    return tuple(clip for clip in audio_input.renamed(found, given_names) if clip is not None)
+    return audio_input.renamed(found, given_names)
 
 
 class Scorer(NamedTuple):
