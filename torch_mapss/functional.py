@@ -96,7 +96,7 @@ from torch_mapss.bounds.frames import (
 )
 from torch_mapss.core.decomposition import decomposition_scores
 from torch_mapss.core.diffusion_map import DiffusionMap, diffusion_map
-from torch_mapss.core.frame_batches import run_shaped
+from torch_mapss.core.frame_batches import run
 from torch_mapss.core.gamma import gammaincc, log_gammaincc
 from torch_mapss.core.match import match_scores
 from torch_mapss.core.points import checked_points
@@ -182,9 +182,7 @@ def clearance(
             first frame and source); an active source without any distortion.
     """
     given = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
-    return run_shaped(*given, map_settings(alpha=alpha, time=time), decomposition_scores)[
-        "clearance"
-    ]
+    return run(given, map_settings(alpha=alpha, time=time), decomposition_scores)["clearance"]
 
 
 @with_torch_defaults
@@ -220,9 +218,7 @@ def fidelity(
         TypeError, ValueError: as :func:`clearance`.
     """
     given = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
-    return run_shaped(*given, map_settings(alpha=alpha, time=time), decomposition_scores)[
-        "fidelity"
-    ]
+    return run(given, map_settings(alpha=alpha, time=time), decomposition_scores)["fidelity"]
 
 
 @with_torch_defaults
@@ -272,7 +268,7 @@ def perceptual_separation(
             first frame and source); an active source without any distortion.
     """
     given = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    return run_shaped(*given, map_settings(**options), separation_scores)["ps"]
+    return run(given, map_settings(**options), separation_scores)["ps"]
 
 
 @with_torch_defaults
@@ -295,7 +291,7 @@ def separation_distances(
         A :class:`SeparationDistances` of two (..., S') tensors, at least 0; 0 where undefined.
     """
     given = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    found = run_shaped(*given, map_settings(**options), separation_scores)
+    found = run(given, map_settings(**options), separation_scores)
     return SeparationDistances(found["attributed_distance"], found["foreign_distance"])
 
 
@@ -331,4 +327,4 @@ def perceptual_match(
         TypeError, ValueError: as :func:`perceptual_separation`.
     """
     given = checked_points(outputs, references, distortions, attributed, active, mask, 2)
-    return run_shaped(*given, map_settings(**options), match_scores)["log_pm" if log else "pm"]
+    return run(given, map_settings(**options), match_scores)["log_pm" if log else "pm"]

@@ -20,7 +20,7 @@ from torch_mapss.bounds.effective import bartlett_sum
 from torch_mapss.bounds.match import MatchParts, fit_gamma, match_parts
 from torch_mapss.core import checks, devices
 from torch_mapss.core.diffusion_map import Embedding, read_map
-from torch_mapss.core.frame_batches import run, run_shaped
+from torch_mapss.core.frame_batches import run
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.points import (
     Points,
@@ -84,7 +84,7 @@ def gamma_fit_test(
     """
     settings = map_settings(**options)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 2)
-    return GammaTest(**run_shaped(*points, settings, read_map(_gamma_test, discarded=True)))
+    return GammaTest(**run(points, settings, read_map(_gamma_test, discarded=True)))
 
 
 @torch.no_grad()
@@ -108,7 +108,7 @@ def bank_correlation(
     """
     settings = map_settings(**options)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    total = run_shaped(*points, settings, read_map(_lag_sum))["total"]
+    total = run(points, settings, read_map(_lag_sum))["total"]
     return BankCorrelation(total, 1.0 / (1.0 + 2.0 * total).clamp(min=1.0))
 
 
@@ -151,7 +151,7 @@ def source_correlation(
     draws, seed = checks.check_whole(draws, "draws", 2), checks.check_seed(seed)
     settings = map_settings(**options)
     least = 1 if measure == "separation" else 2
-    points, _ = checked_points(outputs, references, distortions, attributed, active, mask, least)
+    points = checked_points(outputs, references, distortions, attributed, active, mask, least)
     if outputs.shape[-2] < 2:
         raise ValueError("a correlation between sources needs at least 2 outputs, got 1.")
     resample = bootstrap_separation if measure == "separation" else bootstrap_match
@@ -162,7 +162,8 @@ def source_correlation(
         return {"errors": errors.movedim(0, -1)}
 
     # (frames, S', draws)
-    errors = devices.wide(run(points, settings, read_map(resampled))["errors"])
+    errors = run(points, settings, read_map(resampled))["errors"]
+    errors = devices.wide(errors).reshape(-1, *errors.shape[-2:])
     covariance = torch.einsum("fir,fjr->ij", errors, errors)
     scale = covariance.diagonal().sqrt()
     matrix = covariance / (scale.unsqueeze(-1) * scale)  # NaN for a source without any error

@@ -36,7 +36,7 @@ from torch_mapss.bounds.schur import Options
 from torch_mapss.bounds.separation import separation_widths
 from torch_mapss.core import checks
 from torch_mapss.core.diffusion_map import DiffusionMap, Embedding, Read, read_map
-from torch_mapss.core.frame_batches import Score, run_shaped
+from torch_mapss.core.frame_batches import Score, run
 from torch_mapss.core.match import of_match
 from torch_mapss.core.points import Points, checked_points
 from torch_mapss.core.separation import of_separation
@@ -129,7 +129,7 @@ def separation_bounds(
     limits = Options(confidence, convention, tail, n_eff, c, floor=floor, draws=draws, seed=seed)
     score = separation_errors(check_options(limits))
     found = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    return _of_measure(run_shaped(*found, settings, score), "ps")
+    return _of_measure(run(found, settings, score), "ps")
 
 
 @with_torch_defaults
@@ -176,7 +176,7 @@ def match_bounds(
     limits = Options(confidence, convention, tail, c1=c1, c2=c2, cap=cap, draws=draws, seed=seed)
     score = match_errors(check_options(limits))
     found = checked_points(outputs, references, distortions, attributed, active, mask, 2)
-    return _of_measure(run_shaped(*found, settings, score), "pm")
+    return _of_measure(run(found, settings, score), "pm")
 
 
 @with_torch_defaults
@@ -209,10 +209,8 @@ def decomposition_bounds(
             range.
     """
     score = decomposition_errors(check_options(Options(confidence)))
-    points, lead = checked_points(
-        outputs, references, distortions, attributed, active, mask, 1, others
-    )
-    found = run_shaped(points, lead, map_settings(alpha=alpha, time=time), score)
+    given = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
+    found = run(given, map_settings(alpha=alpha, time=time), score)
     return DecompositionBounds(*(_of_measure(found, name) for name in DecompositionBounds._fields))
 
 

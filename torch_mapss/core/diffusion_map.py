@@ -81,7 +81,7 @@ class Embedding(NamedTuple):
     degenerate: Tensor  # (F,) bool: the bandwidth is zero and there is no map
     discarded: Tensor | None = None  # (F, N, N-1) columns from d on, zero before; detached
     precision: torch.dtype = torch.float64  # of the eigendecomposition
-    again: Tensor | None = None  # () bool: to be made anew with ``may_sync``; None: no need
+    again: Tensor = torch.tensor(False)  # () bool: to be made anew with ``may_sync``
 
     def dimensions(self, outputs: int) -> Tensor:
         """d of the frame (F, S'), the same for all its outputs; 1 where there is no map."""
@@ -134,7 +134,7 @@ def embed(
             index = torch.arange(every.shape[-1], device=every.device)
             omitted = (index >= dimension.unsqueeze(-1)) & ~degenerate.unsqueeze(-1)
             others = torch.where(omitted.unsqueeze(-2), every, 0.0)
-    again = None if may_sync else broken.any() | imprecise.any()
+    again = broken.any() | imprecise.any()
     return Embedding(coordinates, dimension, squared, degenerate, others, settings.precision, again)
 
 

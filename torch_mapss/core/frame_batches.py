@@ -6,7 +6,7 @@ A **score function** takes the points of one batch of frames and does its own ma
 
 The tensors lead with the frames of the batch. ``may_sync`` says whether values may be read, which
 synchronises an accelerator. A batch that turns out to need it, says so in ``again``, a () bool
-tensor (None: no), and is scored again with ``may_sync=True``.
+tensor, and is scored again with ``may_sync=True``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GRAPH_BYTES = 3 * 2**29
 # So many times that on an accelerator, where every batch costs the launches of its operators.
 ACCELERATOR_BATCHES = 8
 
-Scored = tuple[dict[str, Tensor], Tensor | None]
+Scored = tuple[dict[str, Tensor], Tensor]
 Score = Callable[[Points, Settings, bool], Scored]
 
 
@@ -48,9 +48,7 @@ class Started(NamedTuple):
     results: list[Scored]  # of each batch
 
 
-def run(
-    points: Points, settings: Settings, score: Score, *, chunk_bytes: int | None = None
-) -> dict[str, Tensor]:
+def run(points: Points, settings: Settings, score: Score) -> dict[str, Tensor]:
     """Score all frames, in batches of bounded memory.
 
     Without gradients a batch's work is dropped at once. With them, a call whose graph would
@@ -65,8 +63,6 @@ def run(
         points: of all frames.
         settings: of the map.
         score: a score function, see the module.
-        chunk_bytes: working memory of a batch, to which the limit of a graph is proportional; None
-            for ``BATCH_BYTES``, or more on an accelerator.
 
     Returns:
         The tensors of all frames by name, on the device of the input; floating point ones in
@@ -75,31 +71,25 @@ def run(
     Raises:
         NonFiniteError: a present point is not finite.
     """
-    return finish([start(points, settings, score, chunk_bytes)])[0]
-
-
-def run_shaped(
-    points: Points, lead: torch.Size, settings: Settings, score: Score
-) -> dict[str, Tensor]:
-    """:func:`run`, with the leading dimensions that the frames were flattened from."""
-    try:
-        found = run(points, settings, score)
-    except NonFiniteError as error:
-        raise NonFiniteError(error.what, error.frame, lead) from None
-    return {name: values.reshape(*lead, *values.shape[1:]) for name, values in found.items()}
+    return finish([start(points, settings, score)])[0]
 
 
 def start(
-    points: Points, settings: Settings, score: Score, chunk_bytes: int | None = None
+    points: Points, settings: Settings, score: Score, batch_bytes: int | None = None
 ) -> Started:
-    """The work of :func:`run`, queued on an accelerator without reading a value."""
+    """The work of :func:`run`, queued on an accelerator without reading a value.
+
+    Args:
+        points, settings, score: as for :func:`run`.
+        batch_bytes: working memory of a batch, to which the limit of a graph is proportional; None
+            for ``BATCH_BYTES``, or more on an accelerator.
+    """
     features = points.outputs.shape[-1]
     count = sum(math.prod(x.shape[1:-1]) for x in points.embeddings())
     may_sync = not devices.is_accelerator(points.device)
-    bytes_, most = BATCH_BYTES * (1 if may_sync else ACCELERATOR_BATCHES), GRAPH_BYTES
-    if chunk_bytes is not None:
-        bytes_, most = chunk_bytes, GRAPH_BYTES * chunk_bytes // BATCH_BYTES
-    size = frames_per_batch(count, features, bytes_)
+    most = GRAPH_BYTES * (batch_bytes or BATCH_BYTES) // BATCH_BYTES
+    batch_bytes = batch_bytes or BATCH_BYTES * (1 if may_sync else ACCELERATOR_BATCHES)
+    size = frames_per_batch(count, features, batch_bytes)
     tracked = torch.is_grad_enabled() and any(x.requires_grad for x in points.embeddings())
     squares = 10 if may_sync else 15  # of N² numbers a frame: all N-1 columns are held
     graph_bytes = points.frames * 8 * (count * features + squares * count**2)
@@ -116,16 +106,12 @@ def start(
 
 def finish(works: Sequence[Started]) -> list[dict[str, Tensor]]:
     """The results of several :func:`start`, whose values are read together."""
-    flagged = [
-        (work, place, again)
-        for work in works
-        for place, (_, again) in enumerate(work.results)
-        if again is not None
-    ]
-    flags = torch.stack([again for *_, again in flagged]).tolist() if flagged else []
-    for (work, place, _), again in zip(flagged, flags):
-        if again:
-            work.results[place] = work.batches[place](True)
+    flags = [again for work in works for _, again in work.results]
+    unread = iter(torch.stack(flags).tolist() if flags else ())
+    for work in works:
+        for place, batch in enumerate(work.batches):
+            if next(unread):
+                work.results[place] = batch(True)
     return [_joined(work) for work in works]
 
 
@@ -146,7 +132,7 @@ def _scored(
         with torch.autocast(batch.outputs.device.type, enabled=False):
             return score(batch, settings, may_sync)
     except NonFiniteError as error:
-        raise NonFiniteError(error.what, first + error.frame) from None
+        raise NonFiniteError(error.what, first + error.frame, points.lead) from None
 
 
 def _recomputed(points: Points, settings: Settings, score: Score, may_sync: bool) -> Scored:
@@ -157,11 +143,10 @@ def _recomputed(points: Points, settings: Settings, score: Score, may_sync: bool
         with torch.autocast(points.outputs.device.type, enabled=False):
             found, again = score(batch, settings, may_sync)
         names[:] = found
-        return *found.values(), *(() if again is None else (again,))
+        return *found.values(), again
 
-    tensors = _Recomputed.apply(values, *points.embeddings())
-    found = dict(zip(names, tensors))
-    return found, tensors[-1] if len(tensors) > len(names) else None
+    *tensors, again = _Recomputed.apply(values, *points.embeddings())
+    return dict(zip(names, tensors)), again
 
 
 class _Recomputed(torch.autograd.Function):
@@ -204,12 +189,12 @@ class _Recomputed(torch.autograd.Function):
 
 def _joined(work: Started) -> dict[str, Tensor]:
     """The tensors of all batches as one each."""
-    dtype = torch.float32
-    for embeddings in work.points.embeddings():
-        dtype = torch.promote_types(dtype, embeddings.dtype)
+    points = work.points
+    dtype = functools.reduce(torch.promote_types, (x.dtype for x in points.embeddings()))
     joined = {}
     for name in work.results[0][0]:
-        values = torch.cat([found[name] for found, _ in work.results])
-        values = values.to(work.points.outputs.device)
-        joined[name] = values.to(dtype) if values.is_floating_point() else values
+        values = torch.cat([found[name] for found, _ in work.results]).to(points.outputs.device)
+        values = values.to(dtype) if values.is_floating_point() else values
+        lead = values.shape[:1] if points.lead is None else points.lead
+        joined[name] = values.reshape(*lead, *values.shape[1:])
     return joined

@@ -28,6 +28,7 @@ class Points(NamedTuple):
     active: Tensor | None = None  # (F, S) bool; None: every source is active
     mask: Tensor | None = None  # (F, S, P) bool; None: every distortion is present
     others: Tensor | None = None  # (F, S, M) the sum of the other references, where it is used
+    lead: torch.Size | None = None  # dimensions that the frames were flattened from; None: (F,)
 
     @property
     def frames(self) -> int:
@@ -60,8 +61,7 @@ class Points(NamedTuple):
         active, mask = (
             None if x is None else x[frames].to(self.device) for x in (self.active, self.mask)
         )
-        rest = others[0] if others else None
-        return Points(outputs, references, distortions, self.attributed, active, mask, rest)
+        return Points(outputs, references, distortions, self.attributed, active, mask, *others)
 
     def source_index(self) -> Tensor:
         """(S',) the source of each output."""
@@ -123,7 +123,7 @@ class NonFiniteError(ValueError):
     Args:
         what: point, in words.
         frame: of all frames that are scored.
-        lead: the leading dimensions that the frames were flattened from.
+        lead: see :class:`Points`.
     """
 
     def __init__(self, what: str, frame: int, lead: torch.Size | None = None) -> None:
@@ -183,8 +183,8 @@ def checked_points(
     mask: Tensor | None,
     minimum_distortions: int,
     others: Tensor | None = None,
-) -> tuple[Points, torch.Size]:
-    """The embeddings of a scoring call, their leading dimensions flattened; and these dimensions.
+) -> Points:
+    """The embeddings of a scoring call, their leading dimensions flattened.
 
     Shapes and types are checked without reading values; only ``mask`` is read, to find an
     active source that has too few distortions left.
@@ -195,8 +195,7 @@ def checked_points(
             ``attributed``, or an active source with fewer than ``minimum_distortions`` left.
     """
     given = {"outputs": outputs, "references": references, "distortions": distortions}
-    if others is not None:
-        given["others"] = others
+    given |= {} if others is None else {"others": others}
     for name, tensor in given.items():
         checks.check_floating(tensor, name)
     _check_shapes(outputs, references, distortions)
@@ -216,13 +215,10 @@ def checked_points(
         mask = checks.check_bool(mask, "mask", (*lead, sources, count))
         mask = mask.reshape(frames, sources, count)
         _check_distortions_left(mask, active, minimum_distortions, lead)
-
-    def flat(x: Tensor) -> Tensor:
-        return checks.lifted(x).reshape(frames, *x.shape[len(lead) :])
-
-    parts = flat(outputs), flat(references), flat(distortions)
-    sums = None if others is None else flat(others)
-    return Points(*parts, index, active, mask, sums), lead
+    flat = {
+        name: checks.lifted(x).reshape(frames, *x.shape[len(lead) :]) for name, x in given.items()
+    }
+    return Points(**flat, attributed=index, active=active, mask=mask, lead=lead)
 
 
 def _check_shapes(outputs: Tensor, references: Tensor, distortions: Tensor) -> None:
