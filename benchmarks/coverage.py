@@ -88,7 +88,8 @@ def as_embedding(outputs: Tensor, clusters: Tensor) -> Embedding:
     points = torch.cat([outputs, clusters[:, :, 0], clusters[:, :, 1:].flatten(1, 2)], 1)
     nothing = torch.zeros(frames, 1, 1, dtype=torch.float64)
     count = torch.full((frames,), dimension)
-    return Embedding(points, count, nothing, torch.zeros(frames, dtype=torch.bool))
+    no_map = torch.zeros(frames, dtype=torch.bool)
+    return Embedding(points, count, nothing, no_map, again=torch.tensor(False))
 
 
 def separation_sample(kind: str, frames: int, dimension: int, seed: int) -> Sample:

@@ -25,7 +25,7 @@ from torch_mapss.core.mahalanobis import (
     scatter_factor,
     squared_mahalanobis,
 )
-from torch_mapss.core.match import attributed_deviations, moments
+from torch_mapss.core.match import attributed_deviations, gamma, is_collapsed, moments
 from torch_mapss.core.points import Points, presence, split_points
 from torch_mapss.core.separation import cluster_statistics, own_and_nearest, ratio
 from torch_mapss.core.settings import Settings
@@ -151,17 +151,18 @@ def bootstrap_match(
         squared = squared_mahalanobis(factor, rows)
         a = squared[..., -1]
         a = torch.where(a <= floor, 0.0, a) + ridge
-        return _match(squared[..., :-1] + ridge, a, weights, count)
+        return _match(squared[..., :-1] + ridge, a, weights, count, floor, settings)
 
     blocks = _blocks(counts, len(output), rows.shape[-1])
     return scores(present.unsqueeze(0).to(rows.dtype))[0], torch.cat([scores(w) for w in blocks])
 
 
-def _match(g: Tensor, a: Tensor, weights: Tensor, count: Tensor) -> Tensor:
+def _match(
+    g: Tensor, a: Tensor, weights: Tensor, count: Tensor, floor: Tensor, settings: Settings
+) -> Tensor:
     """PM [eq:pm_gamma_mm_short] of squared distances g (..., P) with counts ``weights``."""
     mean, variance = moments(g, weights, count)
-    spread = (16.0 * torch.finfo(mean.dtype).eps * mean).square()
-    fitted = (mean > 0.0) & (variance > spread)
-    mean, safe = torch.where(fitted, mean, 1.0), torch.where(fitted, variance, 1.0)
-    score = gammaincc(mean.square() / safe, a * mean / safe)
-    return torch.where(fitted, score, (a <= 0.0).to(score.dtype))
+    collapsed = is_collapsed(mean, variance, floor, settings)
+    fit = gamma(torch.where(collapsed, 1.0, mean), torch.where(collapsed, 1.0, variance))
+    score = gammaincc(fit.k, a / fit.theta)
+    return torch.where(collapsed, (a <= 0.0).to(score.dtype), score)

@@ -33,7 +33,7 @@ from torch_mapss.bounds.schur import (
 from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor
-from torch_mapss.core.match import attributed_deviations, is_collapsed, moments
+from torch_mapss.core.match import Gamma, attributed_deviations, gamma, is_collapsed, moments
 from torch_mapss.core.points import Points, scored_outputs
 from torch_mapss.core.settings import Settings
 
@@ -50,15 +50,6 @@ class MatchParts(NamedTuple):
     gap_a: Tensor  # (F, S') [eq:diff_sq_mahal_out]
     present: Tensor  # (F, S', P) bool
     members: Tensor  # (F, S') N_p
-
-
-class Gamma(NamedTuple):
-    """Moments of the squared distances of a cluster and their Gamma."""
-
-    mean: Tensor
-    variance: Tensor
-    k: Tensor
-    theta: Tensor
 
 
 Point = tuple[Tensor, Tensor, Tensor]  # k, θ, a
@@ -157,11 +148,6 @@ def fit_gamma(parts: MatchParts, embedding: Embedding, settings: Settings) -> tu
     if settings.convention == "reference":
         variance = variance + _REFERENCE_VARIANCE
     return gamma(mean, variance), collapsed
-
-
-def gamma(mean: Tensor, variance: Tensor) -> Gamma:
-    """[eq:gamma_matching]."""
-    return Gamma(mean, variance, mean.square() / variance, variance / mean)
 
 
 def corner_maxima(centre: Point, boxes: Sequence[Box]) -> list[Tensor]:

@@ -79,9 +79,9 @@ class Embedding(NamedTuple):
     dimension: Tensor  # (F,) int64, d
     squared_distances: Tensor  # (F, N, N) D² of the points, detached
     degenerate: Tensor  # (F,) bool: the bandwidth is zero and there is no map
+    again: Tensor  # () bool: to be made anew with ``may_sync``
     discarded: Tensor | None = None  # (F, N, N-1) columns from d on, zero before; detached
     precision: torch.dtype = torch.float64  # of the eigendecomposition
-    again: Tensor = torch.tensor(False)  # () bool: to be made anew with ``may_sync``
 
     def dimensions(self, outputs: int) -> Tensor:
         """d of the frame (F, S'), the same for all its outputs; 1 where there is no map."""
@@ -135,7 +135,7 @@ def embed(
             omitted = (index >= dimension.unsqueeze(-1)) & ~degenerate.unsqueeze(-1)
             others = torch.where(omitted.unsqueeze(-2), every, 0.0)
     again = broken.any() | imprecise.any()
-    return Embedding(coordinates, dimension, squared, degenerate, others, settings.precision, again)
+    return Embedding(coordinates, dimension, squared, degenerate, again, others, settings.precision)
 
 
 def read_map(read: Read, *, discarded: bool = False) -> Score:

@@ -17,14 +17,18 @@ from torch_mapss.core.settings import Settings
 LOG_ZERO = math.log(torch.finfo(torch.float64).tiny)  # stands for log 0, which is not finite
 
 
-class GammaFit(NamedTuple):
-    """Moment-matched Gamma of a cluster's squared distances, and the output's own."""
+class Gamma(NamedTuple):
+    """The Gamma distribution of some mean and variance [eq:gamma_matching]."""
 
-    shape: Tensor  # (F, S') k
-    scale: Tensor  # (F, S') θ
-    distance: Tensor  # (F, S') a, squared
-    collapsed: Tensor  # (F, S') bool: no Gamma can be fitted
-    defined: Tensor  # (F, S') bool
+    mean: Tensor
+    variance: Tensor
+    k: Tensor
+    theta: Tensor
+
+
+def gamma(mean: Tensor, variance: Tensor) -> Gamma:
+    """Shape k and scale θ, matched to moments."""
+    return Gamma(mean, variance, mean.square() / variance, variance / mean)
 
 
 # --------------------------------------------------------------------------------------------
@@ -60,35 +64,6 @@ def moments(values: Tensor, weights: Tensor, count: Tensor) -> tuple[Tensor, Ten
     return mean, squares.sum(-1) / (count - 1).clamp(min=1)
 
 
-def gamma_fit(embedding: Embedding, points: Points, settings: Settings) -> GammaFit:
-    """k, θ [eq:gamma_matching] and a of every output of a batch of frames.
-
-    A cluster is collapsed where the mean or variance of its squared distances is not positive,
-    up to what rounding gives coincident points; so is the distance of an output to its reference
-    zero.
-    """
-    deviations, output, present, count = attributed_deviations(embedding, points)
-    both = torch.cat([deviations, output.unsqueeze(-2)], -2)
-    squared = cluster_distances(deviations, (count - 1).clamp(min=1), both)
-    floor = rounding_floor(embedding).unsqueeze(-1)
-    g, a = squared[..., :-1], squared[..., -1]
-    a = torch.where(a <= floor, 0.0, a)
-    if settings.convention == "reference":
-        g, a = g + RIDGE, a + RIDGE
-    mean, variance = moments(g, present, count)
-    collapsed = is_collapsed(mean, variance, floor, settings)
-    scored = scored_outputs(points)
-    safe = collapsed | ~scored | embedding.degenerate.unsqueeze(-1)
-    mean, variance = torch.where(safe, 1.0, mean), torch.where(safe, 1.0, variance)
-    return GammaFit(
-        shape=mean.square() / variance,
-        scale=variance / mean,
-        distance=torch.where(scored, a, 0.0),
-        collapsed=collapsed,
-        defined=scored & ~embedding.degenerate.unsqueeze(-1),
-    )
-
-
 def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settings) -> Tensor:
     """Where a cluster's squared distances have no positive mean or variance beyond rounding."""
     mean, variance = mean.detach(), variance.detach()
@@ -98,41 +73,41 @@ def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settin
 
 
 def of_match(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
-    """PM, log PM and d (F, S') of one map."""
-    pm, log_pm = match_parts(embedding, points, settings)
-    dimension = embedding.dimensions(len(points.attributed))
-    return {"pm": pm, "log_pm": log_pm, "match_dimension": dimension}
+    """PM [eq:pm_gamma_mm_short], log PM and d (F, S') of one map; 0 where they are not defined.
+
+    A cluster is collapsed where the mean or variance of its squared distances is not positive, up
+    to what rounding gives coincident points. Without a fit PM is 1 if the output coincides with its
+    reference, else 0, without gradient; log PM of 0 is the log of the smallest normal number rather
+    than -inf, since it enters means.
+    """
+    deviations, output, present, count = attributed_deviations(embedding, points)
+    both = torch.cat([deviations, output.unsqueeze(-2)], -2)
+    squared = cluster_distances(deviations, (count - 1).clamp(min=1), both)
+    floor = rounding_floor(embedding).unsqueeze(-1)
+    g, a = squared[..., :-1], squared[..., -1]
+    a = torch.where(a <= floor, 0.0, a)
+    reference = settings.convention == "reference"
+    if reference:
+        g, a = g + RIDGE, a + RIDGE
+    mean, variance = moments(g, present, count)
+    scored, no_map = scored_outputs(points), embedding.degenerate.unsqueeze(-1)
+    fitted = scored & ~no_map & ~is_collapsed(mean, variance, floor, settings)
+    fit = gamma(torch.where(fitted, mean, 1.0), torch.where(fitted, variance, 1.0))
+    score, log_score = both_tails(fit.k, torch.where(fitted, a / fit.theta, 0.0))
+    if reference:
+        score = torch.where(score < 1e-16, 0.0, score)  # 1 - cdf, which rounds to 0 there
+
+    outputs = len(points.attributed)
+    rows = torch.arange(outputs, device=a.device)
+    apart = embedding.squared_distances[:, rows, outputs + points.source_index()]
+    same = torch.where(no_map, apart, a.detach()) <= 0.0
+    log_zero = torch.zeros_like(a).masked_fill(scored & ~same, LOG_ZERO)
+    return {
+        "pm": torch.where(fitted, score, (scored & same).to(score.dtype)),
+        "log_pm": torch.where(fitted, log_score, log_zero),
+        "match_dimension": embedding.dimensions(outputs),
+    }
 
 
 #: The score function of PM.
 match_scores = read_map(of_match)
-
-
-def match_parts(embedding: Embedding, points: Points, settings: Settings) -> tuple[Tensor, Tensor]:
-    """PM [eq:pm_gamma_mm_short] and log PM (F, S') of one map; 0 where they are not defined."""
-    fit = gamma_fit(embedding, points, settings)
-    plain = fit.defined & ~fit.collapsed
-    score, log_score = both_tails(fit.shape, torch.where(plain, fit.distance / fit.scale, 0.0))
-    if settings.convention == "reference":
-        score = torch.where(score < 1e-16, 0.0, score)  # 1 - cdf, which rounds to 0 there
-    without, log_without = _without_fit(fit, embedding, points)
-    return torch.where(plain, score, without), torch.where(plain, log_score, log_without)
-
-
-def _without_fit(fit: GammaFit, embedding: Embedding, points: Points) -> tuple[Tensor, Tensor]:
-    """The collapse rule: PM 1 if the output coincides with its reference, else 0; no gradient.
-
-    log PM of 0 is the log of the smallest normal number rather than -inf: it enters means.
-    """
-    same = coincides(embedding, points, fit.distance.detach() <= 0.0)
-    scored = scored_outputs(points)
-    one = (same & scored).to(fit.distance.dtype)
-    return one, torch.where(scored & ~same, LOG_ZERO, 0.0).to(fit.distance.dtype)
-
-
-def coincides(embedding: Embedding, points: Points, on_reference: Tensor) -> Tensor:
-    """(F, S') whether an output is its reference: as coordinates say, or, without a map, points."""
-    outputs = len(points.attributed)
-    rows = torch.arange(outputs, device=on_reference.device)
-    apart = embedding.squared_distances[:, rows, outputs + points.source_index()]
-    return torch.where(embedding.degenerate.unsqueeze(-1), apart <= 0.0, on_reference)

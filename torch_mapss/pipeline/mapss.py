@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torch_mapss import audio
 from torch_mapss.core import checks
-from torch_mapss.core.settings import Settings, map_settings
+from torch_mapss.core.settings import Settings, checked
 from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder
@@ -145,14 +145,13 @@ class MAPSS(nn.Module):
         if rate is not None:
             rate = checks.check_whole(rate, "sample_rate (fs)", 1)
             audio.check_source_rate(rate, "sample_rate (fs)")
-        given = Settings(alpha, time, energy, convention, max_dimension, eigh)
         steady = "At 1 and above a steady source is active nowhere; 0.1 is the default."
         #: All settings, as the functions of the pipeline take them.
         self.config = Config(
             encoders=encoder_slots(encoder, match_encoder, decomposition_encoder, loading),
             banks=distortion_banks(separation_bank, match_bank, decomposition_bank, seed),
             measures=checked_measures(measures),
-            settings=map_settings(**given._asdict()),
+            settings=checked(Settings(alpha, time, energy, convention, max_dimension, eigh)),
             given_rate=rate,
             trim=trim,
             align_polarity=align_polarity,
