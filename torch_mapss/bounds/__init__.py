@@ -40,13 +40,13 @@ from __future__ import annotations
 from torch_mapss.bounds.correlation import correlation_bounds, pearson, scenario_bounds, spearman
 from torch_mapss.bounds.diagnostics import bank_correlation, gamma_fit_test, source_correlation
 from torch_mapss.bounds.frames import (
-    Bounds,
     decomposition_bounds,
     match_bounds,
     separation_bounds,
     truncation_bounds,
 )
 from torch_mapss.bounds.utterance import pool_match_bounds, pool_separation_bounds
+from torch_mapss.core.frame_batches import Bounds
 
 __all__ = [
     "Bounds",

@@ -41,10 +41,9 @@ def decomposition_errors(options: Options, *, scores: bool = False) -> Score:
     @torch.no_grad()
     def score(points: Points, settings: Settings, may_sync: bool) -> Scored:
         steps = whole_steps(settings.time)
-        with torch.autocast(points.device.type, enabled=False):
-            graphs = output_graphs(points, may_sync)
-            given = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
-            errors = _standard_errors(graphs, _members(points), settings.alpha, steps)
+        graphs = output_graphs(points, may_sync)
+        given = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
+        errors = _standard_errors(graphs, _members(points), settings.alpha, steps)
         shape = points.frames, len(points.attributed)
         found: dict[str, Tensor] = {}
         for name, error in errors.items():

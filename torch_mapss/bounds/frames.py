@@ -36,7 +36,7 @@ from torch_mapss.bounds.schur import Options
 from torch_mapss.bounds.separation import separation_widths
 from torch_mapss.core import checks
 from torch_mapss.core.diffusion_map import DiffusionMap, Embedding, Read, read_map
-from torch_mapss.core.frame_batches import Score, run
+from torch_mapss.core.frame_batches import Bounds, Score, run
 from torch_mapss.core.match import of_match
 from torch_mapss.core.points import Points, checked_points
 from torch_mapss.core.separation import of_separation
@@ -46,14 +46,6 @@ from torch_mapss.core.torch_defaults import with_torch_defaults
 CONVENTIONS = ("paper", "reference", "derived")
 TAILS = ("concentration", "bootstrap")
 Widths = Callable[[Embedding, Points, Settings, Options], tuple[Tensor, Tensor]]
-
-
-class Bounds(NamedTuple):
-    """How far the scores of :mod:`torch_mapss.functional` may be off."""
-
-    radius: Tensor  # (..., S') truncation error, deterministic
-    tail: Tensor  # (..., S') finite-sample half-width at the confidence asked for
-    total: Tensor  # (..., S') radius + tail
 
 
 class DecompositionBounds(NamedTuple):
@@ -215,8 +207,7 @@ def decomposition_bounds(
 
 
 def _of_measure(found: dict[str, Tensor], name: str) -> Bounds:
-    radius, tail = found[f"{name}_radius"], found[f"{name}_tail"]
-    return Bounds(radius, tail, radius + tail)
+    return Bounds.of(found[f"{name}_radius"], found[f"{name}_tail"])
 
 
 @torch.no_grad()

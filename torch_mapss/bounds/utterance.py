@@ -37,8 +37,8 @@ import math
 import torch
 from torch import Tensor
 
-from torch_mapss.bounds.frames import Bounds
 from torch_mapss.core import checks, pooling
+from torch_mapss.core.frame_batches import Bounds
 
 CONVENTIONS = ("paper", "derived")
 GAP = 4  # g: frames further apart are independent, by the paper's experiments
@@ -77,7 +77,7 @@ def pool_match_bounds(
     width = (pooling.masked_mean(tail.square(), active) * (gap + 1) / count).sqrt()
     if convention == "derived":
         width = torch.minimum(width, pooling.masked_mean(tail, active))
-    return Bounds(mean, width, mean + width)
+    return Bounds.of(mean, width)
 
 
 @torch.no_grad()
@@ -120,19 +120,16 @@ def pool_separation_bounds(
     if convention == "derived":
         shift = pooling.window_level(pooling.windows_of(radius, active, window, hop), p)
         bias = pooling.pesq_score(level + shift) - pooling.pesq_score(level)
-        weights = _pooling_gradient(windows, active, level, p)
-        width = (math.sqrt(gap + 1) * (weights * tail).square().sum(-1).sqrt()).minimum(
-            (weights * tail).sum(-1)
-        )
-        width = pooling.pesq_slope(level) * width
+        errors = _pooling_gradient(windows, active, level, p) * tail
+        width = math.sqrt(gap + 1) * errors.square().sum(-1).sqrt()
+        width = pooling.pesq_slope(level) * torch.minimum(width, errors.sum(-1))
     else:
         scale = math.ceil(window / hop) * windows.number.to(tail.dtype).rsqrt()
         scale = scale * pooling.pesq_slope(level)
         bias = scale * pooling.masked_mean(radius.square(), active).sqrt()
         width = scale * pooling.masked_mean(tail.square(), active).sqrt()
-    some = active.any(-1)
-    bias, width = torch.where(some, bias, torch.nan), torch.where(some, width, torch.nan)
-    return Bounds(bias, width, bias + width)
+    bias, width = (torch.where(active.any(-1), x, torch.nan) for x in (bias, width))
+    return Bounds.of(bias, width)
 
 
 def _pooling_gradient(windows: pooling.Windows, active: Tensor, level: Tensor, p: float) -> Tensor:

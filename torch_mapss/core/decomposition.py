@@ -76,13 +76,12 @@ class Graphs(NamedTuple):
 
     def part(self, graphs: slice) -> Graphs:
         """Some of the graphs."""
-        kernel, present, own, foreign, defined = (x[graphs] for x in self[:5])
-        return Graphs(kernel, present, own, foreign, defined, self.again)
+        return Graphs(*(x[graphs] for x in self[:-1]), self.again)
 
 
 def decomposition_scores(
     points: Points, settings: Settings, may_sync: bool
-) -> tuple[dict[str, Tensor], Tensor | None]:
+) -> tuple[dict[str, Tensor], Tensor]:
     """Fields of :class:`Decomposition` (F, S') by name; a score function of ``frame_batches``.
 
     Of ``settings`` it reads ``alpha`` and ``time``, which must be a whole number.
@@ -92,10 +91,8 @@ def decomposition_scores(
             values may be read) embeddings that are not finite.
     """
     steps = whole_steps(settings.time)
-    with torch.autocast(points.device.type, enabled=False):
-        graphs = output_graphs(points, may_sync)
-        keep = graphs.present.unsqueeze(1)
-        parts = decomposed(graphs, keep, settings.alpha, steps)
+    graphs = output_graphs(points, may_sync)
+    parts = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
     shape = points.frames, len(points.attributed)
     found = {name: x.squeeze(1).reshape(shape) for name, x in parts._asdict().items()}
     return found, graphs.again

@@ -40,6 +40,19 @@ def frames_per_batch(points: int, features: int, batch_bytes: int) -> int:
     return max(1, batch_bytes // each)
 
 
+class Bounds(NamedTuple):
+    """How far a score may be off; 0 where it is not defined."""
+
+    radius: Tensor  # truncation of the spectrum, deterministic
+    tail: Tensor  # finite-sample half-width at the confidence asked for
+    total: Tensor  # their sum
+
+    @classmethod
+    def of(cls, radius: Tensor, tail: Tensor) -> Bounds:
+        """Both errors and their sum."""
+        return cls(radius, tail, radius + tail)
+
+
 class Started(NamedTuple):
     """Frames that are scored, but for what their values would tell."""
 

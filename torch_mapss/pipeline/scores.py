@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core import devices
+from torch_mapss.core.frame_batches import Bounds
 from torch_mapss.core.pooling import (
     masked_mean,
     pool_fidelity,
@@ -125,29 +126,21 @@ class Scores:
         return replace(self, **tensors)  # type: ignore[arg-type]
 
 
-class FrameBounds(NamedTuple):
-    """Error of one score in every frame; 0 where the frame is not scored."""
-
-    radius: Tensor  # (B, S', F) deterministic: what truncation of the spectrum may change
-    tail: Tensor  # (B, S', F) half-width at the confidence asked for: finite distortions
-    total: Tensor  # (B, S', F) their sum
-
-
 class ScoreBounds(NamedTuple):
     """What :meth:`torch_mapss.MAPSS.bounds` returns; None where a measure was not computed."""
 
     active: Tensor  # (B, S', F) bool, as in :class:`Scores`
     confidence: float
-    clearance: FrameBounds | None = None  # radius 0, tail: jackknife over distortions
-    fidelity: FrameBounds | None = None  # likewise
-    ps: FrameBounds | None = None
-    pm: FrameBounds | None = None
+    clearance: Bounds | None = None  # radius 0, tail: jackknife over distortions
+    fidelity: Bounds | None = None  # likewise
+    ps: Bounds | None = None
+    pm: Bounds | None = None
     scores: Scores | None = None  # read off the same maps; None where the bounds need others
 
-    def of(self, field: str) -> FrameBounds | None:
+    def of(self, field: str) -> Bounds | None:
         """The bounds of a field of :class:`Scores`, if it has any."""
-        found: FrameBounds | None = getattr(self, field, None)
-        return found if isinstance(found, FrameBounds) else None
+        found: Bounds | None = getattr(self, field, None)
+        return found if isinstance(found, Bounds) else None
 
 
 class FrameScores:
@@ -201,6 +194,5 @@ class FrameScores:
         found = {}
         for field in (field for measure in encoded(measures) for field in measure.fields):
             if field in ScoreBounds._fields:
-                radius, tail = self.of(f"{field}_radius"), self.of(f"{field}_tail")
-                found[field] = FrameBounds(radius, tail, radius + tail)
+                found[field] = Bounds.of(self.of(f"{field}_radius"), self.of(f"{field}_tail"))
         return ScoreBounds(self.active, confidence, **found, scores=scores)
