@@ -43,9 +43,9 @@ def frames_per_batch(points: int, features: int, batch_bytes: int) -> int:
 class Bounds(NamedTuple):
     """How far a score may be off; 0 where it is not defined."""
 
-    radius: Tensor  # truncation of the spectrum, deterministic
-    tail: Tensor  # finite-sample half-width at the confidence asked for
-    total: Tensor  # their sum
+    radius: Tensor  # (..., S') truncation error, deterministic
+    tail: Tensor  # (..., S') finite-sample half-width at the confidence asked for
+    total: Tensor  # (..., S') radius + tail
 
     @classmethod
     def of(cls, radius: Tensor, tail: Tensor) -> Bounds:
