@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core.pooling import masked_mean
-from torch_mapss.evaluation.measures import COLUMNS, present
+from torch_mapss.evaluation.measures import COLUMNS, FRAME_SCORES, present
 from torch_mapss.pipeline.measures import MEASURES
-from torch_mapss.pipeline.scores import ScoreBounds, Scores
+from torch_mapss.pipeline.scores import FrameBounds, ScoreBounds, Scores
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -55,6 +55,24 @@ def joined(parts: Sequence[Scores], starts: Sequence[float]) -> Scores:
     found: dict[str, Any] = {name: torch.cat([one[name] for one in every], -1) for name in every[0]}
     found["times"] = torch.cat([part.times + start for part, start in zip(parts, starts)])
     return replace(parts[0], **found)
+
+
+def frames(scores: Scores) -> dict[str, Tensor]:
+    """(S', F) scores by name, NaN where they are not defined."""
+    return {
+        name: torch.where(scores.defined(name), scores.of(name), torch.nan)[0].cpu()
+        for name in FRAME_SCORES
+        if getattr(scores, name) is not None
+    }
+
+
+def frame_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:
+    """(S', F) ``ps_radius``, ``ps_tail``, ``ps_total`` and the like, NaN in frames not scored."""
+    return {
+        f"{name}_{part}": torch.where(scores.active, values, torch.nan)[0].cpu()
+        for name in FRAME_SCORES
+        for part, values in zip(FrameBounds._fields, bounds.of(name) or ())
+    }
 
 
 def columns(scores: Scores, bounds: ScoreBounds | None = None) -> DataFrame:
@@ -108,12 +126,3 @@ def _utterance_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:
             pooled = pool_separation_bounds(scores.of("ps"), each.radius, each.tail, there)
             found |= {"ps_pesq_radius": pooled.radius, "ps_pesq_tail": pooled.tail}
     return found
-
-
-def on_cpu(bounds: ScoreBounds, active: Tensor) -> ScoreBounds:
-    made: dict[str, Any] = {
-        name: type(part)(*(tensor.cpu() for tensor in part))
-        for name in ("clearance", "fidelity", "ps", "pm")
-        if (part := bounds.of(name)) is not None
-    }
-    return bounds._replace(**made, active=active.cpu(), scores=None)

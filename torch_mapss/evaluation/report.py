@@ -21,15 +21,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from torch_mapss.evaluation import io, measures, plots
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.input_checks import Finding
 from torch_mapss.evaluation.measures import COLUMNS, FRAME_SCORES
+from torch_mapss.evaluation.protocol import versions
 from torch_mapss.evaluation.text_page import Page, Table
-from torch_mapss.pipeline.scores import ScoreBounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,13 +77,13 @@ class Report:
     scores: DataFrame  # a row per estimate, with the columns of :class:`SourceRow`
     sample_rate: int  # Hz, of the waveforms that were scored
     settings: Mapping[str, Any]  # all that the scores depend on
-    versions: Mapping[str, str]  # of the packages that made them
+    bounds: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # as ``ps_tail`` (S', F)
+    errors: Mapping[str, float] = field(default_factory=dict)  # of the means, over excerpts
     notes: tuple[str, ...] = ()  # what was done to the input: downmix, resampling, trimming
     findings: tuple[Finding, ...] = ()  # what a reader of the scores must know
+    versions: Mapping[str, str] = field(default_factory=versions)  # of the packages at work
     device: str = "cpu"  # that it was computed on
-    bounds: ScoreBounds | None = field(default=None, repr=False)  # (1, S', F), if asked for
     mixture: Clip | None = field(default=None, repr=False)  # for the plot, if given
-    errors: Mapping[str, float] = field(default_factory=dict)  # of the means, over excerpts
 
     def __getattr__(self, name: str) -> Any:
         if name not in FRAME_SCORES:
@@ -142,36 +141,33 @@ class Report:
 
     def _page(self) -> Page:
         notes = [self._counts(), *self.meanings()]
-        if self.bounds is not None:
+        if self.bounds:
+            share = self.settings["confidence"]
             notes.append(
                 "±: a bound of the error of the frame scores, averaged: truncation radius + "
-                f"half-width at {100 * self.bounds.confidence:g} % confidence, as clusters are "
-                "made of a limited number of distortions. It is no sampling error over files."
+                f"half-width at {100 * share:g} % confidence, as clusters are made of a limited "
+                "number of distortions. It is no sampling error over files."
             )
         notes += [f"Warning: {finding.text}." for finding in self.findings]
         notes += [*(f"Note: {note}." for note in self.notes), f"Computed on {self.device}."]
         return Page("", [("", [self._cells()])], notes)
 
     def _cells(self) -> Table:
-        """The printed table."""
-        names = measures.present(self.scores, ranked=True)
-        columns = ["source", "estimate"]
-        cells = [[row.source, clip.name] for row, clip in zip(self.rows, self.estimates)]
-        cells.append(["mean", ""])
-        for name in names:
+        """The printed table, made column by column."""
+        below = ["mean", "std. error"][: 1 + bool(self.errors)]
+        blank = [""] * len(below)
+        columns = [["source", *self.sources, *below]]
+        columns.append(["estimate", *(clip.name for clip in self.estimates), *blank])
+        for name in measures.present(self.scores, ranked=True):
             shown = {measures.label(name): self.scores[name]}
             if f"{name}_tail" in self.scores:
                 shown["±"] = self.scores[f"{name}_radius"] + self.scores[f"{name}_tail"]
             for label, values in shown.items():
-                columns.append(label)
-                for own, value in zip(cells, [*values, values.mean()]):
-                    own.append(measures.text(name, value))
-        for own, frames in zip(cells, [f"{r.frames}/{r.total_frames}" for r in self.rows] + [""]):
-            own.append(frames)
-        if self.errors:
-            errors = [measures.text(name, self.errors[name]) for name in names]
-            cells.append(["std. error", "", *errors, ""])
-        return Table([*columns, "frames"], cells, left=2)
+                last = [values.mean(), *([self.errors[name]] if self.errors else [])]
+                columns.append([label, *(measures.text(name, x) for x in [*values, *last])])
+        counts = (f"{row.frames}/{row.total_frames}" for row in self.rows)
+        header, *rows = zip(*columns, ["frames", *counts, *blank])
+        return Table(header, rows, left=2)
 
     def _counts(self) -> str:
         scored, silent = (self.scores["frames"] > 0).sum(), self.scores["silent"].sum()
@@ -224,11 +220,7 @@ class Report:
         """The frame scores and their bounds, one row per source and frame."""
         import pandas
 
-        values = dict(self.frames)
-        for name in self.frames:
-            bounds = None if self.bounds is None else self.bounds.of(name)
-            for part, tensor in {} if bounds is None else bounds._asdict().items():
-                values[f"{name}_{part}"] = torch.where(self.active, tensor[0], torch.nan)
+        values = {**self.frames, **self.bounds}
         sources, frames = self.active.shape
         columns: dict[str, Any] = {
             "source": np.repeat(self.sources, frames),
@@ -334,8 +326,8 @@ def _draw_source(
                 continue
             scores[label] = report.frames[name][place]
             means.append(f"{label} {row[name]:.2f}")
-            if report.bounds is not None and (bounds := report.bounds.of(name)) is not None:
-                half_widths[label] = bounds.total[0, place]
+            if f"{name}_total" in report.bounds:
+                half_widths[label] = report.bounds[f"{name}_total"][place]
         plots.plot_scores(ax, report.times, scores, half_widths)
     plots.draw_spectrogram(axes[-1], report.estimates[place].wave[:length], report.sample_rate)
     axes[0].set_title(plots.short_name(report.sources[place], longest), **_NAMES)

@@ -6,6 +6,7 @@ all systems of a mixture together.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,9 +28,7 @@ from torch_mapss.evaluation.input_checks import (
     measure_lags,
     muted_frames,
 )
-from torch_mapss.evaluation.measures import FRAME_SCORES
 from torch_mapss.evaluation.options import Request
-from torch_mapss.evaluation.protocol import versions
 from torch_mapss.evaluation.report import Report
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
 
@@ -116,7 +115,7 @@ def evaluate(
     scorer = Scorer.of(settings, device, mapss)
     if scorer.request.permute and attributed is not None:
         raise ValueError("permute finds what attributed states: pass one of them.")
-    true = _complete(scorer.read(references, "references", sample_rate), names)
+    true = _named(scorer.read(references, "references", sample_rate), names)
     found = scorer.read(estimates, "estimates", sample_rate)
     mixed = None if mixture is None else scorer.read([mixture], "mixture", sample_rate)[0]
     if sample_rate is not None and all(c is None or c.path for c in (*found, *true, mixed)):
@@ -131,8 +130,8 @@ def evaluate(
     return report
 
 
-def _complete(given: Sequence[Clip | None], names: Sequence[str] | None) -> tuple[Clip, ...]:
-    """References, none of them missing, named."""
+def _named(given: Sequence[Clip | None], names: Sequence[str] | None) -> tuple[Clip, ...]:
+    """References, none of them missing, under the caller's names if there are any."""
     found = tuple(clip for clip in given if clip is not None)
     if len(found) < len(given):
         raise ValueError(
@@ -141,12 +140,12 @@ def _complete(given: Sequence[Clip | None], names: Sequence[str] | None) -> tupl
         )
     if names is None:
         return found
-    given_names = [names] if isinstance(names, str) else list(names)
-    if len(given_names) != len(found) or not all(str(name).strip() for name in given_names):
+    listed = [names] if isinstance(names, str) else [*names]
+    if len(listed) != len(found) or not all(str(name).strip() for name in listed):
         raise ValueError(
-            f"names must be one name for each of the {len(found)} references, got {given_names!r}."
+            f"names must be one name for each of the {len(found)} references, got {listed!r}."
         )
-    return audio_input.renamed(found, given_names)
+    return audio_input.renamed(found, listed)
 
 
 class Scorer(NamedTuple):
@@ -252,31 +251,21 @@ class Scorer(NamedTuple):
             on_segment: called with the number of parts (excerpts, channels, segments) done and in
                 total.
         """
-        spans, channels = self.spans(systems[0], key), len(systems[0].channels)
-        parts = [(span, channel) for span in spans for channel in range(channels)]
+        spans, channels = self.spans(systems[0], key), range(len(systems[0].channels))
+        indices = [signals.attributed for signals in systems]
         made = []  # of every part and system
-        for done, ((start, stop), channel) in enumerate(parts):
+        for start, stop in spans:
+            for channel in channels:
 
-            def tell(now: int, of: int, done: int = done) -> None:
-                if on_segment is not None:
-                    on_segment(done * of + now, len(parts) * of)
+                def tell(now: int, of: int, done: int = len(made)) -> None:
+                    if on_segment is not None:
+                        on_segment(done * of + now, len(spans) * len(channels) * of)
 
-            truth, *outputs = (
-                waves[channel, :, start:stop]
-                for waves in (systems[0].channels, *(signals.moved for signals in systems))
-            )
-            indices = [signals.attributed for signals in systems]
-            made.append(self._scored(outputs, truth, indices, tell))
-            tell(1, 1)
-        reports = []
-        for signals, own in zip(systems, zip(*made)):
-            scores = [one for one, _ in own]
-            averaged = [
-                pooled.averaged(scores[place : place + channels])
-                for place in range(0, len(scores), channels)
-            ]
-            reports.append(self._report(signals, averaged, spans, own[-1][1]))
-        return reports
+                waves = (systems[0].channels, *(signals.moved for signals in systems))
+                truth, *outputs = (wave[channel, :, start:stop] for wave in waves)
+                made.append(self._scored(outputs, truth, indices, tell))
+                tell(1, 1)
+        return [self._report(*each, spans) for each in zip(systems, zip(*made))]
 
     def _scored(
         self,
@@ -301,15 +290,18 @@ class Scorer(NamedTuple):
     def _report(
         self,
         signals: Signals,
-        parts: Sequence[Scores],
+        scored: Sequence[tuple[Scores, ScoreBounds | None]],
         spans: Sequence[tuple[int, int]],
-        bounds: ScoreBounds | None,
     ) -> Report:
-        request = self.request
-        scores = pooled.joined(parts, [start / signals.rate for start, _ in spans])
+        request, rate, channels = self.request, signals.rate, len(signals.channels)
+        every, bounds = [scores for scores, _ in scored], scored[-1][1]
+        parts = [pooled.averaged(every[k : k + channels]) for k in range(0, len(every), channels)]
+        scores = pooled.joined(parts, [start / rate for start, _ in spans])
         if any(signals.removed):  # leave out frames that an estimate no longer reaches into
-            shifts = [lag / signals.rate for lag in signals.removed]
-            seconds = signals.outputs.shape[-1] / signals.rate
+            shifts, seconds = (
+                [lag / rate for lag in signals.removed],
+                signals.truth.shape[-1] / rate,
+            )
             covered = covered_frames(shifts, scores.times, signals.frame_s, seconds)
             scores = replace(scores, active=scores.active & covered.to(scores.active.device))
         columns = pooled.columns(scores, bounds)
@@ -318,28 +310,22 @@ class Scorer(NamedTuple):
             sampled, errors = pooled.sampling(parts)
             columns = columns.join(sampled)
         looked = inspect(signals)
-        frames = {
-            name: torch.where(scores.defined(name), getattr(scores, name), torch.nan)[0].cpu()
-            for name in FRAME_SCORES
-            if getattr(scores, name) is not None
-        }
         return Report(
             estimates=tuple(signals.estimates),
             references=tuple(signals.references),
             attributed=tuple(signals.attributed),
             times=scores.times.cpu(),
             active=scores.active[0].cpu(),
-            frames=frames,
+            frames=pooled.frames(scores),
+            bounds={} if bounds is None else pooled.frame_bounds(scores, bounds),
             scores=_table(signals, looked, scores, columns),
-            sample_rate=signals.rate,
+            errors=errors,
+            sample_rate=rate,
             settings={**self.mapss.describe(), **request._asdict()},
-            versions=versions(),
             notes=_notes(signals, request, spans),
             findings=looked.findings,
             device=device_name(signals.outputs.device),
-            bounds=None if bounds is None else pooled.on_cpu(bounds, scores.active),
             mixture=signals.mixture,
-            errors=errors,
         )
 
 
@@ -347,24 +333,22 @@ def _table(signals: Signals, looked: Inspection, scores: Scores, columns: DataFr
     """A row per estimate: what it is, its scores, and what was measured of its signals."""
     import pandas
 
-    active = scores.active[0]
+    active, estimates = scores.active[0], signals.estimates
     outputs = signals.moved.mean(0).nan_to_num(0.0, 0.0, 0.0)
     muted = muted_frames(outputs, scores.times, signals.frame_s, signals.rate)
-    estimates = signals.estimates
     references = [signals.references[source] for source in signals.attributed]
+    lags = [math.nan if lag is None else lag for lag in signals.lags]
     table: dict[str, Any] = {
         "source": [clip.name for clip in references],
-        "source_index": list(signals.attributed),
+        "source_index": signals.attributed,
         "estimate": [clip.path or clip.name for clip in estimates],
         "reference": [clip.path or clip.name for clip in references],
-        **{str(name): list(columns[name]) for name in columns},
+        **columns.to_dict("series"),
         "frames": active.sum(-1).tolist(),
         "total_frames": active.shape[-1],
         "muted_frames": (muted & active).sum(-1).tolist(),
         "silent": looked.silent,
-        "lag_ms": [
-            torch.nan if lag is None else 1000.0 * lag / signals.rate for lag in signals.lags
-        ],
+        "lag_ms": [1000.0 * lag / signals.rate for lag in lags],
         "shift_ms": [1000.0 * lag / signals.rate for lag in signals.removed],
         "estimate_rate": [clip.rate for clip in estimates],
         "reference_rate": [clip.rate for clip in references],
@@ -376,24 +360,23 @@ def _table(signals: Signals, looked: Inspection, scores: Scores, columns: DataFr
 
 def _notes(signals: Signals, request: Request, spans: Sequence[tuple[int, int]]) -> tuple[str, ...]:
     """What was done to the input."""
-    estimates, references = signals.estimates, signals.references
-    samples = signals.outputs.shape[-1]
-    notes = audio_input.remarks([*references, *estimates], signals.rate, samples)
-    rates = sorted({c.rate for c in (*references, *estimates) if c.rate > signals.encoder_rate})
-    if rates:
+    clips, rate = (*signals.references, *signals.estimates), signals.rate
+    notes = audio_input.remarks(clips, rate, signals.outputs.shape[-1])
+    if high := sorted({clip.rate for clip in clips if clip.rate > signals.encoder_rate}):
         notes.append(
-            f"{', '.join(map(str, rates))} Hz: what lies above {signals.encoder_rate / 2000:g} kHz "
+            f"{', '.join(map(str, high))} Hz: what lies above {signals.encoder_rate / 2000:g} kHz "
             "is discarded before scoring"
         )
     if request.permute:
-        pairs = (f"{e.name} -> {references[i].name}" for e, i in zip(estimates, signals.attributed))
+        found = [signals.references[source].name for source in signals.attributed]
+        pairs = (f"{clip.name} -> {name}" for clip, name in zip(signals.estimates, found))
         notes.append(f"attributed by SI-SDR: {', '.join(pairs)}")
-    for clip, lag in zip(estimates, signals.removed):
-        if lag:
-            notes.append(
-                f"{clip.path or clip.name}: a lag of {1000 * lag / signals.rate:.2f} ms was removed"
-            )
+    notes += [
+        f"{clip.path or clip.name}: a lag of {1000 * lag / rate:.2f} ms was removed"
+        for clip, lag in zip(signals.estimates, signals.removed)
+        if lag
+    ]
     if request.excerpts is not None:
-        drawn = ", ".join(f"{a / signals.rate:.2f}-{b / signals.rate:.2f}" for a, b in spans)
+        drawn = ", ".join(f"{start / rate:.2f}-{stop / rate:.2f}" for start, stop in spans)
         notes.append(f"excerpts scored (s): {drawn}")
     return tuple(notes)
