@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torch_mapss.core.frame_batches import Bounds
 from torch_mapss.core.pooling import masked_mean
 from torch_mapss.evaluation.measures import COLUMNS, FRAME_SCORES, present
 from torch_mapss.pipeline.measures import MEASURES
-from torch_mapss.pipeline.scores import FrameBounds, ScoreBounds, Scores
+from torch_mapss.pipeline.scores import ScoreBounds, Scores
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -71,7 +72,7 @@ def frame_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:
     return {
         f"{name}_{part}": torch.where(scores.active, values, torch.nan)[0].cpu()
         for name in FRAME_SCORES
-        for part, values in zip(FrameBounds._fields, bounds.of(name) or ())
+        for part, values in zip(Bounds._fields, bounds.of(name) or ())
     }
 
 
