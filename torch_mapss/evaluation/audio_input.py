@@ -27,13 +27,13 @@ class Clip(NamedTuple):
     """One source as it was handed over, and its waveform at the scorer's rate."""
 
     wave: Tensor  # (T,) mean of the channels
+    parts: Tensor  # (C, T) the channels where each is scored, else their mean
     name: str  # short, told apart from the others of its set
     path: str | None  # None: came as an array
     rate: int  # Hz, as handed over
     channels: int  # as handed over
     samples: int  # per channel, as handed over
-    cancelled: float = 0.0  # dB that the mean of the channels lies below them; inf: silence
-    parts: Tensor | None = None  # (C, T) the channels, where each is scored
+    cancelled: float  # dB that the mean of the channels lies below them; inf: silence
 
     @property
     def label(self) -> str:
@@ -82,10 +82,10 @@ def read_set(
             path, name = None, f"{kind[:-1]} {place + 1}"
         audio.check_source_rate(found, "sample_rate" if path is None else repr(path))
         mono, channels = audio.to_mono(samples), len(samples)
-        parts = audio.resample(samples, found, rate) if each and channels > 1 else None
-        wave = audio.resample(mono, found, rate) if parts is None else parts.mean(0)
+        parts = audio.resample(samples if each else mono.unsqueeze(0), found, rate)
+        wave = parts.mean(0) if len(parts) > 1 else parts[0]
         lost = 0.0 if each else _cancelled(samples, mono)
-        clips.append(Clip(wave, name, path, found, channels, samples.shape[-1], lost, parts))
+        clips.append(Clip(wave, parts, name, path, found, channels, samples.shape[-1], lost))
     return tuple(clips)
 
 
@@ -171,14 +171,13 @@ def stack(clips: Sequence[Clip], samples: int, device: torch.device) -> Tensor:
     Raises:
         ValueError: each channel is scored and numbers of channels differ.
     """
-    counts = {clip.label: 1 if clip.parts is None else len(clip.parts) for clip in clips}
+    counts = {clip.label: len(clip.parts) for clip in clips}
     if len(set(counts.values())) > 1:
         raise ValueError(
             'channels="each" needs as many channels in all files of a mixture, got '
             f"{', '.join(f'{count} in {label}' for label, count in counts.items())}."
         )
-    waves = [clip.wave[None] if clip.parts is None else clip.parts for clip in clips]
-    return torch.stack([wave[:, :samples] for wave in waves], 1).to(device)
+    return torch.stack([clip.parts[:, :samples] for clip in clips], 1).to(device)
 
 
 def remarks(clips: Sequence[Clip], rate: int, samples: int) -> list[str]:
@@ -187,11 +186,9 @@ def remarks(clips: Sequence[Clip], rate: int, samples: int) -> list[str]:
     for clip in clips:
         done = []
         if clip.channels > 1:
-            done.append(
-                f"{clip.channels} channels averaged"
-                if clip.parts is None
-                else f"each of {clip.channels} channels scored, scores averaged"
-            )
+            each = len(clip.parts) > 1
+            text = "each of {} channels scored, scores averaged" if each else "{} channels averaged"
+            done.append(text.format(clip.channels))
         if clip.rate != rate:
             done.append(f"resampled from {clip.rate} to {rate} Hz")
         if len(clip.wave) > samples:

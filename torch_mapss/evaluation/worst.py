@@ -12,8 +12,8 @@ segments name the source that is heard there.
 from __future__ import annotations
 
 import functools
-import heapq
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -89,8 +89,7 @@ def worst_segments(
     """
     known = measures_of(results)
     wanted = [name for name in WORST_OF if name in known] if measures is None else measures
-    unknown = [name for name in wanted if name not in known]
-    if unknown:
+    if unknown := [name for name in wanted if name not in known]:
         raise ValueError(f"measures must be of {', '.join(known)}, got {unknown[0]!r}.")
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}.")
@@ -100,10 +99,10 @@ def worst_segments(
         times, curves = frame_curves(read(row["mixture_id"]), row)
         for name in worst.keys() & curves:
             found = _of_estimate(results, row, name, times, curves[name], count)
-            worst[name] = heapq.nsmallest(count, [*worst[name], *found], key=_badness)
-    if "bleed_db" in worst:
-        bleeds = worst["bleed_db"]
-        worst["bleed_db"] = [one._replace(other=_bleeding(results, one)) for one in bleeds]
+            sign = 1.0 if COLUMNS[name].higher_is_better else -1.0
+            worst[name] = sorted([*worst[name], *found], key=lambda one: sign * one.score)[:count]
+    bleeds = worst.get("bleed_db", [])
+    bleeds[:] = [one._replace(other=_bleeding(results, one)) for one in bleeds]
     return [segment for segments in worst.values() for segment in segments]
 
 
@@ -122,11 +121,6 @@ def frame_curves(frames: MixtureFrames, row: Mapping[str, Any]) -> tuple[Floats,
     for name, curve in curves.items():
         curve[number] = found.scores[name][place]
     return times[0] + step * np.arange(number[-1] + 1), curves
-
-
-def _badness(segment: Segment) -> tuple[Any, ...]:
-    score = segment.score if COLUMNS[segment.measure].higher_is_better else -segment.score
-    return (score, *segment[1:])
 
 
 def _of_estimate(
@@ -214,9 +208,9 @@ def write_segments(
     results.check_audio(path for one in segments for path in (one.estimate, one.reference))
     folder = io.make_folder(folder)
     written: list[str] = []
-    rank: dict[str, int] = {}
+    rank: Counter[str] = Counter()
     for one in segments:
-        rank[one.measure] = rank.get(one.measure, 0) + 1
+        rank[one.measure] += 1
         name = f"{one.measure}_{rank[one.measure]:03d}_{one.mixture_id}_{one.system}_{one.source}"
         waves, rate = sounds.read_together([one.estimate, one.reference])
         pieces = sounds.cut(waves, rate, one.start - CONTEXT_S, one.end + CONTEXT_S)
