@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import soundfile
 import torch
 from pandas import DataFrame
-from separations import leaky, score_set, sources, write_all, write_manifest
+from separations import leaky, save_manifest, score_set, sources, write_all, write_manifest
 
 from torch_mapss import audio
 from torch_mapss.evaluation import cli, listen
@@ -59,6 +61,7 @@ def many(results: Results) -> Results:
     rng = np.random.default_rng(0)
     rows = [
         {"mixture_id": f"m{n}", "system": system, "source": "a", "source_index": 0, "status": "ok"}
+        | {"estimate": f"{n}/{system}.wav", "reference": f"{n}.wav"}
         | {"clearance": float(rng.beta(8, 2)), "fidelity": float(rng.beta(2, 3))}
         for n in range(60)
         for system in SYSTEMS[:3]
@@ -100,6 +103,18 @@ def test_choice_is_seeded_and_bounded(
     nothing = {**vars(results), "scores": results.scores.assign(status="failed")}
     with pytest.raises(ValueError, match="nothing to listen to"):
         choose(Results(**nothing), 3)
+
+
+def test_a_hidden_reference_of_the_results_is_no_condition(folder: Path, tmp_path: Path) -> None:
+    """Whether it is the file of the reference or a copy of it."""
+    path = folder.parent / "manifest.json"
+    entries = json.loads(path.read_text(encoding="utf-8"))[:1]
+    copied = shutil.copytree(folder.parent / "m0" / "truth", tmp_path / "truth")
+    for name, there in (("reference", path.parent / "m0" / "truth"), ("copy", copied)):
+        entries[0]["systems"][f"control:{name}"] = [f"{there}/{source}.wav" for source in "ab"]
+    score_set(save_manifest(path.parent, entries, "controls.json"), tmp_path / "out")
+    for page in choose(load_results(tmp_path / "out")):
+        assert {row["system"] for row in page} == {*SYSTEMS}
 
 
 # -------------------------------------------------------------------------------------- writing

@@ -93,6 +93,9 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}.")
     scored = results.scores[results.scores["status"] == "ok"]
+    # webMUSHRA adds the reference itself.
+    files = scored[["estimate", "reference"]].map(lambda path: results.sha256.get(path, path))
+    scored = scored[files["estimate"] != files["reference"]]
     if scored.empty:
         raise ValueError(
             "no estimate has scored frames, so there is nothing to listen to: see the column "
@@ -103,17 +106,15 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
     cells = (_GRID * ranks / len(scored)).astype(int).clip(upper=_GRID - 1)
     scored = scored.assign(cell=[*cells.itertuples(index=False, name=None)])
     chance = random.Random(seed)
-    pages = [
-        records(rows) for _, rows in scored.groupby(["mixture_id", "source_index"], sort=False)
-    ]
+    groups = scored.groupby(["mixture_id", "source_index"], sort=False)
+    pages = [records(rows) for _, rows in groups]
     pages = [rows if len(rows) <= _MOST else chance.sample(rows, _MOST) for rows in pages]
     chance.shuffle(pages)
     filled: Counter[tuple[int, ...]] = Counter()
     chosen: list[list[Row]] = []
     while pages and len(chosen) < count:
-        best = pages.pop(int(np.argmax([_gain(rows, filled) for rows in pages])))
-        filled.update(row["cell"] for row in best)
-        chosen.append(best)
+        chosen.append(pages.pop(int(np.argmax([_gain(rows, filled) for rows in pages]))))
+        filled.update(row["cell"] for row in chosen[-1])
     return chosen
 
 
@@ -160,16 +161,17 @@ def write_test(
         FileNotFoundError: audio that is gone. Nothing is written then, as after every error.
     """
     results.check_audio(path for rows in pages for path in _paths(results, rows))
+    out, names = os.fspath(out), ["stimuli.csv", *(f"{question}.yaml" for question in QUESTIONS)]
     with io.filled_at_once(out) as folder:
         io.make_folder(os.path.join(folder, "audio"))
         chance = random.Random(seed)
         key: list[Row] = []
         for number, rows in enumerate(pages, 1):
-            shown = [*rows]
-            chance.shuffle(shown)
-            key += _write_page(results, shown, f"p{number:02d}", folder, seconds)
+            shuffled = [*rows]
+            chance.shuffle(shuffled)
+            key += _write_page(results, shuffled, f"p{number:02d}", folder, seconds)
         mark = _mark(folder, key)
-        there = os.path.join(os.fspath(out), "stimuli.csv")
+        there = os.path.join(out, "stimuli.csv")
         if os.path.exists(there) and mark_of(read_key(there)) != mark:
             raise ValueError(
                 f"{io.shown(out)!r} holds another listening test, whose ratings can be read with "
@@ -187,8 +189,7 @@ def write_test(
             f"the longest sound lasts {longest:.0f} s; beyond {_LONG_S:g} s listeners cannot keep "
             "two sounds apart. Cut them with --seconds 10 (seconds=10)."
         )
-    names = ("stimuli.csv", *(f"{question}.yaml" for question in QUESTIONS))
-    return [os.path.join(os.fspath(out), name) for name in names]
+    return [os.path.join(out, name) for name in names]
 
 
 def _mark(folder: str, key: Sequence[Row]) -> str:
@@ -208,30 +209,26 @@ def _write_page(
 ) -> list[Row]:
     """Write the sounds of a page; its rows of the key, the reference first."""
     waves, rate = sounds.read_together(_paths(results, rows))
-    scores = [{m: row[m] for m in _KEY_MEASURES if m in row} for row in rows]
+    key: list[Row] = [{"condition": "reference", "system": "reference", "role": "hidden_reference"}]
+    for number, row in enumerate(rows, 1):
+        own = {measure: row[measure] for measure in _KEY_MEASURES if measure in row}
+        key.append({"condition": f"C{number}", "system": row["system"], "role": "system", **own})
     start, end = 0.0, waves.shape[-1] / rate
     if seconds is not None and seconds < end:
         frames = results.frames(rows[0]["mixture_id"])
         curves = [frame_curves(frames, row) for row in rows]
         start = _start(curves[0][0], curves[0][1][spanned(results)[0]], end, seconds)
         end = start + seconds
-        scores = [
-            {m: _mean(m, values[m][(times >= start) & (times <= end)]) for m in own}
-            for own, (times, values) in zip(scores, curves)
-        ]
+        for own, (times, values) in zip(key[1:], curves):
+            inside = (times >= start) & (times <= end)
+            own |= {m: _mean(m, values[m][inside]) for m in _KEY_MEASURES if m in own}
     waves = _levelled(sounds.cut(waves, rate, start, end), rate)
     levels = audio.integrated_loudness(waves, rate).tolist()
-    about = {key: rows[0][key] for key in ("mixture_id", "source")}
-    about |= {"page": name, "test_id": TEST_ID, "start_s": start, "end_s": end}
-    told: list[Row] = [{"system": "reference", "role": "hidden_reference"}]
-    told += [{"system": row["system"], "role": "system", **own} for row, own in zip(rows, scores)]
-    key = []
-    for number, (wave, level, own) in enumerate(zip(waves, levels, told)):
-        condition = f"C{number}" if number else "reference"
-        file = f"audio/{name}_{condition}.wav"
-        io.write_wave(os.path.join(folder, file), wave, rate, "PCM_24")
-        level = {"condition": condition, "file": file, "loudness_lufs": round(level, 2)}
-        key.append({**about, **level, **own})
+    for row, wave, level in zip(key, waves, levels):
+        row |= {column: rows[0][column] for column in ("mixture_id", "source")}
+        row |= {"page": name, "test_id": TEST_ID, "start_s": start, "end_s": end}
+        row |= {"file": f"audio/{name}_{row['condition']}.wav", "loudness_lufs": round(level, 2)}
+        io.write_wave(os.path.join(folder, row["file"]), wave, rate, "PCM_24")
     return key
 
 
