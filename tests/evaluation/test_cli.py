@@ -267,7 +267,7 @@ def test_options_are_few_and_explained() -> None:
         assert len(shown) <= 18, name
         for action in sub._actions:
             assert action.help, f"{name} {action.dest}"
-    assert total <= 65
+    assert total <= 67
 
 
 # ------------------------------------------------------------------------------- names and locales

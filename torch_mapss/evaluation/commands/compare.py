@@ -10,8 +10,7 @@ correction over the pairs that can reject at all. Systems sharing a letter do no
 significantly.
 DIR gets comparison.csv (pairs), ranking.csv (systems), sources.csv (means of every source name), a
 box plot per measure and a scatter plot of fidelity over clearance (PNG and SVG).
-torch_mapss.compare in Python takes another level, confidence, weights and seed as well, and leaves
-out hidden references and anchors (systems control:NAME) if wanted.
+torch_mapss.compare in Python takes another level, confidence, weights and seed as well.
 
 Example:
   torch-mapss compare results --out comparison
@@ -31,6 +30,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("results", nargs="+", metavar="RESULTS", help="folders of results")
     add("--out", required=True, metavar="DIR", help="folder of the comparison")
     add("--systems", nargs="+", metavar="NAME", help="only these (default: all)")
+    text = "leave out hidden references and anchors (systems control:NAME)"
+    add("--no-references", dest="references", action="store_false", help=text)
     add("--no-plots", dest="plots", action="store_false", help="write the tables alone")
     add_quiet(parser)
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plots:  # what would fail at the end fails at the start
         plots.check_available()
     io.make_folder(args.out)
-    found = compare(args.results, systems=args.systems)
+    found = compare(args.results, systems=args.systems, references=args.references)
     found.save(args.out, plots=args.plots)
     if not args.quiet:
         console.say(found.summary())

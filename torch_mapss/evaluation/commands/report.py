@@ -26,6 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, metavar="FILE", help="the HTML file")
     text = "of sound and spectrograms in the page, besides 5 MB of script (default: %(default)g)"
     add("--embed-mb", type=float, default=15.0, metavar="MB", help=text)
+    add("--title", metavar="TEXT", help="heading (default: the folder's name)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
     add_quiet(parser)
 
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation.results import load_results
 
     results = load_results(args.results, args.audio_root)
-    page = write_page(results, args.out, embed_mb=args.embed_mb)
+    page = write_page(results, args.out, embed_mb=args.embed_mb, title=args.title)
     if not args.quiet:
         console.say(f"{page.embedded}.")
     say_written([page.path], args.quiet)
