@@ -22,7 +22,6 @@ from torch_mapss.evaluation.correlation_stats import (
     METHODS,
     POOLINGS,
     Cell,
-    Data,
     Estimate,
     correlation,
     estimates,
@@ -35,25 +34,32 @@ from torch_mapss.evaluation.results import FORMAT
 QUESTIONS = ("interference", "quality")
 
 
-def data_of(scores: Any, ratings: Any, unit: Any, track: Any = None, cluster: Any = None) -> Data:
-    """Stimuli without bounds; a track per unit and a cluster per track unless said otherwise."""
-    track = unit if track is None else track
-    cluster = track if cluster is None else cluster
-    return Data(scores, ratings, unit, track, cluster, np.full((len(scores), 2), math.nan))
+def table(scores: Any, ratings: Any, unit: Any, cluster: Any = None) -> pandas.DataFrame:
+    """Stimuli of a measure x; a cluster per unit unless said otherwise."""
+    cluster = unit if cluster is None else cluster
+    return pandas.DataFrame({"x": scores, "rating": ratings, "unit": unit, "cluster": cluster})
 
 
-def made_up(tracks: int, systems: int, seed: int = 0, sources: int = 1) -> Data:
+def made_up(tracks: int, systems: int, seed: int = 0, sources: int = 1) -> pandas.DataFrame:
     """Scores that follow ratings, more or less; with ties in both."""
     rng = np.random.default_rng(seed)
     count = tracks * sources * systems
     ratings = rng.integers(0, 9, count).astype(float)
     scores = np.round(ratings + rng.normal(0, 3, count))
     unit = np.repeat(np.arange(tracks * sources), systems)
-    return data_of(scores, ratings, unit, unit // sources)
+    return table(scores, ratings, unit, unit // sources)
 
 
-def estimate(data: Data, pooling: str = "per_track", method: str = "srcc", **more: Any) -> Estimate:
-    return estimates({"x": data}, [("x",)], pooling, method, **more)["x",]
+def estimate(
+    data: pandas.DataFrame, pooling: str = "per_track", method: str = "srcc", **options: Any
+) -> Estimate:
+    measures = ("x", "y") if "y" in data else ("x",)
+    found = estimates(data, [measures], pooling, Options(**options))
+    return found[METHODS.index(method)]
+
+
+def cell(data: pandas.DataFrame, method: str, pooling: str = "per_track") -> Cell:
+    return Cell(usable(data, ["x"], pooling)[0], "x", method)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -64,42 +70,37 @@ def estimate(data: Data, pooling: str = "per_track", method: str = "srcc", **mor
 @pytest.mark.parametrize(("method", "reference"), [("srcc", "spearmanr"), ("pcc", "pearsonr")])
 def test_correlations_are_scipys(method, reference):
     data = made_up(6, 5, sources=2)
-    by_hand = [
-        getattr(stats, reference)(data.scores[data.unit == u], data.ratings[data.unit == u])[0]
-        for u in range(12)
-    ]
-    assert Cell(data, "per_track", method).value == pytest.approx(np.mean(by_hand), rel=1e-12)
-    whole = getattr(stats, reference)(data.scores, data.ratings)[0]
-    assert Cell(data, "pooled", method).value == pytest.approx(whole, rel=1e-12)
+    by_hand = [getattr(stats, reference)(own.x, own.rating)[0] for _, own in data.groupby("unit")]
+    assert cell(data, method).value == pytest.approx(np.mean(by_hand), rel=1e-12)
+    whole = getattr(stats, reference)(data.x, data.rating)[0]
+    assert cell(data, method, "pooled").value == pytest.approx(whole, rel=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_samples_are_clusters_that_occur_so_often(method):
     data, counts = made_up(4, 6, seed=3), np.array([[2, 0, 1, 3]])
-    copies = [np.flatnonzero(data.track == t) for t in np.repeat(np.arange(4), counts[0])]
-    place = np.concatenate(copies)
-    again = data_of(data.scores[place], data.ratings[place], np.repeat(np.arange(len(copies)), 6))
+    copies = [data[data.unit == t].assign(unit=k) for k, t in enumerate([0, 0, 2, 3, 3, 3])]
     for pooling in POOLINGS:
-        (sampled,) = Cell(data, pooling, method).sampled(counts.astype(float))
-        assert sampled == pytest.approx(Cell(again, pooling, method).value, rel=1e-12)
+        (sampled,) = cell(data, method, pooling).sampled(counts.astype(float))
+        again = cell(pandas.concat(copies), method, pooling)
+        assert sampled == pytest.approx(again.value, rel=1e-12)
     # Systems as clusters: the correlation of a track is that of the systems drawn.
-    systems = data._replace(cluster=np.tile(np.arange(6), 4))
+    systems = data.assign(cluster=np.tile(np.arange(6), 4))
     counts = np.array([2, 0, 1, 3, 0, 1])
-    (sampled,) = Cell(systems, "per_track", method).sampled(counts[None].astype(float))
+    (sampled,) = cell(systems, method).sampled(counts[None].astype(float))
     place = np.concatenate([np.repeat(np.arange(6), counts) + 6 * t for t in range(4)])
-    again = data_of(data.scores[place], data.ratings[place], data.unit[place])
-    assert sampled == pytest.approx(Cell(again, "per_track", method).value, rel=1e-12)
+    assert sampled == pytest.approx(cell(data.iloc[place], method).value, rel=1e-12)
     one, other = estimate(data, draws=500), estimate(systems, draws=500)
     assert (one.value, one.clusters, other.clusters) == (other.value, 4, 6)
-    assert one[1:3] != other[1:3]
+    assert (one.low, one.high) != (other.low, other.high)
 
 
 def test_ratings_equal_but_for_rounding_are_tied():
     scores, ratings = np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.3, 0.1 + 0.2, 0.5, 0.7])
     exact = stats.spearmanr(scores, [0.3, 0.3, 0.5, 0.7])[0]
     assert correlation(scores, ratings, "srcc")[0] == pytest.approx(exact, rel=1e-12)
-    constant = made_up(3, 4)._replace(scores=np.full(12, 0.1 + 0.2))
-    assert all(math.isnan(Cell(constant, "pooled", method).value) for method in METHODS)
+    constant = made_up(3, 4).assign(x=0.1 + 0.2)
+    assert all(math.isnan(cell(constant, method, "pooled").value) for method in METHODS)
 
 
 def test_memory_is_linear_in_tracks():
@@ -116,23 +117,22 @@ def test_memory_is_linear_in_tracks():
 
 def test_units_without_enough_to_compare_do_not_count():
     data = made_up(4, 4, seed=1)
-    data.scores[:2] = math.nan  # two of track 0 are left
-    data.scores[4:8] = 0.0  # a measure that says the same of all
-    assert {*usable(data, "per_track")[0].track} == {2, 3}
-    assert len(usable(data, "pooled")[0].scores) == 14
+    data.loc[:1, "x"] = math.nan  # two of track 0 are left
+    data.loc[4:7, "x"] = 0.0  # a measure that says the same of all
+    assert {*usable(data, ["x"], "per_track")[0].unit} == {2, 3}
+    assert len(usable(data, ["x"], "pooled")[0]) == 14
     found = estimate(made_up(1, 2))
     assert np.isnan([found.value, found.low, found.high, found.p]).all()
-    assert found.reasons == ("1 of 1 tracks and sources: fewer than 3 systems with a score",)
+    assert found.reasons == ["1 of 1 tracks and sources: fewer than 3 systems with a score"]
     # Every reason, also of a correlation that is there.
-    assert estimate(data, draws=20).reasons == (
+    assert estimate(data, draws=20).reasons == [
         "1 of 4 tracks and sources: fewer than 3 systems with a score",
         "1 of 4 tracks and sources: scores do not vary",
         "2 clusters: interval approximate",
-    )
-    data.ratings[:] = 1.0
-    data.scores[:] = 2.0
+    ]
     for pooling in POOLINGS:
-        reasons = [reason.split(": ")[-1] for reason in estimate(data, pooling, draws=20).reasons]
+        found = estimate(data.assign(x=2.0, rating=1.0), pooling, draws=20)
+        reasons = [reason.split(": ")[-1] for reason in found.reasons]
         assert reasons == ["scores do not vary", "ratings do not vary"]
 
 
@@ -144,27 +144,25 @@ def test_units_without_enough_to_compare_do_not_count():
 def test_intervals_resample_tracks():
     data = made_up(12, 5, seed=5, sources=2)
     found = estimate(data, draws=2000, seed=1)
-    units = [data.subset(data.unit == u) for u in range(24)]
-    means = np.array([stats.spearmanr(u.scores, u.ratings)[0] for u in units])
-    means = means.reshape(12, 2).mean(1)  # both sources of a track go together
+    means = [stats.spearmanr(own.x, own.rating)[0] for _, own in data.groupby("unit")]
+    means = np.reshape(means, (12, 2)).mean(1)  # both sources of a track go together
     expected = stats.bootstrap(
         (means,), np.mean, n_resamples=4000, method="BCa", random_state=np.random.default_rng(7)
     ).confidence_interval
     assert found.low == pytest.approx(expected.low, abs=0.02)
     assert found.high == pytest.approx(expected.high, abs=0.02)
-    assert found.reasons == ()
+    assert found.reasons == []
 
 
 def test_one_track_has_no_interval_and_says_why():
     found = estimate(made_up(1, 6))
     assert math.isfinite(found.value)
-    assert math.isnan(found.low)
-    assert math.isnan(found.high)
-    assert found.reasons[0].startswith("one cluster")
-    assert estimate(made_up(4, 6)).reasons == ("4 clusters: interval approximate",)
+    assert np.isnan([found.low, found.high]).all()
+    assert found.reasons == ["one cluster: no interval"]
+    assert estimate(made_up(4, 6)).reasons == ["4 clusters: interval approximate"]
     agreed = np.tile([1.0, 2.0, 3.0, 4.0], 5)
-    alike = data_of(2 * agreed, agreed, np.repeat(np.arange(5), 4))
-    assert estimate(alike, method="pcc")[:3] == (1.0, 1.0, 1.0)
+    alike = estimate(table(2 * agreed, agreed, np.repeat(np.arange(5), 4)), method="pcc")
+    assert (alike.value, alike.low, alike.high) == (1.0, 1.0, 1.0)
 
 
 def test_intervals_cover_what_they_are_of():
@@ -174,22 +172,20 @@ def test_intervals_cover_what_they_are_of():
     ratings = np.tile(np.arange(6.0), 20)
     for trial in range(80):
         scores = np.where(rng.random(20)[:, None] < 0.7, np.arange(6.0), rng.random((20, 6)))
-        found = estimate(
-            data_of(scores.ravel(), ratings, unit), confidence=0.9, draws=200, seed=trial
-        )
+        data = table(scores.ravel(), ratings, unit)
+        found = estimate(data, confidence=0.9, draws=200, seed=trial)
         hits += found.low <= 0.7 <= found.high
     assert 0.80 * 80 <= hits <= 0.98 * 80
 
 
 def test_p_of_permutations_is_that_of_all_of_them():
     x, m = np.array([1.0, 2.0, 3.0, 4.0, 6.0]), np.array([2.0, 1.0, 4.0, 3.0, 5.0])
-    unit = np.zeros(5, dtype=int)
-    cell = Cell(data_of(x, m, unit), "per_track", "pcc")
+    one = cell(table(x, m, np.zeros(5, dtype=int)), "pcc")
     every = [np.corrcoef(x, m[list(order)])[0, 1] for order in itertools.permutations(range(5))]
-    exact = np.mean(np.abs(every) >= abs(cell.value) - 1e-12)
-    found = permutation_p(cell, draws=20000)
+    exact = np.mean(np.abs(every) >= abs(one.value) - 1e-12)
+    found = permutation_p(one, draws=20000)
     assert found == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 20000))
-    assert permutation_p(cell, draws=3) >= 0.25  # never 0
+    assert permutation_p(one, draws=3) >= 0.25  # never 0
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -197,31 +193,27 @@ def test_p_is_uniform_where_nothing_is_to_be_found(pooling):
     rng, found = np.random.default_rng(2), []
     for _ in range(200):
         unit = np.repeat(np.arange(4), 5)
-        data = data_of(rng.normal(size=20), rng.normal(size=20), unit)
-        found.append(permutation_p(Cell(data, pooling, "srcc"), draws=99))
+        data = table(rng.normal(size=20), rng.normal(size=20), unit)
+        found.append(permutation_p(cell(data, "srcc", pooling), draws=99))
     assert stats.kstest(found, "uniform").pvalue > 1e-3
     assert np.mean(np.array(found) <= 0.05) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
 
 
-def difference(one: Data, other: Data, pooling: str, method: str) -> Estimate:
-    return estimates({"a": one, "b": other}, [("a", "b")], pooling, method)["a", "b"]
-
-
 def test_differences_are_paired():
-    good = made_up(12, 5, seed=8)
-    rng = np.random.default_rng(1)
-    bad = good._replace(scores=good.scores + rng.normal(0, 6, len(good.scores)))
-    found = difference(good, bad, "per_track", "srcc")
-    cells = [Cell(data, "per_track", "srcc") for data in (good, bad)]
-    assert found.value == pytest.approx(cells[0].value - cells[1].value)
+    data, rng = made_up(12, 5, seed=8), np.random.default_rng(1)
+    data["y"] = data.x + rng.normal(0, 6, len(data))
+    found = estimate(data)
+    good, bad = (Cell(data, name, "srcc") for name in "xy")
+    assert found.value == pytest.approx(good.value - bad.value)
     assert found.low < found.value < found.high
     assert found.clusters == 12
-    assert difference(good, good, "pooled", "pcc")[:4] == (0.0, 0.0, 0.0, 12)
-    bad.scores[bad.track < 4] = math.nan  # compared on what both have
-    found = difference(good, bad, "per_track", "srcc")
-    left = [Cell(d.subset(d.track >= 4), "per_track", "srcc").value for d in (good, bad)]
+    same = estimate(data.assign(y=data.x), "pooled", "pcc")
+    assert (same.value, same.low, same.high, same.clusters) == (0.0, 0.0, 0.0, 12)
+    data.loc[data.unit < 4, "y"] = math.nan  # compared on what both have
+    found = estimate(data)
+    good, bad = (Cell(data[data.unit >= 4], name, "srcc") for name in "xy")
     assert found.clusters == 8
-    assert found.value == pytest.approx(left[0] - left[1])
+    assert found.value == pytest.approx(good.value - bad.value)
 
 
 # ------------------------------------------------------------------------------------------------

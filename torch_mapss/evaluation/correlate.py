@@ -11,9 +11,9 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,14 +27,12 @@ from torch_mapss.evaluation.correlation_stats import (
     LEAST_SYSTEMS,
     METHODS,
     POOLINGS,
-    Data,
+    Options,
     correlation,
     estimates,
-    parts_of,
-    usable,
 )
 from torch_mapss.evaluation.measures import COLUMNS as MEASURES
-from torch_mapss.evaluation.measures import label
+from torch_mapss.evaluation.measures import label, present
 from torch_mapss.evaluation.ratings import KEYS, Stimuli, join, load_ratings
 from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.significance import holm
@@ -56,18 +54,6 @@ DIFFERENCES = (
 )
 UNITS = ("scenario", "question", "track", "source", "measure", "systems", "srcc", "pcc")
 _OUTPUT = ["mixture_id", "system", "source_index"]
-
-
-class Options(NamedTuple):
-    """How correlations are computed."""
-
-    confidence: float = 0.95  # of intervals and half-widths, in (0, 1)
-    draws: int = 2000  # of bootstrap and permutations; p is at least 1/(draws + 1). 0: none
-    seed: int = 0  # of both
-    convention: str = "derived"  # of radius and half-width, or "paper": as printed
-    source_correlation: float = 0.0  # ρ_l in [-1, 1] of [eq:scenario_halfwidth_pcc]
-    # What intervals resample: a column of the ratings, e.g. track, system, talker or condition.
-    cluster: str = "track"
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,9 +241,8 @@ def correlate_stimuli(
     options = options or Options()
     stimuli = joined.table.replace([np.inf, -np.inf], np.nan)  # as the logarithm of 0
     bounds = {f"{name}_{part}" for name in stimuli for part in ("radius", "tail")}
-    other = [n for n in stimuli if n not in {*KEYS, "is_system", "rating", "cluster", *bounds}]
-    known = [name for name in MEASURES if name in other]
-    known += [name for name in other if name not in MEASURES]
+    apart = {*KEYS, "is_system", "rating", "cluster", *MEASURES, *bounds}
+    known = [*present(stimuli), *(name for name in stimuli if name not in apart)]
     names = [n for n in known if n not in MEASURES or not MEASURES[n].diagnostic]
     names = names if measures is None else list(measures)
     unknown = [name for name in names if name not in known]
@@ -268,13 +253,15 @@ def correlate_stimuli(
         )
     rows, differences, units = [], [], []
     for (scenario, question), own in stimuli.groupby(["scenario", "question"], sort=False):
+        unit = own.groupby(["track", "source"], sort=False).ngroup()
+        own = own.assign(unit=unit, cluster=own["cluster"].factorize()[0])
         where = {"scenario": scenario, "question": question}
-        data = {name: _data(own, name) for name in names}
         for pooling in POOLINGS:
-            here, between = _correlated({**where, "pooling": pooling}, data, options)
-            rows += here
-            differences += between
-        units += [where | row for name in names for row in _units(own, name, data[name])]
+            here, between = _correlated(own, names, pooling, options)
+            about = {**where, "pooling": pooling, "cluster": options.cluster}
+            rows += [about | row for row in here]
+            differences += [about | row for row in between]
+        units += [where | row for name in names for row in _units(own, name)]
     return Correlation(
         DataFrame(rows, columns=COLUMNS),
         DataFrame(differences, columns=DIFFERENCES),
@@ -286,117 +273,72 @@ def correlate_stimuli(
     )
 
 
-def _data(stimuli: DataFrame, measure: str) -> Data:
-    """Scores and ratings as arrays."""
-
-    def places(*columns: str) -> NDArray[np.int64]:
-        return stimuli.groupby([*columns], sort=False).ngroup().to_numpy()
-
-    bounds = [f"{measure}_radius", f"{measure}_tail"]
-    return Data(
-        scores=stimuli[measure].to_numpy(float),
-        ratings=stimuli["rating"].to_numpy(float),
-        unit=places("track", "source"),
-        track=places("track"),
-        cluster=places("cluster"),
-        bounds=stimuli.reindex(columns=bounds).to_numpy(float),
-    )
-
-
 def _correlated(
-    where: Mapping[str, Any], data: Mapping[str, Data], options: Options
+    stimuli: DataFrame, names: Sequence[str], pooling: str, options: Options
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of ``correlations.csv`` and of ``differences.csv`` of one question and pooling."""
-    about = {**where, "cluster": options.cluster}
+    pairs = itertools.combinations(names, 2) if options.draws else ()
+    keys = [*((name,) for name in names), *(pair for pair in pairs if {*pair} & {*MEASURES})]
     rows: dict[str, dict[str, Any]] = {}
-    differences: list[dict[str, Any]] = []
-    for name, one in data.items():
-        counted, _ = usable(one, where["pooling"])
-        rows[name] = {**about, "measure": name, "tracks": len(np.unique(counted.track))}
-        rows[name] |= {"sources": len(np.unique(counted.unit)), "stimuli": len(counted.scores)}
-        rows[name] |= {"undefined": len(one.scores) - len(counted.scores), "reason": {}}
-        rows[name] |= _errors(counted, where["pooling"], options)
-    keys: list[tuple[str, ...]] = [(name,) for name in data]
-    pairs = itertools.combinations(data, 2) if options.draws else ()
-    keys += [pair for pair in pairs if {*pair} & {*MEASURES}]
-    for method, p in zip(METHODS, ("p", "p_pcc")):
-        found = estimates(
-            data,
-            keys,
-            where["pooling"],
-            method,
-            confidence=options.confidence,
-            draws=options.draws,
-            seed=options.seed,
-        )
-        for key, made in found.items():
-            ends = {"low": made.low, "high": made.high}
-            if len(key) > 1:
-                row = {**about, **ends, "method": method, "clusters": made.clusters}
-                row |= {"measure_a": key[0], "measure_b": key[1], "difference": made.value}
-                differences.append(row)
-                continue
-            row = rows[key[0]]
-            row |= {method: made.value, p: made.p, "clusters": made.clusters}
-            row |= {f"{method}_{name}": value for name, value in ends.items()}
-            row["reason"] |= dict.fromkeys(made.reasons)
-    for row, adjusted in zip(rows.values(), holm(np.array([row["p"] for row in rows.values()]))):
-        row |= {"p_holm": adjusted, "reason": "; ".join(row["reason"])}
+    differences = []
+    for one in estimates(stimuli, keys, pooling, options):
+        ends, counted = {"low": one.low, "high": one.high}, one.stimuli
+        if len(one.measures) == 2:
+            row = dict(zip(("measure_a", "measure_b"), one.measures)) | ends
+            row |= {"method": one.method, "clusters": one.clusters, "difference": one.value}
+            differences.append(row)
+            continue
+        (name,) = one.measures
+        if name not in rows:
+            rows[name] = {"measure": name, "clusters": one.clusters, "reasons": []}
+            rows[name] |= {"stimuli": len(counted), "undefined": len(stimuli) - len(counted)}
+            rows[name] |= {"tracks": counted["track"].nunique()}
+            rows[name] |= {"sources": counted.groupby(["track", "source"]).ngroups}
+            rows[name] |= _errors(counted, name, options)
+        rows[name] |= {f"{one.method}_{end}": value for end, value in ends.items()}
+        rows[name] |= {one.method: one.value, "p" if one.method == "srcc" else "p_pcc": one.p}
+        rows[name]["reasons"] += one.reasons
+    for row, p in zip(rows.values(), holm(np.array([row["p"] for row in rows.values()]))):
+        row |= {"p_holm": p, "reason": "; ".join(dict.fromkeys(row["reasons"]))}
     return list(rows.values()), differences
 
 
-def _units(stimuli: DataFrame, name: str, data: Data) -> list[dict[str, Any]]:
+def _units(stimuli: DataFrame, name: str) -> Iterator[dict[str, Any]]:
     """The correlation of every track and source."""
-    found = []
-    for part in parts_of(data.unit):
-        row = stimuli[["track", "source"]].iloc[part[0]].to_dict()
-        own = data.subset(part[np.isfinite(data.scores[part])])
-        row |= {"measure": name, "systems": len(own.scores)}
-        for method in METHODS if len(own.scores) >= LEAST_SYSTEMS else ():
-            row[method] = float(correlation(own.scores, own.ratings, method)[0])
-        found.append(row)
-    return found
+    for (track, source), own in stimuli.groupby(["track", "source"], sort=False):
+        x, m = own[[name, "rating"]].dropna().to_numpy(float).T
+        row = {"track": track, "source": source, "measure": name, "systems": len(x)}
+        for method in METHODS if len(x) >= LEAST_SYSTEMS else ():
+            row[method] = float(correlation(x, m, method)[0])
+        yield row
 
 
-def _errors(data: Data, pooling: str, options: Options) -> dict[str, float]:
+def _errors(stimuli: DataFrame, name: str, options: Options) -> dict[str, float]:
     """What the errors of the scores may change in SRCC and PCC [sec:propagate_ci_to_corr].
 
-    Radius and half-width of each, over tracks and sources; none where a score has no bounds.
+    Radius and half-width of each, over units; none where a score has no bounds.
     """
-    if not len(data.scores) or not np.isfinite(data.bounds).all():
+    columns = [name, f"{name}_radius", f"{name}_tail", "rating"]
+    table = stimuli.reindex(columns=columns).to_numpy(float)
+    if not len(table) or not np.isfinite(table).all():
         return {}
+    units = stimuli.groupby("unit").indices.values()
+    given = [_padded(column[unit] for unit in units) for column in table.T]
+    tracks = stimuli.drop_duplicates("unit").sort_values("unit").groupby("track").indices.values()
     found = {}
-    rows = parts_of(data.unit) if pooling == "per_track" else [np.arange(len(data.unit))]
-    score, radius, half_width, rating = (
-        _padded([column[row] for row in rows])
-        for column in (data.scores, *data.bounds.T, data.ratings)
-    )
-    tracks = parts_of(np.array([data.track[row[0]] for row in rows]))
-    for method, name in zip(METHODS, ("spearman", "pearson")):
-        one: Any = correlation_bounds(
-            score,
-            radius,
-            half_width,
-            rating,
-            options.confidence,
-            name,
-            convention=options.convention,
-            seed=options.seed,
+    for method, kind in zip(METHODS, ("spearman", "pearson")):
+        one = correlation_bounds(
+            *given, options.confidence, kind, convention=options.convention, seed=options.seed
         )
-        if pooling == "per_track":
-            value, wide, half = (
-                _padded([part.numpy()[track] for track in tracks])
-                for part in (one.value, one.radius, one.half_width)
-            )
-            one = scenario_bounds(value, wide, half, options.source_correlation)
-        found[f"{method}_radius"] = float(one.radius)
-        found[f"{method}_half_width"] = float(one.half_width)
+        parts = (part.numpy() for part in (one.value, one.radius, one.half_width))
+        by_track = (_padded(part[track] for track in tracks) for part in parts)
+        whole = scenario_bounds(*by_track, options.source_correlation)
+        found[f"{method}_radius"] = float(whole.radius)
+        found[f"{method}_half_width"] = float(whole.half_width)
     return found
 
 
-def _padded(rows: Sequence[NDArray[Any]]) -> torch.Tensor:
+def _padded(rows: Iterable[NDArray[Any]]) -> torch.Tensor:
     """(rows, longest), NaN after shorter ones."""
-    made = torch.full((len(rows), max(map(len, rows))), math.nan, dtype=torch.float64)
-    for line, row in zip(made, rows):
-        line[: len(row)] = torch.as_tensor(row)
-    return made
+    tensors = [*map(torch.from_numpy, rows)]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=math.nan)

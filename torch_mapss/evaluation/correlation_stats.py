@@ -14,18 +14,28 @@ as if all stimuli were independent, and are too small where tracks (or clusters)
 
 Ranks are average ranks; numbers equal but for rounding are tied
 (:func:`~torch_mapss.evaluation.significance.merge_ties`).
+
+Here `stimuli` is a table of one question and scenario: ``unit`` (index of the track and source),
+``cluster`` (index of what is resampled), ``rating``, and the measures, NaN where undefined.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import sub
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torch_mapss.evaluation.significance import FEW, bca, is_constant, merge_ties
+from torch_mapss.evaluation.significance import FEW, ROUNDING, bca, merge_ties
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 POOLINGS = ("per_track", "pooled")
 METHODS = ("srcc", "pcc")
@@ -35,63 +45,42 @@ _BLOCK = 2**20
 _Array = NDArray[Any]
 
 
-class Data(NamedTuple):
-    """The stimuli of one question and scenario, and one measure of them."""
+class Options(NamedTuple):
+    """How correlations are computed."""
 
-    scores: _Array  # (n,) NaN where undefined
-    ratings: _Array  # (n,)
-    unit: _Array  # (n,) index of the track and source
-    track: _Array  # (n,) index of the track
-    cluster: _Array  # (n,) index of what is resampled
-    bounds: _Array  # (n, 2) radius and half-width of each score, NaN without
-
-    def subset(self, keep: _Array) -> Data:
-        """Some of the stimuli."""
-        return Data(*(part[keep] for part in self))
+    confidence: float = 0.95  # of intervals and half-widths, in (0, 1)
+    draws: int = 2000  # of bootstrap and permutations; p is at least 1/(draws + 1). 0: none
+    seed: int = 0  # of both
+    convention: str = "derived"  # of radius and half-width, or "paper": as printed
+    source_correlation: float = 0.0  # ρ_l in [-1, 1] of [eq:scenario_halfwidth_pcc]
+    # What intervals resample: a column of the ratings, e.g. track, system, talker or condition.
+    cluster: str = "track"
 
 
-class Estimate(NamedTuple):
-    """A correlation, or a difference of two."""
+def usable(
+    stimuli: DataFrame, measures: Sequence[str], pooling: str
+) -> tuple[DataFrame, list[str]]:
+    """The stimuli that count for all of some measures, and why others do not.
 
-    value: float
-    low: float
-    high: float
-    clusters: int
-    p: float = math.nan  # of permutations, of a correlation alone
-    reasons: tuple[str, ...] = ()  # why something is NaN or approximate
-
-
-def usable(data: Data, pooling: str) -> tuple[Data, list[str]]:
-    """The stimuli that count, and why others do not.
-
-    Those with a score; per track, where there are enough of them that differ.
+    Those with scores; per track, where there are enough of them that differ. Pooled, all are of
+    one unit.
     """
-    units = data.unit
-    data = data.subset(np.isfinite(data.scores) & np.isfinite(data.ratings))
     pooled = pooling == "pooled"
-    parts = [np.arange(len(data.unit))] if pooled else parts_of(data.unit)
     least, what = (2, "stimuli") if pooled else (LEAST_SYSTEMS, "systems")
-    enough = [part for part in parts if len(part) >= least]
-    constant = {
-        f"{name} do not vary": [is_constant(values[part]) for part in enough]
-        for name, values in (("scores", data.scores), ("ratings", data.ratings))
-    }
-    every = 1 if pooled else len(np.unique(units))
-    counts = {f"fewer than {least} {what} with a score": every - len(enough)}
-    counts |= {reason: sum(found) for reason, found in constant.items()}
+    stimuli = stimuli.assign(unit=0) if pooled else stimuli
+    every, names = stimuli["unit"].nunique(), [*measures, "rating"]
+    stimuli = stimuli.dropna(subset=names)
+    units = stimuli.groupby("unit")[names]
+    enough = units.size() >= least
+    low, high = units.min()[enough], units.max()[enough]
+    constant = high - low <= ROUNDING * np.maximum(low.abs(), high.abs())
+    counts = {f"fewer than {least} {what} with a score": every - enough.sum()}
+    counts |= {"scores do not vary": constant[names[0]].sum()}
+    counts |= {"ratings do not vary": constant["rating"].sum()}
     of = "" if pooled else f"{{}} of {every} tracks and sources: "
     reasons = [of.format(count) + reason for reason, count in counts.items() if count]
-    if not pooled:
-        good = [part for part, *same in zip(enough, *constant.values()) if not any(same)]
-        data = data.subset(np.sort(np.concatenate([np.empty(0, int), *good])))
-    return data, reasons
-
-
-def parts_of(unit: _Array) -> list[_Array]:
-    """The places of every unit."""
-    order = np.argsort(unit, kind="stable")
-    cuts = np.flatnonzero(np.diff(unit[order])) + 1
-    return np.split(order, cuts) if len(unit) else []
+    varied = constant.index[~constant.any(axis=1)]
+    return stimuli if pooled else stimuli[stimuli["unit"].isin(varied)], reasons
 
 
 # ------------------------------------------------------------------------------------------------
@@ -106,8 +95,6 @@ def correlation(x: _Array, m: _Array, method: str, times: _Array | None = None) 
         (R,); NaN where one of the two does not vary. Memory linear in n.
     """
     times = np.ones((1, len(x))) if times is None else times
-    if len(x) == 0:
-        return np.full(len(times), math.nan)
     x, m = merge_ties(x), merge_ties(m)
     varies = _varies(x, times) & _varies(m, times)
     x, m = (_ranks(v, times) if method == "srcc" else v for v in (x, m))
@@ -137,37 +124,36 @@ def _varies(x: _Array, times: _Array) -> _Array:
 
 
 class Cell:
-    """One measure against one question, in one pooling, for any sample of clusters.
+    """One measure against one question, for any sample of clusters.
 
     Args:
-        data: of :func:`usable`.
-        pooling: ``"per_track"`` or ``"pooled"``.
+        stimuli: of :func:`usable`.
+        measure: one of its columns.
         method: ``"srcc"`` or ``"pcc"``.
     """
 
-    def __init__(self, data: Data, pooling: str, method: str) -> None:
-        self.data, self.method = data, method
-        self.clusters, self._place = np.unique(data.cluster, return_inverse=True)
-        every = [np.arange(len(data.unit))]
-        self.parts = parts_of(data.unit) if pooling == "per_track" else every
-        self._values = np.array([self._of(part)[0] for part in self.parts])
+    def __init__(self, stimuli: DataFrame, measure: str, method: str) -> None:
+        self.method, self.size = method, len(stimuli)
+        self.clusters, place = np.unique(stimuli["cluster"], return_inverse=True)
+        scores, ratings = stimuli[[measure, "rating"]].to_numpy(float).T
+        #: Scores, ratings and places of the clusters of every unit.
+        self.parts = [
+            (scores[unit], ratings[unit], place[unit])
+            for unit in stimuli.groupby("unit").indices.values()
+        ]
+        self._values = np.array([correlation(x, m, method)[0] for x, m, _ in self.parts])
         #: The correlation itself, NaN where it is undefined.
-        self.value = float(self._values.mean()) if len(self._values) else math.nan
+        self.value = float(self._values.mean()) if self.parts else math.nan
         # A unit within one cluster is drawn as a whole, and its correlation stays what it is.
-        self._whole = pooling == "per_track" and all(
-            len({*self._place[part].tolist()}) == 1 for part in self.parts
-        )
-
-    def _of(self, part: _Array, times: _Array | None = None) -> _Array:
-        own = None if times is None else times[:, self._place[part]]
-        return correlation(self.data.scores[part], self.data.ratings[part], self.method, own)
+        self._whole = all(np.ptp(own) == 0 for *_, own in self.parts)
 
     def sampled(self, times: _Array) -> _Array:
         """(R,) the correlation where cluster k occurs ``times[:, k]`` times, of (R, clusters)."""
         if self._whole:
-            own = times[:, [self._place[part[0]] for part in self.parts]]
+            own = times[:, [place[0] for *_, place in self.parts]]
             return own @ self._values / own.sum(-1)
-        found = np.stack([self._of(part, times) for part in self.parts])
+        drawn = ((x, m, self.method, times[:, place]) for x, m, place in self.parts)
+        found = np.stack([correlation(*one) for one in drawn])
         there = np.isfinite(found)
         return np.where(there, found, 0.0).sum(0) / np.where(there.any(0), there.sum(0), math.nan)
 
@@ -177,104 +163,86 @@ class Cell:
 # ------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Estimate:
+    """The correlation of a measure, or the difference between those of two."""
+
+    measures: tuple[str, ...]
+    method: str
+    stimuli: DataFrame  # those that count
+    value: float  # NaN where it is undefined
+    clusters: int
+    reasons: list[str]  # why something is NaN or approximate
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan  # of permutations, of a correlation alone
+
+
 def estimates(
-    data: Mapping[str, Data],
-    keys: Sequence[tuple[str, ...]],
-    pooling: str,
-    method: str,
-    *,
-    confidence: float = 0.95,
-    draws: int = 2000,
-    seed: int = 0,
-) -> dict[tuple[str, ...], Estimate]:
+    stimuli: DataFrame, keys: Sequence[tuple[str, ...]], pooling: str, options: Options
+) -> list[Estimate]:
     """Correlations of measures, and differences of pairs of them, with their intervals.
 
     Args:
-        data: one measure each of the same stimuli, in order.
+        stimuli: of one question and scenario.
         keys: names of a measure, or of two: their difference is over what both have.
-        pooling, method: as of :class:`Cell`.
-        confidence, draws, seed: of the bootstrap, whose samples all of them share, and of the
-            permutations; 0 draws: none.
+        pooling: ``"per_track"`` or ``"pooled"``.
+        options: all estimates share the samples of the bootstrap.
 
     Returns:
-        By key; what is undefined is NaN, with the reasons.
+        Those of all keys by the first of `METHODS`, then by the second.
     """
-    cells: dict[tuple[bytes, ...], Cell] = {}  # what counts for two measures is often all of one
-    wanted: dict[tuple[str, ...], list[Cell]] = {}
-    found: dict[tuple[str, ...], Estimate] = {}
-    together: dict[bytes, list[tuple[str, ...]]] = {}  # the same clusters are resampled at once
-    for key in keys:
-        parts, reasons = _shared([data[name] for name in key], pooling)
-        of = wanted[key] = []
-        for part in parts:
-            content = tuple(array.tobytes() for array in part)
-            if content not in cells:
-                cells[content] = Cell(part, pooling, method)
-            of.append(cells[content])
-        value, clusters = float(_difference([cell.value for cell in of])), len(of[0].clusters)
-        if math.isfinite(value):
-            reasons += _limits(clusters, draws)
-            if clusters > 1 and draws > 0:
-                together.setdefault(of[0].clusters.tobytes(), []).append(key)
-        p = permutation_p(of[0], draws=draws, seed=seed) if len(of) == 1 else math.nan
-        found[key] = Estimate(value, math.nan, math.nan, clusters, p, tuple(reasons))
+    counted = {key: usable(stimuli, key, pooling) for key in keys}
+    cells: dict[tuple[str, str, bytes], Cell] = {}  # pairs mostly count what each measure does
+    together: dict[bytes, list[tuple[Estimate, list[Cell]]]] = {}  # the same clusters, at once
+    found = []
+    for method, key in itertools.product(METHODS, keys):
+        own, reasons = counted[key]
+        rows, of = own.index.to_numpy().tobytes(), []
+        for name in key:
+            if (name, method, rows) not in cells:
+                cells[name, method, rows] = Cell(own, name, method)
+            of.append(cells[name, method, rows])
+        value, clusters = reduce(sub, (cell.value for cell in of)), of[0].clusters
+        one = Estimate(key, method, own, value, len(clusters), [*reasons])
+        found.append(one)
+        if len(key) == 1:
+            one.p = permutation_p(of[0], draws=options.draws, seed=options.seed)
+        if math.isnan(value):
+            continue
+        if options.draws == 0:
+            one.reasons.append("no draws: no interval, no p")
+        if len(clusters) < 2:
+            one.reasons.append("one cluster: no interval")
+        elif options.draws > 0:
+            together.setdefault(clusters.tobytes(), []).append((one, of))
+            if len(clusters) < FEW:
+                one.reasons.append(f"{len(clusters)} clusters: interval approximate")
     for same in together.values():
-        ends = _intervals([wanted[key] for key in same], confidence, draws, seed)
-        for key, low, high in zip(same, *ends):
-            found[key] = found[key]._replace(low=float(low), high=float(high))
-            if not (math.isfinite(low) and math.isfinite(high)):
-                reason = "no interval: undefined in some samples of clusters"
-                found[key] = found[key]._replace(reasons=(*found[key].reasons, reason))
+        for (one, _), low, high in zip(same, *_intervals([of for _, of in same], options)):
+            one.low, one.high = float(low), float(high)
+            if not math.isfinite(low + high):
+                one.reasons.append("no interval: undefined in some samples of clusters")
     return found
 
 
-def _difference(values: Sequence[Any]) -> Any:
-    """The value itself of one measure, the difference of two."""
-    return values[0] - values[1] if len(values) > 1 else values[0]
-
-
-def _shared(data: Sequence[Data], pooling: str) -> tuple[list[Data], list[str]]:
-    """Measures on the stimuli and units that all of them have, and why some do not count."""
-    both: Any = np.ones(len(data[0].scores), dtype=bool)
-    if len(data) > 1:  # of one alone it is told what has no score
-        both = np.logical_and.reduce([np.isfinite(one.scores) for one in data])
-    found = [usable(one.subset(both), pooling) for one in data]
-    parts, reasons = [part for part, _ in found], found[0][1]
-    if pooling == "per_track" and len(parts) > 1:
-        shared = np.intersect1d(parts[0].unit, parts[1].unit)
-        parts = [part.subset(np.isin(part.unit, shared)) for part in parts]
-    return parts, reasons
-
-
-def _intervals(
-    wanted: Sequence[Sequence[Cell]], confidence: float, draws: int, seed: int
-) -> tuple[_Array, _Array]:
+def _intervals(wanted: Sequence[Sequence[Cell]], options: Options) -> tuple[_Array, _Array]:
     """(K,) ends of the intervals of correlations or their differences over the same clusters."""
-    cells = {id(cell): cell for of in wanted for cell in of}
+    cells = {cell for of in wanted for cell in of}
 
     def sampled(times: _Array) -> _Array:
-        made = {key: cell.sampled(times) for key, cell in cells.items()}
-        return np.stack([_difference([made[id(cell)] for cell in of]) for of in wanted])
+        made = {cell: cell.sampled(times) for cell in cells}
+        return np.stack([reduce(sub, (made[cell] for cell in of)) for of in wanted])
 
     return bca(
         sampled,
         len(wanted[0][0].clusters),
-        confidence=confidence,
-        draws=draws,
-        seed=seed,
-        size=max(len(cell.data.unit) for cell in cells.values()),
+        confidence=options.confidence,
+        draws=options.draws,
+        seed=options.seed,
+        size=max(cell.size for cell in cells),
         scale=1.0,
     )
-
-
-def _limits(clusters: int, draws: int) -> list[str]:
-    """What a correlation over so many clusters lacks."""
-    reasons = ["no draws: no interval, no p"] if draws < 1 else []
-    if clusters < 2:
-        return [*reasons, "one cluster: no interval"]
-    if draws > 0 and clusters < FEW:
-        reasons.append(f"{clusters} clusters: interval approximate")
-    return reasons
 
 
 def permutation_p(cell: Cell, *, draws: int = 2000, seed: int = 0) -> float:
@@ -282,14 +250,10 @@ def permutation_p(cell: Cell, *, draws: int = 2000, seed: int = 0) -> float:
 
     The identity counts as one of them, so that p is never 0: its least value is 1/(draws + 1).
     """
-    if draws < 1 or not math.isfinite(cell.value):
+    if draws < 1 or math.isnan(cell.value):
         return math.nan
-    rng = np.random.default_rng(seed)
-    extreme, data = 0, cell.data
-    parts = [
-        [_standard(v[part], cell.method) for v in (data.scores, data.ratings)]
-        for part in cell.parts
-    ]
+    rng, extreme = np.random.default_rng(seed), 0
+    parts = [[_standard(v, cell.method) for v in (x, m)] for x, m, _ in cell.parts]
     block = max(1, _BLOCK // max(len(x) for x, _ in parts))
     for start in range(0, draws, block):
         total = np.zeros(min(block, draws - start))

@@ -37,27 +37,23 @@ def page(rows: DataFrame, labels: Mapping[str, str], about: Sequence[str], level
     """
     sections, reasons = [], dict[str, list[str]]()
     for key, own in rows.groupby(["scenario", "question"], sort=False):
-        title = _title(*map(str, key))
-        track, pooled = (
-            own[own["pooling"] == p].to_dict("records") for p in ("per_track", "pooled")
-        )
-        lines = [
-            [labels[row["measure"]], *(_interval(row, m) for m in _METHODS), _p(row["p_holm"])]
-            + [*(_percent(whole[m]) for m in _METHODS), str(whole["stimuli"])]
-            for row, whole in zip(track, pooled)
-        ]
-        errors = [
-            [f"{labels[row['measure']]} {part.replace('_', '-')}"]
-            + [_percent(row[f"{m}_{part}"]) for m in _METHODS]
-            for row in track
-            for part in ("radius", "half_width")
-            if not math.isnan(row["srcc_radius"])
-        ]
+        title, lines, errors = _title(*map(str, key)), [], []
+        pooled = own[own["pooling"] == "pooled"].set_index("measure")
+        for row in own[own["pooling"] == "per_track"].to_dict("records"):
+            whole, name = pooled.loc[row["measure"]], labels[row["measure"]]
+            lines.append(
+                [name, *(_interval(row, method) for method in _METHODS), _p(row["p_holm"])]
+                + [*(_percent(whole[method]) for method in _METHODS), str(whole["stimuli"])]
+            )
+            for part in () if math.isnan(row["srcc_radius"]) else ("radius", "half_width"):
+                found = (_percent(row[f"{method}_{part}"]) for method in _METHODS)
+                errors.append([f"{name} {part.replace('_', '-')}", *found])
         tables = [Table(_HEADER, lines), Table(_ERRORS, errors)]
         sections.append((title, [table for table in tables if table.rows]))
-        for row in own[own["reason"] != ""].to_dict("records"):
-            where = f"{labels[row['measure']]} ({row['pooling']})"
-            for reason in row["reason"].split("; "):
+        told = own[own["reason"] != ""]
+        for measure, pooling, text in told[["measure", "pooling", "reason"]].to_numpy():
+            for reason in text.split("; "):
+                where = f"{labels[measure]} ({pooling})"
                 reasons.setdefault(f"{title}: {reason}", []).append(where)
     notes = [
         "Correlations in %, over the systems of a track and source, averaged, with the "

@@ -71,24 +71,14 @@ def load_ratings(
     read = io.read_table(path, [*dict.fromkeys([*needed, cluster])], [names["rating"]], content)
     if read.empty:
         raise ValueError(f"{io.shown(path)!r} holds no rating.")
-
-    def texts(column: str, otherwise: str = "") -> list[str]:
-        given = read[column] if column in read else [otherwise] * len(read)
-        return [io.same_name(text.strip()) for text in given]
-
-    table = DataFrame(
-        {
-            "scenario": [name or "all" for name in texts(names["scenario"])],
-            "question": texts(names["question"], "rating"),
-            "track": texts(names["track"]),
-            "source": texts(names["source"]),
-            "system": [name.removeprefix(CONTROL) for name in texts(names["system"])],
-            "is_system": [role == "system" for role in texts(names["role"], "system")],
-            "rating": read[names["rating"]],
-            "cluster": texts(cluster),
-        },
-        read.index,
-    )
+    absent = {"source": "", "question": "rating", "role": "system", "scenario": "all"}
+    table = DataFrame({name: read.get(names[name], absent.get(name)) for name in COLUMNS})
+    table["cluster"] = read[cluster].astype(str)
+    for name in table.columns.drop("rating"):
+        table[name] = table[name].str.strip().map(io.same_name)
+    table["scenario"] = table["scenario"].replace("", "all")
+    table["system"] = table["system"].str.removeprefix(CONTROL)
+    table["is_system"] = table.pop("role") == "system"
     wrong = table.index[~np.isfinite(table["rating"]) | (table["cluster"] == "")]
     if len(wrong):
         raise ValueError(
@@ -130,10 +120,13 @@ def join(
     Raises:
         ValueError: not one rating found its scores.
     """
+    import pandas
+
     outputs = outputs.assign(**{n: outputs[n].map(io.same_name) for n in _NAMES})
-    # A system of the same name as a control is the one that is meant.
-    outputs["control"] = outputs["system"].str.startswith(CONTROL)
-    scored = outputs[controls | ~outputs["control"]].sort_values("control", kind="stable")
+    control = outputs["system"].str.startswith(CONTROL)
+    # First the systems: one of the same name as a control is the one that is meant.
+    scored = pandas.concat([outputs[~control], outputs[control & controls]])
+    scored["system"] = scored["system"].str.removeprefix(CONTROL)
     wanted = ratings.table[controls | ratings.table["is_system"]]
     mapping = {io.same_name(k): io.same_name(v) for k, v in (sources or {}).items()}
     rated = wanted.groupby("track")["source"].unique()
@@ -143,11 +136,8 @@ def join(
         pairs, guesses = match_names(list(own.unique()), list(rated.get(track, ())), mapping)
         names |= {(str(track), found): rate for found, rate in pairs.items()}
         guessed.update(guesses.items())
-    scored = scored.assign(
-        source=[names.get(key) for key in zip(scored["track"], scored["source"])],
-        system=scored["system"].str.removeprefix(CONTROL),
-    )
-    scored = scored.drop(columns="control").dropna(subset="source").drop_duplicates(_NAMES)
+    scored["source"] = [names.get(key) for key in zip(scored["track"], scored["source"])]
+    scored = scored.dropna(subset="source").drop_duplicates(_NAMES)
     merged = wanted.merge(scored, on=_NAMES, how="left", indicator="_found")
     stimuli = merged[merged["_found"] == "both"].drop(columns="_found").reset_index(drop=True)
     if stimuli.empty:
