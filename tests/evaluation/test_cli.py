@@ -152,7 +152,7 @@ def test_errors_are_one_line(tmp_path: Path, files: Files, capsys: Capture) -> N
         ((references, ["/nowhere.wav", estimates[1]]), (), "'/nowhere.wav'"),
         ((references, [str(broken), estimates[1]]), (), "broken.wav"),
         ((references[:1], estimates[:1]), (), "at least two references"),
-        (files, ("--out", str(taken)), "taken' cannot be written to: it is a file"),
+        (files, ("--out", str(taken)), "taken' cannot be written to: File exists"),
         (files, ("--encoder", "meel"), "Did you mean 'mel'"),
         (files, ("--device", "cuda:99"), "--device cuda:99 cannot be used here"),
         (files, ("--device", "nonsense"), "--device nonsense cannot be used here"),

@@ -312,7 +312,7 @@ def test_words_names_and_a_small_table(report: Report, mapss: MAPSS, truth: Tens
 @pytest.mark.parametrize(
     ("estimates", "references", "message"),
     [
-        ("x.wav", sources(), "single path 'x.wav'"),
+        ("x.wav", sources(), "got 'x.wav': estimates="),
         (sources().T, sources(), r"of \(samples, sources\) pass estimates\.T"),
         (sources()[None], sources(), r"must have shape \(S, T\).*\(1, 2, 8000\)"),
         (list(sources()[:, None]), sources(), r"estimates\[0\] must be one mono signal"),

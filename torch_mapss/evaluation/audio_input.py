@@ -103,11 +103,6 @@ def _array(given: Any, name: str, each: bool) -> Tensor:
 
 def _listed(given: Any, kind: str, most: int) -> list[Any]:
     """``given`` as a list of sources."""
-    if isinstance(given, str | os.PathLike):
-        raise TypeError(
-            f"{kind} must be a list with one file per source, got the single path "
-            f"{io.shown(given)!r}. Write {kind}=[...]."
-        )
     if hasattr(given, "ndim") and hasattr(given, "shape"):
         shape = tuple(given.shape)
         if not 2 <= given.ndim <= most or shape[0] > shape[-1]:
@@ -117,12 +112,12 @@ def _listed(given: Any, kind: str, most: int) -> list[Any]:
                 '(S, C, T) with channels="each".'
             )
         given = list(given)
-    if not isinstance(given, Sequence):
+    if isinstance(given, str) or not isinstance(given, Sequence):
         raise TypeError(
-            f"{kind} must be a list of paths or arrays, or an (S, T) array or tensor, got "
-            f"{type(given).__name__}."
+            f"{kind} must be a list of paths or arrays, one per source, or an (S, T) array or "
+            f"tensor, got {given!r:.60}: {kind}=[...]."
         )
-    if not any(item is not None for item in given):
+    if all(item is None for item in given):
         raise ValueError(f"{kind} must hold at least one source, got {list(given)!r}.")
     return list(given)
 

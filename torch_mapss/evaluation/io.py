@@ -122,10 +122,8 @@ def make_folder(path: str | os.PathLike[str]) -> str:
         os.makedirs(path, exist_ok=True)
         if not os.access(path or ".", os.W_OK | os.X_OK):
             problem = "permission denied"
-    except (FileExistsError, NotADirectoryError):
-        problem = "it is a file, or lies below one"
     except OSError as error:
-        problem = error.strerror
+        problem = f"{error.strerror}"
     if problem is not None:
         raise ValueError(
             f"the folder {shown(path)!r} cannot be written to: {problem}. Name another one."
@@ -209,28 +207,22 @@ def write_with(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
 def filled_at_once(path: str | os.PathLike[str]) -> Iterator[str]:
     """A folder to write to, whose content is moved to ``path`` at the end; on an error, none of it.
 
-    Where ``path`` is not there yet, it comes in one step; else its files are replaced one by one.
-
     Raises:
         ValueError: as :func:`make_folder`.
         WriteError: the content cannot be moved.
     """
-    path = os.path.abspath(os.fspath(path))
-    there = os.path.exists(path)
-    # Inside a folder that is there, for nothing may be written beside it.
-    parent = make_folder(path if there else os.path.dirname(path))
-    temporary = _temporary(os.path.join(parent, os.path.basename(path)))
+    path = make_folder(path)
+    temporary = _temporary(os.path.join(path, "content"))
     try:
         with writing(path):
             os.mkdir(temporary)
         yield temporary
         with writing(path):
-            if there:
-                shutil.copytree(temporary, path, copy_function=os.replace, dirs_exist_ok=True)
-            else:
-                os.rename(temporary, path)
+            shutil.copytree(temporary, path, copy_function=os.replace, dirs_exist_ok=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            os.rmdir(path)  # if nothing is in it
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 from collections import Counter
@@ -29,10 +30,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from torch_mapss import audio
 from torch_mapss.core.checks import warn_user
+from torch_mapss.core.pooling import masked_mean, pool_fidelity
 from torch_mapss.evaluation import io, sounds
 from torch_mapss.evaluation.listen_ratings import mark_of, read_key
 from torch_mapss.evaluation.results import Results, records
@@ -221,8 +223,11 @@ def _write_page(
         end = start + seconds
         for own, (times, values) in zip(key[1:], curves):
             inside = (times >= start) & (times <= end)
-            own |= {m: _mean(m, values[m][inside]) for m in _KEY_MEASURES if m in own}
-    waves = _levelled(sounds.cut(waves, rate, start, end), rate)
+            own |= {m: _pooled(m, values[m][inside]) for m in _KEY_MEASURES if m in own}
+    waves = audio.normalize_loudness(
+        sounds.cut(waves, rate, start, end), rate, _LOUDNESS, peak=math.inf
+    )
+    waves = waves / waves.abs().max().clamp(min=1.0)
     levels = audio.integrated_loudness(waves, rate).tolist()
     for row, wave, level in zip(key, waves, levels):
         row |= {column: rows[0][column] for column in ("mixture_id", "source")}
@@ -240,22 +245,13 @@ def _start(times: Any, scores: Any, length: float, seconds: float) -> float:
     return float(starts[int(np.argmax(counts[last] - counts[first]))])
 
 
-def _mean(measure: str, values: Any) -> float:
+def _pooled(measure: str, values: NDArray[np.float64]) -> float:
     """Frame scores of an excerpt, pooled as utterances are; NaN where none is scored."""
-    values = values[np.isfinite(values)]
-    if not values.size:
-        return float("nan")
-    if measure == "fidelity":  # by its RMS, which bad moments weigh in
-        return float(1.0 - np.sqrt(np.square(1.0 - values).mean()))
-    return float(values.mean())
-
-
-def _levelled(waves: Tensor, rate: int) -> Tensor:
-    """Waveforms (n, T) at one loudness, lower by one gain for all if a peak would not fit."""
-    found = audio.integrated_loudness(waves, rate)
-    gain = torch.where(found.isfinite(), 10.0 ** ((_LOUDNESS - found) / 20.0), 1.0)
-    waves = waves * gain.unsqueeze(-1)
-    return waves / waves.abs().max().clamp(min=1.0)
+    frames = torch.from_numpy(values)
+    scored = frames.isfinite()
+    if measure == "fidelity":
+        return float(pool_fidelity(frames, scored, scored))
+    return float(masked_mean(frames, scored))
 
 
 def _configuration(key: Sequence[Row], question: str) -> str:
