@@ -66,15 +66,6 @@ class Signals(NamedTuple):
     channels: Tensor  # (C, S, T): the references
 
 
-class Inspection(NamedTuple):
-    """What was found about the signals of a mixture."""
-
-    findings: tuple[Finding, ...]
-    silent: tuple[bool, ...]  # S': no sound at all
-    estimate_bands: tuple[float, ...]  # S', Hz: where the spectrum ends
-    reference_bands: tuple[float, ...]  # S
-
-
 def measure_lags(
     outputs: Tensor, truth: Tensor, rate: int, align: bool
 ) -> tuple[list[int | None], list[int]]:
@@ -97,14 +88,6 @@ def measure_lags(
     ]
     limit = LAG_LIMIT_S * rate if align else -1
     return lags, [lag if lag is not None and abs(lag) <= limit else 0 for lag in lags]
-
-
-def inspect(signals: Signals) -> Inspection:
-    """Look a mixture's signals over."""
-    look = _Look(signals)
-    found = [found for check in _CHECKS for found in check(look)]
-    findings = tuple(Finding(kind, _TEXTS[kind].format(*values)) for kind, *values in found)
-    return Inspection(findings, look.silent, look.estimate_bands, look.reference_bands)
 
 
 def muted_frames(outputs: Tensor, times: Tensor, length_s: float, rate: int) -> Tensor:
@@ -145,14 +128,16 @@ def covered_frames(
 
 
 # ------------------------------------------------------------------------------------------------
-# What the checks look at
+# What is measured, and found
 # ------------------------------------------------------------------------------------------------
 
 
-class _Look:
-    """What is measured of the signals once for all checks.
+class Inspection:
+    """What was found about the signals of a mixture, and what was measured of them for that.
 
-    Rows are the estimates, the references, their sum and, if it is long enough, the mixture.
+    ``findings``; ``silent`` (S'): no sound at all; ``estimate_bands`` (S') and ``reference_bands``
+    (S): Hz where the spectrum ends. Rows of the rest are the estimates, the references, their sum
+    and, if it is long enough, the mixture.
     """
 
     def __init__(self, signals: Signals) -> None:
@@ -187,6 +172,8 @@ class _Look:
         part = self.cosines.square().clamp(max=1.0)
         part = part.clamp(min=1e-30) / (1.0 - part).clamp(min=1e-30)
         self.si_sdr = (10 * torch.log10(part)).tolist()  # dB, of a row against another
+        found = [found for check in _CHECKS for found in check(self)]
+        self.findings = tuple(Finding(kind, _TEXTS[kind].format(*of)) for kind, *of in found)
 
     def same(self, one: int, other: int) -> bool:
         """Whether two rows are one signal, at whatever level."""
@@ -232,7 +219,7 @@ _TEXTS = {
 _Found = Iterator[tuple[Any, ...]]
 
 
-def _levels(look: _Look) -> _Found:
+def _levels(look: Inspection) -> _Found:
     """Silence, faint estimates, channels that cancel, constants that count as sound."""
     for row, clip, own in look.estimates:
         level = _decibels(look.levels[row] / max(look.levels[own], 1e-30))
@@ -252,7 +239,7 @@ def _levels(look: _Look) -> _Found:
             yield "offset", clip.label, mean, _decibels(abs(mean) / level)
 
 
-def _lags(look: _Look) -> _Found:
+def _lags(look: Inspection) -> _Found:
     rate, hop = look.signals.rate, look.signals.hop_s
     for row, clip, own in look.estimates:
         lag = look.signals.lags[row]
@@ -266,7 +253,7 @@ def _lags(look: _Look) -> _Found:
         yield "lag", clip.label, 1000 * size, way, truth, 1000 * hop, hint
 
 
-def _bands(look: _Look) -> _Found:
+def _bands(look: Inspection) -> _Found:
     """Low rates, and a band that ends early in all references: one dull source is no such case."""
     wanted, references = look.signals.encoder_rate, look.signals.references
     clips = (*references, *look.signals.estimates)
@@ -280,7 +267,7 @@ def _bands(look: _Look) -> _Found:
         yield "band", names, edge / 1000, wanted / 2000
 
 
-def _twins(look: _Look) -> _Found:
+def _twins(look: Inspection) -> _Found:
     """Signals that are there twice, at whatever level, among the estimates or the references."""
     outputs = {row: clip for row, clip, _ in look.estimates}
     for kind, clips in (("estimates", outputs), ("references", look.references)):
@@ -289,7 +276,7 @@ def _twins(look: _Look) -> _Found:
                 yield "twins", kind, clips[one].label, clips[other].label
 
 
-def _sums(look: _Look) -> _Found:
+def _sums(look: Inspection) -> _Found:
     """References that are the sum of others, or the mixture: by least squares on the others."""
     used = [row for row in look.references if float(look.cosines[row, row]) > 0.5]
     for row in used if len(used) > 2 else ():
@@ -304,7 +291,7 @@ def _sums(look: _Look) -> _Found:
             yield "sum", look.references[row].label, " and ".join(parts), others
 
 
-def _copies(look: _Look) -> _Found:
+def _copies(look: Inspection) -> _Found:
     """Estimates that are their reference, and signals that are the mixture, given or summed."""
     truth = look.signals.truth[list(look.signals.attributed)]
     alike = (look.signals.outputs == truth).all(-1).tolist()
@@ -324,7 +311,7 @@ def _copies(look: _Look) -> _Found:
             yield "mixture", "estimate", clip.label, found[0], hint
 
 
-def _order(look: _Look) -> _Found:
+def _order(look: Inspection) -> _Found:
     """Estimates that fit another reference each, all of them better by SI-SDR."""
     from scipy.optimize import linear_sum_assignment
 

@@ -24,7 +24,6 @@ from torch_mapss.evaluation.input_checks import (
     Inspection,
     Signals,
     covered_frames,
-    inspect,
     measure_lags,
     muted_frames,
 )
@@ -309,7 +308,7 @@ class Scorer(NamedTuple):
         if request.excerpts is not None:
             sampled, errors = pooled.sampling(parts)
             columns = columns.join(sampled)
-        looked = inspect(signals)
+        looked = Inspection(signals)
         return Report(
             estimates=tuple(signals.estimates),
             references=tuple(signals.references),
