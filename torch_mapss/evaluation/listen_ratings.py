@@ -58,20 +58,19 @@ def read_ratings(paths: Sequence[str | os.PathLike[str]]) -> DataFrame:
         table = io.read_table(
             path, (*_CELL, "rating_score"), ("rating_score",), "the mushra.csv of webMUSHRA"
         )
-        outside = table.index[~table["rating_score"].between(0.0, 100.0)]
+        outside = table["rating_score"][~table["rating_score"].between(0.0, 100.0)]
         if len(outside):
             raise ValueError(
-                f"{io.shown(path)!r}, line {outside[0]}: rating_score must be a number from 0 to "
-                f"100, got {table['rating_score'][outside[0]]:g}."
+                f"{io.shown(path)!r}, line {outside.index[0]}: rating_score must be a number from "
+                f"0 to 100, got {outside.iloc[0]:g}."
             )
-        form = table.drop(columns=[name for name in _OF_A_RATING if name in table])
-        answers = ["/".join(row) for row in form.to_numpy()]
-        uuid = table.get("session_uuid", "")
-        tables.append(table[[*_CELL, "rating_score"]].assign(answers=answers, uuid=uuid, file=path))
+        form = table.drop(columns=[*_OF_A_RATING], errors="ignore")
+        who = {"form": ["/".join(row) for row in form.to_numpy()], "file": io.shown(path)}
+        who["uuid"] = table.get("session_uuid", "")
+        tables.append(table[[*_CELL, "rating_score"]].assign(**who))
     given = pandas.concat(tables, ignore_index=True)
-    unique = given["uuid"] != ""
-    answers = given["answers"].where(given["answers"] != "", given["file"].map(io.shown))
-    given["listener"] = given["uuid"].where(unique, answers)
+    unique, filled = given["uuid"] != "", given["form"] != ""
+    given["listener"] = given["uuid"].where(unique, given["form"].where(filled, given["file"]))
     number = given.groupby(["listener", *_CELL]).cumcount() + 1
     if again := int((unique & (number > 1)).sum()):
         warn_user(
@@ -80,12 +79,12 @@ def read_ratings(paths: Sequence[str | os.PathLike[str]]) -> DataFrame:
         )
     other = ~unique & (number > 1)
     given.loc[other, "listener"] += " (" + number[other].astype(str) + ")"
-    alike = given[other & (given["answers"] != "")].drop_duplicates("listener")
+    alike = given[other & filled].drop_duplicates("listener")
     if len(alike):
         warn_user(
             f"{len(alike)} sessions have the same answers in the form as one before them (first "
-            f"{alike['answers'].iloc[0]!r}) and rate the same pages: they count as listeners of "
-            "their own. A column session_uuid would tell."
+            f"{alike['form'].iloc[0]!r}) and rate the same pages: they count as listeners of their "
+            "own. A column session_uuid would tell."
         )
     given["question"] = given["session_test_id"].str.split("-").str[-1]
     names = {"trial_id": "page", "rating_stimulus": "condition", "rating_score": "score"}
@@ -129,26 +128,22 @@ def rating_tables(ratings: DataFrame, key: DataFrame) -> tuple[DataFrame, DataFr
     pages = key.drop_duplicates("page")
     anchors = [pages.assign(condition=n, system=n, role=role) for n, role in _ANCHORS.items()]
     known = pandas.concat([key, *anchors]).rename(columns={"mixture_id": "track"})
-    known = known.drop_duplicates(["page", "condition"])
-    given = ratings.merge(
-        known[["page", "condition", "track", "source", "system", "role"]],
-        how="left",
-        on=["page", "condition"],
-    )
-    if given["track"].isna().any():
-        page, condition = given.loc[given["track"].isna(), ["page", "condition"]].iloc[0]
+    stimulus, cell = ["track", "source", "system", "role"], ["page", "condition"]
+    known = known.drop_duplicates(cell)[[*cell, *stimulus]]
+    given = ratings.merge(known, how="left", on=cell)
+    if unknown := given.loc[given["track"].isna(), cell].to_numpy().tolist():
         raise ValueError(
-            f"page {page!r}, condition {condition!r} is not in the key, whose pages begin with "
-            f"{mark_of(key)!r}: the ratings are of another test. Give the stimuli.csv that was "
-            "written with it."
+            f"page {unknown[0][0]!r}, condition {unknown[0][1]!r} is not in the key, whose pages "
+            f"begin with {mark_of(key)!r}: the ratings are of another test. Give the stimuli.csv "
+            "that was written with it."
         )
-    # The same page rated again is another trial.
     trial = ["question", "page", "listener"]
-    given["time"] = given.groupby([*trial, "condition"]).cumcount()
-    scores = given.groupby([*trial, "time"])["score"]
+    # The same page rated again is another trial.
+    trial = [*trial, given.groupby([*trial, "condition"]).cumcount()]
+    scores = given.groupby(trial)["score"]
     low, high = scores.transform("min"), scores.transform("max")
     given["norm"] = (100.0 * (given["score"] - low) / (high - low)).where(high > low)
-    stimulus = ["question", "track", "source", "system", "role"]
+    stimulus = ["question", *stimulus]
     single = given.groupby([*stimulus, "listener"], sort=False)[["score", "norm"]].mean()
     over = single.groupby(stimulus, sort=False).agg(
         mean_rating=("score", "mean"),
