@@ -134,7 +134,7 @@ def test_display_names(paths: list[str], names: tuple[str, ...]) -> None:
 def test_folders_are_made_unless_a_file_is_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
     for path in ("taken", "taken/below"):
-        with pytest.raises(ValueError, match="taken.* (File exists|Not a directory)"):
+        with pytest.raises(ValueError, match=r"taken.* (File exists|Not a directory)"):
             io.make_folder(tmp_path / path)
     assert (tmp_path / "taken").read_text() == "mine"
     io.write_bytes(Path(io.make_folder(tmp_path / "a" / "b"), "c"), b"")
