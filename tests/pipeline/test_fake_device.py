@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, MAPSSLoss
 from torch_mapss.audio.loudness import normalize_loudness
-from torch_mapss.pipeline.copies import EmbeddingChecks
+from torch_mapss.pipeline.copies import Encoding
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A fake device, on which no embedding is broken, and no memory is to be measured."""
-    monkeypatch.setattr(EmbeddingChecks, "read", lambda _: None)
+    monkeypatch.setattr(Encoding, "check", lambda _: None)
     with fake_device(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nothing is known of any value: no frame need be scored
         yield

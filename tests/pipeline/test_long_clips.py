@@ -69,13 +69,13 @@ def test_memory_changes_no_score_of_a_long_clip(
         "match_bank": DistortionBank("match", size=20),
     }
     blocks, found = [], []
-    original = Copies.encoded
+    original = Copies.encode
 
     def counted(*given: Any) -> Any:
         blocks.append(given)
         return original(*given)
 
-    monkeypatch.setattr(Copies, "encoded", counted)
+    monkeypatch.setattr(Copies, "encode", counted)
     counts = []
     for memory in ("16MiB", "256MiB", "auto"):
         blocks.clear()

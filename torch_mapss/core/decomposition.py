@@ -76,7 +76,8 @@ class Graphs(NamedTuple):
 
     def part(self, graphs: slice) -> Graphs:
         """Some of the graphs."""
-        return Graphs(*(x[graphs] for x in self[:-1]), self.again)
+        kernel, present, own, foreign, defined = (x[graphs] for x in self[:5])
+        return Graphs(kernel, present, own, foreign, defined, self.again)
 
 
 def decomposition_scores(

@@ -61,7 +61,8 @@ class Points(NamedTuple):
         active, mask = (
             None if x is None else x[frames].to(self.device) for x in (self.active, self.mask)
         )
-        return Points(outputs, references, distortions, self.attributed, active, mask, *others)
+        rest = others[0] if others else None
+        return Points(outputs, references, distortions, self.attributed, active, mask, rest)
 
     def source_index(self) -> Tensor:
         """(S',) the source of each output."""

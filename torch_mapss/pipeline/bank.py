@@ -5,41 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torch_mapss.core import devices
+from torch_mapss.core.points import Points
 from torch_mapss.distortions import Measured
 
 FORMAT = 5  # of saved banks; a bank of another format is refused
-
-
-class BankFrames(NamedTuple):
-    """What some frames hold of a bank, for one measure, frame first."""
-
-    references: Tensor  # (n, S, M)
-    distortions: Tensor  # (n, S, P, M)
-    mask: Tensor | None  # (n, S, P) bool, which distortions are present; None: all
-    others: Tensor | None  # (n, S, M) sum of the other references, where a measure reads it
-    usable: Tensor | None = None  # (n,) bool, frames without bad numbers; None: all
-
-    def cleaned(self) -> BankFrames:
-        """Frames with bad numbers as zeros, and which ones are not."""
-        given = [x for x in (self.references, self.distortions, self.others) if x is not None]
-        usable = torch.stack([x.sum(-1).isfinite().flatten(1).all(-1) for x in given]).all(0)
-        if not devices.is_accelerator(usable.device) and bool(usable.all()):
-            return self
-
-        def clean(x: Tensor) -> Tensor:
-            return torch.where(usable.reshape(-1, *(1,) * (x.ndim - 1)), x, 0.0)
-
-        others = None if self.others is None else clean(self.others)
-        return BankFrames(
-            clean(self.references), clean(self.distortions), self.mask, others, usable
-        )
 
 
 @dataclass(frozen=True)
@@ -51,21 +26,24 @@ class Encoded:
     mask: Tensor | None  # (b, S, P) bool, which distortions are present; None: all
     others: Tensor | None = None  # (b, S, F, M) sum of the other references
 
-    def at(self, item: Tensor, frame: Tensor) -> BankFrames:
-        """The embeddings of frames (n,) of items (n,)."""
-        return BankFrames(
-            self.references.transpose(1, 2)[item, frame],
+    def at(self, item: Tensor, frame: Tensor) -> Points:
+        """Frames (n,) of items (n,), with the references as outputs."""
+        references = self.references.transpose(1, 2)[item, frame]
+        return Points(
+            references,
+            references,
             self.distortions.permute(0, 3, 1, 2, 4)[item, frame],
-            None if self.mask is None else self.mask[item],
-            None if self.others is None else self.others.transpose(1, 2)[item, frame],
+            tuple(range(references.shape[1])),
+            mask=None if self.mask is None else self.mask[item],
+            others=None if self.others is None else self.others.transpose(1, 2)[item, frame],
         )
 
     def usable(self) -> Tensor:
         """(b, F) frames in which all embeddings are finite."""
         # A sum over features keeps NaN and infinity, and does not copy a view.
-        found = self.references.sum(-1).isfinite().all(1)
-        found = found & self.distortions.sum(-1).isfinite().flatten(1, 2).all(1)
-        return found if self.others is None else found & self.others.sum(-1).isfinite().all(1)
+        parts = self.references, self.distortions.flatten(1, 2), self.others
+        found = [x.sum(-1).isfinite().all(1) for x in parts if x is not None]
+        return torch.stack(found).all(0)
 
     @property
     def frame_bytes(self) -> int:
@@ -228,15 +206,12 @@ class ReferenceBank:
         chosen = torch.as_tensor(index, device=self.device)
         if chosen.is_floating_point() or chosen.is_complex() or chosen.dtype == torch.bool:
             raise TypeError(f"index must hold whole numbers, got {chosen.dtype}.")
-        if any(group.deferred for group in self.groups):
+        group, *others = self.groups
+        if others or group.deferred:
             raise ValueError(
-                "only mixtures whose embeddings are in memory can be recombined, and these are so "
-                "long that they are scored in segments. Cut them into clips, or pass segment=None."
-            )
-        if len(self.groups) != 1:
-            raise ValueError(
-                "only mixtures of one length can be recombined, got "
-                f"{sorted({group.samples for group in self.groups})} samples. Cut them first."
+                "only mixtures of one length that is not scored in segments can be recombined, got "
+                f"{sorted(set(self.lengths))} samples. Cut them to one length, or pass "
+                "segment=None where they are longer than a segment."
             )
         fits = chosen.ndim == 2 and chosen.shape[1] == self.sources and len(chosen) > 0
         if not fits or bool(((chosen < 0) | (chosen >= self.batch)).any()):
@@ -244,7 +219,6 @@ class ReferenceBank:
                 f"index must be (B', S) = (…, {self.sources}) mixtures in [0, {self.batch}), got "
                 f"{chosen.tolist()}."
             )
-        (group,) = self.groups
         sums = any(isinstance(x, Encoded) and x.others is not None for x in group.encoded.values())
         if sums and bool((chosen != chosen[:, :1]).any()):
             raise ValueError(
@@ -310,32 +284,25 @@ class ReferenceBank:
         if not given:
             raise ValueError("at least one bank is needed, got none.")
         first = given[0]
+        offset, groups = 0, []
         for bank in given:
             if not isinstance(bank, ReferenceBank):
                 raise TypeError(
                     f"join takes ReferenceBanks, got {type(bank).__name__}. Where a data set gives "
                     "more than banks, join the banks of the batch in a collate_fn of your own."
                 )
-            unlike = [
-                n
-                for n in ("sources", "measures", "settings")
-                if getattr(bank, n) != getattr(first, n)
-            ]
-            if unlike:
-                (name, *_) = unlike
-                raise ValueError(
-                    f"banks of different {name} cannot be joined, got {getattr(first, name)} and "
-                    f"{getattr(bank, name)}."
-                )
-        offset, groups = 0, []
-        for bank in given:
-            groups += [
-                replace(group, items=tuple(item + offset for item in group.items))
-                for group in bank.groups
-            ]
+            for name in ("sources", "measures", "settings"):
+                one, other = getattr(first, name), getattr(bank, name)
+                if one != other:
+                    raise ValueError(
+                        f"banks of different {name} cannot be joined, got {one} and {other}."
+                    )
+            for group in bank.groups:
+                items = tuple(item + offset for item in group.items)
+                groups.append(replace(group, items=items))
             offset += bank.batch
         return replace(
-            given[0],
+            first,
             groups=_stacked(groups),
             batch=offset,
             samples=max(bank.samples for bank in given),
@@ -348,45 +315,42 @@ def _stacked(groups: Sequence[Group]) -> tuple[Group, ...]:
     """Groups of one length as one group, distortions padded to the most and masked."""
     by_length: dict[tuple[int, ...], list[Group]] = {}
     for group in groups:
-        length = group.samples, group.waveforms.shape[-1]
         alone = group.items if group.deferred else ()
-        by_length.setdefault((*length, *alone), []).append(group)
+        by_length.setdefault((group.samples, *alone), []).append(group)
     return tuple(_stack(same) if len(same) > 1 else same[0] for same in by_length.values())
 
 
 def _stack(groups: Sequence[Group]) -> Group:
-    valid: Tensor | None = None
-    if any(group.valid is not None for group in groups):
-        every = (group.audible.new_ones(group.audible.shape[:2]) for group in groups)
-        valid = torch.cat([one if g.valid is None else g.valid for g, one in zip(groups, every)])
-    return Group(
+    every = (torch.ones_like(group.audible[..., 0]) for group in groups)
+    valid = [one if group.valid is None else group.valid for group, one in zip(groups, every)]
+    return replace(
+        groups[0],
         items=tuple(item for group in groups for item in group.items),
-        samples=groups[0].samples,
         waveforms=torch.cat([group.waveforms for group in groups]),
         audible=torch.cat([group.audible for group in groups]),
-        scored=groups[0].scored,
         encoded={
             name: _stack_encoded([group.encoded[name] for group in groups])
             for name in groups[0].encoded
         },
-        valid=valid,
+        valid=None if all(group.valid is None for group in groups) else torch.cat(valid),
     ).rescored()
 
 
 def _stack_encoded(parts: Sequence[Encoded | Deferred]) -> Encoded:
     given = [part for part in parts if isinstance(part, Encoded)]
-    counts = [part.distortions.shape[2] for part in given]
+    most = max(part.distortions.shape[2] for part in given)
     distortions, masks = [], []
-    for part, count in zip(given, counts):
-        missing = max(counts) - count
+    for part in given:
+        missing = most - part.distortions.shape[2]
         distortions.append(pad(part.distortions, (0, 0, 0, 0, 0, missing)))
-        mask = part.distortions.new_ones(part.distortions.shape[:3], dtype=torch.bool)
-        masks.append(pad(mask if part.mask is None else part.mask, (0, missing)))
-    ragged = len(set(counts)) > 1 or any(part.mask is not None for part in given)
+        every = torch.ones_like(part.distortions[..., 0, 0], dtype=torch.bool)
+        masks.append(pad(every if part.mask is None else part.mask, (0, missing)))
+    mask = torch.cat(masks)
+    ragged = any(part.mask is not None or part.distortions.shape[2] < most for part in given)
     others = [part.others for part in given if part.others is not None]
     return Encoded(
         torch.cat([part.references for part in given]),
         torch.cat(distortions),
-        torch.cat(masks) if ragged else None,
+        mask if ragged else None,
         torch.cat(others) if others else None,
     )

@@ -29,7 +29,7 @@ from torch_mapss.encoders import (
     mel_on_grid,
 )
 from torch_mapss.encoders.registry import as_dtype, checkpoint_of
-from torch_mapss.pipeline.measures import MEASURES, encoded
+from torch_mapss.pipeline.measures import MEASURES, with_encoder
 from torch_mapss.pipeline.memory import Budget, budget
 
 EncoderChoice = str | os.PathLike[str] | Encoder | Callable[[Tensor], Tensor]
@@ -271,7 +271,7 @@ class Config:
         if "decomposition" in measures:
             whole_steps(self.settings.time)
         # The default bank of decomposition is cut from PS's: that one is looked at first.
-        for measure in reversed(encoded(measures)):
+        for measure in reversed(with_encoder(measures)):
             count = len(self.bank_of(measure.name).names(self.grid.sample_rate))
             if count < measure.least_members:
                 raise ValueError(
@@ -348,8 +348,9 @@ class Config:
         return self.banks[str(MEASURES[measure].bank)]
 
     def is_long(self, samples: int) -> bool:
-        """Whether a clip of so many samples at the encoder's rate is scored in segments."""
+        """Whether a clip of so many samples, as handed in, is scored in segments."""
         grid = self.grid
+        samples = -(-samples * grid.sample_rate // self.sample_rate)
         return audio.frame_count(samples, grid.receptive_field, grid.hop) > self.segment_frames
 
     def budget(self, device: torch.device) -> Budget:
@@ -381,7 +382,7 @@ class Config:
 
     def brief(self) -> dict[str, Any]:
         """The settings for ``print``; nothing is loaded."""
-        used = encoded(self.measures)
+        used = with_encoder(self.measures)
         names = {str(m.encoder): self.encoders[str(m.encoder)].name for m in used}
         sizes = {str(m.bank): len(self.bank_of(m.name)) for m in used}
         rest = ("measures", "given_rate", "trim", "align_polarity", "loudness", "activity")

@@ -9,13 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torch_mapss import audio
 from torch_mapss.distortions import Distortion, DistortionBank, Measured
 from torch_mapss.encoders import Encoder, WaveformEncoder
 from torch_mapss.encoders.base import broken, is_usable
-from torch_mapss.pipeline.config import Config
-from torch_mapss.pipeline.measures import MEASURES, encoded
-from torch_mapss.pipeline.memory import Budget
+from torch_mapss.pipeline.config import Config, Grid
+from torch_mapss.pipeline.measures import MEASURES, with_encoder
 
 MEMBERS = 8  # distortions made at a time, at most
 
@@ -25,24 +23,28 @@ MEMBERS = 8  # distortions made at a time, at most
 # ------------------------------------------------------------------------------------------------
 
 
-class EmbeddingChecks(list[tuple[Tensor, str]]):
-    """Whether encoders gave usable numbers at every call, and what to say if one did not."""
+class Encoding:
+    """Encodes on the shared frames, and remembers whether encoders gave usable numbers."""
 
-    def read(self) -> None:
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.grid, self.memory = config.grid, config.budget(device).embeddings
+        self.made: list[tuple[Tensor, str]] = []  # usable or not, and what to say if not
+
+    def __call__(self, encoder: Encoder, waves: Tensor) -> Tensor:
+        """Waveforms (..., T) -> (..., F, M), encoded within a budget of memory."""
+        with encoder.within(self.memory):
+            embeddings = encoder(waves)
+        if embeddings.numel():
+            self.made.append((is_usable(embeddings), broken(embeddings, encoder)))
+        return self.grid.shared(embeddings, encoder)
+
+    def check(self) -> None:
         """Raise RuntimeError if a call gave no finite number; an accelerator is read once."""
-        usable = torch.stack([flag for flag, _ in self]).tolist() if self else []
-        for fine, (_, text) in zip(usable, self):
+        made, self.made = self.made, []
+        usable = torch.stack([flag for flag, _ in made]).tolist() if made else []
+        for fine, (_, text) in zip(usable, made):
             if not fine:
                 raise RuntimeError(text)
-
-
-def embed(encoder: Encoder, waves: Tensor, budget: Budget, seen: EmbeddingChecks) -> Tensor:
-    """Waveforms (..., T) -> (..., F, M), encoded within a budget of memory."""
-    with encoder.within(budget.embeddings):
-        embeddings = encoder(waves)
-    if embeddings.numel():
-        seen.append((is_usable(embeddings), broken(embeddings, encoder)))
-    return embeddings
 
 
 # ------------------------------------------------------------------------------------------------
@@ -61,8 +63,7 @@ class Plan(NamedTuple):
 def plans(config: Config, measures: Sequence[str]) -> list[Plan]:
     """What to make for some measures; a bank whose members another one has is not made itself."""
     found: list[tuple[Plan, dict[Distortion, int]]] = []
-    wanted = encoded(measures)
-    for measure in sorted(wanted, key=lambda each: -len(config.bank_of(each.name))):
+    for measure in sorted(with_encoder(measures), key=lambda each: -len(config.bank_of(each.name))):
         bank = config.bank_of(measure.name)
         members = [m for m in bank.members if config.grid.sample_rate >= m.lowest_rate]
         for plan, places in found:
@@ -81,21 +82,13 @@ def plans(config: Config, measures: Sequence[str]) -> list[Plan]:
 # ------------------------------------------------------------------------------------------------
 
 
-class Rows(NamedTuple):
-    """Which copies a batch of waveforms holds, one place for each."""
+Rows = np.ndarray
+"""Which copies a batch of waveforms holds: (3, n) mixture, source, and place on the P axis."""
 
-    item: np.ndarray  # (n,) mixture
-    source: np.ndarray  # (n,)
-    member: np.ndarray  # (n,) place on the bank's P axis
 
-    def some(self, index: np.ndarray) -> Rows:
-        """Some of them."""
-        return Rows(*(places[index] for places in self))
-
-    def places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """As an index into (b, S, P)."""
-        item, source, member = (torch.from_numpy(places).to(device) for places in self)
-        return item, source, member
+def as_index(rows: Rows, device: torch.device) -> tuple[Tensor, ...]:
+    """An index into (b, S, P)."""
+    return tuple(torch.from_numpy(rows).to(device))
 
 
 class EmbeddingBuffer:
@@ -107,6 +100,7 @@ class EmbeddingBuffer:
 
     Args:
         encoder: of the measure.
+        grid: the shared frames.
         present: (b, S, P) bool, which of its members a source has.
         places: those members among the members that are made.
         members: how many are made.
@@ -116,24 +110,25 @@ class EmbeddingBuffer:
     def __init__(
         self,
         encoder: Encoder,
+        grid: Grid,
         present: np.ndarray,
         places: Sequence[int],
         members: int,
         device: torch.device,
     ) -> None:
-        self.encoder = encoder
+        self.encoder, self.grid = encoder, grid
         self.views = isinstance(encoder, WaveformEncoder)
-        self.count = present.sum(-1)  # (b, S)
-        self.shape = (*present.shape[:2], int(self.count.max(initial=0)))
+        count = present.sum(-1)  # (b, S)
+        self.shape = (*present.shape[:2], int(count.max(initial=0)))
         self.slots = np.full((*present.shape[:2], members), -1)  # -1: not here
         self.slots[..., places] = np.where(present, present.cumsum(-1) - 1, -1)
-        filled = np.arange(self.shape[2]) < self.count[..., None]
+        filled = np.arange(self.shape[2]) < count[..., None]
         self.mask = None if filled.all() else torch.from_numpy(filled).to(device)  # (b, S, P)
         self.values: Tensor | None = None
 
     def mine(self, rows: Rows) -> np.ndarray:
         """Which of some rows belong here, as an index."""
-        return np.flatnonzero(self.slots[rows.item, rows.source, rows.member] >= 0)
+        return np.flatnonzero(self.slots[tuple(rows)] >= 0)
 
     def put(self, rows: Rows, values: Tensor) -> None:
         """Keep embeddings (n, F, M), or waveforms where these are kept, of rows from here."""
@@ -141,15 +136,16 @@ class EmbeddingBuffer:
             self.values = values.new_empty((*self.shape, *values.shape[1:]))
             if self.mask is not None:
                 self.values.zero_()
-        slots = self.slots[rows.item, rows.source, rows.member]
-        self.values[rows._replace(member=slots).places(values.device)] = values
+        slots = np.stack([*rows[:2], self.slots[tuple(rows)]])
+        self.values[as_index(slots, values.device)] = values
 
     def embeddings(self) -> Tensor:
         """(b, S, P, F, M); zeros where the mask is False."""
         assert self.values is not None
         if not self.views:
             return self.values
-        return audio.frame_signal(self.values, self.encoder.receptive_field, self.encoder.hop)
+        frames = self.values.unfold(-1, self.encoder.receptive_field, self.encoder.hop)
+        return self.grid.shared(frames, self.encoder)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -189,16 +185,13 @@ class Copies(NamedTuple):
             )
             for part, made, _ in parts:
                 here = self.wanted[:, some, part]
-                item, source, member = np.nonzero(here)
-                if len(item) == 0:
-                    continue
-                if here.all():
-                    made = made.flatten(0, 2)
-                else:
-                    made = made[Rows(item, source, member).places(waves.device)]
-                yield Rows(item, source + first, member + part.start), made
+                rows = np.stack(np.nonzero(here))
+                if rows.size:
+                    index = as_index(rows, waves.device)
+                    made = made.flatten(0, 2) if here.all() else made[index]
+                    yield rows + [[0], [first], [part.start]], made
 
-    def encoded(
+    def encode(
         self,
         waves: Tensor,
         level: Callable[[Rows, Tensor], Tensor],
@@ -212,13 +205,16 @@ class Copies(NamedTuple):
             level: from rows and their waveforms (n, T) to those that are encoded.
             encoding: from an encoder and waveforms to embeddings (n, F, M).
         """
-        members = len(self.plan.users[self.plan.name])
-        buffers: dict[str, EmbeddingBuffer] = {}
+        config, plan = self.config, self.plan
+        members = len(plan.users[plan.name])
         users: dict[Encoder, list[EmbeddingBuffer]] = {}
-        for name, places in self.plan.users.items():
-            encoder, present = self.config.encoder_of(name), self.present[name]
-            buffers[name] = EmbeddingBuffer(encoder, present, places, members, waves.device)
-            users.setdefault(encoder, []).append(buffers[name])
+        buffers: dict[str, EmbeddingBuffer] = {}
+        for name, places in plan.users.items():
+            encoder, present = config.encoder_of(name), self.present[name]
+            buffers[name] = buffer = EmbeddingBuffer(
+                encoder, config.grid, present, places, members, waves.device
+            )
+            users.setdefault(encoder, []).append(buffer)
         for rows, made in self.made(waves, start):
             levelled = level(rows, made)
             for encoder, some in users.items():
@@ -230,7 +226,7 @@ class Copies(NamedTuple):
                 if not some[0].views:
                     values = encoding(encoder, values)
                 for buffer, mine in zip(some, parts):
-                    buffer.put(rows.some(mine), _picked(values, np.searchsorted(needed, mine)))
+                    buffer.put(rows[:, mine], _picked(values, np.searchsorted(needed, mine)))
         return buffers
 
 
@@ -280,7 +276,8 @@ def _check_members(count: np.ndarray, active: Tensor, items: Sequence[int], name
     least = MEASURES[name].least_members
     if (count >= least).all():
         return
-    bad = np.argwhere((count < least) & active.any(-1).cpu().numpy())
+    audible = active.any(-1).cpu().numpy() | ~count.any()  # without any, none is encoded
+    bad = np.argwhere((count < least) & audible)
     if len(bad):
         row, source = bad[0].tolist()
         raise ValueError(

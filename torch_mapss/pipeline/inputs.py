@@ -18,7 +18,7 @@ from torch_mapss import audio
 from torch_mapss.core import checks, devices
 from torch_mapss.pipeline.bank import Group, ReferenceBank
 from torch_mapss.pipeline.config import Config
-from torch_mapss.pipeline.measures import checked_measures, encoded
+from torch_mapss.pipeline.measures import checked_measures, with_encoder
 
 PIT = ("si_sdr",)
 _LIKE_SAMPLES = 100  # an axis of so many, longer than the last, is time and not sources
@@ -158,7 +158,7 @@ def validate(
             truth = _signals(config, other, "references", true)
     config.check(wanted)
     call = Call(_signals(config, waves, "estimates", true), truth, bank, index, wanted)
-    if call.wants_gradient and any(_is_long(config, length) for length in true):
+    if call.wants_gradient and any(config.is_long(length) for length in true):
         raise ValueError(
             "scores of clips longer than a segment have no gradient, and the estimates require "
             "one. Cut the clips, score under torch.no_grad(), or use a MAPSS with segment=None."
@@ -218,7 +218,7 @@ def _signals(config: Config, waves: Tensor, name: str, lengths: tuple[int, ...])
     rates = config.sample_rate, config.grid.sample_rate
     by_length: dict[tuple[int, ...], list[int]] = {}
     for item, length in enumerate(lengths):  # each is scored as if it were alone
-        alone = (item,) if _is_long(config, length) else ()
+        alone = (item,) if config.is_long(length) else ()
         by_length.setdefault((length, *alone), []).append(item)
     clips = []
     for (samples, *_), items in by_length.items():
@@ -226,10 +226,6 @@ def _signals(config: Config, waves: Tensor, name: str, lengths: tuple[int, ...])
         some = waves[items[0] : items[-1] + 1] if neighbours else devices.picked(waves, 0, items)
         clips.append(Clips(tuple(items), samples, audio.resample(some[..., :samples], *rates)))
     return Signals(waves, lengths, tuple(clips), valid)
-
-
-def _is_long(config: Config, samples: int) -> bool:
-    return config.is_long(-(-samples * config.grid.sample_rate // config.sample_rate))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -329,7 +325,7 @@ def _measures_of_bank(
 ) -> tuple[str, ...]:
     """Those asked for; by default those of the settings that the bank was prepared for."""
     wanted = config.measures if measures is None else checked_measures(measures)
-    missing = [m.name for m in encoded(wanted) if m.name not in bank.measures]
+    missing = [m.name for m in with_encoder(wanted) if m.name not in bank.measures]
     found = tuple(name for name in wanted if name not in missing)
     if not found or (missing and measures is not None):
         raise ValueError(

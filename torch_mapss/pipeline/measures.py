@@ -96,6 +96,6 @@ def checked_measures(measures: str | Iterable[str] | None) -> tuple[str, ...]:
     return tuple(name for name in MEASURES if name in names)
 
 
-def encoded(measures: Iterable[str]) -> list[Measure]:
+def with_encoder(measures: Iterable[str]) -> list[Measure]:
     """Those of the measures that compare embeddings."""
     return [MEASURES[name] for name in measures if MEASURES[name].encoder is not None]

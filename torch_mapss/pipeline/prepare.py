@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,13 +15,7 @@ from torch_mapss.core import checks, devices
 from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline.bank import Deferred, Encoded, Group, ReferenceBank, scored_frames
 from torch_mapss.pipeline.config import Config
-from torch_mapss.pipeline.copies import (
-    EmbeddingChecks,
-    Rows,
-    embed,
-    planned_copies,
-    sums_of_others,
-)
+from torch_mapss.pipeline.copies import Encoding, planned_copies, sums_of_others
 from torch_mapss.pipeline.inputs import Call, Clips, Signals
 from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.memory import explained
@@ -47,18 +42,18 @@ def prepare(config: Config, references: Signals, measures: Sequence[str]) -> Ref
         ValueError: a source has too few distortions.
         RuntimeError: an encoder gave no finite number at all.
     """
-    seen = EmbeddingChecks()
+    encoding = Encoding(config, references.waves.device)
     groups = []
     for clips in references.clips:
-        if config.is_long(clips.waves.shape[-1]):
+        if config.is_long(clips.samples):
             group = deferred_group(config, clips, measures)
         else:
-            group = encoded_group(config, clips, measures, seen)
+            group = encoded_group(config, clips, measures, encoding)
         if references.valid is not None:
             valid = devices.picked(references.valid, 0, group.items)
             group = replace(group, valid=valid).rescored()
         groups.append(group)
-    seen.read()
+    encoding.check()
     batch, sources, samples = references.waves.shape
     return ReferenceBank(
         groups=tuple(groups),
@@ -73,37 +68,28 @@ def prepare(config: Config, references: Signals, measures: Sequence[str]) -> Ref
 
 
 def encoded_group(
-    config: Config, clips: Clips, measures: Sequence[str], seen: EmbeddingChecks
+    config: Config, clips: Clips, measures: Sequence[str], encoding: Encoding
 ) -> Group:
     """Mixtures of one length, with the embeddings of all their distortions."""
-    grid, rate, budget = config.grid, config.grid.sample_rate, config.budget(clips.waves.device)
+    grid = config.grid
+    normalised = functools.partial(at_loudness, rate=grid.sample_rate, target=config.loudness)
     given = clips.waves.clone() if clips.waves.is_inference() else clips.waves
-    waves = at_loudness(given, rate, config.loudness)
+    waves = normalised(given)
     active = active_frames(waves, grid.receptive_field, grid.hop, config.activity)
-
-    def level(_: Rows, made: Tensor) -> Tensor:
-        return at_loudness(made, rate, config.loudness)
-
-    def encoding(encoder: Encoder, waves: Tensor) -> Tensor:
-        return embed(encoder, waves, budget, seen)
-
     references: dict[Encoder, Tensor] = {}
-    parts: dict[str, Encoded] = {}
+    parts: dict[str, Encoded | Deferred] = {}
     for copies in planned_copies(config, measures, waves, active, clips.items, pieces=False):
-        buffers = copies.encoded(waves, level, encoding)
+        buffers = copies.encode(waves, lambda _, made: normalised(made), encoding)
         for name, buffer in buffers.items():
             encoder, others = buffer.encoder, None
             if encoder not in references:
-                references[encoder] = grid.shared(encoding(encoder, waves), encoder)
+                references[encoder] = encoding(encoder, waves)
             if MEASURES[name].others and waves.shape[1] > 2:
-                sums = at_loudness(sums_of_others(given), rate, config.loudness)
-                others = grid.shared(encoding(encoder, sums), encoder)
-            distortions = grid.shared(buffer.embeddings(), encoder)
-            parts[name] = Encoded(references[encoder], distortions, buffer.mask, others)
-    for part in parts.values():
-        active = active & part.usable().unsqueeze(1)
-    ordered: dict[str, Encoded | Deferred] = {n: parts[n] for n in measures if n in parts}
-    return Group(clips.items, clips.samples, waves, active, scored_frames(active), ordered)
+                others = encoding(encoder, normalised(sums_of_others(given)))
+            part = Encoded(references[encoder], buffer.embeddings(), buffer.mask, others)
+            parts[name] = part
+            active = active & part.usable().unsqueeze(1)
+    return Group(clips.items, clips.samples, waves, active, scored_frames(active), parts)
 
 
 def warn_unscored(bank: ReferenceBank) -> None:

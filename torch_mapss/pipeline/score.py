@@ -17,12 +17,11 @@ from torch_mapss.core import devices
 from torch_mapss.core.frame_batches import Score, Started, finish, start
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
-from torch_mapss.encoders import Encoder
-from torch_mapss.pipeline.bank import BankFrames, Encoded, Group, ReferenceBank
+from torch_mapss.pipeline.bank import Encoded, Group, ReferenceBank
 from torch_mapss.pipeline.config import Config
-from torch_mapss.pipeline.copies import EmbeddingChecks, embed
+from torch_mapss.pipeline.copies import Encoding
 from torch_mapss.pipeline.inputs import Call
-from torch_mapss.pipeline.measures import MEASURES, encoded
+from torch_mapss.pipeline.measures import MEASURES, with_encoder
 from torch_mapss.pipeline.memory import explained
 from torch_mapss.pipeline.scores import FrameScores, ScoreBounds, Scores
 from torch_mapss.pipeline.segments import Span, estimates_of, spans
@@ -45,7 +44,7 @@ class Task(Generic[Record]):
 
 def scoring(config: Config) -> Task[Scores]:
     """Scores; see :meth:`torch_mapss.MAPSS.forward`."""
-    functions = {m.name: m.score for m in encoded(MEASURES) if m.score is not None}
+    functions = {m.name: m.score for m in with_encoder(MEASURES) if m.score is not None}
     return Task(functions, config.settings, functools.partial(_scores, config))
 
 
@@ -65,7 +64,7 @@ def bounding(
     checked = bounds.check_options(bounds.Options(confidence, convention, **options))
     functions = {
         measure.name: getattr(bounds, f"{measure.name}_errors")(checked, scores=True)
-        for measure in encoded(MEASURES)
+        for measure in with_encoder(MEASURES)
     }
     graph = "reference" if convention == "reference" else "paper"
     settings = config.settings._replace(convention=graph)
@@ -93,7 +92,7 @@ def score(
     all blocks are kept anyway, and an accelerator is read once, after the last.
     """
     bank = calls[0].prepared
-    measures = [measure.name for measure in encoded(calls[0].measures)]
+    measures = [measure.name for measure in with_encoder(calls[0].measures)]
     shapes = [(bank.batch, len(call.attributed), bank.frames) for call in calls]
     written = [FrameScores(x, call.estimates.waves) for x, call in zip(shapes, calls)]
     with explained():
@@ -103,12 +102,13 @@ def score(
         memory = config.budget(bank.device)
         started: list[tuple[FrameScores, Block | Span, Started]] = []
         for place, block in blocks(config, bank, chosen, measures, graph, on_segment):
-            scored = [scored_estimates(block, call) for call in calls]
-            for name, held in block.bank(measures):
+            active = block.group.active[block.item, :, block.frame]  # (n, S)
+            scored = [scored_estimates(block, active, call) for call in calls]
+            for name, held, usable in block.bank(measures):
                 for k, call in enumerate(calls):
                     outputs = block.outputs(name, estimates[k][place])
-                    points, finite = points_of(block, held, outputs, call.attributed)
-                    scored[k] = scored[k] & finite.unsqueeze(-1)
+                    points, finite = points_of(held, active, outputs, call.attributed)
+                    scored[k] = scored[k] & (finite & usable).unsqueeze(-1)
                     work = start(points, task.settings, task.functions[name], memory.frames)
                     started.append((written[k], block, work))
                 if not graph:
@@ -144,12 +144,13 @@ class Block(NamedTuple):
         """(n, S', M) of one call for one measure."""
         return estimates[name].transpose(1, 2)[self.item, self.frame]
 
-    def bank(self, measures: Sequence[str]) -> Iterator[tuple[str, BankFrames]]:
-        """What the frames hold of the bank, measure by measure."""
+    def bank(self, measures: Sequence[str]) -> Iterator[tuple[str, Points, Tensor]]:
+        """What the frames hold of the bank, and which have finite numbers, measure by measure."""
+        usable = torch.ones_like(self.frame, dtype=torch.bool)  # others are not scored
         for name in measures:
             part = self.group.encoded[name]
             assert isinstance(part, Encoded)
-            yield name, part.at(self.item, self.frame)
+            yield name, part.at(self.item, self.frame), usable
 
 
 def choose(
@@ -194,9 +195,8 @@ def blocks(
                 yield place, Block(group, *some.unbind(-1))
 
 
-def scored_estimates(block: Block | Span, call: Call) -> Tensor:
-    """(n, S') bool: which estimates are scored in the frames of a block."""
-    active = block.group.active[block.item, :, block.frame]
+def scored_estimates(block: Block | Span, active: Tensor, call: Call) -> Tensor:
+    """(n, S') bool: which estimates are scored in the frames of a block, of active sources."""
     scored = devices.picked(active, 1, call.attributed) & (active.sum(-1, keepdim=True) >= 2)
     complete = call.estimates.complete  # mixtures without a bad sample
     if complete is None:
@@ -205,24 +205,20 @@ def scored_estimates(block: Block | Span, call: Call) -> Tensor:
 
 
 def points_of(
-    block: Block | Span, held: BankFrames, outputs: Tensor, attributed: tuple[int, ...]
+    held: Points, active: Tensor, outputs: Tensor, attributed: tuple[int, ...]
 ) -> tuple[Points, Tensor]:
-    """The points of a block's frames, and which frames (n,) have finite ones.
+    """The points of frames that a bank holds, with outputs; and which (n,) have finite outputs.
 
     A non-finite output would spoil its frame's graph. It is not scored, so any point serves.
     """
     finite = outputs.detach().isfinite().all(-1, keepdim=True)
     outputs = torch.where(finite, outputs, devices.picked(held.references, 1, attributed))
-    active: Tensor | None = block.group.active[block.item, :, block.frame]
-    assert active is not None
     # With two sources, both are active in scored frames. Otherwise values would have to be read.
-    if active.shape[-1] == 2 or (not devices.is_accelerator(active.device) and bool(active.all())):
-        active = None
-    fine = finite.squeeze(-1).all(-1)
-    if held.usable is not None:
-        fine = fine & held.usable
-    references, distortions, mask, others, _ = held
-    return Points(outputs, references, distortions, attributed, active, mask, others), fine
+    every = active.shape[-1] == 2
+    if not every and not devices.is_accelerator(active.device):
+        every = bool(active.all())
+    points = held._replace(outputs=outputs, attributed=attributed, active=None if every else active)
+    return points, finite.squeeze(-1).all(-1)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -236,7 +232,7 @@ def embedded_estimates(config: Config, call: Call, measures: Sequence[str]) -> l
     Embeddings by measure (b, S', F, M), or, of a clip that is too long for it, its waveforms.
     """
     found: list[Any] = []
-    seen = EmbeddingChecks()
+    encoding = Encoding(config, call.estimates.waves.device)
     for clips, group in call.groups():
         if group.deferred:
             waves = clips.waves[0].detach()
@@ -246,13 +242,10 @@ def embedded_estimates(config: Config, call: Call, measures: Sequence[str]) -> l
         if config.align_polarity:
             own = devices.picked(group.waveforms, 1, call.attributed)
             waves = waves * torch.where((waves.detach() * own).sum(-1, keepdim=True) < 0, -1.0, 1.0)
-        embedded: dict[Encoder, Tensor] = {}
-        for encoder in map(config.encoder_of, measures):
-            if encoder not in embedded:
-                values = embed(encoder, waves, config.budget(waves.device), seen)
-                embedded[encoder] = config.grid.shared(values, encoder)
-        found.append({name: embedded[config.encoder_of(name)] for name in measures})
-    seen.read()
+        encoders = {name: config.encoder_of(name) for name in measures}
+        embedded = {encoder: encoding(encoder, waves) for encoder in set(encoders.values())}
+        found.append({name: embedded[encoder] for name, encoder in encoders.items()})
+    encoding.check()
     return found
 
 

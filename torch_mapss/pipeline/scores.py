@@ -23,7 +23,7 @@ from torch_mapss.core.pooling import (
     pool_separation,
 )
 from torch_mapss.pipeline.bank import Group
-from torch_mapss.pipeline.measures import MEASURES, encoded
+from torch_mapss.pipeline.measures import MEASURES, with_encoder
 
 MEASURE_OF = {field: m.name for m in MEASURES.values() for field in m.fields}
 
@@ -180,7 +180,7 @@ class FrameScores:
     def scores(self, measures: Sequence[str], times: Tensor, bleed_db: Tensor | None) -> Scores:
         """The record of what was written of some measures."""
         found: dict[str, Tensor | None] = {"bleed_db": bleed_db}
-        for measure in encoded(measures):
+        for measure in with_encoder(measures):
             found |= {field: self.of(field) for field in measure.fields}
             if measure.spectrum:  # the same for all estimates of a frame
                 name = f"{measure.name}_dimension"
@@ -192,7 +192,7 @@ class FrameScores:
     ) -> ScoreBounds:
         """The same of bounds."""
         found = {}
-        for field in (field for measure in encoded(measures) for field in measure.fields):
+        for field in (field for measure in with_encoder(measures) for field in measure.fields):
             if field in ScoreBounds._fields:
                 found[field] = Bounds.of(self.of(f"{field}_radius"), self.of(f"{field}_tail"))
         return ScoreBounds(self.active, confidence, **found, scores=scores)

@@ -11,22 +11,24 @@ from torch import Tensor
 
 from torch_mapss.audio.frames import active_frames
 from torch_mapss.audio.loudness import Meter, gain_to
+from torch_mapss.core import devices
+from torch_mapss.core.points import Points
 from torch_mapss.distortions import DistortionBank, Measured
 from torch_mapss.encoders import Encoder
-from torch_mapss.pipeline.bank import BankFrames, Deferred, Encoded, Group, scored_frames
+from torch_mapss.pipeline.bank import Deferred, Encoded, Group, scored_frames
 from torch_mapss.pipeline.config import CONTEXT, Config
 from torch_mapss.pipeline.copies import (
     Copies,
     EmbeddingBuffer,
-    EmbeddingChecks,
+    Encoding,
     Rows,
-    embed,
+    as_index,
     planned_copies,
     plans,
     sums_of_others,
 )
 from torch_mapss.pipeline.inputs import Clips
-from torch_mapss.pipeline.measures import MEASURES, encoded
+from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.memory import Budget
 
 SHORTEST_BLOCK = 5.0  # seconds; shorter ones would spend their time on what the distortions reach
@@ -50,7 +52,7 @@ def deferred_group(config: Config, clips: Clips, measures: Sequence[str]) -> Gro
         for wave in waves[0]
     ]
     active = torch.cat(parts).unsqueeze(0)
-    deferred: dict[str, Deferred] = {}
+    deferred: dict[str, Encoded | Deferred] = {}
     for copies in planned_copies(config, measures, waves, active, clips.items, pieces=True):
         gains = copy_gains(copies, waves, budget)
         for name, places in copies.plan.users.items():
@@ -60,15 +62,12 @@ def deferred_group(config: Config, clips: Clips, measures: Sequence[str]) -> Gro
     if waves.shape[1] > 2 and any(MEASURES[name].others for name in deferred):
         others = sums_of_others(clips.waves)
         others = others * _gains(config, others[0], budget)
-    ordered: dict[str, Encoded | Deferred] = {n: deferred[n] for n in measures if n in deferred}
     where = scored_frames(active)
-    return Group(clips.items, clips.samples, waves, active, where, ordered, others, deferred=True)
+    return Group(clips.items, clips.samples, waves, active, where, deferred, others, deferred=True)
 
 
 def of_members(measured: Measured, places: Sequence[int]) -> Measured:
     """What a bank measured, of some of its members."""
-    if len(places) == len(measured.values):
-        return measured
     index = torch.tensor(places, device=measured.mask.device)
     values = tuple(measured.values[place] for place in places)
     return measured._replace(mask=measured.mask[..., index], values=values)
@@ -90,7 +89,8 @@ def copy_gains(copies: Copies, waves: Tensor, budget: Budget) -> Tensor:
         lead = meter.lead if start else 0
         piece, left = _piece(waves, copies.plan.bank, rate, start - lead, stop)
         for rows, made in copies.made(piece, left):
-            meter.add(rows.places(waves.device), made[:, start - lead - left : stop - left], start)
+            own = made[:, start - lead - left : stop - left]
+            meter.add(as_index(rows, waves.device), own, start)
     return meter.gain(copies.config.loudness) * copies.measured.mask
 
 
@@ -141,7 +141,7 @@ class Span:
         grid = config.grid
         self.start = first * grid.hop
         self.stop = (last - 1) * grid.hop + grid.receptive_field
-        self.budget = config.budget(frames.device)
+        self._encoding = Encoding(config, frames.device)
         self._encoded: dict[tuple[int, int], Tensor] = {}  # by encoder and system
 
     def outputs(self, name: str, estimates: Levelled) -> Tensor:
@@ -154,8 +154,8 @@ class Span:
             self._encoded[key] = self._embed(encoder, piece).transpose(0, 1)
         return self._encoded[key]
 
-    def bank(self, measures: Sequence[str]) -> Iterator[tuple[str, BankFrames]]:
-        """What the frames hold of the bank, measure by measure."""
+    def bank(self, measures: Sequence[str]) -> Iterator[tuple[str, Points, Tensor]]:
+        """What the frames hold of the bank, and which have finite numbers, measure by measure."""
         rate = self.config.grid.sample_rate
         for plan in plans(self.config, measures):
             parts = {name: self.group.encoded[name] for name in plan.users}
@@ -168,39 +168,44 @@ class Span:
             own, gains = slice(self.start - left, self.stop - left), part.gains
 
             def level(rows: Rows, made: Tensor, own: slice = own, gains: Tensor = gains) -> Tensor:
-                return made[:, own] * gains[rows.places(made.device)].unsqueeze(-1)
+                return made[:, own] * gains[as_index(rows, made.device)].unsqueeze(-1)
 
-            buffers = copies.encoded(piece, level, self._embed, left)
+            buffers = copies.encode(piece, level, self._embed, left)
             for name in plan.users:
-                yield name, self._frames_of(buffers.pop(name), name)
+                yield name, *self._frames_of(buffers.pop(name), name)
 
     def _embed(self, encoder: Encoder, waves: Tensor) -> Tensor:
         """Waveforms (n, T) of the span -> the frames (n, F, M) that are scored."""
-        seen = EmbeddingChecks()
-        found = embed(encoder, self._cut(encoder, waves), self.budget, seen)[:, self.places]
-        seen.read()
+        found = self._encoding(encoder, waves)[:, self.places]
+        self._encoding.check()
         return found
 
-    def _cut(self, encoder: Encoder, waves: Tensor) -> Tensor:
-        """What an encoder with a smaller receptive field needs of the span."""
-        skip = self.config.grid.skip(encoder) * self.config.grid.hop
-        return waves[..., skip : waves.shape[-1] - skip]
-
-    def _frames_of(self, buffer: EmbeddingBuffer, name: str) -> BankFrames:
-        grid, encoder = self.config.grid, buffer.encoder
+    def _frames_of(self, buffer: EmbeddingBuffer, name: str) -> tuple[Points, Tensor]:
         distortions = buffer.embeddings()[0]  # (S, P, F, M)
         if buffer.views:
-            distortions = grid.shared(distortions, encoder)[:, :, self.places]
-        waves = self.group.waveforms[0, :, self.start : self.stop]
-        references = self._embed(encoder, waves).transpose(0, 1)
-        others = None
-        if MEASURES[name].others and self.group.others is not None:
-            sums = self.group.others[0, :, self.start : self.stop]
-            others = self._embed(encoder, sums).transpose(0, 1)
-        mask = buffer.mask
+            distortions = distortions[:, :, self.places]
+        waves, sums = self.group.waveforms, self.group.others
+        own, mask, others = slice(self.start, self.stop), buffer.mask, None
+        references = self._embed(buffer.encoder, waves[0, :, own]).transpose(0, 1)
+        if MEASURES[name].others and sums is not None:
+            others = self._embed(buffer.encoder, sums[0, :, own]).transpose(0, 1)
         if mask is not None:
             mask = mask.expand(len(self.frame), *mask.shape[1:])
-        return BankFrames(references, distortions.permute(2, 0, 1, 3), mask, others).cleaned()
+        sources = tuple(range(waves.shape[1]))
+        distortions = distortions.permute(2, 0, 1, 3)
+        return cleaned(
+            Points(references, references, distortions, sources, mask=mask, others=others)
+        )
+
+
+def cleaned(points: Points) -> tuple[Points, Tensor]:
+    """Frames with bad numbers as zeros; and which (n,) have none."""
+    parts = points.embeddings()
+    usable = torch.stack([x.sum(-1).isfinite().flatten(1).all(-1) for x in parts]).all(0)
+    if devices.is_accelerator(usable.device) or not bool(usable.all()):
+        zeroed = (torch.where(usable.reshape(-1, *(1,) * (x.ndim - 1)), x, 0.0) for x in parts)
+        points = points.batch(slice(None), tuple(zeroed))
+    return points, usable
 
 
 def spans(
@@ -216,8 +221,7 @@ def spans(
     wanted = torch.zeros(group.frames, dtype=torch.bool)
     wanted[frames.cpu()] = True
     grid, budget = config.grid, config.budget(frames.device)
-    encoders = [config.encoder_of(measure.name) for measure in encoded(measures)]
-    local = all(encoder.local for encoder in encoders)
+    local = all(config.encoder_of(name).local for name in measures)
     most = max(1, budget.embeddings // max(1, _frame_bytes(config, group, measures)))
     if local:  # as long as making its copies allows, too
         seconds = max(SHORTEST_BLOCK, budget.samples / PIECES / grid.sample_rate)
