@@ -65,7 +65,7 @@ def test_clips_longer_than_whispers_positions_are_scored_in_segments(folder: Any
     # Positions for 3.2 s: a segment of 1 s with a second on each side fits in.
     path = folder("whisper", max_source_positions=160)
     references, estimates = pair(samples=67_200)
-    with pytest.raises(ValueError, match=r"positions for at most 51200.*segment"):
+    with pytest.raises(ValueError, match=r"accepts at most 3.2 s.*segment"):
         small(path)(estimates, references)
     with pytest.raises(ValueError, match=r"segment must be at most 1\.2 s"):
         small(path, segment=2.0)(estimates, references)

@@ -373,6 +373,18 @@ def test_a_source_with_too_few_distortions_is_refused():
         notches(references, references)
     silent = torch.cat([voices(sources=2), torch.zeros(1, 1, 8000)], 1)  # has none, needs none
     assert notches(silent, silent).active[:, :2].any()
+    with pytest.raises(ValueError, match="source 0 of mixture 0 has 0 distortions in the match"):
+        notches(*2 * [torch.zeros(1, 2, 8000)])
+
+
+def test_too_many_sources_are_refused_before_anything_is_distorted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DistortionBank, "measure", None)
+    many = voices(sources=15)
+    for call in (small().prepare, lambda waves: small()(waves, waves)):
+        with pytest.raises(ValueError, match="at most 14 sources, got 15"):
+            call(many)
 
 
 def test_trim_equals_trimming_by_hand():

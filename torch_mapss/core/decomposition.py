@@ -109,6 +109,15 @@ def whole_steps(time: float) -> int:
     return int(time)
 
 
+def check_sources(count: int) -> None:
+    """Raise ValueError for more sources than can be enumerated."""
+    if count > MOST_SOURCES:
+        raise ValueError(
+            f"clearance and fidelity take at most {MOST_SOURCES} sources, got {count}. Leave these "
+            "measures out, or score fewer references at a time."
+        )
+
+
 # --------------------------------------------------------------------------------------------
 # Points -> kernels
 # --------------------------------------------------------------------------------------------
@@ -117,11 +126,7 @@ def whole_steps(time: float) -> int:
 def output_graphs(points: Points, may_sync: bool) -> Graphs:
     """The kernel of every output's own graph."""
     s = points.sources
-    if s > MOST_SOURCES:
-        raise ValueError(
-            f"clearance and fidelity take at most {MOST_SOURCES} sources, got {s}. Leave these "
-            "measures out, or score fewer references at a time."
-        )
+    check_sources(s)
     if s < 3:  # the sum of one other source is that source
         points = points._replace(others=None)
     parts = _parts(points)

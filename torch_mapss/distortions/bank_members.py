@@ -116,7 +116,7 @@ def _quotas(counts: dict[str, int], size: int) -> dict[str, int]:
     while left:
         open_families = [family for family, count in counts.items() if quota[family] < count]
         dealt = min(left, len(open_families))
-        for index in _even(len(open_families), dealt):
+        for index in evenly(len(open_families), dealt):
             quota[open_families[index]] += 1
         left -= dealt
     return quota
@@ -125,9 +125,9 @@ def _quotas(counts: dict[str, int], size: int) -> dict[str, int]:
 def _members_taken(family: list[Distortion], quota: int) -> Sequence[int]:
     """Which members of a family to take: the strongest peaks, else evenly spaced."""
     peaks = any(isinstance(m, SpectralPeak) for d in family for m in d.measured.values())
-    return range(quota) if peaks else _even(len(family), quota)
+    return range(quota) if peaks else evenly(len(family), quota)
 
 
-def _even(count: int, quota: int) -> list[int]:
+def evenly(count: int, quota: int) -> list[int]:
     """`quota` of `count` indices, evenly spaced about the middle."""
     return [(2 * i + 1) * count // (2 * quota) for i in range(quota)]

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core import checks
-from torch_mapss.core.decomposition import whole_steps
+from torch_mapss.core.decomposition import check_sources, whole_steps
 from torch_mapss.core.settings import Settings
 from torch_mapss.distortions import DistortionBank
+from torch_mapss.distortions.bank_members import evenly
 from torch_mapss.encoders import (
     Encoder,
     TransformerEncoder,
@@ -64,17 +65,16 @@ class EncoderSlot:
     ) -> None:
         self.given, self.like = given, like
         self.options = {name: value for name, value in options.items() if value is not None}
-        named = isinstance(given, str | os.PathLike)
-        row = known_row(os.fspath(given)) if named else None  # type: ignore[arg-type]
-        self.by_name = named and (row is None or row.needs_download)  # with weights to be loaded
-        self.is_known = not self.by_name or row is not None
+        name = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+        row = None if name is None else known_row(name)
+        self.by_name = name is not None and (row is None or row.needs_download)  # with weights
+        # Whether its frames are known, without reading any file.
+        self.is_known: bool = (like is None or like.is_known) and not (self.by_name and row is None)
         self._encoder: Encoder | None = None
-        if self.by_name:
-            checkpoint_of(os.fspath(given))  # type: ignore[arg-type]
-        elif like is None or like.is_known:
+        if name is not None and self.by_name:
+            checkpoint_of(name)
+        elif self.is_known:
             _ = self.encoder
-        else:
-            self.is_known = False
 
     @property
     def encoder(self) -> Encoder:
@@ -200,8 +200,7 @@ def distortion_banks(
     """The banks by argument of :class:`~torch_mapss.MAPSS`, each checked or its default."""
 
     def checked(bank: DistortionBank | None, name: str, kind: str) -> DistortionBank:
-        if bank is None:
-            return DistortionBank(kind, seed=seed)
+        bank = DistortionBank(kind, seed=seed) if bank is None else bank
         if not isinstance(bank, DistortionBank):
             raise TypeError(f"{name} must be a torch_mapss.DistortionBank, got {bank!r}.")
         if bank.kind != kind:
@@ -223,11 +222,9 @@ def distortion_banks(
 
 def thinned(bank: DistortionBank, count: int) -> DistortionBank:
     """At most ``count`` members of a bank, evenly spaced; random members keep their noise."""
-    total = len(bank.members)
-    if total <= count:
-        return bank
     smaller = copy.copy(bank)
-    smaller.members = tuple(bank.members[(2 * k + 1) * total // (2 * count)] for k in range(count))
+    places = evenly(len(bank), min(count, len(bank)))
+    smaller.members = tuple(bank.members[place] for place in places)
     return smaller
 
 
@@ -261,15 +258,22 @@ class Config:
 
     def __post_init__(self) -> None:
         if "decomposition" in self.measures:
-            whole_steps(self.settings.time)
+            whole_steps(self.settings.time)  # for which nothing need be known of the encoders
         if all(slot.is_known for slot in self.encoders.values()):
             _ = self.grid, self.segment
             self.check(self.measures)
 
-    def check(self, measures: Sequence[str]) -> None:
-        """Raise ValueError unless these settings can compute the measures."""
+    def check(self, measures: Sequence[str], sources: int = 2, samples: int = 0) -> None:
+        """Raise ValueError unless these settings can compute the measures.
+
+        Args:
+            measures: by name.
+            sources: of a mixture.
+            samples: of the longest clip, as handed in.
+        """
         if "decomposition" in measures:
             whole_steps(self.settings.time)
+            check_sources(sources)
         # The default bank of decomposition is cut from PS's: that one is looked at first.
         for measure in reversed(with_encoder(measures)):
             count = len(self.bank_of(measure.name).names(self.grid.sample_rate))
@@ -278,6 +282,13 @@ class Config:
                     f"{measure.bank} has {count} distortions at {self.grid.sample_rate} Hz, but a "
                     f"cluster needs at least {measure.least_members}. Take a larger size, or keep "
                     "more families."
+                )
+            slot, seconds = self.encoders[str(measure.encoder)], samples / self.sample_rate
+            if seconds > slot.seconds and not self.is_long(samples):
+                raise ValueError(
+                    f"a clip has {seconds:.2f} s, but encoder {slot.name!r} accepts at most "
+                    f"{slot.seconds:g} s. Score it in segments: MAPSS(..., segment=20), or "
+                    "--segment 20 on the command line."
                 )
 
     @cached_property

@@ -59,6 +59,11 @@ class Call:
     order: Tensor | None = None  # (B, S') with PIT: the estimate that stands in each place
 
     @property
+    def sources(self) -> int:
+        """S."""
+        return self.prepared.sources if self.references is None else self.references.waves.shape[1]
+
+    @property
     def prepared(self) -> ReferenceBank:
         """The bank, which must have been prepared."""
         assert self.bank is not None, "prepare the call first"
@@ -72,11 +77,7 @@ class Call:
     def groups(self) -> Iterator[tuple[Clips, Group]]:
         """Of each length: estimates, and what the bank holds of the same mixtures."""
         for clips, group in zip(self.estimates.clips, self.prepared.groups, strict=True):
-            if clips.items != group.items:
-                raise RuntimeError(
-                    f"the bank holds mixtures {group.items} together, the estimates {clips.items}. "
-                    "Prepare it again."
-                )
+            assert clips.items == group.items, (clips.items, group.items)
             yield clips, group
 
     def pairs(self) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
@@ -91,15 +92,16 @@ class Call:
 
     def ordered(self, order: Tensor) -> Call:
         """The call with estimates in another order: (B, S') the estimate that takes each place."""
-
-        def taken(x: Tensor, order: Tensor) -> Tensor:
-            return x[torch.arange(len(order), device=order.device).unsqueeze(-1), order]
-
         now = self.estimates
         clips = tuple(c._replace(waves=taken(c.waves, order[list(c.items)])) for c in now.clips)
         valid = None if now.valid is None else taken(now.valid, order)
         estimates = replace(now, waves=taken(now.waves, order), clips=clips, valid=valid)
         return replace(self, estimates=estimates, order=order)
+
+
+def taken(x: Tensor, order: Tensor) -> Tensor:
+    """(B, S', ...) with the sources of every mixture in the ``order`` (B, S')."""
+    return x[torch.arange(len(order), device=order.device).unsqueeze(-1), order]
 
 
 def validate(
@@ -126,17 +128,17 @@ def validate(
         TypeError: not tensors of a type that holds audio.
         ValueError: shapes, lengths, devices or samples that do not fit, see the message;
             ``attributed`` missing or wrong; a bank of other settings; measures that the settings
-            cannot compute; gradients of clips that are scored in segments.
+            cannot compute, of so many sources or of so long a clip; gradients of clips that are
+            scored in segments.
     """
     if frames is not None:
         checks.check_whole(frames, "frames", 1)
     waves = as_batch(estimates, "estimates")
     bank, truth = None, None
     if isinstance(references, ReferenceBank):
-        bank, true = references, references.lengths
+        bank, true, sources = references, references.lengths, references.sources
         wanted = _measures_of_bank(config, bank, measures)
         _check_bank(config, bank, wanted, waves, lengths)
-        index = checks.check_attributed(attributed, waves.shape[1], bank.sources)
         waves = waves[..., : bank.samples]
     else:
         wanted = config.measures if measures is None else checked_measures(measures)
@@ -148,15 +150,16 @@ def validate(
                 "estimates (B, S', T) and references (B, S, T) must hold the same B mixtures, got "
                 f"{shapes[0]} and {shapes[1]}. Nothing is broadcast."
             )
-        index = checks.check_attributed(attributed, waves.shape[1], other.shape[1])
         if waves.shape[-1] != other.shape[-1]:
             _check_trim(config, waves.shape[-1], other.shape[-1], lengths)
             shorter = min(waves.shape[-1], other.shape[-1])
             waves, other = waves[..., :shorter], other[..., :shorter]
-        true = _true_lengths(config, lengths, *other.shape[::2])
+        true, sources = _true_lengths(config, lengths, *other.shape[::2]), other.shape[1]
+    index = checks.check_attributed(attributed, waves.shape[1], sources)
+    config.check(wanted, sources, max(true))
+    if bank is None:
         with torch.no_grad():
             truth = _signals(config, other, "references", true)
-    config.check(wanted)
     call = Call(_signals(config, waves, "estimates", true), truth, bank, index, wanted)
     if call.wants_gradient and any(config.is_long(length) for length in true):
         raise ValueError(
@@ -175,9 +178,9 @@ def validate_references(
     measures: Sequence[str],
 ) -> Signals:
     """The same of ``prepare``. Arguments and errors as :func:`validate`."""
-    config.check(measures)
     waves = _references(references)
     true = _true_lengths(config, lengths, *waves.shape[::2])
+    config.check(measures, waves.shape[1], max(true))
     return _signals(config, waves, "references", true)
 
 
@@ -402,12 +405,11 @@ def check_pit(
 
 def check_permutable(call: Call, pit: str) -> None:
     """Raise ValueError unless there is one estimate per reference, and none is attributed."""
-    _, _, references = next(call.pairs())
-    if call.attributed != tuple(range(references.shape[1])):
+    if call.attributed != tuple(range(call.sources)):
         raise ValueError(
             f"pit={pit!r} needs one estimate per reference and no attribution, got "
-            f"attributed={call.attributed} of {references.shape[1]} sources. Leave pit out where "
-            "the source of an estimate is known."
+            f"attributed={call.attributed} of {call.sources} sources. Leave pit out where the "
+            "source of an estimate is known."
         )
 
 
@@ -443,7 +445,5 @@ def in_order(
     """
     call = validate(config, estimates, references, None, lengths, measures)
     check_permutable(call, pit)
-    order = best_order(call)
-    if estimates.ndim == 2:
-        return estimates[order[0]]
-    return estimates[torch.arange(len(order), device=order.device).unsqueeze(-1), order]
+    batch = estimates.reshape(-1, *estimates.shape[-2:])
+    return taken(batch, best_order(call)).reshape(estimates.shape)

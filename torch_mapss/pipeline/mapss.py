@@ -434,10 +434,10 @@ class MAPSS(nn.Module):
                 "bank must be a ReferenceBank, which all systems share, got "
                 f"{type(bank).__name__}. Make it once: bank = mapss.prepare(references)."
             )
-        wanted = measures if measures is None or isinstance(measures, str) else tuple(measures)
-        pairs = zip(estimates, indices)
+        wanted = None if measures is None else checked_measures(measures)
         return [
-            validate(self.config, each, bank, index, None, wanted, frames) for each, index in pairs
+            validate(self.config, waves, bank, index, None, wanted, frames)
+            for waves, index in zip(estimates, indices)
         ]
 
 

@@ -28,6 +28,7 @@ def validate(
     attributed: Sequence[int] | Tensor | None,
     lengths: Tensor | Sequence[int] | None,
     measures: tuple[str, ...],
+    pit: str | None,
 ) -> Call:
     """The call of a loss, checked; references that are no bank become one.
 
@@ -35,9 +36,11 @@ def validate(
         config: of the scorer.
         estimates, references, attributed, lengths: as handed to the loss.
         measures: which the loss needs.
+        pit: of the loss, see :func:`ordered`.
 
     Raises:
-        TypeError, ValueError: input that cannot be scored, see the message.
+        TypeError, ValueError: input that cannot be scored, see the message; with ``pit`` not one
+            estimate per reference, or too many of them for ``"loss"``.
     """
     if isinstance(estimates, Tensor) and estimates.ndim == 2:
         raise ValueError(
@@ -55,6 +58,13 @@ def validate(
                 "references.detach()."
             )
     call = inputs.validate(config, estimates, references, attributed, lengths, measures)
+    if pit is not None:
+        check_permutable(call, pit)
+    if pit == "loss" and call.sources > MOST_PERMUTED:
+        raise ValueError(
+            f"pit='loss' scores every permutation and takes at most {MOST_PERMUTED} sources, "
+            f"got {call.sources}. Use pit='si_sdr'."
+        )
     return prepared(config, call)
 
 
@@ -95,26 +105,15 @@ def ordered(call: Call, pit: str | None, losses: Callable[[Call], Tensor]) -> Ca
         call: as validated.
         pit: ``"si_sdr"``, ``"loss"``, or None: as they came.
         losses: (B,) losses of a call, which ``"loss"`` makes least.
-
-    Raises:
-        ValueError: not one estimate per reference, or too many of them for ``"loss"``.
     """
     if pit is None:
         return call
-    check_permutable(call, pit)
-    if pit == "si_sdr":
-        return call.ordered(best_order(call))
-    return call.ordered(_order_by_loss(call, losses))
+    return call.ordered(best_order(call) if pit == "si_sdr" else _order_by_loss(call, losses))
 
 
 @torch.no_grad()
 def _order_by_loss(call: Call, losses: Callable[[Call], Tensor]) -> Tensor:
-    sources, waves = call.prepared.sources, call.estimates.waves
-    if sources > MOST_PERMUTED:
-        raise ValueError(
-            f"pit='loss' scores every permutation and takes at most {MOST_PERMUTED} sources, "
-            f"got {sources}. Use pit='si_sdr'."
-        )
-    orders = torch.tensor(list(itertools.permutations(range(sources)))).to(waves.device)
+    waves = call.estimates.waves
+    orders = torch.tensor(list(itertools.permutations(range(call.sources)))).to(waves.device)
     found = [losses(call.ordered(order.expand(len(waves), -1))) for order in orders]
     return orders[torch.stack(found).argmin(0)]

@@ -204,7 +204,7 @@ class PerceptualLoss(nn.Module):
         """
         config, draw = self.mapss.config, self._draw()
         with precisely(estimates) as (waves, leave):
-            call = validate(config, waves, references, attributed, lengths, self.measures)
+            call = validate(config, waves, references, attributed, lengths, self.measures, self.pit)
             truth = None if self.extra is None else truth_of(config, call, waveforms)
             call = ordered(call, self.pit, lambda one: reduced(self._terms(one, draw), "item"))
             return leave(self._reduce(self._terms(call, draw), call, truth))
