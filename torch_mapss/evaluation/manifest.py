@@ -114,14 +114,22 @@ def read_entries(entries: Any, name: str, folder: str) -> tuple[Mixture, ...]:
         text = f"must be a JSON list of mixtures, got {short(entries)}. {_EXAMPLE}"
         raise ManifestError(name, [text])
     problems: list[str] = []
+    mixtures: list[Mixture] = []
     spelled: dict[str, str] = {}  # names of systems that are one text in two Unicode forms
-    mixtures = [
-        _read_entry(entry, f"entry {place}", folder, spelled, problems)
-        for place, entry in enumerate(entries)
-    ]
+    for place, entry in enumerate(entries):
+        if wrong := [*_problems(entry, f"entry {place}")]:
+            problems += wrong
+            continue
+        systems = {
+            spelled.setdefault(io.same_name(system), system): tuple(paths)
+            for system, paths in entry["systems"].items()
+        }
+        mixture = Mixture(str(entry["mixture_id"]), tuple(entry["references"]), systems, folder)
+        more = {"mixture": entry.get("mixture"), "sources": tuple(entry.get("sources") or ())}
+        mixtures.append(mixture._replace(**more))
+        problems += _missing_files(mixtures[-1])
     counts = Counter(io.same_name(mixture.name) for mixture in mixtures)
     problems += [f"mixture_id {n!r} is used {k} times" for n, k in counts.items() if k > 1]
-    problems += [problem for mixture in mixtures for problem in _missing_files(mixture)]
     if not problems and not any(mixture.systems for mixture in mixtures):
         problems.append("lists no system in any of its mixtures, so there is nothing to score")
     if problems:
@@ -151,44 +159,33 @@ _KEYS: dict[str, tuple[bool, Callable[[Any], bool], str]] = {
 }
 
 
-def _read_entry(
-    entry: Any, where: str, folder: str, spelled: dict[str, str], problems: list[str]
-) -> Mixture:
-    """An entry as far as it can be read; what is wrong goes to ``problems``."""
+def _problems(entry: Any, where: str) -> Iterator[str]:
+    """What is wrong with an entry, missing files aside."""
     if not isinstance(entry, dict):
-        problems.append(f"{where} must be an object, got {short(entry)}")
-        return Mixture(where, (), {}, folder)
-    name = str(entry["mixture_id"]) if _is_name(entry.get("mixture_id")) else where
-    where = where if name == where else f"mixture {name!r}"
-    found: dict[str, Any] = {}
-    for key, (needed, fits, expected) in _KEYS.items():
-        if fits(entry.get(key)):
-            found[key] = entry[key]
-        elif needed or entry.get(key) is not None:
+        yield f"{where} must be an object, got {short(entry)}"
+        return
+    if _is_name(entry.get("mixture_id")):
+        where = f"mixture {str(entry['mixture_id'])!r}"
+    right = {key: fits(entry.get(key)) for key, (_, fits, _) in _KEYS.items()}
+    count = len(entry["references"]) if right["references"] else 0
+    if right["sources"] and count:
+        right["sources"] = len({*entry["sources"]}) == len(entry["sources"]) == count
+    for key, (needed, _, expected) in _KEYS.items():
+        if not right[key] and (needed or entry.get(key) is not None):
             got = short(entry[key]) if key in entry else "nothing"
-            problems.append(f"{where}: {key} must be {expected}, got {got}")
-    references, sources = (tuple(found.get(key, ())) for key in ("references", "sources"))
-    if references and sources and len({*sources}) != len(references):
-        expected = _KEYS["sources"][-1]
-        problems.append(f"{where}: sources must be {expected}, got {short(sources)}")
-    systems: dict[str, tuple[str | None, ...]] = {}
-    for system, paths in found.get("systems", {}).items():
-        one = spelled.setdefault(io.same_name(system), system)
-        fits = isinstance(paths, list | tuple) and len(paths) == (len(references) or len(paths))
-        if not fits or not all(path is None or _is_path(path) for path in paths):
-            problem = (
-                f"must have one path per reference ({len(references)}), null where it estimates "
-                f"none, got {short(paths)}"
+            yield f"{where}: {key} must be {expected}, got {got}"
+    systems = entry["systems"] if right["systems"] else {}
+    for system, paths in systems.items():
+        listed = isinstance(paths, list | tuple) and len(paths) == (count or len(paths))
+        if not listed or not all(path is None or _is_path(path) for path in paths):
+            yield (
+                f"{where}, system {system!r}: must have one path per reference ({count}), null "
+                f"where it estimates none, got {short(paths)}"
             )
         elif not any(paths):
-            problem = "estimates no source at all; leave it out"
-        elif one in systems:
-            problem = "the name is there twice"
-        else:
-            systems[one] = tuple(paths)
-            continue
-        problems.append(f"{where}, system {system!r}: {problem}")
-    return Mixture(name, references, systems, folder, found.get("mixture"), sources)
+            yield f"{where}, system {system!r}: estimates no source at all; leave it out"
+    if len({*map(io.same_name, systems)}) < len(systems):
+        yield f"{where}: the name of a system is there twice"
 
 
 def _missing_files(mixture: Mixture) -> Iterator[str]:
