@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
@@ -12,10 +13,12 @@ import torch
 from separations import sources, write
 
 from torch_mapss.evaluation import cli
-from torch_mapss.evaluation.folders import read_folders
+from torch_mapss.evaluation.folders import Corpus, read_folders
 from torch_mapss.evaluation.manifest import ManifestError
 
-SONGS = ("song1", "song2", "song10")
+SONGS, STEMS = ("song1", "song2", "song10"), ("bass", "drums", "other", "vocals")
+WSJ, EXAMPLES = ("011a_2", "012b_-1", "013c_0"), ("ex_1", "ex_2", "ex_3")
+DEEP = ("dev/s1", "dev/s2", "test/s1", "test/s2")
 
 
 def touch(root: Path, *names: str) -> str:
@@ -30,9 +33,19 @@ def grid(outer: Sequence[str], inner: Sequence[str], form: str = "{}/{}.wav") ->
     return [form.format(one, other) for one in outer for other in inner]
 
 
-def refused(*arguments: object, **options: object) -> str:
+def read(
+    root: Path, references: list[str], estimates: list[str], *forms: str, **options: Any
+) -> Corpus:
+    """Files of the references and of system A, whose templates are the forms."""
+    truth, made = touch(root / "r", *references), touch(root / "a", *estimates)
+    if forms:
+        truth, made = (f"{root}/{form}" for root, form in zip((truth, made), forms))
+    return read_folders(truth, {"A": made}, **options)
+
+
+def refused(*arguments: Any, **options: Any) -> str:
     with pytest.raises(ManifestError) as error:
-        read_folders(*arguments, **options)  # type: ignore[arg-type]
+        read(*arguments, **options)
     return "\n".join(error.value.problems)
 
 
@@ -40,71 +53,79 @@ def refused(*arguments: object, **options: object) -> str:
 # The layouts of test sets
 # ------------------------------------------------------------------------------------------------
 
-STEMS = ("bass", "drums", "other", "vocals")
-# Name -> files of references, files of the system, templates that say the same, sources.
-LAYOUTS = {
+# Name -> files of references, files of the system, templates that say the same, mixtures, sources.
+LAYOUTS: dict[str, tuple[list[str], list[str], str, Sequence[str], Sequence[str]]] = {
     "musdb": (
-        grid(SONGS, (*STEMS, "mixture")),
-        grid(SONGS, STEMS),
-        ("{mixture}/{source}.wav", "{mixture}/{source}.wav"),
-        STEMS,
+        *(grid(SONGS, (*STEMS, "mixture")), grid(SONGS, STEMS)),
+        *("{mixture}/{source}.wav|{mixture}/{source}.wav", SONGS, STEMS),
     ),
     "librimix": (
         grid(("s1", "s2", "noise", "mix_clean", "mix_both"), ("1_2", "3_4", "5_6")),
         grid(("s1", "s2"), ("1_2", "3_4", "5_6")),
-        ("{source}/{mixture}.wav", "{source}/{mixture}.wav"),
-        ("s1", "s2"),
+        *("{source}/{mixture}.wav|{source}/{mixture}.wav", ("1_2", "3_4", "5_6"), ("s1", "s2")),
     ),
     "wsj0-2mix": (
-        grid(("mix", "s1", "s2"), ("011a_2", "012b_-1", "013c_0")),
-        grid(("011a_2", "012b_-1", "013c_0"), ("s1", "s2")),
-        ("{source}/{mixture}.wav", "{mixture}/{source}.wav"),
-        ("s1", "s2"),
+        *(grid(("mix", "s1", "s2"), WSJ), grid(WSJ, ("s1", "s2"))),
+        *("{source}/{mixture}.wav|{mixture}/{source}.wav", WSJ, ("s1", "s2")),
     ),
     "asteroid": (
-        grid(("ex_1", "ex_2", "ex_3"), ("s1", "s2", "mixture", "s1_estimate", "s2_estimate")),
-        grid(("ex_1", "ex_2", "ex_3"), ("s1_estimate", "s2_estimate")),
-        ("{mixture}/{source}.wav", "{mixture}/{source}_estimate.wav"),
-        ("s1", "s2"),
+        grid(EXAMPLES, ("s1", "s2", "mixture", "s1_estimate", "s2_estimate")),
+        grid(EXAMPLES, ("s1_estimate", "s2_estimate")),
+        *("{mixture}/{source}.wav|{mixture}/{source}_estimate.wav", EXAMPLES, ("s1", "s2")),
     ),
     "one folder": (
-        grid(SONGS, STEMS),
-        grid(SONGS, STEMS, "{}_{}.wav"),
-        ("{mixture}/{source}.wav", "{mixture}_{source}.wav"),
-        STEMS,
+        *(grid(SONGS, STEMS), grid(SONGS, STEMS, "{}_{}.wav")),
+        *("{mixture}/{source}.wav|{mixture}_{source}.wav", SONGS, STEMS),
     ),
     "names with underscores": (
-        grid(("a_b", "c"), ("vocals", "drums"), "{}_{}.wav"),
-        grid(("a_b", "c"), ("vocals", "drums")),
-        ("{mixture}_{source}.wav", "{mixture}/{source}.wav"),
-        ("drums", "vocals"),
+        *(grid(("a_b", "c"), STEMS[1:3], "{}_{}.wav"), grid(("a_b", "c"), STEMS[1:3])),
+        *("{mixture}_{source}.wav|{mixture}/{source}.wav", ("a_b", "c"), STEMS[1:3]),
+    ),
+    "a part twice": (
+        grid(SONGS, ("x", "y"), "{0}/{0}-{1}.wav"),
+        grid(SONGS, ("x", "y"), "v2-{0}/{1}.flac"),
+        "{mixture}/{mixture}-{source}.wav|*-{mixture}/{source}.flac",
+        *(SONGS, ("x", "y")),
+    ),
+    "no names of sources": (
+        [*grid(SONGS, ("x", "y", "mixture")), "song1/notes.txt"],
+        *(grid(SONGS, ("x", "y"), "{}/{}.flac"), "", SONGS, ("x", "y")),
+    ),
+    "deeper": (
+        *(grid(DEEP, "01"), grid(DEEP, "01"), ""),
+        *(("dev/0", "dev/1", "test/0", "test/1"), ("s1", "s2")),
+    ),
+    "one mixture": (
+        ["drums.wav", "vocals.wav", "mixture.wav"],
+        *(["drums.wav", "vocals.wav"], "", ("r",), ("drums", "vocals")),
     ),
 }
+PLAIN = [name for name in LAYOUTS if name != "a part twice"]
 
 
-@pytest.mark.parametrize("templates", [False, True])
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_layouts_of_test_sets(tmp_path: Path, name: str, templates: bool) -> None:
-    references, estimates, forms, names = LAYOUTS[name]
-    truth, made = touch(tmp_path / "r", *references), touch(tmp_path / "a", *estimates)
-    if templates:
-        truth, made = (f"{root}/{form}" for root, form in zip((truth, made), forms))
-    corpus = read_folders(truth, {"A": made})
-    count = len(estimates) // len(names)
-    assert len(corpus.mixtures) == count
+@pytest.mark.parametrize(
+    ("name", "template"),
+    [*((name, "") for name in PLAIN), *((n, x[2]) for n, x in LAYOUTS.items() if x[2])],
+)
+def test_layouts_of_test_sets(tmp_path: Path, name: str, template: str) -> None:
+    references, estimates, _, mixtures, names = LAYOUTS[name]
+    corpus = read(tmp_path, references, estimates, *filter(None, template.split("|")))
+    assert tuple(mixture.name for mixture in corpus.mixtures) == tuple(mixtures)
     for mixture in corpus.mixtures:
-        assert mixture.sources == names
-        for source, reference, estimate in zip(
-            names, mixture.references, mixture.systems["A"], strict=True
-        ):
-            for path in (reference, estimate):
-                assert path is not None
-                assert source in path
-                assert mixture.name in path
-    if name in ("librimix", "asteroid"):
-        assert any("set aside" in note for note in corpus.notes)
-    if name == "librimix":
-        assert "'noise'" in "".join(corpus.notes)
+        assert mixture.sources == tuple(names)
+        parts = (*mixture.name.split("/"),) if name != "one mixture" else ()
+        for source, *paths in zip(names, mixture.references, mixture.systems["A"], strict=True):
+            for path in map(str, paths):
+                assert Path(path).is_file()
+                assert all(part in path for part in (source, *parts))
+    first = corpus.mixtures[0].mixture
+    has = name in ("musdb", "wsj0-2mix", "asteroid", "no names of sources", "one mixture")
+    assert (first is not None and "mix" in first) == has
+    told = "".join(corpus.notes)
+    assert ("set aside" in told) == any(
+        "mix" in Path(path).stem or "mix" in path for path in references
+    )
+    assert ("'noise'" in told) == (name == "librimix")
 
 
 def test_enhancement_sets_have_noise_as_second_reference(tmp_path: Path) -> None:
@@ -114,60 +135,30 @@ def test_enhancement_sets_have_noise_as_second_reference(tmp_path: Path) -> None
         write(tmp_path / "clean" / f"clean_fileid_{k}.wav", speech, 16_000)
         write(tmp_path / "noisy" / f"book_9_snr5_fileid_{k}.wav", speech + noise, 16_000)
         write(tmp_path / "enh" / f"enh_fileid_{k}.wav", speech + 0.1 * noise, 16_000)
-    given = [f"{tmp_path}/{d}/*_fileid_{{mixture}}.wav" for d in ("clean", "noisy", "enh")]
+    clean, noisy, made = (
+        f"{tmp_path}/{d}/*_fileid_{{mixture}}.wav" for d in ("clean", "noisy", "enh")
+    )
     derived = tmp_path / "out" / "noise"
-    corpus = read_folders(given[0], {"A": given[2]}, noisy=given[1], derived=str(derived))
+    options = {"noisy": noisy, "derived": str(derived)}
+    corpus = read_folders(clean, {"A": made}, **options)
     assert [m.sources for m in corpus.mixtures] == [("speech", "noise")] * 2
     assert corpus.mixtures[0].systems["A"][1] is None
-    made, rate = soundfile.read(corpus.mixtures[0].references[1])
+    found, rate = soundfile.read(corpus.mixtures[0].references[1])
     assert rate == 16_000
-    torch.testing.assert_close(torch.tensor(made).float(), noise, atol=1e-6, rtol=0)
+    torch.testing.assert_close(torch.tensor(found).float(), noise, atol=1e-6, rtol=0)
     stamp = (derived / "1.wav").stat().st_mtime_ns
-    read_folders(given[0], {"A": given[2]}, noisy=given[1], derived=str(derived))
+    read_folders(clean, {"A": made}, **options)
     assert (derived / "1.wav").stat().st_mtime_ns == stamp
     write(tmp_path / "noisy" / "book_9_snr5_fileid_2.wav", noise[:1000], 16_000)
-    text = refused(given[0], {"A": given[2]}, noisy=given[1], derived=str(derived))
-    assert "mixture '2'" in text
-    assert "noisy and clean differ" in text
-    assert "--noisy" in refused(given[0], {"A": given[2]})
+    with pytest.raises(ManifestError, match="mixture '2': noisy and clean differ"):
+        read_folders(clean, {"A": made}, **options)
+    with pytest.raises(ManifestError, match="--noisy"):
+        read_folders(clean, {"A": made})
 
 
 # ------------------------------------------------------------------------------------------------
 # What is understood besides
 # ------------------------------------------------------------------------------------------------
-
-
-# Files of references and system, names of the mixtures, sources of the first.
-TREES = {
-    "folders": (
-        [*grid(SONGS, ("x", "y", "mixture")), "song1/notes.txt"],
-        grid(SONGS, ("x", "y"), "{}/{}.flac"),
-        (SONGS, ("x", "y")),
-    ),
-    "deeper": (
-        grid(("dev/s1", "dev/s2", "test/s1", "test/s2"), "01"),
-        grid(("dev/s1", "dev/s2", "test/s1", "test/s2"), "01"),
-        (("dev/0", "dev/1", "test/0", "test/1"), ("s1", "s2")),
-    ),
-    "one mixture": (
-        ["drums.wav", "vocals.wav", "mixture.wav"],
-        ["drums.wav", "vocals.wav"],
-        (("r",), ("drums", "vocals")),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TREES)
-def test_other_trees(tmp_path: Path, name: str) -> None:
-    references, estimates, (mixtures, names) = TREES[name]
-    truth, made = touch(tmp_path / "r", *references), touch(tmp_path / "a", *estimates)
-    corpus = read_folders(truth, {"A": made})
-    assert tuple(mixture.name for mixture in corpus.mixtures) == mixtures
-    first = corpus.mixtures[0]
-    assert first.source_names == names
-    assert (first.mixture is None) == (name == "deeper")
-    for source, *paths in zip(names, first.references, first.systems["A"], strict=True):
-        assert all(source in path and Path(path).is_file() for path in paths)
 
 
 def test_what_a_system_lacks_throughout_is_null(tmp_path: Path) -> None:
@@ -183,21 +174,18 @@ def test_what_a_system_lacks_throughout_is_null(tmp_path: Path) -> None:
 
 
 def test_sources_are_chosen_by_name(tmp_path: Path) -> None:
-    truth = touch(tmp_path / "r", *grid(("s1", "s2", "noise", "mix"), "abc"))
-    systems = {"A": touch(tmp_path / "a", *grid(("s1", "s2"), "abc"))}
+    given = tmp_path, grid(("s1", "s2", "noise", "mix"), "abc"), grid(("s1", "s2"), "abc")
     for names in (["noise", "s2", "s1"], ["mix", "s2"]):
-        chosen = read_folders(truth, systems, sources=names)
-        assert chosen.mixtures[0].sources == tuple(names)
-    assert "'s3'" in refused(truth, systems, sources=["s1", "s3"])
-    assert "two sources" in refused(truth, systems, sources=["s1"])
+        assert read(*given, sources=names).mixtures[0].sources == tuple(names)
+    assert "'s3'" in refused(*given, sources=["s1", "s3"])
+    assert "two sources" in refused(*given, sources=["s1"])
 
 
 @pytest.mark.parametrize("layout", ["{}/{}.wav", "{}/{}/take.wav"])
 def test_mixtures_may_have_sources_of_their_own(tmp_path: Path, layout: str) -> None:
     """A set whose tracks have different stems, also in a folder each."""
     files = grid(("t1",), ("vocals", "bass"), layout) + grid(("t2",), ("vocals", "guitar"), layout)
-    truth, made = touch(tmp_path / "r", *files), touch(tmp_path / "a", *files)
-    corpus = read_folders(truth, {"A": made})
+    corpus = read(tmp_path, files, files)
     assert [m.sources for m in corpus.mixtures] == [("bass", "vocals"), ("guitar", "vocals")]
     (said,) = [note for note in corpus.notes if "lack" in note]
     assert "'bass' in 1" in said
@@ -207,29 +195,12 @@ def test_mixtures_may_have_sources_of_their_own(tmp_path: Path, layout: str) -> 
 
 def test_names_in_two_unicode_forms_are_paired(tmp_path: Path) -> None:
     one, other = (unicodedata.normalize(form, "Café Olé") for form in ("NFC", "NFD"))
-    truth = touch(tmp_path / "r", *grid((one, "b", "c"), ("é", "x")))
-    made = touch(tmp_path / "a", *grid((other, "b", "c"), (unicodedata.normalize("NFD", "é"), "x")))
-    corpus = read_folders(truth, {"A": made}, sources=[unicodedata.normalize("NFD", "é"), "x"])
+    e = unicodedata.normalize("NFD", "é")
+    files = grid((one, "b", "c"), ("é", "x")), grid((other, "b", "c"), (e, "x"))
+    corpus = read(tmp_path, *files, sources=[e, "x"])
     assert len(corpus.mixtures) == 3
     for mixture in corpus.mixtures:
         assert all(Path(path).exists() for path in (*mixture.references, *mixture.systems["A"]))
-
-
-def test_a_template_may_name_a_part_twice(tmp_path: Path) -> None:
-    truth = touch(tmp_path / "r", *grid(SONGS, ("x", "y"), "{0}/{0}-{1}.wav"))
-    made = touch(tmp_path / "a", *grid(SONGS, ("x", "y"), "v2-{0}/{1}.flac"))
-    corpus = read_folders(
-        f"{truth}/{{mixture}}/{{mixture}}-{{source}}.wav",
-        {"A": f"{made}/*-{{mixture}}/{{source}}.flac"},
-    )
-    first = corpus.mixtures[0]
-    assert first.references[0].endswith("song1-x.wav")
-    assert str(first.systems["A"][0]).endswith("v2-song1/x.flac")
-    touch(tmp_path / "a", "v3-song1/x.flac")
-    assert "have one name" in refused(
-        f"{truth}/{{mixture}}/{{mixture}}-{{source}}.wav",
-        {"A": f"{made}/*-{{mixture}}/{{source}}.flac"},
-    )
 
 
 # ------------------------------------------------------------------------------------------------
@@ -238,40 +209,38 @@ def test_a_template_may_name_a_part_twice(tmp_path: Path) -> None:
 
 
 PAIRS = grid(("a", "b"), ("x", "y"))
-# References (below DIR, what follows | is the template), files of the system, words.
-REFUSED = {
-    "gaps": (
-        grid(SONGS, "xy"),
-        "",
-        grid(("song1", "Song2"), "xy"),
-        "lacks 2 of 3 mixtures|'Song2'",
-    ),
+# References, templates, files of the system, words.
+REFUSED: dict[str, tuple[list[str], list[str], str, str]] = {
+    "gaps": (grid(SONGS, "xy"), grid(SONGS[:1] + ("Song2",), "xy"), "", "lacks 2 of 3|'Song2'"),
     "gap": (
-        *(grid(SONGS, "xy"), "", [*grid(SONGS[:2], "xy"), "song10/x.wav"]),
-        "system 'A' lacks 'y' of 'song10'",
+        *(grid(SONGS, "xy"), [*grid(SONGS[:2], "xy"), "song10/x.wav"]),
+        *("", "system 'A' lacks 'y' of 'song10'"),
     ),
-    "no folder": (PAIRS, "/none", PAIRS, "there is no folder|none"),
-    "a file": (PAIRS, "/a/x.wav", PAIRS, "there is no folder|x.wav"),
-    "no audio": (["readme.txt"], "", PAIRS, "no audio file"),
-    "two ways": (PAIRS, "", PAIRS, "{mixture}/{source}|{source}/{mixture}"),
+    "no folder": (PAIRS, PAIRS, "none|", "there is no folder|none"),
+    "a file": (PAIRS, PAIRS, "a/x.wav|", "there is no folder|x.wav"),
+    "no audio": (["readme.txt"], PAIRS, "", "no audio file"),
+    "two ways": (PAIRS, PAIRS, "", "{mixture}/{source}|{source}/{mixture}"),
     "no way": (
-        *([f"{k}.wav" for k in range(20)], "", PAIRS),
-        "--references 'DIR/{mixture}/{source}.wav'",
+        *([f"{k}.wav" for k in range(20)], PAIRS),
+        *("", "--references 'DIR/{mixture}/{source}.wav'"),
     ),
-    "template": (PAIRS, "/{mixture}/{source}.flac", PAIRS, "matches the template|'a/x.wav'"),
+    "template": (PAIRS, PAIRS, "{mixture}/{source}.flac|", "matches the template|'a/x.wav'"),
     "other names": (
-        *(PAIRS, "/{mixture}/{source}.wav", ["u/v.wav", "u/w.wav"]),
+        *(PAIRS, ["u/v.wav", "u/w.wav"], "{mixture}/{source}.wav|"),
         "expected e.g. mixture 'a' with 'x', 'y'",
     ),
-    "one name": ([*grid("ab", ("s1", "s2")), "a/s1.flac"], "", PAIRS, "have one name"),
+    "one name": ([*grid("ab", ("s1", "s2")), "a/s1.flac"], PAIRS, "", "have one name"),
+    "one name by a star": (
+        *(PAIRS, grid("ab", ("x-1", "x-2", "y-1"))),
+        *("{mixture}/{source}.wav|{mixture}/{source}-*.wav", "have one name"),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(tmp_path: Path, name: str) -> None:
-    references, template, estimates, words = REFUSED[name]
-    truth, made = touch(tmp_path / "r", *references), touch(tmp_path / "a", *estimates)
-    text = refused(f"{truth}{template}", {"A": made})
+    references, estimates, forms, words = REFUSED[name]
+    text = refused(tmp_path, references, estimates, *(forms.split("|") if forms else ()))
     for part in words.split("|"):
         assert part in text
 
