@@ -224,7 +224,12 @@ REFUSED: dict[str, tuple[list[str], list[str], str, str]] = {
         *([f"{k}.wav" for k in range(20)], PAIRS),
         *("", "--references 'DIR/{mixture}/{source}.wav'"),
     ),
-    "template": (PAIRS, PAIRS, "{mixture}/{source}.flac|", "matches the template|'a/x.wav'"),
+    "template": (
+        PAIRS,
+        PAIRS,
+        "{mixture}/{source}.flac|",
+        "cannot be read as '{mixture}/{source}.flac', there is 'a/x.wav'",
+    ),
     "other names": (
         *(PAIRS, ["u/v.wav", "u/w.wav"], "{mixture}/{source}.wav|"),
         "expected e.g. mixture 'a' with 'x', 'y'",

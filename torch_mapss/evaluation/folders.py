@@ -133,16 +133,26 @@ def read_folders(
 # ------------------------------------------------------------------------------------------------
 
 
-def _files_of(given: str, whose: str) -> tuple[str | None, dict[str, str]]:
-    """The pattern of a template (None of a plain folder), and the audio files: path -> name.
+def _readings(
+    given: str, whose: str, layouts: Sequence[str], known: Sequence[str] = (), only: str = _ONLY
+) -> tuple[dict[str, Files], str]:
+    """The files that match a template, or each of the layouts in a plain folder.
 
-    Names are paths below the folder in one Unicode form; of a plain folder without suffix.
+    Args:
+        given: template or folder.
+        whose: for messages.
+        layouts: templates without suffixes.
+        known: names that a source may have; any if empty.
+        only: the source of a template without ``{source}``.
+
+    Returns:
+        The files by layout, and the names of some, for messages.
     """
-    root, pattern = given, None
-    if "{mixture}" in given or "{source}" in given:
+    root, template = given, None
+    if _is_template(given):
         root = os.path.dirname(re.split(r"[{*]", given)[0]) or "."
-        pattern = same_name(os.path.relpath(given, root).replace(os.sep, "/"))
-    found: dict[str, str] = {}
+        template = same_name(os.path.relpath(given, root).replace(os.sep, "/"))
+    names: dict[str, str] = {}  # by path: the path below the folder
     seen: set[str] = set()
     for folder, below, files in os.walk(root, followlinks=True):
         new = os.path.realpath(folder) not in seen  # else a link to a folder above
@@ -152,31 +162,25 @@ def _files_of(given: str, whose: str) -> tuple[str | None, dict[str, str]]:
             path = os.path.join(folder, name)
             stem, suffix = os.path.splitext(path)
             if suffix.lower() in _SUFFIXES:
-                name = io.written(os.path.relpath(path if pattern else stem, root))
-                found[io.written(path)] = same_name(name.replace(os.sep, "/"))
-    if not found:
+                name = io.written(os.path.relpath(path if template else stem, root))
+                names[io.written(path)] = same_name(name.replace(os.sep, "/"))
+    if not names:
         none = f"no audio file ({', '.join(sorted(_SUFFIXES))}) below"
         none = none if os.path.isdir(root) else "there is no folder"
         raise ManifestError(whose, [f"{none} {io.shown(root)!r}"])
-    return pattern, found
+    patterns = layouts if template is None else [template]
+    found = {pattern: _matching(names, pattern, whose, known, only) for pattern in patterns}
+    return found, _shown(names.values(), 3)
+
+
+def _is_template(given: str) -> bool:
+    return "{mixture}" in given or "{source}" in given
 
 
 def _matching(
-    files: Mapping[str, str],
-    pattern: str,
-    whose: str,
-    known: Sequence[str] = (),
-    only: str = _ONLY,
+    names: Mapping[str, str], pattern: str, whose: str, known: Sequence[str], only: str
 ) -> Files:
-    """The files whose names match a pattern as a whole.
-
-    Args:
-        files: path -> name.
-        pattern: of a template, or of the usual layouts.
-        whose: for messages.
-        known: names that a source may have; any if empty.
-        only: the source of a pattern without ``{source}``.
-    """
+    """The files whose names (by path) match a pattern as a whole; see :func:`_readings`."""
     # The shortest name before {mixture}, the longest mixture: song_1_vocals is song_1, vocals.
     one = "[^/]+?" if pattern.find("{source}") < pattern.find("{mixture}") else "[^/]+"
     if known:
@@ -189,7 +193,7 @@ def _matching(
         if part in ("{mixture}", "{source}"):
             kinds[part] = f"(?P={part[1:-1]})"  # the same name again
     matches, found = re.compile(text).fullmatch, Files()
-    for path, name in files.items():
+    for path, name in names.items():
         if match := matches(name):
             parts = match.groupdict()
             mixture = "/".join(filter(None, map(parts.get, ("folder", "mixture"))))
@@ -211,22 +215,18 @@ def _read_references(given: str, names: Sequence[str], single: bool) -> tuple[Fi
     Raises:
         ManifestError: no file matches, or two layouts do.
     """
-    pattern, paths = _files_of(given, "references")
-    if pattern is not None or single:
-        if found := _matching(paths, pattern or "{mixture}", "references", names):
-            return found, given
-        text = f"no audio file matches the template; there is {_shown(paths.values(), 3)}"
-        raise ManifestError(io.shown(given), [text])
-    readings = {layout: _matching(paths, layout, "references") for layout in _LAYOUTS}
+    one = single or _is_template(given)  # way to read them
+    layouts = ["{mixture}"] if single else _LAYOUTS
+    readings, examples = _readings(given, "references", layouts, names if one else ())
     doubts = {
         layout: _doubt(layout, files)
         for layout, files in readings.items()
-        if 2 <= len(_sources(files)) <= _MOST_SOURCES
+        if (files if one else 2 <= len(_sources(files)) <= _MOST_SOURCES)
     }
     best = [layout for layout in doubts if doubts[layout] == min(doubts.values())]
     if len(best) == 1:
         return readings[best[0]], best[0]
-    text = f"cannot be read as {_shown(_LAYOUTS)}, there is {_shown(paths.values(), 3)}"
+    text = f"cannot be read as {_shown(readings)}, there is {examples}"
     if best:
         both = " or ".join(f"{x!r} (sources {_shown(_sources(readings[x]))})" for x in best)
         text = f"can be read as {both}"
@@ -304,20 +304,19 @@ def _with_noise(truth: Files, mixes: Mapping[str, str], folder: str) -> Files:
 
 def _read_estimates(given: str, whose: str, truth: Files) -> Files:
     """The files of a system, in the layout in which most have the name of a reference."""
-    pattern, paths = _files_of(given, whose)
     names = sorted(_names(truth))
     speech = [name for name in names if not _NOISE(name)] or names
-    layouts = (*_OF_OUTPUTS, *["{mixture}"] * (len(speech) == 1)) if pattern is None else [pattern]
-    readings = [_matching(paths, layout, whose, names, speech[0]) for layout in layouts]
+    layouts = (*_OF_OUTPUTS, *["{mixture}"] * (len(speech) == 1))
+    readings, examples = _readings(given, whose, layouts, names, speech[0])
 
     def paired(files: Files) -> int:
         return sum(len(own.keys() & truth[m].keys()) for m, own in files.items() if m in truth)
 
-    best = max(readings, key=paired)
+    best = max(readings.values(), key=paired)
     if not best.keys() & truth.keys():
         text = (
             f"no file of {io.shown(given)!r} is named as a reference is: expected e.g. mixture "
-            f"{next(iter(truth))!r} with {_shown(names)}, found {_shown(paths.values(), 3)}. Say "
+            f"{next(iter(truth))!r} with {_shown(names)}, found {examples}. Say "
             "where the names are with a template: 'DIR/{mixture}/{source}.wav'"
         )
         raise ManifestError(whose, [text])
