@@ -40,10 +40,7 @@ SHOWN = "The least that is valid"
         ('[{"mixture_id": "x", "mixture_id": "y"}]', "an object has the key 'mixture_id' twice"),
         ('{"id": 1}\n{"id": 2}\n', f"One object per line is no manifest. {SHOWN}"),
         ("[]", "must be a JSON list of mixtures, got []"),
-        (
-            '{"mixture_id": "x"}',
-            f'must be a JSON list of mixtures, got {{"mixture_id": "x"}}. {SHOWN}',
-        ),
+        ('{"x": 1}', f'must be a JSON list of mixtures, got {{"x": 1}}. {SHOWN}'),
         ("[3]", "entry 0 must be an object, got 3"),
         (
             '[{"mixture_id": "x", "systems": {}}]',
@@ -154,10 +151,10 @@ def test_backslashes_get_a_hint(tmp_path: Path) -> None:
 def test_reading_is_linear_in_mixtures(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{name}.wav", torch.zeros(8)) for name in "ab"]
     entries = [
-        {"mixture_id": f"m{k}", "references": paths, "systems": {"x": paths}} for k in range(4000)
+        {"mixture_id": f"m{k}", "references": paths, "systems": {"x": paths}} for k in range(2000)
     ]
     started = time.monotonic()
-    assert len(read_entries(entries, "m", "")) == 4000
+    assert len(read_entries(entries, "m", "")) == 2000
     assert time.monotonic() - started < 10.0  # quadratic names alone took a second for 8,000
     entries.append(entries[7])
     with pytest.raises(ManifestError, match="'m7' is used 2 times"):
@@ -166,13 +163,9 @@ def test_reading_is_linear_in_mixtures(tmp_path: Path) -> None:
 
 def test_systems_of_one_name_in_two_unicode_forms_are_refused(corpus: Path) -> None:
     entries = entries_of(corpus)
-    systems = entries[0]["systems"]
-    paths = next(iter(systems.values()))
-    for name in ("\u00c9quipe", "E\u0301quipe"):
-        systems[name] = paths
+    paths = next(iter(entries[0]["systems"].values()))
+    entries[0]["systems"] |= dict.fromkeys(("\u00c9quipe", "E\u0301quipe"), paths)
     with pytest.raises(ManifestError, match="twice"):
         read_entries(entries, "set", str(corpus.parent))
-    path = corpus.with_name("twice.json")
-    path.write_text(json.dumps(entries), encoding="utf-8")
     with pytest.raises(ManifestError, match="twice"):
-        load_manifest(path)
+        load_manifest(save_manifest(corpus.parent, entries, "twice.json"))
