@@ -87,8 +87,8 @@ def test_a_folder_is_filled_at_once_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_names_of_files_are_safe_and_unlike() -> None:
-    texts = "song|Song|song.|song |a/b|a\\b|a_b|CON|con|aux.x|..|".split("|")
-    texts += ["漢" * 100, "漢" * 101, "é" * 200, "a" * 300, "\ud800", "x:y", ".hidden"]
+    texts = ["song", "Song", "song.", "song ", "a/b", "a\\b", "a_b", "CON", "con", "aux.x", ".."]
+    texts += ["漢" * 100, "漢" * 101, "é" * 200, "a" * 300, "\ud800", "x:y", ".hidden", ""]
     made = [io.file_name(text) for text in texts]
     assert len({name.lower() for name in made}) == len(texts)
     for name in made:

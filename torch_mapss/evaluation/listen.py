@@ -96,8 +96,11 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
         raise ValueError(f"count must be at least 1, got {count}.")
     scored = results.scores[results.scores["status"] == "ok"]
     # webMUSHRA adds the reference itself.
-    files = scored[["estimate", "reference"]].map(lambda path: results.sha256.get(path, path))
-    scored = scored[files["estimate"] != files["reference"]]
+    made, true = (
+        scored[role].map(lambda path: results.sha256.get(path, path))
+        for role in ("estimate", "reference")
+    )
+    scored = scored[made != true]
     if scored.empty:
         raise ValueError(
             "no estimate has scored frames, so there is nothing to listen to: see the column "
