@@ -91,7 +91,7 @@ SETTINGS = (
     ("encodr: mel", ["'encodr'", "'encoder'"]),
     ("[1, 2", ["neither YAML nor JSON"]),
     ("just words", ["`option: value`"]),
-    ("only: [nois]", ["'nois'", "neither bank"]),
+    ("only: [nois]", ["'nois'", "no families or members"]),
     ("activity: 2", ["activity"]),
     ("confidence: 1.5", ["confidence"]),
     ("tail: none", ["tail"]),

@@ -16,7 +16,8 @@ from separations import leaky, score_set, small_mapss, sources, write, write_man
 
 from torch_mapss import MAPSS
 from torch_mapss.evaluation import cli
-from torch_mapss.evaluation.protocol import described, protocol_id, weights_hash
+from torch_mapss.evaluation.options import Request
+from torch_mapss.evaluation.protocol import protocol_id, settings_of, weights_hash
 from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.verify import Difference, Verification, verify
 
@@ -170,13 +171,17 @@ def test_many_differences_are_counted() -> None:
 
 
 def test_results_of_python_need_a_scorer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = write_manifest(tmp_path / "set", 1)
     score_set(manifest, tmp_path / "out")
     assert command(tmp_path) == 2
     assert "made in Python" in capsys.readouterr().err
     assert command(tmp_path, "--pairs", "0") == 0
+    stored = json.loads((path := tmp_path / "out" / "settings.json").read_text())
+    path.write_text(json.dumps({**stored, "options": {}}))  # as of a command without options
+    monkeypatch.setattr("torch_mapss.evaluation.options.scorer_of", lambda *_: small_mapss())
+    assert command(tmp_path) == 0
     results = load_results(tmp_path / "out")
     assert verify(results, small_mapss, pairs=1).passed
     unlike = verify(results, lambda: small_mapss(6), pairs=1)
@@ -189,7 +194,7 @@ def test_results_of_python_need_a_scorer(
 
 
 def identity(mapss: MAPSS, **more: Any) -> str:
-    return protocol_id({**described(mapss), **more})
+    return protocol_id({**settings_of(mapss, Request()), **more})
 
 
 def test_the_id_follows_every_setting_and_nothing_else() -> None:

@@ -39,17 +39,6 @@ class Grade(NamedTuple):
 GRADES = (Grade("good", -30.0, 0.15), Grade("fair", -20.0, 0.45), Grade("poor", -8.0, 0.8))
 
 
-_SHOWN = ("clearance", "fidelity", "ps", "pm", "log_pm")
-
-
-class Result(NamedTuple):
-    """What the demo found."""
-
-    reports: tuple[Report, ...]  # one per grade
-    text: str  # the table, to print
-    files: tuple[str, ...]  # written
-
-
 def voices() -> tuple[Tensor, int]:
     """The two clips: (2, T) waveforms and their rate in Hz."""
     waves, rate = [], 0
@@ -77,81 +66,65 @@ def shaken(waves: Tensor, amount: float, seed: int = 0) -> Tensor:
     return torch.istft(turned, size, hop, window=window, length=waves.shape[-1])
 
 
-def run(folder: str | os.PathLike[str], encoder: str = "mel") -> Result:
+def run(folder: str | os.PathLike[str], encoder: str = "mel") -> str:
     """Score the three grades and write tables, audio and (with matplotlib) a plot.
 
     Args:
         folder: where to write; made if need be.
-        encoder: ``"mel"`` needs no download.
+        encoder: of PS and PM; ``"mel"`` needs no download.
 
     Returns:
-        A :class:`Result`.
+        The table, to print.
 
     Raises:
         ValueError: the folder cannot be written to.
     """
     folder = io.make_folder(folder)
     references, rate = voices()
-    mapss = MAPSS(encoder)
-    given: dict[str, Any] = {
-        "names": VOICES,
-        "sample_rate": rate,
-        "mixture": references.sum(0),
-        "mapss": mapss,
-    }
+    given: dict[str, Any] = {"references": references, "names": VOICES, "sample_rate": rate}
+    given |= {"mixture": references.sum(0), "mapss": MAPSS(encoder)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the poor grade, which is meant to be poor
-        reports = tuple(
-            evaluate(estimates=separated(references, grade), references=references, **given)
-            for grade in GRADES
-        )
-    written = _write(folder, reports, references, rate)
-    words = text(reports)
-    try:
-        titles = [f"{grade.name} (leakage {grade.leakage_db:g} dB)" for grade in GRADES]
-        drawn = plot_reports(reports, titles)
-        picture = plots.save_figure(drawn, os.path.join(folder, "demo.png"))
-        written = (*written, picture)
-    except ImportError:
-        words += f"\nNo plot was drawn: {plots.INSTALL}"
-    return Result(reports, words, written)
-
-
-def text(reports: Sequence[Report]) -> str:
-    """The table of the demo, with what its numbers mean."""
-    names = [n for n in measures.present(reports[0].rows[0], ranked=True) if n in _SHOWN]
-    columns = ["estimate", "source", "leakage", *map(measures.label, names)]
-    rows = [
-        [
-            grade.name,
-            row.source,
-            f"{grade.leakage_db:g} dB",
-            *(measures.text(name, row[name]) for name in names),
-        ]
-        for grade, report in zip(GRADES, reports)
-        for row in report.rows
-    ]
-    table = io.text_table(columns, rows, left=2)
-    meanings = [f"{COLUMNS[name].meaning}." for name in names]
-    return "\n".join([table, "", *meanings, "All fall from good to poor."])
-
-
-def _write(
-    folder: str, reports: Sequence[Report], references: Tensor, rate: int
-) -> tuple[str, ...]:
-    """The table of all grades, the report of each, and what there is to listen to."""
-    table, sounds = (os.path.join(folder, name) for name in ("scores.csv", "audio"))
-    io.make_folder(sounds)
+        made = {grade: separated(references, grade) for grade in GRADES}
+        reports = [evaluate(estimates=waves, **given) for waves in made.values()]
     rows = [
         {"grade": grade.name, **row}
         for grade, report in zip(GRADES, reports)
         for row in report.table()
     ]
-    io.write_table(table, rows)
-    saved = [report.save(os.path.join(folder, g.name)) for g, report in zip(GRADES, reports)]
-    clips = {"reference": references} | {g.name: separated(references, g) for g in GRADES}
-    waves = {f"{k}_{name}": wave for k, both in clips.items() for name, wave in zip(VOICES, both)}
-    for name, wave in {"mixture": references.sum(0), **waves}.items():
-        path = os.path.join(sounds, f"{name.replace(' ', '_')}.wav")
-        io.write_wave(path, (0.5 * wave).clamp(-1.0, 1.0), rate, "PCM_16")  # all at one level
-    return (table, *saved, sounds)
+    io.write_table(os.path.join(folder, "scores.csv"), rows)
+    for grade, report in zip(GRADES, reports):
+        report.save(os.path.join(folder, grade.name))
+    sounds = {"reference": references} | {grade.name: waves for grade, waves in made.items()}
+    _write_sounds(os.path.join(folder, "audio"), sounds, rate)
+    words = text(reports)
+    try:
+        titles = [f"{grade.name} (leakage {grade.leakage_db:g} dB)" for grade in GRADES]
+        plots.save_figure(plot_reports(reports, titles), os.path.join(folder, "demo.png"))
+    except ImportError:
+        words += f"\nNo plot was drawn: {plots.INSTALL}"
+    return words
+
+
+def text(reports: Sequence[Report]) -> str:
+    """The table of the demo, with what its numbers mean."""
+    names = [n for n in measures.present(reports[0].scores, ranked=True) if n != "bleed_db"]
+    columns = ["estimate", "source", "leakage", *map(measures.label, names)]
+    rows = [
+        [grade.name, row.source, f"{grade.leakage_db:g} dB"]
+        + [measures.text(name, row[name]) for name in names]
+        for grade, report in zip(GRADES, reports)
+        for row in report.rows
+    ]
+    meanings = [f"{COLUMNS[name].meaning}." for name in names]
+    table = io.text_table(columns, rows, left=2)
+    return "\n".join([table, "", *meanings, "All fall from good to poor."])
+
+
+def _write_sounds(folder: str, sounds: dict[str, Tensor], rate: int) -> None:
+    """What there is to listen to, all at one level: (2, T) waveforms, and their mixture."""
+    io.make_folder(folder)
+    waves = {f"{k}_{name}": wave for k, both in sounds.items() for name, wave in zip(VOICES, both)}
+    for name, wave in {"mixture": sounds["reference"].sum(0), **waves}.items():
+        path = os.path.join(folder, f"{name.replace(' ', '_')}.wav")
+        io.write_wave(path, (0.5 * wave).clamp(-1.0, 1.0), rate, "PCM_16")

@@ -17,6 +17,7 @@ from torch_mapss.evaluation import io
 if TYPE_CHECKING:
     import torch
 
+    from torch_mapss.distortions import DistortionBank
     from torch_mapss.pipeline.mapss import MAPSS
 
 _BANKS = ("bank_size", "only", "without", "seed")  # of the banks, which scorer_of makes
@@ -38,6 +39,12 @@ class Request(NamedTuple):
     bounds_convention: str | None = None  # None: that of the scores
     tail: str = "concentration"  # of the bounds; or "bootstrap"
 
+    def scored(self, seconds: float) -> float:
+        """How much of a mixture of so many seconds is scored."""
+        return (
+            seconds if self.excerpts is None else min(seconds, self.excerpts * self.excerpt_seconds)
+        )
+
 
 def checked_options(options: Mapping[str, Any], where: str = "options") -> dict[str, Any]:
     """The options as a dictionary.
@@ -48,11 +55,10 @@ def checked_options(options: Mapping[str, Any], where: str = "options") -> dict[
     from torch_mapss.pipeline.mapss import MAPSS
 
     known = dict.fromkeys([*inspect.signature(MAPSS).parameters, *_BANKS, *Request._fields])
-    for name in options:
-        if name not in known:
-            close = difflib.get_close_matches(str(name), known, 1)
-            hint = f"; is {close[0]!r} meant?" if close else ""
-            raise TypeError(f"{where}: {name!r} is no option{hint} All are: {', '.join(known)}.")
+    for name in (name for name in options if name not in known):
+        close = difflib.get_close_matches(str(name), known, 1)
+        hint = f"; is {close[0]!r} meant?" if close else "."
+        raise TypeError(f"{where}: {name!r} is no option{hint} All are: {', '.join(known)}.")
     return dict(options)
 
 
@@ -68,14 +74,10 @@ def request_of(options: Mapping[str, Any]) -> Request:
 
     made = Request(**{name: options[name] for name in Request._fields if name in options})
     check_confidence(made.confidence)
-    checks.check_choice(made.channels, "channels", ("mean", "each"))
-    checks.check_choice(made.tail, "tail", TAILS)
-    if made.align not in (None, "shift"):
-        raise ValueError(
-            f"align must be None or 'shift' (remove one constant lag), got {made.align!r}."
-        )
-    if made.bounds_convention is not None:
-        checks.check_choice(made.bounds_convention, "bounds_convention", CONVENTIONS)
+    choices: dict[str, Any] = {"channels": ("mean", "each"), "align": (None, "shift")}
+    choices |= {"tail": TAILS, "bounds_convention": (None, *CONVENTIONS)}
+    for name, allowed in choices.items():
+        checks.check_choice(getattr(made, name), name, allowed)
     for name in ("sample_frames", "excerpts"):
         if getattr(made, name) is not None:
             checks.check_whole(getattr(made, name), name, 1)
@@ -113,8 +115,7 @@ def scorer_of(
             )
         return mapss if device is None else mapss.to(device)
     if {"bank_size", "only", "without"} & set(own):
-        banks = {name: own.pop(name) for name in _BANKS if name in own}
-        own = _banks(**banks) | own
+        own = _banks(**{name: own.pop(name) for name in _BANKS if name in own}) | own
     own["segment"] = own.get("segment", "auto") or None  # 0: whole
     made = MAPSS(**own)
     return made if device is None else made.to(device)
@@ -125,7 +126,7 @@ def _banks(
     only: Sequence[str] | None = None,
     without: Sequence[str] = (),
     seed: int = 0,
-) -> dict[str, Any]:
+) -> dict[str, DistortionBank]:
     """Both banks; a family or member that one of them has may be named.
 
     Raises:
@@ -135,24 +136,15 @@ def _banks(
 
     full = {kind: DistortionBank(kind) for kind in ("separation", "match")}
     names = {kind: {*bank.families, *bank.names()} for kind, bank in full.items()}
-    either = set().union(*names.values())
-    for option, given in (("only", only or ()), ("without", without)):
-        if unknown := [name for name in given if name not in either]:
-            raise ValueError(
-                f"{option} names {', '.join(map(repr, unknown))}, which neither bank has. Families "
-                f"are {', '.join(full['match'].families)}; `torch-mapss distortions` lists their "
-                "members."
-            )
-    return {
-        f"{kind}_bank": DistortionBank(
-            kind,
-            only=None if only is None else [name for name in only if name in known],
-            without=[name for name in without if name in known],
-            seed=seed,
-            size=bank_size,
+    found = {}
+    for kind, known in names.items():
+        others = set().union(*names.values()) - known  # are no concern of this bank
+        chosen = None if only is None else [name for name in only if name not in others]
+        left_out = [name for name in without if name not in others]
+        found[f"{kind}_bank"] = DistortionBank(
+            kind, only=chosen, without=left_out, seed=seed, size=bank_size
         )
-        for kind, known in names.items()
-    }
+    return found
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -31,20 +31,17 @@ def averaged(channels: Sequence[Scores]) -> Scores:
     """Frame scores averaged over the channels in which they are defined."""
     if len(channels) == 1:
         return channels[0]
-    changed: dict[str, Any] = {"active": torch.stack([one.active for one in channels]).any(0)}
+    changed: dict[str, Any] = {}
     for name, values in _tensors(channels[0]).items():
         every = torch.stack([getattr(one, name) for one in channels])
-        if name in ("active", "times"):
-            continue
-        if name.endswith("_defined"):
+        if values.dtype == torch.bool:  # active, and where a score is defined
             changed[name] = every.any(0)
         elif name.endswith("_dimension"):
             changed[name] = every.amax(0)
-        else:
-            there = torch.stack([one.defined(name) for one in channels])
-            mean = torch.where(there, every, 0.0).sum(0) / there.sum(0)
-            blank = torch.nan if name == "bleed_db" else 0.0
-            changed[name] = torch.where(there.any(0), mean, blank).to(values.dtype)
+        elif name != "times":
+            defined = torch.stack([one.defined(name) for one in channels])
+            mean = every.where(defined, torch.nan).nanmean(0)
+            changed[name] = mean if name == "bleed_db" else mean.nan_to_num()
     return replace(channels[0], **changed)
 
 

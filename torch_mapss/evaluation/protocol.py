@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch_mapss.evaluation import io
@@ -40,36 +40,31 @@ def versions() -> dict[str, str]:
 
 
 def settings_of(mapss: MAPSS, request: Request) -> dict[str, Any]:
-    """The ``settings`` of ``settings.json``: all that must be equal to go on in one folder."""
-    # The key depends on distortions of the user's own as well, which the description omits.
-    settings = {**described(mapss, request.measures), "key": mapss.key, **request._asdict()}
+    """All settings of a run, with hashes of the banks' members and of the weights.
+
+    These are the ``settings`` of ``settings.json``, which must be equal to go on in one folder.
+    Weights of measures that are not computed are not loaded.
+    """
+    from torch_mapss.pipeline.measures import MEASURES
+
+    slots = [MEASURES[name].encoder for name in request.measures or mapss.measures]
+    banks = mapss.separation_bank, mapss.match_bank, mapss.decomposition_bank
+    members = [member.description for bank in banks for member in bank.members]
+    settings = {
+        **mapss.describe(),
+        "weights": {n: weights_hash(getattr(mapss, n)) for n in _ENCODERS if n in slots},
+        "members": _short_hash(json.dumps(members, default=str)),
+        # It depends on distortions of the user's own as well, which the description omits.
+        "key": mapss.key,
+        **request._asdict(),
+        "version": versions()["torch_mapss"],
+    }
     if not request.bounds:  # nothing depends on it
         del settings["confidence"]
     if request.excerpts is None:
         del settings["excerpt_seconds"]
-    found: dict[str, Any] = io.plain({**settings, "version": versions()["torch_mapss"]})
+    found: dict[str, Any] = io.plain(settings)
     return found
-
-
-def described(mapss: MAPSS, measures: Sequence[str] | None = None) -> dict[str, Any]:
-    """All settings of a scorer, with hashes of the banks' members and of the weights.
-
-    Args:
-        mapss: the scorer.
-        measures: those that are computed: weights of other measures are not loaded. None: those
-            of the scorer.
-    """
-    from torch_mapss.pipeline.measures import MEASURES
-
-    slots = [MEASURES[name].encoder for name in measures or mapss.measures]
-    banks = mapss.separation_bank, mapss.match_bank, mapss.decomposition_bank
-    members = [member.description for bank in banks for member in bank.members]
-    weights = {slot: weights_hash(getattr(mapss, slot)) for slot in _ENCODERS if slot in slots}
-    return {
-        **mapss.describe(),
-        "weights": weights,
-        "members": _short_hash(json.dumps(members, default=str)),
-    }
 
 
 def weights_hash(encoder: Encoder) -> str | None:

@@ -22,6 +22,7 @@ import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -97,12 +98,12 @@ def write_frames(folder: str, mixture: str, outcomes: Mapping[str, Report | str]
             systems[name] = SystemFrames(report.active.numpy(), attributed, scores)
             times = max(times, report.times.double().numpy(), key=len)
     content: dict[str, Any] = {"times": times, "systems": np.array([*systems], str)}
-    for place, system in enumerate(systems.values()):
-        content[f"{place}.attributed"] = system.attributed
+    for place, (active, attributed, scores) in enumerate(systems.values()):
         # With ``trim`` the systems of a mixture may differ in their number of frames.
-        missing = ((0, 0), (0, len(times) - system.active.shape[-1]))
-        content[f"{place}.active"] = np.pad(system.active, missing)
-        for name, values in system.scores.items():
+        missing = ((0, 0), (0, len(times) - active.shape[-1]))
+        content[f"{place}.attributed"] = attributed
+        content[f"{place}.active"] = np.pad(active, missing)
+        for name, values in scores.items():
             content[f"{place}.{name}"] = np.pad(values, missing, constant_values=np.nan)
     io.make_folder(os.path.dirname(path))
     io.write_with(path, lambda name: np.savez_compressed(name, **content))
@@ -170,7 +171,7 @@ class Results:
     settings: Mapping[str, Any]  # all that the scores depend on
     versions: Mapping[str, str]  # of the packages that made them
     protocol: str | None  # hash of settings and weights
-    options: Mapping[str, Any]  # of the command that made them; empty if made in Python
+    options: Mapping[str, Any] | None  # that make the scorer again; None: it was made in Python
     sha256: Mapping[str, str]  # of every audio file, by its path in the manifest
     mixtures: tuple[str, ...]  # ids, in the order of the manifest
     systems: tuple[str, ...]  # names, in the order of their first appearance
@@ -196,10 +197,9 @@ class Results:
         Raises:
             ValueError: no such mixture, or its file is missing or damaged.
         """
-        entry = self._entry(mixture_id)
-        found = read_frames(frames_path(self.folder, mixture_id))
-        wanted = [name for name in entry["systems"] if name in found.systems]
-        return found._replace(systems={name: found.systems[name] for name in wanted})
+        wanted = self._entry(mixture_id)["systems"]
+        times, found = read_frames(frames_path(self.folder, mixture_id))
+        return MixtureFrames(times, {name: found[name] for name in wanted if name in found})
 
     def audio(self, mixture_id: str) -> Audio:
         """Paths of a mixture's references, estimates and, where the manifest names it, mixture.
@@ -214,15 +214,15 @@ class Results:
             ValueError: no such mixture.
         """
         entry = self._entry(mixture_id)
-        mixture = entry["mixture"]
+
+        def located(paths: Iterable[str | None]) -> tuple[str, ...]:
+            return tuple(self.locate(path) for path in paths if path is not None)
+
         return Audio(
-            references=tuple(map(self.locate, entry["references"])),
+            references=located(entry["references"]),
             sources=tuple(entry["sources"]),
-            estimates={
-                name: tuple(self.locate(path) for path in paths if path is not None)
-                for name, paths in entry["systems"].items()
-            },
-            mixture=None if mixture is None else self.locate(mixture),
+            estimates={name: located(paths) for name, paths in entry["systems"].items()},
+            mixture=next(iter(located([entry["mixture"]])), None),
         )
 
     def without_audio(self, gone: Sequence[str], of: int) -> str:
@@ -257,18 +257,17 @@ class Results:
         settings, weights = self.settings, self.settings.get("weights") or {}
         encoders: dict[str, str] = {}
         for name in ("encoder", "match_encoder", "decomposition_encoder"):
-            one = settings.get(name)
+            one, hashed = settings.get(name), weights.get(name)
             if one is not None:
                 layer = f", layer {one['layer']}" if one.get("layer") is not None else ""
-                hashed = f", weights {weights[name]}" if weights.get(name) else ""
-                encoders.setdefault(one["name"], f"{one['name']}{layer}{hashed}")
-        banks = [f"{settings[name]['size']}" for name in settings if name.endswith("_bank")]
+                layer += f", weights {hashed}" if hashed else ""
+                encoders.setdefault(one["name"], f"{one['name']}{layer}")
+        banks = [str(settings[name]["size"]) for name in settings if name.endswith("_bank")]
         minutes = self.items.drop_duplicates("mixture_id")["seconds"].sum() / 60
-        failed = int((self.items["status"] == "failed").sum())
         parts = [
             f"{len(self.systems)} systems on {len(self.mixtures)} mixtures ({minutes:.1f} min; "
-            f"{failed} pairs failed), protocol {self.protocol}: encoder "
-            f"{'; '.join(encoders.values())}",
+            f"{self.items['status'].eq('failed').sum()} pairs failed), protocol {self.protocol}: "
+            f"encoder {'; '.join(encoders.values())}",
             f"convention {settings['convention']}",
             f"{', '.join(banks)} distortions",
         ]
@@ -317,51 +316,44 @@ def load_results(
             "`torch-mapss evaluate MANIFEST.json --out FOLDER` makes one, and goes on where it "
             "stopped."
         )
-    stored = _json(folder, "settings.json", ("settings", "versions"))
-    listed = _json(folder, "mixtures.json", ("format", "root", "relative", "mixtures"))
-    if listed["format"] != FORMAT:
+    try:
+        stored, listed = (json.loads(Path(folder, name).read_bytes()) for name in needed[:2])
+        about = {name: stored[name] for name in ("settings", "versions")}
+        about |= {name: stored.get(name) for name in ("protocol", "options")}
+        about["sha256"] = stored.get("sha256") or {}
+        found, entries = listed["format"], {one["mixture_id"]: one for one in listed["mixtures"]}
+        there = _root(folder, listed["root"], listed["relative"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{io.shown(folder)!r} holds results of format {listed['format']!r}, this version "
-            f"reads {FORMAT}. Score the set again."
+            f"{io.shown(folder)!r} cannot be read as results: settings.json or mixtures.json is "
+            f"damaged ({type(error).__name__}: {error}). Score the set again, or name another "
+            "folder."
+        ) from None
+    if found != FORMAT:
+        raise ValueError(
+            f"{io.shown(folder)!r} holds results of format {found!r}, this version reads {FORMAT}. "
+            "Score the set again."
         )
-    entries = {entry["mixture_id"]: entry for entry in listed["mixtures"]}
     systems = dict.fromkeys(name for entry in entries.values() for name in entry["systems"])
+    tables = {
+        name.removesuffix(".csv"): _table(folder, name, entries, systems) for name in _REQUIRED
+    }
     return Results(
         folder=folder,
-        settings=stored["settings"],
-        versions=stored["versions"],
-        protocol=stored.get("protocol"),
-        options=stored.get("options") or {},
-        sha256=stored.get("sha256") or {},
         mixtures=tuple(entries),
         systems=tuple(systems),
-        scores=_table(folder, "scores.csv", entries, systems),
-        items=_table(folder, "items.csv", entries, systems),
-        summary=_table(folder, "summary.csv", entries, systems),
-        root=_root(folder, listed) if root is None else os.fspath(root),
+        root=there if root is None else os.fspath(root),
         entries=entries,
+        **about,
+        **tables,
     )
 
 
-def _json(folder: str, name: str, keys: Sequence[str]) -> dict[str, Any]:
-    path = os.path.join(folder, name)
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            found = json.load(file)
-        return {**found, **{key: found[key] for key in keys}}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{io.shown(path)!r} cannot be read as part of results "
-            f"({type(error).__name__}: {error}). Score the set again, or name another folder."
-        ) from None
-
-
-def _root(folder: str, listed: Mapping[str, Any]) -> str:
+def _root(folder: str, absolute: str, relative: str | None) -> str:
     """Where the audio lies: as it was, unless only the other place is there."""
-    relative = os.path.normpath(os.path.join(folder, io.native(listed["relative"] or ".")))
-    absolute = io.native(listed["root"])
-    moved = listed["relative"] and not os.path.isdir(absolute) and os.path.isdir(relative)
-    return relative if moved else absolute
+    absolute, moved = io.native(absolute), os.path.join(folder, io.native(relative or "."))
+    gone = relative and not os.path.isdir(absolute) and os.path.isdir(moved)
+    return os.path.normpath(moved) if gone else absolute
 
 
 def _table(folder: str, name: str, mixtures: Iterable[str], systems: Iterable[str]) -> DataFrame:

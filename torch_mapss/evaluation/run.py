@@ -105,22 +105,13 @@ def evaluate_set(
         as_mixtures(manifest),
         out,
         Scorer.of(settings, device, mapss),
-        options=storable(settings) if mapss is None else None,
+        options=settings if mapss is None else None,
         share=Share.of(shard),
         quiet=not progress,
     )
     for line in (*outcome.failures, *outcome.warnings):
         checks.warn_user(f"{line}.")
     return outcome.results
-
-
-def storable(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Options as settings.json keeps them; None where some are objects of Python."""
-    found = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
-    encoder = found.get("encoder")
-    if isinstance(encoder, str) and os.path.isdir(encoder):
-        found["encoder"] = os.path.abspath(encoder)
-    return found if io.plain(found) == found else None
 
 
 def as_mixtures(manifest: Any) -> Sequence[Mixture]:
@@ -162,13 +153,13 @@ def run(
     """
     folder, share = io.make_folder(out), share or Share()
     mixtures = of_one_folder(mixtures)
-    claim(folder, settings_of(scorer.mapss, scorer.request), options)
+    claim(folder, settings_of(scorer.mapss, scorer.request), _storable(options))
     found = [finished(folder, mixture) for mixture in mixtures]
     pairs = sum(len(mixture.systems) for mixture in mixtures)
     own = [*zip(mixtures, found)][share.rank :: share.size]
     pending = [(one, names) for one, done in own if (names := _pending(one, folder, done))]
     whole = [_seconds(mixture) for mixture, _ in pending]
-    lengths = _scored(whole, scorer.request.excerpts, scorer.request.excerpt_seconds)
+    lengths = [*map(scorer.request.scored, whole)]
     if not quiet:
         _tell_start(share, [record for done in found for record in done.values()], pairs)
         if sum(lengths) >= _LONG_S:
@@ -195,9 +186,18 @@ def run(
     return outcome._replace(device=device_name(scorer.device))
 
 
+def _storable(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Options as settings.json keeps them; None where some are objects of Python."""
+    found = {k: list(v) if isinstance(v, tuple) else v for k, v in (given or {}).items()}
+    encoder = found.get("encoder")
+    if isinstance(encoder, str) and os.path.isdir(encoder):
+        found["encoder"] = os.path.abspath(encoder)
+    return None if given is None or io.plain(found) != found else found
+
+
 def _pending(mixture: Mixture, folder: str, found: Mapping[str, Record]) -> list[str]:
     """The systems that are still to be scored, those that failed included."""
-    done = {name for name, record in found.items() if record["reason"] is None}
+    done = {name for name, record in found.items() if not tables.failed(record)}
     try:  # frames may have been lost
         done &= set(read_frames(frames_path(folder, mixture.name)).systems if done else ())
     except ValueError:
@@ -212,7 +212,7 @@ def _tell_start(share: Share, found: Sequence[Record], pairs: int) -> None:
             f"share {share.rank} of {share.size} (counted from 0): one mixture in {share.size}. "
             "The share that ends last writes the tables"
         )
-    failed = sum(record["reason"] is not None for record in found)
+    failed = sum(map(tables.failed, found))
     if found:
         again = f"; {failed} that failed are tried again" if failed else ""
         done = f"{len(found) - failed} of {pairs} pairs of mixture and system are done already"
@@ -324,25 +324,21 @@ def _seconds(mixture: Mixture) -> float:
         return 0.0
 
 
-def _scored(whole: Sequence[float], excerpts: int | None, each: float) -> list[float]:
-    """Seconds that are scored of mixtures, in excerpts of ``each`` seconds or whole."""
-    return [min(one, math.inf if excerpts is None else excerpts * each) for one in whole]
-
-
 def _estimated(scorer: Scorer, mixtures: Sequence[Mixture], whole: Sequence[float]) -> str:
     """About how long a run will take, from scoring a few seconds of its first mixture."""
-    first, (excerpts, each) = mixtures[0], (scorer.request.excerpts, scorer.request.excerpt_seconds)
+    first, request = mixtures[0], scorer.request
     told = (
         f"{len(mixtures)} mixtures, {len(first.references)} sources, {len(first.systems)} "
         f"systems, {console.duration(sum(whole))} of audio"
     )
     with suppress(*_FAILURES):  # what is wrong is told where it is scored
         rate = _measured(scorer, first)
-        took = console.duration(rate * sum(_scored(whole, excerpts, each)))
-        told += f": about {took} on this machine"
-        if excerpts is None:
-            took = console.duration(rate * sum(_scored(whole, 8, each)))
-            told += f" (with --excerpts 8 about {took})"
+        told += (
+            f": about {console.duration(rate * sum(map(request.scored, whole)))} on this machine"
+        )
+        if request.excerpts is None:
+            some = sum(map(request._replace(excerpts=8).scored, whole))
+            told += f" (with --excerpts 8 about {console.duration(rate * some)})"
     return told
 
 

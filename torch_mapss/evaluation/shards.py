@@ -187,8 +187,8 @@ def claim(folder: str, settings: Mapping[str, Any], options: Mapping[str, Any] |
                     "Name another folder."
                 )
             content = {"protocol": protocol_id(settings), "settings": settings}
-            content |= {"versions": versions()} | ({} if options is None else {"options": options})
-            io.write_json(path, content)
+            again = {} if options is None else {"options": options}
+            io.write_json(path, {**content, "versions": versions(), **again})
             return
     try:
         there = dict(json.loads(Path(path).read_text("utf-8"))["settings"])

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_mapss.evaluation import io, measures
 from torch_mapss.evaluation.manifest import CONTROL, Mixture, Record, listed
@@ -20,8 +20,7 @@ from torch_mapss.evaluation.text_page import Page, Table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_PAIR = ["mixture_id", "system"]
-_FIRST = (*_PAIR, "source", "source_index", "estimate", "reference")
+_FIRST = ("mixture_id", "system", "source", "source_index", "estimate", "reference")
 _LAST = ("status", "reason", "notes", "warnings")
 _NO_FRAME = "no frame in which it and another source are active"
 
@@ -79,36 +78,39 @@ def record_of(mixture: Mixture, system: str, found: Report | str) -> Record:
         found: its report, or why there is none.
     """
     pair = {"mixture_id": mixture.name, "system": system}
-    record = {**pair, "references": len(mixture.references)}
+    estimates = [(k, path) for k, path in enumerate(mixture.systems[system]) if path is not None]
+    item: dict[str, Any] = {"estimates": len(estimates), "undefined": 0, "silent": 0}
+    item |= {"references": len(mixture.references), "seconds": None, "status": "failed"}
     if isinstance(found, str):
         rows = [
             {**pair, "source": mixture.source_names[place], "source_index": place}
             | {"estimate": path, "reference": mixture.references[place], "frames": 0, "silent": 0}
             | {"status": "failed", "reason": found, "notes": "", "warnings": ""}
-            for place, path in enumerate(mixture.systems[system])
-            if path is not None
+            for place, path in estimates
         ]
-        return {**record, "reason": found, "rows": rows}
-    undefined = found.scores["frames"] == 0
+        return {**pair, "rows": rows, "item": {**item, "reason": found}}
+    undefined, silent = found.scores["frames"] == 0, found.scores["silent"].astype(int)
     table = found.scores.assign(
         **pair,
-        estimate=[path for path in mixture.systems[system] if path is not None],
+        estimate=[path for _, path in estimates],
         reference=[mixture.references[source] for source in found.attributed],
-        silent=found.scores["silent"].astype(int),
+        silent=silent,
         status=undefined.map({True: "undefined", False: "ok"}),
         reason=undefined.map({True: _NO_FRAME, False: ""}),
         notes="; ".join(found.notes),
         warnings="; ".join(finding.text for finding in found.findings),
     )
     lengths = [len(clip.wave) for clip in (*found.references, *found.estimates)]
-    return {
-        **record,
-        "reason": None,
-        "rows": records(table),
-        "errors": {f"{name}_se": value for name, value in found.errors.items()},
-        "findings": found.findings,
-        "seconds": min(lengths) / found.sample_rate,
-    }
+    item |= {"undefined": int(undefined.sum()), "silent": int(silent.sum())}
+    item |= {"seconds": min(lengths) / found.sample_rate, "status": table["status"].min()}
+    errors = {f"{name}_se": value for name, value in found.errors.items()}
+    record = {**pair, "rows": records(table), "item": {**errors, **item, "reason": ""}}
+    return {**record, "findings": found.findings}
+
+
+def failed(record: Record) -> bool:
+    """Whether a pair has no scores, for a reason that is told."""
+    return bool(record["item"]["status"] == "failed")
 
 
 def join(mixtures: Sequence[Mixture], folder: str, share: Share, rate: int) -> Outcome:
@@ -172,17 +174,9 @@ def _items(scores: DataFrame, pairs: Sequence[Record]) -> DataFrame:
     """One row per mixture and system: means over its estimates."""
     import pandas
 
-    groups = scores.groupby(_PAIR, sort=False)
-    found = groups[[*measures.present(scores.columns)]].mean().reset_index()
-    found = found.join(pandas.DataFrame([record.get("errors", {}) for record in pairs]))
-    found["estimates"] = groups.size().to_numpy()
-    found["undefined"] = groups["status"].agg(lambda own: own.eq("undefined").sum()).to_numpy()
-    found["silent"] = groups["silent"].sum().to_numpy()
-    for name in ("references", "seconds"):
-        found[name] = [record.get(name) for record in pairs]
-    found["status"] = groups["status"].min().to_numpy()  # failed, ok, undefined: the first of these
-    found["reason"] = [record["reason"] or "" for record in pairs]
-    return _rounded(found)
+    names = [*measures.present(scores.columns)]
+    means = scores.groupby(["mixture_id", "system"], sort=False)[names].mean().reset_index()
+    return _rounded(means.join(pandas.DataFrame([record["item"] for record in pairs])))
 
 
 def _summary(items: DataFrame, scores: DataFrame, rate: int) -> DataFrame:
@@ -215,9 +209,9 @@ def _rates(scores: DataFrame) -> DataFrame:
 
 def _failures(pairs: Sequence[Record]) -> tuple[str, ...]:
     return tuple(
-        f"mixture {record['mixture_id']!r}, system {record['system']!r}: {record['reason']}"
+        f"mixture {record['mixture_id']!r}, system {record['system']!r}: {record['item']['reason']}"
         for record in pairs
-        if record["reason"] is not None
+        if failed(record)
     )
 
 

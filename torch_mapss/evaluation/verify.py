@@ -139,19 +139,18 @@ def _without_score(results: Results) -> Iterator[str]:
 
 def _of_files(results: Results) -> tuple[list[Difference], list[str]]:
     """Differences of the protocol id and of audio files, and those of the files that are gone."""
-    gone, found = [], [("protocol id of the settings", str(results.protocol))]
-    here = [protocol_id(results.settings)]
+    gone = []
+    found = {"protocol id of the settings": (str(results.protocol), protocol_id(results.settings))}
     if not results.sha256:
-        found.append(("hashes of audio files", "none"))
-        here.append("nothing to compare")
+        found["hashes of audio files"] = ("none", "nothing to compare")
     for path, noted in results.sha256.items():
-        found.append((f"SHA-256 of {path!r}", noted))
         try:
-            here.append(io.sha256(results.locate(path)))
+            here = io.sha256(results.locate(path))
         except OSError as error:
-            here.append(f"cannot be read ({error.strerror})")
+            here = f"cannot be read ({error.strerror})"
             gone.append(path)
-    return [Difference(*one, other) for one, other in zip(found, here) if one[1] != other], gone
+        found[f"SHA-256 of {path!r}"] = (noted, here)
+    return [Difference(what, *both) for what, both in found.items() if both[0] != both[1]], gone
 
 
 def _of_scorer(results: Results, scorer: MAPSS) -> Iterator[Difference]:

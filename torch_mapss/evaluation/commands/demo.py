@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation import demo
 
     with threads(1):  # quick enough, and quick on a busy machine, too
-        result = demo.run(folder)
-    console.say(result.text)
+        text = demo.run(folder)
+    console.say(text)
     say_written([folder])
     return OK

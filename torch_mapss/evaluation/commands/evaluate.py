@@ -113,12 +113,10 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation.shards import Share
 
     share, device = Share.of(args.shard), device_of_options(args.device)
-    mixtures, stored = _mixtures(args), runs.storable(options)
+    mixtures, quiet = _mixtures(args), args.quiet
     with threads(args.threads):
         scorer = Scorer.of(options, device)
-        outcome = runs.run(
-            mixtures, args.out, scorer, options=stored, share=share, quiet=args.quiet
-        )
+        outcome = runs.run(mixtures, args.out, scorer, options=options, share=share, quiet=quiet)
     for line in outcome.failures:
         console.complain(f"failed: {line}")
     if not args.quiet:

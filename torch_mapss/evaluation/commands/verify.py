@@ -36,11 +36,13 @@ def run(args: argparse.Namespace) -> int:
 
     results = load_results(args.results, args.audio_root)
     options = results.options
-    if args.pairs > 0 and not options:
+    if args.pairs > 0 and options is None:
         raise ValueError(
             "these results were made in Python, which leaves no options to make the scorer again "
             "with. Pass --pairs 0, or call torch_mapss.evaluation.verify.verify with one."
         )
-    found = verify(results, lambda: scorer_of(options, device_of_options(None)), pairs=args.pairs)
+    found = verify(
+        results, lambda: scorer_of(options or {}, device_of_options(None)), pairs=args.pairs
+    )
     console.say(found.summary())
     return OK if found.passed else SOME_FAILED
