@@ -219,15 +219,15 @@ class Comparison:
             ImportError: matplotlib is missing.
             ValueError: another measure.
         """
-        from torch_mapss.evaluation import compare_plots
+        from torch_mapss.evaluation import plots
 
         measure = self.measures[0] if measure is None else measure
         if measure not in self._figures():
             raise ValueError(
                 f"measure must be one of {', '.join(self._figures())}, got {measure!r}."
             )
+        draw = plots.system_scatter if measure == "scatter" else plots.system_boxes
         percent = f"{100 * self.confidence:g} %"
-        draw = compare_plots.scatter if measure == "scatter" else compare_plots.boxes
         return draw(self.values, self.ranking, *self._figures()[measure], percent)
 
     def _figures(self) -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Figures of frame scores, from arrays and names. Needs matplotlib, but no pyplot and no display.
+"""Figures of frame scores and of comparisons. Needs matplotlib, but no pyplot and no display.
 
 Nothing global (backend, style, open figures) changes; figures show in notebooks and save to any
 format of matplotlib's.
@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from torch_mapss.evaluation import io
+from torch_mapss.evaluation.measures import COLUMNS, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 #: Scores in [0, 1] that are drawn on one axis, of leakage and of distortion, as they are written.
 AXES: tuple[dict[str, str], ...] = (
@@ -38,6 +40,14 @@ _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
 INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
 # Characters of a source's name that fit beside its mean scores: in one column, in each of several.
 LONGEST_NAMES = 40, 16
+# Told apart by colour and by sign, for the colour-blind and in print (Okabe and Ito's colours).
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
+_MARKERS = "osD^vPX*<>"
+# Beyond so many mixtures a box says more than its points.
+_MOST_POINTS = 200
+_LONGEST_NAME = 24  # below a box
+_Values = Mapping[str, "DataFrame"]  # by measure, mixtures x systems
+_CAPTION: dict[str, Any] = {"loc": "left", "fontsize": "small", "color": "#444444"}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -46,37 +56,26 @@ LONGEST_NAMES = 40, 16
 
 
 def _import_figure() -> Any:
-    try:
-        _load_without_backend()
-        from torch_mapss.evaluation.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ImportError(INSTALL) from error
-    except Exception as error:  # a broken installation raises what it likes
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ImportError(
-            f"plotting needs matplotlib, which is there but does not load: {reason}. Mend it with "
-            "pip install --force-reinstall matplotlib"
-        ) from error
-    return Figure
+    """The class of figures, loaded whatever ``MPLBACKEND`` says: figures in files need no backend.
 
-
-def _load_without_backend() -> None:
-    """Load matplotlib whatever ``MPLBACKEND`` says, for figures that are drawn to files need none.
-
-    Loading it reads the variable and refuses a backend that is not there, such as a notebook's in
-    another environment. One that is there is set afterwards, as matplotlib itself does, since
-    whoever draws with pyplot later wants it.
+    Loading matplotlib reads the variable and refuses a backend that is not there, such as a
+    notebook's in another environment. One that is there is set afterwards, as matplotlib itself
+    does, since whoever draws with pyplot later wants it.
     """
-    name = os.environ.get("MPLBACKEND")
-    if not name or "matplotlib" in sys.modules:
-        return
-    del os.environ["MPLBACKEND"]
+    loaded = "matplotlib" in sys.modules
+    backend = None if loaded else os.environ.pop("MPLBACKEND", None)
     try:
-        import matplotlib
+        from torch_mapss.evaluation.figure import Figure
+    except Exception as error:  # missing, or broken, which raises what it likes
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ImportError(f"{INSTALL}, or mend what is there ({reason})") from error
     finally:
-        os.environ["MPLBACKEND"] = name
-    with suppress(ValueError):
-        matplotlib.rcParams["backend"] = name
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    if backend:
+        with suppress(ValueError):
+            sys.modules["matplotlib"].rcParams["backend"] = backend
+    return Figure
 
 
 def check_available(path: str | os.PathLike[str] | None = None) -> None:
@@ -230,3 +229,105 @@ def add_legend(figure: Figure) -> None:
 
     handles = [Line2D([], [], **style) for style in _STYLES]
     figure.legend(handles, _MEANINGS, loc="outside lower right", ncols=2, frameon=False)
+
+
+# ------------------------------------------------------------------------------------------------
+# Of a comparison
+# ------------------------------------------------------------------------------------------------
+
+
+def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str) -> Figure:
+    """A box per system of its mixtures, with mean, interval and letters.
+
+    Args:
+        values: by measure, mixtures x systems.
+        ranking: of all measures, the columns of ``ranking.csv``.
+        measure: the one to draw.
+        percent: of the intervals.
+    """
+    rows = ranking[(ranking["measure"] == measure) & (ranking["n"] > 0)]
+    names = [short_name(name, _LONGEST_NAME) for name in rows["system"]]
+    places = np.arange(len(names))
+    figure = new_figure(2.0 + 0.85 * max(len(names), 2), 3.8)
+    ax = figure.add_subplot()
+    grey = {"color": "#777777"}
+    for place, system, group in zip(places, rows["system"], rows["group"]):
+        x = values[measure][system].dropna().to_numpy()
+        many = len(x) > _MOST_POINTS
+        ax.boxplot(
+            [x],
+            positions=[place],
+            widths=0.55,
+            sym="." if many else "",
+            medianprops={"color": "#333333"},
+            boxprops=grey,
+            whiskerprops=grey,
+            capprops=grey,
+            manage_ticks=False,
+        )
+        if not many:  # a fixed spread: equal data, equal picture
+            spread = place + 0.16 * np.sin(np.arange(len(x)) * 2.4)
+            ax.plot(spread, x, ".", color="#999999", markersize=4, zorder=2)
+        above: dict[str, Any] = {"ha": "center", "va": "bottom", "fontweight": "bold"}
+        ax.annotate(group, (place, 1.0), xycoords=("data", "axes fraction"), **above)
+    bar: dict[str, Any] = {"color": _COLORS[0], "elinewidth": 2.5, "markersize": 5, "zorder": 5}
+    ax.errorbar(places + 0.36, rows["mean"], _ends(rows), fmt="D", **bar)
+    crowded = len(names) > 3 and max(map(len, names)) > 9
+    leaning: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    ax.set_xticks(places, names, **(leaning if crowded else {}))
+    ax.set_xlim(-0.6, max(len(names), 1) - 0.4)
+    _axis(ax, "y", measure, values[measure])
+    plain_axes(ax, "y")
+    counts = " to ".join(dict.fromkeys(map(str, (rows["n"].min(), rows["n"].max()))))
+    few = ": n too small to order" if rows["note"].str.contains("too small").any() else ""
+    caption = f"{counts} mixtures{few}\ndiamond: mean with {percent} interval\n"
+    caption += "systems sharing a letter do not differ significantly"
+    ax.set_title(caption, pad=18, **_CAPTION)
+    return figure
+
+
+def _ends(rows: DataFrame) -> Any:
+    """(2, systems) how far the ends of intervals lie below and above their means."""
+    return rows[["low", "high"]].sub(rows["mean"], axis=0).abs().to_numpy().T
+
+
+def system_scatter(values: _Values, ranking: DataFrame, x: str, y: str, percent: str) -> Figure:
+    """One measure over another: small, the mixtures; large, the systems' means with intervals.
+
+    Arguments as of :func:`system_boxes`; the measures ``x`` and ``y`` are drawn.
+    """
+    figure = new_figure(6.4, 4.4)
+    ax = figure.add_subplot()
+    many = len(values[x]) > _MOST_POINTS  # then as pixels in an SVG
+    small: dict[str, Any] = {"markersize": 3, "alpha": 0.1 if many else 0.35, "zorder": 2}
+    large: dict[str, Any] = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}
+    for place, name in enumerate(values[x]):
+        style: dict[str, Any] = {"color": _COLORS[place % len(_COLORS)], "linestyle": ""}
+        style["marker"] = _MARKERS[place % len(_MARKERS)]
+        ax.plot(values[x][name], values[y][name], rasterized=many, **small, **style)
+        own = ranking[ranking["system"] == name].set_index("measure").loc[[x, y]]
+        if own["mean"].notna().all():
+            bars = dict(zip(("xerr", "yerr"), _ends(own).T[:, :, None]))
+            large["label"] = short_name(str(name), _LONGEST_NAME)
+            ax.errorbar(*own["mean"].to_numpy()[:, None], **bars, **large, **style)
+    _axis(ax, "x", x, values[x])
+    _axis(ax, "y", y, values[y])
+    plain_axes(ax, "both")
+    columns = 1 + (len(values[x].columns) - 1) // 14
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small", ncols=columns)
+    ax.set_title(f"large: means with {percent} intervals; small: mixtures", **_CAPTION)
+    return figure
+
+
+def _axis(ax: Any, axis: str, measure: str, values: DataFrame) -> None:
+    """Scores in [0, 1] on their whole range; log PM, which has no lower end, so that it shows."""
+    low, high = COLUMNS[measure].limits
+    lowest = float(np.nanmin(values.to_numpy(), initial=0.0))
+    limits: dict[str, Any] = {f"{axis}label": label(measure)}
+    if low is not None and high is not None:
+        margin = 0.02 * (high - low)
+        limits[f"{axis}lim"] = low - margin, high + margin
+    elif high == 0.0 and lowest < -100.0:
+        getattr(ax, f"set_{axis}scale")("symlog", linthresh=1.0)
+        limits[f"{axis}lim"] = 2.0 * lowest, 0.0
+    ax.set(**limits)

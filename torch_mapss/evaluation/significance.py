@@ -93,11 +93,6 @@ def merge_ties(values: Array, scale: float | None = None) -> Array:
     return np.where(np.abs(values) <= tolerance, 0.0, merged)
 
 
-def is_constant(values: Array) -> bool:
-    """Whether (n,) values are all equal but for rounding."""
-    return len(values) == 0 or bool(np.ptp(values) <= ROUNDING * np.abs(values).max())
-
-
 # ------------------------------------------------------------------------------------------------
 # Intervals
 # ------------------------------------------------------------------------------------------------
@@ -190,27 +185,25 @@ def mean_intervals(
     scale = np.broadcast_to(scale, values.shape[1:])
     defined = np.isfinite(values)
     mean, low, high = np.full((3, values.shape[1]), math.nan)
-    together: dict[bytes, list[int]] = {}
-    for column, mask in enumerate(defined.T):
-        together.setdefault(mask.tobytes(), []).append(column)
-    for columns in together.values():
-        mask = defined[:, columns[0]]
-        x, w = np.column_stack([values[mask, k] for k in columns]), weights[mask]
+    masks, kinds = np.unique(defined, axis=1, return_inverse=True)  # columns that share samples
+    for kind, mask in enumerate(masks.T):
+        columns = np.flatnonzero(kinds.ravel() == kind)
+        x, w = values[np.ix_(mask, columns)], weights[mask]
+        if len(x):
+            mean[columns] = w @ x / w.sum()
         if len(x) < 2:
-            mean[columns] = x[0] if len(x) else math.nan
             continue
-        low[columns] = high[columns] = mean[columns] = w @ x / w.sum()
+        low[columns] = high[columns] = mean[columns]
         magnitude = np.maximum(np.abs(x).max(0), scale[columns])
         varies = np.ptp(x, axis=0) > ROUNDING * magnitude
         if varies.any():
-            own = np.array(columns)[varies]
             weighted = np.column_stack([w[:, None] * x[:, varies], w])
 
             def means(times: Array, weighted: Array = weighted) -> Array:
                 sums = times @ weighted
                 return (sums[:, :-1] / sums[:, -1:]).T
 
-            low[own], high[own] = bca(
+            low[columns[varies]], high[columns[varies]] = bca(
                 means,
                 len(x),
                 confidence=confidence,
