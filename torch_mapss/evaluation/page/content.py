@@ -74,8 +74,7 @@ def write_page(
         raise ImportError(
             "the report needs plotly and Pillow: pip install 'torch_mapss[report]'"
         ) from error
-    if not isinstance(results, Results):
-        results = load_results(results)
+    results = results if isinstance(results, Results) else load_results(results)
     path = os.fspath(path)
     if os.path.isdir(path):
         raise ValueError(f"{io.shown(path)!r} is a folder; name an HTML file to write.")
@@ -110,19 +109,17 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
     comparison = compare_ranked(results)
     shown = list(comparison.measures)
     rows = records(results.scores)
-    mixtures = {name: results.audio(name).mixture for name in results.mixtures}
-    paths = [
-        {role: results.locate(row[role]) for role in ("reference", "estimate")}
-        | ({"mixture": mixture} if (mixture := mixtures[row["mixture_id"]]) else {})
-        for row in rows
-    ]
+    paths = []
+    for row in rows:
+        given = {role: row[role] for role in ("reference", "estimate")}
+        given["mixture"] = results.entries[row["mixture_id"]]["mixture"]
+        paths.append({role: results.locate(path) for role, path in given.items() if path})
     segments = worst_segments(results, _WORST)
     number = {(r["mixture_id"], r["system"], r["source_index"]): k for k, r in enumerate(rows)}
     of = [number[one.mixture_id, one.system, one.source_index] for one in segments]
     order = [*dict.fromkeys([*of, *range(len(rows))])]  # worst first
-    tracks = make_tracks(
-        [path for k in order for path in paths[k].values()], segments, page, embed_bytes
-    )
+    files = [path for k in order for path in paths[k].values()]
+    tracks = make_tracks(files, segments, page, embed_bytes)
     place = {path: k for k, path in enumerate(tracks.files)}
     for row, own in zip(rows, paths):
         row["mixture"], row["note"] = row["mixture_id"], row["reason"] or row["warnings"] or ""
@@ -135,7 +132,7 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
         "title": os.path.basename(os.path.abspath(io.shown(results.folder))),
         "answer": comparison.answer(),
         "written": datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
-        "scored": f"{len(mixtures)} mixtures, {console.duration(seconds)} in all, by "
+        "scored": f"{len(results.mixtures)} mixtures, {console.duration(seconds)} in all, by "
         f"{len(results.systems)} systems",
         "statement": results.statement(),
         "measures": {name: label(name) for name in shown},

@@ -56,7 +56,7 @@ def make_tracks(
     """
     files: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
-    embedded: dict[str, dict[str, Any]] = {}
+    embedded: dict[str, dict[str, str]] = {}
     total = 0
     for path in dict.fromkeys(paths):
         try:
@@ -64,13 +64,12 @@ def make_tracks(
         except (OSError, ValueError) as error:
             missing[path] = " ".join(str(error).split())
             continue
-        made: dict[str, Any] | None = None
         size = 4 * len(wave)  # at most: 24 bits a sample in base64
         if size <= embed_bytes:  # else it is not worth the time
-            made = {"src": address(wave, rate), "picture": picture(wave), "embedded": True}
-            size = len(made["src"]) + len(made["picture"])
+            made = {"src": address(wave, rate), "picture": picture(wave)}
+            size = _size(made)
         total += size
-        if made and total <= embed_bytes:
+        if total <= embed_bytes:
             embedded[path] = made
         about = {"name": os.path.basename(shown(path)), "rate": rate}
         about |= {"seconds": len(wave) / rate, "gain": playing_gain(wave, rate)}
@@ -78,22 +77,25 @@ def make_tracks(
     left, clips = embed_bytes, []
     for one in segments:
         clip = _clip(one, files) if 0 < left < total else None
-        size = sum(map(len, clip.values())) if clip else 0
-        clips.append(clip if size <= left else None)
-        left -= size if size <= left else 0
+        clips.append(clip if _size(clip) <= left else None)
+        left -= _size(clips[-1])
     for path, made in embedded.items():
-        size = len(made["src"]) + len(made["picture"])
-        if size <= left:
-            files[path] |= made
-            left -= size
+        if _size(made) <= left:
+            files[path] |= {**made, "embedded": True}
+            left -= _size(made)
     count = sum(file["embedded"] for file in files.values())
     summary = f"{count} of {len(files)} audio files embedded"
     if count < len(files):
         summary = (
             f"{sum(map(bool, clips))} of {len(clips)} worst moments and {summary}, the others "
+            f"linked; --embed-mb {math.ceil(total / 1e6)} embeds all"
         )
-        summary += f"linked; --embed-mb {math.ceil(total / 1e6)} embeds all"
     return Tracks(files, clips, missing, summary)
+
+
+def _size(made: dict[str, str] | None) -> int:
+    """Bytes of what is embedded."""
+    return sum(map(len, (made or {}).values()))
 
 
 def _clip(segment: Segment, files: dict[str, dict[str, Any]]) -> dict[str, str] | None:
