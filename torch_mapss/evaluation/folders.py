@@ -187,12 +187,12 @@ def _matching(
         one = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
     kinds = {"{mixture}": "(?P<mixture>.+)", "{source}": f"(?P<source>{one})", "*": "[^/]*"}
     kinds["{folder}"] = "(?P<folder>.+)"
-    text = ""
+    expression = ""
     for part in re.split(r"(\{\w+\}|\*)", pattern):
-        text += kinds.get(part, re.escape(part))
+        expression += kinds.get(part, re.escape(part))
         if part in ("{mixture}", "{source}"):
             kinds[part] = f"(?P={part[1:-1]})"  # the same name again
-    matches, found = re.compile(text).fullmatch, Files()
+    matches, found = re.compile(expression).fullmatch, Files()
     for path, name in names.items():
         if match := matches(name):
             parts = match.groupdict()
