@@ -379,28 +379,23 @@ def read_table(
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise refused(f"has {twice[0]!r} twice in its header")
     filled.pop(1, None)
+
+    def number(name: str, line: int, cell: str) -> float:
+        try:
+            return float(cell.strip().replace(",", "." if separator != "," else ",") or "nan")
+        except ValueError:
+            raise ValueError(
+                f"{where}, line {line}: {name} must be a number, got {cell!r}. Decimal commas are "
+                "read where semicolons or tabs separate the columns."
+            ) from None
+
+    found: dict[str, list[Any]] = {
+        name: [row[place] if place < len(row) else "" for row in filled.values()]
+        for place, name in enumerate(names)
+        if name
+    }
+    floats = [name for name in found if (name in numbers if text is None else name not in text)]
+    for name in floats:
+        found[name] = [number(name, *cell) for cell in zip(filled, found[name])]
     lines = pandas.Index([*filled], dtype="int64", name="line")
-    cells = [(row + [""] * len(names))[: len(names)] for row in filled.values()]
-    table = pandas.DataFrame(cells, lines, names, dtype=object).drop(columns="", errors="ignore")
-    for name in table:
-        if name in numbers if text is None else name not in text:
-            table[name] = _numbers(table[name], where, separator != ",")
-    return table
-
-
-def _numbers(column: Any, where: str, decimal_commas: bool) -> Any:
-    """A column of text as float64."""
-    import pandas
-
-    text = column.str.strip()
-    if decimal_commas:
-        text = text.str.replace(",", ".")
-    found = pandas.to_numeric(text, errors="coerce").astype("float64")
-    wrong = column[found.isna() & ~text.str.lower().isin(["", "nan"])]
-    if len(wrong):
-        raise ValueError(
-            f"{where}, line {wrong.index[0]}: {column.name} must be a number, got "
-            f"{wrong.iloc[0]!r}. Decimal commas are read where semicolons or tabs separate the "
-            "columns."
-        )
-    return found
+    return pandas.DataFrame(found, lines, dtype=object).astype(dict.fromkeys(floats, "float64"))
