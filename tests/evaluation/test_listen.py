@@ -35,8 +35,8 @@ SYSTEMS = ("one", "two", "three", "four")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("set")
-    path = write_manifest(root, 3, SYSTEMS, seconds=1.0)
-    quiet = 1e-3 * leaky(sources(2, 1.0, seed=2), 0.2)  # levels differ between systems
+    path = write_manifest(root, 3, SYSTEMS, seconds=0.7)
+    quiet = 1e-3 * leaky(sources(2, 0.7, seed=2), 0.2)  # levels differ between systems
     write_all(root / "m2" / "two", quiet)
     score_set(path, root / "out")
     return root / "out"
@@ -112,7 +112,8 @@ def test_a_hidden_reference_of_the_results_is_no_condition(folder: Path, tmp_pat
     copied = shutil.copytree(folder.parent / "m0" / "truth", tmp_path / "truth")
     for name, there in (("reference", path.parent / "m0" / "truth"), ("copy", copied)):
         entries[0]["systems"][f"control:{name}"] = [f"{there}/{source}.wav" for source in "ab"]
-    score_set(save_manifest(path.parent, entries, "controls.json"), tmp_path / "out")
+    listed = save_manifest(path.parent, entries, "controls.json")
+    score_set(listed, tmp_path / "out", measures="decomposition")
     for page in choose(load_results(tmp_path / "out")):
         assert {row["system"] for row in page} == {*SYSTEMS}
 
