@@ -16,6 +16,7 @@ from typing import Any
 
 from torch_mapss.evaluation import console
 from torch_mapss.evaluation.commands.options import BAD_INPUT, CODES, INTERRUPTED, MEASURES
+from torch_mapss.evaluation.shards import Share
 
 # In the order of the help; each is a module of ``commands``: its docstring is the help of the
 # command, ``add_options`` adds to its parser, and ``run`` does the work.
@@ -104,19 +105,12 @@ def _print_error(error: Exception) -> None:
     if os.environ.get(DEBUG):
         console.complain("".join(traceback.format_exception(error)))
     text = str(error) or type(error).__name__
-    expected = (ValueError, TypeError, OSError, ImportError, RuntimeError)
-    if not isinstance(error, expected):
+    if not isinstance(error, ValueError | TypeError | OSError | ImportError | RuntimeError):
         text = f"unexpected {type(error).__name__}: {text}. Set {DEBUG}=1 for the traceback"
-    lines = [line for line in text.splitlines() if line.strip()]
     if getattr(error, "problems", None) is None:  # a list of problems keeps its lines
-        lines = [" ".join(line.strip() for line in lines)]
-    console.complain(f"error{_process()}: " + "\n".join(lines))
-
-
-def _process() -> str:
-    """Names this process, where torchrun or srun started several: "" or " in process 3"."""
-    for size, rank in (("WORLD_SIZE", "RANK"), ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
-        count, place = os.environ.get(size, ""), os.environ.get(rank, "")
-        if count.isdecimal() and int(count) > 1 and place.isdecimal():
-            return f" in process {place}"
-    return ""
+        text = " ".join(line.strip() for line in text.splitlines())
+    share = Share()
+    with suppress(ValueError):
+        share = Share.of(None)
+    where = f" in process {share.rank}" if share.size > 1 else ""
+    console.complain(f"error{where}: {text}")
