@@ -28,7 +28,8 @@ def test_scores_fall_with_the_grade_and_everything_is_written(
     voices, rate = demo.voices()
     monkeypatch.setattr(demo, "voices", lambda: (voices[:, :24_000], rate))
     monkeypatch.setattr(demo, "plot_reports", lambda *_: plots.new_figure(1.0, 1.0))
-    assert cli.main(["demo", "--out", str(out := tmp_path / "new")]) == 0
+    out = tmp_path / "new"
+    assert cli.main(["demo", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert "(no leakage)" in text
     rows = pandas.read_csv(out / "scores.csv")

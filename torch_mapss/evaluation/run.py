@@ -28,7 +28,7 @@ import torch
 
 from torch_mapss.core import checks
 from torch_mapss.core.devices import device_name
-from torch_mapss.evaluation import audio_input, console, io, tables
+from torch_mapss.evaluation import audio_input, console, io, shards, tables
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.input_checks import Signals
 from torch_mapss.evaluation.manifest import Mixture, Record, load_manifest, of_one_folder
@@ -37,15 +37,7 @@ from torch_mapss.evaluation.protocol import settings_of
 from torch_mapss.evaluation.report import Report
 from torch_mapss.evaluation.results import Results, frames_path, read_frames, write_frames
 from torch_mapss.evaluation.score import OnSegment, Scorer
-from torch_mapss.evaluation.shards import (
-    Share,
-    claim,
-    finished,
-    hashes,
-    note,
-    only_run,
-    signature,
-)
+from torch_mapss.evaluation.shards import Share
 from torch_mapss.evaluation.tables import Outcome
 
 if TYPE_CHECKING:
@@ -153,8 +145,8 @@ def run(
     """
     folder, share = io.make_folder(out), share or Share()
     mixtures = of_one_folder(mixtures)
-    claim(folder, settings_of(scorer.mapss, scorer.request), _storable(options))
-    found = [finished(folder, mixture) for mixture in mixtures]
+    shards.claim(folder, settings_of(scorer.mapss, scorer.request), _storable(options))
+    found = [shards.finished(folder, mixture) for mixture in mixtures]
     pairs = sum(len(mixture.systems) for mixture in mixtures)
     own = [*zip(mixtures, found)][share.rank :: share.size]
     pending = [(one, names) for one, done in own if (names := _pending(one, folder, done))]
@@ -166,18 +158,18 @@ def run(
             console.complain(_estimated(scorer, [mixture for mixture, _ in pending], whole))
     start = 0.0
     try:
-        with only_run(folder, share), console.progress(sum(lengths), quiet) as bar:
+        with shards.only_run(folder, share), console.progress(sum(lengths), quiet) as bar:
             for number, ((mixture, systems), length) in enumerate(zip(pending, lengths), 1):
 
                 def tell(done: int, of: int, start: float = start, length: float = length) -> None:
                     bar.update(start + length * done / of - bar.n)
 
                 bar.set_postfix_str(f"{number} of {len(pending)}: {mixture.name}", refresh=False)
-                note(folder, mixture, _records(scorer, mixture, systems, folder, tell))
+                shards.note(folder, mixture, _records(scorer, mixture, systems, folder, tell))
                 tell(1, 1)
                 start += length
     except KeyboardInterrupt:
-        count = sum(len(finished(folder, mixture)) for mixture in mixtures)
+        count = sum(len(shards.finished(folder, mixture)) for mixture in mixtures)
         raise KeyboardInterrupt(
             f"after {count} of {pairs} pairs of mixture and system, which are saved in "
             f"{io.shown(folder)!r}: the same command goes on from there"
@@ -228,8 +220,8 @@ def _records(
     scorer: Scorer, mixture: Mixture, systems: Sequence[str], folder: str, tell: OnSegment
 ) -> dict[str, Record]:
     """A record for each of the systems; what fails is told in it."""
-    signatures = {system: signature(mixture, system) for system in systems}
-    noted = hashes(mixture, (*mixture.references, mixture.mixture))
+    signatures = {system: shards.signature(mixture, system) for system in systems}
+    noted = shards.hashes(mixture, (*mixture.references, mixture.mixture))
     outcomes = _outcomes(scorer, mixture, systems, tell)
     try:
         # Before the records: a pair that is finished has its frames on the disk.
@@ -242,7 +234,7 @@ def _records(
         system: {
             **tables.record_of(mixture, system, outcomes[system]),
             "files": signatures[system],
-            "sha256": noted | hashes(mixture, mixture.systems[system]),
+            "sha256": noted | shards.hashes(mixture, mixture.systems[system]),
         }
         for system in systems
     }

@@ -18,15 +18,9 @@ from torch import Tensor
 from torch_mapss import audio
 from torch_mapss.core import checks
 from torch_mapss.core.devices import best_device, device_name
-from torch_mapss.evaluation import audio_input, excerpts, options, pooled
+from torch_mapss.evaluation import audio_input, excerpts, input_checks, options, pooled
 from torch_mapss.evaluation.audio_input import Clip
-from torch_mapss.evaluation.input_checks import (
-    Inspection,
-    Signals,
-    covered_frames,
-    measure_lags,
-    muted_frames,
-)
+from torch_mapss.evaluation.input_checks import Inspection, Signals
 from torch_mapss.evaluation.options import Request
 from torch_mapss.evaluation.report import Report
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
@@ -212,7 +206,7 @@ class Scorer(NamedTuple):
         grid, rate = self.mapss.grid, self.mapss.sample_rate
         attributed = checks.check_attributed(attributed, len(given), len(references))
         own, align = mono_true[list(attributed)], self.request.align is not None
-        lags, removed = measure_lags(mono_out, own, rate, align)
+        lags, removed = input_checks.measure_lags(mono_out, own, rate, align)
         shifted = [audio.shift(wave, lag) for wave, lag in zip(outputs.unbind(-2), removed)]
         return Signals(
             estimates=given,
@@ -301,7 +295,7 @@ class Scorer(NamedTuple):
                 [lag / rate for lag in signals.removed],
                 signals.truth.shape[-1] / rate,
             )
-            covered = covered_frames(shifts, scores.times, signals.frame_s, seconds)
+            covered = input_checks.covered_frames(shifts, scores.times, signals.frame_s, seconds)
             scores = replace(scores, active=scores.active & covered.to(scores.active.device))
         columns = pooled.columns(scores, bounds)
         errors: dict[str, float] = {}
@@ -334,7 +328,7 @@ def _table(signals: Signals, looked: Inspection, scores: Scores, columns: DataFr
 
     active, estimates = scores.active[0], signals.estimates
     outputs = signals.moved.mean(0).nan_to_num(0.0, 0.0, 0.0)
-    muted = muted_frames(outputs, scores.times, signals.frame_s, signals.rate)
+    muted = input_checks.muted_frames(outputs, scores.times, signals.frame_s, signals.rate)
     references = [signals.references[source] for source in signals.attributed]
     lags = [math.nan if lag is None else lag for lag in signals.lags]
     table: dict[str, Any] = {

@@ -33,15 +33,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.options import (
-    OK,
-    SOME_FAILED,
-    add_scoring_options,
-    device_of_options,
-    say_written,
-    scoring_options,
-    threads,
-)
+from torch_mapss.evaluation.commands import options
 
 if TYPE_CHECKING:
     from torch_mapss.evaluation.manifest import Mixture
@@ -65,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "DIR. The one that ends last writes the tables"
     )
     add("--shard", metavar="I/N", help=text)
-    add_scoring_options(parser, left_out=("layer",), hidden=("sample_frames", "threads"))
+    options.add_scoring_options(parser, left_out=("layer",), hidden=("sample_frames", "threads"))
 
 
 def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
@@ -107,16 +99,16 @@ def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss evaluate``."""
-    options = scoring_options(args)
+    given = options.scoring_options(args)
     from torch_mapss.evaluation import run as runs
     from torch_mapss.evaluation.score import Scorer
     from torch_mapss.evaluation.shards import Share
 
-    share, device = Share.of(args.shard), device_of_options(args.device)
+    share, device = Share.of(args.shard), options.device_of_options(args.device)
     mixtures, quiet = _mixtures(args), args.quiet
-    with threads(args.threads):
-        scorer = Scorer.of(options, device)
-        outcome = runs.run(mixtures, args.out, scorer, options=options, share=share, quiet=quiet)
+    with options.threads(args.threads):
+        scorer = Scorer.of(given, device)
+        outcome = runs.run(mixtures, args.out, scorer, options=given, share=share, quiet=quiet)
     for line in outcome.failures:
         console.complain(f"failed: {line}")
     if not args.quiet:
@@ -125,5 +117,5 @@ def run(args: argparse.Namespace) -> int:
             from torch_mapss.evaluation.comparison import compare_ranked
 
             console.say(f"\n{compare_ranked(outcome.results).summary()}")
-    say_written([args.out], args.quiet)
-    return SOME_FAILED if outcome.failures else OK
+    options.say_written([args.out], args.quiet)
+    return options.SOME_FAILED if outcome.failures else options.OK

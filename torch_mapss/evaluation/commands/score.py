@@ -11,14 +11,7 @@ import os
 from typing import Any
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.options import (
-    OK,
-    add_scoring_options,
-    device_of_options,
-    say_written,
-    scoring_options,
-    threads,
-)
+from torch_mapss.evaluation.commands import options
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +28,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--out", metavar="DIR", help=text)
     text = "draw the scores over time, to FILE (PNG, PDF, SVG), else to scores.png in --out or here"
     add("--plot", nargs="?", const="", metavar="FILE", help=text)
-    add_scoring_options(parser, left_out=("excerpts", "segment"))
+    options.add_scoring_options(parser, left_out=("excerpts", "segment"))
 
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss score``."""
-    options = scoring_options(args)
+    given = options.scoring_options(args)
     picture = args.plot or os.path.join(args.out or ".", "scores.png")
     if args.plot is not None:  # what would fail at the end fails at the start
         from torch_mapss.evaluation import plots
@@ -50,15 +43,15 @@ def run(args: argparse.Namespace) -> int:
         io.make_folder(args.out)
     from torch_mapss.evaluation.score import evaluate
 
-    with threads(args.threads), console.progress(1.0, args.quiet) as bar:
+    with options.threads(args.threads), console.progress(1.0, args.quiet) as bar:
         report = evaluate(
             estimates=args.estimates,
             references=args.references,
             names=args.sources,
             attributed=args.attributed,
-            device=device_of_options(args.device),
+            device=options.device_of_options(args.device),
             on_segment=lambda done, total: bar.update(done / total - bar.n),
-            **options,
+            **given,
         )
     # All that was asked for, before anything is printed.
     written = [] if args.out is None else [report.save(args.out)]
@@ -66,5 +59,5 @@ def run(args: argparse.Namespace) -> int:
         written.append(plots.save_figure(report.plot(), picture))
     if not args.quiet:
         console.say(report.summary())
-    say_written(written, args.quiet)
-    return OK
+    options.say_written(written, args.quiet)
+    return options.OK
