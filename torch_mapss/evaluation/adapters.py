@@ -77,17 +77,6 @@ def mapss_metric(
     return found
 
 
-def _sources_first(given: Any, name: str) -> Tensor:
-    wave = torch.as_tensor(given)
-    if wave.ndim != 2 or wave.shape[0] > wave.shape[1]:
-        raise ValueError(
-            f"{name} must be (S, T): all sources of the mixture, sources first; got "
-            f"{tuple(wave.shape)}. Turn the axes of (T, S): {name}.T; score one estimate alone as "
-            "(1, T) with attributed=(0,), beside two references at least."
-        )
-    return wave
-
-
 def evaluate_museval(
     *, references: Any, estimates: Any, rate: int, mapss: MAPSS | None = None, **options: Any
 ) -> Report:
@@ -110,23 +99,25 @@ def evaluate_museval(
             and what :func:`torch_mapss.evaluate` refuses.
     """
     return evaluate(
-        estimates=_mixed_down(estimates, "estimates"),
-        references=_mixed_down(references, "references"),
+        estimates=_sources_first(estimates, "estimates", channels=True),
+        references=_sources_first(references, "references", channels=True),
         sample_rate=rate,
         mapss=mapss,
         **options,
     )
 
 
-def _mixed_down(given: Any, name: str) -> Tensor:
-    """(sources, samples, channels) -> (sources, samples)."""
+def _sources_first(given: Any, name: str, channels: bool = False) -> Tensor:
+    """(S, T) of these, or of (S, T, channels) if there may be any."""
     waves = torch.as_tensor(given)
-    if waves.ndim == 2:
-        return _sources_first(waves, name)
-    if waves.ndim != 3 or max(waves.shape) != waves.shape[1]:
+    if channels and waves.ndim == 3 and max(waves.shape) == waves.shape[1]:
+        return waves.to(torch.promote_types(waves.dtype, torch.float32)).mean(-1)
+    if waves.ndim != 2 or waves.shape[0] > waves.shape[1]:
+        expected = "(S, T) or (S, T, channels)" if channels else "(S, T)"
         raise ValueError(
-            f"{name} must be (sources, samples, channels) or (sources, samples), got "
-            f"{tuple(waves.shape)}. Bring the samples to the middle, e.g. by "
-            f"numpy.moveaxis({name}, -1, 1)."
+            f"{name} must be {expected}: all sources of the mixture, sources first; got "
+            f"{tuple(waves.shape)}. Turn the axes: {name}.T of (T, S), numpy.moveaxis({name}, -1, "
+            "1) of (S, channels, T); score one estimate alone as (1, T) with attributed=(0,), "
+            "beside two references at least."
         )
-    return waves.to(torch.promote_types(waves.dtype, torch.float32)).mean(-1)
+    return waves
