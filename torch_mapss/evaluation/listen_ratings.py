@@ -65,9 +65,10 @@ def read_ratings(paths: Sequence[str | os.PathLike[str]]) -> DataFrame:
                 f"0 to 100, got {outside.iloc[0]:g}."
             )
         form = table.drop(columns=[*_OF_A_RATING], errors="ignore")
-        who = {"form": ["/".join(row) for row in form.to_numpy()], "file": io.shown(path)}
-        who["uuid"] = table.get("session_uuid", "")
-        tables.append(table[[*_CELL, "rating_score"]].assign(**who))
+        answers = ["/".join(row) for row in form.to_numpy()]
+        uuid = table.get("session_uuid", "")
+        table = table[[*_CELL, "rating_score"]]
+        tables.append(table.assign(form=answers, uuid=uuid, file=io.shown(path)))
     given = pandas.concat(tables, ignore_index=True)
     unique, filled = given["uuid"] != "", given["form"] != ""
     given["listener"] = given["uuid"].where(unique, given["form"].where(filled, given["file"]))
