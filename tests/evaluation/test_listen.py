@@ -183,26 +183,23 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_the_configuration_has_all_documented_options_and_names_what_is_there(
-    made: Path, question: str
-) -> None:
-    found = yaml.safe_load((made / f"{question}.yaml").read_text(encoding="utf-8"))
-    assert found["testId"] == f"mapss-{question}"
-    welcome, volume, (word, *pages), end = found["pages"]
-    for record in (found, welcome, volume, *pages, end):
-        assert {*record} == {*OPTIONS[record.get("type", "")].split()}
-    assert (welcome["type"], volume["type"], end["type"]) == ("generic", "volume", "finish")
-    assert (end["writeResults"], word, found["bufferSize"]) == (True, "random", 2048)
-    assert [page["id"] for page in pages] == list(
-        dict.fromkeys(row["page"] for row in rows_of(made / "stimuli.csv"))
-    )
-    for page in pages:
-        assert page["content"] == welcome["content"] == QUESTIONS[question]
-        assert [*page["stimuli"]] == ["C1", "C2", "C3", "C4"]
-        for path in (volume["stimulus"], page["reference"], *page["stimuli"].values()):
-            assert path.startswith("configs/mapss/audio/")
-            assert (made / path.removeprefix("configs/mapss/")).is_file()
+def test_configurations_have_all_documented_options_and_name_what_is_there(made: Path) -> None:
+    for question, text in QUESTIONS.items():
+        found = yaml.safe_load((made / f"{question}.yaml").read_text(encoding="utf-8"))
+        assert found["testId"] == f"mapss-{question}"
+        welcome, volume, (word, *pages), end = found["pages"]
+        for record in (found, welcome, volume, *pages, end):
+            assert {*record} == {*OPTIONS[record.get("type", "")].split()}
+        assert (welcome["type"], volume["type"], end["type"]) == ("generic", "volume", "finish")
+        assert (end["writeResults"], word, found["bufferSize"]) == (True, "random", 2048)
+        ids = dict.fromkeys(row["page"] for row in rows_of(made / "stimuli.csv"))
+        assert [page["id"] for page in pages] == [*ids]
+        for page in pages:
+            assert page["content"] == welcome["content"] == text
+            assert [*page["stimuli"]] == ["C1", "C2", "C3", "C4"]
+            for path in (volume["stimulus"], page["reference"], *page["stimuli"].values()):
+                assert path.startswith("configs/mapss/audio/")
+                assert (made / path.removeprefix("configs/mapss/")).is_file()
 
 
 def test_nothing_is_left_where_a_file_is_missing_or_broken_midway(
@@ -305,22 +302,15 @@ def test_ratings_come_back_under_their_names(made: Path, folder: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("form", "sessions", "ratings", "listeners", "warning"),
+    ("form", "sessions", "listeners", "warning"),
     [
-        ("session_uuid,", ["ann,", "bob,", "ann,"], 2, {"ann", "bob"}, "session_uuid"),
-        ("age,sex,", ["25,m,", "25,m,", "31,f,"], 3, {"25/m", "25/m (2)", "31/f"}, "1 sessions"),
-        ("", ["", "", ""], 3, {"{}", "{} (2)", "{} (3)"}, None),
+        ("session_uuid,", ["ann,", "bob,", "ann,"], {"ann", "bob"}, "session_uuid"),
+        ("age,sex,", ["25,m,", "25,m,", "31,f,"], {"25/m", "25/m (2)", "31/f"}, "1 sessions"),
+        ("", ["", "", ""], {"{}", "{} (2)", "{} (3)"}, None),
     ],
 )
 def test_who_a_listener_is(
-    made: Path,
-    tmp_path: Path,
-    form: str,
-    sessions: list[str],
-    ratings: int,
-    listeners: set[str],
-    warning: str | None,
-    recwarn: pytest.WarningsRecorder,
+    made: Path, tmp_path: Path, recwarn: Any, form: str, sessions: Any, listeners: Any, warning: Any
 ) -> None:
     key = read_key(made / "stimuli.csv")[:3]
     rows = [
@@ -331,9 +321,9 @@ def test_who_a_listener_is(
     path = tmp_path / "m.csv"
     path.write_text("\n".join([HEADER.format(form), *rows]) + "\n", encoding="utf-8")
     stimuli, single = rating_tables(read_ratings([path]), key)
-    assert [*stimuli["n_ratings"]] == [ratings] * 3
+    assert [*stimuli["n_ratings"]] == [len(listeners)] * 3
     # One session that rates a page again counts once.
-    expected = (50 + 45) / 2 if ratings == 2 else (40 + 45 + 60) / 3
+    expected = (50 + 45) / 2 if len(listeners) == 2 else (40 + 45 + 60) / 3
     assert stimuli["mean_rating"][0] == pytest.approx(expected)
     assert math.isnan(stimuli["mean_norm"][0])  # all alike on every page
     assert {*single["listener"]} == {name.format(path) for name in listeners}
@@ -378,34 +368,26 @@ def test_a_key_without_a_mark_still_reads() -> None:
         rating_tables(given.assign(page="12345678-p01"), key)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a,b\n1,2\n", "lacks"),
-        (f"{HEADER.format('')}\nt-q,p01,C1,x\n", "line 2: rating_score"),
-        (f"{HEADER.format('')}\nt-q,p01,C1,5\nt-q,p01,C1,101\n", "line 3: rating_score"),
-        (f"{HEADER.format('')}\nt-q,p77,C1,5\n", "'p77'"),
-        (f"{HEADER.format('')}\nt-q,p1,C1,5\n{HEADER.format('age,')}\n", "line 3 has"),
-        (f"{HEADER.format('')}\nt-q,25,p1,C1,5\n", "line 2"),
-    ],
-)
-def test_ratings_that_are_none(
-    made: Path,
-    folder: Path,
-    tmp_path: Path,
-    text: str,
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+PLAIN = HEADER.format("")
+NONE = [
+    ("a,b\n1,2\n", "lacks"),
+    (f"{PLAIN}\nt-q,p01,C1,x\n", "line 2: rating_score"),
+    (f"{PLAIN}\nt-q,p01,C1,5\nt-q,p01,C1,101\n", "line 3: rating_score"),
+    (f"{PLAIN}\nt-q,p77,C1,5\n", "'p77'"),
+    (f"{PLAIN}\nt-q,p1,C1,5\n{HEADER.format('age,')}\n", "line 3 has"),
+    (f"{PLAIN}\nt-q,25,p1,C1,5\n", "line 2"),
+]
+
+
+def test_ratings_and_keys_that_are_none(
+    made: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mushra.csv"
-    path.write_text(text, encoding="utf-8")
-    assert cli.main(["listen", str(folder), "--out", str(made), "--ratings", str(path)]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_key_that_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--out", str(folder), "--ratings", str(folder / "scores.csv")]
-    assert cli.main(["listen", str(folder), *options]) == 2
+    for text, message in NONE:
+        path.write_text(text, encoding="utf-8")
+        assert cli.main(["listen", str(folder), "--out", str(made), "--ratings", str(path)]) == 2
+        assert message in capsys.readouterr().err, text
+    assert cli.main(["listen", str(folder), "--out", str(folder), "--ratings", str(path)]) == 2
     assert "stimuli.csv" in capsys.readouterr().err
     with pytest.raises(ValueError, match="page"):
         read_key(folder / "scores.csv")
