@@ -127,7 +127,7 @@ class Comparison:
         )
 
     def summary(self) -> str:
-        """The answer in a sentence, the tables behind it, and what can and cannot be told."""
+        """The answer in a sentence, the tables behind it, and what can and cannot be concluded."""
         return self._page().text()
 
     def _repr_html_(self) -> str:
@@ -174,43 +174,43 @@ class Comparison:
     def notes(self) -> list[str]:
         """What a reader of the tables must know, sentence by sentence."""
         lower = [COLUMNS[m].label for m in self.measures if not COLUMNS[m].higher_is_better]
-        told = [
+        lines = [
             "n: mixtures. Intervals: BCa bootstrap over mixtures. Systems sharing a letter do not "
             f"differ significantly (Wilcoxon signed rank, Holm, level {self.alpha:g})."
         ]
         if lower:
-            told.append(f"Lower is better in {_and(lower)}.")
+            lines.append(f"Lower is better in {_and(lower)}.")
         if self.ranking["note"].str.contains(APPROXIMATE, regex=False).any():
-            told.append(f"Intervals over fewer than {significance.FEW} mixtures are too narrow.")
+            lines.append(f"Intervals over fewer than {significance.FEW} mixtures are too narrow.")
         if self.ranking["n"].nunique() > 1:
-            told.append("Means are over each system's own mixtures, tests over those of both.")
+            lines.append("Means are over each system's own mixtures, tests over those of both.")
         if len(self.systems) > _FEW_SYSTEMS:
-            told.append("Pairs: those with the best system; `compare --out` writes all.")
+            lines.append("Pairs: those with the best system; `compare --out` writes all.")
         if self.sources["source"].nunique() > _MOST_SOURCES:
-            told.append("Means of single sources: sources.csv, of `compare --out`.")
+            lines.append("Means of single sources: sources.csv, of `compare --out`.")
         if self.unlike_sources:
-            told.append(
+            lines.append(
                 f"In {self.unlike_sources} mixtures some systems left out sources that others "
                 "estimated: their means are of other sources. Compare by source."
             )
         if self.weight != "equal":
-            told.append(f"Means and intervals, not tests, weigh mixtures by {self.weight}.")
+            lines.append(f"Means and intervals, not tests, weigh mixtures by {self.weight}.")
         for measure, system, note in self.ranking[["measure", "system", "note"]].to_numpy():
             for own in note.split("; "):
                 if not own.startswith((APPROXIMATE, TOO_SMALL, "failed: ")) and own:
-                    told.append(f"{COLUMNS[measure].label} of {system}: {own}.")
+                    lines.append(f"{COLUMNS[measure].label} of {system}: {own}.")
         for (system, mixture), reason in list(self.failures.items())[:_MOST_FAILURES]:
-            told.append(f"Failed: mixture {mixture!r}, system {system!r}: {reason}")
+            lines.append(f"Failed: mixture {mixture!r}, system {system!r}: {reason}")
         if (more := len(self.failures) - _MOST_FAILURES) > 0:
-            told.append(f"Failed: {more} more pairs of mixture and system.")
-        return told
+            lines.append(f"Failed: {more} more pairs of mixture and system.")
+        return lines
 
     def plot(self, measure: str | None = None) -> Figure:
         """The mixtures of every system as a box plot, with mean, interval and letters.
 
         Args:
             measure: one of ``measures``, the first by default; or ``"scatter"``, fidelity over
-                clearance (log PM over PS where those are not there).
+                clearance (log PM over PS where the results lack those).
 
         Returns:
             The figure.

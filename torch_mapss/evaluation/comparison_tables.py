@@ -180,9 +180,9 @@ def _ranked(
     too_small = len(means) > 1 and significance.least_holm_p(*family_of(pairs, alpha)) > alpha
     notes = []
     for name, n in zip(means["system"], means["n"]):
-        told = [APPROXIMATE] if 2 <= n < FEW else []
-        told += [TOO_SMALL] if too_small else []
-        notes.append("; ".join([*told, *_warnings(scores, measure, name)]))
+        remarks = [APPROXIMATE] if 2 <= n < FEW else []
+        remarks += [TOO_SMALL] if too_small else []
+        notes.append("; ".join([*remarks, *_warnings(scores, measure, name)]))
     return means.assign(group=np.where(means["n"] > 0, groups, ""), note=notes)
 
 
@@ -199,9 +199,9 @@ def _warnings(scores: Scores, measure: str, system: str) -> Iterator[str]:
     if failed:
         yield f"failed: {io.listed(failed, 3)}"
     values = scores.values[measure][system].dropna()
-    place = outlier(values.to_numpy())
-    if place is not None:
-        name = values.index[place]
+    index = outlier(values.to_numpy())
+    if index is not None:
+        name = values.index[index]
         both = text(measure, values.mean()), text(measure, values.drop(name).mean())
         if both[0] != both[1]:
             yield f"{name} moves the mean: {both[0]} with it, {both[1]} without"
@@ -220,10 +220,10 @@ def outlier(values: Array) -> int | None:
     """
     if len(values) < 4:
         return None
-    place = int(np.argmax(np.abs(values - np.median(values))))
-    others = np.delete(values, place)
-    far = abs(values[place] - others.mean()) > max(_FAR, len(values)) * others.std(ddof=1)
-    return place if far else None
+    index = int(np.argmax(np.abs(values - np.median(values))))
+    others = np.delete(values, index)
+    far = abs(values[index] - others.mean()) > max(_FAR, len(values)) * others.std(ddof=1)
+    return index if far else None
 
 
 def source_means(scores: Scores, rows: DataFrame) -> DataFrame:

@@ -1,7 +1,7 @@
 """Do scores agree with listeners? Results of ``evaluate`` and ratings -> correlations.
 
 For every scenario, question and measure: SRCC and PCC over the systems of a track and source,
-averaged as the paper does, and pooled over all stimuli beside it; intervals, p-values, and what the
+averaged as the paper does, and pooled over all stimuli; intervals, p-values, and what the
 errors of the scores themselves may change (radius and half-width [sec:propagate_ci_to_corr]).
 """
 
@@ -179,7 +179,7 @@ def correlate(
 def scored_outputs(
     results: str | os.PathLike[str], rivals: Sequence[str | os.PathLike[str]] = ()
 ) -> DataFrame:
-    """The outputs of a results folder, with the scores of other measures beside them.
+    """The outputs of a results folder, with the scores of other measures.
 
     Returns:
         ``track``, ``system``, ``source``, all scores and their ``_radius`` and ``_tail``.

@@ -119,8 +119,8 @@ def _ranks(x: _Array, times: _Array) -> _Array:
 
 def _varies(x: _Array, times: _Array) -> _Array:
     """(R,) whether the values of (n,) that occur are not all the same."""
-    there = times > 0.0
-    return np.where(there, x, -np.inf).max(-1) > np.where(there, x, np.inf).min(-1)
+    present = times > 0.0
+    return np.where(present, x, -np.inf).max(-1) > np.where(present, x, np.inf).min(-1)
 
 
 class Cell:
@@ -134,11 +134,11 @@ class Cell:
 
     def __init__(self, stimuli: DataFrame, measure: str, method: str) -> None:
         self.method, self.size = method, len(stimuli)
-        self.clusters, place = np.unique(stimuli["cluster"], return_inverse=True)
+        self.clusters, index = np.unique(stimuli["cluster"], return_inverse=True)
         scores, ratings = stimuli[[measure, "rating"]].to_numpy(float).T
-        #: Scores, ratings and places of the clusters of every unit.
+        #: Scores, ratings and indices of the clusters of every unit.
         self.parts = [
-            (scores[unit], ratings[unit], place[unit])
+            (scores[unit], ratings[unit], index[unit])
             for unit in stimuli.groupby("unit").indices.values()
         ]
         self._values = np.array([correlation(x, m, method)[0] for x, m, _ in self.parts])
@@ -150,12 +150,10 @@ class Cell:
     def sampled(self, times: _Array) -> _Array:
         """(R,) the correlation where cluster k occurs ``times[:, k]`` times, of (R, clusters)."""
         if self._whole:
-            own = times[:, [place[0] for *_, place in self.parts]]
+            own = times[:, [index[0] for *_, index in self.parts]]
             return own @ self._values / own.sum(-1)
-        drawn = ((x, m, self.method, times[:, place]) for x, m, place in self.parts)
-        found = np.stack([correlation(*one) for one in drawn])
-        there = np.isfinite(found)
-        return np.where(there, found, 0.0).sum(0) / np.where(there.any(0), there.sum(0), math.nan)
+        drawn = ((x, m, self.method, times[:, index]) for x, m, index in self.parts)
+        return np.nanmean([correlation(*one) for one in drawn], axis=0)
 
 
 # ------------------------------------------------------------------------------------------------

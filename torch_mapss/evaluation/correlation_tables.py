@@ -50,8 +50,8 @@ def page(rows: DataFrame, labels: Mapping[str, str], about: Sequence[str], level
                 errors.append([f"{name} {part.replace('_', '-')}", *found])
         tables = [Table(_HEADER, lines), Table(_ERRORS, errors)]
         sections.append((title, [table for table in tables if table.rows]))
-        told = own[own["reason"] != ""]
-        for measure, pooling, text in told[["measure", "pooling", "reason"]].to_numpy():
+        noted = own[own["reason"] != ""]
+        for measure, pooling, text in noted[["measure", "pooling", "reason"]].to_numpy():
             for reason in text.split("; "):
                 where = f"{labels[measure]} ({pooling})"
                 reasons.setdefault(f"{title}: {reason}", []).append(where)

@@ -247,16 +247,16 @@ def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str
     """
     rows = ranking[(ranking["measure"] == measure) & (ranking["n"] > 0)]
     names = [short_name(name, _LONGEST_NAME) for name in rows["system"]]
-    places = np.arange(len(names))
+    positions = np.arange(len(names))
     figure = new_figure(2.0 + 0.85 * max(len(names), 2), 3.8)
     ax = figure.add_subplot()
     grey = {"color": "#777777"}
-    for place, system, group in zip(places, rows["system"], rows["group"]):
+    for position, system, group in zip(positions, rows["system"], rows["group"]):
         x = values[measure][system].dropna().to_numpy()
         many = len(x) > _MOST_POINTS
         ax.boxplot(
             [x],
-            positions=[place],
+            positions=[position],
             widths=0.55,
             sym="." if many else "",
             medianprops={"color": "#333333"},
@@ -266,15 +266,15 @@ def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str
             manage_ticks=False,
         )
         if not many:  # a fixed spread: equal data, equal picture
-            spread = place + 0.16 * np.sin(np.arange(len(x)) * 2.4)
+            spread = position + 0.16 * np.sin(np.arange(len(x)) * 2.4)
             ax.plot(spread, x, ".", color="#999999", markersize=4, zorder=2)
         above: dict[str, Any] = {"ha": "center", "va": "bottom", "fontweight": "bold"}
-        ax.annotate(group, (place, 1.0), xycoords=("data", "axes fraction"), **above)
+        ax.annotate(group, (position, 1.0), xycoords=("data", "axes fraction"), **above)
     bar: dict[str, Any] = {"color": _COLORS[0], "elinewidth": 2.5, "markersize": 5, "zorder": 5}
-    ax.errorbar(places + 0.36, rows["mean"], _ends(rows), fmt="D", **bar)
+    ax.errorbar(positions + 0.36, rows["mean"], _ends(rows), fmt="D", **bar)
     crowded = len(names) > 3 and max(map(len, names)) > 9
     leaning: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    ax.set_xticks(places, names, **(leaning if crowded else {}))
+    ax.set_xticks(positions, names, **(leaning if crowded else {}))
     ax.set_xlim(-0.6, max(len(names), 1) - 0.4)
     _axis(ax, "y", measure, values[measure])
     plain_axes(ax, "y")
@@ -301,9 +301,9 @@ def system_scatter(values: _Values, ranking: DataFrame, x: str, y: str, percent:
     many = len(values[x]) > _MOST_POINTS  # then as pixels in an SVG
     small: dict[str, Any] = {"markersize": 3, "alpha": 0.1 if many else 0.35, "zorder": 2}
     large: dict[str, Any] = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}
-    for place, name in enumerate(values[x]):
-        style: dict[str, Any] = {"color": _COLORS[place % len(_COLORS)], "linestyle": ""}
-        style["marker"] = _MARKERS[place % len(_MARKERS)]
+    for position, name in enumerate(values[x]):
+        style: dict[str, Any] = {"color": _COLORS[position % len(_COLORS)], "linestyle": ""}
+        style["marker"] = _MARKERS[position % len(_MARKERS)]
         ax.plot(values[x][name], values[y][name], rasterized=many, **small, **style)
         own = ranking[ranking["system"] == name].set_index("measure").loc[[x, y]]
         if own["mean"].notna().all():

@@ -125,18 +125,18 @@ def bca(
     """
     from scipy import stats
 
-    def of_places(places: NDArray[np.int64], axis: int = -1) -> Array:
+    def of_indices(indices: NDArray[np.int64], axis: int = -1) -> Array:
         del axis  # always the last
-        rows = places.reshape(-1, places.shape[-1])
+        rows = indices.reshape(-1, indices.shape[-1])
         cells = rows + units * np.arange(len(rows))[:, None]
         times = np.bincount(cells.ravel(), minlength=len(rows) * units).reshape(-1, units)
-        return statistic(times.astype(np.float64)).reshape(-1, *places.shape[:-1])
+        return statistic(times.astype(np.float64)).reshape(-1, *indices.shape[:-1])
 
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # of samples that are all the same, which are seen below
         found: Any = stats.bootstrap(
             (np.arange(units),),
-            of_places,
+            of_indices,
             vectorized=True,
             axis=-1,
             n_resamples=draws,
@@ -254,7 +254,7 @@ def _exact_p(ranks: Array, positive: float) -> float:
     """Two-sided p of a sum of positive ranks (m,), tied ones included, which SciPy has not.
 
     Every sign is as likely as the other: the null distribution of twice the positive sum is the
-    product of the polynomials (1 + z^(2 rank))/2, whose powers are whole numbers.
+    product of the polynomials (1 + z^(2 rank))/2, whose powers are integers.
     """
     doubled = np.rint(2.0 * ranks).astype(int)
     chances = np.ones(1)
@@ -284,8 +284,8 @@ def holm(p: Array, least_p: Array | float = 0.0, alpha: float = 1.0) -> Array:
     adjusted = np.full(len(p), math.nan)
     tested = ~np.isnan(p)
     for family in (tested, tested & (np.asarray(least_p) <= alpha)):
-        places = np.flatnonzero(family)
-        order = places[np.argsort(p[places], kind="stable")]
+        indices = np.flatnonzero(family)
+        order = indices[np.argsort(p[indices], kind="stable")]
         steps = np.arange(len(order), 0, -1) * p[order]
         adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
     return adjusted

@@ -120,10 +120,10 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
     order = [*dict.fromkeys([*of, *range(len(rows))])]  # worst first
     files = [path for k in order for path in paths[k].values()]
     tracks = make_tracks(files, segments, page, embed_bytes)
-    place = {path: k for k, path in enumerate(tracks.files)}
+    index = {path: k for k, path in enumerate(tracks.files)}
     for row, own in zip(rows, paths):
         row["mixture"], row["note"] = row["mixture_id"], row["reason"] or row["warnings"] or ""
-        row["tracks"] = {role: place[path] for role, path in own.items() if path in place}
+        row["tracks"] = {role: index[path] for role, path in own.items() if path in index}
     add_curves(results, [rows[k] for k in order])
     missing = [*map(io.shown, tracks.missing)]
     count = len(tracks.files) + len(missing)
