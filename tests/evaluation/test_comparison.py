@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ import pandas
 import pytest
 from pandas.testing import assert_frame_equal
 from scipy import stats
-from separations import environment, save_manifest, score_set, write_manifest
+from separations import environment
 
 import torch_mapss
 from torch_mapss.evaluation import cli, tables
@@ -30,7 +27,7 @@ from torch_mapss.evaluation.comparison_tables import (
     outlier,
 )
 from torch_mapss.evaluation.measures import COLUMNS, RANKED
-from torch_mapss.evaluation.results import Results, load_results
+from torch_mapss.evaluation.results import Results
 
 Scores = dict[str, list[float]]
 ROW_COLUMNS = ("mixture_id", "system", "source", "source_index")
@@ -205,9 +202,9 @@ def test_what_a_mean_hides_is_named() -> None:
 def test_sources_have_means_of_their_own() -> None:
     scores = spread(LEVELS)
     rows = [
-        {**row, "source": source, "source_index": 0, "ps": row["ps"] + plus}
+        {**row, "source": source, "source_index": place, "ps": row["ps"] + place}
         for row in items(scores)
-        for source, plus in (("vocals", 0.0), ("drums", 1.0))
+        for place, source in enumerate(("vocals", "drums"))
     ]
     rows[1]["ps"] = math.nan
     found = compared(scores, rows)
@@ -217,6 +214,12 @@ def test_sources_have_means_of_their_own() -> None:
     assert "drums" in found.summary()
     many = [{**row, "source": f"{k}"} for k, row in enumerate(rows)]
     assert "sources.csv" in compared(scores, many).summary()
+    # A system that leaves out its worst source must not gain by it in silence.
+    less = [row for row in rows if (row["system"], row["source"]) != ("low", "drums")]
+    told = "In 6 mixtures some systems left out sources"
+    assert told not in found.summary()
+    assert told in compared(scores, less).summary()
+    assert told not in compared(scores, less, systems=["low"]).summary()
 
 
 def test_undefined_mixtures_are_paired_out_and_counted() -> None:
@@ -283,31 +286,18 @@ def test_weights_move_means_and_no_ranks() -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_manifest(tmp_path_factory.mktemp("set"), 3)
+def test_results_are_joined_if_they_fit(results: Results) -> None:
+    def of_system(name: str) -> Results:
+        items, scores = (t[t["system"] == name] for t in (results.items, results.scores))
+        return dataclasses.replace(results, items=items, scores=scores)
 
-
-@pytest.fixture(scope="module")
-def folder(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("out")
-    score_set(manifest, out, measures="decomposition")
-    return out
-
-
-def test_folders_are_joined_if_they_fit(manifest: Path, folder: Path, tmp_path: Path) -> None:
-    entries = json.loads(manifest.read_text(encoding="utf-8"))
-    for name in ("good", "bad"):
-        less = [{**entry, "systems": {name: entry["systems"][name]}} for entry in entries]
-        path = save_manifest(manifest.parent, less, f"{name}.json")
-        score_set(path, tmp_path / name, measures="decomposition")
-    one = load_results(folder)
-    whole, joined = compare(folder), torch_mapss.compare([tmp_path / "good", tmp_path / "bad"])
-    for name in ("pairs", "ranking", "sources"):
-        assert_frame_equal(getattr(joined, name), getattr(whole, name))
+    one, whole = results, compare(results.folder)
+    joined = torch_mapss.compare([of_system("good"), of_system("bad")])
+    assert_frame_equal(joined.pairs, whole.pairs)
+    assert_frame_equal(joined.ranking, whole.ranking)
     bounds = {**one.settings, "bounds": True, "tail": "bootstrap"}  # change no score
     other = dataclasses.replace(one, settings=bounds, items=one.items.copy())
-    assert_frame_equal(compare([one, other, folder]).pairs, whole.pairs)
+    assert_frame_equal(compare([one, other, results.folder]).pairs, whole.pairs)
     other.items.loc[other.items.index[0], "fidelity"] += 0.1
     settings, audio = {**one.settings, "alpha": 0.5}, dict.fromkeys(one.sha256, "x")
     for unlike, words in (
@@ -319,10 +309,14 @@ def test_folders_are_joined_if_they_fit(manifest: Path, folder: Path, tmp_path: 
             compare([one, unlike])
 
 
-def test_the_command_writes_tables_and_figures(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_commands_print_the_ranking_and_write_tables_and_figures(
+    manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
+    folder = tmp_path / "results"
+    options = ["--encoder", "mel", "--bank-size", "5", "--measures", "decomposition"]
+    assert cli.main(["evaluate", str(manifest), "--out", str(folder), *options]) == 0
+    assert compare(folder).summary() in capsys.readouterr().out
     out, again = tmp_path / "a" / "b", tmp_path / "again"
     assert cli.main(["compare", str(folder), "--out", str(out)]) == 0
     found = compare(folder)
@@ -339,14 +333,6 @@ def test_the_command_writes_tables_and_figures(
     assert capsys.readouterr().out == ""
     assert {path.stem for path in again.iterdir()} == {*columns}
     assert (again / "ranking.csv").read_bytes() == (out / "ranking.csv").read_bytes()
-
-
-def test_evaluate_ends_with_the_ranking(
-    manifest: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--encoder", "mel", "--bank-size", "5", "--measures", "decomposition"]
-    assert cli.main(["evaluate", str(manifest), "--out", str(tmp_path), *options]) == 0
-    assert compare(tmp_path).summary() in capsys.readouterr().out
 
 
 def test_figures_of_many_and_of_no_scores() -> None:
@@ -372,26 +358,6 @@ def test_a_notebook_shows_the_answer_and_tables() -> None:
     assert shown.count("<table") == 2
     assert "&lt;b&gt;" in shown
     assert "<b>&" not in shown.replace("<p><b>", "")
-
-
-@pytest.mark.slow
-def test_kills_leave_no_half_file(folder: Path, tmp_path: Path) -> None:
-    """The command ended with SIGKILL while it writes, then run again."""
-    pytest.importorskip("matplotlib")
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "torch_mapss", "compare", str(folder), "--out", str(out)]
-    for wanted in (1, 3, 6):
-        process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL)
-        while process.poll() is None and len([*out.glob("[!.]*")]) < wanted:
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        ends = {".csv": b"\n", ".png": b"IEND\xaeB`\x82", ".svg": b"</svg>\n"}
-        for path in out.glob("[!.]*"):  # what is there is whole
-            assert path.read_bytes().endswith(ends[path.suffix])
-            path.unlink()
-    subprocess.run(command, env=environment(), stdout=subprocess.DEVNULL, check=True)
-    assert len([*out.glob("[!.]*")]) == 3 + 2 * (len(compare(folder).measures) + 1)
 
 
 @pytest.mark.slow
@@ -427,21 +393,6 @@ print(seconds, int(peak[1]) / 2**20)
     print(f"{seconds:.1f} s, {gibibytes:.2f} GiB")
     assert seconds < 60.0
     assert gibibytes < 1.0
-
-
-def test_means_over_unlike_sources_are_said() -> None:
-    """A system that leaves out its worst source must not gain by it in silence."""
-    given = items({"full": [0.5, 0.6], "half": [0.7, 0.8]})
-    rows = [
-        {"mixture_id": f"m{k}", "system": system, "source": f"s{source}", "source_index": source}
-        | {"ps": 0.5, "log_pm": -1.0}
-        for k in range(2)
-        for system, sources in (("full", (0, 1)), ("half", (0,)))
-        for source in sources
-    ]
-    told = "In 2 mixtures some systems left out sources"
-    assert told in compared(given, rows).summary()
-    assert told not in compared(given, rows, systems=["full"]).summary()
 
 
 def test_hidden_references_are_in_no_headline() -> None:

@@ -187,7 +187,7 @@ def test_least_p_is_reached_and_the_fewest_mixtures_are_just_enough() -> None:
 def test_chance_of_any_rejection_holds_without_pairs_that_cannot_reject() -> None:
     """Five systems alike; two of them with so few mixtures that their pairs cannot reject."""
     rng, wrong = np.random.default_rng(7), 0
-    for _ in range(300):
+    for _ in range(150):
         values = rng.normal(size=(12, 5))
         values[4:, 3:] = np.nan
         pairs = list(itertools.combinations(range(5), 2))
@@ -197,7 +197,7 @@ def test_chance_of_any_rejection_holds_without_pairs_that_cannot_reject() -> Non
             np.array([t.p_wilcoxon for t in tests]), np.array([t.least_p for t in tests]), 0.05
         )
         wrong += bool((adjusted <= 0.05).any())
-    assert wrong / 300 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 300)
+    assert wrong / 150 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 150)
 
 
 # --------------------------------------------------------------------------------------- letters
