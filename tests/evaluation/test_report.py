@@ -18,35 +18,39 @@ from torch import Tensor
 from torch_mapss import MAPSS, Report, evaluate, evaluate_set
 from torch_mapss.audio.waveforms import resample
 
+TRUTH = sources()
+MADE = leaky(TRUTH)
+
 
 @pytest.fixture(scope="module")
 def mapss() -> MAPSS:
     return small_mapss()
 
 
-@pytest.fixture(scope="module")
-def truth() -> Tensor:
-    return sources()
+def scored(mapss: MAPSS, estimates: Any = MADE, references: Any = TRUTH, **options: Any) -> Report:
+    return evaluate(estimates=estimates, references=references, mapss=mapss, **options)
 
 
 @pytest.fixture(scope="module")
-def report(mapss: MAPSS, truth: Tensor) -> Report:
-    return evaluate(estimates=leaky(truth), references=truth, mapss=mapss, bounds=True)
+def report(mapss: MAPSS) -> Report:
+    return scored(mapss, bounds=True)
 
 
 @pytest.fixture(scope="module")
-def plain(mapss: MAPSS, truth: Tensor) -> Report:
-    return evaluate(estimates=leaky(truth), references=truth, mapss=mapss)
+def plain(mapss: MAPSS) -> Report:
+    return scored(mapss)
+
+
+def ps_of(report: Report) -> list[float]:
+    return [row.ps for row in report.rows]
 
 
 # ---------------------------------------------------------------------------------- what is scored
 
 
-def test_files_score_as_the_pipeline_does(tmp_path: Path, mapss: MAPSS, truth: Tensor) -> None:
-    references = write_all(tmp_path / "truth", truth)
-    estimates = write_all(tmp_path / "made", leaky(truth))
-    found = evaluate(estimates=estimates, references=references, mapss=mapss)
-    scores = mapss(leaky(truth), truth)
+def test_files_score_as_the_pipeline_does(tmp_path: Path, mapss: MAPSS) -> None:
+    references, estimates = write_all(tmp_path / "t", TRUTH), write_all(tmp_path / "m", MADE)
+    found, scores = scored(mapss, estimates, references), mapss(MADE, TRUTH)
     for name in ("ps", "pm", "log_pm", "clearance", "attributed_distance", "foreign_distance"):
         values = getattr(found, name)
         assert torch.equal(values[found.active], getattr(scores, name)[0][scores.active[0]])
@@ -54,21 +58,18 @@ def test_files_score_as_the_pipeline_does(tmp_path: Path, mapss: MAPSS, truth: T
     assert torch.equal(found.active, scores.active[0])
     assert torch.equal(found.times, scores.times)
     pooled = scores.utterance()
-    for row, place in zip(found.rows, (0, 1)):
-        for name in ("ps", "pm", "log_pm", "ps_pesq"):
-            assert getattr(row, name) == getattr(pooled, name)[0, place].item()
+    for place, row in enumerate(found.rows):
+        for name in ("ps", "pm", "log_pm", "ps_pesq", "clearance", "fidelity"):
+            assert row[name] == getattr(pooled, name)[0, place].item()
         foreign = scores.foreign_distance[0, place][scores.active[0, place]].double()
         assert row.foreign_distance == pytest.approx(foreign.mean().item(), rel=1e-6)
         assert row.log_foreign_distance == pytest.approx(foreign.log().mean().item(), rel=1e-6)
         assert row.frames == int(pooled.frames[0, place]) > 0
     assert found.notes == ()
-    assert [row.clearance for row in found.rows] == pooled.clearance[0].tolist()
-    assert [row.fidelity for row in found.rows] == pooled.fidelity[0].tolist()
 
 
-def test_only_what_is_asked_for_is_there(mapss: MAPSS, truth: Tensor) -> None:
-    given = {"estimates": leaky(truth), "references": truth, "mapss": mapss}
-    found = evaluate(**given, measures="decomposition")
+def test_only_what_is_asked_for_is_there(mapss: MAPSS) -> None:
+    found = scored(mapss, measures="decomposition")
     assert list(found.frames) == ["clearance", "fidelity"]
     assert found.ps is None
     assert "ps" not in found.rows[0]
@@ -77,15 +78,15 @@ def test_only_what_is_asked_for_is_there(mapss: MAPSS, truth: Tensor) -> None:
         _ = found.rows[0].ps
 
 
-def test_clearance_and_fidelity_need_no_checkpoint(truth: Tensor, tmp_path: Path) -> None:
+def test_clearance_and_fidelity_need_no_checkpoint(mapss: MAPSS, tmp_path: Path) -> None:
     """Whatever encoder PS and PM would take: here one that is not to be found."""
     nowhere = {"cache_dir": str(tmp_path / "empty"), "local_files_only": True}
-    given = {"estimates": leaky(truth), "references": truth, "measures": "decomposition"}
+    given = {"estimates": MADE, "references": TRUTH, "measures": "decomposition"}
     expected = evaluate(**given, encoder="mel").rows[0].clearance
     assert evaluate(**given, **nowhere).rows[0].clearance == pytest.approx(expected, rel=1e-6)
     found = evaluate(**given, mapss=MAPSS("wav2vec2-large", **nowhere))
     assert found.rows[0].clearance == pytest.approx(expected, rel=1e-6)
-    paths = write_all(tmp_path, truth)
+    paths = write_all(tmp_path, TRUTH)
     entry = {"mixture_id": "m", "references": paths, "systems": {"s": paths}}
     results = evaluate_set([entry], out=tmp_path / "o", measures="decomposition", **nowhere)
     assert results is not None
@@ -97,10 +98,9 @@ def test_bleed_is_scored_where_only_others_are_active(mapss: MAPSS) -> None:
     truth[0, RATE // 2 :] = 0.0
     made = truth.clone()
     made[0] += 0.1 * truth[1]
-    found = evaluate(estimates=made, references=truth, mapss=mapss, measures="bleed")
+    found = scored(mapss, made, truth, measures="bleed")
     assert found.bleed_db is not None
-    late = found.times > 0.52
-    assert bool(found.bleed_db[0, late].isfinite().all())
+    assert bool(found.bleed_db[0, found.times > 0.52].isfinite().all())
     assert bool(found.bleed_db[1].isnan().all())
     assert -25.0 < found.rows[0].bleed_db < -15.0
     assert f"{found.rows[0].bleed_db:.1f}" in found.summary()
@@ -111,21 +111,16 @@ def test_stereo_at_another_rate_scores_as_a_hand_made_mono_file(
 ) -> None:
     truth = sources(rate=44_100)
     side = sources(1, seed=9, rate=44_100)[0].flip(0)
-    made = leaky(truth, 0.3)
-    mono = [
-        write(tmp_path / "mono" / f"{k}.wav", resample(wave, 44_100, RATE))
-        for k, wave in enumerate(torch.cat([truth, made]))
-    ]
+    waves = torch.cat([truth, leaky(truth, 0.3)])
+    mono = write_all(tmp_path / "mono", resample(waves, 44_100, RATE), "abcd")
     stereo = [
         # Channels that differ by more than their level, with the signal as their mean.
         write(tmp_path / "stereo" / f"{k}.wav", torch.stack([wave + side, wave - side]), 44_100)
-        for k, wave in enumerate(torch.cat([truth, made]))
+        for k, wave in enumerate(waves)
     ]
-    plain = evaluate(references=mono[:2], estimates=mono[2:], mapss=mapss)
-    found = evaluate(references=stereo[:2], estimates=stereo[2:], mapss=mapss)
-    for name in ("ps", "pm"):
-        for one, other in zip(found.rows, plain.rows):
-            assert getattr(one, name) == pytest.approx(getattr(other, name), abs=2e-2)
+    plain, found = scored(mapss, mono[2:], mono[:2]), scored(mapss, stereo[2:], stereo[:2])
+    for one, other in zip(found.rows, plain.rows):
+        assert (one.ps, one.pm) == pytest.approx((other.ps, other.pm), abs=2e-2)
     assert found.rows[0].estimate_rate == found.rows[0].reference_rate == 44_100
     said = "\n".join(found.notes)
     assert said.count("2 channels averaged") == 4
@@ -134,77 +129,67 @@ def test_stereo_at_another_rate_scores_as_a_hand_made_mono_file(
 
 
 def test_lengths_must_agree_but_for_rounding_and_may_be_trimmed(
-    tmp_path: Path, mapss: MAPSS, truth: Tensor
+    tmp_path: Path, mapss: MAPSS
 ) -> None:
-    given = {"references": write_all(tmp_path / "truth", truth), "mapss": mapss}
-    high = resample(leaky(truth), RATE, 44_100)[:, :-3]  # one sample less at 16 kHz
-    estimates = [write(tmp_path / f"{k}.wav", wave, 44_100) for k, wave in enumerate(high)]
-    found = evaluate(estimates=estimates, **given)
+    references, estimates = write_all(tmp_path / "t", TRUTH), write_all(tmp_path / "made", MADE)
+    high = resample(MADE, RATE, 44_100)[:, :-3]  # one sample less at 16 kHz
+    paths = [write(tmp_path / f"{k}.wav", wave, 44_100) for k, wave in enumerate(high)]
+    found = scored(mapss, paths, references)
     assert any("cut from 8000 to 7999 samples" in note for note in found.notes)
     shorter = [write(tmp_path / f"{k}.wav", wave[:-6], 44_100) for k, wave in enumerate(high)]
     with pytest.raises(ValueError, match=r"7997 samples .* at 44100 Hz"):
-        evaluate(estimates=shorter, **given)
-    estimates = write_all(tmp_path / "made", leaky(truth))
-    write(tmp_path / "made" / "b.wav", leaky(truth)[1, :7000])
+        scored(mapss, shorter, references)
+    write(tmp_path / "made" / "b.wav", MADE[1, :7000])
     with pytest.raises(ValueError, match=r"made/b\.wav' has 7000 .*has 8000 samples.*trim"):
-        evaluate(estimates=estimates, **given)
-    found = evaluate(estimates=estimates, **given, trim=True)
-    manual = evaluate(estimates=leaky(truth)[:, :7000], references=truth[:, :7000], mapss=mapss)
-    assert [row.ps for row in found.rows] == [row.ps for row in manual.rows]
+        scored(mapss, estimates, references)
+    found = scored(mapss, estimates, references, trim=True)
+    assert ps_of(found) == ps_of(scored(mapss, MADE[:, :7000], TRUTH[:, :7000]))
     assert any("cut from 8000 to 7000" in note for note in found.notes)
 
 
-def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(
-    mapss: MAPSS, truth: Tensor
-) -> None:
+def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(mapss: MAPSS) -> None:
     wide = sources(rate=48_000)
-    given = {"estimates": leaky(wide).numpy(), "references": wide.numpy()}
-    found = evaluate(**given, sample_rate=48_000, mapss=mapss)
+    found = scored(mapss, leaky(wide).numpy(), wide.numpy(), sample_rate=48_000)
     low = resample(wide, 48_000, RATE)
-    plain = evaluate(estimates=leaky(low), references=low, mapss=mapss)
-    assert found.rows[0].ps == pytest.approx(plain.rows[0].ps, abs=1e-4)
+    assert ps_of(found) == pytest.approx(ps_of(scored(mapss, leaky(low), low)), abs=1e-4)
     assert found.rows[0].estimate_rate == 48_000
-    pcm = (leaky(truth) * 2.0**14).round().to(torch.int16)
-    both = [evaluate(estimates=x, references=truth, mapss=mapss) for x in (pcm, pcm / 2.0**15)]
-    assert both[0].rows[0].ps == both[1].rows[0].ps
+    pcm = (MADE * 2.0**14).round().to(torch.int16)
+    assert ps_of(scored(mapss, pcm)) == ps_of(scored(mapss, pcm / 2.0**15))
 
 
-def test_target_alone_and_permutation(mapss: MAPSS, truth: Tensor, plain: Report) -> None:
-    made, given = leaky(truth), {"references": truth, "mapss": mapss}
-    expected = mapss(made[1:], truth, attributed=(1,)).utterance().ps[0, 0].item()
-    stated = evaluate(estimates=made[1:], attributed=(1,), **given)
-    listed = evaluate(estimates=[None, made[1]], **given)
-    for found in (stated, listed):
+def test_target_alone_and_permutation(mapss: MAPSS, plain: Report) -> None:
+    expected = mapss(MADE[1:], TRUTH, attributed=(1,)).utterance().ps[0, 0].item()
+    for found in (scored(mapss, MADE[1:], attributed=(1,)), scored(mapss, [None, MADE[1]])):
         assert [row.source_index for row in found.rows] == [1]
         assert found.sources == ("reference 2",)
         assert found.rows[0].ps == expected
-    found = evaluate(estimates=made.flip(0), permute=True, **given)
+    found = scored(mapss, MADE.flip(0), permute=True)
     assert found.attributed == (1, 0)
     assert found.rows[0].ps == pytest.approx(plain.rows[1].ps, abs=1e-6)
     assert "estimate 1 -> reference 2" in found.notes[-1]
 
 
-def test_sample_frames_scores_so_many(report: Report, mapss: MAPSS, truth: Tensor) -> None:
+def test_sample_frames_scores_so_many(mapss: MAPSS, plain: Report) -> None:
     state = torch.get_rng_state()
-    found = evaluate(estimates=leaky(truth), references=truth, sample_frames=4, mapss=mapss)
+    found = scored(mapss, sample_frames=4)
     assert torch.equal(state, torch.get_rng_state())
     assert found.active.any(0).sum() == 4
-    assert torch.equal(found.ps[found.active], report.ps[found.active])
+    assert torch.equal(found.ps[found.active], plain.ps[found.active])
     assert "at most 4 frames" in found.summary()
 
 
 def test_utterance_bounds_are_those_of_the_pooling(
-    report: Report, plain: Report, mapss: MAPSS, truth: Tensor
+    report: Report, plain: Report, mapss: MAPSS
 ) -> None:
-    frames = mapss.bounds(leaky(truth), truth)
+    frames = mapss.bounds(MADE, TRUTH)
     active = frames.active[0]
     for place, row in enumerate(report.rows):
         for name in ("ps", "pm"):
             radius, tail, _ = (values[0, place][active[place]] for values in frames.of(name))
-            assert getattr(row, f"{name}_radius") == pytest.approx(radius.mean().item(), rel=1e-5)
+            assert row[f"{name}_radius"] == pytest.approx(radius.mean().item(), rel=1e-5)
             # Errors of frames up to four apart may be shared [eq:avg_pool_h].
             width = (5 * tail.square().sum()).sqrt() / len(tail)
-            assert getattr(row, f"{name}_tail") == pytest.approx(width.item(), rel=1e-5)
+            assert row[f"{name}_tail"] == pytest.approx(width.item(), rel=1e-5)
         assert row.ps_pesq_tail > 0
         assert f"{row.ps_radius + row.ps_tail:.3f}" in report.summary()
     assert "ps_tail" not in plain.rows[0]
@@ -217,7 +202,7 @@ def test_utterance_bounds_are_those_of_the_pooling(
 def test_a_silent_reference_is_undefined_counted_and_left_out(mapss: MAPSS) -> None:
     waves = sources(3, 0.4)
     waves[2] = 0.0  # is never active: its estimate has no score, and no bound
-    found = evaluate(estimates=leaky(waves), references=waves, mapss=mapss, bounds=True)
+    found = scored(mapss, leaky(waves), waves, bounds=True)
     assert math.isnan(found.rows[2].ps)
     assert math.isnan(found.rows[2].pm)
     assert found.rows[2].frames == 0
@@ -229,21 +214,16 @@ def test_a_silent_reference_is_undefined_counted_and_left_out(mapss: MAPSS) -> N
     assert cells["reference 3"].count("-") >= 4
 
 
-# ------------------------------------------------------------------------------------------- names
+# ----------------------------------------------------------------------------- saving, names, words
 
 
-def test_equal_stems_are_told_apart(tmp_path: Path, mapss: MAPSS, truth: Tensor) -> None:
-    references = [write(tmp_path / f"s{k}" / "x.wav", wave) for k, wave in enumerate(truth)]
-    estimates = [write(tmp_path / f"e{k}" / "x.wav", wave) for k, wave in enumerate(truth)]
-    given: dict[str, Any] = {"estimates": estimates, "references": references, "mapss": mapss}
-    found = evaluate(**given, measures="separation")
+def test_equal_stems_are_told_apart(tmp_path: Path, mapss: MAPSS) -> None:
+    paths = [[write(tmp_path / f"{x}{k}/x.wav", TRUTH[k]) for k in (0, 1)] for x in "es"]
+    found = scored(mapss, *paths, measures="separation")
     assert found.sources == ("s0/x", "s1/x")
     assert [clip.name for clip in found.estimates] == ["e0/x", "e1/x"]
     assert set(found.frame_table()["source"]) == {"s0/x", "s1/x"}
     assert {"s0/x", "s1/x"} <= {ax.get_title("left") for ax in found.plot().axes}
-
-
-# ------------------------------------------------------------------------------------------ saving
 
 
 def test_saved_tables_hold_every_frame_exactly(tmp_path: Path, report: Report) -> None:
@@ -266,10 +246,9 @@ def test_saved_tables_hold_every_frame_exactly(tmp_path: Path, report: Report) -
 
 
 def test_json_is_strict_and_tells_settings_and_versions(tmp_path: Path, mapss: MAPSS) -> None:
-    truth = sources()
-    silent = torch.stack([truth[0], 0.0 * truth[1]])
+    silent = torch.stack([TRUTH[0], 0.0 * TRUTH[1]])
     with pytest.warns(UserWarning, match="no frame in which two sources"):
-        evaluate(estimates=truth, references=silent, mapss=mapss).save(tmp_path)
+        scored(mapss, TRUTH, silent).save(tmp_path)
     content = json.loads((tmp_path / "report.json").read_text("utf-8"), parse_constant=pytest.fail)
     assert content["scores"][0]["ps"] is None
     settings = content["settings"]
@@ -281,18 +260,14 @@ def test_json_is_strict_and_tells_settings_and_versions(tmp_path: Path, mapss: M
     assert "nan" in (tmp_path / "scores.csv").read_text(encoding="utf-8")
 
 
-# ------------------------------------------------------------------------------------------- words
-
-
-def test_words_names_and_a_small_table(report: Report, mapss: MAPSS, truth: Tensor) -> None:
+def test_words_names_and_a_small_table(report: Report, mapss: MAPSS) -> None:
     text = report.summary()
     for word in ("PS, Perceptual Separation", "0 to 1", "clearance", "95 % confidence"):
         assert word in text
     assert f"{report.rows[0].ps:.3f}" in text
     assert f"{report.rows[0].frames}/{report.rows[0].total_frames}" in text
     assert str(report) == text
-    given: dict[str, Any] = {"estimates": leaky(truth), "references": truth, "mapss": mapss}
-    found = evaluate(**given, names=iter(["Sängerin <b>", "鼓 & b"]))
+    found = scored(mapss, names=iter(["Sängerin <b>", "鼓 & b"]), measures="decomposition")
     assert found.sources == ("Sängerin <b>", "鼓 & b")
     assert len(repr(found).splitlines()) == 5
     assert "2 estimates, 2 references, 24 frames at 16000 Hz" in repr(found)
@@ -310,67 +285,58 @@ def test_words_names_and_a_small_table(report: Report, mapss: MAPSS, truth: Tens
 
 
 @pytest.mark.parametrize(
-    ("estimates", "references", "message"),
+    ("given", "message"),
     [
-        ("x.wav", sources(), "got 'x.wav': estimates="),
-        (sources().T, sources(), r"of \(samples, sources\) pass estimates\.T"),
-        (sources()[None], sources(), r"must have shape \(S, T\).*\(1, 2, 8000\)"),
-        (list(sources()[:, None]), sources(), r"estimates\[0\] must be one mono signal"),
-        (sources(), ["a.wav", sources()[0]], "mix files and arrays"),
-        (sources()[:1], sources()[:1], "at least two references are needed, got 1"),
-        (sources()[:1], sources(), "1 estimates for 2 references"),
-        ([None, None], sources(), "estimates must hold at least one source"),
-        (sources(), [sources()[0], None], "references must all be there"),
-        (5, sources(), "must be a list of paths or arrays"),
-        (["/nowhere/a.wav", "/nowhere/b.wav"], sources(), "/nowhere/a.wav"),
-    ],
-)
-def test_refusals(mapss: MAPSS, estimates: Any, references: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
-        evaluate(estimates=estimates, references=references, mapss=mapss)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+        ({"estimates": "x.wav"}, "a list of paths or arrays.*got 'x.wav'"),
+        ({"estimates": TRUTH.T}, r"of \(samples, sources\) pass estimates\.T"),
+        ({"estimates": TRUTH[None]}, r"must have shape \(S, T\).*\(1, 2, 8000\)"),
+        ({"estimates": list(TRUTH[:, None])}, r"estimates\[0\] must be one mono signal"),
+        ({"references": ["a.wav", TRUTH[0]]}, "mix files and arrays"),
+        (
+            {"estimates": TRUTH[:1], "references": TRUTH[:1]},
+            "at least two references are needed, got 1",
+        ),
+        ({"estimates": TRUTH[:1]}, "1 estimates for 2 references"),
+        ({"estimates": [None, None]}, "estimates must hold at least one source"),
+        ({"references": [TRUTH[0], None]}, "references must all be there"),
+        ({"estimates": 5}, "must be a list of paths or arrays"),
+        ({"estimates": ["/nowhere/a.wav", "/nowhere/b.wav"]}, "/nowhere/a.wav"),
         ({"encoder": "mel"}, "encoder cannot be applied to a MAPSS"),
         ({"permute": True, "attributed": (0, 1)}, "permute"),
-        ({"estimates": [sources()[0], None], "attributed": (0,)}, "attributed"),
+        ({"estimates": [TRUTH[0], None], "attributed": (0,)}, "attributed"),
         ({"names": ["one"]}, "one name for each of the 2 references"),
         ({"sample_rate": 0}, "sample_rate must be"),
         ({"sample_rate": "16000"}, "sample_rate must be"),
         ({"confidence": 95}, "confidence"),
         ({"measures": "loudness"}, "measures"),
+        ({"align": "lag"}, "align"),
     ],
 )
-def test_options_that_are_refused(
-    mapss: MAPSS, truth: Tensor, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        evaluate(**{"estimates": truth, "references": truth, "mapss": mapss, **options})
-    with pytest.raises(TypeError, match="positional"):
-        evaluate(truth, truth)  # type: ignore[misc]
+def test_refusals(mapss: MAPSS, given: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
+        scored(mapss, **given)
 
 
-def test_sample_rate_of_files_is_refused(
-    tmp_path: Path, mapss: MAPSS, truth: Tensor, plain: Report
-) -> None:
-    paths = write_all(tmp_path, truth)
+def test_sample_rate_of_files_is_refused(tmp_path: Path, mapss: MAPSS, plain: Report) -> None:
+    paths = write_all(tmp_path, TRUTH)
     with pytest.raises(ValueError, match="Leave sample_rate out"):
-        evaluate(estimates=paths, references=paths, mapss=mapss, sample_rate=16_000)
-    mixed = evaluate(estimates=leaky(truth), references=paths, mapss=mapss, sample_rate=RATE)
-    assert [row.ps for row in mixed.rows] == [row.ps for row in plain.rows]
+        scored(mapss, paths, paths, sample_rate=16_000)
+    assert ps_of(scored(mapss, MADE, paths, sample_rate=RATE)) == ps_of(plain)
+    with pytest.raises(TypeError, match="positional"):
+        evaluate(TRUTH, TRUTH)  # type: ignore[misc]
 
 
 def test_formats_need_libsndfile_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapss: MAPSS, truth: Tensor, plain: Report
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapss: MAPSS, plain: Report
 ) -> None:
     monkeypatch.setitem(sys.modules, "torchcodec", None)
     monkeypatch.setenv("PATH", "")  # no ffmpeg
-    paths: dict[str, list[str]] = {}
-    for kind, waves in (("estimates", leaky(truth)), ("references", truth)):
-        paths[kind] = [str(tmp_path / f"{kind}{end}") for end in ("1.ogg", "2.WAV")]
-        for path, wave in zip(paths[kind], 0.5 * waves):
+
+    def written(kind: str, waves: Tensor) -> list[str]:
+        paths = [str(tmp_path / f"{kind}{end}") for end in ("1.ogg", "2.WAV")]
+        for path, wave in zip(paths, 0.5 * waves):
             soundfile.write(path, wave.numpy(), RATE)
-    report = evaluate(**paths, mapss=mapss)
+        return paths
+
+    report = scored(mapss, written("estimates", MADE), written("references", TRUTH))
     assert report.means()["ps"] == pytest.approx(plain.means()["ps"], abs=0.1)
