@@ -98,12 +98,12 @@ def write_frames(folder: str, mixture: str, outcomes: Mapping[str, Report | str]
             systems[name] = SystemFrames(report.active.numpy(), attributed, scores)
             times = max(times, report.times.double().numpy(), key=len)
     content: dict[str, Any] = {"times": times, "systems": np.array([*systems], str)}
-    for place, (active, attributed, scores) in enumerate(systems.values()):
+    for place, (active, attributed, values_of) in enumerate(systems.values()):
         # With ``trim`` the systems of a mixture may differ in their number of frames.
         missing = ((0, 0), (0, len(times) - active.shape[-1]))
         content[f"{place}.attributed"] = attributed
         content[f"{place}.active"] = np.pad(active, missing)
-        for name, values in scores.items():
+        for name, values in values_of.items():
             content[f"{place}.{name}"] = np.pad(values, missing, constant_values=np.nan)
     io.make_folder(os.path.dirname(path))
     io.write_with(path, lambda name: np.savez_compressed(name, **content))
@@ -318,7 +318,7 @@ def load_results(
         )
     try:
         stored, listed = (json.loads(Path(folder, name).read_bytes()) for name in needed[:2])
-        about = {name: stored[name] for name in ("settings", "versions")}
+        about: dict[str, Any] = {name: stored[name] for name in ("settings", "versions")}
         about |= {name: stored.get(name) for name in ("protocol", "options")}
         about["sha256"] = stored.get("sha256") or {}
         found, entries = listed["format"], {one["mixture_id"]: one for one in listed["mixtures"]}
@@ -335,9 +335,8 @@ def load_results(
             "Score the set again."
         )
     systems = dict.fromkeys(name for entry in entries.values() for name in entry["systems"])
-    tables = {
-        name.removesuffix(".csv"): _table(folder, name, entries, systems) for name in _REQUIRED
-    }
+    for name in _REQUIRED:
+        about[name.removesuffix(".csv")] = _table(folder, name, entries, systems)
     return Results(
         folder=folder,
         mixtures=tuple(entries),
@@ -345,7 +344,6 @@ def load_results(
         root=there if root is None else os.fspath(root),
         entries=entries,
         **about,
-        **tables,
     )
 
 

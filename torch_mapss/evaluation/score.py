@@ -246,7 +246,7 @@ class Scorer(NamedTuple):
         """
         spans, channels = self.spans(systems[0], key), range(len(systems[0].channels))
         indices = [signals.attributed for signals in systems]
-        made = []  # of every part and system
+        made: list[Any] = []  # of every part and system
         for start, stop in spans:
             for channel in channels:
 
@@ -336,7 +336,7 @@ def _table(signals: Signals, looked: Inspection, scores: Scores, columns: DataFr
         "source_index": signals.attributed,
         "estimate": [clip.path or clip.name for clip in estimates],
         "reference": [clip.path or clip.name for clip in references],
-        **columns.to_dict("series"),
+        **{str(name): values for name, values in columns.items()},
         "frames": active.sum(-1).tolist(),
         "total_frames": active.shape[-1],
         "muted_frames": (muted & active).sum(-1).tolist(),

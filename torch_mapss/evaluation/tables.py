@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_mapss.evaluation import io, measures
+from torch_mapss.evaluation.input_checks import Finding
 from torch_mapss.evaluation.manifest import CONTROL, Mixture, Record, listed
 from torch_mapss.evaluation.measures import COLUMNS
 from torch_mapss.evaluation.report import Report
@@ -77,35 +78,36 @@ def record_of(mixture: Mixture, system: str, found: Report | str) -> Record:
         system: of the pair.
         found: its report, or why there is none.
     """
-    pair = {"mixture_id": mixture.name, "system": system}
-    estimates = [(k, path) for k, path in enumerate(mixture.systems[system]) if path is not None]
-    item: dict[str, Any] = {"estimates": len(estimates), "undefined": 0, "silent": 0}
-    item |= {"references": len(mixture.references), "seconds": None, "status": "failed"}
+    import pandas
+
+    errors: dict[str, float] = {}
+    findings: Sequence[Finding] = ()
+    seconds, reason = None, ""
+    given = {k: path for k, path in enumerate(mixture.systems[system]) if path is not None}
     if isinstance(found, str):
-        rows = [
-            {**pair, "source": mixture.source_names[place], "source_index": place}
-            | {"estimate": path, "reference": mixture.references[place], "frames": 0, "silent": 0}
-            | {"status": "failed", "reason": found, "notes": "", "warnings": ""}
-            for place, path in estimates
-        ]
-        return {**pair, "rows": rows, "item": {**item, "reason": found}}
-    undefined, silent = found.scores["frames"] == 0, found.scores["silent"].astype(int)
-    table = found.scores.assign(
-        **pair,
-        estimate=[path for _, path in estimates],
-        reference=[mixture.references[source] for source in found.attributed],
-        silent=silent,
-        status=undefined.map({True: "undefined", False: "ok"}),
-        reason=undefined.map({True: _NO_FRAME, False: ""}),
-        notes="; ".join(found.notes),
-        warnings="; ".join(finding.text for finding in found.findings),
-    )
-    lengths = [len(clip.wave) for clip in (*found.references, *found.estimates)]
-    item |= {"undefined": int(undefined.sum()), "silent": int(silent.sum())}
-    item |= {"seconds": min(lengths) / found.sample_rate, "status": table["status"].min()}
-    errors = {f"{name}_se": value for name, value in found.errors.items()}
-    record = {**pair, "rows": records(table), "item": {**errors, **item, "reason": ""}}
-    return {**record, "findings": found.findings}
+        reason, names = found, [mixture.source_names[k] for k in given]
+        table = pandas.DataFrame({"source": names, "source_index": [*given], "frames": 0})
+        table = table.assign(silent=0, status="failed", reason=reason, notes="", warnings="")
+    else:
+        errors = {f"{name}_se": value for name, value in found.errors.items()}
+        findings, clips = found.findings, (*found.references, *found.estimates)
+        seconds = min(len(clip.wave) for clip in clips) / found.sample_rate
+        blank = found.scores["frames"] == 0
+        table = found.scores.assign(
+            silent=found.scores["silent"].astype(int),
+            status=blank.map({True: "undefined", False: "ok"}),
+            reason=blank.map({True: _NO_FRAME, False: ""}),
+            notes="; ".join(found.notes),
+            warnings="; ".join(finding.text for finding in found.findings),
+        )
+    pair = {"mixture_id": mixture.name, "system": system}
+    references = [mixture.references[source] for source in table["source_index"]]
+    table = table.assign(**pair, estimate=[*given.values()], reference=references)
+    undefined = int(table["status"].eq("undefined").sum())
+    item: dict[str, Any] = {**errors, "estimates": len(table), "undefined": undefined}
+    item |= {"silent": int(table["silent"].sum()), "references": len(mixture.references)}
+    item |= {"seconds": seconds, "status": table["status"].min(), "reason": reason}
+    return {**pair, "rows": records(table), "findings": findings, "item": item}
 
 
 def failed(record: Record) -> bool:
@@ -187,8 +189,9 @@ def _summary(items: DataFrame, scores: DataFrame, rate: int) -> DataFrame:
     squares = errors.pow(2).groupby(items["system"], sort=False).sum(min_count=1)
     counts = groups[names].count().add_suffix("_se")
     found = found.join(squares.pow(0.5).div(counts)[[*errors]])
-    for column, state in (("scored", "ok"), ("undefined", "undefined"), ("failed", "failed")):
-        found[column] = groups["status"].agg(lambda own, state=state: own.eq(state).sum())
+    counts = groups["status"].value_counts().unstack(fill_value=0)
+    states = counts.reindex(columns=["ok", "undefined", "failed"], fill_value=0)
+    found[["scored", "undefined", "failed"]] = states
     own = scores.groupby("system", sort=False)
     found["estimates"] = own["status"].agg(lambda own: own.eq("ok").sum())
     found["silent"], found["frames"] = groups["silent"].sum(), own["frames"].sum()

@@ -201,8 +201,9 @@ def _from_frames(results: Results) -> tuple[DataFrame, list[Difference]]:
             continue
         names = np.array(results.audio(mixture).sources)
         for system, frames in systems.items():
-            about = {"mixture_id": mixture, "system": system, "source": names[frames.attributed]}
-            tables.append(pooled.columns(_scores(frames, measures)).assign(**about))
+            table = pooled.columns(_scores(frames, measures))
+            source = names[frames.attributed]
+            tables.append(table.assign(mixture_id=mixture, system=system, source=source))
     return _table(tables), differences
 
 
