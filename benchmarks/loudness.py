@@ -27,7 +27,8 @@ def coefficients(rate: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """The digital sections (b, a) at `rate`, by SciPy's bilinear transform of the prototypes."""
     sections = []
     for section in (loudness._SHELF_48K, loudness._HIGH_PASS_48K):
-        numerator, denominator = loudness._prototype(section)
+        parts = ((c0 + c1 + c2, 2 * (c0 - c2), c0 - c1 + c2) for c0, c1, c2 in section)
+        numerator, denominator = map(np.array, parts)
         k48 = math.sqrt(denominator[0] / denominator[2])
         ratio = k48 / math.tan(math.atan(k48) * 48000 / rate)
         powers = ratio ** np.arange(2, -1, -1)

@@ -52,25 +52,20 @@ _HOPS_PER_BLOCK = 4  # blocks of 400 ms every 100 ms
 _DECAY = 0.15
 
 
-def _prototype(section: _Section) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Numerator and denominator in powers 0, 1, 2 of w at 48 kHz."""
-    numerator, denominator = ((c0 + c1 + c2, 2 * (c0 - c2), c0 - c1 + c2) for c0, c1, c2 in section)
-    return numerator, denominator
-
-
 def _section_response(section: _Section, sample_rate: int, half: Tensor) -> Tensor:
     """Complex response of one section at `half` = omega / 2, `(n,)` float64."""
-    numerator, denominator = _prototype(section)
+    # Numerator and denominator in powers 0, 1, 2 of w at 48 kHz.
+    numerator, denominator = ((c0 + c1 + c2, 2 * (c0 - c2), c0 - c1 + c2) for c0, c1, c2 in section)
     k48 = math.sqrt(denominator[0] / denominator[2])
     frequency = 48000 / math.pi * math.atan(k48)
     ratio = k48 / math.tan(math.pi * frequency / sample_rate)
     # w = j tan(half) is infinite at half the sample rate; times cos^2, both polynomials are finite.
     cos, sin = half.cos(), half.sin() * ratio
-
-    def polynomial(p: tuple[float, ...]) -> Tensor:
-        return torch.complex(p[0] * cos.square() - p[2] * sin.square(), p[1] * sin * cos)
-
-    return polynomial(numerator) / polynomial(denominator)
+    top, bottom = (
+        torch.complex(p0 * cos.square() - p2 * sin.square(), p1 * sin * cos)
+        for p0, p1, p2 in (numerator, denominator)
+    )
+    return top / bottom
 
 
 @functools.lru_cache(maxsize=4)
@@ -107,8 +102,7 @@ def _powers(wave: Tensor, sample_rate: int) -> tuple[Tensor, Tensor]:
     out, as the standard says. K is 0 for a signal shorter than one block.
     """
     squares = _k_weight(wave, sample_rate).square()
-    hop = round(sample_rate / 10)
-    return _blocks(_hop_means(squares, hop)), squares.mean(-1)
+    return _blocks(_hop_means(squares, round(sample_rate / 10))), squares.mean(-1)
 
 
 def _hop_means(squares: Tensor, hop: int) -> Tensor:

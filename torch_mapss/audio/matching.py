@@ -103,7 +103,15 @@ def match_sources(estimates: Tensor, references: Tensor) -> Tensor:
     """
     from scipy.optimize import linear_sum_assignment
 
-    _check_matchable(estimates, references)
+    *leading, count, samples = (1, *with_samples(estimates, "estimates").shape)
+    *others, sources, length = (1, *with_samples(references, "references").shape)
+    fits = min(estimates.ndim, references.ndim) >= 2 and (leading, samples) == (others, length)
+    if not fits or count > sources:
+        raise ValueError(
+            "estimates (..., S', T) and references (..., S, T) may differ in the number of sources "
+            f"only, S' at most S, got {tuple(estimates.shape)} and {tuple(references.shape)}. Pass "
+            "the same items, cut to the same length; one signal is x[None]."
+        )
     scores = pairwise_si_sdr(estimates, references).cpu().numpy()
     flat = scores.reshape(-1, *scores.shape[-2:])
     best = [linear_sum_assignment(item, maximize=True)[1] for item in flat]
@@ -144,18 +152,6 @@ def is_constant(wave: Tensor) -> Tensor:
         `(...)` bool.
     """
     return _centred(wave, "wave")[1].to(wave.device)
-
-
-def _check_matchable(estimates: Tensor, references: Tensor) -> None:
-    *leading, count, samples = (1, *with_samples(estimates, "estimates").shape)
-    *others, sources, length = (1, *with_samples(references, "references").shape)
-    fits = min(estimates.ndim, references.ndim) >= 2 and (leading, samples) == (others, length)
-    if not fits or count > sources:
-        raise ValueError(
-            "estimates (..., S', T) and references (..., S, T) may differ in the number of sources "
-            f"only, S' at most S, got {tuple(estimates.shape)} and {tuple(references.shape)}. Pass "
-            "the same items, cut to the same length; one signal is x[None]."
-        )
 
 
 class Lag(NamedTuple):
@@ -259,13 +255,10 @@ def shift(wave: Tensor, samples: int) -> Tensor:
         TypeError: `wave` is no floating-point tensor, or `samples` no whole number.
         ValueError: as many samples as there are, or more: nothing would be left.
     """
-    wave, length = with_samples(wave, "wave"), wave.shape[-1]
-    size = check_whole(abs(samples), "samples", 0)
-    if size >= length:
+    wave, samples = with_samples(wave, "wave"), check_whole(samples, "samples")
+    if abs(samples) >= wave.shape[-1]:
         raise ValueError(
-            f"samples must be less than the signal has ({length}), got {samples}: nothing would be "
-            "left."
+            f"samples must be less than the signal has ({wave.shape[-1]}), got {samples}: nothing "
+            "would be left."
         )
-    if samples >= 0:
-        return torch.nn.functional.pad(wave[..., size:], (0, size))
-    return torch.nn.functional.pad(wave[..., : length - size], (size, 0))
+    return torch.nn.functional.pad(wave, (-samples, samples))  # below 0 it cuts

@@ -136,18 +136,13 @@ SOURCE_RATES = 4000, 384_000
 
 
 def check_source_rate(rate: int, what: str) -> int:
-    """``rate``, if recordings have such a one.
+    """``rate``, if recordings have such a one; ``what`` names it.
 
     Raises:
-        ValueError: it lies outside of :data:`SOURCE_RATES`. ``what`` names it.
+        TypeError: it is no whole number.
+        ValueError: it lies outside of :data:`SOURCE_RATES`.
     """
-    lowest, highest = SOURCE_RATES
-    if not lowest <= rate <= highest:
-        raise ValueError(
-            f"{what} is at {rate} Hz, but rates from {lowest} to {highest} Hz are accepted: below "
-            "there is no band to judge a separation by. Check the rate, and state the true one."
-        )
-    return rate
+    return check_whole(rate, what, *SOURCE_RATES)
 
 
 def is_silent(wave: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -79,8 +80,9 @@ class DistortionBank:
         self.seed = check_seed(seed)
         members = paper_members(kind)
         if only is not None:
-            members = tuple(m for m, hit in selected(members, only, "only", kind) if hit)
-        members = tuple(m for m, hit in selected(members, without, "without", kind) if not hit)
+            members = selected(members, only, "only", kind)
+        left_out = selected(members, without, "without", kind)
+        members = tuple(member for member in members if member not in left_out)
         self.members = distinct(members + extras(extra), kind)
         if size is not None:
             self.members = spread(self.members, size, kind)
@@ -207,7 +209,13 @@ class DistortionBank:
         sample_rate = check_whole(sample_rate, "sample_rate", LOWEST_SAMPLE_RATE)
         members = self._available(sample_rate)
         references = check_references(references).detach()
-        indices = _checked_sources(sources, references.shape[-2])
+        count = references.shape[-2]
+        indices = tuple(range(count)) if sources is None else tuple(int(s) for s in sources)
+        if len(indices) != count:
+            raise ValueError(
+                f"sources must give one index per reference, got {len(indices)} for {count}. They "
+                f"seed each source's noise; leave them out to count from 0."
+            )
         return CopyTask(members, references, sample_rate, self.seed, indices, start)
 
     def iterate(
@@ -257,9 +265,8 @@ class DistortionBank:
             yield part, copies, found.mask[..., part]
 
     def _available(self, sample_rate: int | None) -> tuple[Distortion, ...]:
-        if sample_rate is None:
-            return self.members
-        return tuple(m for m in self.members if sample_rate >= m.lowest_rate)
+        rate = math.inf if sample_rate is None else sample_rate
+        return tuple(member for member in self.members if rate >= member.lowest_rate)
 
     def __eq__(self, other: object) -> bool:
         """Banks of equal kind, seed and members are equal."""
@@ -290,13 +297,3 @@ def faded(references: Tensor, sample_rate: int, start: int, length: int) -> Tens
     if start + references.shape[-1] < length:
         gain[-count:] *= fade.flip(0)
     return references * gain
-
-
-def _checked_sources(sources: Sequence[int] | None, count: int) -> tuple[int, ...]:
-    indices = tuple(range(count)) if sources is None else tuple(int(s) for s in sources)
-    if len(indices) != count:
-        raise ValueError(
-            f"sources must give one index per reference, got {len(indices)} for {count}. They "
-            f"seed each source's noise; leave them out to count from 0."
-        )
-    return indices

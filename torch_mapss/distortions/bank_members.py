@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Sequence
 
 from torch_mapss.distortions import additive, dynamics, echoes, filters, pitch
@@ -26,34 +26,31 @@ FAMILIES = (
 )
 """The paper's families, in the order of its table."""
 
-KINDS = ("separation", "match")
-
-_MEASURES = {"separation": "PS", "match": "PM"}
+KINDS = {"separation": "PS", "match": "PM"}
+"""Measure of each kind of bank."""
 
 
 def bank_name(kind: str) -> str:
     """The bank of a kind, for messages: a user of both must know which one is meant."""
-    return f"the bank of {_MEASURES[kind]} ({kind!r})"
+    return f"the bank of {KINDS[kind]} ({kind!r})"
 
 
 def paper_members(kind: str) -> tuple[Distortion, ...]:
     """The members of a column of the table, in the order of its rows."""
     if kind not in KINDS:
         raise ValueError(
-            f"kind must be one of {KINDS}, got {kind!r}. PS is scored against the "
+            f"kind must be one of {tuple(KINDS)}, got {kind!r}. PS is scored against the "
             f"'separation' bank and PM against the 'match' bank."
         )
-    attribute = kind.upper()
-    table: dict[str, tuple[Distortion, ...]] = {}
-    for module in (filters, echoes, additive, dynamics, pitch):
-        table |= getattr(module, attribute)
+    modules = (filters, echoes, additive, dynamics, pitch)
+    table = ChainMap(*(getattr(module, kind.upper()) for module in modules))
     return tuple(member for family in FAMILIES for member in table[family])
 
 
 def selected(
     members: tuple[Distortion, ...], chosen: Iterable[str], argument: str, kind: str
-) -> list[tuple[Distortion, bool]]:
-    """Each member with whether it, or its family, is among the chosen."""
+) -> tuple[Distortion, ...]:
+    """The members of which they, or their family, are among the chosen."""
     wanted = {chosen} if isinstance(chosen, str) else set(chosen)
     families = dict.fromkeys(member.family for member in members)
     unknown = wanted - set(families) - {member.name for member in members}
@@ -62,7 +59,7 @@ def selected(
             f"{argument} names {sorted(unknown)}, which are no families or members of "
             f"{bank_name(kind)}. Families: {', '.join(families)}; members: DistortionBank.names()."
         )
-    return [(member, bool({member.family, member.name} & wanted)) for member in members]
+    return tuple(member for member in members if {member.family, member.name} & wanted)
 
 
 def extras(extra: Iterable[Distortion]) -> tuple[Distortion, ...]:
@@ -97,16 +94,12 @@ def spread(members: tuple[Distortion, ...], size: int, kind: str) -> tuple[Disto
         raise ValueError(
             f"size must lie between 1 and {len(members)} for {bank_name(kind)}, got {size}."
         )
-    groups: dict[str, list[int]] = {}
-    for index, member in enumerate(members):
-        groups.setdefault(member.family, []).append(index)
-    quota = _quotas({family: len(group) for family, group in groups.items()}, size)
-    chosen = {
-        group[index]
-        for family, group in groups.items()
-        for index in _members_taken([members[i] for i in group], quota[family])
-    }
-    return tuple(members[index] for index in sorted(chosen))
+    quota = _quotas(Counter(member.family for member in members), size)
+    chosen: set[str] = set()
+    for family, count in quota.items():
+        group = [member for member in members if member.family == family]
+        chosen |= {group[index].name for index in _members_taken(group, count)}
+    return tuple(member for member in members if member.name in chosen)
 
 
 def _quotas(counts: dict[str, int], size: int) -> dict[str, int]:

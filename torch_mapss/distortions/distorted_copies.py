@@ -85,16 +85,25 @@ class CopyTask:
             found = [measured.context[self.members[index].name] for index in group]
             axis = self.references.ndim - 1
             arguments["context"] = torch.stack(found, axis) if member.batched else found[0]
-        before = _version(self.references)
+        given = self.references
+        before = None if given.is_inference() else given._version
         copy = member.function(self._input(member), self.sample_rate, **arguments)
-        if _version(self.references) != before:
+        if before is not None and given._version != before:
             raise ValueError(
                 f"distortion {member.name!r} changed its input in place: the members after it "
                 f"would distort something else than the reference. Return a new tensor, e.g. of "
                 f"wave.clone()."
             )
-        _check_shape(member, copy, self.references, len(group))
-        return (copy if member.batched else copy.unsqueeze(-2)).to(self.references)
+        shape = given.shape
+        if member.batched:
+            shape = torch.Size([*shape[:-1], len(group), shape[-1]])
+        if not isinstance(copy, Tensor) or copy.shape != shape:
+            got = tuple(copy.shape) if isinstance(copy, Tensor) else type(copy).__name__
+            raise ValueError(
+                f"distortion {member.name!r} must return a tensor of its input's shape "
+                f"{tuple(shape)}, got {got}. Keep every leading axis and the length."
+            )
+        return (copy if member.batched else copy.unsqueeze(-2)).to(given)
 
     def _input(self, member: Distortion) -> Tensor:
         return self.references.unsqueeze(-2) if member.batched else self.references
@@ -170,22 +179,6 @@ def _present(task: CopyTask, values: Sequence[dict[str, Tensor]]) -> Tensor:
                 present = present & (values[i][key] != values[j][key]).squeeze(-1)
         found.append(present)
     return torch.stack(found, -1)
-
-
-def _version(x: Tensor) -> int | None:
-    return None if x.is_inference() else x._version
-
-
-def _check_shape(member: Distortion, copy: object, references: Tensor, count: int) -> None:
-    shape = references.shape
-    if member.batched:
-        shape = torch.Size([*shape[:-1], count, shape[-1]])
-    if not isinstance(copy, Tensor) or copy.shape != shape:
-        got = tuple(copy.shape) if isinstance(copy, Tensor) else type(copy).__name__
-        raise ValueError(
-            f"distortion {member.name!r} must return a tensor of its input's shape "
-            f"{tuple(shape)}, got {got}. Keep every leading axis and the length."
-        )
 
 
 def _check_finite(name: str, copy: Tensor) -> None:

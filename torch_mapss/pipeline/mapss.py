@@ -143,8 +143,7 @@ class MAPSS(nn.Module):
             raise ValueError("sample_rate and fs are two names of one setting. Pass one of them.")
         rate = fs if sample_rate is None else sample_rate
         if rate is not None:
-            rate = checks.check_whole(rate, "sample_rate (fs)", 1)
-            audio.check_source_rate(rate, "sample_rate (fs)")
+            rate = audio.check_source_rate(rate, "sample_rate (fs)")
         steady = "At 1 and above a steady source is active nowhere; 0.1 is the default."
         #: All settings, as the functions of the pipeline take them.
         self.config = Config(
