@@ -10,7 +10,7 @@ import json
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,13 +136,11 @@ def _hub_folder(name: str, local_files_only: bool, cache_dir: str | None, weight
                 break
         return folder
 
-    try:
-        cached: Path | None = fetch(local=True)
-    except OSError:
-        cached = None
-    whole = cached is not None and (cached / CONFIG).is_file()
-    if cached is not None and not (whole and (not weights or _weight_files(cached))):
-        cached = None
+    cached = None
+    with suppress(OSError):
+        folder = fetch(local=True)
+        if (folder / CONFIG).is_file() and (not weights or _weight_files(folder)):
+            cached = folder
     if cached is not None and (local_files_only or (cached / PREPROCESSOR).is_file()):
         return cached
     problem = "is not in the cache, and local_files_only is set"

@@ -80,15 +80,16 @@ class MelEncoder(Encoder):
         self.window = window
         self.margin = margin
         self.highest = sample_rate / 2 if highest is None else float(highest)
-        self.fft_size = fft_length(window, sample_rate)
+        longest = max(window, round(WINDOW_SECONDS * sample_rate), 1)
+        self.fft_size = 1 << (longest - 1).bit_length()
         self._check_arguments()
 
     def _encode(self, flat: Tensor) -> Tensor:
-        frames = flat[:, self.margin : flat.shape[-1] - self.margin].unfold(
-            -1, self.window, self.hop
-        )
+        inner = flat[:, self.margin : flat.shape[-1] - self.margin]
+        frames = inner.unfold(-1, self.window, self.hop)
         energies = hann_energies(frames, self.bands, self.sample_rate, self.fft_size, self.highest)
-        return _with_context((energies + self.floor).log(), self.context)
+        spectra = (energies + self.floor).log().unfold(-2, 2 * self.context + 1, 1)
+        return spectra.transpose(-1, -2).flatten(-2)
 
     def _item_bytes(self, samples: int) -> int:
         # Windowed frames, complex spectrum, squares, bands: counted in numbers of 8 bytes.
@@ -140,19 +141,6 @@ def mel_on_grid(
         window=window,
         margin=(receptive_field - window) // 2,
     )
-
-
-def fft_length(window: int, sample_rate: int) -> int:
-    """The power of two that holds the window, and 25 ms in any case."""
-    longest = max(window, round(WINDOW_SECONDS * sample_rate), 1)
-    return 1 << (longest - 1).bit_length()
-
-
-def _with_context(frames: Tensor, context: int) -> Tensor:
-    """(N, F, M) -> (N, F - 2c, (2c+1)M): frame f holds spectra f-c, …, f+c of the old count."""
-    if context == 0:
-        return frames
-    return frames.unfold(-2, 2 * context + 1, 1).transpose(-1, -2).flatten(-2)
 
 
 def hann_energies(

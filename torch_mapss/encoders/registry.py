@@ -119,7 +119,7 @@ def load_encoder(
         return _embedded(name, layer, options)
     return load_transformer(
         name=name,
-        checkpoint=_absolute(checkpoint_of(name)),
+        checkpoint=checkpoint_of(name),
         layer=row.layer if layer is None and row is not None else layer,
         device=str(device or "cpu"),
         local_files_only=local_files_only,
@@ -171,11 +171,10 @@ def encoder_row(
         ValueError, OSError, ImportError: as `load_encoder`.
     """
     name = os.fspath(name_or_path)
-    known = known_row(name)
-    if known is not None:
+    if (known := known_row(name)) is not None:
         return known
     where = None if cache_dir is None else os.path.abspath(os.fspath(cache_dir))
-    checkpoint = _absolute(checkpoint_of(name))
+    checkpoint = checkpoint_of(name)
     found = described(checkpoint, local_files_only, where, weights=False)[2]
     longest = found.maximum_samples
     return EncoderRow(
@@ -188,13 +187,8 @@ def known_row(name: str) -> EncoderRow | None:
     return next((row for row in _TABLE if name in (row.name, row.checkpoint)), None)
 
 
-def _absolute(checkpoint: str) -> str:
-    folder = os.path.expanduser(checkpoint)
-    return os.path.abspath(folder) if os.path.isdir(folder) else checkpoint
-
-
 def checkpoint_of(name: str) -> str:
-    """Folder or hub id that a name, folder or hub id stands for.
+    """Absolute folder or hub id that a name, folder or hub id stands for.
 
     Raises:
         ValueError: it is none of these.
@@ -202,7 +196,10 @@ def checkpoint_of(name: str) -> str:
     row = known_row(name)
     if row is not None and row.checkpoint is not None:
         return row.checkpoint
-    if "/" in name or os.sep in name or os.path.isdir(name) or name.startswith("~"):
+    folder = os.path.expanduser(name)
+    if os.path.isdir(folder):
+        return os.path.abspath(folder)
+    if "/" in name or os.sep in name or name.startswith("~"):
         return name
     names = [row.name for row in _TABLE]
     close = difflib.get_close_matches(name, names, n=1)
