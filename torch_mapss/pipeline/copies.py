@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torch_mapss.distortions import Distortion, DistortionBank, Measured
-from torch_mapss.encoders import Encoder, WaveformEncoder
+from torch_mapss.encoders import Encoder
 from torch_mapss.encoders.base import broken, is_usable
-from torch_mapss.pipeline.config import Config, Grid
+from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.measures import MEASURES, with_encoder
 
 MEMBERS = 8  # distortions made at a time, at most
@@ -94,13 +94,10 @@ def as_index(rows: Rows, device: torch.device) -> tuple[Tensor, ...]:
 class EmbeddingBuffer:
     """Embeddings of the distortions of one measure (b, S, P, F, M), filled row by row.
 
-    Present members are moved to the front, so that no place stays empty needlessly. Of encoders
-    that only cut the waveform into frames the waveforms are kept, a view of which is the embedding:
-    P times F frames of them would take up to receptive_field/hop of the memory.
+    Present members are moved to the front, so that no place stays empty needlessly.
 
     Args:
         encoder: of the measure.
-        grid: the shared frames.
         present: (b, S, P) bool, which of its members a source has.
         places: those members among the members that are made.
         members: how many are made.
@@ -110,42 +107,37 @@ class EmbeddingBuffer:
     def __init__(
         self,
         encoder: Encoder,
-        grid: Grid,
         present: np.ndarray,
         places: Sequence[int],
         members: int,
         device: torch.device,
     ) -> None:
-        self.encoder, self.grid = encoder, grid
-        self.views = isinstance(encoder, WaveformEncoder)
+        self.encoder = encoder
         count = present.sum(-1)  # (b, S)
         self.shape = (*present.shape[:2], int(count.max(initial=0)))
         self.slots = np.full((*present.shape[:2], members), -1)  # -1: not here
         self.slots[..., places] = np.where(present, present.cumsum(-1) - 1, -1)
         filled = np.arange(self.shape[2]) < count[..., None]
         self.mask = None if filled.all() else torch.from_numpy(filled).to(device)  # (b, S, P)
-        self.values: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def values(self) -> Tensor:
+        """(b, S, P, F, M); zeros where the mask is False."""
+        assert self._values is not None
+        return self._values
 
     def mine(self, rows: Rows) -> np.ndarray:
         """Which of some rows belong here, as an index."""
         return np.flatnonzero(self.slots[tuple(rows)] >= 0)
 
     def put(self, rows: Rows, values: Tensor) -> None:
-        """Keep embeddings (n, F, M), or waveforms where these are kept, of rows from here."""
-        if self.values is None:
-            self.values = values.new_empty((*self.shape, *values.shape[1:]))
-            if self.mask is not None:
-                self.values.zero_()
+        """Keep embeddings (n, F, M) of rows from here."""
+        if self._values is None:
+            blank = values.new_empty if self.mask is None else values.new_zeros
+            self._values = blank((*self.shape, *values.shape[1:]))
         slots = np.stack([*rows[:2], self.slots[tuple(rows)]])
-        self.values[as_index(slots, values.device)] = values
-
-    def embeddings(self) -> Tensor:
-        """(b, S, P, F, M); zeros where the mask is False."""
-        assert self.values is not None
-        if not self.views:
-            return self.values
-        frames = self.values.unfold(-1, self.encoder.receptive_field, self.encoder.hop)
-        return self.grid.shared(frames, self.encoder)
+        self._values[as_index(slots, values.device)] = values
 
 
 # ------------------------------------------------------------------------------------------------
@@ -211,10 +203,8 @@ class Copies(NamedTuple):
         buffers: dict[str, EmbeddingBuffer] = {}
         for name, places in plan.users.items():
             encoder, present = config.encoder_of(name), self.present[name]
-            buffers[name] = buffer = EmbeddingBuffer(
-                encoder, config.grid, present, places, members, waves.device
-            )
-            users.setdefault(encoder, []).append(buffer)
+            buffers[name] = EmbeddingBuffer(encoder, present, places, members, waves.device)
+            users.setdefault(encoder, []).append(buffers[name])
         for rows, made in self.made(waves, start):
             levelled = level(rows, made)
             for encoder, some in users.items():
@@ -222,9 +212,7 @@ class Copies(NamedTuple):
                 needed = np.unique(np.concatenate(parts))
                 if len(needed) == 0:
                     continue
-                values = _picked(levelled, needed)
-                if not some[0].views:
-                    values = encoding(encoder, values)
+                values = encoding(encoder, _picked(levelled, needed))
                 for buffer, mine in zip(some, parts):
                     buffer.put(rows[:, mine], _picked(values, np.searchsorted(needed, mine)))
         return buffers

@@ -86,7 +86,7 @@ def encoded_group(
                 references[encoder] = encoding(encoder, waves)
             if MEASURES[name].others and waves.shape[1] > 2:
                 others = encoding(encoder, normalised(sums_of_others(given)))
-            part = Encoded(references[encoder], buffer.embeddings(), buffer.mask, others)
+            part = Encoded(references[encoder], buffer.values, buffer.mask, others)
             parts[name] = part
             active = active & part.usable().unsqueeze(1)
     return Group(clips.items, clips.samples, waves, active, scored_frames(active), parts)

@@ -181,9 +181,6 @@ class Span:
         return found
 
     def _frames_of(self, buffer: EmbeddingBuffer, name: str) -> tuple[Points, Tensor]:
-        distortions = buffer.embeddings()[0]  # (S, P, F, M)
-        if buffer.views:
-            distortions = distortions[:, :, self.places]
         waves, sums = self.group.waveforms, self.group.others
         own, mask, others = slice(self.start, self.stop), buffer.mask, None
         references = self._embed(buffer.encoder, waves[0, :, own]).transpose(0, 1)
@@ -192,7 +189,7 @@ class Span:
         if mask is not None:
             mask = mask.expand(len(self.frame), *mask.shape[1:])
         sources = tuple(range(waves.shape[1]))
-        distortions = distortions.permute(2, 0, 1, 3)
+        distortions = buffer.values[0].permute(2, 0, 1, 3)
         return cleaned(
             Points(references, references, distortions, sources, mask=mask, others=others)
         )
