@@ -392,7 +392,7 @@ def test_trim_equals_trimming_by_hand():
     estimates = leaky(references, 0.3)[..., :-1]
     found = small(trim=True)(estimates, references)
     equal(found, small()(estimates, references[..., :-1]), rtol=0, atol=0)
-    with pytest.raises(ValueError, match="prepare references that are cut to them"):
+    with pytest.raises(ValueError, match="prepare it anew"):
         small(trim=True)(estimates, small(trim=True).prepare(references))
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -211,21 +211,15 @@ def distortion_banks(
         return bank
 
     first = checked(separation, "separation_bank", "separation")
-    if decomposition is None:
-        decomposition = thinned(first, DECOMPOSITION_MEMBERS)
+    if decomposition is None:  # evenly spaced; random members keep their noise
+        decomposition = copy.copy(first)
+        places = evenly(len(first), min(DECOMPOSITION_MEMBERS, len(first)))
+        decomposition.members = tuple(first.members[place] for place in places)
     return {
         "separation_bank": first,
         "match_bank": checked(match, "match_bank", "match"),
         "decomposition_bank": checked(decomposition, "decomposition_bank", "separation"),
     }
-
-
-def thinned(bank: DistortionBank, count: int) -> DistortionBank:
-    """At most ``count`` members of a bank, evenly spaced; random members keep their noise."""
-    smaller = copy.copy(bank)
-    places = evenly(len(bank), min(count, len(bank)))
-    smaller.members = tuple(bank.members[place] for place in places)
-    return smaller
 
 
 # ------------------------------------------------------------------------------------------------
@@ -396,8 +390,8 @@ class Config:
         used = with_encoder(self.measures)
         names = {str(m.encoder): self.encoders[str(m.encoder)].name for m in used}
         sizes = {str(m.bank): len(self.bank_of(m.name)) for m in used}
-        rest = ("measures", "given_rate", "trim", "align_polarity", "loudness", "activity")
-        plain = {name: getattr(self, name) for name in (*rest, "given_segment", "memory")}
+        groups = ("encoders", "banks", "settings")
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in groups}
         return names | sizes | self.settings._asdict() | plain
 
     @cached_property

@@ -134,32 +134,32 @@ def validate(
     if frames is not None:
         checks.check_whole(frames, "frames", 1)
     waves = as_batch(estimates, "estimates")
-    bank, truth = None, None
+    bank, other, truth = None, None, None
     if isinstance(references, ReferenceBank):
-        bank, true, sources = references, references.lengths, references.sources
+        bank, sources, samples = references, references.sources, references.samples
         wanted = _measures_of_bank(config, bank, measures)
-        _check_bank(config, bank, wanted, waves, lengths)
-        waves = waves[..., : bank.samples]
+        _check_bank(config, bank, wanted, waves)
     else:
-        wanted = config.measures if measures is None else checked_measures(measures)
         other = _references(references)
-        checks.check_devices(estimates=waves, references=other)
+        _, sources, samples = other.shape
         shapes = tuple(estimates.shape), tuple(references.shape)
+        wanted = config.measures if measures is None else checked_measures(measures)
+        checks.check_devices(estimates=waves, references=other)
         if len(shapes[0]) != len(shapes[1]) or len(waves) != len(other):
             raise ValueError(
                 "estimates (B, S', T) and references (B, S, T) must hold the same B mixtures, got "
                 f"{shapes[0]} and {shapes[1]}. Nothing is broadcast."
             )
-        if waves.shape[-1] != other.shape[-1]:
-            _check_trim(config, waves.shape[-1], other.shape[-1], lengths)
-            shorter = min(waves.shape[-1], other.shape[-1])
-            waves, other = waves[..., :shorter], other[..., :shorter]
-        true, sources = _true_lengths(config, lengths, *other.shape[::2]), other.shape[1]
+    if waves.shape[-1] != samples:
+        _check_trim(config, waves.shape[-1], samples, lengths, bank is not None)
+        samples = min(waves.shape[-1], samples)
+        waves = waves[..., :samples]
+    true = _true_lengths(config, lengths, len(waves), samples, bank)
     index = checks.check_attributed(attributed, waves.shape[1], sources)
     config.check(wanted, sources, max(true))
-    if bank is None:
+    if other is not None:
         with torch.no_grad():
-            truth = _signals(config, other, "references", true)
+            truth = _signals(config, other[..., :samples], "references", true)
     call = Call(_signals(config, waves, "estimates", true), truth, bank, index, wanted)
     if call.wants_gradient and any(config.is_long(length) for length in true):
         raise ValueError(
@@ -275,15 +275,17 @@ def _references(references: Tensor) -> Tensor:
     return waves
 
 
-def _check_trim(config: Config, estimates: int, references: int, lengths: object) -> None:
+def _check_trim(
+    config: Config, estimates: int, references: int, lengths: object, bank: bool
+) -> None:
     """Raise ValueError unless waveforms of two lengths may be cut to the shorter."""
-    if not config.trim:
+    if not config.trim or (bank and estimates < references):
         raise ValueError(
-            f"estimates have {estimates} samples and references {references}. They must be aligned "
-            "sample by sample; if one only has a longer tail, pass trim=True to cut both to the "
-            "shorter."
+            f"estimates have {estimates} samples and {'the bank' if bank else 'references'} "
+            f"{references}. They must be aligned sample by sample; if one only has a longer tail, "
+            "pass trim=True to cut both to the shorter. A bank is not cut: prepare it anew."
         )
-    if lengths is not None:
+    if lengths is not None and not bank:
         raise ValueError(
             f"lengths and trim exclude each other where estimates ({estimates} samples) and "
             f"references ({references} samples) differ. Pad both to one length first."
@@ -291,21 +293,31 @@ def _check_trim(config: Config, estimates: int, references: int, lengths: object
 
 
 def _true_lengths(
-    config: Config, lengths: Tensor | Sequence[int] | None, batch: int, samples: int
+    config: Config,
+    lengths: Tensor | Sequence[int] | None,
+    batch: int,
+    samples: int,
+    bank: ReferenceBank | None = None,
 ) -> tuple[int, ...]:
-    """The length of every mixture in samples; ``samples`` for all by default.
+    """The length of every mixture in samples; by default the bank's, or ``samples`` for all.
 
     Raises:
         TypeError: not whole numbers.
-        ValueError: another count than B, a length above T, or one too short for a frame.
+        ValueError: another count than B, a length above T, one too short for a frame, or another
+            one than in the bank.
     """
-    true: tuple[int, ...] = (samples,) * batch
+    true = (samples,) * batch if bank is None else bank.lengths
     if lengths is not None:
         true = checks.whole_numbers(lengths, "lengths")
     if len(true) != batch or max(true) > samples:
         raise ValueError(
             f"lengths must hold one length of at most {samples} samples for each of the {batch} "
             f"mixtures, got {true}."
+        )
+    if bank is not None and true != bank.lengths:
+        raise ValueError(
+            f"lengths {true} differ from those the bank was prepared with, {bank.lengths}. Leave "
+            "lengths out: the bank has them."
         )
     least, rate, shortest = config.shortest, config.sample_rate, min(true)
     if shortest < least:
@@ -340,11 +352,7 @@ def _measures_of_bank(
 
 
 def _check_bank(
-    config: Config,
-    bank: ReferenceBank,
-    measures: Sequence[str],
-    waves: Tensor,
-    lengths: Tensor | Sequence[int] | None,
+    config: Config, bank: ReferenceBank, measures: Sequence[str], waves: Tensor
 ) -> None:
     # "bleed" has the settings that all measures share.
     compared = [("bleed", bank.measures[0]), *((m, m) for m in measures if m in bank.settings)]
@@ -358,23 +366,10 @@ def _check_bank(
                 f"the bank was prepared for {name} with other settings: {'; '.join(unlike)}. "
                 "Prepare it again with this MAPSS, or score with the one that made it."
             )
-    if waves.shape[0] != bank.batch:
+    if len(waves) != bank.batch:
         raise ValueError(
-            f"estimates hold {waves.shape[0]} mixtures and the bank {bank.batch}. Pass the "
-            "estimates of exactly the mixtures that were prepared, in their order."
-        )
-    if lengths is not None:
-        given = _true_lengths(config, lengths, bank.batch, bank.samples)
-        if given != bank.lengths:
-            raise ValueError(
-                f"lengths {given} differ from those the bank was prepared with, "
-                f"{bank.lengths}. Leave lengths out: the bank has them."
-            )
-    if waves.shape[-1] < bank.samples or not (config.trim or waves.shape[-1] == bank.samples):
-        raise ValueError(
-            f"estimates have {waves.shape[-1]} samples and the references of the bank "
-            f"{bank.samples}. They must be aligned sample by sample: trim=True cuts a longer tail "
-            "of the estimates; for shorter ones prepare references that are cut to them."
+            f"estimates hold {len(waves)} mixtures and the bank {bank.batch}. Pass the estimates "
+            "of exactly the mixtures that were prepared, in their order."
         )
     checks.check_devices(estimates=waves, bank=bank.groups[0].waveforms)
 
