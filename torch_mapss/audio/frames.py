@@ -92,10 +92,11 @@ def frame_rms(wave: Tensor, receptive_field: int, hop: int) -> Tensor:
     """
     wave = check_floating(wave, "wave")
     frames = frame_count(wave.shape[-1], receptive_field, hop)
+    if frames == 0 or wave.numel() == 0:
+        return back(torch.zeros(*wave.shape[:-1], frames, dtype=torch.float64), wave.device)
     squares = wide(wave).square().reshape(-1, 1, wave.shape[-1])
-    if frames and squares.numel():
-        squares = torch.nn.functional.avg_pool1d(squares, receptive_field, hop)
-    return back(safe_sqrt(squares[..., :frames].reshape(*wave.shape[:-1], frames)), wave.device)
+    power = torch.nn.functional.avg_pool1d(squares, receptive_field, hop)
+    return back(safe_sqrt(power.reshape(*wave.shape[:-1], frames)), wave.device)
 
 
 def source_activity(
