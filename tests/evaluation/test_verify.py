@@ -19,7 +19,7 @@ from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.options import Request
 from torch_mapss.evaluation.protocol import protocol_id, settings_of, weights_hash
 from torch_mapss.evaluation.results import load_results
-from torch_mapss.evaluation.verify import Difference, Verification, verify
+from torch_mapss.evaluation.verify import Verification, verify
 
 Capture = pytest.CaptureFixture[str]
 QUICK = ("--encoder", "mel", "--bank-size", "5", "--quiet")
@@ -145,9 +145,8 @@ def test_results_without_any_score_are_nothing_to_compare(tmp_path: Path, capsys
 
 
 def test_many_differences_are_counted() -> None:
-    many = [Difference(f"file {k}", "x", "y") for k in range(50)]
-    found = Verification(many, 0, 1).summary()
-    assert "differs: file 19: x in the results, y here\nand 30 differences more." in found
+    found = Verification([f"file {k}: x" for k in range(50)], 0, 1).summary()
+    assert "differs: file 19: x\nand 30 differences more." in found
     assert "file 20" not in found
 
 
@@ -161,7 +160,7 @@ def test_results_of_python_need_a_scorer(
     assert command(tmp_path, "--pairs", "0") == 0
     results = load_results(tmp_path / "out")
     unlike = verify(results, lambda: small_mapss(6), pairs=1)
-    assert "setting match_bank" in {one.what for one in unlike.differences}
+    assert any(one.startswith("setting match_bank: ") for one in unlike.differences)
     assert unlike.scored == 0
     assert any("scored again" in note for note in unlike.notes)
     stored = json.loads((path := tmp_path / "out" / "settings.json").read_text())

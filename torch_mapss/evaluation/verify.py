@@ -43,21 +43,10 @@ _PAIR = ["mixture_id", "system"]
 _ROW = [*_PAIR, "source"]
 
 
-class Difference(NamedTuple):
-    """Something that is not what the results say."""
-
-    what: str
-    stored: str  # in the results
-    found: str  # here
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.stored} in the results, {self.found} here"
-
-
 class Verification(NamedTuple):
     """What was compared, and what differs."""
 
-    differences: list[Difference]  # none: the results are what they say
+    differences: Sequence[str]  # none: the results are what they say
     files: int  # audio files whose hash was compared
     rows: int  # rows of scores.csv redone from their frames
     scored: int = 0  # estimates scored again
@@ -137,7 +126,11 @@ def _without_score(results: Results) -> Iterator[str]:
         yield f"  {len(own)} {status}{f': {reason}' if reason else ''}".removesuffix(".")
 
 
-def _of_files(results: Results) -> tuple[list[Difference], list[str]]:
+def _difference(what: str, stored: str, found: str) -> str:
+    return f"{what}: {stored} in the results, {found} here"
+
+
+def _of_files(results: Results) -> tuple[list[str], list[str]]:
     """Differences of the protocol id and of audio files, and those of the files that are gone."""
     gone = []
     found = {"protocol id of the settings": (str(results.protocol), protocol_id(results.settings))}
@@ -150,20 +143,18 @@ def _of_files(results: Results) -> tuple[list[Difference], list[str]]:
             here = f"cannot be read ({error.strerror})"
             gone.append(path)
         found[f"SHA-256 of {path!r}"] = (noted, here)
-    return [Difference(what, *both) for what, both in found.items() if both[0] != both[1]], gone
+    return [_difference(what, *both) for what, both in found.items() if both[0] != both[1]], gone
 
 
-def _of_scorer(results: Results, scorer: MAPSS) -> Iterator[Difference]:
+def _of_scorer(results: Results, scorer: MAPSS) -> Iterator[str]:
     stored = relevant(results.settings)
     here = relevant(settings_of(scorer, request_of(results.settings)))
     for name in sorted({*stored, *here}):
         if stored.get(name) != here.get(name):
-            yield Difference(f"setting {name}", short(stored.get(name)), short(here.get(name)))
+            yield _difference(f"setting {name}", short(stored.get(name)), short(here.get(name)))
 
 
-def _of_table(
-    file: str, stored: DataFrame, again: DataFrame, tolerance: float
-) -> Iterator[Difference]:
+def _of_table(file: str, stored: DataFrame, again: DataFrame, tolerance: float) -> Iterator[str]:
     """Scores of a table that were made again under the same index, and are not the same."""
     distances = _distances(stored, again)
     for row, column in zip(*(distances > tolerance).to_numpy().nonzero()):
@@ -171,7 +162,7 @@ def _of_table(
         values = key if isinstance(key, tuple) else (key,)
         where = [f"{str(k).removesuffix('_id')} {v!r}" for k, v in zip(stored.index.names, values)]
         old, new = stored.loc[key, name], again[name].get(key, float("nan"))
-        yield Difference(", ".join([file, *where, name]), f"{old:.6g}", f"{new:.6g}")
+        yield _difference(", ".join([file, *where, name]), f"{old:.6g}", f"{new:.6g}")
 
 
 def _distances(stored: DataFrame, again: DataFrame) -> DataFrame:
@@ -189,7 +180,7 @@ def _table(rows: Sequence[DataFrame]) -> DataFrame:
     return pandas.concat([*rows] or [pandas.DataFrame(columns=_ROW)]).set_index(_ROW)
 
 
-def _from_frames(results: Results) -> tuple[DataFrame, list[Difference]]:
+def _from_frames(results: Results) -> tuple[DataFrame, list[str]]:
     """The rows of scores.csv, pooled from their frames again; and frames that cannot be read."""
     differences, tables = [], []
     measures = checked_measures(results.settings.get("measures"))
@@ -197,7 +188,7 @@ def _from_frames(results: Results) -> tuple[DataFrame, list[Difference]]:
         try:
             systems = results.frames(mixture).systems
         except ValueError as error:
-            differences.append(Difference(f"frames of mixture {mixture!r}", "scores", str(error)))
+            differences.append(_difference(f"frames of mixture {mixture!r}", "scores", str(error)))
             continue
         names = np.array(results.audio(mixture).sources)
         for system, frames in systems.items():
@@ -216,9 +207,7 @@ def _scores(frames: SystemFrames, measures: tuple[str, ...]) -> Scores:
     return Scores(active, torch.empty(0), measures, **values, **defined)
 
 
-def _scored_again(
-    results: Results, scorer: MAPSS, pairs: int
-) -> tuple[DataFrame, list[Difference]]:
+def _scored_again(results: Results, scorer: MAPSS, pairs: int) -> tuple[DataFrame, list[str]]:
     """Rows of some pairs, and those that cannot be scored."""
     scored = results.scores[results.scores["status"] != "failed"]
     known = sorted({*scored[_PAIR].itertuples(index=False, name=None)})
@@ -237,7 +226,7 @@ def _scored_again(
             )
         except (OSError, ValueError) as error:
             where = f"mixture {mixture!r}, system {system!r}, scored again"
-            differences.append(Difference(where, "scores", str(error)))
+            differences.append(_difference(where, "scores", str(error)))
             continue
         tables.append(report.scores.assign(mixture_id=mixture, system=system))
     return _table(tables), differences
