@@ -141,19 +141,24 @@ def test_frames_of_added_lost_and_failed_systems(
     entries = json.loads(manifest.read_text(encoding="utf-8"))[1:2]
     systems = entries[0]["systems"]
     entries[0]["systems"] = {"bad": systems["bad"]}
-    first = scored(save_manifest(folder, entries), out)
+    first = scored(save_manifest(folder, entries), out, measures="separation")
     assert [*first.frames("m1").systems] == ["bad"]
     entries[0]["systems"] = systems
-    both = scored(save_manifest(folder, entries), out)
+    both = scored(save_manifest(folder, entries), out, measures="separation")
     assert [*both.frames("m1").systems] == ["good", "bad"]
     path = Path(frames_path(str(out), "m1"))
     path.write_bytes(path.read_bytes()[:100])  # damaged
     with pytest.raises(ValueError, match="cannot be read as frame scores"):
         both.frames("m1")
-    again = scored(folder / manifest.name, out).frames("m1").systems["bad"].scores["ps"]
+    again = (
+        scored(folder / manifest.name, out, measures="separation")
+        .frames("m1")
+        .systems["bad"]
+        .scores["ps"]
+    )
     np.testing.assert_array_equal(again, results.frames("m1").systems["bad"].scores["ps"])
     write(folder / "m1/bad/b.wav", torch.zeros(100))
-    found = scored(folder / manifest.name, out)
+    found = scored(folder / manifest.name, out, measures="separation")
     assert [*found.frames("m1").systems] == ["good"]
     assert list(found.items["status"]) == ["ok", "failed"]
     assert found.items[["seconds", "ps"]].iloc[1].isna().all()

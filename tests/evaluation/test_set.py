@@ -32,7 +32,7 @@ from torch_mapss.evaluation.commands import options
 from torch_mapss.evaluation.measures import COLUMNS
 from torch_mapss.evaluation.options import Request
 from torch_mapss.evaluation.protocol import settings_of
-from torch_mapss.evaluation.results import Results, load_results
+from torch_mapss.evaluation.results import Results, frames_path, load_results, read_frames
 from torch_mapss.evaluation.shards import claim
 
 Capture = pytest.CaptureFixture[str]
@@ -158,10 +158,11 @@ def test_permutation_rates_channels_and_equal_systems(manifest: Path, tmp_path: 
 
 def test_failures_keep_the_others_and_are_tried_again(tmp_path: Path, prepared: list[int]) -> None:
     path, out = write_manifest(tmp_path / "set", 2, ("one", "two")), tmp_path / "out"
+    some = {"measures": ("decomposition", "separation")}
     reference, estimate = (tmp_path / "set" / f"m1/{kind}/a.wav" for kind in ("truth", "one"))
     kept = reference.read_bytes(), estimate.read_bytes()
     reference.write_bytes(b"corrupt")
-    first = score_set(path, out)
+    first = score_set(path, out, **some)
     assert len(first.failures) == 2  # both systems of the mixture
     assert all("truth/a.wav" in line for line in first.failures)
     reference.write_bytes(kept[0])
@@ -170,7 +171,7 @@ def test_failures_keep_the_others_and_are_tried_again(tmp_path: Path, prepared: 
         (torch.ones(4000), ["m1/one/a.wav' has 4000", "has 4800 samples", "trim"]),
     ):
         write(estimate, wave)  # fails its system alone
-        second = score_set(path, out)
+        second = score_set(path, out, **some)
         (line,) = second.failures
         assert "system 'one'" in line
         rows = second.results.scores.reset_index(drop=True)
@@ -180,30 +181,40 @@ def test_failures_keep_the_others_and_are_tried_again(tmp_path: Path, prepared: 
         check_aggregation(out)
     estimate.write_bytes(kept[1])
     prepared.clear()
-    assert score_set(path, out).failures == ()
+    assert score_set(path, out, **some).failures == ()
     assert len(prepared) == 1
-    fresh = score_set(path, tmp_path / "fresh").results.scores["ps"]
+    fresh = score_set(path, tmp_path / "fresh", **some).results.scores["ps"]
     assert same_tables(out, tmp_path / "fresh")
     write(estimate, leaky(sources(seconds=0.3), 0.9)[0])  # a file that changed is scored again
-    new = score_set(path, out).results.scores["ps"]
+    new = score_set(path, out, **some).results.scores["ps"]
     assert new.iloc[4] != pytest.approx(fresh.iloc[4], rel=1e-3)
     assert list(new[:4]) == list(fresh[:4])
 
 
-def test_what_cannot_be_written_for_one_mixture_fails_that_one(
-    tmp_path: Path, monkeypatch: Patch
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSPC])
+def test_frames_that_cannot_be_written_fail_their_mixture_or_end_the_run(
+    number: int, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """Invalid for one mixture, or a disk that is full for all: then nothing is noted."""
     path, write_with = write_manifest(tmp_path / "set", 2, ("sys",)), io.write_with
+    out, given = tmp_path / "out", {"measures": "bleed"}
 
     def failing(name: Any, action: Any) -> None:
         with io.writing(name):
             if os.fspath(name).endswith("m0.npz"):
-                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+                raise OSError(number, os.strerror(number))
         write_with(name, action)
 
-    monkeypatch.setattr(io, "write_with", failing)
-    outcome = score_set(path, tmp_path / "out", measures="bleed")
-    assert list(outcome.results.items["status"]) == ["failed", "ok"]
+    with monkeypatch.context() as patched:
+        patched.setattr(io, "write_with", failing)
+        if number == errno.EINVAL:
+            assert list(score_set(path, out, **given).results.items["status"]) == ["failed", "ok"]
+        else:
+            with pytest.raises(io.WriteError, match=r"m0\.npz' cannot be written: No space left"):
+                score_set(path, out, **given)
+            assert not [*(out / "progress").glob("*.json")]
+    assert list(score_set(path, out, **given).results.items["status"]) != ["failed", "ok"]
+    assert [*read_frames(frames_path(str(out), "m0")).systems] == ["sys"]
 
 
 def test_an_undefined_mixture_is_no_failure(tmp_path: Path) -> None:

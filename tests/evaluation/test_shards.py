@@ -1,4 +1,4 @@
-"""Shares of a manifest, variables of launchers, interruptions, full disks, findings of a set."""
+"""Shares of a manifest, variables of launchers, interruptions, findings of a set."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from separations import environment, score_set, small_mapss, sources, write, wri
 
 from torch_mapss import evaluate_set
 from torch_mapss.audio import resample
-from torch_mapss.evaluation import cli, io
+from torch_mapss.evaluation import cli
 from torch_mapss.evaluation import run as runs
-from torch_mapss.evaluation.results import Results, frames_path, read_frames, records
+from torch_mapss.evaluation.results import Results, records
 from torch_mapss.evaluation.shards import Share, local_device, only_run
 
 NAMES = (
@@ -146,7 +146,7 @@ def test_a_last_call_joins_shares(tmp_path: Path, capsys: Capture) -> None:
     assert "1 of 3 pairs of mixture and system are done already; 1 that failed" in told
 
 
-# ----------------------------------------------------------------------- interruptions, full disks
+# ------------------------------------------------------------------------------------ interruptions
 
 
 def test_an_interruption_says_how_to_go_on(
@@ -165,31 +165,6 @@ def test_an_interruption_says_how_to_go_on(
     told = capsys.readouterr().err
     assert "interrupted after 1 of 3 pairs of mixture and system" in told
     assert "the same command goes on from there" in told
-
-
-def test_a_full_disk_ends_the_run_in_one_line(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    path = write_manifest(tmp_path / "set", 2, ("one",))
-    write_with = io.write_with
-
-    def full(name: Any, write: Any) -> None:
-        if str(name).endswith(".npz"):  # the frames, within the scoring of a pair
-            with io.writing(name):
-                raise OSError(28, "No space left on device")
-        write_with(name, write)
-
-    monkeypatch.setattr(io, "write_with", full)
-    given = ["evaluate", str(path), "--out", str(tmp_path / "o"), *QUICK, "--quiet"]
-    assert cli.main(given) == 2
-    told = capsys.readouterr().err
-    assert "m0.npz' cannot be written: No space left on device" in told
-    assert told.count("\n") == 1
-    # Not a failure of the mixture: nothing is noted, and it is scored once there is room.
-    assert not [*(tmp_path / "o" / "progress").glob("*.json")]
-    monkeypatch.undo()
-    assert cli.main(given) == 0
-    assert [*read_frames(frames_path(str(tmp_path / "o"), "m0")).systems] == ["one"]
 
 
 # ----------------------------------------------------------------------------- findings over a set
