@@ -14,7 +14,16 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from separations import environment, leaky, small_mapss, sources, write, write_all, write_manifest
+from separations import (
+    environment,
+    leaky,
+    save_manifest,
+    small_mapss,
+    sources,
+    write,
+    write_all,
+    write_manifest,
+)
 
 from torch_mapss import evaluate, pipeline
 from torch_mapss.evaluation import cli
@@ -282,11 +291,20 @@ def test_names_survive_where_file_names_are_bytes(tmp_path: Path) -> None:
     references = write_all(tmp_path / "wahr", truth, NAMES)
     estimates = write_all(tmp_path / "geschätzt", leaky(truth), NAMES)
     manifest = write_manifest(tmp_path / "größer", 1, ("système",))
+    (entry,) = json.loads(manifest.read_text(encoding="utf-8"))
+    save_manifest(manifest.parent, [{**entry, "sources": NAMES}])
     # Python's own help for the C locale switched off: the terminal takes ASCII only.
     env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    one, many = tmp_path / "ergebnis_ü", tmp_path / "résultats"
+    one, many, folders = tmp_path / "ergebnis_ü", tmp_path / "résultats", tmp_path / "ordner"
+    named = ["--sources", *NAMES]
     given = ["--references", *references, "--estimates", *estimates, "--plot", "--out", str(one)]
-    for arguments in (["score", *given], ["evaluate", str(manifest), "--out", str(many)]):
+    of_folders = [f"--references={tmp_path}/wahr/{{source}}.wav", *named]
+    of_folders += ["--system", f"é={tmp_path}/g*ätzt/{{source}}.wav"]
+    for arguments in (
+        ["score", *given, *named],
+        ["evaluate", str(manifest), "--out", str(many)],
+        ["evaluate", *of_folders, "--out", str(folders)],
+    ):
         done = subprocess.run(
             [sys.executable, "-m", "torch_mapss", *arguments, *QUICK],
             env=environment(**env),
@@ -301,6 +319,9 @@ def test_names_survive_where_file_names_are_bytes(tmp_path: Path) -> None:
     assert (one / "scores.png").exists()
     assert "système" in (many / "summary.csv").read_text(encoding="utf-8")
     assert (many / "frames" / "m0.npz").exists()
+    for results, system in ((many, "système"), (folders, "é")):
+        items = pd.read_csv(results / "items.csv")
+        assert [*items["system"], *items["status"]] == [system, "ok"]
 
 
 # -------------------------------------------------------------------------------- missing packages

@@ -97,7 +97,8 @@ LAYOUTS: dict[str, tuple[list[str], list[str], str, Sequence[str], Sequence[str]
     ),
     "one mixture": (
         ["drums.wav", "vocals.wav", "mixture.wav"],
-        *(["drums.wav", "vocals.wav"], "", ("r",), ("drums", "vocals")),
+        ["drums.wav", "vocals.wav"],
+        *("{source}.wav|{source}.wav", ("r",), ("drums", "vocals")),
     ),
 }
 PLAIN = [name for name in LAYOUTS if name != "a part twice"]

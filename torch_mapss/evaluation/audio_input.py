@@ -132,7 +132,7 @@ def _cancelled(channels: Tensor, mono: Tensor) -> float:
 
 def renamed(clips: Iterable[Clip | None], names: Sequence[str]) -> tuple[Clip, ...]:
     """The clips that are there, with names of the caller's own."""
-    unique = io.numbered([io.shown(str(name)) for name in names])
+    unique = io.numbered([*map(str, names)])
     return tuple(one._replace(name=name) for one, name in zip(clips, unique) if one is not None)
 
 

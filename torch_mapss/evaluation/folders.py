@@ -109,9 +109,10 @@ def read_folders(
         )
     if problems:
         raise ManifestError(io.shown(references), problems)
+    folder = os.path.abspath(re.split(r"[{*]", references)[0])  # which a single mixture is named by
     mixtures = [
         Mixture(
-            name=mixture or os.path.basename(os.path.abspath(references)),
+            name=mixture or io.written(os.path.basename(folder)),
             references=tuple(truth[mixture].values()),
             systems={
                 name: tuple(map(files[mixture].get, truth[mixture]))
@@ -151,7 +152,7 @@ def _readings(
     root, template = given, None
     if _is_template(given):
         root = os.path.dirname(re.split(r"[{*]", given)[0]) or "."
-        template = same_name(os.path.relpath(given, root).replace(os.sep, "/"))
+        template = same_name(io.written(os.path.relpath(given, root)).replace(os.sep, "/"))
     names: dict[str, str] = {}  # by path: the path below the folder
     seen: set[str] = set()
     for folder, below, files in os.walk(root, followlinks=True):

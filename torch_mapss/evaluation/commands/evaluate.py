@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "of a system's estimates; once per system"
     add("--system", action="extend", nargs="+", default=[], metavar="NAME=TEMPLATE", help=text)
     text = "sources to take, in this order (default: all; what is called mix is none)"
-    add("--sources", nargs="+", metavar="NAME", help=text)
+    add("--sources", nargs="+", type=io.shown, metavar="NAME", help=text)
     text = "of noisy mixtures of one clean source: noise = noisy - clean is the second reference"
     add("--noisy", metavar="TEMPLATE", help=text)
     text = (

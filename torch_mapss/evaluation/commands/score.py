@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--references", **files, help="the true sources, one file each, at least two")
     text = "the separator's outputs, in the order of the references (or see --permute)"
     add("--estimates", **files, help=text)
-    add("--sources", nargs="+", metavar="NAME", help="names of the references")
+    add("--sources", nargs="+", type=io.shown, metavar="NAME", help="names of the references")
     text = "which reference each estimate is of, from 0: `--attributed 0` scores the first alone"
     add("--attributed", nargs="+", type=int, metavar="INDEX", help=text)
     text = "write scores.csv, frames.csv (per frame) and report.json to this folder"
