@@ -39,7 +39,7 @@ from torch_mapss.metrics import (
     shared_batch,
 )
 
-RATE, SAMPLES, MEMBERS = 8000, 4000, 6
+RATE, SAMPLES, MEMBERS = 8000, 4000, 3
 METRICS = (PerceptualSeparation, PerceptualMatch)
 FUNCTIONS = (perceptual_separation, perceptual_match)
 PAIRS = {

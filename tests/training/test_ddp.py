@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import socket
+import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -31,11 +33,11 @@ pytestmark = [
 # ------------------------------------------------------------------------------------------------
 
 
-def worker(rank: int, port: int, sent: Any, results: Any) -> None:
+def worker(rank: int, port: int, sent: bytes, results: Any) -> None:
     warnings.simplefilter("ignore")
     warnings.filterwarnings("error", message=".*returned a view tensor")
     torch.set_num_threads(1)
-    found: dict[Any, Any] = {"sent": sent.item_scores().tolist()}
+    found: dict[Any, Any] = {"sent": pickle.loads(sent).item_scores().tolist()}
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     distributed.init_process_group("gloo", rank=rank, world_size=2)
     found |= {split: run_split(rank, split) for split in SPLITS}
@@ -59,6 +61,11 @@ def worker(rank: int, port: int, sent: Any, results: Any) -> None:
     os._exit(0)  # threads of torch may outlive Python's end, and then abort the process
 
 
+# A fork has what takes seconds to import; one of a process that has used CUDA cannot compute.
+FORKS = sys.platform == "linux" and not torch.cuda.is_available()
+METHOD = "fork" if FORKS else "spawn"
+
+
 @pytest.fixture(scope="module")
 def sent() -> PerceptualSeparation:
     metric = PerceptualSeparation(small(), keep_items=True)
@@ -71,8 +78,10 @@ def found(sent: PerceptualSeparation) -> dict[int, dict[Any, Any]]:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = int(s.getsockname()[1])
-    results = mp.get_context("spawn").Queue()
-    context = mp.spawn(worker, (port, sent, results), nprocs=2, join=False)
+    importlib.import_module("torch._dynamo")  # which both need
+    results = mp.get_context(METHOD).Queue()
+    given = port, pickle.dumps(sent), results
+    context = mp.start_processes(worker, given, nprocs=2, join=False, start_method=METHOD)
     reports = dict(results.get(timeout=180) for _ in range(2))
     while not context.join(timeout=60):
         pass
