@@ -9,7 +9,6 @@ import oracle_decomposition as oracle
 import pytest
 import torch
 from clouds import assert_derivative, clouds, random_direction
-from fake_device import backward, fake_device
 from reads import counted
 from scipy.optimize import nnls
 from torch import Tensor
@@ -216,20 +215,6 @@ def test_nothing_is_read_off_the_device():
         (found["clearance"] + found["distortion_ratio"]).sum().backward()
     assert not waits.reads, waits.lines
     assert not waits.uploads
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_everything_stays_on_its_device(masked):
-    with fake_device():
-        shapes = (3,), (3,), (3, 5), (3,)
-        parts = [torch.empty(4, *n, 6, device="cuda", requires_grad=True) for n in shapes]
-        options = {"others": parts[3]}
-        if masked:
-            options["active"] = torch.ones(4, 3, dtype=torch.bool, device="cuda")
-        score = F.clearance(*parts[:3], **options) + F.fidelity(*parts[:3], **options)
-        assert score.device.type == "cuda"
-        gradients = backward(score.sum())
-        assert all(gradients[part].shape == part.shape for part in parts)
 
 
 def test_bad_input_is_named():

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from torch_mapss import MAPSS, DistortionBank, MAPSSLoss
+from torch_mapss import MAPSS, DistortionBank, MAPSSLoss, PerceptualMatch
 
 BANKS = {f"{kind}_bank": DistortionBank(kind, size=6) for kind in ("separation", "match")}
 
@@ -51,6 +51,21 @@ def test_a_bad_frame_costs_that_frame_alone(value: float) -> None:
     MAPSSLoss(MAPSS(Bands(value), **BANKS))(leaf, references).backward()
     assert leaf.grad is not None
     assert leaf.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e37])
+def test_a_broken_encoder_is_an_error_and_no_score(value: float) -> None:
+    class Broken(Bands):
+        layer = 3
+
+        def __call__(self, waveform: torch.Tensor) -> torch.Tensor:
+            return torch.full_like(super().__call__(waveform), value)
+
+    estimates, references = (x.repeat(1, 1, 3) for x in signals())
+    mapss, segmented = MAPSS(Broken(), **BANKS), MAPSS(Broken(), segment=1.0, **BANKS)
+    for call in (mapss, segmented, MAPSSLoss(mapss), PerceptualMatch(mapss).update):
+        with pytest.raises(RuntimeError, match=r"bands.*layer 3.*float32.*device cpu"):
+            call(estimates, references)
 
 
 class Linear(torch.nn.Module):

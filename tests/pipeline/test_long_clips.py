@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import write_checkpoint
+from checkpoints import write_checkpoint, write_whisper
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, Scores
 from torch_mapss.evaluation.demo import GRADES, separated, voices
 from torch_mapss.pipeline.copies import Copies
 
+BANKS: dict[str, Any] = {
+    f"{kind}_bank": DistortionBank(kind, size=20)  # type: ignore[arg-type]
+    for kind in ("separation", "match")
+}
 DIMENSIONS = {"ps": "separation_dimension", "pm": "match_dimension", "log_pm": "match_dimension"}
 
 
@@ -64,10 +68,6 @@ def test_memory_changes_no_score_of_a_long_clip(
     # The least memory makes copies of five seconds of an encoder with a receptive field.
     segment = 7.5 if family == "mel" else 2.0
     estimates, references = recording(2 * segment)
-    banks = {
-        "separation_bank": DistortionBank(size=20),
-        "match_bank": DistortionBank("match", size=20),
-    }
     blocks, found = [], []
     original = Copies.encode
 
@@ -79,7 +79,7 @@ def test_memory_changes_no_score_of_a_long_clip(
     counts = []
     for memory in ("16MiB", "256MiB", "auto"):
         blocks.clear()
-        mapss = MAPSS(encoder, segment=segment, memory=memory, **banks)  # type: ignore[arg-type]
+        mapss = MAPSS(encoder, segment=segment, memory=memory, **BANKS)
         found.append(mapss(estimates, references))
         counts.append(len(blocks))
     assert counts[0] >= counts[1] >= counts[2] == 4
@@ -92,12 +92,8 @@ def test_memory_changes_no_score_of_a_long_clip(
 def test_a_transformer_receives_the_segment_and_describes_it(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "checkpoint", "wav2vec2", large=True)
     estimates, references = recording(6.0)
-    banks = {
-        "separation_bank": DistortionBank(size=8),
-        "match_bank": DistortionBank("match", size=8),
-    }
     scorers = [
-        MAPSS(str(tmp_path / "checkpoint"), segment=segment, **banks)  # type: ignore[arg-type]
+        MAPSS(str(tmp_path / "checkpoint"), segment=segment, **BANKS)
         for segment in (None, 3.0, 1.5)
     ]
     assert [scorer.describe()["segment"] for scorer in scorers] == [None, 3.0, 1.5]
@@ -106,3 +102,19 @@ def test_a_transformer_receives_the_segment_and_describes_it(tmp_path: Path) -> 
     for one in parts:
         assert torch.equal(one.active, whole.active)
         assert float((one.ps - whole.ps).abs().max()) > 1e-3  # it is another score
+
+
+@pytest.mark.slow
+def test_clips_longer_than_whispers_positions_are_scored_in_segments(tmp_path: Path) -> None:
+    # Positions for 3.2 s: a segment of 1 s with a second on each side fits in.
+    write_whisper(tmp_path, max_source_positions=160)
+    estimates, references = recording(4.2)
+    with pytest.raises(ValueError, match=r"accepts at most 3.2 s.*segment"):
+        MAPSS(tmp_path, **BANKS)(estimates, references)
+    with pytest.raises(ValueError, match=r"segment must be at most 1\.2 s"):
+        MAPSS(tmp_path, **BANKS, segment=2.0)(estimates, references)
+    with torch.no_grad():
+        scores = MAPSS(tmp_path, **BANKS, segment=1.0)(estimates, references)
+    assert scores.ps.shape == (1, 2, (67_200 - 400) // 320 + 1)
+    assert scores.active.any(-1).all()
+    assert 0.5 < float(scores.ps[scores.active].mean()) < 1.0

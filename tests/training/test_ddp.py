@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from test_losses import leaky, scorer, voices
-from test_metrics import pair, small
+from test_losses import leaky, voices
+from test_metrics import Weighted, pair, small
 from torch import Tensor, distributed, nn
 from torchmetrics import MetricCollection
 
@@ -42,7 +42,7 @@ def worker(rank: int, port: int, sent: bytes, results: Any) -> None:
     distributed.init_process_group("gloo", rank=rank, world_size=2)
     found |= {split: run_split(rank, split) for split in SPLITS}
     found["alone"] = run_alone(rank)
-    encoder = [x.clone() for x in scorer().encoder.buffers()]
+    weight = SCORER.encoder.function.weight.clone()
     for kind in WRAPS:
         trained, whole = wrapped(kind), wrapped(kind, "global")
         for name, silent in BATCHES.items():
@@ -52,7 +52,7 @@ def worker(rank: int, port: int, sent: bytes, results: Any) -> None:
             found[kind, name] = [g.numpy() for g in gradients(whole, *share(name, shares[rank]))]
             found[kind, name, "value"] = float(whole.value)
         found[kind, "state"] = sorted(trained.state_dict())
-    found["encoder"] = all(map(torch.equal, encoder, scorer().encoder.buffers()))
+    found["frozen"] = torch.equal(weight, SCORER.encoder.function.weight)
     results.put((rank, found))
     results.close()
     results.join_thread()
@@ -174,6 +174,9 @@ SHARES = {"uneven": ((0, 1, 2), (3,)), "silent": ((0, 1), (2, 3))}
 SILENT = {"uneven": (), "silent": (1, 2, 3)}
 
 
+SCORER = small(Weighted())  # whose encoder has weights, which stay as they are
+
+
 class Trained(nn.Module):
     """A model that holds its loss, as many do."""
 
@@ -181,7 +184,7 @@ class Trained(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.net = nn.Conv1d(2, 2, 1)
-        self.loss = MAPSSLoss(scorer(), reduction=reduction)
+        self.loss = MAPSSLoss(SCORER, reduction=reduction)
 
     def forward(self, waves: Tensor, references: Tensor) -> Tensor:
         return self.loss(self.net(waves), references)
@@ -219,7 +222,7 @@ def wrapped(kind: str, reduction: str = "mean") -> nn.Module:
 @pytest.mark.parametrize("kind", WRAPS)
 @pytest.mark.parametrize("name", BATCHES)
 def test_two_processes_average_their_gradients(found, kind, name):
-    assert found[0]["encoder"]
+    assert found[0]["frozen"]
     assert [name.removeprefix("module.") for name in found[0][kind, "state"]] == [
         "net.bias",
         "net.weight",

@@ -651,15 +651,6 @@ def test_random_frames_estimate_the_loss_without_bias():
 # ------------------------------------------------------------------------- the loss as a module
 
 
-def test_nothing_to_save_or_to_train():
-    model = nn.ModuleDict({"net": nn.Linear(2, 2), "loss": MAPSSLoss(scorer())})
-    assert sorted(model.state_dict()) == ["net.bias", "net.weight"]
-    assert len(list(model.parameters())) == 2
-    assert not list(model.buffers())
-    model.to("cpu").train()
-    assert not model["loss"].mapss.encoder.training
-
-
 DEFAULTS = {
     "bfloat16": lambda: torch.set_default_dtype(torch.bfloat16),
     "device": lambda: torch.set_default_device("meta"),
@@ -795,15 +786,6 @@ def test_metrics_of_one_scorer_take_banks_of_their_own_measures(references):
     expected = mapss(estimates, references).utterance()
     assert float(metrics[0][0].compute()) == pytest.approx(float(expected.clearance.mean()), 1e-4)
     assert float(metrics[1][0].compute()) == pytest.approx(float(expected.ps.mean()), 1e-4)
-
-
-def test_a_bank_of_other_measures_is_refused(references):
-    mapss = scorer()
-    bank = mapss.prepare(references, measures="decomposition")
-    other = MAPSS("mel", measures="match", separation_bank=mapss.separation_bank,
-                  match_bank=mapss.match_bank)  # fmt: skip
-    with pytest.raises(ValueError, match="prepared for decomposition"):
-        other(leaky(references), bank)
 
 
 def test_a_bank_serves_all_that_share_the_settings_of_its_measures(references):
