@@ -11,15 +11,14 @@ from torch_mapss.distortions import FAMILIES
 
 
 @pytest.mark.parametrize("kind", ["separation", "match"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_copies_and_pieces_lie_where_the_references_do(family: str, kind: str) -> None:
+def test_copies_and_pieces_lie_where_the_references_do(kind: str) -> None:
     with fake_device():
-        references = torch.empty(1, 2, 8000, device="cuda", requires_grad=True)
-        bank = DistortionBank(kind, only=[family], size=1)
+        references = torch.empty(1, 2, 4000, device="cuda", requires_grad=True)
+        bank = DistortionBank(kind, size=len(FAMILIES))  # one of each
         found = bank(references, 16_000)
         assert found.waveforms.device.type == found.mask.device.type == "cuda"
         assert not found.waveforms.requires_grad  # a bank is a constant: there is no backward pass
         measured = bank.measure(references, 16_000)
-        piece = references[..., 4000:]
-        made = bank.iterate(piece, 16_000, range(2), 4, measured=measured, start=4000)
-        assert {(x.device.type, x.shape[-1]) for _, x, _ in made} == {("cuda", 4000)}
+        piece = references[..., 2000:]
+        made = bank.iterate(piece, 16_000, range(2), 4, measured=measured, start=2000)
+        assert {(x.device.type, x.shape[-1]) for _, x, _ in made} == {("cuda", 2000)}
