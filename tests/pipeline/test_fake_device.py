@@ -76,7 +76,7 @@ def test_a_step_of_training_with_lengths() -> None:
 
 def test_scores_and_bounds_of_two_systems() -> None:
     estimates, references = signals(1, 3, requires_grad=False)
-    for found in SCORER.bound_systems([estimates, estimates], references):
+    for found in SCORER.bound_systems([estimates, estimates], SCORER.prepare(references)):
         parts = (found.scores.ps, *found.ps, *found.pm, *found.fidelity)
         assert {x.device.type for x in parts} == {"cuda"}
 
