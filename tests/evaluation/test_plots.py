@@ -47,12 +47,10 @@ def test_frame_scores_with_gaps_bands_and_gradients() -> None:
     ax, other = Figure().subplots(1, 2)
     widths = {"PS": torch.full((8,), 0.7)}
     plots.plot_scores(ax, TIMES, {"PS": values, "PM": holes}, widths)
-    whole, broken = (line for line in ax.lines if line.get_label() in ("PS", "PM"))
+    whole, broken = ax.lines
     np.testing.assert_allclose(whole.get_xdata(), TIMES.numpy())
     np.testing.assert_array_equal(np.isnan(broken.get_ydata()), holes.isnan().numpy())
-    # A frame between two gaps would be invisible as a line: it gets a dot.
-    dots = [line for line in ax.lines if line.get_marker() == "."][-1]
-    assert list(np.round(dots.get_xdata(), 4)) == [0.0725, 0.1125, 0.1525]
+    assert broken.get_marker() == "."  # a frame between two gaps would be invisible as a line
     outline = ax.collections[0].get_paths()[0].vertices  # a band stays within the range
     assert (outline[:, 1].min(), outline[:, 1].max() <= 1.0) == (0.0, True)
     assert (ax.get_ylim(), ax.get_ylabel(), ax.get_xlabel()) == ((0, 1), "PS\nPM", "time (s)")

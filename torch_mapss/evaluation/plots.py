@@ -164,11 +164,9 @@ def plot_scores(
     for name, values in scores.items():
         style = _STYLES[name in ("fidelity", "PM")]
         y = values.detach().cpu().numpy()
-        # Not clipped: a line along 0 or 1 would lose half its width to the frame.
-        ax.plot(x, y, label=name, zorder=3, clip_on=False, **style)
-        scored = np.pad(np.isfinite(y), 1)
-        alone = scored[1:-1] & ~scored[:-2] & ~scored[2:]  # a line needs two points
-        ax.plot(x[alone], y[alone], ".", color=style["color"], markersize=3, zorder=3)
+        # Dots, as wide as the line, for frames between gaps. Not clipped: a line along 0 or 1
+        # would lose half its width to the frame.
+        ax.plot(x, y, ".-", markersize=2, label=name, zorder=3, clip_on=False, **style)
         if half_widths and name in half_widths:
             half = half_widths[name].detach().cpu().numpy()
             low, high = (y - half).clip(0.0, 1.0), (y + half).clip(0.0, 1.0)
@@ -193,7 +191,6 @@ def spectrogram(wave: Tensor, size: int) -> Tensor:
         size,
         size // 4,
         window=torch.hann_window(size),
-        center=True,
         pad_mode="constant",
         return_complex=True,
     )
@@ -250,21 +247,13 @@ def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str
     positions = np.arange(len(names))
     figure = new_figure(2.0 + 0.85 * max(len(names), 2), 3.8)
     ax = figure.add_subplot()
-    grey = {"color": "#777777"}
+    lines = {name: {"color": "#777777"} for name in ("boxprops", "whiskerprops", "capprops")}
+    lines["medianprops"] = {"color": "#333333"}
     for position, system, group in zip(positions, rows["system"], rows["group"]):
         x = values[measure][system].dropna().to_numpy()
         many = len(x) > _MOST_POINTS
-        ax.boxplot(
-            [x],
-            positions=[position],
-            widths=0.55,
-            sym="." if many else "",
-            medianprops={"color": "#333333"},
-            boxprops=grey,
-            whiskerprops=grey,
-            capprops=grey,
-            manage_ticks=False,
-        )
+        where: dict[str, Any] = {"positions": [position], "widths": 0.55, "manage_ticks": False}
+        ax.boxplot([x], sym="." if many else "", **where, **lines)
         if not many:  # a fixed spread: equal data, equal picture
             spread = position + 0.16 * np.sin(np.arange(len(x)) * 2.4)
             ax.plot(spread, x, ".", color="#999999", markersize=4, zorder=2)
@@ -272,9 +261,8 @@ def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str
         ax.annotate(group, (position, 1.0), xycoords=("data", "axes fraction"), **above)
     bar: dict[str, Any] = {"color": _COLORS[0], "elinewidth": 2.5, "markersize": 5, "zorder": 5}
     ax.errorbar(positions + 0.36, rows["mean"], _ends(rows), fmt="D", **bar)
-    crowded = len(names) > 3 and max(map(len, names)) > 9
-    leaning: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    ax.set_xticks(positions, names, **(leaning if crowded else {}))
+    leaning = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    ax.set_xticks(positions, names, **(leaning if len(names) > 3 else {}))
     ax.set_xlim(-0.6, max(len(names), 1) - 0.4)
     _axis(ax, "y", measure, values[measure])
     plain_axes(ax, "y")
