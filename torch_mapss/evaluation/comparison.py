@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torch_mapss.core import checks
 from torch_mapss.evaluation import io, significance
 from torch_mapss.evaluation.comparison_tables import (
     APPROXIMATE,
@@ -29,7 +30,7 @@ from torch_mapss.evaluation.comparison_tables import (
 from torch_mapss.evaluation.manifest import CONTROL, short
 from torch_mapss.evaluation.measures import COLUMNS, label, text
 from torch_mapss.evaluation.protocol import relevant
-from torch_mapss.evaluation.results import Results, load_results, records
+from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.text_page import Page, Table
 
 if TYPE_CHECKING:
@@ -146,15 +147,14 @@ class Comparison:
         """Ranking, pairs and sources; those that have no row are left out."""
         percent = f"{100 * self.confidence:g} % interval"
         ranking = [
-            [label(row["measure"]), row["system"], str(row["n"])]
-            + [text(row["measure"], row["mean"]), _interval(row), row["group"]]
-            for row in records(self.ranking)
+            [label(r.measure), r.system, str(r.n), text(r.measure, r.mean), _interval(r), r.group]
+            for r in self.ranking.itertuples()
         ]
         pairs = [
-            [label(row["measure"]), f"{row['system_a']} - {row['system_b']}", str(row["n"])]
-            + [text(row["measure"], row["difference"]), _interval(row)]
-            + [f"{row['wins']}/{row['ties']}/{row['losses']}", f"{row['p_holm']:.2g}"]
-            for row in records(self.shown_pairs())
+            [label(r.measure), f"{r.system_a} - {r.system_b}", str(r.n)]
+            + [text(r.measure, r.difference), _interval(r)]
+            + [f"{r.wins}/{r.ties}/{r.losses}", f"{r.p_holm:.2g}"]
+            for r in self.shown_pairs().itertuples()
         ]
         names = self.sources["source"].unique()
         means = self.sources.set_index(["source", "system", "measure"])["mean"].to_dict()
@@ -222,10 +222,7 @@ class Comparison:
         from torch_mapss.evaluation import plots
 
         measure = self.measures[0] if measure is None else measure
-        if measure not in self._figures():
-            raise ValueError(
-                f"measure must be one of {', '.join(self._figures())}, got {measure!r}."
-            )
+        checks.check_choice(measure, "measure", [*self._figures()])
         draw = plots.system_scatter if measure == "scatter" else plots.system_boxes
         percent = f"{100 * self.confidence:g} %"
         return draw(self.values, self.ranking, *self._figures()[measure], percent)
@@ -272,10 +269,9 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
-def _interval(row: Mapping[str, Any]) -> str:
-    if np.isnan(row["low"]):
-        return "-"
-    return f"[{text(row['measure'], row['low'])}, {text(row['measure'], row['high'])}]"
+def _interval(row: Any) -> str:
+    low, high = (text(row.measure, end) for end in (row.low, row.high))
+    return "-" if low == "-" else f"[{low}, {high}]"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -319,11 +315,9 @@ def compare(
     """
     import pandas
 
-    for name, value in (("alpha", alpha), ("confidence", confidence)):
-        if not 0.0 < value < 1.0:
-            raise ValueError(f"{name} must lie between 0 and 1, got {value!r}.")
-    if weight not in WEIGHTS:
-        raise ValueError(f"weight must be one of {', '.join(WEIGHTS)}, got {weight!r}.")
+    checks.check_real(alpha, "alpha", "(0, 1)")
+    checks.check_real(confidence, "confidence", "(0, 1)")
+    checks.check_choice(weight, "weight", [*WEIGHTS])
     given = [results] if isinstance(results, Results | str | os.PathLike) else results
     loaded = [one if isinstance(one, Results) else load_results(one) for one in given]
     if not loaded:
@@ -383,7 +377,7 @@ def check_alike(results: Sequence[Results]) -> None:
             f"the references of mixture {name!r} are not the same audio; mixtures of different "
             "audio need names of their own (mixture_id)"
             for name in audio
-            if name in more and audio[name] != more[name]
+            if audio[name] != more.get(name, audio[name])
         ][:3]
         if unlike:
             raise ValueError(

@@ -168,8 +168,7 @@ def correlate(
     check_confidence(how.confidence)
     checks.check_choice(how.convention, "convention", CONVENTIONS)
     checks.check_whole(how.draws, "draws", 0)
-    if not -1.0 <= how.source_correlation <= 1.0:
-        raise ValueError(f"source_correlation must lie in [-1, 1], got {how.source_correlation}.")
+    checks.check_real(how.source_correlation, "source_correlation", "[-1, 1]")
     outputs = scored_outputs(results, rivals)
     given = load_ratings(ratings, columns, how.cluster)
     joined = join(outputs, given, sources=sources, controls=controls)

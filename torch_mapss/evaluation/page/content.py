@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torch_mapss.core.checks import warn_user
+from torch_mapss.core.checks import check_real, warn_user
 from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.comparison import compare_ranked
 from torch_mapss.evaluation.measures import COLUMNS, label
@@ -65,8 +65,7 @@ def write_page(
         ImportError: plotly or Pillow is missing.
         ValueError: no folder of results, an option out of range, or no place to write to.
     """
-    if not 0.0 <= embed_mb <= 1000.0:
-        raise ValueError(f"embed_mb must lie in [0, 1000], got {embed_mb}.")
+    check_real(embed_mb, "embed_mb", "[0, 1000]")
     try:
         import PIL.Image  # noqa: F401
         from plotly.offline import get_plotlyjs
