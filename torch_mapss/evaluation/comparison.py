@@ -146,15 +146,17 @@ class Comparison:
     def _page(self) -> Page:
         """Ranking, pairs and sources; those that have no row are left out."""
         percent = f"{100 * self.confidence:g} % interval"
+        ranked: Any = self.ranking.itertuples()
+        tested: Any = self.shown_pairs().itertuples()
         ranking = [
             [label(r.measure), r.system, str(r.n), text(r.measure, r.mean), _interval(r), r.group]
-            for r in self.ranking.itertuples()
+            for r in ranked
         ]
         pairs = [
             [label(r.measure), f"{r.system_a} - {r.system_b}", str(r.n)]
             + [text(r.measure, r.difference), _interval(r)]
             + [f"{r.wins}/{r.ties}/{r.losses}", f"{r.p_holm:.2g}"]
-            for r in self.shown_pairs().itertuples()
+            for r in tested
         ]
         names = self.sources["source"].unique()
         means = self.sources.set_index(["source", "system", "measure"])["mean"].to_dict()
@@ -223,9 +225,10 @@ class Comparison:
 
         measure = self.measures[0] if measure is None else measure
         checks.check_choice(measure, "measure", [*self._figures()])
-        draw = plots.system_scatter if measure == "scatter" else plots.system_boxes
+        draw: Any = plots.system_scatter if measure == "scatter" else plots.system_boxes
         percent = f"{100 * self.confidence:g} %"
-        return draw(self.values, self.ranking, *self._figures()[measure], percent)
+        figure: Figure = draw(self.values, self.ranking, *self._figures()[measure], percent)
+        return figure
 
     def _figures(self) -> dict[str, tuple[str, ...]]:
         """The measures of every figure that can be drawn."""

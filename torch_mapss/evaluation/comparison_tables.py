@@ -176,7 +176,8 @@ def _ranked(
     means = means.sort_values("mean", ascending=lower, kind="stable")
     different = np.zeros((len(means), len(means)), dtype=bool)
     different[np.triu_indices(len(means), 1)] = pairs["p_holm"] <= alpha
-    groups = significance.letters((different | different.T)[np.ix_(means.index, means.index)])
+    order = means.index.to_numpy(int)
+    groups = significance.letters((different | different.T)[np.ix_(order, order)])
     too_small = len(means) > 1 and significance.least_holm_p(*family_of(pairs, alpha)) > alpha
     notes = []
     for name, n in zip(means["system"], means["n"]):

@@ -283,7 +283,7 @@ def _correlated(
     for one in estimates(stimuli, keys, pooling, options):
         ends, counted = {"low": one.low, "high": one.high}, one.stimuli
         if len(one.measures) == 2:
-            row = dict(zip(("measure_a", "measure_b"), one.measures)) | ends
+            row: dict[str, Any] = {**dict(zip(("measure_a", "measure_b"), one.measures)), **ends}
             row |= {"method": one.method, "clusters": one.clusters, "difference": one.value}
             differences.append(row)
             continue
@@ -322,16 +322,17 @@ def _errors(stimuli: DataFrame, name: str, options: Options) -> dict[str, float]
     if not len(table) or not np.isfinite(table).all():
         return {}
     units = stimuli.groupby("unit").indices.values()
-    given = [_padded(column[unit] for unit in units) for column in table.T]
+    x, radius, half, m = (_padded(column[unit] for unit in units) for column in table.T)
     tracks = stimuli.drop_duplicates("unit").sort_values("unit").groupby("track").indices.values()
     found = {}
     for method, kind in zip(METHODS, ("spearman", "pearson")):
-        one = correlation_bounds(
-            *given, options.confidence, kind, convention=options.convention, seed=options.seed
+        how: dict[str, Any] = {"convention": options.convention, "seed": options.seed}
+        one = correlation_bounds(x, radius, half, m, options.confidence, kind, **how)
+        value, wide, narrow = (
+            _padded(part.numpy()[track] for track in tracks)
+            for part in (one.value, one.radius, one.half_width)
         )
-        parts = (part.numpy() for part in (one.value, one.radius, one.half_width))
-        by_track = (_padded(part[track] for track in tracks) for part in parts)
-        whole = scenario_bounds(*by_track, options.source_correlation)
+        whole = scenario_bounds(value, wide, narrow, options.source_correlation)
         found[f"{method}_radius"] = float(whole.radius)
         found[f"{method}_half_width"] = float(whole.half_width)
     return found

@@ -247,7 +247,9 @@ def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str
     positions = np.arange(len(names))
     figure = new_figure(2.0 + 0.85 * max(len(names), 2), 3.8)
     ax = figure.add_subplot()
-    lines = {name: {"color": "#777777"} for name in ("boxprops", "whiskerprops", "capprops")}
+    lines: dict[str, Any] = {
+        key: {"color": "#777777"} for key in ("boxprops", "whiskerprops", "capprops")
+    }
     lines["medianprops"] = {"color": "#333333"}
     for position, system, group in zip(positions, rows["system"], rows["group"]):
         x = values[measure][system].dropna().to_numpy()
@@ -261,7 +263,7 @@ def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str
         ax.annotate(group, (position, 1.0), xycoords=("data", "axes fraction"), **above)
     bar: dict[str, Any] = {"color": _COLORS[0], "elinewidth": 2.5, "markersize": 5, "zorder": 5}
     ax.errorbar(positions + 0.36, rows["mean"], _ends(rows), fmt="D", **bar)
-    leaning = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    leaning: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     ax.set_xticks(positions, names, **(leaning if len(names) > 3 else {}))
     ax.set_xlim(-0.6, max(len(names), 1) - 0.4)
     _axis(ax, "y", measure, values[measure])
@@ -295,9 +297,9 @@ def system_scatter(values: _Values, ranking: DataFrame, x: str, y: str, percent:
         ax.plot(values[x][name], values[y][name], rasterized=many, **small, **style)
         own = ranking[ranking["system"] == name].set_index("measure").loc[[x, y]]
         if own["mean"].notna().all():
-            bars = dict(zip(("xerr", "yerr"), _ends(own).T[:, :, None]))
+            (mean_x, mean_y), (width, height) = own["mean"], _ends(own).T[:, :, None]
             large["label"] = short_name(str(name), _LONGEST_NAME)
-            ax.errorbar(*own["mean"].to_numpy()[:, None], **bars, **large, **style)
+            ax.errorbar(mean_x, mean_y, height, width, **large, **style)
     _axis(ax, "x", x, values[x])
     _axis(ax, "y", y, values[y])
     plain_axes(ax, "both")
