@@ -84,7 +84,7 @@ def read_set(
         mono, channels = audio.to_mono(samples), len(samples)
         parts = audio.resample(samples if each else mono.unsqueeze(0), found, rate)
         wave = parts.mean(0) if len(parts) > 1 else parts[0]
-        lost = 0.0 if each else _cancelled(samples, mono)
+        lost = 0.0 if each or channels == 1 else _cancelled(samples, mono)
         clips.append(Clip(wave, parts, name, path, found, channels, samples.shape[-1], lost))
     return tuple(clips)
 
