@@ -87,7 +87,8 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
         seed: equal seeds choose equal pages.
 
     Returns:
-        The rows of scores.csv that are rated together, page by page.
+        The rows of scores.csv that are rated together, page by page; none whose file is the
+        reference, which webMUSHRA adds itself.
 
     Raises:
         ValueError: a count below 1, or nothing that is scored.
@@ -95,7 +96,6 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}.")
     scored = results.scores[results.scores["status"] == "ok"]
-    # webMUSHRA adds the reference itself.
     made, true = (
         scored[role].map(lambda path: results.sha256.get(path, path))
         for role in ("estimate", "reference")
