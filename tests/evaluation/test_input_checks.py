@@ -138,9 +138,9 @@ def test_low_rates_are_told(tmp_path: Path, mapss: MAPSS) -> None:
 
 @pytest.mark.parametrize("rate", [1000, 3999, 400_000])
 def test_absurd_rates_are_refused(tmp_path: Path, mapss: MAPSS, rate: int) -> None:
-    with pytest.raises(ValueError, match=f"sample_rate must be .*{rate}"):
+    with pytest.raises(ValueError, match=f"sample_rate.* must be .*{rate}"):
         evaluate(estimates=TRUTH, references=TRUTH, sample_rate=rate, mapss=mapss)
-    with pytest.raises(ValueError, match=f"sample_rate must be .*{rate}"):
+    with pytest.raises(ValueError, match=f"sample_rate.* must be .*{rate}"):
         MAPSS("mel", sample_rate=rate)
     paths = [write(tmp_path / f"{k}.wav", wave, rate) for k, wave in enumerate(TRUTH)]
     with pytest.raises(ValueError, match=rf"0\.wav' must be .*{rate}"):
