@@ -52,14 +52,14 @@ def vibrato_error(frequency: float, rate: int) -> float:
     clock = torch.arange(rate, dtype=torch.float64) / rate
     warped = clock + 0.02 / (2 * math.pi * 5) * torch.sin(2 * math.pi * 5 * clock)
     expected = torch.sin(2 * math.pi * frequency * warped)
-    heard = distortions.vibrato(sine(frequency, rate), rate, rate=5.0, depth=0.02)
+    heard = distortions.pitch.vibrato(sine(frequency, rate), rate, rate=5.0, depth=0.02)
     inner = slice(rate // 8, -rate // 8)
     return 10 * math.log10(float((heard - expected)[inner].square().mean() / 0.5))
 
 
 def pitch_error(semitones: int, rate: int) -> float:
     """Deviation of a shifted 440 Hz sine in cents, from its phase over half a second."""
-    heard = distortions.shift_pitch(sine(440, rate), rate, semitones=semitones)
+    heard = distortions.pitch.shift_pitch(sine(440, rate), rate, semitones=semitones)
     expected = 440 * 2 ** (semitones / 12)
     clock = torch.arange(rate, dtype=torch.float64) / rate
     turning = heard * torch.exp(-2j * math.pi * expected * clock)

@@ -43,7 +43,7 @@ def decomposition_errors(options: Options, *, scores: bool = False) -> Score:
         steps = whole_steps(settings.time)
         graphs = output_graphs(points, may_sync)
         given = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
-        errors = _standard_errors(graphs, _members(points), settings.alpha, steps)
+        errors = _standard_errors(graphs, points, settings.alpha, steps)
         shape = points.frames, len(points.attributed)
         found: dict[str, Tensor] = {}
         for name, error in errors.items():
@@ -57,19 +57,10 @@ def decomposition_errors(options: Options, *, scores: bool = False) -> Score:
     return score
 
 
-def _members(points: Points) -> Tensor:
-    """(G, S, P) bool, the distortions in the graph of every output."""
-    _, present = presence(points)
-    members = present[..., 1:].unsqueeze(1)
-    return members.expand(-1, len(points.attributed), -1, -1).flatten(0, 1)
-
-
-def _standard_errors(
-    graphs: Graphs, members: Tensor, alpha: float, steps: int
-) -> dict[str, Tensor]:
+def _standard_errors(graphs: Graphs, points: Points, alpha: float, steps: int) -> dict[str, Tensor]:
     """Of clearance and fidelity (G,), in batches of graphs of bounded memory."""
-    g, n = graphs.present.shape
-    s, p = members.shape[1:]
+    (g, n), s, p = graphs.present.shape, points.sources, points.members
+    members = presence(points)[1][..., 1:].repeat_interleave(len(points.attributed), 0)
     left_out = torch.eye(s * p, dtype=torch.bool, device=members.device)
     left_out = torch.nn.functional.pad(left_out, (n - s * p, 0))  # the distortions come last
     size = max(1, BATCH_BYTES // (8 * 6 * s * p * n * (1 + graphs.foreign.shape[-1])))

@@ -108,7 +108,13 @@ def bank_correlation(
     """
     settings = map_settings(**options)
     points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    total = run(points, settings, read_map(_lag_sum))["total"]
+
+    def lag_sum(embedding: Embedding, points: Points, _: Settings) -> dict[str, Tensor]:
+        _, clusters = split_points(embedding.coordinates, points)
+        _, present = presence(points)
+        return {"total": bartlett_sum(clusters, present, embedding.dimension)}
+
+    total = run(points, settings, read_map(lag_sum))["total"]
     return BankCorrelation(total, 1.0 / (1.0 + 2.0 * total).clamp(min=1.0))
 
 
@@ -207,9 +213,3 @@ def kolmogorov_tail(statistic: Tensor, count: Tensor) -> Tensor:
     root = count.clamp(min=1).to(statistic.dtype).sqrt()
     argument = (root + 0.12 + 0.11 / root) * statistic
     return torch.from_numpy(kolmogorov(argument.cpu().numpy())).to(statistic.device)
-
-
-def _lag_sum(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
-    _, clusters = split_points(embedding.coordinates, points)
-    _, present = presence(points)
-    return {"total": bartlett_sum(clusters, present, embedding.dimension)}

@@ -38,15 +38,5 @@ Example:
 from __future__ import annotations
 
 from torch_mapss.core.diffusion_map import DiffusionMap, diffusion_map
-from torch_mapss.core.gamma import gammaincc, log_gammaincc
-from torch_mapss.core.pooling import masked_mean, pool_match, pool_separation
 
-__all__ = [
-    "DiffusionMap",
-    "diffusion_map",
-    "gammaincc",
-    "log_gammaincc",
-    "masked_mean",
-    "pool_match",
-    "pool_separation",
-]
+__all__ = ["DiffusionMap", "diffusion_map"]

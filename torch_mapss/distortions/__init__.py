@@ -26,32 +26,8 @@ Modules:
 
 from __future__ import annotations
 
-from torch_mapss.distortions.additive import add_noise, add_tone
 from torch_mapss.distortions.bank import DistortionBank
 from torch_mapss.distortions.bank_members import FAMILIES
 from torch_mapss.distortions.distortion import Distorted, Distortion, Measured
-from torch_mapss.distortions.dynamics import clip, gate, tremolo
-from torch_mapss.distortions.echoes import comb, echo, reverberate
-from torch_mapss.distortions.filters import highpass, lowpass, notch
-from torch_mapss.distortions.pitch import shift_pitch, vibrato
 
-__all__ = [
-    "FAMILIES",
-    "Distorted",
-    "Distortion",
-    "DistortionBank",
-    "Measured",
-    "add_noise",
-    "add_tone",
-    "clip",
-    "comb",
-    "echo",
-    "gate",
-    "highpass",
-    "lowpass",
-    "notch",
-    "reverberate",
-    "shift_pitch",
-    "tremolo",
-    "vibrato",
-]
+__all__ = ["FAMILIES", "Distorted", "Distortion", "DistortionBank", "Measured"]

@@ -157,12 +157,10 @@ class ReferenceBank:
 
     def __repr__(self) -> str:
         """Five lines, for ``print``."""
-        lengths = sorted(set(self.lengths))
-        span = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+        span = " to ".join(map(str, sorted({min(self.lengths), max(self.lengths)})))
         scored = sum(len(group.scored) for group in self.groups)
-        encoders = {
-            str(x["encoder"]).split(" (")[0] for x in self.settings.values() if "encoder" in x
-        }
+        named = (str(x["encoder"]) for x in self.settings.values() if "encoder" in x)
+        encoders = {name.split(" (")[0] for name in named}
         return (
             f"ReferenceBank({self.batch} mixtures of {self.sources} sources, {span} samples,\n"
             f"  measures: {', '.join(self.measures)},\n"

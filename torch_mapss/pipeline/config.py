@@ -176,13 +176,9 @@ class Grid(NamedTuple):
     hop: int
     receptive_field: int  # of the widest encoder
 
-    def skip(self, encoder: Any) -> int:
-        """Frames that an encoder has before the first shared one."""
-        return (self.receptive_field - encoder.receptive_field) // (2 * self.hop)
-
     def shared(self, embeddings: Tensor, encoder: Any) -> Tensor:
         """The shared frames of an encoder's (..., F, M)."""
-        skip = self.skip(encoder)
+        skip = (self.receptive_field - encoder.receptive_field) // (2 * self.hop)
         return embeddings[..., skip : embeddings.shape[-2] - skip, :]
 
 

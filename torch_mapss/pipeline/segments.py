@@ -219,7 +219,7 @@ def spans(
     wanted[frames.cpu()] = True
     grid, budget = config.grid, config.budget(frames.device)
     local = all(config.encoder_of(name).local for name in measures)
-    most = max(1, budget.embeddings // max(1, _frame_bytes(config, group, measures)))
+    most = max(1, budget.embeddings // _frame_bytes(config, group, measures))
     if local:  # as long as making its copies allows, too
         seconds = max(SHORTEST_BLOCK, budget.samples / PIECES / grid.sample_rate)
         most = min(most, max(1, round(seconds * grid.sample_rate / grid.hop)))
@@ -244,12 +244,10 @@ def segments(frames: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _frame_bytes(config: Config, group: Group, measures: Sequence[str]) -> int:
-    """Bytes of one frame's embeddings, for the largest plan."""
-    sizes = [0]
-    for plan in plans(config, measures):
-        for name, places in plan.users.items():
-            encoder = config.encoder_of(name)
-            features = encoder.feature_size or encoder.receptive_field
-            points = group.waveforms.shape[1] * (len(places) + 1)
-            sizes.append(points * features * group.waveforms.element_size())
-    return max(sizes)
+    """Bytes of one frame's embeddings, for the largest measure."""
+    sizes = [1]
+    for name in measures:
+        encoder = config.encoder_of(name)
+        points = len(config.bank_of(name).names(config.grid.sample_rate)) + 1
+        sizes.append(points * (encoder.feature_size or encoder.receptive_field))
+    return max(sizes) * group.waveforms.shape[1] * group.waveforms.element_size()
