@@ -110,8 +110,7 @@ def bank_correlation(
     points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
 
     def lag_sum(embedding: Embedding, points: Points, _: Settings) -> dict[str, Tensor]:
-        _, clusters = split_points(embedding.coordinates, points)
-        _, present = presence(points)
+        clusters, present = split_points(embedding.coordinates, points)[1], presence(points)[1]
         return {"total": bartlett_sum(clusters, present, embedding.dimension)}
 
     total = run(points, settings, read_map(lag_sum))["total"]

@@ -246,25 +246,20 @@ def diffusion_map(
         if bool(broken.any()):  # one non-finite matrix makes an entire batched ``eigh`` fail
             frame, point = (int(index) for index in broken.nonzero()[0])
             raise NonFiniteError(f"point {point}", frame, lead)
-        return _assemble(x, part, valid, settings, lead)
-
-
-def _assemble(
-    x: Tensor, part: Tensor, valid: Tensor | None, settings: Settings, lead: torch.Size
-) -> DiffusionMap:
-    kernel, _, degenerate, _ = _kernel(x, [part], valid, settings, True)
-    s, root = Operator.apply(kernel, valid, settings.alpha)
-    n = x.shape[-2]
-    phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
-        s, _count(x, valid), settings, n - 1, False
-    )
-    scale = _row_scale(root, settings.convention)
-    no_map = degenerate[:, None, None]
-    every = _all_coordinates(vectors, eigenvalues, scale.detach(), settings.time)
-    return DiffusionMap(
-        eigenvalues=torch.where(degenerate.unsqueeze(-1), 0.0, eigenvalues).reshape(*lead, n - 1),
-        dimension=torch.where(degenerate, 1, dimension).reshape(lead),
-        stationary=root.square().reshape(*lead, n),
-        retained=torch.where(no_map, 0.0, phi * scale.unsqueeze(-1)).reshape(*lead, n, n - 1),
-        coordinates=torch.where(no_map, 0.0, every).reshape(*lead, n, n - 1).detach(),
-    )
+        kernel, _, degenerate, _ = _kernel(x, [part], valid, settings, True)
+        s, root = Operator.apply(kernel, valid, settings.alpha)
+        phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
+            s, _count(x, valid), settings, n - 1, False
+        )
+        scale = _row_scale(root, settings.convention)
+        coordinates = _all_coordinates(vectors, eigenvalues, scale.detach(), settings.time)
+        retained = torch.where(degenerate[:, None, None], 0.0, phi * scale.unsqueeze(-1))
+        coordinates = torch.where(degenerate[:, None, None], 0.0, coordinates).detach()
+        eigenvalues = torch.where(degenerate.unsqueeze(-1), 0.0, eigenvalues)
+        return DiffusionMap(
+            eigenvalues=eigenvalues.reshape(*lead, n - 1),
+            dimension=torch.where(degenerate, 1, dimension).reshape(lead),
+            stationary=root.square().reshape(*lead, n),
+            retained=retained.reshape(*lead, n, n - 1),
+            coordinates=coordinates.reshape(*lead, n, n - 1),
+        )

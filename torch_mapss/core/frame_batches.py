@@ -186,18 +186,15 @@ class _Recomputed(torch.autograd.Function):
         leaves = [x.detach().requires_grad_(w) for x, w in zip(saved, wanted)]
         with torch.enable_grad():
             results = ctx.values(*leaves)
-        live = [(r, g) for r, g in zip(results, gradients) if r.requires_grad]
+        live = [(r, g.detach()) for r, g in zip(results, gradients) if r.requires_grad]
         if not live:
             return (None,) * (len(leaves) + 1)
         outputs, weights = zip(*live)
-        chosen = [leaf for leaf, w in zip(leaves, wanted) if w]
-        plain = [weight.detach() for weight in weights]
-        found = torch.autograd.grad(outputs, chosen, plain, allow_unused=True)
-        inputs = [x for x, w in zip(saved, wanted) if w]
-        guarded = iter(
-            g if g is None else once(g, "scores of frames", x) for g, x in zip(found, inputs)
-        )
-        return None, *(next(guarded) if w else None for w in wanted)
+        chosen = [leaf for leaf in leaves if leaf.requires_grad]
+        found = iter(torch.autograd.grad(outputs, chosen, weights, allow_unused=True))
+        every = [next(found) if w else None for w in wanted]
+        what = "scores of frames"
+        return None, *(g if g is None else once(g, what, x) for g, x in zip(every, saved))
 
 
 def _joined(work: Started) -> dict[str, Tensor]:

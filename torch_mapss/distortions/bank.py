@@ -116,7 +116,7 @@ class DistortionBank:
             sample_rate: In Hz; leaves out members that need a higher one (a notch at 8 kHz exists
                 from 16 kHz on). None names all.
         """
-        return tuple(member.name for member in self._available(sample_rate))
+        return tuple(member.name for member in self.available(sample_rate))
 
     @with_torch_defaults
     def __call__(
@@ -188,7 +188,7 @@ class DistortionBank:
         Raises:
             ValueError: If a member does not state it.
         """
-        members = self._available(sample_rate)
+        members = self.available(sample_rate)
         unknown = [member.name for member in members if member.reach is None]
         if unknown:
             raise ValueError(
@@ -207,7 +207,7 @@ class DistortionBank:
         start: int = 0,
     ) -> CopyTask:
         sample_rate = check_whole(sample_rate, "sample_rate", LOWEST_SAMPLE_RATE)
-        members = self._available(sample_rate)
+        members = self.available(sample_rate)
         references = check_references(references).detach()
         count = references.shape[-2]
         indices = tuple(range(count)) if sources is None else tuple(int(s) for s in sources)
@@ -264,7 +264,8 @@ class DistortionBank:
                 copies = task.copies(part, found)
             yield part, copies, found.mask[..., part]
 
-    def _available(self, sample_rate: int | None) -> tuple[Distortion, ...]:
+    def available(self, sample_rate: int | None) -> tuple[Distortion, ...]:
+        """The members that exist at a sample rate in Hz; None: all."""
         rate = math.inf if sample_rate is None else sample_rate
         return tuple(member for member in self.members if rate >= member.lowest_rate)
 

@@ -284,18 +284,14 @@ class Config:
     @cached_property
     def grid(self) -> Grid:
         """The frames of all measures; ValueError where the encoders share none."""
-        every = [slot.frames for slot in self.encoders.values()]
-        rate, hop = every[0].sample_rate, every[0].hop
-        wide = max(frames.receptive_field for frames in every)
-        if any(
-            (frames.sample_rate, frames.hop) != (rate, hop)
-            or (wide - frames.receptive_field) % (2 * hop)
-            for frames in every
-        ):
+        every = {name: slot.frames for name, slot in self.encoders.items()}
+        (rate, hop), *others = {(frames.sample_rate, frames.hop) for frames in every.values()}
+        wide = max(frames.receptive_field for frames in every.values())
+        if others or any((wide - f.receptive_field) % (2 * hop) for f in every.values()):
             listed = ", ".join(
-                f"{name} {slot.name!r} ({frames.sample_rate} Hz, hop {frames.hop}, receptive field "
-                f"{frames.receptive_field})"
-                for (name, slot), frames in zip(self.encoders.items(), every)
+                f"{name} {self.encoders[name].name!r} ({frames.sample_rate} Hz, hop {frames.hop}, "
+                f"receptive field {frames.receptive_field})"
+                for name, frames in every.items()
             )
             raise ValueError(
                 f"all encoders must share rate, hop and frame centres, got {listed}. Score them in "

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torch_mapss.distortions import Distortion, DistortionBank, Measured
+from torch_mapss.distortions import DistortionBank, Measured
 from torch_mapss.encoders import Encoder
 from torch_mapss.encoders.base import broken, is_usable
 from torch_mapss.pipeline.config import Config
@@ -62,19 +62,18 @@ class Plan(NamedTuple):
 
 def plans(config: Config, measures: Sequence[str]) -> list[Plan]:
     """What to make for some measures; a bank whose members another one has is not made itself."""
-    found: list[tuple[Plan, dict[Distortion, int]]] = []
+    rate, found = config.grid.sample_rate, list[Plan]()
     for measure in sorted(with_encoder(measures), key=lambda each: -len(config.bank_of(each.name))):
         bank = config.bank_of(measure.name)
-        members = [m for m in bank.members if config.grid.sample_rate >= m.lowest_rate]
-        for plan, places in found:
-            if plan.bank.seed == bank.seed and all(member in places for member in members):
-                plan.users[measure.name] = [places[member] for member in members]
+        members = bank.available(rate)
+        for plan in found:
+            made = plan.bank.available(rate)
+            if plan.bank.seed == bank.seed and all(member in made for member in members):
+                plan.users[measure.name] = [made.index(member) for member in members]
                 break
         else:
-            every = list(range(len(members)))
-            plan = Plan(measure.name, bank, {measure.name: every})
-            found.append((plan, {member: place for place, member in enumerate(members)}))
-    return [plan for plan, _ in found]
+            found.append(Plan(measure.name, bank, {measure.name: list(range(len(members)))}))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------
