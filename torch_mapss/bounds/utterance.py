@@ -162,9 +162,7 @@ def _frames(
     radius: Tensor, tail: Tensor, active: Tensor | None, frames: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Radius, tail, active of one shape (..., F); the bounds 0 where inactive."""
-    given = {"radius": radius, "tail": tail}
-    if frames is not None:
-        given["frames"] = frames
+    given = {"radius": radius, "tail": tail} | ({} if frames is None else {"frames": frames})
     for name, values in given.items():
         checks.check_floating(values, name)
     if len({x.shape for x in given.values()}) > 1 or radius.ndim < 1 or radius.shape[-1] == 0:

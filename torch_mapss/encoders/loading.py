@@ -124,14 +124,10 @@ def _hub_folder(name: str, local_files_only: bool, cache_dir: str | None, weight
     import huggingface_hub
 
     def fetch(local: bool) -> Path:
-        folder = Path()
+        options: dict[str, Any] = {"cache_dir": cache_dir, "local_files_only": local}
         for patterns in _WEIGHTS if weights else ((),):  # pickles only without safetensors
-            files = [CONFIG, PREPROCESSOR, *patterns]
-            folder = Path(
-                huggingface_hub.snapshot_download(
-                    name, allow_patterns=files, cache_dir=cache_dir, local_files_only=local
-                )
-            )
+            options["allow_patterns"] = [CONFIG, PREPROCESSOR, *patterns]
+            folder = Path(huggingface_hub.snapshot_download(name, **options))
             if _weight_files(folder):
                 break
         return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from torch_mapss.pipeline.config import (
 from torch_mapss.pipeline.inputs import Call, validate, validate_references
 from torch_mapss.pipeline.measures import checked_measures
 from torch_mapss.pipeline.memory import checked_memory
-from torch_mapss.pipeline.prepare import prepare, prepared, warn_unscored
+from torch_mapss.pipeline.prepare import prepare, warn_unscored, with_bank
 from torch_mapss.pipeline.score import OnSegment, bounding, score, scoring
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
 
@@ -144,7 +143,6 @@ class MAPSS(nn.Module):
         rate = fs if sample_rate is None else sample_rate
         if rate is not None:
             rate = audio.check_source_rate(rate, "sample_rate (fs)")
-        steady = "At 1 and above a steady source is active nowhere; 0.1 is the default."
         #: All settings, as the functions of the pipeline take them.
         self.config = Config(
             encoders=encoder_slots(encoder, match_encoder, decomposition_encoder, loading),
@@ -155,7 +153,7 @@ class MAPSS(nn.Module):
             trim=trim,
             align_polarity=align_polarity,
             loudness=checks.check_real(loudness, "loudness", "[-70, 0]"),
-            activity=checks.check_real(activity, "activity", "[0, 1)", steady),
+            activity=checks.check_real(activity, "activity", "[0, 1)", "0.1 is the default."),
             check_finite=check_finite,
             given_segment=checked_segment(segment),
             memory=checked_memory(memory),
@@ -301,7 +299,7 @@ class MAPSS(nn.Module):
         """
         config = self.config
         call = validate(config, estimates, references, attributed, lengths, measures, frames)
-        call = prepared(config, call, warn=True)
+        call = with_bank(config, call, warn=True)
         return score(config, [call], scoring(config), frames, generator)[0]
 
     @with_torch_defaults
@@ -342,7 +340,7 @@ class MAPSS(nn.Module):
         config = self.config
         task = bounding(config, confidence, convention, options)
         call = validate(config, estimates, references, attributed, lengths, measures, frames)
-        call = prepared(config, call, warn=True)
+        call = with_bank(config, call, warn=True)
         return score(config, [call], task, frames, generator)[0]
 
     # ------------------------------------------------------------------------- several systems
@@ -449,15 +447,9 @@ def resolve(
     """The MAPSS given, or one made of the other arguments that computes no more than ``measures``.
 
     Raises:
-        TypeError: ``mapss`` is something else, or there is no such option.
+        TypeError: ``mapss`` is something else, or MAPSS has no such option.
         ValueError: both are given.
     """
-    unknown = sorted(set(options) - (set(inspect.signature(MAPSS).parameters) - {"measures"}))
-    if unknown:
-        raise TypeError(
-            f"unknown options {', '.join(unknown)}: those of MAPSS but for measures may be given, "
-            "beside the arguments of the class or function itself."
-        )
     if mapss is None:
         return MAPSS(encoder, **options, measures=measures)
     if not isinstance(mapss, MAPSS):

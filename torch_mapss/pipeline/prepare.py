@@ -22,7 +22,7 @@ from torch_mapss.pipeline.memory import explained
 from torch_mapss.pipeline.segments import deferred_group
 
 
-def prepared(config: Config, call: Call, warn: bool = False) -> Call:
+def with_bank(config: Config, call: Call, warn: bool = False) -> Call:
     """The call with a bank: references that came as waveforms are distorted and encoded."""
     if call.references is None:
         return call

@@ -54,12 +54,6 @@ def bounding(
     """Bounds, and scores read off the same maps; see :meth:`torch_mapss.MAPSS.bounds`."""
     from torch_mapss.bounds import frames as bounds
 
-    unknown = set(options) - set(bounds.Options._fields)
-    if unknown:
-        raise TypeError(
-            f"bounds takes no {', '.join(sorted(unknown))}; it takes "
-            f"{', '.join(bounds.Options._fields)}."
-        )
     convention = convention or config.settings.convention
     checked = bounds.check_options(bounds.Options(confidence, convention, **options))
     functions = {
@@ -100,32 +94,34 @@ def score(
         graph = any(call.wants_gradient for call in calls)
         chosen = choose(bank, frames, generator)
         memory = config.budget(bank.device)
-        started: list[tuple[FrameScores, Block | Span, Started]] = []
-        for place, block in blocks(config, bank, chosen, measures, graph, on_segment):
+        started: list[tuple[FrameScores, Tensor, Started]] = []
+        for number, block in blocks(config, bank, chosen, measures, graph, on_segment):
+            items = devices.placed(block.group.items, bank.device)[block.item]
+            place = items * bank.frames + block.frame
             active = block.group.active[block.item, :, block.frame]  # (n, S)
             scored = [scored_estimates(block, active, call) for call in calls]
             for name, held, usable in block.bank(measures):
                 for k, call in enumerate(calls):
-                    outputs = block.outputs(name, estimates[k][place])
+                    outputs = block.outputs(name, estimates[k][number])
                     points, finite = points_of(held, active, outputs, call.attributed)
                     scored[k] = scored[k] & (finite & usable).unsqueeze(-1)
                     work = start(points, task.settings, task.functions[name], memory.frames)
-                    started.append((written[k], block, work))
+                    started.append((written[k], place, work))
                 if not graph:
                     write(started)
                     started = []
             for scores, which in zip(written, scored):
-                scores.write("active", block.group, block.item, block.frame, which)
+                scores.write("active", place, which)
         write(started)
     return [task.record(call, each) for call, each in zip(calls, written)]
 
 
-def write(started: Sequence[tuple[FrameScores, Block | Span, Started]]) -> None:
+def write(started: Sequence[tuple[FrameScores, Tensor, Started]]) -> None:
     """Write what was started to where it belongs; an accelerator is read once for all."""
     results = finish([work for *_, work in started])
-    for (scores, block, _), values in zip(started, results):
+    for (scores, place, _), values in zip(started, results):
         for name, value in values.items():
-            scores.write(name, block.group, block.item, block.frame, value)
+            scores.write(name, place, value)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -180,19 +176,19 @@ def blocks(
     graph: bool,
     on_segment: OnSegment | None,
 ) -> Iterator[tuple[int, Block | Span]]:
-    """The chosen frames, as many at a time as memory allows, with the place of their group."""
+    """The chosen frames, as many at a time as memory allows, with the number of their group."""
     most = config.budget(bank.device).gathered
-    for place, (group, where) in enumerate(zip(bank.groups, chosen)):
+    for number, (group, where) in enumerate(zip(bank.groups, chosen)):
         if group.deferred:
             for span in spans(config, group, where[:, 1], measures, on_segment):
-                yield place, span
+                yield number, span
             continue
         parts = (group.encoded[name] for name in measures)
         each = max((part.frame_bytes for part in parts if isinstance(part, Encoded)), default=1)
         size = len(where) if graph else most // each
         for some in where.split(max(1, size)):
             if len(some):
-                yield place, Block(group, *some.unbind(-1))
+                yield number, Block(group, *some.unbind(-1))
 
 
 def scored_estimates(block: Block | Span, active: Tensor, call: Call) -> Tensor:

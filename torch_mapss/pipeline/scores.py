@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss.core import devices
 from torch_mapss.core.frame_batches import Bounds
 from torch_mapss.core.pooling import (
     masked_mean,
@@ -22,7 +21,6 @@ from torch_mapss.core.pooling import (
     pool_power_db,
     pool_separation,
 )
-from torch_mapss.pipeline.bank import Group
 from torch_mapss.pipeline.measures import MEASURES, with_encoder
 
 MEASURE_OF = {field: m.name for m in MEASURES.values() for field in m.fields}
@@ -151,10 +149,9 @@ class FrameScores:
         self.dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         self._parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
-    def write(self, name: str, group: Group, item: Tensor, frame: Tensor, values: Tensor) -> None:
-        """Values (n, S') of frames (n,) of a group's items (n,)."""
-        items = devices.placed(group.items, item.device)[item]
-        self._parts.setdefault(name, []).append((items * self.shape[2] + frame, values))
+    def write(self, name: str, place: Tensor, values: Tensor) -> None:
+        """Values (n, S') at places (n,) of the flattened (B, F)."""
+        self._parts.setdefault(name, []).append((place, values))
 
     @cached_property
     def active(self) -> Tensor:

@@ -215,9 +215,8 @@ def spans(
     """Spans that hold the ``frames`` (n,) of a long clip to be scored, segment by segment."""
     assert not math.isinf(config.segment_frames)
     edges = list(segments(group.frames, int(config.segment_frames)))
-    wanted = torch.zeros(group.frames, dtype=torch.bool)
-    wanted[frames.cpu()] = True
-    grid, budget = config.grid, config.budget(frames.device)
+    grid, budget, device = config.grid, config.budget(frames.device), frames.device
+    frames = frames.cpu()
     local = all(config.encoder_of(name).local for name in measures)
     most = max(1, budget.embeddings // _frame_bytes(config, group, measures))
     if local:  # as long as making its copies allows, too
@@ -227,12 +226,12 @@ def spans(
     tell = on_segment or (lambda done, count: None)
     tell(0, len(edges))
     for done, (first, last) in enumerate(edges):
-        for some in (wanted[first:last].nonzero().squeeze(-1) + first).split(most):
+        for some in frames[(frames >= first) & (frames < last)].split(most):
             if len(some):
                 ends = int(some[0]), int(some[-1]) + 1
                 if not local:
                     ends = max(0, first - context), min(group.frames, last + context)
-                yield Span(config, group, *ends, some.to(frames.device))
+                yield Span(config, group, *ends, some.to(device))
         tell(done + 1, len(edges))
 
 

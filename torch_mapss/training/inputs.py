@@ -14,7 +14,7 @@ from torch_mapss.pipeline import inputs
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.inputs import Call, best_order, check_permutable
-from torch_mapss.pipeline.prepare import prepared
+from torch_mapss.pipeline.prepare import with_bank
 
 PIT = ("si_sdr", "loss")
 # PIT over the loss scores every permutation: 24 of them for 4 sources.
@@ -65,7 +65,7 @@ def validate(
             f"pit='loss' scores every permutation and takes at most {MOST_PERMUTED} sources, "
             f"got {call.sources}. Use pit='si_sdr'."
         )
-    return prepared(config, call)
+    return with_bank(config, call)
 
 
 def truth_of(config: Config, call: Call, waveforms: Tensor | None) -> Tensor:
