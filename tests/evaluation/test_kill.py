@@ -35,7 +35,7 @@ def finish(manifest: Path, out: Path) -> None:
 
 def finished_rows(out: Path) -> set[tuple[str, str]]:
     """The pairs of mixture and system that are scored."""
-    files = (out / "progress").glob("*.json")
+    files = (out / "progress").glob("[!.]*.json")
     return {(file.stem, system) for file in files for system in json.loads(file.read_bytes())}
 
 

@@ -296,15 +296,9 @@ def plot_reports(
         for place, own in enumerate(np.split(column[int(mixed) :], len(sources))):
             _draw_source(own, report, place, labels, longest)
         if title:
-            column[0].annotate(
-                title.replace("$", r"\$"),
-                (0.5, 1.0),
-                xytext=(0, 26),
-                xycoords="axes fraction",
-                textcoords="offset points",
-                ha="center",
-                fontsize="large",
-            )
+            where: dict[str, Any] = {"xy": (0.5, 1.0), "xycoords": "axes fraction", "ha": "center"}
+            where |= {"xytext": (0, 26), "textcoords": "offset points"}
+            column[0].annotate(title.replace("$", r"\$"), **where, fontsize="large")
     for ax in axes.flat:
         ax.label_outer()
     if labels:

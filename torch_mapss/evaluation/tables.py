@@ -47,16 +47,17 @@ class Outcome(NamedTuple):
             )
         summary, excerpts = self.results.summary, self.results.settings.get("excerpts")
         names = measures.present(summary.columns, ranked=True)
-        shown = {name: [measures.text(name, x) for x in summary[name]] for name in names}
-        if excerpts is not None:
-            errors = {name: summary[f"{name}_se"] for name in names}
-            shown = {
-                name: [f"{x} ±{measures.text(name, error)}" for x, error in zip(own, errors[name])]
-                for name, own in shown.items()
-            }
-        counts = {name: summary[name].astype(str) for name in ("scored", "undefined", "failed")}
-        header = ["system", *map(measures.label, names), *counts]
-        table = Table(header, [*zip(summary["system"], *shown.values(), *counts.values())])
+        counts = ("scored", "undefined", "failed")
+
+        def shown(row: Mapping[str, Any], name: str) -> str:
+            error = "" if excerpts is None else f" ±{measures.text(name, row[f'{name}_se'])}"
+            return measures.text(name, row[name]) + error
+
+        rows = [
+            [row["system"], *(shown(row, n) for n in names), *(str(row[n]) for n in counts)]
+            for row in records(summary)
+        ]
+        table = Table(["system", *map(measures.label, names), *counts], rows)
         notes = [
             *(f"{COLUMNS[name].meaning}." for name in names),
             "Means over the estimates of a mixture, then over mixtures; undefined and failed ones "
