@@ -103,31 +103,27 @@ def by_hand(frames: Tensor, active: Tensor, weights: Tensor | None = None) -> fl
     return sum(mixtures) / len(mixtures)
 
 
-LOG = {"match_mode": "log"}
-
-
 @pytest.mark.parametrize(
-    ("loss", "options", "of"),
+    ("loss", "weighting", "options", "of"),
     [
-        (ClearanceLoss, {}, lambda s: 1 - s.clearance),
-        (FidelityLoss, {}, lambda s: s.distortion_ratio),
-        (DecompositionLoss, {}, lambda s: 1 - s.clearance + 2 * s.distortion_ratio),
-        (SeparationLoss, {}, lambda s: 1 - s.ps),
-        (SeparationLoss, {"mode": "log"}, lambda s: -s.ps.log()),
-        (MatchLoss, {"mode": "log"}, lambda s: -s.log_pm),
-        (MatchLoss, {"mode": "linear"}, lambda s: 1 - s.pm),
-        (MatchLoss, {}, lambda s: (1 - s.log_pm).log()),
-        (MAPSSLoss, {}, lambda s: 1 - s.ps + 0.1 * (1 - s.log_pm).log()),
-        (MAPSSLoss, {"match": 0.3, **LOG}, lambda s: 1 - s.ps - 0.3 * s.log_pm),
+        (ClearanceLoss, None, {}, lambda s: 1 - s.clearance),
+        (FidelityLoss, "energy", {}, lambda s: s.distortion_ratio),
+        (DecompositionLoss, "mine", {}, lambda s: 1 - s.clearance + 2 * s.distortion_ratio),
+        (SeparationLoss, None, {}, lambda s: 1 - s.ps),
+        (SeparationLoss, "energy", {"mode": "log"}, lambda s: -s.ps.log()),
+        (MatchLoss, "mine", {"mode": "log"}, lambda s: -s.log_pm),
+        (MatchLoss, None, {"mode": "linear"}, lambda s: 1 - s.pm),
+        (MatchLoss, "energy", {}, lambda s: (1 - s.log_pm).log()),
+        (MAPSSLoss, "mine", {}, lambda s: 1 - s.ps + 0.1 * (1 - s.log_pm).log()),
         (
             functools.partial(MAPSSLoss, separation=0),
-            {"match": 0.3, "clearance": 0.5},
-            lambda s: 0.3 * (1 - s.log_pm).log() + 0.5 * (1 - s.clearance),
+            None,
+            {"match": 0.3, "match_mode": "log", "clearance": 0.5},
+            lambda s: -0.3 * s.log_pm + 0.5 * (1 - s.clearance),
         ),
     ],
 )
-@pytest.mark.parametrize("weighting", [None, "energy", "mine"])
-def test_values_are_means_of_the_scores(references, loss, options, of, weighting):
+def test_values_are_means_of_the_scores(references, loss, weighting, options, of):
     references[1, :, 2400:] = 0.0  # mixtures of different numbers of scored frames
     mapss, estimates = scorer(), leaky(references)
     scores = mapss(estimates, references)
@@ -357,8 +353,9 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("encoder", ["mel", "waveform"])
+@pytest.mark.parametrize(
+    ("encoder", "case"), [*(("mel", case) for case in CASES), ("waveform", "silent spans")]
+)
 @pytest.mark.parametrize("make", CHAINS.values(), ids=CHAINS)
 def test_the_whole_chain_against_differences(case, encoder, make):
     """Waveform, loudness, encoder, manifold, loss: in float64, along a random direction."""
@@ -442,25 +439,8 @@ def starts(kind: str, references: Tensor) -> Tensor:
     }[kind]
 
 
-def descend(loss, kind: str, steps: int, optimizer: str = "Adam") -> None:
-    references = voices(2, 2, 2400, seed=3)
-    bank = loss.mapss.prepare(references)
-    estimates = starts(kind, references).requires_grad_()
-    descent = getattr(torch.optim, optimizer)([estimates], lr=1e-2)
-    for step in range(steps):
-        descent.zero_grad()
-        value = loss(estimates, bank)
-        value.backward()
-        assert bool(value.isfinite()), (kind, step)
-        assert bool(estimates.grad.isfinite().all()), (kind, step)
-        descent.step()
-
-
-STARTS = ["silence", "noise", "permuted", "equal outputs"]
-
-
-@pytest.mark.parametrize("steps", [4, pytest.param(250, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.parametrize("steps", [2, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["silence", "noise", "permuted", "equal outputs"])
 @pytest.mark.parametrize(
     "make",
     [
@@ -473,7 +453,17 @@ STARTS = ["silence", "noise", "permuted", "equal outputs"]
     ids=["1-ps", "-log ps", "-log pm", "pair", "everything"],
 )
 def test_steps_from_bad_starts(kind, make, steps):
-    descend(make(scorer()), kind, steps, "SGD" if make is EVERYTHING else "Adam")
+    loss, references = make(scorer()), voices(2, 2, 2400, seed=3)
+    bank = loss.mapss.prepare(references)
+    estimates = starts(kind, references).requires_grad_()
+    descent = (torch.optim.SGD if make is EVERYTHING else torch.optim.Adam)([estimates], lr=1e-2)
+    for _ in range(steps):
+        descent.zero_grad()
+        value = loss(estimates, bank)
+        value.backward()
+        assert bool(value.isfinite())
+        assert bool(estimates.grad.isfinite().all())
+        descent.step()
 
 
 # ------------------------------------------------------------------------- undefined items
@@ -522,14 +512,13 @@ def test_nothing_defined_is_a_zero_with_one_warning(references, si_sdr):
     assert bool(loss.last.terms["match"].isnan())
 
 
-@pytest.mark.parametrize("encoder", ["mel", "waveform"])
-def test_padded_batches_score_as_the_mixtures_alone(encoder):
+def test_padded_batches_score_as_the_mixtures_alone():
     references, lengths = voices(3, 2, 6400), (6400, 4000, 5200)
     estimates = leaky(references)
     for item, length in enumerate(lengths):
         references[item, :, length:] = 0.0
         estimates[item, :, length:] = 7.0  # whatever the padding holds
-    loss = MAPSSLoss(scorer(encoder), si_sdr=0.1, reduction="none", weighting="energy")
+    loss = MAPSSLoss(scorer(), si_sdr=0.1, reduction="none", weighting="energy")
     value, grad = gradient(loss, estimates, references, lengths=lengths)
     for item, length in enumerate(lengths):
         span = slice(item, item + 1), slice(None), slice(length)
@@ -555,8 +544,7 @@ def test_unchecked_samples_take_out_their_mixture(references, pit):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast(references, dtype):
-    """The numbers are those of a call outside, bit for bit."""
+def test_under_autocast_the_numbers_are_those_of_a_call_outside(references, dtype):
     loss = MAPSSLoss(scorer(), si_sdr=0.1, pit="si_sdr")
     estimates = leaky(references)
     expected, expected_grad = gradient(loss, estimates, references)
@@ -641,7 +629,7 @@ def test_random_frames_estimate_the_loss_without_bias():
     estimates = leaky(references)
     loss = SeparationLoss(scorer(), frames=6)
     bank = loss.mapss.prepare(references)
-    draws = torch.stack([loss(estimates, bank) for _ in range(40)])
+    draws = torch.stack([loss(estimates, bank) for _ in range(25)])
     whole = SeparationLoss(loss.mapss)(estimates, bank)
     error = draws.std() / math.sqrt(len(draws))
     assert float((draws.mean() - whole).abs()) < 4.0 * float(error)
