@@ -47,9 +47,9 @@ def test_names_of_measures() -> None:
 
 @pytest.mark.parametrize("segment", [None, 1.0])
 def test_each_measure_alone_is_what_it_is_beside_the_others(segment: float | None) -> None:
-    references = bursts(1.8, sources=3)
+    references = bursts(1.5, sources=3)
     estimates = leaky(references)
-    mapss = small(segment=segment, size=8)
+    mapss = small(segment=segment, size=4)
     whole = mapss(estimates, references, frames=12)
     assert whole.measures == tuple(MEASURES)
     for name, measure in MEASURES.items():
@@ -98,7 +98,7 @@ def test_a_member_is_distorted_once_and_encoded_once_for_an_encoder() -> None:
     counts = {}
     for name, measures in (("ps", "separation"), ("both", ("separation", "decomposition"))):
         encoder = Counting()
-        mapss = MAPSS(encoder, decomposition_encoder=encoder)
+        mapss = small(encoder, size=30, decomposition_encoder=encoder)
         mapss.prepare(references, measures=measures)
         counts[name] = encoder.waveforms
     assert counts["both"] == counts["ps"]
@@ -183,22 +183,27 @@ def test_sums_of_sources_cannot_be_recombined() -> None:
     assert plain.recombined([[0, 1, 0]]).batch == 1
 
 
-def test_bounds_of_all_measures() -> None:
+@pytest.mark.parametrize("convention", ["paper", "reference"])
+def test_bounds_of_all_measures_bring_the_scores_of_the_same_maps(convention: str) -> None:
     references = bursts(0.8)
-    mapss = small()
+    mapss = small(convention=convention)
     bank = mapss.prepare(references)
     found = mapss.bounds(leaky(references), bank, frames=8)
-    for field in ("clearance", "fidelity", "ps", "pm"):
-        bounds = found.of(field)
-        assert bounds is not None
-        torch.testing.assert_close(bounds.total, bounds.radius + bounds.tail)
-    assert found.clearance is not None
-    assert not found.clearance.radius.any()
-    assert (found.clearance.tail[found.active] > 0.0).any()
+    scores = mapss(leaky(references), bank, frames=8)
     assert found.of("bleed_db") is None
+    for field in ("clearance", "fidelity", "ps", "pm"):
+        torch.testing.assert_close(getattr(found.scores, field), getattr(scores, field))
+        bounds = found.of(field)
+        torch.testing.assert_close(bounds.total, bounds.radius + bounds.tail)
+        assert not bounds.radius[~found.active].any()
+        assert not bounds.tail[~found.active].any()
+        assert bounds.tail.amin() == 0.0 < bounds.tail.amax()
+    assert not found.clearance.radius.any()
     alone = mapss.bounds(leaky(references), bank, measures="decomposition", frames=8)
     assert alone.ps is None
     torch.testing.assert_close(alone.fidelity, found.fidelity)
+    other = mapss.bounds(leaky(references), bank, convention="derived")
+    assert (other.scores is None) == (convention == "reference")
 
 
 def test_gradients_of_all_measures() -> None:

@@ -393,26 +393,6 @@ def test_unchecked_non_finite_items_are_left_out():
         assert not found.active[1].any()
 
 
-@pytest.mark.parametrize("convention", ["paper", "reference"])
-def test_bounds_bring_the_scores_of_the_same_maps(convention):
-    references = voices(2)
-    estimates = leaky(references, 0.3)
-    mapss = small(convention=convention)
-    bank = mapss.prepare(references)
-    found = mapss.bounds(estimates, bank)
-    equal(found.scores, mapss(estimates, bank), rtol=1e-6, atol=1e-6)
-    for bounds in (found.ps, found.pm):
-        torch.testing.assert_close(bounds.total, bounds.radius + bounds.tail)
-        assert (bounds.radius[~found.active] == 0.0).all()
-        assert (bounds.tail >= 0.0).all()
-        assert (bounds.tail[~found.active] == 0.0).all()
-        assert bounds.tail.max() > 0.0
-    few = mapss.bounds(estimates, bank, frames=5)
-    assert int(few.active.any(1).sum()) == 5
-    other = mapss.bounds(estimates, bank, convention="derived")
-    assert (other.scores is None) == (convention == "reference")
-
-
 def test_scores_and_bounds_are_those_of_the_functional_stage(mapss):
     references, estimates = voices(seed=1), leaky(voices(seed=1), 0.4)
     bank = mapss.prepare(references)

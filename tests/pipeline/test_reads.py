@@ -5,12 +5,14 @@ Budgets of memory change no score.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
+import bursts
 import pytest
 import torch
-from bursts import RATE, small
+from bursts import RATE
 from reads import Waits, counted
 from torch import Tensor
 
@@ -20,25 +22,17 @@ from torch_mapss.encoders import MelEncoder
 from torch_mapss.pipeline import memory
 from torch_mapss.pipeline.memory import Budget, budget, checked_memory
 
-
-def voices(seconds: float) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return 0.1 * torch.randn(1, 2, round(16000 * seconds), generator=generator)
-
-
-def scorer(**options: Any) -> MAPSS:
-    """Whole banks would only take longer: the counts do not depend on their size."""
-    return small(size=12, **options)
+small = functools.partial(bursts.small, size=12)  # the counts do not depend on the size of a bank
 
 
 @pytest.fixture(scope="module")
 def mapss() -> MAPSS:
-    return scorer()
+    return small()
 
 
-def signals(seconds: float, sources: int = 2, batch: int = 1) -> tuple[Tensor, Tensor]:
+def signals(seconds: float, batch: int = 1) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    shape = batch, sources, int(seconds * RATE)
+    shape = batch, 2, int(seconds * RATE)
     references = torch.randn(shape, generator=generator)
     noise = torch.randn(shape, generator=generator)
     return references + 0.3 * references.flip(1) + 0.1 * noise, references
@@ -98,7 +92,7 @@ def test_recomputed_chunks_read_no_more(mapss: MAPSS, monkeypatch: pytest.Monkey
 
 
 def test_without_the_check_of_samples_it_reads_two_less() -> None:
-    forward, backward = step(scorer(check_finite=False), 1.0)
+    forward, backward = step(small(check_finite=False), 1.0)
     assert forward.reads.total() <= 2, forward.lines
     assert backward.reads.total() == 0, backward.lines
 
@@ -112,7 +106,7 @@ def test_preparing_reads_a_few_values_more_for_each_length(mapss: MAPSS) -> None
         counts.append(waits.reads.total())
     default = MAPSS("mel")
     with counted() as whole:
-        default.prepare(voices(0.5))
+        default.prepare(signals(0.5)[1])
     assert 0 < whole.reads.total() <= 17, whole.lines
     assert counts[0] <= 16
     assert counts[1] <= counts[0] + 3 * 12, waits.lines
@@ -135,8 +129,7 @@ def test_the_counter_counts() -> None:
 
 @pytest.mark.parametrize("given", ["20MiB", 2**31])
 def test_memory_changes_no_score(given: int | str) -> None:
-    references = voices(1.5)
-    estimates = references + 0.3 * references.flip(1)
+    estimates, references = signals(1.5)
     scores = small()(estimates, references)
     tight = small(memory=given)(estimates, references)
     assert torch.equal(scores.active, tight.active)
@@ -205,7 +198,7 @@ def test_out_of_memory_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     mapss = MAPSS("mel")
     monkeypatch.setattr(MelEncoder, "_encode", failing)
     with pytest.raises(torch.OutOfMemoryError, match="2 GiB wanted") as caught:
-        mapss(voices(0.5), voices(0.5))
+        mapss(signals(0.5)[1], signals(0.5)[1])
     assert str(caught.value).count("memory=") == 1
 
 
@@ -217,7 +210,7 @@ def test_the_least_memory_prepares_many_sources_in_segments() -> None:
 
 
 def test_a_copy_to_the_cpu_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    bank = MAPSS("mel").prepare(voices(0.5), measures="decomposition")
+    bank = MAPSS("mel").prepare(signals(0.5)[1], measures="decomposition")
     original, asked = torch.Tensor.to, set()
 
     def noted(self: torch.Tensor, *given: object, **options: object) -> torch.Tensor:
