@@ -12,6 +12,11 @@ from torch_mapss import MAPSS, DistortionBank
 RATE = 16000
 
 
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 0.1 * torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
 def bursts(seconds: float, sources: int = 2, seed: int = 0, rate: int = RATE) -> Tensor:
     """Low-heavy noise whose sources come and go at rates of their own."""
     generator = torch.Generator().manual_seed(seed)

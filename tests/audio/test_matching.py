@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from bursts import noise
 from torch import Tensor
 
 from torch_mapss.audio import estimate_lag, is_constant, shift
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def lag_by_numpy(estimate: Tensor, reference: Tensor, limit: int) -> tuple[int, float]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from bursts import noise
 from checkpoints import FAMILIES, random_model, relative_error, write_checkpoint
 from torch import Tensor, nn
 from torch.profiler import profile
@@ -34,19 +35,14 @@ def are_replaced(features: Any) -> list[bool]:
     return [isinstance(layer, ChannelsLastConvLayer) for layer in features.conv_layers]
 
 
-def waves(items: int = 3, samples: int = 1999) -> Tensor:
-    return torch.randn(items, samples, generator=torch.Generator().manual_seed(0))
-
-
 @pytest.mark.parametrize("kind", FAMILIES)
-@pytest.mark.parametrize(("items", "samples"), [(2, 1999)])
-def test_equals_the_stock_convolutions(kind: str, items: int, samples: int) -> None:
+def test_equals_the_stock_convolutions(kind: str) -> None:
     stock = feature_encoder(kind)
     assert not any(are_replaced(replaced(feature_encoder(kind, large=False))))  # group norm
     ours, seen = replaced(stock), []
     assert all(are_replaced(ours))
     for features in (stock, ours):
-        wave = waves(items, samples).requires_grad_()
+        wave = noise(2, 1999).requires_grad_()
         found = features(wave)
         weights = torch.linspace(-1.0, 1.0, found.numel()).reshape(found.shape)
         seen.append((found.detach(), torch.autograd.grad((found * weights).sum(), wave)[0]))
@@ -77,7 +73,7 @@ def test_other_kernels_no_bias_and_other_widths() -> None:
 
 def test_gradient_against_differences() -> None:
     ours = replaced(feature_encoder(conv_dim=(3,) * 7).double())
-    assert torch.autograd.gradcheck(ours, waves(1, 480).double().requires_grad_())
+    assert torch.autograd.gradcheck(ours, noise(1, 480).double().requires_grad_())
 
 
 def copied(features: Any, wave: Tensor) -> list[int]:
@@ -90,7 +86,7 @@ def copied(features: Any, wave: Tensor) -> list[int]:
 
 def test_nothing_but_the_waveform_is_copied() -> None:
     stock = feature_encoder()
-    wave = waves().requires_grad_()
+    wave = noise(3, 1999).requires_grad_()
     size = stock(wave).numel()  # the smallest of the activations
     assert max(copied(stock, wave)) > 10 * size
     windows = 3 * 10 * ((1999 - 10) // 5 + 1)  # of the first convolution, each 10 samples
@@ -113,11 +109,11 @@ class Convolutions(TorchDispatchMode):
 def test_elsewhere_the_convolutions_stay_one_dimensional() -> None:
     ours = replaced(feature_encoder())
     with Convolutions() as here:
-        expected = ours(waves())
+        expected = ours(noise(3, 1999))
     assert here.dims == [4] * 6  # the first is a product
     ours.to("meta")
     with Convolutions() as there:
-        assert ours(waves().to("meta")).shape == expected.shape
+        assert ours(noise(3, 1999).to("meta")).shape == expected.shape
     assert there.dims == [3] * 7
 
 

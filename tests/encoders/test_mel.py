@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from bursts import noise
 
 from torch_mapss.encoders import (
     MelEncoder,
@@ -15,11 +15,6 @@ from torch_mapss.encoders import (
     mel_filterbank,
     mel_on_grid,
 )
-
-
-def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return 0.1 * torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def test_filters_have_equal_area() -> None:

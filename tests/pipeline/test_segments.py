@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+
+import bursts as made
 import pytest
 import torch
-from bursts import RATE, bursts, leaky, small
+from bursts import RATE, bursts, leaky
 from torch import Tensor
 
 from torch_mapss import DistortionBank, ReferenceBank
 from torch_mapss.audio.loudness import Meter, at_loudness, gain_to
 from torch_mapss.pipeline import segments
 
+small = functools.partial(made.small, size=6)
 NAMES = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
 
 
@@ -30,13 +34,13 @@ def assert_alike(a: object, b: object) -> None:
 
 @pytest.mark.parametrize("encoder", ["mel", "waveform"])
 def test_segments_score_as_the_whole(encoder: str) -> None:
-    references = bursts(3.3)
+    references = bursts(2.9)
     estimates = leaky(references)
-    whole = small(encoder)(estimates, references, frames=40)
+    whole = small(encoder)(estimates, references, frames=24)
     segmented = small(encoder, segment=1.2)
     bank = segmented.prepare(references)
     assert bank.groups[0].deferred
-    assert_alike(whole, segmented(estimates, bank, frames=40))
+    assert_alike(whole, segmented(estimates, bank, frames=24))
     assert bank.nbytes < small(encoder).prepare(references).nbytes / 4
 
 
@@ -60,7 +64,7 @@ def test_long_and_short_clips_of_a_batch_at_another_rate() -> None:
     references = torch.stack([bursts(1.7, seed=s, rate=24000) for s in range(3)])
     estimates = leaky(references)
     lengths = (36017, 23000, 36017)
-    options = {"sample_rate": 24000, "size": 8}
+    options = {"sample_rate": 24000, "size": 6}
     whole = small(**options)(estimates, references, lengths=lengths)
     mapss = small(segment=1.1, **options)
     bank = mapss.prepare(references, lengths)
@@ -70,7 +74,7 @@ def test_long_and_short_clips_of_a_batch_at_another_rate() -> None:
 
 def test_one_measure_alone_and_drawn_frames() -> None:
     references = bursts(2.4)
-    mapss = small(segment=1.0, size=8)
+    mapss = small(segment=1.0)
     bank = mapss.prepare(references)
     both = mapss(leaky(references), bank, frames=30)
     ps = mapss(leaky(references), references, measures="separation", frames=30)
@@ -105,7 +109,7 @@ def test_systems_share_one_pass() -> None:
     references = bursts(2.4)
     others = [leaky(references), references + 0.1 * bursts(2.4, seed=3)]
     encoder = Counting()
-    mapss = small(encoder, segment=1.0, size=8)
+    mapss = small(encoder, segment=1.0)
     bank = mapss.prepare(references)
     alone = [mapss(each, bank) for each in others]
     encoder.shapes.clear()
@@ -137,8 +141,8 @@ def test_an_encoder_with_attention_receives_a_segment_and_a_second() -> None:
 def test_frames_with_bad_embeddings_are_left_out_alone() -> None:
     references = bursts(2.4)
     references[0, 30000:30100] = 3.0  # after normalisation still far above the rest
-    fine = small(Counting(), segment=1.0, size=8)(leaky(references), references)
-    bad = small(Counting(spoil=0.6), segment=1.0, size=8)(leaky(references), references)
+    fine = small(Counting(), segment=1.0)(leaky(references), references)
+    bad = small(Counting(spoil=0.6), segment=1.0)(leaky(references), references)
     lost = (fine.active & ~bad.active)[0].any(0).nonzero().flatten().tolist()
     assert lost
     assert all(30000 - 400 < 320 * frame < 30100 for frame in lost)
@@ -148,7 +152,7 @@ def test_frames_with_bad_embeddings_are_left_out_alone() -> None:
 
 
 def test_a_deferred_bank_is_moved_joined_saved_and_loaded(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    mapss = small(segment=1.0, size=8)
+    mapss = small(segment=1.0)
     references = torch.stack([bursts(2.2, seed=s) for s in range(2)])
     estimates = leaky(references)
     banks = [mapss.prepare(x) for x in references]
@@ -164,7 +168,7 @@ def test_a_deferred_bank_is_moved_joined_saved_and_loaded(tmp_path) -> None:  # 
     with pytest.raises(ValueError, match="segment=None"):
         banks[0].recombined([[0, 0]])
     with pytest.raises(ValueError, match="other settings"):
-        small(segment=1.5, size=8)(estimates, joined)
+        small(segment=1.5)(estimates, joined)
 
 
 def test_long_clips_stay_alone_where_bleed_is_all_that_is_scored() -> None:
