@@ -35,6 +35,17 @@ def test_intervals_are_scipys_column_by_column(monkeypatch: pytest.MonkeyPatch) 
             np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
+def test_intervals_depend_on_no_rounding() -> None:
+    """Samples whose mean is that of the data are ties; here all means of ``x`` are exact."""
+    x = np.array([1.0, 2.0, 4.0, 7.0, 11.0, 16.0])
+    exact = significance.mean_intervals(x[:, None])
+    for scale in (0.1, 0.3, 1 / 7):
+        alone = significance.mean_intervals(scale * x[:, None])
+        beside = significance.mean_intervals(np.column_stack([scale * x, np.sqrt(x)]))
+        for found in (alone, beside):
+            np.testing.assert_allclose([found.low[0], found.high[0]], scale * np.ravel(exact[2:]))
+
+
 def test_weights_are_those_of_a_weighted_mean() -> None:
     rng = np.random.default_rng(3)
     values, weights = rng.normal(size=(15, 1)), rng.uniform(0.5, 3.0, size=15)

@@ -125,12 +125,17 @@ def bca(
     """
     from scipy import stats
 
+    value = statistic(np.ones((1, units)))
+    tolerance = ROUNDING * np.maximum(np.abs(value), np.reshape(scale, (-1, 1)))
+
     def of_indices(indices: NDArray[np.int64], axis: int = -1) -> Array:
         del axis  # always the last
         rows = indices.reshape(-1, indices.shape[-1])
         cells = rows + units * np.arange(len(rows))[:, None]
         times = np.bincount(cells.ravel(), minlength=len(rows) * units).reshape(-1, units)
-        return statistic(times.astype(np.float64)).reshape(-1, *indices.shape[:-1])
+        found = statistic(times.astype(np.float64))
+        found = np.where(np.abs(found - value) <= tolerance, value, found)  # BCa counts ties
+        return found.reshape(-1, *indices.shape[:-1])
 
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # of samples that are all the same, which are seen below
@@ -145,13 +150,12 @@ def bca(
             method="BCa",
             random_state=np.random.default_rng(seed),  # its name in all releases of SciPy
         )
-    low, high = (np.array(part, dtype=float) for part in found.confidence_interval)
     samples = found.bootstrap_distribution
-    tolerance = ROUNDING * np.maximum(np.abs(samples).max(-1), scale)
-    same = np.ptp(samples, axis=-1) <= tolerance  # False where some are NaN
-    low[same] = high[same] = samples[same, 0]
-    undefined = np.isnan(samples).any(-1)
-    low[undefined] = high[undefined] = math.nan
+    same, undefined = (samples == value).all(-1), np.isnan(samples).any(-1)
+    low, high = (
+        np.where(undefined, math.nan, np.where(same, value[:, 0], end))
+        for end in found.confidence_interval
+    )
     return low, high
 
 
