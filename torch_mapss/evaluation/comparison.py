@@ -331,15 +331,18 @@ def compare(
         for name in ("items", "scores")
     )
     scores = scores_of(items, weight, systems, references)
-    pairs, ranking = pairs_and_ranking(scores, alpha, confidence, seed)
+    found = [pairs_and_ranking(scores, name, alpha, confidence, seed) for name in scores.values]
+    pairs, ranking = (
+        pandas.concat(own, ignore_index=True).assign(weight=weight) for own in zip(*found)
+    )
     counts = dict.fromkeys(("wins", "ties", "losses"), "Int64")  # NA without a test
     given_sources = rows[rows["system"].isin(scores.given.columns)].groupby(
         ["mixture_id", "system"]
     )
     unlike = given_sources["source_index"].agg(frozenset).groupby("mixture_id").nunique() > 1
     return Comparison(
-        pairs.assign(weight=weight)[[*PAIR_COLUMNS]].astype(counts),
-        ranking.assign(weight=weight)[[*RANK_COLUMNS]],
+        pairs[[*PAIR_COLUMNS]].astype(counts),
+        ranking[[*RANK_COLUMNS]],
         source_means(scores, rows),
         scores.values,
         scores.failures,
