@@ -192,7 +192,7 @@ def test_folders_that_are_no_results_are_refused(
         load_results(unfinished)
     shutil.copy(Path(results.folder) / "summary.csv", unfinished)
     listed = json.loads((unfinished / "mixtures.json").read_text())
-    for content, said in (({}, "cannot be read as results"), (listed, "format 99")):
+    for content, said in (({}, "cannot be read as part of results"), (listed, "format 99")):
         (unfinished / "mixtures.json").write_text(json.dumps({**content, "format": 99}))
         with pytest.raises(ValueError, match=said):
             load_results(unfinished)

@@ -266,6 +266,22 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
     write_bytes(path, (text + "\n").encode("utf-8", errors="replace"))
 
 
+def read_json(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
+    """A JSON object of a results folder.
+
+    Raises:
+        ValueError: it cannot be read, or lacks one of the keys.
+    """
+    try:
+        found = json.loads(Path(path).read_bytes())
+        return {**found, **{key: found[key] for key in keys}}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{shown(path)!r} cannot be read as part of results "
+            f"({type(error).__name__}: {error}). Score the set again, or name another folder."
+        ) from None
+
+
 def plain(value: Any) -> Any:
     """``value`` in JSON's own types."""
     if isinstance(value, Mapping):

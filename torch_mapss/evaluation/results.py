@@ -17,12 +17,10 @@ On disk, UTF-8, numbers with nine digits, ``nan`` for undefined:
 
 from __future__ import annotations
 
-import json
 import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -316,42 +314,40 @@ def load_results(
             "`torch-mapss evaluate MANIFEST.json --out FOLDER` makes one, and goes on where it "
             "stopped."
         )
-    try:
-        stored, listed = (json.loads(Path(folder, name).read_bytes()) for name in needed[:2])
-        about: dict[str, Any] = {name: stored[name] for name in ("settings", "versions")}
-        about |= {name: stored.get(name) for name in ("protocol", "options")}
-        about["sha256"] = stored.get("sha256") or {}
-        found, entries = listed["format"], {one["mixture_id"]: one for one in listed["mixtures"]}
-        there = _root(folder, listed["root"], listed["relative"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    stored = io.read_json(os.path.join(folder, "settings.json"), "settings", "versions")
+    listed = io.read_json(
+        os.path.join(folder, "mixtures.json"), "format", "root", "relative", "mixtures"
+    )
+    if listed["format"] != FORMAT:
         raise ValueError(
-            f"{io.shown(folder)!r} cannot be read as results: settings.json or mixtures.json is "
-            f"damaged ({type(error).__name__}: {error}). Score the set again, or name another "
-            "folder."
-        ) from None
-    if found != FORMAT:
-        raise ValueError(
-            f"{io.shown(folder)!r} holds results of format {found!r}, this version reads {FORMAT}. "
-            "Score the set again."
+            f"{io.shown(folder)!r} holds results of format {listed['format']!r}, this version "
+            f"reads {FORMAT}. Score the set again."
         )
+    entries = {entry["mixture_id"]: entry for entry in listed["mixtures"]}
     systems = dict.fromkeys(name for entry in entries.values() for name in entry["systems"])
-    for name in _REQUIRED:
-        about[name.removesuffix(".csv")] = _table(folder, name, entries, systems)
+    scores, items, summary = (_table(folder, name, entries, systems) for name in _REQUIRED)
     return Results(
         folder=folder,
+        settings=stored["settings"],
+        versions=stored["versions"],
+        protocol=stored.get("protocol"),
+        options=stored.get("options"),
+        sha256=stored.get("sha256") or {},
         mixtures=tuple(entries),
         systems=tuple(systems),
-        root=there if root is None else os.fspath(root),
+        scores=scores,
+        items=items,
+        summary=summary,
+        root=_root(folder, listed) if root is None else os.fspath(root),
         entries=entries,
-        **about,
     )
 
 
-def _root(folder: str, absolute: str, relative: str | None) -> str:
+def _root(folder: str, listed: Mapping[str, Any]) -> str:
     """Where the audio lies: as it was, unless only the other place is there."""
-    absolute, moved = io.native(absolute), os.path.join(folder, io.native(relative or "."))
-    gone = relative and not os.path.isdir(absolute) and os.path.isdir(moved)
-    return os.path.normpath(moved) if gone else absolute
+    absolute, relative = io.native(listed["root"]), listed["relative"]
+    moved = os.path.normpath(os.path.join(folder, io.native(relative or ".")))
+    return moved if relative and not os.path.isdir(absolute) and os.path.isdir(moved) else absolute
 
 
 def _table(folder: str, name: str, mixtures: Iterable[str], systems: Iterable[str]) -> DataFrame:

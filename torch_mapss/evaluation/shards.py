@@ -190,13 +190,7 @@ def claim(folder: str, settings: Mapping[str, Any], options: Mapping[str, Any] |
             again = {} if options is None else {"options": options}
             io.write_json(path, {**content, "versions": versions(), **again})
             return
-    try:
-        there = dict(json.loads(Path(path).read_text("utf-8"))["settings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ValueError(
-            f"{io.shown(path)!r} cannot be read as the settings of earlier results. Name another "
-            "folder, or move the file away."
-        ) from None
+    there = io.read_json(path, "settings")["settings"]
     unlike = [
         f"{key}: {short(there.get(key))} there, {short(settings.get(key))} now"
         for key in sorted(there.keys() | settings.keys())

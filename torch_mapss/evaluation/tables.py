@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_mapss.evaluation import io, measures
@@ -144,8 +142,8 @@ def join(mixtures: Sequence[Mixture], folder: str, share: Share, rate: int) -> O
             io.write_table(os.path.join(folder, f"{name}.csv"), table)
         io.write_json(os.path.join(folder, "mixtures.json"), listed(mixtures, folder))
         hashes = {k: v for record in pairs for k, v in record.get("sha256", {}).items()}
-        settings = Path(folder, "settings.json")
-        stored = {**json.loads(settings.read_bytes()), "sha256": dict(sorted(hashes.items()))}
+        settings = os.path.join(folder, "settings.json")
+        stored = {**io.read_json(settings), "sha256": dict(sorted(hashes.items()))}
         io.write_json(settings, stored)
         results = load_results(folder)
     warnings = (*_warnings(pairs), *_mixed_rates(summary), *_same_systems(mixtures, hashes))
