@@ -331,18 +331,15 @@ def compare(
         for name in ("items", "scores")
     )
     scores = scores_of(items, weight, systems, references)
-    found = [pairs_and_ranking(scores, name, alpha, confidence, seed) for name in scores.values]
-    pairs, ranking = (
-        pandas.concat(own, ignore_index=True).assign(weight=weight) for own in zip(*found)
-    )
+    pairs, ranking = pairs_and_ranking(scores, alpha, confidence, seed)
     counts = dict.fromkeys(("wins", "ties", "losses"), "Int64")  # NA without a test
     given_sources = rows[rows["system"].isin(scores.given.columns)].groupby(
         ["mixture_id", "system"]
     )
     unlike = given_sources["source_index"].agg(frozenset).groupby("mixture_id").nunique() > 1
     return Comparison(
-        pairs[[*PAIR_COLUMNS]].astype(counts),
-        ranking[[*RANK_COLUMNS]],
+        pairs.assign(weight=weight)[[*PAIR_COLUMNS]].astype(counts),
+        ranking.assign(weight=weight)[[*RANK_COLUMNS]],
         source_means(scores, rows),
         scores.values,
         scores.failures,

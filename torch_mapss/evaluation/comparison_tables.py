@@ -108,50 +108,74 @@ def _chosen(items: DataFrame, systems: Sequence[str] | None, references: bool) -
 
 
 def pairs_and_ranking(
-    scores: Scores, measure: str, alpha: float, confidence: float, seed: int
+    scores: Scores, alpha: float, confidence: float, seed: int
 ) -> tuple[DataFrame, DataFrame]:
-    """The rows of ``comparison.csv`` and ``ranking.csv`` of one measure."""
+    """The rows of ``comparison.csv`` and ``ranking.csv``, measure after measure."""
+    import pandas
+
+    pairs, ranking = [], []
+    for measure, found in _means(scores, confidence, seed).groupby("measure", sort=False):
+        single = found["system_b"].isna()
+        pairs.append(_tested(scores, str(measure), found[~single], alpha))
+        ranking.append(_ranked(scores, str(measure), found[single], pairs[-1], alpha))
+    return pandas.concat(pairs, ignore_index=True), pandas.concat(ranking, ignore_index=True)
+
+
+def _means(scores: Scores, confidence: float, seed: int) -> DataFrame:
+    """n, mean, low, high of every system (with no ``system_b``) and of all pairs' differences.
+
+    Of all measures at once: those that have the same mixtures share the bootstrap's samples.
+    """
     from pandas import DataFrame
 
-    values, given = scores.values[measure], scores.given
-    better = 1.0 if COLUMNS[measure].higher_is_better else -1.0
-    names, pairs = [*values], [*combinations(values, 2)]
-    largest = values.abs().max().fillna(0.0)
-    scales = [max(largest[a], largest[b]) for a, b in pairs]
+    rows, columns = [], []
+    for measure, values in scores.values.items():
+        largest = values.abs().max().fillna(0.0)
+        for a, b in [*((name, None) for name in values), *combinations(values, 2)]:
+            columns.append(values[a] if b is None else values[a] - values[b])
+            scale = max(largest[name] for name in (a, b) if name is not None)
+            rows.append({"measure": measure, "system_a": a, "system_b": b, "scale": scale})
+    table = DataFrame(rows)
     found = significance.mean_intervals(
-        np.column_stack([values, *(values[a] - values[b] for a, b in pairs)]),
+        np.column_stack(columns),
         scores.weights.to_numpy(),
         confidence=confidence,
         seed=seed,
-        scale=np.array([*largest, *scales]),
+        scale=table["scale"].to_numpy(),
     )
-    means = DataFrame(found._asdict()).assign(measure=measure)
-    rows = []
-    for (a, b), scale in zip(pairs, scales):
-        differences = better * (values[a] - values[b]).dropna().to_numpy()
-        n = len(differences)
-        row = {"system_a": a, "system_b": b, "undefined": (given[a] & given[b]).sum() - n}
-        row["note"] = "n < 2"
-        if n >= 2:  # is the first better?
-            test = significance.paired_test(differences, scale)
+    return table.assign(**found._asdict())
+
+
+def _tested(scores: Scores, measure: str, means: DataFrame, alpha: float) -> DataFrame:
+    """The pairs of one measure: tests of the first's being better, on the mixtures of both."""
+    from pandas import DataFrame
+
+    values = scores.values[measure]
+    better = 1.0 if COLUMNS[measure].higher_is_better else -1.0
+    tests = []
+    for a, b, n, scale in means[["system_a", "system_b", "n", "scale"]].itertuples(index=False):
+        test = {"undefined": int((scores.given[a] & scores.given[b]).sum()) - n, "note": "n < 2"}
+        if n >= 2:
+            differences = better * (values[a] - values[b]).dropna().to_numpy()
+            test |= significance.paired_test(differences, scale)._asdict()
             notes = [APPROXIMATE] if n < FEW else []
-            if test.least_p > alpha:
-                notes.append(f"cannot reject: the smallest attainable p is {test.least_p:.2g}")
-            row |= {**test._asdict(), "note": "; ".join(notes)}
-        rows.append(row)
-    columns = ["system_a", "system_b", "undefined", "note", *significance.PairedTest._fields]
-    tested = DataFrame(rows, columns=columns).join(means[len(names) :].reset_index(drop=True))
-    p = significance.holm(tested["p_wilcoxon"].to_numpy(float), tested["least_p"], alpha)
-    tested = tested.assign(p_holm=p, difference=tested["mean"].where(tested["n"] >= 2))
-    return tested, _ranked(scores, measure, means[: len(names)].assign(system=names), tested, alpha)
+            if test["least_p"] > alpha:
+                notes.append(f"cannot reject: the smallest attainable p is {test['least_p']:.2g}")
+            test["note"] = "; ".join(notes)
+        tests.append(test)
+    columns = [*significance.PairedTest._fields, "undefined", "note"]
+    pairs = means.join(DataFrame(tests, means.index, columns))
+    p = significance.holm(pairs["p_wilcoxon"].to_numpy(float), pairs["least_p"], alpha)
+    return pairs.assign(p_holm=p, difference=pairs["mean"].where(pairs["n"] >= 2))
 
 
 def _ranked(
     scores: Scores, measure: str, means: DataFrame, pairs: DataFrame, alpha: float
 ) -> DataFrame:
     """The systems of one measure, best mean first, with their groups."""
-    lower = not COLUMNS[measure].higher_is_better
+    means = means.rename(columns={"system_a": "system"}).reset_index(drop=True)
     means["undefined"] = scores.given.sum().to_numpy() - means["n"]
+    lower = not COLUMNS[measure].higher_is_better
     means = means.sort_values("mean", ascending=lower, kind="stable")
     different = np.zeros((len(means), len(means)), dtype=bool)
     different[np.triu_indices(len(means), 1)] = pairs["p_holm"] <= alpha
