@@ -5,50 +5,44 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
-import pkgutil
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from bursts import leaky, small, voices
 from clouds import clouds
 from torch import Tensor
 
 import torch_mapss
-from torch_mapss import MAPSS, DistortionBank, MAPSSLoss, MatchLoss, SeparationLoss
+from torch_mapss import MAPSS, SeparationLoss
 from torch_mapss import functional as F
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-MODULES = sorted(
-    module.name
-    for module in pkgutil.walk_packages(torch_mapss.__path__, "torch_mapss.")
-    if not module.name.endswith("__main__")
-)
-
-# --------------------------------------------------------------------------------- code
-
-
-def python_blocks(text: str) -> list[str]:
-    """The fenced Python blocks of a page that are meant to run."""
-    fences = re.findall(r"^```(python[^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return [code for info, code in fences if "no-run" not in info]
+PACKAGE = Path(torch_mapss.__file__).parent
+EXAMPLES = [
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if ">>>" in path.read_text(encoding="utf-8")
+]
 
 
-@pytest.fixture(scope="module")
-def readme() -> dict[str, Any]:
-    """The namespace after all blocks of the README have run, in order."""
-    blocks = python_blocks(README.read_text(encoding="utf-8"))
-    assert len(blocks) >= 1
+def run(page: Path) -> dict[str, Any]:
+    """The namespace after all Python blocks of a page that are meant to run have run, in order."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(python[^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     namespace: dict[str, Any] = {}
     torch.manual_seed(0)
-    for number, code in enumerate(blocks):
-        exec(compile(code, f"README.md, block {number}", "exec"), namespace)
+    for number, (info, code) in enumerate(blocks):
+        if "no-run" not in info:
+            exec(compile(code, f"{page.name}, block {number}", "exec"), namespace)
     return namespace
 
 
-def test_shapes_that_the_readme_states(readme: dict[str, Any]) -> None:
+def test_shapes_that_the_readme_states() -> None:
+    readme = run(README)
     stated = re.search(r"print\(scores\.ps\.shape.*# \((\d+), (\d+), (\d+)\)", README.read_text())
     assert stated is not None
     assert readme["scores"].ps.shape == tuple(int(n) for n in stated.groups())
@@ -64,10 +58,7 @@ def test_shapes_that_the_readme_states(readme: dict[str, Any]) -> None:
     "page", sorted(ROOT.glob("recipes/guide/*.md")), ids=lambda page: page.stem
 )
 def test_code_of_the_guide_runs(page: Path) -> None:
-    torch.manual_seed(0)
-    namespace: dict[str, Any] = {}
-    for number, code in enumerate(python_blocks(page.read_text(encoding="utf-8"))):
-        exec(compile(code, f"{page.name}, block {number}", "exec"), namespace)
+    run(page)
 
 
 def test_calls_that_the_table_of_equations_lists_exist() -> None:
@@ -98,15 +89,13 @@ def test_options_that_the_readme_names_exist() -> None:
                 build_parser().parse_args(words[1:])
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_in_docstrings_run(name: str) -> None:
     if name == "torch_mapss.lightning":
         pytest.importorskip("lightning")
     found = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert found.failed == 0
 
-
-# --------------------------------------------------------------------------------- shapes
 
 # What the letters of the documentation stand for in the calls below.
 SIZES = {"B": 2, "S'": 2, "S": 2, "T": 4000, "F": 12, "P": 6, "M": 8, "n": 2, "N": 14}
@@ -157,10 +146,7 @@ def check_record(record: Any, lead: tuple[int, ...] = (), **sizes: int) -> int:
     return checked
 
 
-LEADS: tuple[tuple[int, ...], ...] = ((), (3,), (2, 3))
-
-
-@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
 def test_shapes_of_functions_of_embeddings(lead: tuple[int, ...]) -> None:
     embeddings = clouds(*lead, distortions=SIZES["P"])
     for name, given in zip(("outputs", "references", "distortions"), embeddings):
@@ -178,35 +164,12 @@ def test_shapes_of_functions_of_embeddings(lead: tuple[int, ...]) -> None:
     assert check_record(F.diffusion_map(points), lead) == 5
 
 
-@pytest.mark.parametrize("lead", LEADS)
-def test_shapes_of_pooling_and_gamma(lead: tuple[int, ...]) -> None:
-    frames = torch.rand(*lead, SIZES["F"])
-    for pool in (F.pool_match, F.pool_separation):
-        assert frames.shape == documented(argument(pool, "frames"), lead)
-        assert pool(frames).shape == documented(section(pool, "Returns"), lead)
-    assert F.gammaincc(frames + 1, frames).shape == frames.shape
-
-
-@pytest.fixture(scope="module")
-def mapss() -> MAPSS:
-    return MAPSS(
-        "mel",
-        separation_bank=DistortionBank("separation", size=SIZES["P"]),
-        match_bank=DistortionBank("match", size=SIZES["P"]),
-    )
-
-
-@pytest.fixture(scope="module")
-def waves() -> tuple[Tensor, Tensor]:
-    references = torch.randn(2, 2, SIZES["T"], generator=torch.Generator().manual_seed(0))
-    return references + 0.3 * references.flip(1), references
-
-
-def test_shapes_of_the_pipeline(mapss: MAPSS, waves: tuple[Tensor, Tensor]) -> None:
-    estimates, references = waves
+def test_shapes_of_the_pipeline() -> None:
+    references = voices(2, samples=SIZES["T"])
+    estimates, mapss = leaky(references), small(size=SIZES["P"])
     for thing in (MAPSS.forward, SeparationLoss.forward):
-        for name, given in zip(("estimates", "references"), waves):
-            assert given.shape == documented(argument(thing, name))
+        for name in ("estimates", "references"):
+            assert references.shape == documented(argument(thing, name))
     scores = mapss(estimates, references)
     assert check_record(scores) == 15
     assert check_record(scores.utterance()) == 9
@@ -214,22 +177,10 @@ def test_shapes_of_the_pipeline(mapss: MAPSS, waves: tuple[Tensor, Tensor]) -> N
     for part in (bounds.clearance, bounds.fidelity, bounds.ps, bounds.pm):
         assert {x.shape for x in part} == {scores.ps.shape}
     assert bounds.active.shape == documented(comments(type(bounds))["active"])
-    (group,) = mapss.prepare(references).groups
-    for encoded in (group.encoded["separation"], group.encoded["match"]):
-        text = comments(type(encoded))
-        for name in ("references", "distortions"):
-            shape = documented(text[name].replace("(b", "(B"), M=encoded.references.shape[-1])
-            assert getattr(encoded, name).shape == shape
+    encoded = mapss.prepare(references).groups[0].encoded["separation"]
+    for name in ("references", "distortions"):
+        text = comments(type(encoded))[name].replace("(b", "(B")
+        shape = documented(text, M=encoded.references.shape[-1])
+        assert getattr(encoded, name).shape == shape
     assert mapss(estimates[0], references[0]).ps.shape == (1, 2, SIZES["F"])
     assert mapss(estimates[:, :1], references, (1,)).ps.shape == (2, 1, SIZES["F"])
-
-
-def test_shapes_of_losses(mapss: MAPSS, waves: tuple[Tensor, Tensor]) -> None:
-    stated = section(SeparationLoss.forward, "Returns")
-    # () with reduction "mean" or "sum", (B,) with "item", ...
-    clauses = re.findall(r"(\([^)]*\)) with ([^(;]*)", stated)
-    shapes = {name: shape for shape, names in clauses for name in re.findall(r'"(\w+)"', names)}
-    assert sorted(shapes) == ["global", "item", "mean", "none", "sum"]
-    for reduction, shape in shapes.items():
-        for loss in (SeparationLoss, MatchLoss, MAPSSLoss):
-            assert loss(mapss, reduction=reduction)(*waves).shape == documented(shape)

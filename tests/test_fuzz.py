@@ -103,9 +103,6 @@ def check_scores(scores: Tensor, low: float = 0.0, high: float = 1.0, nan: bool 
     assert (scores <= high).all()
 
 
-# --------------------------------------------------------------------------------- the draws
-
-
 @st.composite
 def drawn_calls(draw: st.DrawFn, waves: bool) -> dict[str, Any]:
     """Waveforms or embeddings, mostly of shapes that fit, many degenerate, with options."""
@@ -223,9 +220,6 @@ def reshaped(chance: random.Random, x: Tensor) -> Any:
         6: lambda: x.tolist(),
     }
     return changed.get(chance.randrange(110), lambda: x)()
-
-
-# --------------------------------------------------------------------------------- the checks
 
 
 @fuzzed(lambda: drawn_calls(False))

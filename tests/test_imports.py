@@ -88,11 +88,6 @@ def reachable(start: str, among: dict[str, set[str]]) -> set[str]:
     return seen
 
 
-# ------------------------------------------------------------------------------------------------
-# Down only, no circles
-# ------------------------------------------------------------------------------------------------
-
-
 def test_every_module_is_in_a_subpackage() -> None:
     assert {subpackage(name) for name in MODULES} == {*SUBPACKAGES, *OTHERS}
 
@@ -127,21 +122,11 @@ def test_a_shortcut_hands_on_the_very_objects(name: str) -> None:
         assert getattr(shortcut, public) is getattr(home, public)
 
 
-# ------------------------------------------------------------------------------------------------
-# No gradient through a bound
-# ------------------------------------------------------------------------------------------------
-
-
 def test_losses_and_scores_never_reach_bounds() -> None:
     for name in MODULES:
         if subpackage(name) in ("training", "pipeline"):
             reached = reachable(name, ON_IMPORT)
             assert not [other for other in reached if subpackage(other) == "bounds"], name
-
-
-# ------------------------------------------------------------------------------------------------
-# What importing costs
-# ------------------------------------------------------------------------------------------------
 
 
 def test_importing_loads_nothing_heavy_and_a_call_needs_none_of_it() -> None:
@@ -153,11 +138,6 @@ def test_importing_loads_nothing_heavy_and_a_call_needs_none_of_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "(1, 2, 12)"]
-
-
-# ------------------------------------------------------------------------------------------------
-# Public names
-# ------------------------------------------------------------------------------------------------
 
 
 def test_every_public_name_exists() -> None:

@@ -52,9 +52,6 @@ def _embedding(points: tuple[Tensor, Tensor, Tensor], energy: float = 0.99):
     return embed(_points(points), Settings(energy=energy), discarded=True)
 
 
-# ---------------------------------------------------------------------------------- two roads
-
-
 @pytest.mark.parametrize("case", released.CASES)
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("measure", MEASURES)
@@ -150,9 +147,6 @@ def test_bartlett_agrees_with_the_oracle(case: str) -> None:
             assert lags[j, lag - 1].item() == pytest.approx(expected, abs=1e-9)
         size = n / (1.0 + 2.0 * total[j].item())
         assert size == pytest.approx(oracle_bounds.bartlett_sample_size(cluster), rel=1e-9)
-
-
-# ------------------------------------------------------------------------------------ truncation
 
 
 @pytest.mark.parametrize("energy", [0.7, 0.9, 0.99])
@@ -257,9 +251,6 @@ def test_truncation_of_the_embedding(time: float) -> None:
     assert frames.truncation_bounds(whole).bound.abs().max() == 0.0
 
 
-# ----------------------------------------------------------------------------------------- tails
-
-
 @pytest.mark.parametrize("tail", ["concentration", "bootstrap"])
 @pytest.mark.parametrize("measure", MEASURES)
 def test_tails_widen_with_the_confidence(measure: str, tail: str) -> None:
@@ -346,9 +337,6 @@ def test_same_seed_same_numbers_whatever_the_global_state_and_the_batch() -> Non
     torch.testing.assert_close(single.tail, whole[2], rtol=1e-9, atol=1e-12)
     other = frames.separation_bounds(*points, tail="bootstrap", draws=20, seed=4).tail
     assert not torch.equal(other, whole)
-
-
-# ----------------------------------------------------------------------------------- rules, input
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)

@@ -22,9 +22,6 @@ def _uniform(*shape: int, seed: int = 0, top: float = 1.0) -> Tensor:
     return top * torch.rand(*shape, generator=generator, dtype=torch.float64)
 
 
-# --------------------------------------------------------------------------- frames -> utterance
-
-
 @pytest.mark.parametrize("frames", [1, 3, 19, 20, 45, 57])
 def test_mean_pooling_agrees_with_the_oracle(frames: int) -> None:
     b, p = _uniform(frames, seed=1), _uniform(frames, seed=2)
@@ -124,9 +121,6 @@ def test_block_inflation_covers_what_depends_over_four_frames() -> None:
 def test_utterance_input_out_of_range(call, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         call(_uniform(30) + 0.1)
-
-
-# ----------------------------------------------------------------------- utterance -> correlation
 
 
 @settings(max_examples=40, deadline=None)
@@ -268,9 +262,6 @@ def test_correlation_input_out_of_range(change: dict[str, object], match: str) -
     arguments = {name: _uniform(5) for name in ("scores", "radii", "half_widths", "ratings")}
     with pytest.raises(ValueError, match=match):
         correlation.correlation_bounds(**(arguments | change))
-
-
-# ------------------------------------------------------------------------- scenario
 
 
 def test_scenario_agrees_with_the_oracle() -> None:

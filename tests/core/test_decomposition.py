@@ -47,9 +47,6 @@ def scored(outputs, references, distortions, *, active=None, mask=None, others=N
     return run(points, Settings(**settings), decomposition_scores)
 
 
-# ---------------------------------------------------------------------------------- the oracle
-
-
 @pytest.mark.parametrize("time", [1, 4])
 @pytest.mark.parametrize("sources", [2, 3, 5, 8])
 @pytest.mark.parametrize(("masked", "summed"), [(False, False), (False, True), (True, True)])
@@ -112,9 +109,6 @@ def test_least_squares_are_those_of_scipy(columns):
         a = u[k][present[k]].numpy().T
         expected = nnls(a, e[k].numpy())[1] if a.size else float(e[k].norm())
         assert float(found[k]) == pytest.approx(expected, abs=1e-9)
-
-
-# ---------------------------------------------------------------------------------------- laws
 
 
 def test_reference_has_one_and_one_and_another_source_has_zero():
@@ -234,9 +228,6 @@ def test_bad_input_is_named():
                 measure(outputs, r, d, **options)
 
 
-# ----------------------------------------------------------------------------------- gradients
-
-
 def weighted(**options):
     """A scalar of clearance and of the uncapped ratio that tells outputs apart."""
 
@@ -278,46 +269,29 @@ def test_gradcheck(measure):
     )
 
 
-def _equal(y, r, d):
-    y[:] = r
-
-
-def _other(y, r, d):
-    y[:] = r.roll(1, 1)
-
-
-def _mean(y, r, d):
-    y[:] = r.mean(1, keepdim=True)
-
-
-def _far(y, r, d):
-    y[:] = 40.0
-
-
-def _coincident(y, r, d):
-    d[:, :, 1:] = d[:, :, :1]
-    y[:, 0] = d[:, 0, 0]
-
-
-def _simplex(y, r, d):
-    """Every pair of points equally far apart: all eigenvalues of the map are tied."""
-    n = d.shape[1] * (d.shape[2] + 2)
-    corners = torch.eye(n, dtype=d.dtype)
-    for x, rows in zip((y, r, d), corners.split([y.shape[1], r.shape[1], n - 2 * r.shape[1]])):
-        x[:] = torch.nn.functional.pad(rows, (0, x.shape[-1] - n)).view(x.shape[1:])
-
-
-SPECIAL = (_equal, _other, _mean, _far, _coincident, _simplex)
+def move(place: str, y: Tensor, r: Tensor, d: Tensor) -> None:
+    """Points to where a gradient is hard to have."""
+    if place == "coincident":
+        d[:, :, 1:] = d[:, :, :1]
+        y[:, 0] = d[:, 0, 0]
+    elif place == "simplex":  # every pair equally far apart: all eigenvalues of the map are tied
+        n = d.shape[1] * (d.shape[2] + 2)
+        corners = torch.eye(n, dtype=d.dtype)
+        for x, rows in zip((y, r, d), corners.split([y.shape[1], r.shape[1], n - 2 * r.shape[1]])):
+            x[:] = torch.nn.functional.pad(rows, (0, x.shape[-1] - n)).view(x.shape[1:])
+    else:
+        places = {"own": r, "other": r.roll(1, 1), "mean": r.mean(1, keepdim=True)}
+        y[:] = places.get(place, 40.0)
 
 
 @pytest.mark.parametrize("sources", [2, 3])
-@pytest.mark.parametrize("place", SPECIAL)
+@pytest.mark.parametrize("place", ["own", "other", "mean", "far", "coincident", "simplex"])
 def test_gradients_are_finite_at_special_places(place, sources):
     members = 4
     y, r, d, others = scene(
         2, sources=sources, distortions=members, features=sources * (members + 2)
     )
-    place(y, r, d)
+    move(place, y, r, d)
     leaves = [x.requires_grad_() for x in (y, r, d, others)]
     value = weighted()(*leaves)
     gradients = torch.autograd.grad(value, leaves, allow_unused=True)
@@ -337,9 +311,6 @@ def test_no_gradient_at_the_reference_and_beyond_the_caps():
     capped = (found["clearance"] == 1).all()
     assert not capped or (y.grad == 0).all()
     assert (found["distortion_ratio"] > 1).all()
-
-
-# ----------------------------------------------------------------------------------- half-widths
 
 
 def test_half_widths_are_records_that_grow_with_confidence():

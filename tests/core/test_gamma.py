@@ -19,9 +19,6 @@ Function = Callable[[Tensor, Tensor], Tensor]
 BOTH = pytest.mark.parametrize("function", [gammaincc, log_gammaincc])
 
 
-# ---- Oracle: power series or continued fraction in arbitrary precision, none of it quadrature ----
-
-
 def lower_series(k: mpf, x: mpf) -> tuple[mpf, mpf]:
     """P and dP/dk from P = x^k e^-x / Gamma(k+1) sum x^n / (k+1)_n, term by term [DLMF 8.7.1]."""
     term, total, slope, harmonic, n = mpf(1), mpf(1), mpf(0), mpf(0), 0
@@ -123,8 +120,6 @@ def log_grid() -> tuple[Tensor, Tensor]:
     return kk.reshape(-1), xx.reshape(-1)
 
 
-# ---- Accuracy ----
-
 SHAPES = [0.01, 0.1, 0.37, 0.5, 0.97, 1.0, 1.02, 1.5, 2.0, 3.3, 9.99, 10.0, 10.01, 37.0, 250.0, 1e3]
 POINTS = [1e-300, 1e-30, 1e-9, 1e-3, 0.1, 0.499, 0.5, 0.56, 0.999, 1.0, 1.7, 5.0, 12.0]
 POINTS += [300.0, 720.0]
@@ -190,9 +185,6 @@ def test_closed_forms() -> None:
     torch.testing.assert_close(half, torch.erfc(x.sqrt()), rtol=1e-12, atol=1e-300)
 
 
-# ---- Derivatives ----
-
-
 @BOTH
 def test_gradcheck(function: Function) -> None:
     points = [(0.3, 0.2), (0.3, 2.0), (0.9, 0.6), (1.5, 0.4), (4.0, 4.0), (12.0, 9.0), (50.0, 70.0)]
@@ -227,9 +219,6 @@ def test_function_transforms(function: Function) -> None:
     torch.testing.assert_close(slopes, with_gradients(function, k, x)[1:], rtol=1e-13, atol=0)
 
 
-# ---- Laws ----
-
-
 def test_rises_in_shape_and_falls_in_x() -> None:
     k = torch.logspace(-2, 7, 181, dtype=torch.float64)
     x = torch.logspace(-3, 8, 221, dtype=torch.float64)
@@ -252,9 +241,6 @@ def test_continuous_across_the_region_borders(function: Function) -> None:
     pairs = (with_gradients(function, *pair_of(points)) for points in (inner, outer))
     for low, high in zip(*pairs):
         torch.testing.assert_close(low, high, rtol=3e-12, atol=0)
-
-
-# ---- Edges, types, shapes ----
 
 
 def test_edges() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 
-import plain
 import pytest
 import torch
 from clouds import assert_derivative, clouds, random_direction
@@ -93,28 +92,9 @@ def test_map_through_inner_products_and_squares_of_single_coordinates(read, time
     assert_derivative(loss, [points], random_direction([points], 2))
 
 
-def test_agrees_with_plain_autograd_on_a_simple_spectrum():
-    embeddings = clouds(distortions=12, features=6, seed=7)
-    for ours, place in ((F.perceptual_separation, 0), (MEASURES["log_pm"], 1)):
-        expected = pulled(lambda *e, i=place: plain.scores(*e)[i].sum(), embeddings)
-        got = pulled(lambda *e, f=ours: f(*e).sum(), embeddings)
-        for g, e in zip(got, expected):
-            torch.testing.assert_close(g, e, rtol=1e-7, atol=1e-7 * float(e.abs().max()))
-
-
-# -------------------------------------------------------------------- degenerate, on purpose
-
-
-def tied_distortions():
+def tied(points):
     """Four of ten distortions of each source equal their reference."""
-    outputs, references, distortions = clouds(distortions=10, features=5, seed=11)
-    distortions = distortions.clone()
-    distortions[:, :4] = references.unsqueeze(-2)
-    return outputs, references, distortions
-
-
-def keep_the_tie(direction):
-    outputs, references, distortions = direction
+    outputs, references, distortions = points
     distortions = distortions.clone()
     distortions[:, :4] = references.unsqueeze(-2)
     return outputs, references, distortions
@@ -140,8 +120,8 @@ def symmetric_sources(seed=0):
 @pytest.mark.parametrize("seed", range(3))
 def test_repeated_eigenvalues(name, seed):
     """Distortions that equal their reference, and doublets, along directions that leave them so."""
-    loss, tied = weighted(MEASURES[name]), tied_distortions()
-    assert_derivative(loss, tied, keep_the_tie(random_direction(tied, seed)))
+    loss, points = weighted(MEASURES[name]), tied(clouds(distortions=10, features=5, seed=11))
+    assert_derivative(loss, points, tied(random_direction(points, seed)))
     assert_derivative(loss, symmetric_sources(), symmetric_sources(100 + seed))
 
 
@@ -175,10 +155,8 @@ def hard_frames(count, seed):
     outputs[kind == 3] = references[kind == 3]  # perfect outputs
     outputs[kind == 4, 0] = references[kind == 4, 1]  # the other source
     distortions[kind == 5] = centre[kind == 5]  # both clusters collapsed
-    references[kind == 6, 1], distortions[kind == 6, 1] = (
-        references[kind == 6, 0],
-        distortions[kind == 6, 0],
-    )  # identical sources
+    for x in (references, distortions):  # identical sources
+        x[kind == 6, 1] = x[kind == 6, 0]
     collinear = torch.linspace(-1, 1, 6, dtype=torch.float64)[:, None]
     distortions[kind == 7] = (centre + collinear * centre)[kind == 7]
     power = 12.0 * torch.rand(count, generator=generator, dtype=torch.float64) - 6.0
@@ -230,11 +208,7 @@ def test_collapse_is_not_a_question_of_rounding():
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_zero_bandwidth(scale):
     point = scale * torch.randn(4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    embeddings = (
-        point.expand(2, 2, 4).clone(),
-        point.expand(2, 2, 4).clone(),
-        point.expand(2, 2, 6, 4).clone(),
-    )
+    embeddings = [point.expand(*shape, 4).clone() for shape in ((2, 2), (2, 2), (2, 2, 6))]
     embeddings[0][1, 1] += scale  # one output elsewhere: the median stays zero
     torch.testing.assert_close(
         F.perceptual_separation(*embeddings), torch.full((2, 2), 0.5, dtype=torch.float64)
@@ -337,9 +311,6 @@ def test_inside_activation_checkpointing(reentrant, recomputed, monkeypatch):
     leaf = outputs.clone().requires_grad_()
     checkpoint(loss, leaf, use_reentrant=reentrant).backward()
     torch.testing.assert_close(leaf.grad, expected)
-
-
-# --------------------------------------------------- clusters of extreme shape, low precision
 
 
 @pytest.mark.parametrize("name", MEASURES)

@@ -21,9 +21,6 @@ def _frame(seed: int = 0, sources: int = 2, distortions: int = 9, features: int 
     )
 
 
-# ------------------------------------------------------------------ the reference implementation
-
-
 @pytest.mark.parametrize("case", released.CASES)
 def test_manifold_is_that_of_the_reference_implementation(case: str) -> None:
     points, _ = released.labelled(released.CASES[case])
@@ -33,9 +30,6 @@ def test_manifold_is_that_of_the_reference_implementation(case: str) -> None:
     for columns, name in ((m.retained, "kept"), (m.coordinates, "full")):
         distances = np.linalg.norm(columns - columns[0], axis=1)
         np.testing.assert_allclose(distances, GOLDEN[f"{case}/{name}_distances"], atol=1e-10)
-
-
-# ----------------------------------------------------------------------------------- the manifold
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
@@ -59,9 +53,6 @@ def test_equidistant_points(convention: str, off: float) -> None:
     np.testing.assert_allclose(m.eigenvalues, (1 - k) / (1 + (n - 1) * k), atol=1e-14)
     np.testing.assert_allclose(m.stationary, 1 / n, atol=1e-15)
     assert m.d == (n - 1 if convention == "paper" else 4)  # tied at the cut, or 4/7 >= ½
-
-
-# --------------------------------------------------------------------------------------- the scores
 
 
 def _mirrored(seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -106,9 +97,6 @@ def test_log_of_the_gamma_tail(k: float, x: float) -> None:
     assert oracle.log_gammaincc(k, x) == pytest.approx(exact, rel=1e-13)
 
 
-# --------------------------------------------------------------------------------------- the bounds
-
-
 def test_effective_sample_size() -> None:
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((400, 30))
@@ -118,9 +106,6 @@ def test_effective_sample_size() -> None:
         smooth[n] = 0.5 * smooth[n - 1] + noise[n]
     assert oracle_bounds.autocorrelation(smooth, 2) == pytest.approx(0.25, abs=0.03)
     assert oracle_bounds.bartlett_sample_size(smooth) == pytest.approx(400 / 3, rel=0.15)
-
-
-# ------------------------------------------------------------------------ utterance and correlation
 
 
 def test_pooling_and_its_slope() -> None:

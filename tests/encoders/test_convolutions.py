@@ -117,9 +117,6 @@ def test_elsewhere_the_convolutions_stay_one_dimensional() -> None:
     assert there.dims == [3] * 7
 
 
-# --- Loaded -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("around", ["nothing", "float64", "bfloat16", "meta", "autocast"])
 def test_loaded_encoders_have_them_whatever_is_set_around(tmp_path: Path, around: str) -> None:
     write_checkpoint(tmp_path, "wav2vec2", True, conv_dim=(128,) * 7)  # wide: bfloat16 would show

@@ -218,9 +218,6 @@ def test_gradients_of_all_measures() -> None:
         assert grad.abs().sum() > 0.0, field
 
 
-# ------------------------------------------------------------------------------------------ bleed
-
-
 def pausing(seconds: float = 2.0) -> Tensor:
     """Two noises, of which the first pauses in the middle third."""
     generator = torch.Generator().manual_seed(0)

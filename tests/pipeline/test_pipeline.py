@@ -56,9 +56,6 @@ def equal(a, b, **tolerance):
     assert torch.equal(a.active, b.active)
 
 
-# --------------------------------------------------------------------------------- the scores
-
-
 def test_identical_estimates_score_best(mapss):
     references = voices()
     perfect = mapss(references, references)
@@ -205,9 +202,6 @@ def test_a_bank_made_in_inference_mode_serves_in_training():
     assert estimates.grad.abs().sum() > 0
 
 
-# ----------------------------------------------------------------------------- level, seed, rate
-
-
 def test_same_seed_same_bits_and_the_global_generator_is_left_alone():
     references = voices()
     estimates = leaky(references, 0.3)
@@ -254,9 +248,6 @@ def test_align_polarity():
     assert plain.pm[0, 1] < 0.5
 
 
-# --------------------------------------------------------------------------- silence, bad frames
-
-
 def test_nothing_to_score_warns_and_is_nan(mapss):
     references = voices()
     references[:, 0, 3500:] = 0.0
@@ -266,9 +257,6 @@ def test_nothing_to_score_warns_and_is_nan(mapss):
     assert not scores.active.any()
     assert torch.isnan(scores.utterance().ps).all()
     assert (scores.utterance().frames == 0).all()
-
-
-# --------------------------------------------------------------------------- gradients, modules
 
 
 def test_no_encoder_in_the_state_and_copies_work():
@@ -300,9 +288,6 @@ def test_two_encoders_share_their_frames():
 
     with pytest.raises(ValueError, match="share rate, hop"):
         small(MelEncoder(), match_encoder=Faster())
-
-
-# ------------------------------------------------------------------------------------ bad input
 
 
 def with_nan(place):

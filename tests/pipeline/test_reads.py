@@ -124,9 +124,6 @@ def test_the_counter_counts() -> None:
     assert waits.uploads.total() == 1
 
 
-# ------------------------------------------------------------------------------------------ memory
-
-
 @pytest.mark.parametrize("given", ["20MiB", 2**31])
 def test_memory_changes_no_score(given: int | str) -> None:
     estimates, references = signals(1.5)

@@ -73,9 +73,6 @@ def refused(mapss, estimates, references, words=""):
         assert not FOREIGN.search(text), (name, text)
 
 
-# --------------------------------------------------------------------------------- devices
-
-
 def test_estimates_and_references_on_different_devices(mapss):
     references = voices()
     refused(mapss, references.to("meta"), references, "meta.*cpu|cpu.*meta")
@@ -88,9 +85,6 @@ def test_a_metric_on_another_device_names_the_call_and_the_container():
     meta = voices().to("meta")
     with pytest.raises(ValueError, match=r"metric on cpu.*meta.*metric\.to\('meta'\).*ModuleDict"):
         metric.update(meta, meta)
-
-
-# --------------------------------------------------------------------------------- shapes
 
 
 @pytest.mark.parametrize(
@@ -154,9 +148,6 @@ def test_strided_and_expanded_tensors_are_plain_ones(mapss):
         made = voices(2) + 0.0
         near(scores_of(mapss, made, references), scores_of(mapss, references, references))
     near(scores_of(mapss, made, references), scores_of(mapss, references, references))
-
-
-# --------------------------------------------------------------------------------- options
 
 
 def calls(mapss, **option):
@@ -234,9 +225,6 @@ def test_settings_out_of_range_are_named(name, value):
     options = {"encoder": "mel", name: value}
     with pytest.raises((ValueError, TypeError), match=name.split("_")[-1]):
         MAPSS(**options)
-
-
-# --------------------------------------------------------------------------------- order
 
 
 def test_order_is_estimates_then_references_everywhere(mapss):

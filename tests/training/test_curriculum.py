@@ -99,9 +99,6 @@ def test_all_and_any():
     assert event.frames == {"ps": 2, "pm": 2}
 
 
-# ------------------------------------------------------------------------- undefined epochs
-
-
 @pytest.mark.parametrize("at", range(5))
 def test_undefined_epochs_change_nothing_but_the_count(at):
     levels = [0.8, 0.72, 0.9, 0.75]
@@ -133,9 +130,6 @@ def test_too_few_frames():
     both = FrameTrigger(*[Quantile(n, 0.5, above=0.7) for n in ("ps", "pm")], require="any")
     assert both.update({"ps": [0.9], "pm": [NAN]}) is None  # one makes the epoch undefined
     assert both.held == 0
-
-
-# ------------------------------------------------------------------------- records and bounds
 
 
 def scores(ps: torch.Tensor, active: torch.Tensor) -> Scores:
@@ -176,9 +170,6 @@ def test_every_field_counts_where_it_is_defined():
         median().update(found)
 
 
-# ------------------------------------------------------------------------- state
-
-
 @pytest.mark.parametrize("at", range(1, 9))
 def test_a_saved_trigger_goes_on_as_if_never_stopped(at):
     def make() -> FrameTrigger:
@@ -201,9 +192,6 @@ def test_a_saved_trigger_goes_on_as_if_never_stopped(at):
     assert before + [at + epoch for epoch in run(second, levels[at:])] == fired
     assert second.events == whole.events
     assert second.state_dict() == whole.state_dict()
-
-
-# ------------------------------------------------------------------------- bad settings
 
 
 @pytest.mark.parametrize(

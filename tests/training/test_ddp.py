@@ -28,11 +28,6 @@ pytestmark = [
 ]
 
 
-# ------------------------------------------------------------------------------------------------
-# What two processes report
-# ------------------------------------------------------------------------------------------------
-
-
 def worker(rank: int, port: int, sent: bytes, results: Any) -> None:
     warnings.simplefilter("ignore")
     warnings.filterwarnings("error", message=".*returned a view tensor")
@@ -87,10 +82,6 @@ def found(sent: PerceptualSeparation) -> dict[int, dict[Any, Any]]:
         pass
     return reports
 
-
-# ------------------------------------------------------------------------------------------------
-# Metrics
-# ------------------------------------------------------------------------------------------------
 
 ITEMS = 7
 # Items of each process, batch by batch: uneven last batches, and a process without any.
@@ -160,10 +151,6 @@ def test_each_process_has_its_own_value_unsynchronised_and_gets_a_used_metric(fo
     assert found[0]["alone"] != found[1]["alone"] == run_alone(1)
     assert found[0]["sent"] == found[1]["sent"] == sent.item_scores().tolist()
 
-
-# ------------------------------------------------------------------------------------------------
-# Losses
-# ------------------------------------------------------------------------------------------------
 
 # torch 2.6 shards on accelerators only.
 WRAPS = ["ddp", "fsdp"] if hasattr(torch.cpu.Stream, "record_event") else ["ddp"]

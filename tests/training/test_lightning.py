@@ -105,11 +105,6 @@ def trigger(level: float = 0.0, **options: Any) -> FrameTrigger:
     return FrameTrigger(Quantile("ps", 0.5, above=level), **options)
 
 
-# ------------------------------------------------------------------------------------------------
-# A fit
-# ------------------------------------------------------------------------------------------------
-
-
 def test_logged_metric_objects_are_the_mean_over_all_items(tmp_path):
     stub = Stub()
     mapss = small(stub)
@@ -213,10 +208,6 @@ def test_lightning_missing_says_how_to_install_it(monkeypatch):
     with pytest.raises(ImportError, match="pip install lightning"):
         importlib.import_module("torch_mapss.lightning")
 
-
-# ------------------------------------------------------------------------------------------------
-# The recipe
-# ------------------------------------------------------------------------------------------------
 
 SIZES = {"items": 4, "batch": 2, "seconds": 0.4, "level": 0, "patience": 2}
 SMALL = [text for name, value in SIZES.items() for text in (f"--{name}", str(value))]
