@@ -29,32 +29,24 @@ from torch_mapss._lazy import lazy_names
 __version__ = "0.4.0"
 
 # Where each public name lives; it loads on first use.
+_NAMES = {
+    "pipeline.mapss": "MAPSS",
+    "pipeline.bank": "ReferenceBank",
+    "pipeline.scores": "Scores ScoreBounds",
+    "distortions": "DistortionBank Distortion",
+    "encoders": "load_encoder",
+    "training.losses": "DecompositionLoss ClearanceLoss FidelityLoss BleedLoss SeparationLoss "
+    "MatchLoss MAPSSLoss",
+    "training.curriculum": "FrameTrigger",
+    "metrics": "Clearance Fidelity Bleed PerceptualSeparation PerceptualMatch",
+    "evaluation.score": "evaluate",
+    "evaluation.run": "evaluate_set",
+    "evaluation.report": "Report",
+    "audio": "match_sources",
+    "evaluation.comparison": "compare",
+}
 _HOMES = {
-    "MAPSS": "torch_mapss.pipeline.mapss",
-    "ReferenceBank": "torch_mapss.pipeline.bank",
-    "Scores": "torch_mapss.pipeline.scores",
-    "ScoreBounds": "torch_mapss.pipeline.scores",
-    "DistortionBank": "torch_mapss.distortions",
-    "Distortion": "torch_mapss.distortions",
-    "load_encoder": "torch_mapss.encoders",
-    "DecompositionLoss": "torch_mapss.training.losses",
-    "ClearanceLoss": "torch_mapss.training.losses",
-    "FidelityLoss": "torch_mapss.training.losses",
-    "BleedLoss": "torch_mapss.training.losses",
-    "SeparationLoss": "torch_mapss.training.losses",
-    "MatchLoss": "torch_mapss.training.losses",
-    "MAPSSLoss": "torch_mapss.training.losses",
-    "FrameTrigger": "torch_mapss.training.curriculum",
-    "Clearance": "torch_mapss.metrics",
-    "Fidelity": "torch_mapss.metrics",
-    "Bleed": "torch_mapss.metrics",
-    "PerceptualSeparation": "torch_mapss.metrics",
-    "PerceptualMatch": "torch_mapss.metrics",
-    "evaluate": "torch_mapss.evaluation.score",
-    "evaluate_set": "torch_mapss.evaluation.run",
-    "Report": "torch_mapss.evaluation.report",
-    "match_sources": "torch_mapss.audio",
-    "compare": "torch_mapss.evaluation.comparison",
+    name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()
 }
 _SUBPACKAGES = (
     *("core", "audio", "distortions", "encoders", "bounds", "functional"),

@@ -524,7 +524,7 @@ def test_pickles_that_hold_code_are_not_run(own_folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("config.json", "{", "not valid JSON"),
+        ("config.json", "{", "JSON object"),
         ("config.json", "[]", "JSON object"),
         ("config.json", None, "has no config.json"),
         ("config.json", '{"model_type": "bert"}', "model_type 'bert'"),

@@ -103,11 +103,11 @@ def find_checkpoint(
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}). Fetch it again.") from error
+        content = error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
+        raise ValueError(f"{path} must hold a JSON object, got {content!r}. Fetch it again.")
     return content
 
 

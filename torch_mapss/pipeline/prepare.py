@@ -95,8 +95,7 @@ def encoded_group(
 def warn_unscored(bank: ReferenceBank) -> None:
     """Warn, naming them, of mixtures in which no frame has two active sources."""
     # An accelerator is read once, whatever the number of lengths.
-    places = [devices.placed(group.items, bank.device) for group in bank.groups]
-    found = [here[group.scored[:, 0]] for here, group in zip(places, bank.groups)]
+    found = [devices.placed(g.items, bank.device)[g.scored[:, 0]] for g in bank.groups]
     empty = set(range(bank.batch)) - set(torch.cat(found).tolist())
     if empty:
         checks.warn_user(

@@ -159,13 +159,10 @@ def choose(
         return parts
     if generator is None:
         generator = torch.Generator().manual_seed(0)
-    drawn = torch.randperm(total, generator=generator)[: int(frames)].sort().values
-    chosen, first = [], 0
-    for part in parts:
-        mine = drawn[(drawn >= first) & (drawn < first + len(part))] - first
-        chosen.append(part[mine.to(part.device)])
-        first += len(part)
-    return chosen
+    drawn = torch.zeros(total, dtype=torch.bool)
+    drawn[torch.randperm(total, generator=generator)[: int(frames)]] = True
+    mine = (some.nonzero().squeeze(-1) for some in drawn.split([len(part) for part in parts]))
+    return [part[index.to(part.device)] for part, index in zip(parts, mine)]
 
 
 def blocks(
