@@ -5,7 +5,7 @@
 3. :mod:`~torch_mapss.pipeline.prepare`: references normalised, their activity found;
 4. :mod:`~torch_mapss.pipeline.copies`, called by it: distortions made and encoded, each once for
    all measures; the references themselves are encoded along with them;
-5. :mod:`~torch_mapss.pipeline.bank`: what is kept of them, for any number of calls
+5. :mod:`~torch_mapss.pipeline.bank`: all of them encoded, for any number of calls
    (``mapss.prepare`` ends here);
 6. :mod:`~torch_mapss.pipeline.score`: estimates normalised and encoded; then the one loop over
    blocks of frames, whose embeddings come from the bank, or of a long clip are made on demand
@@ -19,7 +19,7 @@
 How to read what comes out:
 
 * Clearance says how far an output is from the other sources (1: as far as the true source),
-  fidelity how little distortion it has beside what leaked (1: none). Read them together: an output
+  fidelity how little distortion it has besides what leaked (1: none). Read them together: an output
   that is another source has clearance 0, and its fidelity is undefined.
 * PS is B/(A + B): A the distance of an output to the cluster of its own source, B to the closest
   other one. 1: no leakage; ½: as near to both; 0: another source. PS divides by A and so reacts to

@@ -54,7 +54,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Deferred:
-    """How to make any part of the distortions of a clip that is too long to be kept encoded.
+    """How to make any part of the distortions of a clip that is too long to be encoded whole.
 
     They are made and encoded segment by segment, whenever the clip is scored.
     """

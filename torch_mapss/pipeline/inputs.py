@@ -71,7 +71,7 @@ class Call:
 
     @property
     def wants_gradient(self) -> bool:
-        """Whether a graph is to be kept."""
+        """Whether a graph is recorded."""
         return self.estimates.waves.requires_grad and torch.is_grad_enabled()
 
     def groups(self) -> Iterator[tuple[Clips, Group]]:

@@ -74,7 +74,7 @@ class MAPSS(nn.Module):
             ``"waveform"``) give the scores of the whole clip up to rounding. Transformers receive
             the segment with a second more on each side, so that scores depend on it. ``"auto"`` is
             60, or what the encoder accepts at once. None: everything is scored whole.
-        memory: to work in, beside waveforms, weights and results: bytes, a text like ``"2GiB"``,
+        memory: to work in, besides waveforms, weights and results: bytes, a text like ``"2GiB"``,
             or ``"auto"``: 1 GiB on a CPU (a quarter of what is free, if that is less), a quarter of
             what is free on CUDA. How many distortions are made, clips encoded and frames scored at
             a time follows from it, and no score.

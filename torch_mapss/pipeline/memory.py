@@ -21,7 +21,7 @@ _GROUPS, _CGROUP = "/proc/self/cgroup", "/sys/fs/cgroup"
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes to work in, beside the waveforms, the encoder's weights and what is returned.
+    """Bytes to work in, besides the waveforms, the encoder's weights and what is returned.
 
     The shares are those at which 1 GiB gives what suits a CPU's caches. What a call needs at once
     is about the sum of the largest two.
@@ -41,12 +41,12 @@ class Budget:
 
     @property
     def gathered(self) -> int:
-        """Bytes of the embeddings of a chunk of frames, copied for its graphs."""
+        """Bytes of the embeddings of a block of frames, copied for its graphs."""
         return self.total // 8
 
     @property
     def frames(self) -> int:
-        """Bytes of the graphs of a chunk of frames."""
+        """Bytes of the graphs of a batch of frames."""
         return self.total * 3 // 32
 
 

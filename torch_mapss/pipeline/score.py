@@ -130,7 +130,7 @@ def write(started: Sequence[tuple[FrameScores, Tensor, Started]]) -> None:
 
 
 class Block(NamedTuple):
-    """Frames of mixtures that are kept encoded; :class:`Span` is the same of a long clip."""
+    """Frames of mixtures that are encoded; :class:`Span` is the same of a long clip."""
 
     group: Group
     item: Tensor  # (n,) of the group

@@ -64,12 +64,6 @@ class Scores:
     separation_dimension: Tensor | None = None  # (B, F) int64, d of PS's map; 0: nothing scored
     match_dimension: Tensor | None = None  # (B, F) int64, d of PM's map; 0: nothing scored
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the scores: float64 for float64 estimates, else float32."""
-        computed = (getattr(self, field) for field in MEASURE_OF)
-        return next(x.dtype for x in computed if x is not None and x.is_floating_point())
-
     def defined(self, field: str) -> Tensor:
         """(B, S', F) bool: where a field has a value.
 
