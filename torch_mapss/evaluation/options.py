@@ -24,7 +24,7 @@ _BANKS = ("bank_size", "only", "without", "seed")  # of the banks, which scorer_
 
 
 class Request(NamedTuple):
-    """What is scored and how, beside the settings of the scorer."""
+    """What is scored and how, apart from the settings of the scorer."""
 
     measures: tuple[str, ...] | None = None  # None: all
     permute: bool = False  # find the reference of each estimate by SI-SDR

@@ -293,8 +293,8 @@ def plot_reports(
             column[0].set_title("mixture", **_NAMES)
             if report.mixture is not None:
                 plots.draw_spectrogram(column[0], report.mixture.wave, report.sample_rate)
-        for place, own in enumerate(np.split(column[int(mixed) :], len(sources))):
-            _draw_source(own, report, place, labels, longest)
+        for index, own in enumerate(np.split(column[int(mixed) :], len(sources))):
+            _draw_source(own, report, index, labels, longest)
         if title:
             where: dict[str, Any] = {"xy": (0.5, 1.0), "xycoords": "axes fraction", "ha": "center"}
             where |= {"xytext": (0, 26), "textcoords": "offset points"}
@@ -308,23 +308,23 @@ def plot_reports(
 
 
 def _draw_source(
-    axes: Any, report: Report, place: int, labels: Sequence[Mapping[str, str]], longest: int
+    axes: Any, report: Report, index: int, labels: Sequence[Mapping[str, str]], longest: int
 ) -> None:
     """The scores and the spectrogram of one estimate, below each other."""
-    length, row = min(len(clip.wave) for clip in report.estimates), report.rows[place]
+    length, row = min(len(clip.wave) for clip in report.estimates), report.rows[index]
     means = []
     for ax, names in zip(axes, labels):
         scores, half_widths = {}, {}
         for name, label in names.items():
             if name not in report.frames:
                 continue
-            scores[label] = report.frames[name][place]
+            scores[label] = report.frames[name][index]
             means.append(f"{label} {row[name]:.2f}")
             if f"{name}_total" in report.bounds:
-                half_widths[label] = report.bounds[f"{name}_total"][place]
+                half_widths[label] = report.bounds[f"{name}_total"][index]
         plots.plot_scores(ax, report.times, scores, half_widths)
-    plots.draw_spectrogram(axes[-1], report.estimates[place].wave[:length], report.sample_rate)
-    axes[0].set_title(plots.short_name(report.sources[place], longest), **_NAMES)
+    plots.draw_spectrogram(axes[-1], report.estimates[index].wave[:length], report.sample_rate)
+    axes[0].set_title(plots.short_name(report.sources[index], longest), **_NAMES)
     caption = ", ".join(means) if row.frames else "not scored"
     axes[0].set_title(caption, loc="right", fontsize="small", color="#444444")
     axes[-1].set_xlim(0.0, length / report.sample_rate)

@@ -96,13 +96,13 @@ def write_frames(folder: str, mixture: str, outcomes: Mapping[str, Report | str]
             systems[name] = SystemFrames(report.active.numpy(), attributed, scores)
             times = max(times, report.times.double().numpy(), key=len)
     content: dict[str, Any] = {"times": times, "systems": np.array([*systems], str)}
-    for place, (active, attributed, values_of) in enumerate(systems.values()):
+    for index, (active, attributed, values_of) in enumerate(systems.values()):
         # With ``trim`` the systems of a mixture may differ in their number of frames.
         missing = ((0, 0), (0, len(times) - active.shape[-1]))
-        content[f"{place}.attributed"] = attributed
-        content[f"{place}.active"] = np.pad(active, missing)
+        content[f"{index}.attributed"] = attributed
+        content[f"{index}.active"] = np.pad(active, missing)
         for name, values in values_of.items():
-            content[f"{place}.{name}"] = np.pad(values, missing, constant_values=np.nan)
+            content[f"{index}.{name}"] = np.pad(values, missing, constant_values=np.nan)
     io.make_folder(os.path.dirname(path))
     io.write_with(path, lambda name: np.savez_compressed(name, **content))
 
@@ -118,11 +118,11 @@ def read_frames(path: str) -> MixtureFrames:
             content = dict(file)
         systems = {
             name: SystemFrames(
-                content[f"{place}.active"],
-                content[f"{place}.attributed"],
-                {f: content[f"{place}.{f}"] for f in FRAME_SCORES if f"{place}.{f}" in content},
+                content[f"{index}.active"],
+                content[f"{index}.attributed"],
+                {f: content[f"{index}.{f}"] for f in FRAME_SCORES if f"{index}.{f}" in content},
             )
-            for place, name in enumerate(content["systems"].tolist())
+            for index, name in enumerate(content["systems"].tolist())
         }
         return MixtureFrames(content["times"], systems)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
@@ -344,7 +344,7 @@ def load_results(
 
 
 def _root(folder: str, listed: Mapping[str, Any]) -> str:
-    """Where the audio lies: as it was, unless only the other place is there."""
+    """Where the audio lies: as it was, unless it moved with the results."""
     absolute, relative = io.native(listed["root"]), listed["relative"]
     moved = os.path.normpath(os.path.join(folder, io.native(relative or ".")))
     return moved if relative and not os.path.isdir(absolute) and os.path.isdir(moved) else absolute
@@ -366,7 +366,7 @@ def _table(folder: str, name: str, mixtures: Iterable[str], systems: Iterable[st
             line = table.index[found.isna()][0]
             raise ValueError(
                 f"{io.shown(path)!r}, line {line}: {column} {table.loc[line, column]!r} is not in "
-                "mixtures.json beside it. Was the table changed by another program?"
+                "mixtures.json. Was the table changed by another program?"
             )
         table[column] = found
     whole = [name for name in _COUNTS if name in table and table[name].notna().all()]

@@ -8,7 +8,7 @@ From frames to one number per system, each step in a table that the next can be 
 
 Undefined numbers (a silent reference, no frame with two active sources, a mixture that failed) are
 ``nan``, left out of the next mean, and counted. With excerpts each score has its standard error
-over them beside it, ``ps_se``.
+over them in a column of its own, ``ps_se``.
 
 A run that was killed and started again goes on where it stopped, and writes the tables of an
 uninterrupted one, byte for byte on one machine: see :mod:`torch_mapss.evaluation.shards`.

@@ -190,7 +190,7 @@ class Scorer(NamedTuple):
                     f"estimates hold None: pass one entry for each of the {len(references)} "
                     f"references, got {len(estimates)}, and no attributed."
                 )
-            attributed = [place for place, clip in enumerate(estimates) if clip is not None]
+            attributed = [index for index, clip in enumerate(estimates) if clip is not None]
         if len(references) < 2:
             raise ValueError(
                 f"at least two references are needed, got {len(references)}: an estimate is "

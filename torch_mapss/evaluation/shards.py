@@ -71,12 +71,12 @@ def _launched(many: str, this: str) -> Share:
 
 def local_device(device: str) -> str:
     """``device``, with "cuda" made the GPU of this process among those of its machine."""
-    place = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", ""))
-    if device != "cuda" or not place.isdecimal():
+    local = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", ""))
+    if device != "cuda" or not local.isdecimal():
         return device
     import torch
 
-    return f"cuda:{int(place) % max(1, torch.cuda.device_count())}"
+    return f"cuda:{int(local) % max(1, torch.cuda.device_count())}"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def local_device(device: str) -> str:
 
 
 def lock(path: str, timeout: float = -1) -> FileLock:
-    """A lock beside a file, held by one process at a time; it goes with the process."""
+    """A lock in the folder of a file, held by one process at a time; it goes with the process."""
     from filelock import FileLock
 
     folder, name = os.path.split(path)
