@@ -153,6 +153,7 @@ def test_the_answer_names_the_best_of_every_measure() -> None:
     ]
     alike = compared(three_systems(12, seed=3) | {"other": three_systems()["high"]})
     assert "on none is it significantly better" in alike.answer()
+    assert (len(alike.pairs), len(alike.shown_pairs())) == (12, 6)  # those with the best
 
 
 def test_pairs_that_cannot_reject_leave_the_family() -> None:

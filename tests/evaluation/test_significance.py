@@ -51,8 +51,8 @@ def test_weights_are_those_of_a_weighted_mean() -> None:
     values, weights = rng.normal(size=(15, 1)), rng.uniform(0.5, 3.0, size=15)
     found = significance.mean_intervals(values, weights, resamples=1000, seed=2)
 
-    def mean(places: np.ndarray) -> float:
-        return float(np.average(values[places, 0], weights=weights[places]))
+    def mean(drawn: np.ndarray) -> float:
+        return float(np.average(values[drawn, 0], weights=weights[drawn]))
 
     plain = stats.bootstrap(
         (np.arange(15),),
