@@ -12,7 +12,7 @@ further off was not made in this way.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -91,7 +91,7 @@ def verify(
     """
     stored = results.scores[results.scores["status"] != "failed"].set_index(_ROW)
     differences, gone = _of_files(results)
-    again, unlike = _from_frames(results)
+    again, unlike = _rows(_from_frames(results))
     differences += [*unlike, *_of_table("scores.csv", stored, again, _ROUNDING)]
     for file, table, below, keys in (
         ("items.csv", results.items, results.scores, _PAIR),
@@ -108,7 +108,7 @@ def verify(
         if unlike := [*_of_scorer(results, scorer)]:  # then every score differs: nothing new
             notes.append("Nothing was scored again, as the settings differ")
         else:
-            again, unlike = _scored_again(results, scorer, pairs)
+            again, unlike = _rows(_scored_again(results, scorer, pairs))
             own = stored[stored.index.isin(again.index)]
             unlike += _of_table("scored again", own, again, _TOLERANCE)
             scored, largest = len(again), _distances(own, again).to_numpy(float).max(initial=0.0)
@@ -173,29 +173,29 @@ def _distances(stored: DataFrame, again: DataFrame) -> DataFrame:
     return found.mask(old.isna() & new.isna(), 0.0)
 
 
-def _table(rows: Sequence[DataFrame]) -> DataFrame:
-    """Rows by mixture, system and source."""
+def _rows(found: Iterable[DataFrame | str]) -> tuple[DataFrame, list[str]]:
+    """Rows by mixture, system and source, and what is said of those that there are not."""
     import pandas
 
-    return pandas.concat([*rows] or [pandas.DataFrame(columns=_ROW)]).set_index(_ROW)
+    made = [*found]
+    tables = [one for one in made if not isinstance(one, str)]
+    table = pandas.concat(tables or [pandas.DataFrame(columns=_ROW)])
+    return table.set_index(_ROW), [one for one in made if isinstance(one, str)]
 
 
-def _from_frames(results: Results) -> tuple[DataFrame, list[str]]:
-    """The rows of scores.csv, pooled from their frames again; and frames that cannot be read."""
-    differences, tables = [], []
+def _from_frames(results: Results) -> Iterator[DataFrame | str]:
+    """The rows of scores.csv, pooled from their frames again."""
     measures = checked_measures(results.settings.get("measures"))
     for mixture in results.mixtures:
         try:
             systems = results.frames(mixture).systems
         except ValueError as error:
-            differences.append(_difference(f"frames of mixture {mixture!r}", "scores", str(error)))
+            yield _difference(f"frames of mixture {mixture!r}", "scores", str(error))
             continue
         names = np.array(results.audio(mixture).sources)
         for system, frames in systems.items():
-            table = pooled.columns(_scores(frames, measures))
-            source = names[frames.attributed]
-            tables.append(table.assign(mixture_id=mixture, system=system, source=source))
-    return _table(tables), differences
+            table, source = pooled.columns(_scores(frames, measures)), names[frames.attributed]
+            yield table.assign(mixture_id=mixture, system=system, source=source)
 
 
 def _scores(frames: SystemFrames, measures: tuple[str, ...]) -> Scores:
@@ -207,12 +207,11 @@ def _scores(frames: SystemFrames, measures: tuple[str, ...]) -> Scores:
     return Scores(active, torch.empty(0), measures, **values, **defined)
 
 
-def _scored_again(results: Results, scorer: MAPSS, pairs: int) -> tuple[DataFrame, list[str]]:
-    """Rows of some pairs, and those that cannot be scored."""
+def _scored_again(results: Results, scorer: MAPSS, pairs: int) -> Iterator[DataFrame | str]:
+    """Rows of some pairs, drawn at random."""
     scored = results.scores[results.scores["status"] != "failed"]
     known = sorted({*scored[_PAIR].itertuples(index=False, name=None)})
     request = request_of(results.settings)._replace(bounds=False)._asdict()
-    tables, differences = [], []
     for mixture, system in random.Random(0).sample(known, min(pairs, len(known))):
         audio, paths = results.audio(mixture), results.entries[mixture]["systems"][system]
         try:
@@ -226,7 +225,6 @@ def _scored_again(results: Results, scorer: MAPSS, pairs: int) -> tuple[DataFram
             )
         except (OSError, ValueError) as error:
             where = f"mixture {mixture!r}, system {system!r}, scored again"
-            differences.append(_difference(where, "scores", str(error)))
-            continue
-        tables.append(report.scores.assign(mixture_id=mixture, system=system))
-    return _table(tables), differences
+            yield _difference(where, "scores", str(error))
+        else:
+            yield report.scores.assign(mixture_id=mixture, system=system)
