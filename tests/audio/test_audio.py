@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bursts
 import numpy as np
 import pytest
 import soundfile
@@ -26,12 +27,8 @@ from torch_mapss.audio import loudness, matching
 RATES = (8000, 16000, 24000, 44100, 48000)
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64).to(dtype)
+    return 10 * bursts.noise(*shape, seed=seed, dtype=torch.float64).to(dtype)
 
 
 def speech_like(seconds: float, rate: int, seed: int = 0) -> Tensor:
@@ -117,14 +114,6 @@ def test_k_weighting_equals_the_recursion(rate: int, dtype: torch.dtype, toleran
     expected = k_weighted(x.numpy(), rate)
     got = loudness._k_weight(x.to(dtype), rate).double().numpy()
     assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max()
-
-
-def test_the_impulse_response_is_used_to_its_end() -> None:
-    for rate in RATES:
-        impulse = np.zeros(rate)
-        impulse[0] = 1
-        tail = np.abs(k_weighted(impulse, rate))[math.ceil(loudness._DECAY * rate) :]
-        assert tail.sum() < 1e-13
 
 
 def test_sines_read_what_the_standard_says() -> None:
@@ -221,12 +210,12 @@ def test_silence_is_minus_infinity_and_stays(dtype: torch.dtype) -> None:
     assert (gradient[1] != 0).any()
 
 
-def test_silence_threshold() -> None:
+def test_silence_is_what_stays_below_a_peak() -> None:
     x = torch.tensor([[0.0, 2e-31], [0.0, 2e-30], [0.0, 0.0]])
     assert audio.is_silent(x).tolist() == [True, False, True]
-    assert torch.equal(audio.normalize_loudness(x, 16000)[0], x[0])
     expected = audio.normalize_loudness(torch.tensor([0.0, 1.0]), 16000)
-    assert torch.allclose(audio.normalize_loudness(x, 16000)[1], expected)
+    normal = audio.normalize_loudness(x, 16000)
+    torch.testing.assert_close(normal, torch.stack([x[0], expected, x[2]]))
 
 
 @pytest.mark.parametrize(
@@ -328,7 +317,7 @@ def test_gradients_against_differences(kind: str) -> None:
 
 
 def test_loudness_refuses_what_it_cannot_measure() -> None:
-    x = torch.randn(2, 800, generator=generator())
+    x = noise(2, 800)
     x[1, 7] = torch.nan
     for function in (audio.integrated_loudness, audio.normalize_loudness):
         for wave, rate, error, words in (
@@ -407,18 +396,13 @@ def test_resampling_moves_a_tone(dtype: torch.dtype) -> None:
     y = audio.resample(x, 44100, 16000)
     assert y.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     expected = torch.stack([sine([(-6, 1)], 16000), sine([(-6, 1)], 16000, hertz=440)])
-    inner = slice(200, -200)
     assert y.shape == expected.shape
-    assert (y.double() - expected)[:, inner].abs().max() < 2e-3
-
-
-def test_resampling_ignores_autocast_and_keeps_gradients() -> None:
-    x = noise(1, 4410, dtype=torch.float32).requires_grad_()
-    expected = audio.resample(x, 44100, 16000)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = audio.resample(x, 44100, 16000)
-    assert torch.equal(y, expected)
-    (g,) = torch.autograd.grad(y.square().sum(), x)
+    assert (y.double() - expected)[:, 200:-200].abs().max() < 2e-3
+    leaf = x.requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # which changes nothing
+        again = audio.resample(leaf, 44100, 16000)
+    assert torch.equal(again, y)
+    (g,) = torch.autograd.grad(again.square().sum(), leaf)
     assert g.isfinite().all()
     assert (g != 0).any()
 
@@ -651,13 +635,9 @@ def test_frame_rms_equals_a_loop_and_keeps_the_digits_of_quiet_frames() -> None:
     x = torch.cat([torch.full((4000,), 1e4), torch.full((4000,), 1e-6)])
     quiet = float(torch.tensor(1e-6))
     assert float(audio.frame_rms(x, 400, 320)[-1]) == pytest.approx(quiet, rel=1e-12)
-
-
-def test_frame_rms_gradient() -> None:
     x = 0.1 * noise(60)
     x[20:40] = 0
-    x.requires_grad_()
-    (g,) = torch.autograd.grad(audio.frame_rms(x, 10, 10).sum(), x)
+    (g,) = torch.autograd.grad(audio.frame_rms(x.requires_grad_(), 10, 10).sum(), x)
     assert (g[20:40] == 0).all()
     loud = x.detach()[:20].clone().requires_grad_()
     assert gradcheck(lambda y: audio.frame_rms(y, 10, 7), loud)
@@ -675,10 +655,7 @@ def test_activity_is_relative_to_the_source_itself() -> None:
     expected[0, 10:] = expected[2, 10:] = False
     assert torch.equal(active, expected)
     assert audio.source_activity(x, 400, 400, threshold=0.05).tolist()[0] == [True] * 20
-
-
-def test_a_silent_reference_is_never_active() -> None:
-    x = torch.zeros(2, 2, 1000)
+    x = torch.zeros(2, 2, 1000)  # silence is active nowhere
     x[1, 1, ::2] = 1.0
     active = audio.source_activity(x, 400, 320, threshold=0.0)
     assert active.tolist() == [[[False] * 2] * 2, [[False] * 2, [True] * 2]]
@@ -749,7 +726,9 @@ def test_si_sdr_gradient_and_scale() -> None:
 def test_matching_equals_trying_all(estimates: int, sources: int) -> None:
     # Weak mixtures, so that the best total is not the best for each.
     s = noise(2, 3, sources, 40, seed=sources)
-    weights = torch.rand(2, 3, estimates, sources, generator=generator(7), dtype=torch.float64)
+    weights = torch.rand(
+        2, 3, estimates, sources, generator=torch.Generator().manual_seed(7), dtype=torch.float64
+    )
     e = weights @ s
     got = audio.match_sources(e, s)
     assert got.shape == (2, 3, estimates)

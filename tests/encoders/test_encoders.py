@@ -232,13 +232,18 @@ def test_gradient_against_differences(
     assert check_gradient(encoder, wave, direction, weights, step) > least
 
 
-def test_gradient_of_silence_is_finite(folder: Folder) -> None:
-    loaded = (load_encoder(folder(*kind), layer=2) for kind in (("hubert", True), ("whisper",)))
-    for encoder in (*loaded, MelEncoder(context=1)):
-        wave = torch.zeros(1, SAMPLES, requires_grad=True)
-        encoder(wave).sum().backward()
-        assert wave.grad is not None
-        assert wave.grad.isfinite().all()
+@pytest.mark.parametrize("kind", [("hubert", True), ("whisper",), ("mel",)])
+def test_silence_has_a_finite_gradient_and_autocast_changes_nothing(
+    folder: Folder, kind: tuple[Any, ...]
+) -> None:
+    encoder = load_encoder("mel" if kind == ("mel",) else folder(*kind))
+    wave = torch.zeros(1, SAMPLES, requires_grad=True)
+    encoder(wave).sum().backward()
+    assert wave.grad is not None
+    assert wave.grad.isfinite().all()
+    expected = encoder(noise(1, SAMPLES))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(encoder(noise(1, SAMPLES)), expected)
 
 
 def test_chunks_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,13 +304,6 @@ def test_activation_checkpointing_gives_the_same_gradient(folder: Folder) -> Non
         gradients.append(torch.autograd.grad(loss, wave)[0])
     assert relative_error(gradients[1], gradients[0]) < 1e-5
     assert saved["thrifty"] < saved["plain"] / 10
-
-
-def test_autocast_changes_nothing(folder: Folder) -> None:
-    for encoder in (load_encoder("mel"), load_encoder(folder())):
-        expected = encoder(noise(1, SAMPLES))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.equal(encoder(noise(1, SAMPLES)), expected)
 
 
 def test_training_mode_and_the_global_generator_are_left_alone(folder: Folder) -> None:
@@ -436,11 +434,10 @@ def test_waveforms_that_cannot_be_encoded(folder: Folder, name: str) -> None:
 
 def test_table() -> None:
     rows = {row.name: row for row in encoder_table()}
-    assert rows["wav2vec2-large"].checkpoint == "facebook/wav2vec2-large-lv60"
     assert rows["mert"][:4] == ("mert", "m-a-p/MERT-v1-95M", 24_000, 3)
     assert (rows["mert"].frames_per_second, rows["mert"].needs_download) == (75.0, True)
-    for name in ("whisper-tiny", "whisper-base", "whisper-tiny.en", "whisper-base.en"):
-        assert rows[name] == (name, f"openai/{name}", 16_000, 1, 320, 400, 480_000)
+    name = "whisper-base.en"
+    assert rows[name] == (name, f"openai/{name}", 16_000, 1, 320, 400, 480_000)
     for name in ("mel", "mel-44k", "waveform"):
         encoder, row = load_encoder(name), rows[name]
         for field in ("name", "sample_rate", "hop", "receptive_field", "maximum_samples"):
@@ -497,20 +494,6 @@ def test_every_missing_weight_is_named(own_folder: Folder, family: str, every: i
     shape = r"\(32, 79, 3\)" if whisper else r"\(32, 11\)"
     with pytest.raises(ValueError, match=rf"\.weight has shape {shape} instead of"):
         load_encoder(path, layer=2)
-
-
-def test_links_to_the_same_weights_are_read_by_their_own_settings(own_folder: Folder) -> None:
-    path = own_folder("hubert")
-    other = path.with_name("other")
-    other.mkdir()
-    for file in path.iterdir():
-        (other / file.name).symlink_to(file)
-    config = json.loads((path / "config.json").read_text())
-    (other / "config.json").unlink()
-    (other / "config.json").write_text(json.dumps({**config, "num_attention_heads": 1}))
-    one, two = load_encoder(path, layer=2), load_encoder(other, layer=2)
-    assert one.model is not two.model
-    assert not torch.equal(one(noise(1, SAMPLES)), two(noise(1, SAMPLES)))
 
 
 def test_pickles_that_hold_code_are_not_run(own_folder: Folder) -> None:
@@ -623,32 +606,37 @@ def first_weight(encoder: Any) -> Tensor:
     return next(encoder.parameters())
 
 
-def test_equal_settings_share_their_weights(folder: Folder) -> None:
-    one, two = load_encoder(folder(), layer=2), load_encoder(folder(), layer=2)
+def test_equal_settings_share_weights_that_go_with_the_last_encoder(folder: Folder) -> None:
+    one, two = (load_encoder(folder("hubert", seed=5), layer=2) for _ in range(2))
     assert one is not two
     assert first_weight(one) is first_weight(two)
     for other in ({"layer": 1}, {"layer": 2, "dtype": "float64"}):
-        assert load_encoder(folder(), **other).model is not one.model
-
-
-def test_weights_go_with_the_last_encoder(folder: Folder) -> None:
-    encoder, other = (load_encoder(folder("hubert", seed=5)) for _ in range(2))
-    weights = weakref.ref(encoder.model)
-    del encoder
+        assert load_encoder(folder("hubert", seed=5), **other).model is not one.model
+    weights = weakref.ref(one.model)
+    del one
     gc.collect()
-    assert weights() is other.model
+    assert weights() is two.model
     clear_encoder_cache()
-    assert load_encoder(folder("hubert", seed=5)).model is not other.model
-    del other
+    assert load_encoder(folder("hubert", seed=5), layer=2).model is not two.model
+    del two
     gc.collect()
     assert weights() is None
 
 
-def test_a_changed_checkpoint_is_not_mistaken_for_the_old(own_folder: Folder) -> None:
+def test_other_weights_or_settings_are_another_model(own_folder: Folder) -> None:
     path = own_folder("hubert")
-    one = load_encoder(path)
+    other = path.with_name("other")
+    other.mkdir()
+    for file in path.iterdir():
+        (other / file.name).symlink_to(file)
+    config = json.loads((path / "config.json").read_text())
+    (other / "config.json").unlink()
+    (other / "config.json").write_text(json.dumps({**config, "num_attention_heads": 1}))
+    one, two = load_encoder(path, layer=2), load_encoder(other, layer=2)
+    assert one.model is not two.model
+    assert not torch.equal(one(noise(1, SAMPLES)), two(noise(1, SAMPLES)))
     edit_weights(path, lambda t: t["feature_projection.projection.weight"].mul_(2))
-    assert load_encoder(path).model is not one.model
+    assert load_encoder(path, layer=2).model is not one.model
 
 
 def test_moving_or_casting_one_encoder_leaves_the_others_alone(folder: Folder) -> None:
@@ -726,14 +714,6 @@ def test_log_mel_equals_the_feature_extractor(samples: int, bands: int) -> None:
     assert found.shape == expected.shape == (2, bands, samples // 160)
     assert relative_error(found, expected) < 1e-5
     assert relative_error(log_mel(waves, bands), expected) < 1e-5
-
-
-def test_log_mel_reaches_both_floors() -> None:
-    spectrum = log_mel(speech(9600))
-    lowest = spectrum == spectrum.amin()
-    assert torch.isclose(spectrum.amin(), spectrum.amax() - 2)  # eight decades, over four
-    assert 0.05 < float(lowest.float().mean()) < 0.9
-    assert torch.equal(log_mel(torch.zeros(9600)), torch.full((80, 60), (-10 + 4) / 4))
 
 
 def test_a_frame_of_whisper_sees_five_windows_and_no_more(folder: Folder) -> None:
