@@ -38,13 +38,7 @@ from __future__ import annotations
 
 from torch_mapss.audio.bandwidth import bandwidth
 from torch_mapss.audio.files import load_audio
-from torch_mapss.audio.frames import (
-    frame_count,
-    frame_rms,
-    frame_signal,
-    frame_times,
-    source_activity,
-)
+from torch_mapss.audio.frames import frame_rms, frame_signal, frame_times, source_activity
 from torch_mapss.audio.loudness import integrated_loudness, normalize_loudness
 from torch_mapss.audio.matching import (
     estimate_lag,
@@ -62,6 +56,7 @@ from torch_mapss.audio.waveforms import (
     resample,
     to_mono,
 )
+from torch_mapss.core.lengths import frame_count
 
 __all__ = [
     "SILENCE_PEAK",

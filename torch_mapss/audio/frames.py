@@ -9,28 +9,10 @@ from torch_mapss.audio.loudness import check_samples, unit_peak
 from torch_mapss.core.autograd import safe_sqrt
 from torch_mapss.core.checks import check_floating, check_real, check_whole
 from torch_mapss.core.devices import back, wide
+from torch_mapss.core.lengths import frame_count
 
 # RMS of what rounding leaves of a constant signal of peak 1, less its mean, in float64.
 _CONSTANT = 1e-14
-
-
-def frame_count(samples: int, receptive_field: int, hop: int) -> int:
-    """Frames an encoder makes of `samples`: (samples - receptive_field) // hop + 1, at least 0.
-
-    Args:
-        samples: length of the waveform.
-        receptive_field: samples one frame sees.
-        hop: samples from one frame to the next.
-
-    Returns:
-        The number of frames; 0 if the waveform is shorter than one receptive field.
-
-    Raises:
-        TypeError, ValueError: an argument is no whole number, negative, or zero for the last two.
-    """
-    samples, hop = check_whole(samples, "samples", 0), check_whole(hop, "hop", 1)
-    receptive_field = check_whole(receptive_field, "receptive_field", 1)
-    return max((samples - receptive_field) // hop + 1, 0)
 
 
 def frame_times(frames: int, receptive_field: int, hop: int, sample_rate: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_mapss.audio.waveforms import SILENCE_PEAK, with_samples
 from torch_mapss.core.checks import check_real, check_whole
-from torch_mapss.core.fourier import fast_length
+from torch_mapss.core.lengths import fast_length
 
 # ---------------------------------------------------------------------------------------------
 # Loudness: ITU-R BS.1770-4, one channel

@@ -13,7 +13,7 @@ from torch_mapss.audio.loudness import check_samples, unit_peak
 from torch_mapss.audio.waveforms import with_samples
 from torch_mapss.core.checks import check_whole
 from torch_mapss.core.devices import wide
-from torch_mapss.core.fourier import fast_length
+from torch_mapss.core.lengths import fast_length
 
 # Share of an estimate's energy that rounding can hide in float64: the range of SI-SDR is
 # +-10 log10 of it, +-156.5 dB.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_mapss.core.fourier import fast_length
+from torch_mapss.core.lengths import fast_length
 from torch_mapss.distortions.distortion import Distortion
 from torch_mapss.distortions.reference_features import HIGHEST, Scaled
 from torch_mapss.distortions.signal import cast_like, clock, root_mean_square

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core.devices import wide
-from torch_mapss.core.fourier import fast_length
+from torch_mapss.core.lengths import fast_length
 from torch_mapss.distortions.signal import frequencies, root_mean_square
 
 NOTCHES = 20  # number of notches, "<= 20"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torch_mapss.core.fourier import fast_length
+from torch_mapss.core.lengths import fast_length
 
 PADDING = 0.2
 """Seconds of zeros before a zero-phase response is applied: its two sides get 0.1 s each."""

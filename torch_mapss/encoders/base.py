@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 from torch_mapss.core.checks import check_floating
+from torch_mapss.core.lengths import frame_count
 
 MEMORY_BUDGET = 2**30  # bytes of activations a chunk may take: 1 GiB
 # Bytes, see `Encoder.within`; no attribute of an encoder, which threads share.
@@ -86,7 +87,7 @@ class Encoder(nn.Module):
 
     def frame_count(self, samples: int) -> int:
         """F, the frames that `samples` samples give; 0 when they are fewer than one frame."""
-        return max((samples - self.receptive_field) // self.hop + 1, 0)
+        return frame_count(samples, self.receptive_field, self.hop)
 
     def forward(self, waveform: Tensor) -> Tensor:
         """Encode waveforms.

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, pad
 
-from torch_mapss.audio.frames import frame_count
 from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import devices
 from torch_mapss.core.frame_batches import Score, Started, finish, start
+from torch_mapss.core.lengths import frame_count
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
 from torch_mapss.pipeline.bank import Encoded, Group, ReferenceBank
