@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss.core.kernel import GaussianKernel, centre
+from torch_mapss.core.kernel import GaussianKernel, kernel_inputs
 from torch_mapss.core.points import (
     Points,
     broken_points,
@@ -135,10 +135,8 @@ def output_graphs(points: Points, may_sync: bool) -> Graphs:
     again = _check_finite(x, present, points, may_sync)
     complete = points.active is None and points.mask is None
     valid = None if complete else present
-    clones = [part[:0].clone() for part in parts]
-    kernel, _, degenerate, imprecise = GaussianKernel.apply(
-        centre(x, valid), valid, 1.0, True, may_sync, *parts, *clones
-    )
+    given = kernel_inputs(x, parts, valid, may_sync)
+    kernel, _, degenerate, imprecise = GaussianKernel.apply(*given)
     defined = scored_outputs(points).flatten() & ~degenerate
     own = points.source_index().repeat(points.frames)
     return Graphs(kernel, present, own, foreign, defined, again | imprecise.any())

@@ -39,7 +39,7 @@ or :math:`\tfrac12 A_{ij}\lambda_j^t/(\lambda_j - \lambda_i)` for discarded i, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ from torch import Tensor
 
 from torch_mapss.core import checks
 from torch_mapss.core.frame_batches import Score, Scored
-from torch_mapss.core.kernel import GaussianKernel, centre
+from torch_mapss.core.kernel import GaussianKernel, kernel_inputs
 from torch_mapss.core.points import (
     NonFiniteError,
     Points,
@@ -120,7 +120,8 @@ def embed(
         refuse_broken(broken, points)
     else:
         x.masked_fill_(broken.any(-1)[:, None, None], 0.0)
-    kernel, squared, degenerate, imprecise = _kernel(x, parts, valid, settings, may_sync)
+    given = kernel_inputs(x, parts, valid, may_sync, settings.convention)
+    kernel, squared, degenerate, imprecise = GaussianKernel.apply(*given)
     s, root = Operator.apply(kernel, valid, settings.alpha)
     phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
         s, _count(x, valid), settings, None if may_sync else s.shape[-1] - 1, True
@@ -151,18 +152,6 @@ def read_map(read: Read, *, discarded: bool = False) -> Score:
         return read(embedding, points, settings), embedding.again
 
     return score
-
-
-def _kernel(
-    x: Tensor, parts: Sequence[Tensor], valid: Tensor | None, settings: Settings, may_sync: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of points (F, N, M), which are used up (centred in place), made of ``parts`` (F, n, M)."""
-    reference = settings.convention == "reference"  # exp(-D²/(2 σ²)), lower middle value
-    anchors = (part[:0].clone() for part in parts)
-    factor = 2.0 if reference else 1.0
-    return GaussianKernel.apply(
-        centre(x, valid), valid, factor, not reference, may_sync, *parts, *anchors
-    )
 
 
 def _count(points: Tensor, valid: Tensor | None) -> Tensor:
@@ -246,7 +235,8 @@ def diffusion_map(
         if bool(broken.any()):  # one non-finite matrix makes an entire batched ``eigh`` fail
             frame, point = (int(index) for index in broken.nonzero()[0])
             raise NonFiniteError(f"point {point}", frame, lead)
-        kernel, _, degenerate, _ = _kernel(x, [part], valid, settings, True)
+        given = kernel_inputs(x, [part], valid, True, settings.convention)
+        kernel, _, degenerate, _ = GaussianKernel.apply(*given)
         s, root = Operator.apply(kernel, valid, settings.alpha)
         phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
             s, _count(x, valid), settings, n - 1, False

@@ -138,27 +138,20 @@ def _scored(
     may_sync: bool,
 ) -> Scored:
     """The result of the frames from ``first`` on; without a graph where it is ``recomputed``."""
-    batch = points.batch(slice(first, first + len(embeddings[0])), embeddings)
-    try:
-        if recomputed:
-            return _recomputed(batch, settings, score, may_sync)
-        with torch.autocast(batch.outputs.device.type, enabled=False):
-            return score(batch, settings, may_sync)
-    except NonFiniteError as error:
-        raise NonFiniteError(error.what, first + error.frame, points.lead) from None
-
-
-def _recomputed(points: Points, settings: Settings, score: Score, may_sync: bool) -> Scored:
-    names: list[str] = []
+    frames, names = slice(first, first + len(embeddings[0])), list[str]()
 
     def values(*embeddings: Tensor) -> tuple[Tensor, ...]:
-        batch = points.batch(slice(None), embeddings)
-        with torch.autocast(points.outputs.device.type, enabled=False):
+        batch = points.batch(frames, embeddings)
+        with torch.autocast(batch.outputs.device.type, enabled=False):
             found, again = score(batch, settings, may_sync)
         names[:] = found
         return *found.values(), again
 
-    *tensors, again = _Recomputed.apply(values, *points.embeddings())
+    made = functools.partial(_Recomputed.apply, values) if recomputed else values
+    try:
+        *tensors, again = made(*embeddings)
+    except NonFiniteError as error:
+        raise NonFiniteError(error.what, first + error.frame, points.lead) from None
     return dict(zip(names, tensors)), again
 
 

@@ -194,6 +194,27 @@ def _ordered_pair(values: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return ordered[..., rank - 1].clone(), ordered[..., last].clone()
 
 
+def kernel_inputs(
+    x: Tensor,
+    parts: Sequence[Tensor],
+    valid: Tensor | None,
+    may_sync: bool,
+    convention: str = "paper",
+) -> tuple[Any, ...]:
+    """Inputs of :class:`GaussianKernel`.
+
+    Args:
+        x: points (F, N, M), which are used up (centred in place).
+        parts: (F, n, M) what they are made of.
+        valid: (F, N) which are present; None: all.
+        may_sync: whether values may be read.
+        convention: ``"reference"``: exp(-D²/(2 σ²)), lower middle value.
+    """
+    paper = convention != "reference"
+    anchors = (part[:0].clone() for part in parts)
+    return centre(x, valid), valid, 1.0 if paper else 2.0, paper, may_sync, *parts, *anchors
+
+
 def centre(points: Tensor, valid: Tensor | None) -> Tensor:
     """Points less the mean of their frame, absent ones at zero: keeps inner products small.
 
