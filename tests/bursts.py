@@ -28,8 +28,8 @@ def bursts(seconds: float, sources: int = 2, seed: int = 0, rate: int = RATE) ->
     return 0.05 * noise * (0.05 + (torch.sin(2 * math.pi * beats * time) > -0.4))
 
 
-def leaky(references: Tensor) -> Tensor:
-    return references + 0.3 * references.flip(-2) + 0.01 * torch.sign(references)
+def leaky(references: Tensor, amount: float = 0.3) -> Tensor:
+    return references + amount * references.flip(-2) + 0.01 * torch.sign(references)
 
 
 def voices(batch: int = 1, sources: int = 2, samples: int = 8000, seed: int = 0) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from bursts import RATE, small, voices
+from bursts import RATE, leaky, small, voices
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, MAPSSLoss
@@ -18,11 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:mixtures")
 @pytest.fixture(scope="module")
 def mapss() -> MAPSS:
     return small(size=6)
-
-
-def leaky(references: Tensor, amount: float = 0.3) -> Tensor:
-    noise = torch.randn(references.shape, generator=torch.Generator().manual_seed(99))
-    return references + amount * references.roll(1, -2) + 0.005 * noise
 
 
 def scores_of(mapss: MAPSS, estimates: Tensor, references: Tensor) -> Tensor:

@@ -6,10 +6,9 @@ import math
 
 import pytest
 import torch
+from bursts import leaky, small, voices
 
-from torch_mapss import MAPSS, DistortionBank, MAPSSLoss, PerceptualMatch
-
-BANKS = {f"{kind}_bank": DistortionBank(kind, size=6) for kind in ("separation", "match")}
+from torch_mapss import MAPSSLoss, PerceptualMatch
 
 
 class Bands:
@@ -28,16 +27,11 @@ class Bands:
         return found
 
 
-def signals() -> tuple[torch.Tensor, torch.Tensor]:
-    references = torch.randn(1, 2, 8000, generator=torch.Generator().manual_seed(0))
-    references[:, 0] = references[:, 0].cumsum(-1) * 0.1
-    return references + 0.3 * references.flip(1), references
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e38, 0.0])
 def test_a_bad_frame_costs_that_frame_alone(value: float) -> None:
-    estimates, references = signals()
-    clean, spoiled = (MAPSS(Bands(v), **BANKS)(estimates, references) for v in (None, value))
+    references = voices()
+    estimates = leaky(references)
+    clean, spoiled = (small(Bands(v), size=6)(estimates, references) for v in (None, value))
     others = torch.arange(clean.ps.shape[-1]) != 7
     for name in ("ps", "pm"):
         one, other = getattr(spoiled, name), getattr(clean, name)
@@ -48,7 +42,7 @@ def test_a_bad_frame_costs_that_frame_alone(value: float) -> None:
     elif not math.isfinite(value):
         assert not spoiled.active[..., 7].any()
     leaf = estimates.clone().requires_grad_()
-    MAPSSLoss(MAPSS(Bands(value), **BANKS))(leaf, references).backward()
+    MAPSSLoss(small(Bands(value), size=6))(leaf, references).backward()
     assert leaf.grad is not None
     assert leaf.grad.isfinite().all()
 
@@ -61,8 +55,9 @@ def test_a_broken_encoder_is_an_error_and_no_score(value: float) -> None:
         def __call__(self, waveform: torch.Tensor) -> torch.Tensor:
             return torch.full_like(super().__call__(waveform), value)
 
-    estimates, references = (x.repeat(1, 1, 3) for x in signals())
-    mapss, segmented = MAPSS(Broken(), **BANKS), MAPSS(Broken(), segment=1.0, **BANKS)
+    references = voices(samples=20_000)
+    estimates = leaky(references)
+    mapss, segmented = small(Broken(), size=6), small(Broken(), size=6, segment=1.0)
     for call in (mapss, segmented, MAPSSLoss(mapss), PerceptualMatch(mapss).update):
         with pytest.raises(RuntimeError, match=r"bands.*layer 3.*float32.*device cpu"):
             call(estimates, references)
@@ -84,8 +79,9 @@ class Linear(torch.nn.Module):
 
 def test_gradients_reach_the_estimates_and_nothing_else() -> None:
     encoder = Linear()
-    estimates, references = (x.requires_grad_() for x in signals())
-    MAPSSLoss(MAPSS(encoder, **BANKS))(estimates, references).backward()
+    references = voices().requires_grad_()
+    estimates = leaky(references.detach()).requires_grad_()
+    MAPSSLoss(small(encoder, size=6))(estimates, references).backward()
     assert references.grad is None
     assert estimates.grad is not None
     assert estimates.grad.abs().sum() > 0.0

@@ -10,7 +10,7 @@ from typing import Any
 import bursts
 import pytest
 import torch
-from bursts import RATE, voices
+from bursts import RATE, leaky, voices
 from checkpoints import write_checkpoint, write_whisper
 from torch import Tensor
 
@@ -22,12 +22,6 @@ FIELDS = ("ps", "pm", "log_pm", "attributed_distance", "foreign_distance")
 
 
 small = functools.partial(bursts.small, size=8)
-
-
-def leaky(references: Tensor, amount: float = 0.3) -> Tensor:
-    generator = torch.Generator().manual_seed(9)
-    noise = torch.randn(references.shape, generator=generator)
-    return references + amount * references.flip(-2) + 0.02 * noise
 
 
 def alone(mapss: MAPSS, estimates: Tensor, references: Tensor, lengths: Sequence[int]) -> list[Any]:

@@ -10,7 +10,7 @@ import warnings
 import bursts
 import pytest
 import torch
-from bursts import RATE, voices
+from bursts import RATE, leaky, voices
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, MatchLoss, ReferenceBank, audio
@@ -38,10 +38,6 @@ class Stub:
 
 
 small = functools.partial(bursts.small, size=10)
-
-
-def leaky(references: Tensor, amount: float) -> Tensor:
-    return references + amount * references.flip(-2)
 
 
 @pytest.fixture(scope="module")
