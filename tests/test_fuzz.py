@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bursts import small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from torch_mapss import (
     MAPSS,
-    DistortionBank,
     MAPSSLoss,
     MatchLoss,
     PerceptualMatch,
@@ -248,16 +248,10 @@ def test_functions_of_embeddings(drawn: dict[str, Any]) -> None:
                 assert (part >= 0.0).all()
 
 
-def scorer(**options: Any) -> MAPSS:
-    return MAPSS(
-        "mel",
-        separation_bank=DistortionBank("separation", size=3),
-        match_bank=DistortionBank("match", size=3),
-        **options,
-    )
-
-
-SCORERS = (scorer(), scorer(trim=True), scorer(check_finite=False), scorer(align_polarity=True))
+SCORERS = tuple(
+    small(size=3, **options)
+    for options in ({}, {"trim": True}, {"check_finite": False}, {"align_polarity": True})
+)
 
 
 @fuzzed(lambda: st.tuples(drawn_calls(True), st.sampled_from(SCORERS)))

@@ -72,14 +72,11 @@ def test_estimates_and_references_on_different_devices(mapss):
     references = voices()
     refused(mapss, references.to("meta"), references, "meta.*cpu|cpu.*meta")
     refused(mapss, references, references.to("meta"), "meta.*cpu|cpu.*meta")
-    refused(mapss, references.to("meta"), references.to("meta"), "meta")
-
-
-def test_a_metric_on_another_device_names_the_call_and_the_container():
-    metric = PerceptualSeparation(MAPSS("mel"))
-    meta = voices().to("meta")
-    with pytest.raises(ValueError, match=r"metric on cpu.*meta.*metric\.to\('meta'\).*ModuleDict"):
-        metric.update(meta, meta)
+    meta = references.to("meta")
+    refused(mapss, meta, meta, "meta")
+    words = r"metric on cpu.*meta.*metric\.to\('meta'\).*ModuleDict"
+    with pytest.raises(ValueError, match=words):
+        PerceptualSeparation(mapss).update(meta, meta)
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,13 @@ def test_a_loss_prepares_and_loads_what_it_needs(references):
     assert "floor_db=-30" in repr(BleedLoss(scorer(), floor_db=-30.0))
 
 
+class Mine(nn.Linear):
+    """A term that is trained."""
+
+    def forward(self, e: Tensor, r: Tensor) -> Tensor:
+        return self.weight[0, 0] * (e - r).abs().mean(-1)
+
+
 def test_a_term_of_ones_own(references):
     estimates, seen = leaky(references), []
 
@@ -221,19 +228,13 @@ def test_a_term_of_ones_own(references):
     alone = loss(estimates[:, 1:], references, attributed=(1,))
     assert torch.equal(seen[-1], references[:, 1:])
     assert bool(alone.isfinite())
+    mine = Mine(1, 1, bias=False)
+    loss = MAPSSLoss(scorer(), extra=mine)
+    assert [name for name, _ in loss.named_parameters()] == ["extra.weight"]
+    loss(estimates, references).backward()
+    assert float(mine.weight.grad) > 0.0
     with pytest.raises(ValueError, match=r"extra must return .* \(3, 2\) for reduction 'none'"):
         MAPSSLoss(scorer(), reduction="none", extra=lambda e, r: e.mean())(estimates, references)
-
-
-def test_a_module_as_a_term_of_ones_own_is_trained(references):
-    class Mine(nn.Linear):
-        def forward(self, e: Tensor, r: Tensor) -> Tensor:
-            return self.weight[0, 0] * (e - r).abs().mean(-1)
-
-    loss = MAPSSLoss(scorer(), extra=Mine(1, 1, bias=False))
-    assert [name for name, _ in loss.named_parameters()] == ["extra.weight"]
-    loss(leaky(references), references).backward()
-    assert float(loss.extra.weight.grad) > 0.0
 
 
 def test_terms_pull_alike_as_they_come():
@@ -287,15 +288,12 @@ def test_permutations_are_found_for_each_mixture(pit):
     torch.testing.assert_close(grad[0], straight[0, [2, 0, 1]])
 
 
-def test_permutation_by_loss_is_the_least(references):
+def test_permutation_by_loss_is_the_least_and_sees_the_same_random_frames(references):
     estimates = leaky(references, 0.9)
     loss = SeparationLoss(scorer(), reduction="item")
     both = torch.stack([loss(estimates, references), loss(estimates.flip(1), references)])
     found = SeparationLoss(scorer(), reduction="item", pit="loss")(estimates, references)
     torch.testing.assert_close(found, both.min(0).values)
-
-
-def test_permutations_with_random_frames_see_the_same_frames(references):
     swapped = leaky(references).flip(1)
     plain = SeparationLoss(scorer(), frames=7, seed=4)
     loss = SeparationLoss(scorer(), frames=7, seed=4, pit="loss")
