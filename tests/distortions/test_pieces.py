@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from bursts import bursts
 from torch import Tensor
 
 from torch_mapss.distortions import Distortion, DistortionBank, additive, pitch
 
 RATE = 16000
 FIRST, LAST = round(3.3 * RATE) + 77, round(4.1 * RATE) + 5  # used of the piece
-
-
-def bursts(sources: int, length: int) -> Tensor:
-    """Low-heavy noise in bursts, of another seed for every source."""
-    generator = torch.Generator().manual_seed(0)
-    noise = 0.1 * torch.randn(sources, length, generator=generator, dtype=torch.float64)
-    low = torch.nn.functional.avg_pool1d(noise.unsqueeze(1), 5, 1, 2).squeeze(1)
-    time = torch.arange(length, dtype=torch.float64) / RATE
-    return (noise + 4 * low) * (0.02 + (torch.sin(2 * torch.pi * 2.3 * time) > -0.3)) * 0.3
 
 
 def halve(waveform: Tensor, sample_rate: int, *, factor: float) -> Tensor:
@@ -37,7 +29,7 @@ def used_copies(bank: DistortionBank, waves: Tensor, first: int, last: int) -> T
 
 @pytest.fixture(scope="module")
 def waves() -> Tensor:
-    return bursts(2, 6 * RATE)
+    return bursts(6.0).double()
 
 
 def errors(bank: DistortionBank, waves: Tensor, first: int, last: int) -> dict[str, float]:
