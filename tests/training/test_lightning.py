@@ -158,25 +158,33 @@ def test_an_undefined_epoch_is_logged_and_ignored(tmp_path):
     assert callback.stage == 0
 
 
-def test_lengths_and_a_hook_of_your_own():
-    seen = []
-    mapss = small()
-    callback = CurriculumCallback(
-        trigger(), mapss, on_stage=lambda module, stage: seen.append(stage)
-    )
+def test_lengths_any_order_all_measures_and_a_hook_of_your_own():
+    seen, mapss = [], small()
+    preds, target = pair(2)
+    target[:, 0, 2000:] = 0.0
+    levels = {"ps": 0.0, "clearance": 0.0, "fidelity": 0.0, "bleed_db": -200.0}
+    rule = FrameTrigger(*[Quantile(name, 0.5, above=level) for name, level in levels.items()])
+    options = {"pit": "si_sdr", "on_stage": lambda module, stage: seen.append(stage)}
+    callback = CurriculumCallback(rule, mapss, **options)
     model = Model(mapss, lengths=torch.tensor([SAMPLES, 2400]))
     model.mapss = None
-    fit(model, callback, 1, loader(*pair(2)))
+    fit(model, callback, 1, loader(preds.flip(1), target))
     assert seen[0] == 0
     assert seen[-1] == 1
-    scores = mapss(*pair(2), lengths=[SAMPLES, 2400])
-    assert callback.events[0].frames == {"ps": int(scores.active.sum())}
+    scores = mapss(preds, target, lengths=[SAMPLES, 2400])
+    counts = {name: int(scores.defined(name).sum()) for name in levels}
+    assert callback.events[0].frames == counts
+    assert min(counts.values()) > 0
+    median = torch.quantile(scores.ps[scores.active], 0.5)
+    assert callback.events[0].statistics["50 % quantile of PS"] == pytest.approx(float(median))
 
 
 @pytest.mark.parametrize("missing", ["outputs", "mapss", "hook", "trigger"])
 def test_what_is_missing_is_named(missing):
     model, callback = Model(small()), CurriculumCallback(trigger())
     if missing == "trigger":
+        with pytest.raises(ValueError, match="pit='si_sdr' looks for the source"):
+            CurriculumCallback(trigger(), attributed=(0, 1), pit="si_sdr")
         for given, options, message in (
             ("ps", {}, "FrameTrigger, got str"),
             (trigger(), {"mapss": "mel"}, "mapss must be"),
@@ -243,36 +251,6 @@ def test_recipe_logs_fires_and_resumes(tmp_path):
 
     weights = torch.load(tmp_path / "a/last.ckpt", weights_only=True)["state_dict"]
     assert all(name.startswith("network.") for name in weights)
-
-
-def test_triggers_of_the_pair_and_of_bleed():
-    mapss = small()
-    preds, target = pair(2)
-    target[:, 0, 2400:] = 0.0
-    fields = ("clearance", "fidelity", "bleed_db")
-    rule = FrameTrigger(
-        *[Quantile(name, 0.5, above=-200.0 if name == "bleed_db" else 0.0) for name in fields]
-    )
-    callback = CurriculumCallback(rule, mapss)
-    fit(Model(mapss), callback, 1, loader(preds, target))
-    scores = mapss(preds, target)
-    counts = {name: int(scores.defined(name).sum()) for name in fields}
-    assert callback.events[0].frames == counts
-    assert counts["bleed_db"] > 0
-
-
-def test_outputs_in_any_order_reach_the_trigger():
-    mapss = small()
-    preds, target = pair(2)
-    callback = CurriculumCallback(trigger(), mapss, pit="si_sdr")
-    model = Model(mapss)
-    model.validation_step = lambda batch, batch_idx: {"preds": batch[0], "target": batch[1]}
-    fit(model, callback, 1, loader(preds.flip(1), target))
-    scores = mapss(preds, target)
-    median = torch.quantile(scores.ps[scores.active], 0.5)
-    assert callback.events[0].statistics["50 % quantile of PS"] == pytest.approx(float(median))
-    with pytest.raises(ValueError, match="pit='si_sdr' looks for the source"):
-        CurriculumCallback(trigger(), mapss, attributed=(0, 1), pit="si_sdr")
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
