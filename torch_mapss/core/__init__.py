@@ -16,8 +16,8 @@ scores. Modules:
 * :mod:`torch_mapss.core.frame_batches`: many frames in bounded memory;
 * :mod:`torch_mapss.core.pooling`: frames -> utterance [app:agg].
 
-``checks``, ``devices``, ``linalg``, ``autograd``, ``settings`` and ``torch_defaults`` serve every
-subpackage. Users call :mod:`torch_mapss.functional`.
+``checks``, ``devices``, ``lengths``, ``linalg``, ``autograd``, ``settings`` and ``torch_defaults``
+serve every subpackage. Users call :mod:`torch_mapss.functional`.
 
 Conventions. ``"paper"`` follows the printed equations where they can be computed, ``"reference"``
 the released implementation from embeddings on, frame by frame, to check published numbers. Read
