@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank
+from torch_mapss.encoders import MelEncoder
 
 RATE = 16000
 
@@ -50,3 +51,13 @@ def small(encoder: object = "mel", size: int = 14, **options: object) -> MAPSS:
     banks = {"separation_bank": DistortionBank(size=size)}
     banks["match_bank"] = DistortionBank("match", size=size + 1)
     return MAPSS(encoder, **banks | options)  # type: ignore[arg-type]
+
+
+class Counting(MelEncoder):
+    """Mel that counts the waveforms it is given."""
+
+    waveforms = 0
+
+    def forward(self, waveform: Tensor) -> Tensor:
+        self.waveforms += waveform[..., 0].numel()
+        return super().forward(waveform)

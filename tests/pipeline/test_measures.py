@@ -8,30 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from bursts import RATE, bursts, leaky, small
+from bursts import RATE, Counting, bursts, leaky, small
 from checkpoints import write_checkpoint
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss import functional as F
 from torch_mapss.audio.loudness import at_loudness
-from torch_mapss.encoders import MelEncoder
 from torch_mapss.pipeline.copies import plans, sums_of_others
 from torch_mapss.pipeline.measures import MEASURES, checked_measures
 
 FIELDS = ("clearance", "fidelity", "ps", "pm", "log_pm")
-
-
-class Counting(MelEncoder):
-    """Mel that counts the waveforms it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waveforms = 0
-
-    def forward(self, waveform: Tensor) -> Tensor:
-        self.waveforms += waveform[..., 0].numel()
-        return super().forward(waveform)
 
 
 def test_names_of_measures() -> None:

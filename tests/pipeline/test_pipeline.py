@@ -10,7 +10,7 @@ import warnings
 import bursts
 import pytest
 import torch
-from bursts import RATE, leaky, voices
+from bursts import RATE, Counting, leaky, voices
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, MatchLoss, ReferenceBank, audio
@@ -18,24 +18,7 @@ from torch_mapss import functional as F
 from torch_mapss.core import devices
 from torch_mapss.distortions import Distortion
 from torch_mapss.distortions.reference_features import Scaled
-from torch_mapss.encoders import MelEncoder
-
-
-class Stub:
-    """Frames of 400 samples, hop 320, as a few fixed random features; counts its calls."""
-
-    name, sample_rate, hop, receptive_field, feature_size = "stub", RATE, 320, 400, 6
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(7)
-        self.weight = torch.randn(400, 6, generator=generator)
-        self.waveforms = 0
-
-    def __call__(self, waveform: Tensor) -> Tensor:
-        self.waveforms += len(waveform)
-        frames = waveform.unfold(-1, 400, 320)
-        return (frames @ self.weight.to(frames.dtype)).tanh()
-
+from torch_mapss.encoders import MelEncoder, mel_on_grid
 
 small = functools.partial(bursts.small, size=10)
 
@@ -70,18 +53,18 @@ def test_identical_estimates_score_best(mapss):
 
 
 def test_every_waveform_is_encoded_once():
-    stub = Stub()
-    mapss = small(stub)
+    encoder = Counting()
+    mapss = small(encoder, measures=("separation", "match"))
     references = voices(2)
     bank = mapss.prepare(references)
     distorted = 4 * bank.groups[0].encoded["separation"].distortions.shape[2]
     match = bank.groups[0].encoded["match"]
     distorted += 4 * match.distortions.shape[2] if match.mask is None else int(match.mask.sum())
-    assert stub.waveforms == 4 + distorted
-    stub.waveforms = 0
+    assert encoder.waveforms == 4 + distorted
+    encoder.waveforms = 0
     estimates = leaky(references, 0.3)
     found = mapss(estimates, bank)
-    assert stub.waveforms == 4
+    assert encoder.waveforms == 4
     equal(found, mapss(estimates, references), rtol=0, atol=0)
 
 
@@ -279,11 +262,8 @@ def test_two_encoders_share_their_frames():
     both = scores.active & alone.active[..., 1:-1]
     torch.testing.assert_close(scores.pm[both], alone.pm[..., 1:-1][both])
 
-    class Faster(Stub):
-        hop = 160
-
     with pytest.raises(ValueError, match="share rate, hop"):
-        small(MelEncoder(), match_encoder=Faster())
+        small(MelEncoder(), match_encoder=mel_on_grid(RATE, 160, 400))
 
 
 def with_nan(place):
@@ -295,8 +275,7 @@ def with_nan(place):
 def test_a_source_with_too_few_distortions_is_refused():
     with pytest.raises(ValueError, match=r"1 distortions at 16000 Hz.*at least 2"):
         small(match_bank=DistortionBank("match", size=1))
-    slow = Stub()
-    slow.sample_rate = 8000
+    slow = mel_on_grid(8000, 160, 200)
     with pytest.raises(ValueError, match="separation_bank has 0 distortions at 8000 Hz"):
         small(slow, separation_bank=DistortionBank(only=("notch/8000Hz",)))
     with pytest.raises(ValueError, match="decomposition_bank has 0 distortions at 8000 Hz"):
