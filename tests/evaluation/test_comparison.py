@@ -223,6 +223,31 @@ def test_sources_have_means_of_their_own() -> None:
     assert told not in compared(scores, less, systems=["low"]).summary()
 
 
+def test_pairs_are_over_the_sources_of_both() -> None:
+    """One system handed in half of another's files: what rounding leaves is no difference."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {"mixture_id": f"m{k}", "system": system, "source": source, "source_index": place}
+        | {"ps": 0.3 * place + (1.0 + 6e-8 * (system == "half")) * (0.4 + 0.01 * k)}
+        for k in range(12)
+        for place, source in enumerate(("vocals", "drums"))
+        for system in ("all", "half", "worse")[: 3 if place == 0 else 1]
+    ]
+    for row in rows:
+        row["ps"] -= rng.uniform(0.01, 0.02) * (row["system"] == "worse")
+    means = pandas.DataFrame(rows).groupby(["system", "mixture_id"])["ps"].mean()
+    given = {
+        name: list(means[name][[f"m{k}" for k in range(12)]]) for name in ("all", "half", "worse")
+    }
+    found = compared(items(given, ["ps"]), rows)
+    assert found.answer().startswith("all ties with half on PS in 12 of 12 mixtures")
+    same, other = pair(found, "all", "half"), pair(found, "all", "worse")
+    assert (same["difference"], same["ties"], same["p_holm"]) == (0.0, 12, 1.0)
+    assert (other["wins"], other["n"]) == (12, 12)
+    assert 0.01 < other["difference"] < 0.02
+    assert str(found) == found.summary()
+
+
 def test_undefined_mixtures_are_paired_out_and_counted() -> None:
     scores = three_systems()
     scores["low"][3] = scores["high"][5] = math.nan
@@ -300,10 +325,16 @@ def test_results_are_joined_if_they_fit(results: Results) -> None:
     other = dataclasses.replace(one, settings=bounds, items=one.items.copy())
     assert_frame_equal(compare([one, other, results.folder]).pairs, whole.pairs)
     other.items.loc[other.items.index[0], "fidelity"] += 0.1
-    settings, audio = {**one.settings, "alpha": 0.5}, dict.fromkeys(one.sha256, "x")
+    settings = {**one.settings, "separation_bank": {**one.settings["separation_bank"], "size": 4}}
+    audio = dict.fromkeys(one.sha256, "x")
+    turned = {k: {**v, "references": v["references"][::-1]} for k, v in one.entries.items()}
     for unlike, words in (
         (other, "twice"),
-        (dataclasses.replace(one, settings=settings), "alpha is"),
+        (
+            dataclasses.replace(one, settings=settings),
+            r"separation_bank\.size is \d+ in the one and 4",
+        ),
+        (dataclasses.replace(one, entries=turned), "another order"),
         (dataclasses.replace(one, sha256=audio), r"'m0'.*mixture_id"),
     ):
         with pytest.raises(ValueError, match=words):

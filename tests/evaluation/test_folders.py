@@ -221,6 +221,10 @@ REFUSED: dict[str, tuple[list[str], list[str], str, str]] = {
     "a file": (PAIRS, PAIRS, "a/x.wav|", "there is no folder|x.wav"),
     "no audio": (["readme.txt"], PAIRS, "", "no audio file"),
     "two ways": (PAIRS, PAIRS, "", "{mixture}/{source}|{source}/{mixture}"),
+    "two ways, both usual": (
+        *(grid(("s0", "s1"), ("aguitar", "eguitar", "ebass")), PAIRS),
+        *("", "{mixture}/{source}|{source}/{mixture}"),
+    ),
     "no way": (
         *([f"{k}.wav" for k in range(20)], PAIRS),
         *("", "--references 'DIR/{mixture}/{source}.wav'"),

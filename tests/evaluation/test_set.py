@@ -364,6 +364,9 @@ def test_excerpts_come_with_standard_errors_and_an_estimate_of_time(
     expected = math.sqrt((own**2).sum()) / 2
     assert some.results.summary["clearance_se"].iloc[0] == pytest.approx(expected, rel=1e-6)
     assert "±" in some.text()
+    items.loc[items.index[0], "clearance_se"] = math.nan  # of a mixture with one excerpt
+    found = tables._summary(items, rows, 16_000).set_index("system")["clearance_se"]
+    assert found["good"] == pytest.approx(own.iloc[1] / math.sqrt(2), rel=1e-6)
     frames = load_results(tmp_path / "some").frames("m0")
     assert (np.diff(frames.times) > 0).all()
     assert frames.times[-1] > 2.0

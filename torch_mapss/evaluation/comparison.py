@@ -22,12 +22,13 @@ from torch_mapss.evaluation.comparison_tables import (
     RANK_COLUMNS,
     TOO_SMALL,
     WEIGHTS,
+    Scores,
     family_of,
     pairs_and_ranking,
     scores_of,
     source_means,
 )
-from torch_mapss.evaluation.manifest import CONTROL, short
+from torch_mapss.evaluation.manifest import CONTROL, differing, short
 from torch_mapss.evaluation.measures import COLUMNS, label, text
 from torch_mapss.evaluation.protocol import relevant
 from torch_mapss.evaluation.results import Results, load_results
@@ -51,12 +52,15 @@ class Comparison:
     pairs: DataFrame = field(repr=False)  # comparison.csv: every pair of systems
     ranking: DataFrame = field(repr=False)  # ranking.csv: the systems of a measure, best first
     sources: DataFrame = field(repr=False)  # sources.csv: the means of every source name
-    values: Mapping[str, DataFrame] = field(repr=False)  # by measure: mixtures x systems, or NaN
-    failures: Mapping[tuple[str, str], str] = field(repr=False)  # (system, mixture) -> reason
-    unlike_sources: int  # mixtures of which systems estimate sources of their own
+    scores: Scores = field(repr=False)  # what is compared
     alpha: float  # groups are of tests at this level
     confidence: float  # of the intervals
     weight: str  # of mixtures, one of WEIGHTS
+
+    @property
+    def values(self) -> Mapping[str, DataFrame]:
+        """By measure: mixtures x systems, NaN where there is no score."""
+        return self.scores.values
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -93,10 +97,13 @@ class Comparison:
 
     def _standing(self, measure: str, system: str) -> tuple[str, str]:
         """How a system stands to the others, and in how many of its mixtures."""
-        values = self.values[measure].dropna(subset=[system])
-        own, others = values[system], values.drop(columns=system)
+        from pandas import DataFrame
+
+        own = self.values[measure][system].dropna()
         better = 1.0 if COLUMNS[measure].higher_is_better else -1.0
-        leads = (better * others.rsub(own, axis=0)).fillna(np.inf)
+        others = [name for name in self.systems if name != system]
+        found = {name: self.scores.difference(measure, system, name) for name in others}
+        leads = (better * DataFrame(found)).loc[own.index].fillna(np.inf)
         margin, least = significance.ROUNDING * own.abs().max(), leads.min(axis=1)
         tied = leads[least.abs() <= margin]
         if len(tied) == len(own):
@@ -130,6 +137,9 @@ class Comparison:
     def summary(self) -> str:
         """The answer in a sentence, the tables behind it, and what can and cannot be concluded."""
         return self._page().text()
+
+    def __str__(self) -> str:
+        return self.summary()
 
     def _repr_html_(self) -> str:
         """The summary for notebooks."""
@@ -190,10 +200,10 @@ class Comparison:
             lines.append("Pairs: those with the best system; `compare --out` writes all.")
         if self.sources["source"].nunique() > _MOST_SOURCES:
             lines.append("Means of single sources: sources.csv, of `compare --out`.")
-        if self.unlike_sources:
+        if unlike := int(self.scores.unlike.sum()):
             lines.append(
-                f"In {self.unlike_sources} mixtures some systems left out sources that others "
-                "estimated: their means are of other sources. Compare by source."
+                f"In {unlike} mixtures some systems left out sources that others estimated: their "
+                "means are of other sources. Pairs compare the sources of both."
             )
         if self.weight != "equal":
             lines.append(f"Means and intervals, not tests, weigh mixtures by {self.weight}.")
@@ -201,9 +211,9 @@ class Comparison:
             for own in note.split("; "):
                 if not own.startswith((APPROXIMATE, TOO_SMALL, "failed: ")) and own:
                     lines.append(f"{COLUMNS[measure].label} of {system}: {own}.")
-        for (system, mixture), reason in list(self.failures.items())[:_MOST_FAILURES]:
+        for (system, mixture), reason in list(self.scores.failures.items())[:_MOST_FAILURES]:
             lines.append(f"Failed: mixture {mixture!r}, system {system!r}: {reason}")
-        if (more := len(self.failures) - _MOST_FAILURES) > 0:
+        if (more := len(self.scores.failures) - _MOST_FAILURES) > 0:
             lines.append(f"Failed: {more} more pairs of mixture and system.")
         return lines
 
@@ -330,20 +340,14 @@ def compare(
         pandas.concat([getattr(one, name) for one in loaded], ignore_index=True)
         for name in ("items", "scores")
     )
-    scores = scores_of(items, weight, systems, references)
+    scores = scores_of(items, rows, weight, systems, references)
     pairs, ranking = pairs_and_ranking(scores, alpha, confidence, seed)
     counts = dict.fromkeys(("wins", "ties", "losses"), "Int64")  # NA without a test
-    given_sources = rows[rows["system"].isin(scores.given.columns)].groupby(
-        ["mixture_id", "system"]
-    )
-    unlike = given_sources["source_index"].agg(frozenset).groupby("mixture_id").nunique() > 1
     return Comparison(
         pairs.assign(weight=weight)[[*PAIR_COLUMNS]].astype(counts),
         ranking.assign(weight=weight)[[*RANK_COLUMNS]],
-        source_means(scores, rows),
-        scores.values,
-        scores.failures,
-        int(unlike.sum()),
+        source_means(scores),
+        scores,
         alpha,
         confidence,
         weight,
@@ -365,9 +369,8 @@ def check_alike(results: Sequence[Results]) -> None:
     for other in results[1:]:
         first, second = relevant(results[0].settings), relevant(other.settings)
         unlike = [
-            f"{key} is {short(first.get(key))} in the one and {short(second.get(key))} in the other"
-            for key in sorted({*first, *second})
-            if first.get(key) != second.get(key)
+            f"{key} is {short(one)} in the one and {short(two)} in the other"
+            for key, one, two in differing(first, second)
         ]
         audio, more = (
             {
@@ -376,12 +379,17 @@ def check_alike(results: Sequence[Results]) -> None:
             }
             for one in (results[0], other)
         )
-        unlike += [
-            f"the references of mixture {name!r} are not the same audio; mixtures of different "
-            "audio need names of their own (mixture_id)"
-            for name in audio
-            if audio[name] != more.get(name, audio[name])
-        ][:3]
+        others = [name for name in audio if audio[name] != more.get(name, audio[name])]
+        if others and sorted(map(str, audio[others[0]])) == sorted(map(str, more[others[0]])):
+            unlike.append(
+                f"the references of mixture {others[0]!r} stand in another order, which moves "
+                "scores a little (--sources puts them in order)"
+            )
+        elif others:
+            unlike.append(
+                f"the references of {io.listed(map(repr, others), 3)} are not the same audio; "
+                "mixtures of different audio need names of their own (mixture_id)"
+            )
         if unlike:
             raise ValueError(
                 f"{io.shown(results[0].folder)!r} and {io.shown(other.folder)!r} cannot be "

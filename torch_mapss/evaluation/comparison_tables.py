@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ WEIGHTS = {"equal": "given", "duration": "seconds", "sources": "references"}
 # A mixture that lies so many standard deviations of the others from their mean moves the mean.
 _FAR = 10.0
 _KEY = ["mixture_id", "system"]
+# Scores are float32: what rounding alone makes of equal ones is no difference.
+_ROUNDING = 16.0 * float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,41 @@ class Scores:
     given: DataFrame = field(repr=False)  # likewise, bool: the pair was to be scored
     weights: Series = field(repr=False)  # by mixture
     failures: Mapping[tuple[str, str], str]  # (system, mixture) -> reason
+    rows: DataFrame = field(repr=False)  # of every estimate, by mixture and source
+
+    def difference(self, measure: str, a: str, b: str) -> Series:
+        """By mixture, ``a`` less ``b``: over the sources of both, where one left out some."""
+        means = [self.values[measure][name] for name in (a, b)]
+        if self.unlike.any():
+            own, other = (self.rows[self.rows["system"] == name][measure] for name in (a, b))
+            both = own.index.intersection(other.index)
+            common = (one[both].groupby("mixture_id").mean() for one in (own, other))
+            means = [mean.mask(self.unlike, one) for mean, one in zip(means, common)]
+        difference = means[0] - means[1]
+        size = np.maximum(means[0].abs(), means[1].abs())
+        return difference.mask(difference.abs() <= _ROUNDING * size, 0.0)
+
+    @cached_property
+    def unlike(self) -> Series:
+        """By mixture, whether some systems left out sources that others estimated."""
+        mixtures = self.rows.groupby("mixture_id")
+        fewest = self.rows.groupby(["mixture_id", "source"]).size().groupby("mixture_id").min()
+        found = fewest < mixtures["system"].nunique()
+        return found.reindex(self.given.index, fill_value=False)
 
 
 def scores_of(
-    items: DataFrame, weight: str, systems: Sequence[str] | None, references: bool
+    items: DataFrame,
+    rows: DataFrame,
+    weight: str,
+    systems: Sequence[str] | None,
+    references: bool,
 ) -> Scores:
-    """Rows of ``items.csv``, by measure; the same pair twice must have the same scores.
+    """Tables by measure; the same pair twice must have the same scores.
+
+    Args:
+        items, rows: of ``items.csv`` and ``scores.csv``.
+        weight, systems, references: as for :func:`torch_mapss.compare`.
 
     Raises:
         ValueError: the same pair with other scores, an unknown system, or no system left.
@@ -74,12 +106,15 @@ def scores_of(
     scored = {measure: own for measure, own in values.items() if own.notna().any(axis=None)}
     weights = table(WEIGHTS[weight]).max(axis=1)
     failed = items[items["status"] == "failed"]
+    key = [*_KEY, "source"]
+    rows = _one_spelling(rows, key).drop_duplicates(key)
     return Scores(
         scored or values,
         {measure: table(f"{measure}_se") for measure in measures if f"{measure}_se" in items},
         table("given").notna(),
         weights.where(weights > 0.0, 1.0),  # of a failed mixture, which has no score and no length
         dict(zip(zip(failed["system"], failed["mixture_id"]), failed["reason"])),
+        rows[rows["system"].isin(names)].set_index(["mixture_id", "source"]),
     )
 
 
@@ -132,7 +167,7 @@ def _means(scores: Scores, confidence: float, seed: int) -> DataFrame:
     for measure, values in scores.values.items():
         largest = values.abs().max().fillna(0.0)
         for a, b in [*((name, None) for name in values), *combinations(values, 2)]:
-            columns.append(values[a] if b is None else values[a] - values[b])
+            columns.append(values[a] if b is None else scores.difference(measure, a, b))
             scale = max(largest[name] for name in (a, b) if name is not None)
             rows.append({"measure": measure, "system_a": a, "system_b": b, "scale": scale})
     table = DataFrame(rows)
@@ -150,13 +185,12 @@ def _tested(scores: Scores, measure: str, means: DataFrame, alpha: float) -> Dat
     """The pairs of one measure: tests of the first's being better, on the mixtures of both."""
     from pandas import DataFrame
 
-    values = scores.values[measure]
     better = 1.0 if COLUMNS[measure].higher_is_better else -1.0
     tests = []
     for a, b, n, scale in means[["system_a", "system_b", "n", "scale"]].itertuples(index=False):
         test = {"undefined": int((scores.given[a] & scores.given[b]).sum()) - n, "note": "n < 2"}
         if n >= 2:
-            differences = better * (values[a] - values[b]).dropna().to_numpy()
+            differences = better * scores.difference(measure, a, b).dropna().to_numpy()
             test |= significance.paired_test(differences, scale)._asdict()
             notes = [APPROXIMATE] if n < FEW else []
             if test["least_p"] > alpha:
@@ -212,7 +246,7 @@ def _warnings(scores: Scores, measure: str, system: str) -> Iterator[str]:
     if measure in scores.errors:  # of means of independent excerpts
         errors = scores.errors[measure][system][values.index].dropna()
         if len(errors):
-            error = np.sqrt((errors**2).sum()) / len(errors)
+            error = np.sqrt((errors**2).mean() / len(values))
             yield f"standard error from excerpts {error:.2g}"
 
 
@@ -230,16 +264,14 @@ def outlier(values: Array) -> int | None:
     return index if far else None
 
 
-def source_means(scores: Scores, rows: DataFrame) -> DataFrame:
+def source_means(scores: Scores) -> DataFrame:
     """The mean of every measure, source name and system, over mixtures: of ``scores.csv``."""
     from pandas import DataFrame
 
-    key = [*_KEY, "source"]
-    rows = _one_spelling(rows, key).drop_duplicates(key)
-    rows = rows[rows["system"].isin(scores.given.columns)]
+    rows = scores.rows.reset_index()
     rows = rows.assign(weight=rows["mixture_id"].map(scores.weights)).dropna(subset="weight")
     measures = [measure for measure in scores.values if measure in rows]
-    long = rows.melt([*key, "weight"], measures, "measure", "mean").dropna(subset="mean")
+    long = rows.melt([*_KEY, "source", "weight"], measures, "measure", "mean").dropna(subset="mean")
     found = [
         (*names, len(own), np.average(own["mean"], weights=own["weight"]))
         for names, own in long.groupby(["measure", "source", "system"], sort=False)

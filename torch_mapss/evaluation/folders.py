@@ -240,7 +240,8 @@ def _doubt(layout: str, files: Files) -> tuple[bool, bool, bool, int]:
     sources = _sources(files)
     items = all(_ITEM(mixture.rsplit("/", 1)[-1]) for mixture in files)
     mixed = any(map(_MIXTURE, _names(files)))
-    return not all(map(_SOURCE, sources)), not (items or mixed), layout == "{source}", len(sources)
+    odd = not all(map(_SOURCE, sources))  # of odd names the fewer are sources
+    return odd, not (items or mixed), layout == "{source}", len(sources) if odd else 0
 
 
 def _chosen(files: Files, names: Sequence[str]) -> Files:

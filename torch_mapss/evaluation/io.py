@@ -348,7 +348,8 @@ def read_table(
     """A table of text with a header line, also one that a spreadsheet program has saved again.
 
     UTF-8 with or without a byte order mark, or UTF-16 with one; columns separated by commas,
-    semicolons or tabs; decimal commas where columns are not separated by commas.
+    semicolons or tabs, also with a first line ``sep=;``; decimal commas where columns are not
+    separated by commas.
 
     Args:
         path: of the file.
@@ -378,23 +379,27 @@ def read_table(
         decoded = data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeError:
         raise refused("is not UTF-8: save it as UTF-8 CSV") from None
-    separator = max(",;\t", key=decoded.partition("\n")[0].count)
+    stated = re.match(r'"?sep=([,;\t])"?\r?\n', decoded, re.IGNORECASE)  # Excel's
+    separator = stated[1] if stated else max(",;\t", key=decoded.partition("\n")[0].count)
     rows: list[list[str]] = []
     try:  # not by pandas, which takes the first cells of longer lines for an index
         rows.extend(csv.reader(io.StringIO(decoded, newline=""), delimiter=separator, strict=True))
     except csv.Error as error:
         raise refused(f"line {len(rows) + 1} cannot be read ({error})") from None
-    names = [name.strip() for name in rows[0]] if rows else []
+    head = 2 if stated else 1  # line of the header
+    names = [name.strip() for name in rows[head - 1]] if len(rows) >= head else []
     columns = f" Its columns are {listed(map(repr, names), 12)}."
-    filled = {line: row for line, row in enumerate(rows, 1) if any(map(str.strip, row))}
+    filled = {k: row for k, row in enumerate(rows, 1) if k >= head and any(map(str.strip, row))}
     for line, row in filled.items():
         if any(map(str.strip, row[len(names) :])):
-            raise refused(f"line {line} has {len(row)} cells, its header (line 1) {len(names)}")
+            raise refused(
+                f"line {line} has {len(row)} cells, its header (line {head}) {len(names)}"
+            )
     if missing := [name for name in required if name not in names]:
         raise refused(f"lacks {', '.join(map(repr, missing))} in its header")
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise refused(f"has {twice[0]!r} twice in its header")
-    filled.pop(1, None)
+    filled.pop(head, None)
 
     def number(name: str, line: int, cell: str) -> float:
         try:

@@ -123,24 +123,25 @@ def scorer_of(
 
 def _banks(
     bank_size: int | None = None,
-    only: Sequence[str] | None = None,
-    without: Sequence[str] = (),
+    only: str | Sequence[str] | None = None,
+    without: str | Sequence[str] = (),
     seed: int = 0,
 ) -> dict[str, DistortionBank]:
-    """Both banks; a family or member that one of them has may be named.
+    """Both banks; a family or member that one of them has may be named, or several.
 
     Raises:
         ValueError: a name that neither has, or nothing is left.
     """
     from torch_mapss.distortions import DistortionBank
 
+    only, without = ([x] if isinstance(x, str) else x for x in (only, without))
     full = {kind: DistortionBank(kind) for kind in ("separation", "match")}
     names = {kind: {*bank.families, *bank.names()} for kind, bank in full.items()}
     found = {}
     for kind, known in names.items():
         others = set().union(*names.values()) - known  # are no concern of this bank
         chosen = None if only is None else [name for name in only if name not in others]
-        left_out = [name for name in without if name not in others]
+        left_out = [name for name in without or () if name not in others]
         found[f"{kind}_bank"] = DistortionBank(
             kind, only=chosen, without=left_out, seed=seed, size=bank_size
         )

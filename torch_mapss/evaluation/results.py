@@ -166,12 +166,13 @@ class Results:
     """What is in a folder of results; undefined numbers of its tables are NaN."""
 
     folder: str
-    settings: Mapping[str, Any]  # all that the scores depend on
-    versions: Mapping[str, str]  # of the packages that made them
+    settings: Mapping[str, Any] = field(repr=False)  # all that the scores depend on
+    versions: Mapping[str, str] = field(repr=False)  # of the packages that made them
     protocol: str | None  # hash of settings and weights
-    options: Mapping[str, Any] | None  # that make the scorer again; None: it was made in Python
-    sha256: Mapping[str, str]  # of every audio file, by its path in the manifest
-    mixtures: tuple[str, ...]  # ids, in the order of the manifest
+    # That make the scorer again; None: it was made in Python.
+    options: Mapping[str, Any] | None = field(repr=False)
+    sha256: Mapping[str, str] = field(repr=False)  # of every audio file, by its manifest's path
+    mixtures: tuple[str, ...] = field(repr=False)  # ids, in the order of the manifest
     systems: tuple[str, ...]  # names, in the order of their first appearance
     scores: DataFrame = field(repr=False)  # one row per mixture, system and estimated source
     items: DataFrame = field(repr=False)  # one row per mixture and system: means over its sources

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_mapss.evaluation import io
-from torch_mapss.evaluation.manifest import Mixture, Record, short
+from torch_mapss.evaluation.manifest import Mixture, Record, differing, short
 from torch_mapss.evaluation.protocol import protocol_id, versions
 
 if TYPE_CHECKING:
@@ -192,9 +192,8 @@ def claim(folder: str, settings: Mapping[str, Any], options: Mapping[str, Any] |
             return
     there = io.read_json(path, "settings")["settings"]
     unlike = [
-        f"{key}: {short(there.get(key))} there, {short(settings.get(key))} now"
-        for key in sorted(there.keys() | settings.keys())
-        if there.get(key) != settings.get(key)
+        f"{key}: {short(one)} there, {short(two)} now"
+        for key, one, two in differing(there, settings)
     ]
     if unlike:
         raise ValueError(

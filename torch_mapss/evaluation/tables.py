@@ -185,9 +185,9 @@ def _summary(items: DataFrame, scores: DataFrame, rate: int) -> DataFrame:
     names = [*measures.present(items.columns)]
     groups = items.groupby("system", sort=False)
     found, errors = groups[names].mean(), items.filter(regex="_se$")
-    squares = errors.pow(2).groupby(items["system"], sort=False).sum(min_count=1)
+    squares = errors.pow(2).groupby(items["system"], sort=False).mean()
     counts = groups[names].count().add_suffix("_se")
-    found = found.join(squares.pow(0.5).div(counts)[[*errors]])
+    found = found.join(squares.div(counts)[[*errors]].pow(0.5))  # of independent excerpts
     counts = groups["status"].value_counts().unstack(fill_value=0)
     states = counts.reindex(columns=["ok", "undefined", "failed"], fill_value=0)
     found[["scored", "undefined", "failed"]] = states
