@@ -167,7 +167,7 @@ def _means(scores: Scores, confidence: float, seed: int) -> DataFrame:
     for measure, values in scores.values.items():
         largest = values.abs().max().fillna(0.0)
         for a, b in [*((name, None) for name in values), *combinations(values, 2)]:
-            columns.append(values[a] if b is None else scores.difference(measure, a, b))
+            columns.append(values[a] if b is None else scores.difference(measure, str(a), str(b)))
             scale = max(largest[name] for name in (a, b) if name is not None)
             rows.append({"measure": measure, "system_a": a, "system_b": b, "scale": scale})
     table = DataFrame(rows)

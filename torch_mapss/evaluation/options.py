@@ -134,7 +134,8 @@ def _banks(
     """
     from torch_mapss.distortions import DistortionBank
 
-    only, without = ([x] if isinstance(x, str) else x for x in (only, without))
+    only = [only] if isinstance(only, str) else only
+    without = [without] if isinstance(without, str) else without
     full = {kind: DistortionBank(kind) for kind in ("separation", "match")}
     names = {kind: {*bank.families, *bank.names()} for kind, bank in full.items()}
     found = {}
