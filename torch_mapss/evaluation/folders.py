@@ -355,7 +355,8 @@ def _notes(
     layout: str, every: Files, truth: Files, order: Sequence[str], systems: Mapping[str, Files]
 ) -> Iterator[str]:
     count = len(truth)
-    yield f"references: {count} mixtures of the {len(order)} sources {_shown(order)} ({layout})"
+    mixtures = f"{count} mixture{'' if count == 1 else 's'}"
+    yield f"references: {mixtures} of the {len(order)} sources {_shown(order)} ({layout})"
     if aside := sorted(_names(every).difference(order), key=_natural):
         keep = " ".join([*order, *aside])
         yield f"set aside: {_shown(aside)}; --sources {keep} would take all"
