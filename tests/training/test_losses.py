@@ -26,10 +26,12 @@ from torch_mapss import (
     MAPSSLoss,
     MatchLoss,
     PerceptualSeparation,
+    Scores,
     SeparationLoss,
     audio,
 )
 from torch_mapss.metrics import clearance
+from torch_mapss.training.terms import LOG_FLOOR, leakage_values
 
 EVERYTHING = functools.partial(MAPSSLoss, clearance=1.0, fidelity=2.0, bleed=0.01, si_sdr=0.1)
 LOSSES = {
@@ -165,6 +167,13 @@ def test_log_of_ps_goes_on_as_its_tangent():
     _, grad = gradient(loss, swapped + 1e-3 * voices(1, 2, 4800, seed=3).double(), references)
     assert float(value) > 5.0
     assert float(grad.abs().max()) > 0.0
+    shares = torch.tensor([0.0, 0.5, 1.0 - 1e-9, 1.0 + 1e-9], dtype=torch.float64)
+    ps = (LOG_FLOOR * shares).requires_grad_()
+    scores = Scores(torch.ones(4, dtype=torch.bool), torch.zeros(4), ("separation",), ps=ps)
+    values = leakage_values(scores, "log")
+    values.sum().backward()
+    torch.testing.assert_close(values + math.log(LOG_FLOOR), (1.0 - shares).clamp(min=0.0))
+    torch.testing.assert_close(ps.grad, torch.full_like(ps, -1.0 / LOG_FLOOR))
 
 
 def test_bleed_costs_what_lies_above_the_floor():

@@ -127,7 +127,7 @@ class Comparison:
         count, family = max(family_of(own, self.alpha) for _, own in self.pairs.groupby("measure"))
         least = significance.least_holm_p(count, family)
         if least <= self.alpha:
-            return f"on none is it significantly better than every other system {level}"
+            return f"nothing is significantly better than every other system {level}"
         needed = significance.least_mixtures(family, self.alpha)
         return (
             f"{count} mixture{'' if count == 1 else 's'} cannot prove a difference: the smallest "

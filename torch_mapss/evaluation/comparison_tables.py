@@ -132,7 +132,8 @@ def _chosen(items: DataFrame, systems: Sequence[str] | None, references: bool) -
     if known and (None in names or not names):
         raise ValueError(
             f"systems must be of those of the results, {io.listed(map(repr, known.values()), 12)} "
-            f"(references=False leaves out {CONTROL}NAME), got {io.listed(map(repr, wanted))}."
+            f"(--no-references, in Python references=False, leaves out {CONTROL}NAME), got "
+            f"{io.listed(map(repr, wanted))}."
         )
     return items[items["system"].isin(names)]
 

@@ -333,7 +333,7 @@ def _gaps(name: str, files: Files, truth: Files) -> Iterator[str]:
         hint = f" (but has {close[0]!r})" if close else ""
         yield (
             f"system {name!r} lacks {len(missing)} of {len(truth)} mixtures: {_shown(missing, 3)}"
-            f"{hint}"
+            f"{hint}. Check its template; where it failed, write a manifest with null"
         )
     estimated = _names(files)
     gaps = [

@@ -369,11 +369,15 @@ def read_table(
     """
     import pandas
 
-    data, where, columns = Path(path).read_bytes(), repr(shown(path)), ""
+    where, columns = repr(shown(path)), ""
 
     def refused(problem: str) -> ValueError:
         return ValueError(f"{where} should be {content}, but {problem}.{columns}")
 
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{where} is not there; it should be {content}.") from None
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
         decoded = data.decode("utf-16" if wide else "utf-8-sig")
@@ -388,7 +392,7 @@ def read_table(
         raise refused(f"line {len(rows) + 1} cannot be read ({error})") from None
     head = 2 if stated else 1  # line of the header
     names = [name.strip() for name in rows[head - 1]] if len(rows) >= head else []
-    columns = f" Its columns are {listed(map(repr, names), 12)}."
+    columns = f" Its columns are {listed(map(repr, names), 12)}." if names else " It is empty."
     filled = {k: row for k, row in enumerate(rows, 1) if k >= head and any(map(str.strip, row))}
     for line, row in filled.items():
         if any(map(str.strip, row[len(names) :])):

@@ -144,7 +144,7 @@ def join(
         raise ValueError(
             f"no rating belongs to a scored output. The results have {_some(outputs)}; the ratings "
             f"{_some(ratings.table)}. Name sources with --source-map FOUND=RATED, take other "
-            "columns with --columns, or keep references and anchors (controls=True)."
+            "columns with --columns, or keep references and anchors (in Python, controls=True)."
         )
     notes = [
         f"source {found!r} of the results taken as {rate or 'the rated one'!r} in {count} "

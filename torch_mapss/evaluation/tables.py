@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,8 +49,8 @@ class Outcome(NamedTuple):
         counts = ("scored", "undefined", "failed")
 
         def shown(row: Mapping[str, Any], name: str) -> str:
-            error = "" if excerpts is None else f" ±{measures.text(name, row[f'{name}_se'])}"
-            return measures.text(name, row[name]) + error
+            error = measures.text(name, math.nan if excerpts is None else row[f"{name}_se"])
+            return measures.text(name, row[name]) + ("" if error == "-" else f" ±{error}")
 
         rows = [
             [row["system"], *(shown(row, n) for n in names), *(str(row[n]) for n in counts)]
