@@ -129,6 +129,7 @@ BAD_SETTINGS = (
     ("[1, 2", "neither YAML nor JSON"),
     ("just words", "`option: value`"),
     ("only: [nois]", "'nois'"),
+    ("only: nois", "'nois'"),
     ("activity: 2", "activity"),
     ("confidence: 1.5", "confidence"),
     ("tail: none", "tail"),
