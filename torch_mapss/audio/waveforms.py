@@ -142,7 +142,13 @@ def check_source_rate(rate: int, what: str) -> int:
         TypeError: it is no whole number.
         ValueError: it lies outside of :data:`SOURCE_RATES`.
     """
-    return check_whole(rate, what, *SOURCE_RATES)
+    lowest, highest = SOURCE_RATES
+    if not lowest <= check_whole(rate, what) <= highest:
+        raise ValueError(
+            f"{what} must be from {lowest} to {highest} Hz, got {rate}: below there is no band to "
+            "judge a separation by. Check the rate, and state the true one."
+        )
+    return int(rate)
 
 
 def is_silent(wave: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def read_set(
         else:
             samples, found = _array(item, f"{kind}[{place}]", each), sample_rate or rate
             path, name = None, f"{kind[:-1]} {place + 1}"
-        audio.check_source_rate(found, "sample_rate" if path is None else repr(path))
+        audio.check_source_rate(found, "sample_rate" if path is None else f"the rate of {path!r}")
         mono, channels = audio.to_mono(samples), len(samples)
         parts = audio.resample(samples if each else mono.unsqueeze(0), found, rate)
         wave = parts.mean(0) if len(parts) > 1 else parts[0]
