@@ -109,11 +109,11 @@ def source_activity(
 @torch.no_grad()
 def active_frames(references: Tensor, receptive_field: int, hop: int, threshold: float) -> Tensor:
     """:func:`source_activity` of waveforms that are checked already."""
-    unit, _, silent = unit_peak(references)
+    unit, _, _ = unit_peak(references)
     unit = wide(unit)
     centred = unit - unit.mean(-1, keepdim=True)
     spread = centred.square().mean(-1, keepdim=True).sqrt()
     level = unit.square().mean(-1, keepdim=True).sqrt()
     loud = frame_rms(centred, receptive_field, hop) > threshold * spread.clamp(min=_CONSTANT)
     loud &= (frame_rms(unit, receptive_field, hop) > threshold * level) & (level > _CONSTANT)
-    return loud.to(references.device) & ~silent
+    return loud.to(references.device)
