@@ -2,7 +2,8 @@
 
 Everything is over *mixtures*, one number per mixture and system (the rows of ``items.csv``): see
 :mod:`torch_mapss.evaluation.significance` for intervals, tests and groups. A mixture whose score is
-undefined for one of two systems is left out of their pair, and counted.
+undefined for one of two systems is left out of their pair, and counted. Where one of two systems
+left out sources, their pair is over the sources of both.
 """
 
 from __future__ import annotations
@@ -104,13 +105,13 @@ class Comparison:
         others = [name for name in self.systems if name != system]
         found = {name: self.scores.difference(measure, system, name) for name in others}
         leads = (better * DataFrame(found)).loc[own.index].fillna(np.inf)
-        margin, least = significance.ROUNDING * own.abs().max(), leads.min(axis=1)
-        tied = leads[least.abs() <= margin]
+        least = leads.min(axis=1)
+        tied = leads[least == 0.0]
         if len(tied) == len(own):
-            equals = io.listed(tied.columns[(tied <= margin).any()], 3)
+            equals = io.listed(tied.columns[(tied == 0.0).any()], 3)
             return f"ties with {equals}", f"{len(tied)} of {len(own)} mixtures"
         more = f", tied in {len(tied)}" if len(tied) else ""
-        return "is best", f"{(least > margin).sum()} of {len(own)} mixtures{more}"
+        return "is best", f"{(least > 0.0).sum()} of {len(own)} mixtures{more}"
 
     def _certainty(self, measures: Sequence[str]) -> str:
         """Whether the best systems differ significantly from all others, or could at all."""
