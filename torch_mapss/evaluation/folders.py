@@ -216,7 +216,7 @@ def _read_references(given: str, names: Sequence[str], single: bool) -> tuple[Fi
     Raises:
         ManifestError: no file matches, or two layouts do.
     """
-    one = single or _is_template(given)  # way to read them
+    one = single or _is_template(given)  # way to read them: no doubt
     layouts = ["{mixture}"] if single else _LAYOUTS
     readings, examples = _readings(given, "references", layouts, names if one else ())
     doubts = {

@@ -236,7 +236,9 @@ def embedded_estimates(config: Config, call: Call, measures: Sequence[str]) -> l
             own = devices.picked(group.waveforms, 1, call.attributed)
             waves = waves * torch.where((waves.detach() * own).sum(-1, keepdim=True) < 0, -1.0, 1.0)
         encoders = {name: config.encoder_of(name) for name in measures}
-        embedded = {encoder: encoding(encoder, waves) for encoder in set(encoders.values())}
+        embedded = {
+            encoder: encoding(encoder, waves) for encoder in dict.fromkeys(encoders.values())
+        }
         found.append({name: embedded[encoder] for name, encoder in encoders.items()})
     encoding.check()
     return found
