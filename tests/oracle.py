@@ -1,4 +1,4 @@
-"""An independent oracle of the scores: float64 NumPy/SciPy, one frame, plain loops.
+"""An independent oracle of the scores: float64 NumPy/SciPy, one frame, an output at a time.
 
 Written from the paper alone (labels in square brackets are its equations), never from the package
 it checks. Nothing here is fast, batched or differentiable; that is the point.
@@ -14,20 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mpmath
 import numpy as np
 import scipy.linalg
 import scipy.special
 from numpy.typing import ArrayLike, NDArray
+from scipy.spatial.distance import cdist, pdist
 
 Array = NDArray[np.float64]
 
 EPSILON = 1e-6  # the Tikhonov ridge of [eq:ps_distance]
 TIE = 1e-10  # eigenvalues closer than this at the cut stay together ("paper")
-
-
-# --------------------------------------------------------------------------------------------------
-# The manifold
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -47,47 +44,13 @@ class DiffusionMap:
         return self.coordinates[:, : self.d]
 
 
-def squared_distances(points: Array) -> Array:
-    """(N, M) -> (N, N), by direct differences."""
-    n = len(points)
-    out = np.zeros((n, n))
-    for i in range(n):
-        out[i] = np.sum((points - points[i]) ** 2, axis=1)
-    return out
-
-
-def median_of_pairs(d2: Array, convention: str) -> float:
-    """The median of D² over pairs i < j; the two conventions differ for an even number of pairs."""
-    n = len(d2)
-    values = sorted(d2[i, j] for i in range(n) for j in range(i + 1, n))
-    count = len(values)
-    lower = values[(count - 1) // 2]
-    upper = values[count // 2]
-    return float(lower) if convention == "reference" else float(0.5 * (lower + upper))
-
-
-def affinity(d2: Array, bandwidth: float, convention: str) -> Array:
-    """[eq:K]; a zero bandwidth is taken as its limit: 1 for equal points, 0 for all others."""
-    if bandwidth == 0.0:
-        return np.asarray(d2 == 0.0, dtype=np.float64)
-    scale = 2.0 * bandwidth if convention == "reference" else bandwidth
-    return np.exp(-d2 / scale)
-
-
-def kept_dimension(eigenvalues: Array, energy: float, convention: str) -> int:
+def retained_dimension(eigenvalues: Array, energy: float, convention: str) -> int:
     """[eq:truncation_threshold_short], over the N-1 non-trivial eigenvalues."""
-    total = float(np.sum(eigenvalues))
-    last = len(eigenvalues)
-    d = last
-    partial = 0.0
-    for k in range(1, last + 1):
-        partial += float(eigenvalues[k - 1])
-        if total <= 0.0 or partial / total >= energy:
-            d = k
-            break
-    if convention == "paper":
-        while d < last and eigenvalues[d - 1] - eigenvalues[d] <= TIE:
-            d += 1
+    last, total = len(eigenvalues), eigenvalues.sum()
+    reached = [k for k in range(1, last + 1) if eigenvalues[:k].sum() >= energy * total]
+    d = 1 if total <= 0.0 else min([*reached, last])
+    while convention == "paper" and d < last and eigenvalues[d - 1] - eigenvalues[d] <= TIE:
+        d += 1
     return d
 
 
@@ -104,53 +67,37 @@ def diffusion_map(
     Σ_i π_i u(i)² = 1 for u = v / √π. The trivial vector of S is √π exactly, so S is restricted to
     the complement of √π and its N-1 eigenpairs are the non-trivial ones, ties included.
     """
-    x = np.asarray(points, dtype=np.float64)
-    n = len(x)
-    d2 = squared_distances(x)
-    bandwidth = median_of_pairs(d2, convention)
-    kernel = affinity(d2, bandwidth, convention)
+    x, reference = np.asarray(points, dtype=np.float64), convention == "reference"
+    d2 = cdist(x, x, "sqeuclidean")
+    method = "lower" if reference else "midpoint"  # of an even number of pairs
+    bandwidth = float(np.quantile(pdist(x, "sqeuclidean"), 0.5, method=method))
+    # [eq:K]; a zero bandwidth is taken as its limit: 1 for equal points, 0 for all others.
+    scale = 2.0 * bandwidth if reference else bandwidth
+    kernel = np.exp(-d2 / scale) if scale else np.where(d2 == 0.0, 1.0, 0.0)
 
     v = kernel.sum(axis=1)
     kernel = kernel / np.outer(v, v) ** alpha  # [eq:K_alpha_short]
     degree = kernel.sum(axis=1)
-    transition = kernel / degree[:, None]  # [eq:P_short]
     pi = degree / degree.sum()  # [eq:stat_dist]
 
     symmetric = kernel / np.sqrt(np.outer(degree, degree))
     complement = scipy.linalg.null_space(np.sqrt(pi)[None, :])  # (N, N-1), orthonormal
     lam, w = scipy.linalg.eigh(complement.T @ symmetric @ complement)
-    lam = np.maximum(lam[::-1], 0.0)
-    vectors = complement @ w[:, ::-1]
-    if convention == "paper":
-        vectors = vectors / np.sqrt(pi)[:, None]
+    lam, vectors = np.maximum(lam[::-1], 0.0), complement @ w[:, ::-1]
     coordinates = vectors * lam**time  # [eq:embedding_short]
-
+    if not reference:
+        coordinates = coordinates / np.sqrt(pi)[:, None]
     # Equal points have equal rows of K, hence equal coordinates wherever λ > 0: say so exactly, so
     # that "the cluster has collapsed" is a question of exact zeros and not of rounding.
-    for i in range(n):
-        for j in range(i):
-            if d2[i, j] == 0.0:
-                coordinates[i] = coordinates[j]
-                break
-
-    d = kept_dimension(lam, energy, convention)
+    coordinates = coordinates[(d2 == 0.0).argmax(1)]
+    d, transition = retained_dimension(lam, energy, convention), kernel / degree[:, None]
     return DiffusionMap(lam, d, pi, coordinates, transition, bandwidth)
 
 
 def diffusion_distances(transition: Array, stationary: Array, time: int) -> Array:
     """D_t(i, j)² by explicit powers of P, [eq:diff_distance_short]; (N, N)."""
-    power = np.linalg.matrix_power(transition, time)
-    n = len(power)
-    out = np.zeros((n, n))
-    for i in range(n):
-        for j in range(n):
-            out[i, j] = np.sum((power[i] - power[j]) ** 2 / stationary)
-    return out
-
-
-# --------------------------------------------------------------------------------------------------
-# One frame: who is where among the points
-# --------------------------------------------------------------------------------------------------
+    power = np.linalg.matrix_power(transition, time) / np.sqrt(stationary)
+    return cdist(power, power, "sqeuclidean")
 
 
 @dataclass
@@ -179,62 +126,33 @@ def embed_frame(
     attributed: Sequence[int] | None = None,
     active: ArrayLike | None = None,
     mask: ArrayLike | None = None,
-    alpha: float = 1.0,
-    time: float = 1,
-    energy: float = 0.99,
-    convention: str = "paper",
+    **options: Any,
 ) -> Frame | None:
     """Embed a frame: outputs (S', M), references (S, M), distortions (S, P, M).
 
     Only active sources, their outputs and their unmasked distortions are points of the graph, in
     the order outputs, references, distortions. None if fewer than two sources are active.
     """
-    out = np.asarray(outputs, dtype=np.float64)
-    ref = np.asarray(references, dtype=np.float64)
-    dist = np.asarray(distortions, dtype=np.float64)
-    n_sources, n_distortions = dist.shape[0], dist.shape[1]
+    out, ref, dist = (np.asarray(x, dtype=np.float64) for x in (outputs, references, distortions))
     owner = list(range(len(out))) if attributed is None else [int(s) for s in attributed]
-    on = np.ones(n_sources, bool) if active is None else np.asarray(active, bool)
-    present = np.ones((n_sources, n_distortions), bool) if mask is None else np.asarray(mask, bool)
+    on = np.ones(len(dist), bool) if active is None else np.asarray(active, bool)
+    present = np.ones(dist.shape[:2], bool) if mask is None else np.asarray(mask, bool)
     if on.sum() < 2:
         return None
-
-    points: list[Array] = []
-    output_row, reference_row = {}, {}
-    distortion_rows: dict[int, list[int]] = {}
-    for o, s in enumerate(owner):
-        if on[s]:
-            output_row[o] = len(points)
-            points.append(out[o])
-    for s in range(n_sources):
-        if on[s]:
-            reference_row[s] = len(points)
-            points.append(ref[s])
-    for s in range(n_sources):
-        if on[s]:
-            distortion_rows[s] = []
-            for p in range(n_distortions):
-                if present[s, p]:
-                    distortion_rows[s].append(len(points))
-                    points.append(dist[s, p])
-            if not distortion_rows[s]:
-                raise ValueError(f"active source {s} has no distortion left")
-    embedded = diffusion_map(np.stack(points), alpha, time, energy, convention)
-    return Frame(embedded, owner, output_row, reference_row, distortion_rows)
-
-
-# --------------------------------------------------------------------------------------------------
-# Perceptual Separation
-# --------------------------------------------------------------------------------------------------
+    own = [o for o, s in enumerate(owner) if on[s]]
+    sources = [s for s in range(len(dist)) if on[s]]
+    counts = [int(present[s].sum()) for s in sources]
+    assert min(counts) > 0, "an active source has no distortion left"
+    points = np.concatenate([out[own], ref[sources], *(dist[s][present[s]] for s in sources)])
+    row = iter(range(len(points)))
+    rows = [dict(zip(own, row)), dict(zip(sources, row))]
+    members = {s: [next(row) for _ in range(n)] for s, n in zip(sources, counts)}
+    return Frame(diffusion_map(points, **options), owner, *rows, members)
 
 
 def cluster_statistics(points: Array) -> tuple[Array, Array]:
     """Mean (d,) and unbiased covariance (d, d) of points (n, d), [eq:mu]."""
-    mean = points.mean(axis=0)
-    covariance = np.zeros((points.shape[1], points.shape[1]))
-    for psi in points:
-        covariance += np.outer(psi - mean, psi - mean)
-    return mean, covariance / (len(points) - 1)
+    return points.mean(axis=0), np.atleast_2d(np.cov(points, rowvar=False))
 
 
 def squared_mahalanobis(delta: Array, covariance: Array) -> float:
@@ -256,115 +174,68 @@ class Separation:
     B: Array  # distance to the closest foreign cluster
     closest: NDArray[np.int64]  # j*
     ps: Array
-    d: int
-    frame: Frame | None
 
 
-def separation(
-    outputs: ArrayLike,
-    references: ArrayLike,
-    distortions: ArrayLike,
-    convention: str = "paper",
-    **options: Any,
-) -> Separation:
-    """PS of every output of one frame, [sec:ps]; ``options`` as for :func:`embed_frame`.
+def separation(*points: ArrayLike, convention: str = "paper", **options: Any) -> Separation:
+    """PS of every output of one frame, [sec:ps]; arguments as for :func:`embed_frame`.
 
     A zero bandwidth scores 1/2.
     """
-    n_outputs = len(np.asarray(outputs))
-    a, b, ps = np.full((3, n_outputs), np.nan)
-    closest = np.full(n_outputs, -1, dtype=np.int64)
-    frame = embed_frame(outputs, references, distortions, convention=convention, **options)
-    if frame is None:
-        return Separation(a, b, closest, ps, 0, None)
-    psi = frame.map.retained
-    for o, row in frame.output_row.items():
-        own = frame.attributed[o]
-        to = {}
+    a, b, ps = np.full((3, len(np.asarray(points[0]))), np.nan)
+    closest = np.full(len(a), -1, dtype=np.int64)
+    frame = embed_frame(*points, convention=convention, **options)
+    for o, row in frame.output_row.items() if frame else ():
+        own, psi, to = frame.attributed[o], frame.map.retained, {}
         for j in frame.sources:
             mean, covariance = cluster_statistics(psi[frame.cluster_rows(j)])
             to[j] = distance(squared_mahalanobis(psi[row] - mean, covariance), convention)
         closest[o] = min((j for j in frame.sources if j != own), key=to.__getitem__)
         a[o], b[o] = to[own], to[int(closest[o])]
-        ps[o] = separation_score(a[o], b[o], convention)
+        ps[o] = b[o] / (a[o] + b[o]) if a[o] + b[o] > 0.0 else 0.5  # [eq:PS_final]
+        if convention == "reference":
+            ps[o] = min(max(1.0 - a[o] / (a[o] + b[o] + 1e-6), 0.0), 1.0)
         if frame.map.bandwidth == 0.0:
-            a[o] = b[o] = 0.0
-            ps[o] = 0.5
-    return Separation(a, b, closest, ps, frame.map.d, frame)
-
-
-def separation_score(a: float, b: float, convention: str = "paper") -> float:
-    """[eq:PS_final]; 1/2 where both distances vanish."""
-    if convention == "reference":
-        return min(max(1.0 - a / (a + b + 1e-6), 0.0), 1.0)
-    return b / (a + b) if a + b > 0.0 else 0.5
-
-
-# --------------------------------------------------------------------------------------------------
-# Perceptual Match
-# --------------------------------------------------------------------------------------------------
+            a[o], b[o], ps[o] = 0.0, 0.0, 0.5
+    return Separation(a, b, closest, ps)
 
 
 @dataclass
 class Match:
     """Per output, NaN where its source is not scored in this frame."""
 
-    a: Array  # squared distance of the output from its reference
-    k: Array  # Gamma shape
-    theta: Array  # Gamma scale
     pm: Array
     log_pm: Array
-    d: int
-    frame: Frame | None
 
 
-def match(
-    outputs: ArrayLike,
-    references: ArrayLike,
-    distortions: ArrayLike,
-    convention: str = "paper",
-    **options: Any,
-) -> Match:
-    """PM of every output of one frame, [sec:pm]; ``options`` as for :func:`embed_frame`."""
-    n_outputs = len(np.asarray(outputs))
-    a, k, theta, pm, log_pm = np.full((5, n_outputs), np.nan)
-    frame = embed_frame(outputs, references, distortions, convention=convention, **options)
-    if frame is None:
-        return Match(a, k, theta, pm, log_pm, 0, None)
-    psi = frame.map.retained
-    for o, row in frame.output_row.items():
-        s = frame.attributed[o]
+def match(*points: ArrayLike, convention: str = "paper", **options: Any) -> Match:
+    """PM of every output of one frame, [sec:pm]; arguments as for :func:`embed_frame`."""
+    pm, log_pm = np.full((2, len(np.asarray(points[0]))), np.nan)
+    frame = embed_frame(*points, convention=convention, **options)
+    for o, row in frame.output_row.items() if frame else ():
+        s, psi = frame.attributed[o], frame.map.retained
         centre = psi[frame.reference_row[s]]
         deviations = psi[frame.distortion_rows[s]] - centre
-        g, a[o] = match_distances(deviations, psi[row] - centre, convention)
-        k[o], theta[o] = gamma_moments(g)
-        pm[o], log_pm[o] = match_score(a[o], k[o], theta[o], convention)
+        g, a = match_distances(deviations, psi[row] - centre, convention)
+        pm[o], log_pm[o] = match_score(a, *gamma_moments(g), convention)
         if frame.map.bandwidth == 0.0:  # the collapse rule, for a perfect output and any other
             same = np.array_equal(psi[row], centre)
-            k[o] = theta[o] = math.nan
             pm[o], log_pm[o] = (1.0, 0.0) if same else (0.0, -math.inf)
-    return Match(a, k, theta, pm, log_pm, frame.map.d, frame)
+    return Match(pm, log_pm)
 
 
 def match_distances(
     deviations: Array, output: Array, convention: str = "paper"
 ) -> tuple[Array, float]:
     """G [eq:set_of_sq_mahal] and a, from deviations (P, d) and output (d,) about the reference."""
-    if len(deviations) < 2:
-        raise ValueError(f"at least two distortions are needed, got {len(deviations)}")
-    covariance = np.zeros((deviations.shape[1], deviations.shape[1]))
-    for psi in deviations:
-        covariance += np.outer(psi, psi)
-    covariance /= len(deviations) - 1  # [eq:cov_pm]
+    covariance = deviations.T @ deviations / (len(deviations) - 1)  # [eq:cov_pm]
     extra = 1e-6 if convention == "reference" else 0.0  # its distance is sqrt(d² + 1e-6)
-    g = np.array([squared_mahalanobis(psi, covariance) + extra for psi in deviations])
-    return g, squared_mahalanobis(output, covariance) + extra
+    *g, a = (squared_mahalanobis(x, covariance) + extra for x in (*deviations, output))
+    return np.array(g), a
 
 
 def gamma_moments(g: Array) -> tuple[float, float]:
     """(k, θ) of [eq:gamma_matching]; (NaN, NaN) if the mean or the variance is not positive."""
-    mean = float(np.mean(g))
-    variance = float(np.sum((g - mean) ** 2) / (len(g) - 1))  # [eq:stats_pm]
+    mean, variance = float(np.mean(g)), float(np.var(g, ddof=1))  # [eq:stats_pm]
     rounding = len(g) * np.finfo(np.float64).eps * mean
     if mean <= 0.0 or variance <= rounding**2:
         return math.nan, math.nan
@@ -376,36 +247,17 @@ def match_score(a: float, k: float, theta: float, convention: str = "paper") -> 
     if math.isnan(k):
         tolerance = 1e-12 if convention == "reference" else 0.0
         return (1.0, 0.0) if a <= tolerance else (0.0, -math.inf)
-    x = a / theta
     if convention == "reference":
-        value = 1.0 - float(scipy.special.gammainc(k, x))
+        value = 1.0 - float(scipy.special.gammainc(k, a / theta))
         return value, math.log(value) if value > 0.0 else -math.inf
-    return float(scipy.special.gammaincc(k, x)), log_gammaincc(k, x)
+    return float(scipy.special.gammaincc(k, a / theta)), log_gammaincc(k, a / theta)
 
 
 def log_gammaincc(k: float, x: float) -> float:
-    """log Q(k, x), also where Q underflows.
-
-    There x is far above k, and Q = x^k e^-x / Γ(k) · 1/(x+1-k - 1(1-k)/(x+3-k - 2(2-k)/…)), the
-    Legendre continued fraction [DLMF 8.9.2], summed by the modified Lentz method.
-    """
+    """log Q(k, x), also where Q underflows: there by arbitrary precision."""
     q = float(scipy.special.gammaincc(k, x))
     if q > 0.5:
         return math.log1p(-float(scipy.special.gammainc(k, x)))
     if q > 1e-250:
         return math.log(q)
-    if math.isinf(x):
-        return -math.inf
-    tiny = 1e-300
-    b = x + 1.0 - k
-    c, d = 1.0 / tiny, 1.0 / b
-    h = d
-    for i in range(1, 100_000):
-        step = -i * (i - k)
-        b += 2.0
-        d = 1.0 / (step * d + b or tiny)
-        c = b + step / c or tiny
-        h *= d * c
-        if abs(d * c - 1.0) < 1e-16:
-            break
-    return k * math.log(x) - x - float(scipy.special.gammaln(k)) + math.log(h)
+    return float(mpmath.log(mpmath.gammainc(k, x, mpmath.inf, regularized=True)))
