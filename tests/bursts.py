@@ -53,6 +53,16 @@ def small(encoder: object = "mel", size: int = 14, **options: object) -> MAPSS:
     return MAPSS(encoder, **banks | options)  # type: ignore[arg-type]
 
 
+def by_hand(frames: Tensor, active: Tensor, weights: Tensor | None = None) -> float:
+    """The mean over frames, then sources, then mixtures, of what is active: in loops."""
+    weights = torch.ones_like(frames) if weights is None else weights
+    mixtures = []
+    for rows in zip(frames, active, weights):
+        sources = [v[a] @ w[a].to(v) / w[a].sum() for v, a, w in zip(*rows) if a.any()]
+        mixtures += [sum(sources) / len(sources)] if sources else []
+    return float(sum(mixtures) / len(mixtures))
+
+
 class Counting(MelEncoder):
     """Mel that counts the waveforms it is given."""
 

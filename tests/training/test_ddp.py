@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from test_losses import leaky, voices
+from bursts import leaky, voices
 from test_metrics import Weighted, pair, small
 from torch import Tensor, distributed, nn
 from torchmetrics import MetricCollection
