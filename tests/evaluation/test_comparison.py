@@ -334,7 +334,7 @@ def test_results_are_joined_if_they_fit(results: Results) -> None:
             dataclasses.replace(one, settings=settings),
             r"separation_bank\.size is \d+ in the one and 4",
         ),
-        (dataclasses.replace(one, entries=turned), "another order"),
+        (dataclasses.replace(one, entries=turned), "the same order"),
         (dataclasses.replace(one, sha256=audio), r"'m0'.*mixture_id"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -7,6 +7,7 @@ import json
 import math
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,18 @@ from pandas.testing import assert_frame_equal
 from scipy import stats
 
 from torch_mapss.evaluation import cli
-from torch_mapss.evaluation.correlate import Correlation, Options, correlate, correlate_stimuli
+from torch_mapss.evaluation.correlate import (
+    Correlation,
+    Options,
+    _correlated,
+    correlate,
+    correlate_stimuli,
+)
 from torch_mapss.evaluation.correlation_stats import (
     METHODS,
     POOLINGS,
     Cell,
-    Estimate,
     correlation,
-    estimates,
     permutation_p,
     usable,
 )
@@ -36,7 +41,8 @@ QUESTIONS = ("interference", "quality")
 def table(scores: Any, ratings: Any, unit: Any, cluster: Any = None) -> pandas.DataFrame:
     """Stimuli of a measure x; a cluster per unit unless said otherwise."""
     cluster = unit if cluster is None else cluster
-    return pandas.DataFrame({"x": scores, "rating": ratings, "unit": unit, "cluster": cluster})
+    given = {"x": scores, "rating": ratings, "unit": unit, "cluster": cluster}
+    return pandas.DataFrame(given | {"track": unit, "source": "a"})
 
 
 def made_up(tracks: int, systems: int, seed: int = 0, sources: int = 1) -> pandas.DataFrame:
@@ -49,12 +55,16 @@ def made_up(tracks: int, systems: int, seed: int = 0, sources: int = 1) -> panda
     return table(scores, ratings, unit, unit // sources)
 
 
-def estimate(
-    data: pandas.DataFrame, pooling: str = "per_track", method: str = "srcc", **options: Any
-) -> Estimate:
-    measures = ("x", "y") if "y" in data else ("x",)
-    found = estimates(data, [measures], pooling, Options(**options))
-    return found[METHODS.index(method)]
+def estimate(data: Any, pooling: str = "per_track", method: str = "srcc", **options: Any) -> Any:
+    """value, low, high, p, clusters and reasons: of x, or of x less ps where there is one."""
+    names = [name for name in ("x", "ps") if name in data]
+    rows, differences = _correlated(data, names, pooling, Options(**options))
+    if len(names) == 2:
+        (row,) = (row for row in differences if row["method"] == method)
+        return SimpleNamespace(value=row["difference"], **row)
+    row = {key.removeprefix(f"{method}_"): value for key, value in rows[0].items()}
+    row |= {"value": row[method], "reasons": row["reason"].split("; ") if row["reason"] else []}
+    return SimpleNamespace(**row)
 
 
 def cell(data: pandas.DataFrame, method: str, pooling: str = "per_track") -> Cell:
@@ -200,17 +210,17 @@ def test_p_is_uniform_where_nothing_is_to_be_found(pooling):
 
 def test_differences_are_paired():
     data, rng = made_up(12, 5, seed=8), np.random.default_rng(1)
-    data["y"] = data.x + rng.normal(0, 6, len(data))
+    data["ps"] = data.x + rng.normal(0, 6, len(data))
     found = estimate(data)
-    good, bad = (Cell(data, name, "srcc") for name in "xy")
+    good, bad = (Cell(data, name, "srcc") for name in ("x", "ps"))
     assert found.value == pytest.approx(good.value - bad.value)
     assert found.low < found.value < found.high
     assert found.clusters == 12
-    same = estimate(data.assign(y=data.x), "pooled", "pcc")
+    same = estimate(data.assign(ps=data.x), "pooled", "pcc")
     assert (same.value, same.low, same.high, same.clusters) == (0.0, 0.0, 0.0, 12)
-    data.loc[data.unit < 4, "y"] = math.nan  # compared on what both have
+    data.loc[data.unit < 4, "ps"] = math.nan  # compared on what both have
     found = estimate(data)
-    good, bad = (Cell(data[data.unit >= 4], name, "srcc") for name in "xy")
+    good, bad = (Cell(data[data.unit >= 4], name, "srcc") for name in ("x", "ps"))
     assert found.clusters == 8
     assert found.value == pytest.approx(good.value - bad.value)
 

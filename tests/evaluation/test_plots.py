@@ -45,8 +45,8 @@ def test_frame_scores_with_gaps_bands_and_gradients() -> None:
     values = torch.rand(8, requires_grad=True) * 0.5
     holes = values.masked_fill(torch.tensor([0, 0, 1, 0, 1, 0, 1, 0]).bool(), torch.nan)
     ax, other = Figure().subplots(1, 2)
-    widths = {"PS": torch.full((8,), 0.7)}
-    plots.plot_scores(ax, TIMES, {"PS": values, "PM": holes}, widths)
+    widths = {"ps": torch.full((8,), 0.7)}
+    plots.plot_scores(ax, TIMES, {"ps": values, "pm": holes}, widths)
     whole, broken = ax.lines
     np.testing.assert_allclose(whole.get_xdata(), TIMES.numpy())
     np.testing.assert_array_equal(np.isnan(broken.get_ydata()), holes.isnan().numpy())
@@ -54,7 +54,7 @@ def test_frame_scores_with_gaps_bands_and_gradients() -> None:
     outline = ax.collections[0].get_paths()[0].vertices  # a band stays within the range
     assert (outline[:, 1].min(), outline[:, 1].max() <= 1.0) == (0.0, True)
     assert (ax.get_ylim(), ax.get_ylabel(), ax.get_xlabel()) == ((0, 1), "PS\nPM", "time (s)")
-    plots.plot_scores(other, TIMES, {"PM": holes})  # alone it keeps its colour
+    plots.plot_scores(other, TIMES, {"pm": holes})  # alone it keeps its colour
     assert other.lines[0].get_color() == broken.get_color() != whole.get_color()
 
 
@@ -126,7 +126,7 @@ def test_nothing_global_changes_and_no_display_is_needed(tmp_path: Path) -> None
         "before = dict(matplotlib.rcParams)\n"
         "from torch_mapss.evaluation import plots\n"
         "figure = plots.new_figure(4, 2)\n"
-        "plots.plot_scores(figure.subplots(), torch.arange(3.0), {'PS': torch.rand(3)})\n"
+        "plots.plot_scores(figure.subplots(), torch.arange(3.0), {'ps': torch.rand(3)})\n"
         "plots.save_figure(figure, sys.argv[1])\n"
         "assert dict(matplotlib.rcParams) == before\n"
         "print('matplotlib.pyplot' in sys.modules)\n"
@@ -170,6 +170,6 @@ def test_a_notebook_shows_the_picture(tmp_path: Path) -> None:
 def test_without_matplotlib_the_plot_names_the_extra(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch_mapss.evaluation.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install torch_mapss\[plot\]"):
         report.plot()

@@ -182,7 +182,7 @@ class Comparison:
             Table(columns, pairs, 2),
             Table(["source", "system", *map(label, self.measures)], sources, 2),
         ]
-        return Page(self.answer(), [("", [t for t in tables if t.rows])], self.notes())
+        return Page(self.answer(), [t for t in tables if t.rows], self.notes())
 
     def notes(self) -> list[str]:
         """What a reader of the tables must know, sentence by sentence."""
@@ -333,7 +333,7 @@ def compare(
     checks.check_real(confidence, "confidence", "(0, 1)")
     checks.check_choice(weight, "weight", [*WEIGHTS])
     given = [results] if isinstance(results, Results | str | os.PathLike) else results
-    loaded = [one if isinstance(one, Results) else load_results(one) for one in given]
+    loaded = [load_results(one) for one in given]
     if not loaded:
         raise ValueError("results must be at least one folder, got none.")
     check_alike(loaded)
@@ -357,7 +357,7 @@ def compare(
 
 def compare_ranked(results: Given) -> Comparison:
     """:func:`compare` as tables and pages show it: hidden references and anchors are no systems."""
-    loaded = results if isinstance(results, Results) else load_results(results)
+    loaded = load_results(results)
     return compare(loaded, references=all(name.startswith(CONTROL) for name in loaded.systems))
 
 
@@ -368,10 +368,9 @@ def check_alike(results: Sequence[Results]) -> None:
         ValueError: says what differs.
     """
     for other in results[1:]:
-        first, second = relevant(results[0].settings), relevant(other.settings)
         unlike = [
             f"{key} is {short(one)} in the one and {short(two)} in the other"
-            for key, one, two in differing(first, second)
+            for key, one, two in differing(*(relevant(r.settings) for r in (results[0], other)))
         ]
         audio, more = (
             {
@@ -380,16 +379,11 @@ def check_alike(results: Sequence[Results]) -> None:
             }
             for one in (results[0], other)
         )
-        others = [name for name in audio if audio[name] != more.get(name, audio[name])]
-        if others and sorted(map(str, audio[others[0]])) == sorted(map(str, more[others[0]])):
+        if others := [name for name in audio if audio[name] != more.get(name, audio[name])]:
             unlike.append(
-                f"the references of mixture {others[0]!r} stand in another order, which moves "
-                "scores a little (--sources puts them in order)"
-            )
-        elif others:
-            unlike.append(
-                f"the references of {io.listed(map(repr, others), 3)} are not the same audio; "
-                "mixtures of different audio need names of their own (mixture_id)"
+                f"the references of {io.listed(map(repr, others), 3)} are not the same audio in "
+                "the same order (--sources puts them in order); mixtures of different audio need "
+                "names of their own (mixture_id)"
             )
         if unlike:
             raise ValueError(

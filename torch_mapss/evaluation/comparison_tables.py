@@ -33,8 +33,6 @@ WEIGHTS = {"equal": "given", "duration": "seconds", "sources": "references"}
 # A mixture that lies so many standard deviations of the others from their mean moves the mean.
 _FAR = 10.0
 _KEY = ["mixture_id", "system"]
-# Scores are float32: what rounding alone makes of equal ones is no difference.
-_ROUNDING = 16.0 * float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ class Scores:
             common = (one[both].groupby("mixture_id").mean() for one in (own, other))
             means = [mean.mask(self.unlike, one) for mean, one in zip(means, common)]
         difference = means[0] - means[1]
-        size = np.maximum(means[0].abs(), means[1].abs())
-        return difference.mask(difference.abs() <= _ROUNDING * size, 0.0)
+        equal = significance.rounding(np.maximum(*map(abs, means)), np.float32)  # as scores are
+        return difference.mask(difference.abs() <= equal, 0.0)
 
     @cached_property
     def unlike(self) -> Series:

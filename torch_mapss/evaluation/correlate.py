@@ -11,8 +11,11 @@ import itertools
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import sub
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,15 +30,18 @@ from torch_mapss.evaluation.correlation_stats import (
     LEAST_SYSTEMS,
     METHODS,
     POOLINGS,
+    Cell,
     Options,
     correlation,
-    estimates,
+    intervals,
+    permutation_p,
+    usable,
 )
 from torch_mapss.evaluation.measures import COLUMNS as MEASURES
 from torch_mapss.evaluation.measures import label, present
 from torch_mapss.evaluation.ratings import KEYS, Stimuli, join, load_ratings
 from torch_mapss.evaluation.results import load_results
-from torch_mapss.evaluation.significance import holm
+from torch_mapss.evaluation.significance import FEW, holm
 from torch_mapss.evaluation.text_page import Page
 
 if TYPE_CHECKING:
@@ -278,28 +284,52 @@ def _correlated(
     """Rows of ``correlations.csv`` and of ``differences.csv`` of one question and pooling."""
     pairs = itertools.combinations(names, 2) if options.draws else ()
     keys = [*((name,) for name in names), *(pair for pair in pairs if {*pair} & {*MEASURES})]
+    counted = {key: usable(stimuli, key, pooling) for key in keys}
     rows: dict[str, dict[str, Any]] = {}
+    for name in names:
+        own, reasons = counted[name,]
+        rows[name] = {"measure": name, "tracks": own["track"].nunique(), "reasons": reasons}
+        rows[name] |= {"stimuli": len(own), "undefined": len(stimuli) - len(own)}
+        rows[name] |= {"sources": own.groupby(["track", "source"]).ngroups}
+        rows[name] |= _errors(own, name, options)
     differences = []
-    for one in estimates(stimuli, keys, pooling, options):
-        ends, counted = {"low": one.low, "high": one.high}, one.stimuli
-        if len(one.measures) == 2:
-            row: dict[str, Any] = {**dict(zip(("measure_a", "measure_b"), one.measures)), **ends}
-            row |= {"method": one.method, "clusters": one.clusters, "difference": one.value}
+    cells: dict[tuple[str, str, bytes], Cell] = {}  # pairs mostly count what each measure does
+    together = defaultdict(list)  # intervals over the same clusters, at once
+    for method, key in itertools.product(METHODS, keys):
+        own, of = counted[key][0], []
+        for name in key:
+            which = name, method, own.index.to_numpy().tobytes()
+            if which not in cells:
+                cells[which] = Cell(own, name, method)
+            of.append(cells[which])
+        value, clusters = reduce(sub, (cell.value for cell in of)), of[0].clusters
+        if len(key) == 1:
+            row, ends = rows[key[0]], (f"{method}_low", f"{method}_high")
+            p = permutation_p(of[0], draws=options.draws, seed=options.seed)
+            row |= {method: value, "p" if method == "srcc" else "p_pcc": p}
+        else:
+            row, ends = dict(zip(("measure_a", "measure_b"), key)), ("low", "high")
+            row |= {"method": method, "difference": value, "reasons": []}
             differences.append(row)
+        row |= {"clusters": len(clusters), **dict.fromkeys(ends, math.nan)}
+        if math.isnan(value):
             continue
-        (name,) = one.measures
-        if name not in rows:
-            rows[name] = {"measure": name, "clusters": one.clusters, "reasons": []}
-            rows[name] |= {"stimuli": len(counted), "undefined": len(stimuli) - len(counted)}
-            rows[name] |= {"tracks": counted["track"].nunique()}
-            rows[name] |= {"sources": counted.groupby(["track", "source"]).ngroups}
-            rows[name] |= _errors(counted, name, options)
-        rows[name] |= {f"{one.method}_{end}": value for end, value in ends.items()}
-        rows[name] |= {one.method: one.value, "p" if one.method == "srcc" else "p_pcc": one.p}
-        rows[name]["reasons"] += one.reasons
+        if options.draws == 0:
+            row["reasons"].append("no draws: no interval, no p")
+        if len(clusters) < 2:
+            row["reasons"].append("one cluster: no interval")
+        elif options.draws > 0:
+            together[clusters.tobytes()].append((row, ends, of))
+            if len(clusters) < FEW:
+                row["reasons"].append(f"{len(clusters)} clusters: interval approximate")
+    for same in together.values():
+        for (row, ends, _), *found in zip(same, *intervals([of for *_, of in same], options)):
+            row |= dict(zip(ends, map(float, found)))
+            if not np.isfinite(found).all():
+                row["reasons"].append("no interval: undefined in some samples of clusters")
     for row, p in zip(rows.values(), holm(np.array([row["p"] for row in rows.values()]))):
         row |= {"p_holm": p, "reason": "; ".join(dict.fromkeys(row["reasons"]))}
-    return list(rows.values()), differences
+    return [*rows.values()], differences
 
 
 def _units(stimuli: DataFrame, name: str) -> Iterator[dict[str, Any]]:

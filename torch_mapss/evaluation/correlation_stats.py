@@ -21,10 +21,8 @@ Here `stimuli` is a table of one question and scenario: ``unit`` (index of the t
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torch_mapss.evaluation.significance import FEW, ROUNDING, bca, merge_ties
+from torch_mapss.evaluation.significance import bca, merge_ties, rounding
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -73,7 +71,7 @@ def usable(
     units = stimuli.groupby("unit")[names]
     enough = units.size() >= least
     low, high = units.min()[enough], units.max()[enough]
-    constant = high - low <= ROUNDING * np.maximum(low.abs(), high.abs())
+    constant = high - low <= rounding(np.maximum(low.abs(), high.abs()))
     counts = {f"fewer than {least} {what} with a score": every - enough.sum()}
     counts |= {"scores do not vary": constant[names[0]].sum()}
     counts |= {"ratings do not vary": constant["rating"].sum()}
@@ -161,71 +159,11 @@ class Cell:
 # ------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Estimate:
-    """The correlation of a measure, or the difference between those of two."""
+def intervals(wanted: Sequence[Sequence[Cell]], options: Options) -> tuple[_Array, _Array]:
+    """(K,) ends of intervals over the same clusters: of the correlation of a cell, or of two less.
 
-    measures: tuple[str, ...]
-    method: str
-    stimuli: DataFrame  # those that count
-    value: float  # NaN where it is undefined
-    clusters: int
-    reasons: list[str]  # why something is NaN or approximate
-    low: float = math.nan
-    high: float = math.nan
-    p: float = math.nan  # of permutations, of a correlation alone
-
-
-def estimates(
-    stimuli: DataFrame, keys: Sequence[tuple[str, ...]], pooling: str, options: Options
-) -> list[Estimate]:
-    """Correlations of measures, and differences of pairs of them, with their intervals.
-
-    Args:
-        stimuli: of one question and scenario.
-        keys: names of a measure, or of two: their difference is over what both have.
-        pooling: ``"per_track"`` or ``"pooled"``.
-        options: all estimates share the samples of the bootstrap.
-
-    Returns:
-        Those of all keys by the first of `METHODS`, then by the second.
+    All share the samples of the bootstrap.
     """
-    counted = {key: usable(stimuli, key, pooling) for key in keys}
-    cells: dict[tuple[str, str, bytes], Cell] = {}  # pairs mostly count what each measure does
-    together: dict[bytes, list[tuple[Estimate, list[Cell]]]] = {}  # the same clusters, at once
-    found = []
-    for method, key in itertools.product(METHODS, keys):
-        own, reasons = counted[key]
-        rows, of = own.index.to_numpy().tobytes(), []
-        for name in key:
-            if (name, method, rows) not in cells:
-                cells[name, method, rows] = Cell(own, name, method)
-            of.append(cells[name, method, rows])
-        value, clusters = reduce(sub, (cell.value for cell in of)), of[0].clusters
-        one = Estimate(key, method, own, value, len(clusters), [*reasons])
-        found.append(one)
-        if len(key) == 1:
-            one.p = permutation_p(of[0], draws=options.draws, seed=options.seed)
-        if math.isnan(value):
-            continue
-        if options.draws == 0:
-            one.reasons.append("no draws: no interval, no p")
-        if len(clusters) < 2:
-            one.reasons.append("one cluster: no interval")
-        elif options.draws > 0:
-            together.setdefault(clusters.tobytes(), []).append((one, of))
-            if len(clusters) < FEW:
-                one.reasons.append(f"{len(clusters)} clusters: interval approximate")
-    for same in together.values():
-        for (one, _), low, high in zip(same, *_intervals([of for _, of in same], options)):
-            one.low, one.high = float(low), float(high)
-            if not math.isfinite(low + high):
-                one.reasons.append("no interval: undefined in some samples of clusters")
-    return found
-
-
-def _intervals(wanted: Sequence[Sequence[Cell]], options: Options) -> tuple[_Array, _Array]:
-    """(K,) ends of the intervals of correlations or their differences over the same clusters."""
     cells = {cell for of in wanted for cell in of}
 
     def sampled(times: _Array) -> _Array:

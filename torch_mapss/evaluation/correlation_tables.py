@@ -35,7 +35,7 @@ def page(rows: DataFrame, labels: Mapping[str, str], about: Sequence[str], level
         about: sentences on how it was made.
         level: of the intervals.
     """
-    sections, reasons = [], dict[str, list[str]]()
+    tables, reasons = [], dict[str, list[str]]()
     for key, own in rows.groupby(["scenario", "question"], sort=False):
         title, lines, errors = _title(*map(str, key)), [], []
         pooled = own[own["pooling"] == "pooled"].set_index("measure")
@@ -48,8 +48,8 @@ def page(rows: DataFrame, labels: Mapping[str, str], about: Sequence[str], level
             for part in () if math.isnan(row["srcc_radius"]) else ("radius", "half_width"):
                 found = (_percent(row[f"{method}_{part}"]) for method in _METHODS)
                 errors.append([f"{name} {part.replace('_', '-')}", *found])
-        tables = [Table(_HEADER, lines), Table(_ERRORS, errors)]
-        sections.append((title, [table for table in tables if table.rows]))
+        tables.append(Table(_HEADER, lines, title=title))
+        tables += [Table(_ERRORS, errors)] if errors else []
         noted = own[own["reason"] != ""]
         for measure, pooling, text in noted[["measure", "pooling", "reason"]].to_numpy():
             for reason in text.split("; "):
@@ -65,7 +65,7 @@ def page(rows: DataFrame, labels: Mapping[str, str], about: Sequence[str], level
             for reason, of in reasons.items()
         ),
     ]
-    return Page("", sections, [f"{note}." for note in notes])
+    return Page("", tables, [f"{note}." for note in notes])
 
 
 def _title(scenario: str, question: str) -> str:

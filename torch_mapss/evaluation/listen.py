@@ -33,7 +33,7 @@ import torch
 from numpy.typing import NDArray
 
 from torch_mapss import audio
-from torch_mapss.core.checks import warn_user
+from torch_mapss.core.checks import check_whole, warn_user
 from torch_mapss.core.pooling import masked_mean, pool_fidelity
 from torch_mapss.evaluation import io, sounds
 from torch_mapss.evaluation.listen_ratings import mark_of, read_key
@@ -93,8 +93,7 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
     Raises:
         ValueError: a count below 1, or nothing that is scored.
     """
-    if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}.")
+    check_whole(count, "count", 1)
     scored = results.scores[results.scores["status"] == "ok"]
     made, true = (
         scored[role].map(lambda path: results.sha256.get(path, path))
@@ -108,7 +107,7 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
         )
     # Cells by rank; undefined scores are the lowest.
     ranks = scored[spanned(results)].fillna(-np.inf).rank() - 0.5
-    cells = (_GRID * ranks / len(scored)).astype(int).clip(upper=_GRID - 1)
+    cells = (_GRID * ranks / len(scored)).astype(int)
     scored = scored.assign(cell=[*cells.itertuples(index=False, name=None)])
     chance = random.Random(seed)
     groups = scored.groupby(["mixture_id", "source_index"], sort=False)

@@ -10,6 +10,8 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,11 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-#: Scores in [0, 1] that are drawn on one axis, of leakage and of distortion, as they are written.
-AXES: tuple[dict[str, str], ...] = (
-    {"clearance": "clearance", "fidelity": "fidelity"},
-    {"ps": "PS", "pm": "PM"},
-)
+#: Scores in [0, 1] that are drawn on one axis: of leakage and of distortion.
+AXES = (("clearance", "fidelity"), ("ps", "pm"))
 # Leakage and distortion, told apart by colour and lightness, for the colour-blind and in print. Not
 # by dashes, which would look like the gaps of frames that are not scored.
 _STYLES: tuple[dict[str, Any], ...] = (
@@ -38,8 +37,6 @@ _STYLES: tuple[dict[str, Any], ...] = (
 _MEANINGS = ("1 = no leakage", "1 = undistorted")
 _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
 INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
-# Characters of a source's name that fit beside its mean scores: in one column, in each of several.
-LONGEST_NAMES = 40, 16
 # Told apart by colour and by sign, for the colour-blind and in print (Okabe and Ito's colours).
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
 _MARKERS = "osD^vPX*<>"
@@ -55,17 +52,20 @@ _CAPTION: dict[str, Any] = {"loc": "left", "fontsize": "small", "color": "#44444
 # ------------------------------------------------------------------------------------------------
 
 
-def _import_figure() -> Any:
-    """The class of figures, loaded whatever ``MPLBACKEND`` says: figures in files need no backend.
+def new_figure(width: float = 6.4, height: float = 4.8) -> Figure:
+    """An empty figure of so many inches, without pyplot, that a notebook shows as a picture.
 
-    Loading matplotlib reads the variable and refuses a backend that is not there, such as a
-    notebook's in another environment. One that is there is set afterwards, as matplotlib itself
-    does, since whoever draws with pyplot later wants it.
+    Loading matplotlib reads ``MPLBACKEND`` and refuses a backend that is not there, such as a
+    notebook's in another environment, though figures in files need none. So it is loaded without
+    the variable; a backend that is there is set afterwards, for whoever draws with pyplot later.
+
+    Raises:
+        ImportError: matplotlib is missing.
     """
     loaded = "matplotlib" in sys.modules
     backend = None if loaded else os.environ.pop("MPLBACKEND", None)
     try:
-        from torch_mapss.evaluation.figure import Figure
+        from matplotlib.figure import Figure
     except Exception as error:  # missing, or broken, which raises what it likes
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ImportError(f"{INSTALL}, or mend what is there ({reason})") from error
@@ -75,7 +75,15 @@ def _import_figure() -> Any:
     if backend:
         with suppress(ValueError):
             sys.modules["matplotlib"].rcParams["backend"] = backend
-    return Figure
+    figure: Any = Figure(figsize=(width, height), layout="constrained")
+    figure._repr_png_ = partial(_png, figure)  # IPython shows text until pyplot is imported
+    return figure  # type: ignore[no-any-return]
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=100)
+    return buffer.getvalue()
 
 
 def check_available(path: str | os.PathLike[str] | None = None) -> None:
@@ -85,18 +93,9 @@ def check_available(path: str | os.PathLike[str] | None = None) -> None:
         ImportError: matplotlib is missing; says how to install it.
         ValueError: the suffix names no format, or the folder cannot be written to.
     """
-    figure = _import_figure()()
+    figure = new_figure()
     if path is not None:
         _target(figure, path)
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches, without pyplot.
-
-    Raises:
-        ImportError: matplotlib is missing.
-    """
-    return _import_figure()(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 150) -> str:
@@ -157,21 +156,22 @@ def plot_scores(
     Args:
         ax: to draw on: time in seconds, scores from 0 to 1.
         times: (F,) seconds.
-        scores: (F,) by name, of :data:`AXES`; NaN leaves a gap. The names go to the axis.
-        half_widths: (F,) by the same names, of bands around them.
+        scores: (F,) by measure, of one of :data:`AXES`; NaN leaves a gap.
+        half_widths: (F,) by measure, of bands around them.
     """
     x = times.detach().cpu().numpy()
     for name, values in scores.items():
-        style = _STYLES[name in ("fidelity", "PM")]
+        style = _STYLES[name in ("fidelity", "pm")]
         y = values.detach().cpu().numpy()
         # Dots, as wide as the line, for frames between gaps. Not clipped: a line along 0 or 1
         # would lose half its width to the frame.
-        ax.plot(x, y, ".-", markersize=2, label=name, zorder=3, clip_on=False, **style)
+        ax.plot(x, y, ".-", markersize=2, label=label(name), zorder=3, clip_on=False, **style)
         if half_widths and name in half_widths:
             half = half_widths[name].detach().cpu().numpy()
             low, high = (y - half).clip(0.0, 1.0), (y + half).clip(0.0, 1.0)
             ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0, zorder=2)
-    ax.set(ylim=(0.0, 1.0), yticks=(0.0, 0.5, 1.0), ylabel="\n".join(scores), xlabel="time (s)")
+    names = "\n".join(map(label, scores))
+    ax.set(ylim=(0.0, 1.0), yticks=(0.0, 0.5, 1.0), ylabel=names, xlabel="time (s)")
     plain_axes(ax, "y")
 
 

@@ -150,7 +150,7 @@ class Report:
             )
         notes += [f"Warning: {finding.text}." for finding in self.findings]
         notes += [*(f"Note: {note}." for note in self.notes), f"Computed on {self.device}."]
-        return Page("", [("", [self._cells()])], notes)
+        return Page("", [self._cells()], notes)
 
     def _cells(self) -> Table:
         """The printed table, made column by column."""
@@ -279,50 +279,46 @@ def plot_reports(
         ImportError: matplotlib is missing.
     """
     sources, mixed = reports[0].sources, any(report.mixture is not None for report in reports)
-    labels = [names for names in plots.AXES if any(name in reports[0].frames for name in names)]
-    ratios = [0.9] * mixed + [*[1.2] * len(labels), 0.9] * len(sources)
+    pairs = [names for names in plots.AXES if {*names} & {*reports[0].frames}]
+    ratios = [0.9] * mixed + [*[1.2] * len(pairs), 0.9] * len(sources)
     if figure is None:
         width = 9.0 if len(reports) == 1 else 1.0 + 4.2 * len(reports)
         figure = plots.new_figure(width, 0.8 + 1.05 * sum(ratios))
     axes = figure.subplots(
         len(ratios), len(reports), sharex=True, sharey="row", squeeze=False, height_ratios=ratios
     )
-    longest = plots.LONGEST_NAMES[len(reports) > 1]
+    longest = 40 if len(reports) == 1 else 16  # characters that fit beside mean scores
     for column, report, title in zip(axes.T, reports, titles):
         if mixed:
             column[0].set_title("mixture", **_NAMES)
             if report.mixture is not None:
                 plots.draw_spectrogram(column[0], report.mixture.wave, report.sample_rate)
         for index, own in enumerate(np.split(column[int(mixed) :], len(sources))):
-            _draw_source(own, report, index, labels, longest)
+            _draw_source(own, report, index, pairs, longest)
         if title:
             where: dict[str, Any] = {"xy": (0.5, 1.0), "xycoords": "axes fraction", "ha": "center"}
             where |= {"xytext": (0, 26), "textcoords": "offset points"}
             column[0].annotate(title.replace("$", r"\$"), **where, fontsize="large")
     for ax in axes.flat:
         ax.label_outer()
-    if labels:
+    if pairs:
         plots.add_legend(figure)
     figure.align_ylabels()
     return figure
 
 
 def _draw_source(
-    axes: Any, report: Report, index: int, labels: Sequence[Mapping[str, str]], longest: int
+    axes: Any, report: Report, index: int, pairs: Sequence[Sequence[str]], longest: int
 ) -> None:
     """The scores and the spectrogram of one estimate, below each other."""
     length, row = min(len(clip.wave) for clip in report.estimates), report.rows[index]
     means = []
-    for ax, names in zip(axes, labels):
-        scores, half_widths = {}, {}
-        for name, label in names.items():
-            if name not in report.frames:
-                continue
-            scores[label] = report.frames[name][index]
-            means.append(f"{label} {row[name]:.2f}")
-            if f"{name}_total" in report.bounds:
-                half_widths[label] = report.bounds[f"{name}_total"][index]
-        plots.plot_scores(ax, report.times, scores, half_widths)
+    for ax, names in zip(axes, pairs):
+        scores = {name: report.frames[name][index] for name in names if name in report.frames}
+        widths = {name: report.bounds.get(f"{name}_total") for name in scores}
+        bands = {name: values[index] for name, values in widths.items() if values is not None}
+        plots.plot_scores(ax, report.times, scores, bands)
+        means += [f"{measures.label(name)} {row[name]:.2f}" for name in scores]
     plots.draw_spectrogram(axes[-1], report.estimates[index].wave[:length], report.sample_rate)
     axes[0].set_title(plots.short_name(report.sources[index], longest), **_NAMES)
     caption = ", ".join(means) if row.frames else "not scored"

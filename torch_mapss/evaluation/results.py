@@ -291,12 +291,12 @@ class Results:
 
 
 def load_results(
-    folder: str | os.PathLike[str], root: str | os.PathLike[str] | None = None
+    folder: Results | str | os.PathLike[str], root: str | os.PathLike[str] | None = None
 ) -> Results:
     """Read the folder that ``torch-mapss evaluate MANIFEST --out FOLDER`` wrote.
 
     Args:
-        folder: of the results.
+        folder: of the results; what is read already comes back as it is.
         root: the folder that audio paths are relative to, where the audio was moved; else where
             it was, or where it lies now as seen from the results if both moved together.
 
@@ -306,6 +306,8 @@ def load_results(
     Raises:
         ValueError: not such a folder, or its run has not finished.
     """
+    if isinstance(folder, Results):
+        return folder
     folder = os.fspath(folder)
     needed = ("settings.json", "mixtures.json", *_REQUIRED)
     missing = [file for file in needed if not os.path.isfile(os.path.join(folder, file))]

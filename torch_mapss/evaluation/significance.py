@@ -42,8 +42,6 @@ RESAMPLES = 9999
 _BLOCK = 2**18
 # Up to so many differences the null distribution is exact; beyond, the normal one will do.
 _EXACT = 50
-#: Sums and differences of float64 numbers are off by a few units in the last place of the largest.
-ROUNDING = 16 * float(np.finfo(np.float64).eps)
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -72,6 +70,11 @@ class PairedTest(NamedTuple):
 # ------------------------------------------------------------------------------------------------
 
 
+def rounding(magnitude: Any, dtype: type = np.float64) -> Any:
+    """By how much numbers of a magnitude may differ that are equal but for rounding."""
+    return 16.0 * float(np.finfo(dtype).eps) * magnitude
+
+
 def merge_ties(values: Array, scale: float | None = None) -> Array:
     """Values that are equal but for rounding, made equal; of 0 but for rounding, made 0.
 
@@ -84,7 +87,7 @@ def merge_ties(values: Array, scale: float | None = None) -> Array:
         >>> merge_ties(np.array([0.9 - 0.8, 0.7 - 0.6, 0.3]), 1.0).tolist()
         [0.09999999999999998, 0.09999999999999998, 0.3]
     """
-    tolerance = ROUNDING * (np.abs(values).max(initial=0.0) if scale is None else scale)
+    tolerance = rounding(np.abs(values).max(initial=0.0) if scale is None else scale)
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     first = np.r_[True, np.diff(ordered) > tolerance][: len(values)]  # of each group of equals
@@ -126,7 +129,7 @@ def bca(
     from scipy import stats
 
     value = statistic(np.ones((1, units)))
-    tolerance = ROUNDING * np.maximum(np.abs(value), np.reshape(scale, (-1, 1)))
+    tolerance = rounding(np.maximum(np.abs(value), np.reshape(scale, (-1, 1))))
 
     def of_indices(indices: NDArray[np.int64], axis: int = -1) -> Array:
         del axis  # always the last
@@ -199,7 +202,7 @@ def mean_intervals(
             continue
         low[columns] = high[columns] = mean[columns]
         magnitude = np.maximum(np.abs(x).max(0), scale[columns])
-        varies = np.ptp(x, axis=0) > ROUNDING * magnitude
+        varies = np.ptp(x, axis=0) > rounding(magnitude)
         if varies.any():
             weighted = np.column_stack([w[:, None] * x[:, varies], w])
 

@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
             notes.append(f"±: standard error over {excerpts} excerpts a mixture.")
         notes += [f"Note: {note}." for note in self.notes]
         notes += [f"Warning: {warning}." for warning in self.warnings]
-        return Page("", [("", [table])], [*notes, f"Computed on {self.device}."]).text(wrap=False)
+        return Page("", [table], [*notes, f"Computed on {self.device}."]).text(wrap=False)
 
 
 def record_of(mixture: Mixture, system: str, found: Report | str) -> Record:

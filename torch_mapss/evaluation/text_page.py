@@ -15,22 +15,22 @@ class Table(NamedTuple):
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: int = 1  # so many columns are words, the rest numbers
+    title: str = ""
 
 
 class Page(NamedTuple):
-    """Tables in sections, and sentences before and after them."""
+    """Tables, and sentences before and after them."""
 
     head: str
-    sections: Sequence[tuple[str, Sequence[Table]]]  # title, or "", and tables
+    tables: Sequence[Table]
     notes: Sequence[str]
 
     def text(self, wrap: bool = True) -> str:
         """For a terminal; notes of many words or, with paths in them, a line each."""
         parts = [*textwrap.wrap(self.head, 100), ""] if self.head else []
-        for title, tables in self.sections:
-            parts += [title, ""] if title else []
-            for table in tables:
-                parts += [io.text_table(table.header, table.rows, table.left), ""]
+        for table in self.tables:
+            parts += [table.title, ""] if table.title else []
+            parts += [io.text_table(table.header, table.rows, table.left), ""]
         notes = [line for n in self.notes for line in (textwrap.wrap(n, 100) if wrap else [n])]
         return "\n".join([*parts, *notes])
 
@@ -41,20 +41,17 @@ class Page(NamedTuple):
         from pandas import DataFrame
 
         parts = [f"<p><b>{escape(self.head)}</b></p>"] if self.head else []
-        for title, tables in self.sections:
-            parts += [f"<h4>{escape(title)}</h4>"] if title else []
-            parts += [
-                DataFrame([*t.rows], columns=[*t.header]).to_html(index=False) for t in tables
-            ]
+        for table in self.tables:
+            parts += [f"<h4>{escape(table.title)}</h4>"] if table.title else []
+            parts.append(DataFrame([*table.rows], columns=[*table.header]).to_html(index=False))
         return "".join([*parts, *(f"<p>{escape(note)}</p>" for note in self.notes)])
 
     def markdown(self, title: str) -> str:
         """For a file: by hand, since pandas needs another package for it."""
         parts = [f"# {title}", "", *([self.head, ""] if self.head else [])]
-        for section, tables in self.sections:
-            parts += [f"## {section}", ""] if section else []
-            for table in tables:
-                lines = [table.header, ["---"] * len(table.header), *table.rows]
-                cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
-                parts += [*(f"| {' | '.join(line)} |" for line in cells), ""]
+        for table in self.tables:
+            parts += [f"## {table.title}", ""] if table.title else []
+            lines = [table.header, ["---"] * len(table.header), *table.rows]
+            cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+            parts += [*(f"| {' | '.join(line)} |" for line in cells), ""]
         return "\n".join([*parts, *(f"- {note}" for note in self.notes), ""])

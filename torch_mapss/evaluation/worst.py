@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torch_mapss.core.checks import check_whole
 from torch_mapss.evaluation import io, sounds
-from torch_mapss.evaluation.measures import COLUMNS, label, text
+from torch_mapss.evaluation.measures import COLUMNS, label, present, text
 from torch_mapss.evaluation.results import MixtureFrames, Results, records
 
 #: Seconds a segment lasts at least, and at most.
@@ -46,7 +47,7 @@ class Segment(NamedTuple):
     end: float
     frames: int  # scored in it
     source: str
-    measure: str  # of `measures_of`
+    measure: str
     estimate: str  # paths
     reference: str
     other: str = ""  # of bleed: the source that is heard
@@ -64,11 +65,6 @@ class Segment(NamedTuple):
         return f"{short} {COLUMNS[self.measure].unit}".strip()
 
 
-def measures_of(results: Results) -> tuple[str, ...]:
-    """The measures of results that may have worst segments."""
-    return tuple(m for m in results.measures if COLUMNS[m].ranked and COLUMNS[m].frames)
-
-
 def worst_segments(
     results: Results,
     count: int = 20,
@@ -79,7 +75,7 @@ def worst_segments(
     Args:
         results: of :func:`~torch_mapss.evaluation.results.load_results`.
         count: segments of each measure.
-        measures: of :func:`measures_of`; by default those of :data:`WORST_OF` among them.
+        measures: by which systems are ranked; by default those of :data:`WORST_OF` among them.
 
     Returns:
         Up to ``count`` for every measure, measure after measure.
@@ -87,12 +83,11 @@ def worst_segments(
     Raises:
         ValueError: another measure, or a count below 1.
     """
-    known = measures_of(results)
+    known = present(results.measures, ranked=True)
     wanted = [name for name in WORST_OF if name in known] if measures is None else measures
     if unknown := [name for name in wanted if name not in known]:
         raise ValueError(f"measures must be of {', '.join(known)}, got {unknown[0]!r}.")
-    if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}.")
+    check_whole(count, "count", 1)
     read = functools.lru_cache(1)(results.frames)  # rows of one mixture follow each other
     worst: dict[str, list[Segment]] = {name: [] for name in wanted}
     for row in records(results.scores):

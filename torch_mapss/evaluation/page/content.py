@@ -16,10 +16,10 @@ import numpy as np
 from torch_mapss.core.checks import check_real, warn_user
 from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.comparison import compare_ranked
-from torch_mapss.evaluation.measures import COLUMNS, label
+from torch_mapss.evaluation.measures import COLUMNS, label, present
 from torch_mapss.evaluation.page.tracks import make_tracks
 from torch_mapss.evaluation.results import Results, load_results, records
-from torch_mapss.evaluation.worst import frame_curves, measures_of, worst_segments
+from torch_mapss.evaluation.worst import frame_curves, worst_segments
 
 # Worst segments of each measure that are listed.
 _WORST = 20
@@ -73,7 +73,7 @@ def write_page(
         raise ImportError(
             "the report needs plotly and Pillow: pip install 'torch_mapss[report]'"
         ) from error
-    results = results if isinstance(results, Results) else load_results(results)
+    results = load_results(results)
     path = os.fspath(path)
     if os.path.isdir(path):
         raise ValueError(f"{io.shown(path)!r} is a folder; name an HTML file to write.")
@@ -158,7 +158,7 @@ def add_curves(results: Results, rows: list[dict[str, Any]]) -> None:
     """Put the scores over time into rows: ``curve``, None in the last ones of a very large set."""
     import pandas
 
-    names = measures_of(results)
+    names = present(results.measures, ranked=True)
     points = max(_FEWEST, _VALUES // max(1, len(rows) * len(names)))
     most = 2 * _VALUES // (points * max(1, len(names)))
     read = functools.lru_cache(4)(results.frames)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch_mapss import audio
 from torch_mapss.evaluation.io import shown
 from torch_mapss.evaluation.plots import spectrogram
-from torch_mapss.evaluation.sounds import read_mono
+from torch_mapss.evaluation.sounds import cut, read_mono
 from torch_mapss.evaluation.worst import CONTEXT_S, Segment
 
 # Pixels of a spectrogram: a line of the page, not a figure.
@@ -100,21 +100,12 @@ def _size(made: dict[str, str] | None) -> int:
 
 def _clip(segment: Segment, files: dict[str, dict[str, Any]]) -> dict[str, str] | None:
     """The sounds of a worst segment, if its files are there."""
-    import soundfile
-
-    found = {}
-    for role in ("reference", "estimate"):
-        path: str = getattr(segment, role)
-        if path not in files:
-            return None
-        rate = files[path]["rate"]
-        first, last = max(0.0, segment.start - CONTEXT_S) * rate, (segment.end + CONTEXT_S) * rate
-        with open(path, "rb") as stream:  # soundfile cannot open some names in the C locale
-            samples, _ = soundfile.read(
-                stream, start=round(first), stop=round(last), dtype="float32", always_2d=True
-            )
-        found[role] = address(audio.to_mono(torch.from_numpy(samples.T.copy())), rate)
-    return found
+    paths = {role: getattr(segment, role) for role in ("reference", "estimate")}
+    if not files.keys() >= {*paths.values()}:
+        return None
+    ends = segment.start - CONTEXT_S, segment.end + CONTEXT_S
+    read = {role: read_mono(path) for role, path in paths.items()}
+    return {role: address(cut(wave, rate, *ends), rate) for role, (wave, rate) in read.items()}
 
 
 def _link(path: str, page: str) -> str:
