@@ -136,11 +136,6 @@ def _chosen(items: DataFrame, systems: Sequence[str] | None, references: bool) -
     return items[items["system"].isin(names)]
 
 
-# ------------------------------------------------------------------------------------------------
-# Pairs and ranking
-# ------------------------------------------------------------------------------------------------
-
-
 def pairs_and_ranking(
     scores: Scores, alpha: float, confidence: float, seed: int
 ) -> tuple[DataFrame, DataFrame]:

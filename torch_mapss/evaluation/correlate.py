@@ -223,11 +223,6 @@ def _outputs(table: DataFrame) -> list[str]:
     return names.agg("\n".join, axis=1).tolist()
 
 
-# ------------------------------------------------------------------------------------------------
-# Correlations
-# ------------------------------------------------------------------------------------------------
-
-
 def correlate_stimuli(
     joined: Stimuli, measures: Sequence[str] | None = None, options: Options | None = None
 ) -> Correlation:

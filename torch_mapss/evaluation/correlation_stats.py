@@ -81,11 +81,6 @@ def usable(
     return stimuli if pooled else stimuli[stimuli["unit"].isin(varied)], reasons
 
 
-# ------------------------------------------------------------------------------------------------
-# Correlations
-# ------------------------------------------------------------------------------------------------
-
-
 def correlation(x: _Array, m: _Array, method: str, times: _Array | None = None) -> _Array:
     """PCC or SRCC of two (n,) vectors whose elements occur ``times`` (R, n) times each.
 
@@ -152,11 +147,6 @@ class Cell:
             return own @ self._values / own.sum(-1)
         drawn = ((x, m, self.method, times[:, index]) for x, m, index in self.parts)
         return np.nanmean([correlation(*one) for one in drawn], axis=0)
-
-
-# ------------------------------------------------------------------------------------------------
-# Intervals and p-values
-# ------------------------------------------------------------------------------------------------
 
 
 def intervals(wanted: Sequence[Sequence[Cell]], options: Options) -> tuple[_Array, _Array]:

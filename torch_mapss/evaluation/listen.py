@@ -67,10 +67,6 @@ _LONG_S = 12.0
 
 Row = dict[str, Any]
 
-# ------------------------------------------------------------------------------------------------
-# Choosing
-# ------------------------------------------------------------------------------------------------
-
 
 def spanned(results: Results) -> list[str]:
     """The measures that the stimuli of a test span: two, or one where there is no other."""
@@ -129,11 +125,6 @@ def _gain(rows: Sequence[Row], filled: Counter[tuple[int, ...]]) -> float:
         gain += 0.5 ** held[row["cell"]]
         held[row["cell"]] += 1
     return gain / len(rows)
-
-
-# ------------------------------------------------------------------------------------------------
-# Writing
-# ------------------------------------------------------------------------------------------------
 
 
 def write_test(

@@ -47,11 +47,6 @@ _Values = Mapping[str, "DataFrame"]  # by measure, mixtures x systems
 _CAPTION: dict[str, Any] = {"loc": "left", "fontsize": "small", "color": "#444444"}
 
 
-# ------------------------------------------------------------------------------------------------
-# Figures
-# ------------------------------------------------------------------------------------------------
-
-
 def new_figure(width: float = 6.4, height: float = 4.8) -> Figure:
     """An empty figure of so many inches, without pyplot, that a notebook shows as a picture.
 
@@ -140,11 +135,6 @@ def plain_axes(ax: Axes, grid: Any) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-# ------------------------------------------------------------------------------------------------
-# Over time
-# ------------------------------------------------------------------------------------------------
-
-
 def plot_scores(
     ax: Axes,
     times: Tensor,
@@ -226,11 +216,6 @@ def add_legend(figure: Figure) -> None:
 
     handles = [Line2D([], [], **style) for style in _STYLES]
     figure.legend(handles, _MEANINGS, loc="outside lower right", ncols=2, frameon=False)
-
-
-# ------------------------------------------------------------------------------------------------
-# Of a comparison
-# ------------------------------------------------------------------------------------------------
 
 
 def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str) -> Figure:

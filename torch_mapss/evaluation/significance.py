@@ -65,11 +65,6 @@ class PairedTest(NamedTuple):
     least_p: float  # the smallest p that differences with these ties can have
 
 
-# ------------------------------------------------------------------------------------------------
-# Ties
-# ------------------------------------------------------------------------------------------------
-
-
 def rounding(magnitude: Any, dtype: type = np.float64) -> Any:
     """By how much numbers of a magnitude may differ that are equal but for rounding."""
     return 16.0 * float(np.finfo(dtype).eps) * magnitude
@@ -94,11 +89,6 @@ def merge_ties(values: Array, scale: float | None = None) -> Array:
     merged = np.empty_like(values)
     merged[order] = ordered[first][np.cumsum(first) - 1]
     return np.where(np.abs(values) <= tolerance, 0.0, merged)
-
-
-# ------------------------------------------------------------------------------------------------
-# Intervals
-# ------------------------------------------------------------------------------------------------
 
 
 def bca(
@@ -196,34 +186,24 @@ def mean_intervals(
     for kind, mask in enumerate(masks.T):
         columns = np.flatnonzero(kinds.ravel() == kind)
         x, w = values[np.ix_(mask, columns)], weights[mask]
+        weighted = np.column_stack([w[:, None] * x, w])
+
+        def means(times: Array, weighted: Array = weighted) -> Array:
+            sums = times @ weighted
+            return (sums[:, :-1] / sums[:, -1:]).T
+
         if len(x):
-            mean[columns] = w @ x / w.sum()
-        if len(x) < 2:
-            continue
-        low[columns] = high[columns] = mean[columns]
-        magnitude = np.maximum(np.abs(x).max(0), scale[columns])
-        varies = np.ptp(x, axis=0) > rounding(magnitude)
-        if varies.any():
-            weighted = np.column_stack([w[:, None] * x[:, varies], w])
-
-            def means(times: Array, weighted: Array = weighted) -> Array:
-                sums = times @ weighted
-                return (sums[:, :-1] / sums[:, -1:]).T
-
-            low[columns[varies]], high[columns[varies]] = bca(
+            mean[columns] = means(np.ones((1, len(x))))[:, 0]
+        if len(x) > 1:
+            low[columns], high[columns] = bca(
                 means,
                 len(x),
                 confidence=confidence,
                 draws=resamples,
                 seed=seed,
-                scale=magnitude[varies],
+                scale=np.maximum(np.abs(x).max(0), scale[columns]),
             )
     return Intervals(defined.sum(0), mean, low, high)
-
-
-# ------------------------------------------------------------------------------------------------
-# Tests
-# ------------------------------------------------------------------------------------------------
 
 
 def paired_test(differences: Array, scale: float = 1.0) -> PairedTest:
@@ -316,11 +296,6 @@ def least_mixtures(pairs: int, alpha: float = 0.05) -> int:
         7
     """
     return 1 + math.ceil(math.log2(max(pairs, 1) / alpha) - 1e-9)
-
-
-# ------------------------------------------------------------------------------------------------
-# Groups
-# ------------------------------------------------------------------------------------------------
 
 
 def letters(different: NDArray[np.bool_]) -> list[str]:
