@@ -374,7 +374,7 @@ NONE = [
     (f"{PLAIN}\nt-q,p01,C1,x\n", "line 2: rating_score"),
     (f"{PLAIN}\nt-q,p01,C1,5\nt-q,p01,C1,101\n", "line 3: rating_score"),
     (f"{PLAIN}\nt-q,p77,C1,5\n", "'p77'"),
-    (f"{PLAIN}\nt-q,p1,C1,5\n{HEADER.format('age,')}\n", "line 3 has"),
+    (f"{PLAIN}\nt-q,p1,C1,5\n{HEADER.format('age,')}\n", "in line 3, saw 5"),
     (f"{PLAIN}\nt-q,25,p1,C1,5\n", "line 2"),
 ]
 

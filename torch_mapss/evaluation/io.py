@@ -6,7 +6,7 @@ Imports nothing heavy at the top, so that ``--help`` answers at once.
 from __future__ import annotations
 
 import codecs
-import csv
+import errno
 import hashlib
 import io
 import itertools
@@ -117,17 +117,15 @@ def make_folder(path: str | os.PathLike[str]) -> str:
     Raises:
         ValueError: it, or one of its parents, is a file, or it cannot be made or written to.
     """
-    path, problem = os.fspath(path), None
+    path = os.fspath(path)
     try:
         os.makedirs(path, exist_ok=True)
         if not os.access(path or ".", os.W_OK | os.X_OK):
-            problem = "permission denied"
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        problem = f"{error.strerror}"
-    if problem is not None:
         raise ValueError(
-            f"the folder {shown(path)!r} cannot be written to: {problem}. Name another one."
-        )
+            f"the folder {shown(path)!r} cannot be written to: {error.strerror}. Name another one."
+        ) from None
     return path
 
 
@@ -369,10 +367,10 @@ def read_table(
     """
     import pandas
 
-    where, columns = repr(shown(path)), ""
+    where = repr(shown(path))
 
     def refused(problem: str) -> ValueError:
-        return ValueError(f"{where} should be {content}, but {problem}.{columns}")
+        return ValueError(f"{where} should be {content}, but {problem}.")
 
     try:
         data = Path(path).read_bytes()
@@ -381,46 +379,41 @@ def read_table(
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
         decoded = data.decode("utf-16" if wide else "utf-8-sig")
-    except UnicodeError:
-        raise refused("is not UTF-8: save it as UTF-8 CSV") from None
+    except UnicodeDecodeError as error:
+        line = 1 + data[: error.start].count(b"\n")
+        raise refused(f"line {line} is not UTF-8: save it as UTF-8 CSV") from None
     stated = re.match(r'"?sep=([,;\t])"?\r?\n', decoded, re.IGNORECASE)  # Excel's
     separator = stated[1] if stated else max(",;\t", key=decoded.partition("\n")[0].count)
-    rows: list[list[str]] = []
-    try:  # not by pandas, which takes the first cells of longer lines for an index
-        rows.extend(csv.reader(io.StringIO(decoded, newline=""), delimiter=separator, strict=True))
-    except csv.Error as error:
-        raise refused(f"line {len(rows) + 1} cannot be read ({error})") from None
     head = 2 if stated else 1  # line of the header
-    names = [name.strip() for name in rows[head - 1]] if len(rows) >= head else []
-    columns = f" Its columns are {listed(map(repr, names), 12)}." if names else " It is empty."
-    filled = {k: row for k, row in enumerate(rows, 1) if k >= head and any(map(str.strip, row))}
-    for line, row in filled.items():
-        if any(map(str.strip, row[len(names) :])):
-            raise refused(
-                f"line {line} has {len(row)} cells, its header (line {head}) {len(names)}"
-            )
+    cells: dict[str, Any] = {"sep": separator, "dtype": object, "na_filter": False}
+    cells |= {"header": None, "skiprows": head - 1, "skip_blank_lines": False}
+    try:  # no header: pandas takes the first cells of lines longer than it for an index
+        table = pandas.read_csv(io.StringIO(decoded, newline=""), **cells).fillna("")
+    except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
+        raise refused(f"cannot be read: {str(error).strip()}") from None
+    names = [*table.iloc[0].str.strip()]
+    known = f" in its header: {listed(map(repr, names), 12)}"
     if missing := [name for name in required if name not in names]:
-        raise refused(f"lacks {', '.join(map(repr, missing))} in its header")
+        raise refused(f"lacks {', '.join(map(repr, missing))}{known}")
     if twice := [name for name in names if name and names.count(name) > 1]:
-        raise refused(f"has {twice[0]!r} twice in its header")
-    filled.pop(head, None)
-
-    def number(name: str, line: int, cell: str) -> float:
-        try:
-            return float(cell.strip().replace(",", "." if separator != "," else ",") or "nan")
-        except ValueError:
+        raise refused(f"has {twice[0]!r} twice{known}")
+    # Rows as a spreadsheet counts them.
+    table.index = pandas.RangeIndex(len(table), name="line") + head
+    table = table.set_axis(names, axis=1).iloc[1:].replace(r"^\s+$", "", regex=True)
+    table = table[table.ne("").any(axis=1)]
+    table = table[[name for name in names if name]]
+    for name in names:
+        if not name or (name not in numbers if text is None else name in text):
+            continue
+        values = table[name].str.strip().replace("", "nan")
+        if separator != ",":
+            values = values.str.replace(",", ".")
+        wrong = pandas.to_numeric(values, errors="coerce").isna() & values.str.lower().ne("nan")
+        if wrong.any():
             raise ValueError(
-                f"{where}, line {line}: {name} must be a number, got {cell!r}. Decimal commas are "
-                "read where semicolons or tabs separate the columns."
-            ) from None
-
-    found: dict[str, list[Any]] = {
-        name: [row[place] if place < len(row) else "" for row in filled.values()]
-        for place, name in enumerate(names)
-        if name
-    }
-    floats = [name for name in found if (name in numbers if text is None else name not in text)]
-    for name in floats:
-        found[name] = [number(name, *cell) for cell in zip(filled, found[name])]
-    lines = pandas.Index([*filled], dtype="int64", name="line")
-    return pandas.DataFrame(found, lines, dtype=object).astype(dict.fromkeys(floats, "float64"))
+                f"{where}, line {wrong.idxmax()}: {name} must be a number, got "
+                f"{table.loc[wrong.idxmax(), name]!r}. Decimal commas are read where semicolons "
+                "or tabs separate the columns."
+            )
+        table[name] = values.astype(float)
+    return table
