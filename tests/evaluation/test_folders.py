@@ -229,6 +229,7 @@ REFUSED: dict[str, tuple[list[str], list[str], str, str]] = {
         *([f"{k}.wav" for k in range(20)], PAIRS),
         *("", "--references 'DIR/{mixture}/{source}.wav'"),
     ),
+    "mixtures alone": (grid("ab", ("mix", "noisy")), PAIRS, "{mixture}/{source}.wav|", "--sources"),
     "template": (
         PAIRS,
         PAIRS,

@@ -9,11 +9,13 @@ a regular expression over the names of the files; of a plain folder the usual la
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+from pandas import DataFrame
 
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.io import same_name
@@ -45,8 +47,8 @@ _MIXTURE, _ESTIMATE, _NOISE, _SOURCE, _ITEM = (
 _MOST_SOURCES = 12  # more are no sources of one mixture
 _ONLY = "speech"  # the source of a template without {source}
 
-# Mixture -> source -> path: names as io.same_name gives them, paths as io.written does.
-Files = dict[str, dict[str, str]]
+# A table of files has a row per mixture and a column per source, both in order, and in its cells
+# paths as io.written gives them, NaN where there is none; names are as io.same_name gives them.
 
 
 class Corpus(NamedTuple):
@@ -86,47 +88,45 @@ def read_folders(
     every, layout = _read_references(references, names, noisy is not None)
     truth = _chosen(every, names)
     if noisy is None:
-        mixed = {m: [own[s] for s in own if _MIXTURE(s)] for m, own in every.items()}
-        mixes = {mixture: paths[0] for mixture, paths in mixed.items() if len(paths) == 1}
+        mixed = every[[*filter(_MIXTURE, every)]].stack().dropna().droplevel(1)
+        mixes = mixed[~mixed.index.duplicated(keep=False)]
     else:
-        given = _read_estimates(noisy, "--noisy", {mixture: {_ONLY: ""} for mixture in truth})
-        mixes = {mixture: own[_ONLY] for mixture, own in given.items()}
+        like = DataFrame({_ONLY: ""}, truth.index)
+        mixes = _read_estimates(noisy, "--noisy", like)[_ONLY]
         truth = _with_noise(truth, mixes, derived or "")
     found = {
         name: _read_estimates(given, f"system {name!r}", truth) for name, given in systems.items()
     }
     if not names and noisy is None:  # noise that no system estimates, as in LibriMix
-        estimated = _names(*found.values())
-        left = _picked(truth, [s for s in _sources(truth) if s in estimated or not _NOISE(s)])
-        if [mixture for mixture in left if len(left[mixture]) > 1] == [*truth]:
-            truth = left
+        estimated = set().union(*found.values())
+        left = truth[[name for name in truth if name in estimated or not _NOISE(name)]]
+        truth = left if (left.count(axis=1) > 1).all() else truth
     problems = [problem for name, files in found.items() for problem in _gaps(name, files, truth)]
-    if lonely := [mixture for mixture in truth if len(truth[mixture]) < 2]:
+    lonely = truth[truth.count(axis=1) < 2]
+    if len(lonely):
         problems.append(
-            f"at least two sources are needed, but {_shown(lonely, 3)} have only "
-            f"{_shown(truth[lonely[0]])}. Check the template; of clean speech and its noisy "
-            "mixture, add --noisy TEMPLATE"
+            f"at least two sources are needed, but {_shown(lonely.index, 3)} have only "
+            f"{_shown(lonely.iloc[0].dropna().index)}. Check the template; of clean speech and its "
+            "noisy mixture, add --noisy TEMPLATE"
         )
     if problems:
         raise ManifestError(io.shown(references), problems)
     folder = os.path.abspath(re.split(r"[{*]", references)[0])  # which a single mixture is named by
-    mixtures = [
-        Mixture(
-            name=mixture or io.written(os.path.basename(folder)),
-            references=tuple(truth[mixture].values()),
-            systems={
-                name: tuple(map(files[mixture].get, truth[mixture]))
-                for name, files in found.items()
-                if files[mixture].keys() & truth[mixture].keys()
-            },
+    alike = {n: files.reindex_like(truth).replace({math.nan: None}) for n, files in found.items()}
+    mixtures = []
+    for mixture, row in truth.iterrows():
+        own = row.dropna()
+        made = {name: tuple(files.loc[mixture, [*own.index]]) for name, files in alike.items()}
+        entry = Mixture(
+            name=str(mixture) or io.written(os.path.basename(folder)),
+            references=tuple(own),
+            systems={name: paths for name, paths in made.items() if any(paths)},
             folder="",
             mixture=mixes.get(mixture),
-            sources=tuple(truth[mixture]),
+            sources=tuple(own.index),
         )
-        for mixture in sorted(truth, key=_natural)
-    ]
-    order = [*names, *(source for source in _sources(truth) if source not in names)]
-    return Corpus(tuple(mixtures), tuple(_notes(layout, every, truth, order, found)))
+        mixtures.append(entry)
+    return Corpus(tuple(mixtures), tuple(_notes(layout, every, truth, found)))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def read_folders(
 
 def _readings(
     given: str, whose: str, layouts: Sequence[str], known: Sequence[str] = (), only: str = _ONLY
-) -> tuple[dict[str, Files], str]:
+) -> tuple[dict[str, DataFrame], str]:
     """The files that match a template, or each of the layouts in a plain folder.
 
     Args:
@@ -149,10 +149,10 @@ def _readings(
     Returns:
         The files by layout, and the names of some, for messages.
     """
-    root, template = given, None
-    if _is_template(given):
+    root, template = given, _is_template(given)
+    if template:
         root = os.path.dirname(re.split(r"[{*]", given)[0]) or "."
-        template = same_name(io.written(os.path.relpath(given, root)).replace(os.sep, "/"))
+        layouts = [same_name(io.written(os.path.relpath(given, root)).replace(os.sep, "/"))]
     names: dict[str, str] = {}  # by path: the path below the folder
     seen: set[str] = set()
     for folder, below, files in os.walk(root, followlinks=True):
@@ -169,8 +169,7 @@ def _readings(
         none = f"no audio file ({', '.join(sorted(_SUFFIXES))}) below"
         none = none if os.path.isdir(root) else "there is no folder"
         raise ManifestError(whose, [f"{none} {io.shown(root)!r}"])
-    patterns = layouts if template is None else [template]
-    found = {pattern: _matching(names, pattern, whose, known, only) for pattern in patterns}
+    found = {layout: _matching(names, layout, whose, known, only) for layout in layouts}
     return found, _shown(names.values(), 3)
 
 
@@ -179,30 +178,35 @@ def _is_template(given: str) -> bool:
 
 
 def _matching(
-    names: Mapping[str, str], pattern: str, whose: str, known: Sequence[str], only: str
-) -> Files:
-    """The files whose names (by path) match a pattern as a whole; see :func:`_readings`."""
+    names: Mapping[str, str], layout: str, whose: str, known: Sequence[str], only: str
+) -> DataFrame:
+    """The files whose names (by path) match a layout as a whole; see :func:`_readings`."""
     # The shortest name before {mixture}, the longest mixture: song_1_vocals is song_1, vocals.
-    one = "[^/]+?" if pattern.find("{source}") < pattern.find("{mixture}") else "[^/]+"
+    one = "[^/]+?" if layout.find("{source}") < layout.find("{mixture}") else "[^/]+"
     if known:
         one = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
     kinds = {"{mixture}": "(?P<mixture>.+)", "{source}": f"(?P<source>{one})", "*": "[^/]*"}
     kinds["{folder}"] = "(?P<folder>.+)"
     expression = ""
-    for part in re.split(r"(\{\w+\}|\*)", pattern):
+    for part in re.split(r"(\{\w+\}|\*)", layout):
         expression += kinds.get(part, re.escape(part))
         if part in ("{mixture}", "{source}"):
             kinds[part] = f"(?P={part[1:-1]})"  # the same name again
-    matches, found = re.compile(expression).fullmatch, Files()
+    rows = []
     for path, name in names.items():
-        if match := matches(name):
+        if match := re.fullmatch(expression, name):
             parts = match.groupdict()
             mixture = "/".join(filter(None, map(parts.get, ("folder", "mixture"))))
-            other = found.setdefault(mixture, {}).setdefault(parts.get("source", only), path)
-            if other != path:
-                text = f"{other!r} and {path!r} have one name, so one of them must go"
-                raise ManifestError(whose, [text])
-    return found
+            rows.append((mixture, parts.get("source", only), path))
+    table = DataFrame(rows, columns=["mixture", "source", "path"], dtype=object)
+    twice = table[table.duplicated(["mixture", "source"], keep=False)]
+    if len(twice):
+        first = twice[twice["source"].eq(twice["source"].iloc[0])]["path"]
+        text = f"{first.iloc[0]!r} and {first.iloc[1]!r} have one name, so one of them must go"
+        raise ManifestError(whose, [text])
+    files = table.pivot(index="mixture", columns="source", values="path")
+    sources = sorted(files, key=lambda name: (bool(_NOISE(name)), _natural(name)))
+    return files.loc[sorted(files.index, key=_natural), sources]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -210,7 +214,7 @@ def _matching(
 # ------------------------------------------------------------------------------------------------
 
 
-def _read_references(given: str, names: Sequence[str], single: bool) -> tuple[Files, str]:
+def _read_references(given: str, names: Sequence[str], single: bool) -> tuple[DataFrame, str]:
     """The files of the references, and the layout that was read.
 
     Raises:
@@ -222,7 +226,7 @@ def _read_references(given: str, names: Sequence[str], single: bool) -> tuple[Fi
     doubts = {
         layout: _doubt(layout, files)
         for layout, files in readings.items()
-        if (files if one else 2 <= len(_sources(files)) <= _MOST_SOURCES)
+        if (len(files) if one else 2 <= len(_sources(files)) <= _MOST_SOURCES)
     }
     best = [layout for layout in doubts if doubts[layout] == min(doubts.values())]
     if len(best) == 1:
@@ -235,46 +239,39 @@ def _read_references(given: str, names: Sequence[str], single: bool) -> tuple[Fi
     raise ManifestError(io.shown(given), [text])
 
 
-def _doubt(layout: str, files: Files) -> tuple[bool, bool, bool, int]:
+def _doubt(layout: str, files: DataFrame) -> tuple[bool, bool, bool, int]:
     """How unlike a reading is to the names of test sets: the least is the one that is meant."""
     sources = _sources(files)
-    items = all(_ITEM(mixture.rsplit("/", 1)[-1]) for mixture in files)
-    mixed = any(map(_MIXTURE, _names(files)))
+    items = all(_ITEM(mixture.rsplit("/", 1)[-1]) for mixture in files.index)
     odd = not all(map(_SOURCE, sources))  # of odd names the fewer are sources
-    return odd, not (items or mixed), layout == "{source}", len(sources) if odd else 0
+    known = items or len(sources) < files.shape[1]  # or there are files called mix
+    return odd, not known, layout == "{source}", len(sources) if odd else 0
 
 
-def _chosen(files: Files, names: Sequence[str]) -> Files:
+def _chosen(files: DataFrame, names: Sequence[str]) -> DataFrame:
     """The sources that are meant, in order.
 
     These are ``names``; without, all but what is called mix or noisy, and but estimates that lie
     with their sources.
     """
-    every = _names(files)
-    if set(names) - every or len(set(names)) < len(names):
-        known = _shown(sorted(every, key=_natural))
-        text = f"--sources must name different ones of {known}, got {_shown(names)}"
+    if {*names} - {*files} or len({*names}) < len(names):
+        text = f"--sources must name different ones of {_shown(files)}, got {_shown(names)}"
         raise ManifestError("the references", [text])
-    twins = {name for name in every if (match := _ESTIMATE(name)) and match[1] in every}
-    return _picked(files, names or [name for name in _sources(files) if name not in twins])
+    twins = {name for name in files if (match := _ESTIMATE(name)) and match[1] in files}
+    sources = names or [name for name in _sources(files) if name not in twins]
+    if not sources:
+        text = f"{_shown(files)} are mixtures by their names: name the sources with --sources"
+        raise ManifestError("the references", [text])
+    return files[sources].dropna(how="all")
 
 
-def _picked(files: Files, sources: Sequence[str]) -> Files:
-    """These sources, in this order, of the mixtures that have any."""
-    picked = {
-        mixture: {source: own[source] for source in sources if source in own}
-        for mixture, own in files.items()
-    }
-    return {mixture: own for mixture, own in picked.items() if own}
-
-
-def _with_noise(truth: Files, mixes: Mapping[str, str], folder: str) -> Files:
+def _with_noise(truth: DataFrame, mixes: Mapping[str, str], folder: str) -> DataFrame:
     """The clean source of every mixture and noise = noisy - clean, written to ``folder``."""
     from torch_mapss import audio
 
-    found, problems = Files(), []
-    for mixture, own in truth.items():
-        noisy, (source, clean) = mixes.get(mixture), next(iter(own.items()))
+    found, problems = {}, []
+    for mixture, row in truth.iterrows():
+        own, noisy = row.dropna(), mixes.get(mixture)
         if noisy is None or len(own) > 1:
             problems.append(
                 f"mixture {mixture!r}: --noisy needs one clean source and one noisy file, got "
@@ -282,8 +279,8 @@ def _with_noise(truth: Files, mixes: Mapping[str, str], folder: str) -> Files:
             )
             continue
         path = os.path.join(io.make_folder(folder), f"{io.native(io.file_name(mixture))}.wav")
-        found[mixture] = {source: clean, "noise": io.written(path)}
-        given = io.native(noisy), io.native(clean)
+        found[mixture] = {**own, "noise": io.written(path)}
+        given = io.native(noisy), io.native(own.iloc[0])
         if os.path.exists(path) and os.path.getmtime(path) > max(map(os.path.getmtime, given)):
             continue
         (whole, rate), (part, other) = map(audio.load_audio, given)
@@ -296,7 +293,7 @@ def _with_noise(truth: Files, mixes: Mapping[str, str], folder: str) -> Files:
             )
     if problems:
         raise ManifestError("--noisy", problems)
-    return found
+    return DataFrame.from_dict(found, orient="index")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -304,45 +301,41 @@ def _with_noise(truth: Files, mixes: Mapping[str, str], folder: str) -> Files:
 # ------------------------------------------------------------------------------------------------
 
 
-def _read_estimates(given: str, whose: str, truth: Files) -> Files:
+def _read_estimates(given: str, whose: str, truth: DataFrame) -> DataFrame:
     """The files of a system, in the layout in which most have the name of a reference."""
-    names = sorted(_names(truth))
+    names = sorted(truth)
     speech = [name for name in names if not _NOISE(name)] or names
     layouts = (*_OF_OUTPUTS, *["{mixture}"] * (len(speech) == 1))
     readings, examples = _readings(given, whose, layouts, names, speech[0])
 
-    def paired(files: Files) -> int:
-        return sum(len(own.keys() & truth[m].keys()) for m, own in files.items() if m in truth)
+    def paired(files: DataFrame) -> int:
+        return int((files.reindex_like(truth).notna() & truth.notna()).sum(axis=None))
 
     best = max(readings.values(), key=paired)
-    if not best.keys() & truth.keys():
+    if best.index.intersection(truth.index).empty:
         text = (
             f"no file of {io.shown(given)!r} is named as a reference is: expected e.g. mixture "
-            f"{next(iter(truth))!r} with {_shown(names)}, found {examples}. Say "
+            f"{truth.index[0]!r} with {_shown(names)}, found {examples}. Say "
             "where the names are with a template: 'DIR/{mixture}/{source}.wav'"
         )
         raise ManifestError(whose, [text])
     return best
 
 
-def _gaps(name: str, files: Files, truth: Files) -> Iterator[str]:
+def _gaps(name: str, files: DataFrame, truth: DataFrame) -> Iterator[str]:
     """Mixtures that a system has not, and sources that it has elsewhere."""
-    if missing := [mixture for mixture in truth if mixture not in files]:
-        spare = files.keys() - truth.keys()
+    both = truth.loc[truth.index.isin(files.index), truth.columns.isin(files.columns)]
+    if missing := [mixture for mixture in truth.index if mixture not in both.index]:
+        spare = {*files.index} - {*both.index}
         close = [c for m in missing[:20] for c in difflib.get_close_matches(m, spare, 1, 0.8)]
         hint = f" (but has {close[0]!r})" if close else ""
         yield (
             f"system {name!r} lacks {len(missing)} of {len(truth)} mixtures: {_shown(missing, 3)}"
             f"{hint}. Check its template; where it failed, write a manifest with null"
         )
-    estimated = _names(files)
-    gaps = [
-        f"{source!r} of {mixture!r}"
-        for mixture, own in truth.items()
-        for source in own
-        if mixture in files and source in estimated - files[mixture].keys()
-    ]
-    if gaps:
+    lacks = (both.notna() & files.reindex_like(both).isna()).stack()
+    if lacks.any():
+        gaps = [f"{source!r} of {mixture!r}" for mixture, source in lacks[lacks].index]
         yield f"system {name!r} lacks {io.listed(gaps, 3)}, which it has of other mixtures"
 
 
@@ -352,41 +345,36 @@ def _gaps(name: str, files: Files, truth: Files) -> Iterator[str]:
 
 
 def _notes(
-    layout: str, every: Files, truth: Files, order: Sequence[str], systems: Mapping[str, Files]
+    layout: str, every: DataFrame, truth: DataFrame, systems: Mapping[str, DataFrame]
 ) -> Iterator[str]:
-    count = len(truth)
-    mixtures = f"{count} mixture{'' if count == 1 else 's'}"
-    yield f"references: {mixtures} of the {len(order)} sources {_shown(order)} ({layout})"
-    if aside := sorted(_names(every).difference(order), key=_natural):
-        keep = " ".join([*order, *aside])
+    counts, of = truth.count(), len(truth)
+    mixtures = f"{of} mixture{'' if of == 1 else 's'}"
+    yield f"references: {mixtures} of the {len(counts)} sources {_shown(truth)} ({layout})"
+    if aside := [name for name in every if name not in truth]:
+        keep = " ".join([*truth, *aside])
         yield f"set aside: {_shown(aside)}; --sources {keep} would take all"
-    counts = Counter(source for own in truth.values() for source in own)
-    if some := [f"{source!r} in {counts[source]}" for source in order if counts[source] < count]:
-        common = _shown(source for source in order if counts[source] == count)
+    if some := [f"{source!r} in {count}" for source, count in counts.items() if count < of]:
+        common = _shown(counts[counts == of].index)
         yield (
-            f"some mixtures lack sources ({', '.join(some)} of {count}): each is scored with its "
+            f"some mixtures lack sources ({', '.join(some)} of {of}): each is scored with its "
             f"own; all have {common or 'none in common'}"
         )
     for name, files in systems.items():
-        lacking = _shown(source for source in order if source not in _names(files))
+        lacking = _shown(source for source in truth if source not in files)
         words = [f"no estimate of {lacking}"] if lacking else []
-        if more := len(files.keys() - truth.keys()):
+        if more := (~files.index.isin(truth.index)).sum():
             words.append(f"{more} mixtures without references left out")
         if words:
             yield f"system {name!r}: {'; '.join(words)}"
 
 
-def _names(*given: Files) -> set[str]:
-    return set().union(*(own for files in given for own in files.values()))
-
-
-def _sources(files: Files) -> list[str]:
-    """Sources that occur, none that is called mix: s2 before s10, noise last."""
-    names = sorted(_names(files), key=lambda name: (bool(_NOISE(name)), _natural(name)))
-    return [name for name in names if not _MIXTURE(name)]
+def _sources(files: DataFrame) -> list[str]:
+    """All but what is called mix."""
+    return [name for name in files if not _MIXTURE(name)]
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Key that sorts s2 before s10."""
     parts = re.split(r"(\d+)", name)
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts if part)
 
