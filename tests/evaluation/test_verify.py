@@ -160,7 +160,7 @@ def test_results_of_python_need_a_scorer(
     assert command(tmp_path, "--pairs", "0") == 0
     results = load_results(tmp_path / "out")
     unlike = verify(results, lambda: small_mapss(6), pairs=1)
-    assert any(one.startswith("setting match_bank: ") for one in unlike.differences)
+    assert any(one.startswith("setting match_bank.size: 5 in") for one in unlike.differences)
     assert unlike.scored == 0
     assert any("scored again" in note for note in unlike.notes)
     stored = json.loads((path := tmp_path / "out" / "settings.json").read_text())

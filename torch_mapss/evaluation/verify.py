@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from torch_mapss.evaluation import io, pooled
-from torch_mapss.evaluation.manifest import short
+from torch_mapss.evaluation.manifest import differing, short
 from torch_mapss.evaluation.measures import present
 from torch_mapss.evaluation.options import request_of
 from torch_mapss.evaluation.protocol import protocol_id, relevant, settings_of
@@ -90,30 +90,31 @@ def verify(
         A :class:`Verification`.
     """
     stored = results.scores[results.scores["status"] != "failed"].set_index(_ROW)
-    differences, gone = _of_files(results)
-    again, unlike = _rows(_from_frames(results))
-    differences += [*unlike, *_of_table("scores.csv", stored, again, _ROUNDING)]
+    found, gone = _of_files(results)
+    again = _joined(_from_frames(results, found))
+    found += _of_table("scores.csv", stored, again, _ROUNDING)
     for file, table, below, keys in (
         ("items.csv", results.items, results.scores, _PAIR),
         ("summary.csv", results.summary, results.items, ["system"]),
     ):
         means = below.groupby(keys)[[*present(below.columns)]].mean()
-        differences += _of_table(file, table.set_index(keys), means, _ROUNDING)
+        found += _of_table(file, table.set_index(keys), means, _ROUNDING)
     files, rows = len(results.sha256) - len(gone), int(stored.index.isin(again.index).sum())
     notes = [*_without_score(results)]
     notes += [results.without_audio(gone, len(results.sha256))] if gone else []
-    scored, largest = 0, 0.0
-    if make_scorer is not None and pairs > 0:
-        scorer = make_scorer()
-        if unlike := [*_of_scorer(results, scorer)]:  # then every score differs: nothing new
-            notes.append("Nothing was scored again, as the settings differ")
-        else:
-            again, unlike = _rows(_scored_again(results, scorer, pairs))
-            own = stored[stored.index.isin(again.index)]
-            unlike += _of_table("scored again", own, again, _TOLERANCE)
-            scored, largest = len(again), _distances(own, again).to_numpy(float).max(initial=0.0)
-        differences += unlike
-    return Verification(differences, files, rows, scored, float(largest), notes)
+    if make_scorer is None or pairs < 1:
+        return Verification(found, files, rows, notes=notes)
+    scorer = make_scorer()
+    here = relevant(settings_of(scorer, request_of(results.settings)))
+    if unlike := [*differing(relevant(results.settings), here)]:  # then every score differs
+        found += [_difference(f"setting {name}", *map(short, both)) for name, *both in unlike]
+        notes.append("Nothing was scored again, as the settings differ")
+        return Verification(found, files, rows, notes=notes)
+    again = _joined(_scored_again(results, scorer, pairs, found))
+    own = stored[stored.index.isin(again.index)]
+    found += _of_table("scored again", own, again, _TOLERANCE)
+    largest = _distances(own, again).to_numpy(float).max(initial=0.0)
+    return Verification(found, files, rows, len(again), float(largest), notes)
 
 
 def _without_score(results: Results) -> Iterator[str]:
@@ -146,14 +147,6 @@ def _of_files(results: Results) -> tuple[list[str], list[str]]:
     return [_difference(what, *both) for what, both in found.items() if both[0] != both[1]], gone
 
 
-def _of_scorer(results: Results, scorer: MAPSS) -> Iterator[str]:
-    stored = relevant(results.settings)
-    here = relevant(settings_of(scorer, request_of(results.settings)))
-    for name in sorted({*stored, *here}):
-        if stored.get(name) != here.get(name):
-            yield _difference(f"setting {name}", short(stored.get(name)), short(here.get(name)))
-
-
 def _of_table(file: str, stored: DataFrame, again: DataFrame, tolerance: float) -> Iterator[str]:
     """Scores of a table that were made again under the same index, and are not the same."""
     distances = _distances(stored, again)
@@ -173,24 +166,22 @@ def _distances(stored: DataFrame, again: DataFrame) -> DataFrame:
     return found.mask(old.isna() & new.isna(), 0.0)
 
 
-def _rows(found: Iterable[DataFrame | str]) -> tuple[DataFrame, list[str]]:
-    """Rows by mixture, system and source, and what is said of those that there are not."""
+def _joined(tables: Iterable[DataFrame]) -> DataFrame:
+    """Rows by mixture, system and source."""
     import pandas
 
-    made = [*found]
-    tables = [one for one in made if not isinstance(one, str)]
-    table = pandas.concat(tables or [pandas.DataFrame(columns=_ROW)])
-    return table.set_index(_ROW), [one for one in made if isinstance(one, str)]
+    return pandas.concat([*tables] or [pandas.DataFrame(columns=_ROW)]).set_index(_ROW)
 
 
-def _from_frames(results: Results) -> Iterator[DataFrame | str]:
+def _from_frames(results: Results, differences: list[str]) -> Iterator[DataFrame]:
     """The rows of scores.csv, pooled from their frames again."""
     measures = checked_measures(results.settings.get("measures"))
     for mixture in results.mixtures:
         try:
             systems = results.frames(mixture).systems
         except ValueError as error:
-            yield _difference(f"frames of mixture {mixture!r}", "scores", str(error))
+            what = f"frames of mixture {mixture!r}"
+            differences.append(_difference(what, "scores", str(error)))
             continue
         names = np.array(results.audio(mixture).sources)
         for system, frames in systems.items():
@@ -207,7 +198,9 @@ def _scores(frames: SystemFrames, measures: tuple[str, ...]) -> Scores:
     return Scores(active, torch.empty(0), measures, **values, **defined)
 
 
-def _scored_again(results: Results, scorer: MAPSS, pairs: int) -> Iterator[DataFrame | str]:
+def _scored_again(
+    results: Results, scorer: MAPSS, pairs: int, differences: list[str]
+) -> Iterator[DataFrame]:
     """Rows of some pairs, drawn at random."""
     scored = results.scores[results.scores["status"] != "failed"]
     known = sorted({*scored[_PAIR].itertuples(index=False, name=None)})
@@ -224,7 +217,7 @@ def _scored_again(results: Results, scorer: MAPSS, pairs: int) -> Iterator[DataF
                 **request,
             )
         except (OSError, ValueError) as error:
-            where = f"mixture {mixture!r}, system {system!r}, scored again"
-            yield _difference(where, "scores", str(error))
+            what = f"mixture {mixture!r}, system {system!r}, scored again"
+            differences.append(_difference(what, "scores", str(error)))
         else:
             yield report.scores.assign(mixture_id=mixture, system=system)
