@@ -337,6 +337,9 @@ def test_names_in_two_unicode_forms_are_one(tmp_path: Path) -> None:
     outcome = score_set(save_manifest(tmp_path, entries), tmp_path / "out", measures="bleed")
     assert outcome.failures == ()
     assert len(outcome.results.summary) == 1
+    for mixture in outcome.results.mixtures:  # verify, worst and the page open them as well
+        assert Path(outcome.results.audio(mixture).references[0]).exists()
+        assert Path(outcome.results.audio(mixture).estimates["é"][0]).exists()
 
 
 # ------------------------------------------------------------------------ excerpts, channels, time

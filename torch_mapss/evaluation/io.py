@@ -49,6 +49,21 @@ def native(text: str) -> str:
     return os.fsdecode(text.encode("utf-8", errors="surrogateescape"))
 
 
+def located(folder: str, path: str) -> str:
+    """The path to open of one that is written in a manifest or in results.
+
+    Where there is no such file, but one under the other Unicode form of its name, or with slashes
+    for backslashes, it is that one.
+    """
+    forms = (
+        path,
+        *(unicodedata.normalize(x, path) for x in ("NFC", "NFD")),
+        path.replace("\\", "/"),
+    )
+    found = [native(os.path.join(folder, form)) for form in forms]
+    return next(filter(os.path.exists, found), found[0])
+
+
 def same_name(text: str) -> str:
     """``text`` in the form in which names are compared, whatever program or system wrote them.
 
@@ -92,7 +107,7 @@ def display_names(paths: Sequence[str]) -> tuple[str, ...]:
         >>> display_names(["s1/x.wav", "s2/x.wav", "y.flac"])
         ('s1/x', 's2/x', 'y')
     """
-    parts = [os.path.splitext(path.replace(os.sep, "/"))[0].split("/") for path in paths]
+    parts = [os.path.splitext(path.replace("\\", "/"))[0].split("/") for path in paths]
     counts = [
         next((k for k in range(1, len(own)) if [p[-k:] for p in parts].count(own[-k:]) == 1), 0)
         for own in parts

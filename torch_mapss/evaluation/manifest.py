@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -41,11 +40,8 @@ class Mixture(NamedTuple):
     sources: tuple[str, ...] = ()  # names of the references, if given
 
     def locate(self, path: str) -> str:
-        """The path to open; of a name in another Unicode form, that of the file that is there."""
-        made = os.path.join(self.folder, path)
-        forms = (made, *(unicodedata.normalize(form, made) for form in ("NFC", "NFD")))
-        found = map(io.native, forms)
-        return next((name for name in found if os.path.exists(name)), io.native(made))
+        """The path to open of one that is written here."""
+        return io.located(self.folder, path)
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -100,16 +96,7 @@ _EXAMPLE = (
 
 
 def read_entries(entries: Any, name: str, folder: str) -> tuple[Mixture, ...]:
-    """The mixtures of a manifest's content.
-
-    Args:
-        entries: the list.
-        name: of the manifest, for messages.
-        folder: that paths are relative to.
-
-    Raises:
-        ManifestError: everything that is wrong with it, missing files included.
-    """
+    """The mixtures of a manifest's content; its name is for messages, errors as for a file."""
     if not isinstance(entries, list) or not entries:
         text = f"must be a JSON list of mixtures, got {short(entries)}. {_EXAMPLE}"
         raise ManifestError(name, [text])
@@ -192,13 +179,9 @@ def _missing_files(mixture: Mixture) -> Iterator[str]:
     listed: list[tuple[str, str | None]] = [("references", path) for path in mixture.references]
     listed += [(f"system {s!r}", path) for s, paths in mixture.systems.items() for path in paths]
     for whose, path in (*listed, ("mixture", mixture.mixture)):
-        if path is None or os.path.isfile(mixture.locate(path)):
-            continue
-        hint, turned = "", path.replace("\\", "/")
-        if turned != path and os.path.isfile(mixture.locate(turned)):
-            hint = f" (backslashes do not separate folders here; {turned!r} is there)"
-        name = os.path.join(mixture.folder, path)
-        yield f"mixture {mixture.name!r}, {whose}: no file {name!r}{hint}"
+        if path is not None and not os.path.isfile(mixture.locate(path)):
+            name = os.path.join(mixture.folder, path)
+            yield f"mixture {mixture.name!r}, {whose}: no file {name!r}"
 
 
 def short(value: Any) -> str:
@@ -224,11 +207,11 @@ def of_one_folder(mixtures: Sequence[Mixture]) -> Sequence[Mixture]:
 
     def absolute(one: Mixture) -> Mixture:
         def path(given: Any) -> Any:
-            return None if given is None else os.path.join(os.path.abspath(one.folder), given)
+            return given and os.path.join(os.path.abspath(one.folder), given)
 
         systems = {name: tuple(map(path, paths)) for name, paths in one.systems.items()}
-        own = {"references": tuple(map(path, one.references)), "mixture": path(one.mixture)}
-        return one._replace(systems=systems, folder="", **own)
+        references = tuple(map(path, one.references))
+        return Mixture(one.name, references, systems, "", path(one.mixture), one.sources)
 
     return [*map(absolute, mixtures)]
 

@@ -279,7 +279,7 @@ class Results:
 
     def locate(self, path: str) -> str:
         """The path to open of one that is written in the tables."""
-        return io.native(os.path.join(self.root, path))
+        return io.located(self.root, path)
 
     def _entry(self, mixture_id: str) -> Mapping[str, Any]:
         if mixture_id not in self.entries:

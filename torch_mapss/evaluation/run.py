@@ -1,17 +1,8 @@
 """A whole test set: manifest in, tables out, resumable, over one process or many.
 
-From frames to one number per system, each step in a table that the next can be redone from:
-
-1. frame -> *source*: pooled over the scored frames of one estimate, ``scores.csv``;
-2. source -> *item*: mean over the estimates of one mixture and system, ``items.csv``;
-3. item -> *set*: mean over the mixtures of one system, ``summary.csv``.
-
-Undefined numbers (a silent reference, no frame with two active sources, a mixture that failed) are
-``nan``, left out of the next mean, and counted. With excerpts each score has its standard error
-over them in a column of its own, ``ps_se``.
-
-A run that was killed and started again goes on where it stopped, and writes the tables of an
-uninterrupted one, byte for byte on one machine: see :mod:`torch_mapss.evaluation.shards`.
+What is averaged in which order: :mod:`torch_mapss.evaluation`. A run that was killed and started
+again goes on where it stopped, and writes the tables of an uninterrupted one, byte for byte on one
+machine: :mod:`torch_mapss.evaluation.shards`.
 """
 
 from __future__ import annotations
@@ -125,7 +116,7 @@ def run(
     share: Share | None = None,
     quiet: bool = True,
 ) -> Outcome:
-    """Score the mixtures of a manifest and write the tables once all shares are done.
+    """Score mixtures and write the tables once all shares are done.
 
     Args:
         mixtures: of :func:`load_manifest`.
@@ -139,8 +130,7 @@ def run(
         What was found; of a share that is not the last to end, without results.
 
     Raises:
-        ValueError: ``out`` is a file, holds results of other settings, or is being written to.
-        WriteError: the results cannot be written, as on a full disk.
+        ValueError, OSError: as :func:`evaluate_set`.
         KeyboardInterrupt: with a text that says how to go on.
     """
     folder, share = io.make_folder(out), share or Share()
@@ -156,10 +146,10 @@ def run(
         _tell_start(share, [record for done in found for record in done.values()], pairs)
         if sum(lengths) >= _LONG_S:
             console.complain(_estimated(scorer, [mixture for mixture, _ in pending], whole))
-    start = 0.0
     try:
         with shards.only_run(folder, share), console.progress(sum(lengths), quiet) as bar:
-            for number, ((mixture, systems), length) in enumerate(zip(pending, lengths), 1):
+            for number, (mixture, systems) in enumerate(pending, 1):
+                start, length = sum(lengths[: number - 1]), lengths[number - 1]
 
                 def tell(done: int, of: int, start: float = start, length: float = length) -> None:
                     bar.update(start + length * done / of - bar.n)
@@ -167,7 +157,6 @@ def run(
                 bar.set_postfix_str(f"{number} of {len(pending)}: {mixture.name}", refresh=False)
                 shards.note(folder, mixture, _records(scorer, mixture, systems, folder, tell))
                 tell(1, 1)
-                start += length
     except KeyboardInterrupt:
         count = sum(len(shards.finished(folder, mixture)) for mixture in mixtures)
         raise KeyboardInterrupt(
@@ -189,11 +178,11 @@ def _storable(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _pending(mixture: Mixture, folder: str, found: Mapping[str, Record]) -> list[str]:
     """The systems that are still to be scored, those that failed included."""
-    done = {name for name, record in found.items() if not tables.failed(record)}
     try:  # frames may have been lost
-        done &= set(read_frames(frames_path(folder, mixture.name)).systems if done else ())
+        there = read_frames(frames_path(folder, mixture.name)).systems if found else {}
     except ValueError:
-        done = set()
+        there = {}
+    done = {name for name in there if name in found and not tables.failed(found[name])}
     return [system for system in mixture.systems if system not in done]
 
 
@@ -206,8 +195,8 @@ def _tell_start(share: Share, found: Sequence[Record], pairs: int) -> None:
         )
     failed = sum(map(tables.failed, found))
     if found:
-        again = f"; {failed} that failed are tried again" if failed else ""
         done = f"{len(found) - failed} of {pairs} pairs of mixture and system are done already"
+        again = f"; {failed} that failed are tried again" if failed else ""
         console.complain(done + again)
 
 
