@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
 import sys
 from pathlib import Path
-from types import ModuleType
 
-import pytest
+import soundfile
 import torch
 from torch import Tensor
 
-FOLDER = Path(__file__).parent.parent / "recipes" / "experiments"
+FOLDER = Path(__file__).parent.parent / "recipes"
+EXPERIMENTS = FOLDER / "experiments"
 RATE = 16000
 
-
-def recipe(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A script of the folder, which finds its neighbours as when it is run."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
+sys.path += [str(FOLDER), str(EXPERIMENTS)]  # scripts find their neighbours as when they are run
+recipe = importlib.import_module
 
 
 def voice(pitch: float, seed: int, seconds: float = 0.6) -> Tensor:
@@ -37,9 +28,7 @@ def voice(pitch: float, seed: int, seconds: float = 0.6) -> Tensor:
     return 0.1 * swell * tone + 0.002 * torch.randn(len(clock), generator=generator)
 
 
-def write(path: Path, wave: Tensor) -> None:
+def write(path: Path, wave: Tensor, rate: int = RATE, channels: int = 1) -> None:
     """A file, and the folders above it."""
-    import soundfile
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, wave.numpy(), RATE)
+    soundfile.write(path, wave.unsqueeze(-1).expand(-1, channels).numpy(), rate)

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import csv
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import soundfile
 import torch
+from recipe_scripts import recipe, write
 from torch import Tensor
 
 from torch_mapss.evaluation import demo
 
 SMALL = ("--bank-size", "8", "--sample-frames", "10", "--quiet")
-
-
-def write(path: Path, wave: Tensor, rate: int, channels: int = 1) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, wave.unsqueeze(-1).expand(-1, channels).numpy(), rate)
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +68,10 @@ def test_a_miniature_is_scored(
     rows: int,
     voices: tuple[Tensor, int],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "recipes"))
     arguments = build(tmp_path, *voices)
     out = tmp_path / "results"
-    assert importlib.import_module(name).main([*arguments, "--out", str(out), *SMALL]) == 0
+    assert recipe(name).main([*arguments, "--out", str(out), *SMALL]) == 0
     scores = list(csv.DictReader((out / "scores.csv").open(encoding="utf-8")))
     assert len(scores) == rows
     assert all(0.2 < float(row["clearance"]) <= 1.0 for row in scores)

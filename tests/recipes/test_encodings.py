@@ -45,8 +45,8 @@ def rated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_layers_are_encoders_of_their_own(whisper, rated, tmp_path, monkeypatch):
-    script = recipe("listeners", monkeypatch)
+def test_layers_are_encoders_of_their_own(whisper, rated, tmp_path):
+    script = recipe("listeners")
     arguments = ["--manifest", str(rated / "mapss.json"), "--ratings", str(rated / "ratings.csv")]
     arguments += ["--encoders", f"{whisper}@0", f"{whisper}@1", "--out", str(tmp_path)]
     arguments += ["--sample-frames", "3", "--bank-size", "6", "--no-rivals", "--no-variants"]
@@ -65,8 +65,8 @@ def test_layers_are_encoders_of_their_own(whisper, rated, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_overlay_of_two_encoders(rated, tmp_path, monkeypatch):
-    script = recipe("overlays", monkeypatch)
+def test_overlay_of_two_encoders(rated, tmp_path):
+    script = recipe("overlays")
     arguments = ["--manifest", str(rated / "mapss.json"), "--out", str(tmp_path)]
     found = script.main([*arguments, "--encoders", "mel", "waveform", "--system", "S0.6"])
     assert set(found) == {"mel", "waveform"}
@@ -76,7 +76,7 @@ def test_overlay_of_two_encoders(rated, tmp_path, monkeypatch):
 
 
 def test_a_random_twin_is_drawn_anew_and_alike(tmp_path, monkeypatch):
-    script = recipe("untrained", monkeypatch)
+    script = recipe("untrained")
     small = {"d_model": 16, "encoder_layers": 2, "heads": 2}
     monkeypatch.setitem(script.SHAPES, "whisper-tiny.en", ("whisper", small))
     folders = [script.main(["whisper-tiny.en", str(tmp_path / name)]) for name in "ab"]
@@ -86,7 +86,7 @@ def test_a_random_twin_is_drawn_anew_and_alike(tmp_path, monkeypatch):
     assert a.sample_rate == 16000
 
 
-def test_every_published_shape_is_known(monkeypatch):
-    script = recipe("untrained", monkeypatch)
+def test_every_published_shape_is_known():
+    script = recipe("untrained")
     known = {row.name for row in script.encoder_table()}
     assert set(script.SHAPES) <= known

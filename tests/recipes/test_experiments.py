@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from recipe_scripts import RATE, recipe, voice, write
+from recipe_scripts import EXPERIMENTS, RATE, recipe, voice, write
 from torch import Tensor
 
 from torch_mapss.functional import gammaincc
@@ -61,13 +61,8 @@ def page_of(folder: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-# ------------------------------------------------------------------------------------------------
-# Toolkit
-# ------------------------------------------------------------------------------------------------
-
-
-def test_rows_survive_a_kill_and_refuse_other_settings(tmp_path, monkeypatch):
-    toolkit = recipe("toolkit", monkeypatch)
+def test_rows_survive_a_kill_and_refuse_other_settings(tmp_path):
+    toolkit = recipe("toolkit")
     rows = toolkit.Rows(tmp_path, ("a", "b"), ("x",), {"every": 1})
     rows.add("one", 0.1, x=1.5)
     rows.add("two, really", 1 / 3, x=math.nan)
@@ -85,8 +80,8 @@ def test_rows_survive_a_kill_and_refuse_other_settings(tmp_path, monkeypatch):
         toolkit.Rows(tmp_path, ("a", "b"), ("x",), {"every": 2})
 
 
-def test_manifests_of_both_layouts_are_read(speech, rated, tmp_path, monkeypatch):
-    toolkit = recipe("toolkit", monkeypatch)
+def test_manifests_of_both_layouts_are_read(speech, rated, tmp_path):
+    toolkit = recipe("toolkit")
     parser = toolkit.parser("", scoring=False)
     options = parser.parse_args(["--manifest", str(speech), "--out", "x"])
     pairs = list(toolkit.load_mixtures(options, RATE))
@@ -108,8 +103,8 @@ def test_manifests_of_both_layouts_are_read(speech, rated, tmp_path, monkeypatch
         next(toolkit.load_mixtures(options, RATE))
 
 
-def test_a_page_says_how_it_was_made_and_not_where(tmp_path, monkeypatch):
-    toolkit = recipe("toolkit", monkeypatch)
+def test_a_page_says_how_it_was_made_and_not_where(tmp_path):
+    toolkit = recipe("toolkit")
     manifest = tmp_path / "speech" / "manifest.json"
     words = ["leakage", "--manifest", str(manifest), "--out", str(tmp_path / "x"), "--steps", "3"]
     head = "\n".join(toolkit.page_head("Title", tmp_path / "sweeps.py", words, "Text."))
@@ -120,13 +115,8 @@ def test_a_page_says_how_it_was_made_and_not_where(tmp_path, monkeypatch):
     assert str(tmp_path) not in head
 
 
-# ------------------------------------------------------------------------------------------------
-# Made-up outputs
-# ------------------------------------------------------------------------------------------------
-
-
-def test_made_up_outputs_are_what_they_are_called(monkeypatch):
-    script = recipe("signals", monkeypatch)
+def test_made_up_outputs_are_what_they_are_called():
+    script = recipe("signals")
     references = torch.stack([voice(110.0, 0), voice(190.0, 1), voice(150.0, 2)])
     target, others = references[0], references[1:].sum(0)
     torch.testing.assert_close(script.leakage(references, RATE, 0.5), target + 0.5 * others)
@@ -143,15 +133,15 @@ def test_made_up_outputs_are_what_they_are_called(monkeypatch):
     torch.testing.assert_close(late[160:], target[:-160])
     masked = script.ratio_mask(references, RATE, 0.0)
     assert (masked - target).norm() < (references.sum(0) - target).norm()
-    behaviours = recipe("behaviours", monkeypatch).BEHAVIOURS
+    behaviours = recipe("behaviours").BEHAVIOURS
     for name, (maker, amount) in behaviours.items():
         made = maker(references, RATE, amount)
         assert made.shape == target.shape, name
         assert bool(made.isfinite().all()), name
 
 
-def test_lost_packets_are_nested_and_length_stays(monkeypatch):
-    script = recipe("signals", monkeypatch)
+def test_lost_packets_are_nested_and_length_stays():
+    script = recipe("signals")
     wave = torch.arange(16000.0)
     few, many = (script.drop(wave, RATE, share) for share in (0.1, 0.2))
     assert len(few) == 14400
@@ -168,7 +158,7 @@ def test_lost_packets_are_nested_and_length_stays(monkeypatch):
 
 @pytest.mark.slow
 def test_sweeps_go_on_where_they_stopped(speech, tmp_path, monkeypatch):
-    script = recipe("sweeps", monkeypatch)
+    script = recipe("sweeps")
     arguments = ["leakage", "phase", "delay", "aligned", "--manifest", str(speech)]
     arguments += ["--out", str(tmp_path), "--steps", "2", *SMALL]
     rows = script.main(arguments)
@@ -188,8 +178,8 @@ def test_sweeps_go_on_where_they_stopped(speech, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_behaviours_of_two_and_three_talkers(speech, tmp_path, monkeypatch):
-    script = recipe("behaviours", monkeypatch)
+def test_behaviours_of_two_and_three_talkers(speech, tmp_path):
+    script = recipe("behaviours")
     rows = script.main(
         ["--manifest", str(speech), "--out", str(tmp_path), "--mixtures", "1", *SMALL]
     )
@@ -207,8 +197,8 @@ def test_behaviours_of_two_and_three_talkers(speech, tmp_path, monkeypatch):
     assert float(both[0]["clearance"]) < 0.05
 
 
-def test_surfaces(tmp_path, monkeypatch):
-    script = recipe("surfaces", monkeypatch)
+def test_surfaces(tmp_path):
+    script = recipe("surfaces")
     ps, *pm = script.main(["--points", "12", "--out", str(tmp_path)])
     assert float(ps.values[3, 3]) == 0.5
     assert [surface.title for surface in pm] == ["PM, θ = 1", "PM, a = 1", "PM, k = 1"]
@@ -219,14 +209,9 @@ def test_surfaces(tmp_path, monkeypatch):
     torch.testing.assert_close(pm[1].values[7, 4], gammaincc(shape, 1.0 / scale))
 
 
-# ------------------------------------------------------------------------------------------------
-# Rivals
-# ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_rivals_know_a_good_output_from_a_bad_one(monkeypatch):
-    script = recipe("rivals", monkeypatch)
+def test_rivals_know_a_good_output_from_a_bad_one():
+    script = recipe("rivals")
     ann, bob = voice(110.0, 0, 4.0), voice(180.0, 1, 4.0)
     noise = 0.03 * torch.randn(len(ann), generator=torch.Generator().manual_seed(5))
     names = ("stoi", "si_sdr", "sdr", "sir", "sar", "ci_sdr", "mcd")
@@ -238,8 +223,8 @@ def test_rivals_know_a_good_output_from_a_bad_one(monkeypatch):
     assert script.mcd(ann, references, RATE) == 0.0
 
 
-def test_a_rival_that_fails_leaves_a_nan_and_says_so(capsys, monkeypatch):
-    script = recipe("rivals", monkeypatch)
+def test_a_rival_that_fails_leaves_a_nan_and_says_so(capsys):
+    script = recipe("rivals")
 
     def broken(estimate: Tensor, references: Tensor, rate: int) -> float:
         raise RuntimeError("no utterance found")
@@ -250,13 +235,8 @@ def test_a_rival_that_fails_leaves_a_nan_and_says_so(capsys, monkeypatch):
     assert "no utterance found" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------
-# Frames
-# ------------------------------------------------------------------------------------------------
-
-
-def test_mutual_information_is_that_of_danon(monkeypatch):
-    script = recipe("frames", monkeypatch)
+def test_mutual_information_is_that_of_danon():
+    script = recipe("frames")
     rng = np.random.default_rng(0)
     x = rng.uniform(size=4000)
     assert script.nmi(x, x, 10) == pytest.approx(1.0)
@@ -272,8 +252,8 @@ def test_mutual_information_is_that_of_danon(monkeypatch):
 
 
 @pytest.mark.slow
-def test_histograms_and_mutual_information_of_frames(speech, tmp_path, monkeypatch):
-    script = recipe("frames", monkeypatch)
+def test_histograms_and_mutual_information_of_frames(speech, tmp_path):
+    script = recipe("frames")
     arguments = ["--manifest", str(speech), "--out", str(tmp_path), "--bank-size", "20"]
     found = script.main([*arguments, "--bins", "4"])["mel"]
     assert len(found["ps"]) == len(found["clearance_tail"]) > 0
@@ -284,13 +264,8 @@ def test_histograms_and_mutual_information_of_frames(speech, tmp_path, monkeypat
         assert (tmp_path / f"{name}.png").stat().st_size > 3000
 
 
-# ------------------------------------------------------------------------------------------------
-# With ratings
-# ------------------------------------------------------------------------------------------------
-
-
-def test_correlations_by_track_and_their_differences(tmp_path, monkeypatch):
-    script = recipe("rated", monkeypatch)
+def test_correlations_by_track_and_their_differences(tmp_path):
+    script = recipe("rated")
     lines = ["track,system,question,mean_rating,group"]
     rows = []
     for track in range(6):
@@ -312,8 +287,8 @@ def test_correlations_by_track_and_their_differences(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_one_page_of_all_measures_against_listeners(rated, tmp_path, monkeypatch):
-    script = recipe("listeners", monkeypatch)
+def test_one_page_of_all_measures_against_listeners(rated, tmp_path):
+    script = recipe("listeners")
     arguments = [*rated, "--out", str(tmp_path), "--encoders", "mel", "waveform"]
     arguments += ["--sample-frames", "4", "--bank-size", "6", "--no-rivals"]
     found = script.main(arguments)
@@ -323,14 +298,12 @@ def test_one_page_of_all_measures_against_listeners(rated, tmp_path, monkeypatch
     for part in ("## interference", "| t0 voice |", "| PS | mel | 1.00 |", "| ref | 4 | 1.00 |"):
         assert part in page, part
     assert "without a map" in page
-    together = recipe("listeners", monkeypatch).main(
-        [*arguments, "--no-variants", "--unit", "group"]
-    )
+    together = recipe("listeners").main([*arguments, "--no-variants", "--unit", "group"])
     assert len(together["scores"]) == 28
 
 
-def test_every_family_is_left_out_once_and_the_next_one_overdone(monkeypatch):
-    script = recipe("banks", monkeypatch)
+def test_every_family_is_left_out_once_and_the_next_one_overdone():
+    script = recipe("banks")
     found = script.configurations()
     assert len(found) == 14
     assert found["original"] == (None, None)
@@ -345,7 +318,7 @@ def test_every_family_is_left_out_once_and_the_next_one_overdone(monkeypatch):
 
 @pytest.mark.slow
 def test_banks(rated, tmp_path, monkeypatch):
-    script = recipe("banks", monkeypatch)
+    script = recipe("banks")
     few = dict(list(script.configurations().items())[:3])
     monkeypatch.setattr(script, "configurations", lambda: few)
     script.main([*rated, "--out", str(tmp_path), "--sample-frames", "4"])
@@ -353,8 +326,8 @@ def test_banks(rated, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_late_outputs(rated, tmp_path, monkeypatch):
-    script = recipe("delays", monkeypatch)
+def test_late_outputs(rated, tmp_path):
+    script = recipe("delays")
     rows = script.main([*rated, "--out", str(tmp_path), *SMALL, "--ms", "0", "100"])
     assert len(rows) == 2 * 4 * 3
     assert rows.mean("fidelity", ms=0.0) > rows.mean("fidelity", ms=100.0) + 0.1
@@ -366,8 +339,8 @@ def test_late_outputs(rated, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_errors_of_correlations(rated, tmp_path, monkeypatch):
-    script = recipe("errors", monkeypatch)
+def test_errors_of_correlations(rated, tmp_path):
+    script = recipe("errors")
     small = ["--bank-size", "8", "--sample-frames", "6"]
     lines = script.main([*rated, "--out", str(tmp_path), *small])
     assert len(lines) == 3 * 2 * 2  # measures, conventions of scores, kinds of bounds
@@ -378,16 +351,11 @@ def test_errors_of_correlations(rated, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_draws_of_banks(rated, tmp_path, monkeypatch):
-    script = recipe("bank_draws", monkeypatch)
+    script = recipe("bank_draws")
     monkeypatch.setattr(script, "DRAWS", 9)
     lines = script.main([*rated[:2], "--out", str(tmp_path), "--sample-frames", "3"])
     spread = [float(line[3]) for line in lines if line[2] == "clearance"]
     assert spread[0] > spread[2] > 0.0  # of 10 and of 35
-
-
-# ------------------------------------------------------------------------------------------------
-# SEBASS
-# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -409,8 +377,8 @@ def sebass(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_folders_become_manifests_of_the_papers_scenarios(sebass, monkeypatch):
-    script = recipe("sebass", monkeypatch)
+def test_folders_become_manifests_of_the_papers_scenarios(sebass):
+    script = recipe("sebass")
     found = script.files_of(sebass, script.LAYOUT)
     assert len(found) == 7 * 4
     rules = {**script.LAYOUT["scenarios"], **script.MULTILINGUAL}
@@ -426,8 +394,8 @@ def test_folders_become_manifests_of_the_papers_scenarios(sebass, monkeypatch):
 
 
 @pytest.mark.slow
-def test_table_1_is_one_command(sebass, tmp_path, monkeypatch):
-    script = recipe("sebass", monkeypatch)
+def test_table_1_is_one_command(sebass, tmp_path):
+    script = recipe("sebass")
     arguments = ["--root", str(sebass), "--ratings", str(sebass / "ratings.csv")]
     arguments += ["--out", str(tmp_path), "--encoders", "mel", "--sample-frames", "4"]
     header, lines = script.main([*arguments, "--bank-size", "6", "--no-rivals"])
@@ -436,23 +404,12 @@ def test_table_1_is_one_command(sebass, tmp_path, monkeypatch):
     assert cells["PS"][0] == "100.00"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sweeps",
-        "behaviours",
-        "surfaces",
-        "banks",
-        "delays",
-        "frames",
-        "rivals",
-        "listeners",
-        "sebass",
-    ]
-    + ["overlays", "errors", "untrained", "bank_draws"],
-)
-def test_every_script_explains_itself(name, monkeypatch, capsys):
-    script = recipe(name, monkeypatch)
+SCRIPTS = [p.stem for p in sorted(EXPERIMENTS.glob("*.py")) if "\ndef main" in p.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_script_explains_itself(name, capsys):
+    script = recipe(name)
     with pytest.raises(SystemExit) as done:
         script.main(["--help"])
     assert done.value.code == 0

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+from recipe_scripts import recipe
 from separations import leaky, small_mapss, sources, write_all
 
 from torch_mapss import evaluate
 from torch_mapss.evaluation.results import load_results, records
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "toolkit_scoring.py"
+scoring = recipe("toolkit_scoring")
 
 
-@pytest.fixture(scope="module")
-def recipe() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("toolkit_scoring", RECIPE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_speechbrain_batches(recipe: ModuleType) -> None:
+def test_speechbrain_batches() -> None:
     mapss = small_mapss()
     targets = torch.stack([sources(2, 0.3, seed=k) for k in range(2)])
     made = torch.stack([leaky(truth, 0.3) for truth in targets])
-    rows = recipe.speechbrain_scores(made.mT.requires_grad_(), targets.mT, 16_000, mapss)
+    rows = scoring.speechbrain_scores(made.mT.requires_grad_(), targets.mT, 16_000, mapss)
     for row, estimate, truth in zip(rows, made, targets):
         report = evaluate(estimates=estimate.detach(), references=truth, mapss=mapss)
         assert row["mapss_ps"] == report.means()["ps"]
@@ -38,26 +27,22 @@ def test_speechbrain_batches(recipe: ModuleType) -> None:
 
 def lists(folder: Path, kind: str, waves: dict[str, torch.Tensor]) -> list[str]:
     """Kaldi lists, one per speaker."""
-    lines: list[list[str]] = [[], []]
+    paths = [folder / f"{kind}{place}.scp" for place in (0, 1)]
     for key, pair in waves.items():
-        for place, path in enumerate(write_all(folder / kind / key, pair)):
-            lines[place].append(f"{key} {path}")
-    paths = []
-    for place in (0, 1):
-        path = folder / f"{kind}{place}.scp"
-        path.write_text("\n".join(lines[place]) + "\n", encoding="utf-8")
-        paths.append(str(path))
-    return paths
+        for scp, path in zip(paths, write_all(folder / kind / key, pair)):
+            with scp.open("a", encoding="utf-8") as file:
+                file.write(f"{key} {path}\n")
+    return [str(path) for path in paths]
 
 
-def test_espnet_lists(recipe: ModuleType, tmp_path: Path) -> None:
+def test_espnet_lists(tmp_path: Path) -> None:
     truth = {f"utt{k}": sources(2, 0.3, seed=k) for k in range(2)}
     made = {key: leaky(waves, 0.2) for key, waves in truth.items()}
     made["utt1"] = made["utt1"].flip(0)  # comes in the other order
     arguments = ["--ref-scp", *lists(tmp_path, "ref", truth)]
     arguments += ["--inf-scp", *lists(tmp_path, "inf", made)]
     arguments += ["--out", str(tmp_path / "out"), "--encoder", "mel", "--system", "net"]
-    assert recipe.main([*arguments, "--bank-size", "5", "--quiet"]) == 0
+    assert scoring.main([*arguments, "--bank-size", "5", "--quiet"]) == 0
     results = load_results(tmp_path / "out")
     assert results.systems == ("net",)
     assert [row["source_index"] for row in records(results.scores)] == [0, 1, 1, 0]
@@ -65,10 +50,10 @@ def test_espnet_lists(recipe: ModuleType, tmp_path: Path) -> None:
     assert min(row["ps"] for row in records(results.scores)) > 0.7  # attributed rightly
 
 
-def test_lists_that_do_not_fit(recipe: ModuleType, tmp_path: Path) -> None:
+def test_lists_that_do_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "a.scp"
     path.write_text("u1 sox in.wav -t wav - |\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="expected KEY PATH"):
-        recipe.read_scp(path)
+        scoring.read_scp(path)
     with pytest.raises(SystemExit, match=r"lacks 1 of the keys, e\.g\. 'u2'"):
-        recipe.manifest_of([{"u1": "a", "u2": "b"}, {"u1": "a"}], [{}, {}], "x")
+        scoring.manifest_of([{"u1": "a", "u2": "b"}, {"u1": "a"}], [{}, {}], "x")

@@ -5,52 +5,25 @@ from __future__ import annotations
 import csv
 import importlib.util
 import math
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor
+from recipe_scripts import recipe, voice, write
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-
-
-@pytest.fixture(autouse=True)
-def neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(RECIPES)  # one recipe imports another
-
-
-def recipe(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # pickles look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def voice(pitch: float, seed: int, samples: int = 16000) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    clock = torch.arange(samples) / 16000
-    tone = sum((math.tau * k * pitch * clock).sin() / k for k in range(1, 6))
-    swell = 0.2 + (math.tau * 3 * clock + seed).sin().square()
-    return 0.1 * swell * tone + 0.002 * torch.randn(samples, generator=generator)
+train, tune = recipe("train_separator"), recipe("finetune_convtasnet")
 
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory) -> Path:
     """Two talkers."""
-    import soundfile
-
     folder = tmp_path_factory.mktemp("speech")
     for place, talker in enumerate(("low", "high")):
         for take in range(2):
-            wave = voice(110.0 * (place + 1) + 3 * take, 10 * place + take)
-            soundfile.write(folder / f"{talker}_{take}.wav", wave.numpy(), 16000)
+            wave = voice(110.0 * (place + 1) + 3 * take, 10 * place + take, 1.0)
+            write(folder / f"{talker}_{take}.wav", wave)
     return folder
 
 
@@ -66,7 +39,6 @@ def call(speech: Path, out: Path, *more: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_page_has_every_loss_and_every_measure(speech, tmp_path):
-    train = recipe("train_separator")
     text = train.main(call(speech, tmp_path, "--seeds", "0", "1", "2"))
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     means, changes = lines[: len(train.LOSSES) + 3], lines[len(train.LOSSES) + 3 :]
@@ -93,7 +65,6 @@ def test_the_page_has_every_loss_and_every_measure(speech, tmp_path):
 
 
 def test_quick_settings_and_defaults_in_the_help(speech, tmp_path, capsys):
-    train = recipe("train_separator")
     options = train.arguments(["--speech", "x", "--out", "y", "--quick"])
     assert (options.steps, options.batch, options.test_mixtures) == (20, 4, 4)
     with pytest.raises(SystemExit):
@@ -106,7 +77,6 @@ def test_quick_settings_and_defaults_in_the_help(speech, tmp_path, capsys):
 def test_the_interferer_rises_when_the_trigger_fires(speech, tmp_path, capsys, monkeypatch):
     from torch_mapss.curriculum import FrameTrigger, Quantile
 
-    train = recipe("train_separator")
     easy = FrameTrigger(Quantile("ps", 0.5, above=0.0), patience=2)
     monkeypatch.setattr(train, "FrameTrigger", lambda *conditions, **options: easy)
     options = ["--losses", "si_sdr", "--curriculum", "--target", "low", "--steps", "4"]
@@ -121,7 +91,6 @@ def test_the_interferer_rises_when_the_trigger_fires(speech, tmp_path, capsys, m
 
 
 def test_levels_stop_at_the_top():
-    train = recipe("train_separator")
     curriculum = train.Curriculum(rising=True)
     curriculum.lowest, curriculum.highest = -8.0, -2.0
     said = [curriculum.check({"ps": [0.9]}) for _ in range(6)]
@@ -131,7 +100,6 @@ def test_levels_stop_at_the_top():
 
 
 def test_pools_of_one_seed_give_equal_mixtures_whatever_is_prepared(speech):
-    train = recipe("train_separator")
     options = train.arguments(call(speech, Path("x")))
     voices = train.load_voices(str(speech))
     assert sorted(voices) == ["high", "low"]
@@ -152,7 +120,6 @@ def test_pools_of_one_seed_give_equal_mixtures_whatever_is_prepared(speech):
 
 
 def test_held_out_results_come_from_whole_banks(speech, tmp_path):
-    train = recipe("train_separator")
     voices = train.load_voices(str(speech))
     options = train.arguments(call(speech, tmp_path, "--target", "low"))
     held = train.HeldOut(voices, options)
@@ -168,7 +135,6 @@ def test_held_out_results_come_from_whole_banks(speech, tmp_path):
 
 
 def test_what_the_recipe_refuses(speech, tmp_path):
-    train = recipe("train_separator")
     with pytest.raises(SystemExit, match="--target must be one of"):
         train.main(["--speech", str(speech), "--out", str(tmp_path), "--target", "bass"])
     with pytest.raises(SystemExit, match="at least two talkers"):
@@ -176,7 +142,6 @@ def test_what_the_recipe_refuses(speech, tmp_path):
 
 
 def test_validation_never_sees_the_test():
-    train = recipe("train_separator")
     marks = {"a": list(range(8)), "b": list(range(4))}
     learnt, held = train.split(marks)
     assert learnt == {"a": [0, 1, 2, 3, 4, 5], "b": [0, 1, 2]}
@@ -190,7 +155,6 @@ def test_validation_never_sees_the_test():
 
 @pytest.mark.parametrize("start", ["scratch", "checkpoint"])
 def test_fine_tuning_conv_tasnet(speech, tmp_path, capsys, start):
-    tune = recipe("finetune_convtasnet")
     small = ["--size", "tiny", "--steps", "2", "--batch", "2", "--seconds", "0.4", "--pool", "3"]
     small += ["--refresh", "1", "--test-mixtures", "2", "--speech", str(speech)]
     if start == "checkpoint":
@@ -208,7 +172,6 @@ def test_fine_tuning_conv_tasnet(speech, tmp_path, capsys, start):
 
 
 def test_a_network_of_another_rate_gives_signals_of_the_same_length(speech):
-    tune = recipe("finetune_convtasnet")
     model = tune.Separator(torch.nn.Conv1d(1, 2, 1), rate=8000)
     assert model(torch.randn(3, 6401)).shape == (3, 2, 6401)
 
@@ -216,7 +179,7 @@ def test_a_network_of_another_rate_gives_signals_of_the_same_length(speech):
 def test_recombined_banks_score_as_banks_made_of_the_new_mixtures():
     banks = {f"{k}_bank": DistortionBank(k, size=8) for k in ("separation", "match")}
     mapss = MAPSS("mel", **banks)
-    slots = [(voice(100 + 40 * i, i, 8000), voice(300 + 50 * i, 9 + i, 8000)) for i in range(3)]
+    slots = [(voice(100 + 40 * i, i, 0.5), voice(300 + 50 * i, 9 + i, 0.5)) for i in range(3)]
     pairs = torch.stack([torch.stack(pair) for pair in slots])
     pairs[1, 1, :4000] = 0.0
     joined = ReferenceBank.join([mapss.prepare(pair[None]) for pair in pairs])

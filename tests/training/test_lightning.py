@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import importlib.util
 import math
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from recipe_scripts import recipe
 from test_metrics import SAMPLES, Stub, pair, small, waveforms
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -31,7 +31,6 @@ from torch_mapss.metrics import (  # noqa: E402
 from torch_mapss.training.curriculum import Fraction, Quantile  # noqa: E402
 from torch_mapss.training.lightning import CurriculumCallback  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
 QUIET = {
     "accelerator": "cpu",
     "devices": 1,
@@ -40,16 +39,6 @@ QUIET = {
     "log_every_n_steps": 1,
 }
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def recipe() -> Any:
-    spec = importlib.util.spec_from_file_location(
-        "recipe", ROOT / "recipes/lightning_separation.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["recipe"] = module  # spawned processes and pickles look it up
-    spec.loader.exec_module(module)
-    return module
 
 
 def column(path: Path, name: str) -> list[float]:
@@ -223,7 +212,7 @@ SMALL = [text for name, value in SIZES.items() for text in (f"--{name}", str(val
 
 @pytest.mark.slow
 def test_recipe_logs_fires_and_resumes(tmp_path):
-    module = recipe()
+    module = recipe("lightning_separation")
     trainer = module.main([*SMALL, "--epochs", "2", "--out", str(tmp_path / "a")])
     log = tmp_path / "a/log/version_0/metrics.csv"
     for name in ("clearance", "fidelity", "ps", "pm", "log_pm"):
