@@ -1,6 +1,6 @@
 """An independent oracle of clearance and fidelity: float64 NumPy/SciPy, one output of one frame.
 
-Written from the definition alone: explicit powers of P, ``scipy.optimize.nnls``, plain loops.
+Written from the definition alone: explicit powers of P, ``scipy.optimize.nnls``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from oracle import diffusion_map
 from scipy.optimize import nnls
 
 Array = NDArray[np.float64]
@@ -27,16 +28,8 @@ UNDEFINED = Pair(np.nan, np.nan, np.nan)
 
 def diffusion_points(points: Array, alpha: float = 1.0, time: int = 1) -> Array:
     """(N, M) -> (N, N): rows of P^t over √π, whose distances are the diffusion distances."""
-    n = len(points)
-    squared = np.array([[np.sum((a - b) ** 2) for b in points] for a in points])
-    bandwidth = np.median([squared[i, j] for i in range(n) for j in range(i + 1, n)])
-    kernel = np.exp(-squared / bandwidth)
-    density = kernel.sum(1)
-    kernel = kernel / np.outer(density, density) ** alpha
-    degree = kernel.sum(1)
-    transition = kernel / degree[:, None]
-    stationary = degree / degree.sum()
-    return np.linalg.matrix_power(transition, time) / np.sqrt(stationary)
+    m = diffusion_map(points, alpha)
+    return np.linalg.matrix_power(m.transition, time) / np.sqrt(m.stationary)
 
 
 def pair(
@@ -61,18 +54,15 @@ def pair(
     points = [output, references[own], *(references[j] for j in rest)]
     if others is not None and len(rest) > 1:
         points.append(others[own])
-    foreign = range(2, len(points))
+    foreign = slice(2, len(points))
     for j in range(s):
         points += [distortions[j, k] for k in range(p) if active[j] and mask[j, k]]
     psi = diffusion_points(np.array(points), alpha, time)
-    e = psi[0] - psi[1]
-    u = np.array([psi[j] - psi[1] for j in foreign])
+    e, u = psi[0] - psi[1], psi[foreign] - psi[1]
     length = np.linalg.norm(u, axis=1)
     if length.min() < 1e-10:
         return UNDEFINED
-    apart = np.array([np.linalg.norm(psi[0] - psi[j]) for j in foreign])
-    clearance = min(1.0, float(np.min(apart / length)))
-    _, residual = nnls(u.T, e)
-    ratio = float(residual / length.min())
+    clearance = min(1.0, float(np.min(np.linalg.norm(e - u, axis=1) / length)))
+    ratio = float(nnls(u.T, e)[1] / length.min())
     fidelity = max(0.0, 1.0 - ratio) if clearance >= 0.1 else np.nan
     return Pair(clearance, fidelity, ratio)

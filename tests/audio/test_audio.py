@@ -103,9 +103,6 @@ def sine(sections: list[tuple[float, float]], rate: int, hertz: float = 1000.0) 
     return amplitude * torch.sin(2 * math.pi * hertz * t)
 
 
-# --- K-weighting and integrated loudness ------------------------------------------------------
-
-
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_k_weighting_equals_the_recursion(rate: int, dtype: torch.dtype, tolerance: float) -> None:
@@ -278,9 +275,6 @@ def test_batching_equals_looping(shape: tuple[int, ...]) -> None:
     assert audio.normalize_loudness(batch.reshape(rows, -1)[:0], 8000).shape == (0, x.shape[-1])
 
 
-# Gradients --------------------------------------------------------------------------------------
-
-
 def short_signal(kind: str) -> Tensor:
     """0.6 s at 8 kHz is 3 blocks."""
     x = 0.1 * noise(4800, seed=5)
@@ -313,9 +307,6 @@ def test_gradients_against_differences(kind: str) -> None:
     assert abs(float((g * x).sum())) < 1e-9 * float(g.norm() * x.norm())
 
 
-# Errors -----------------------------------------------------------------------------------------
-
-
 def test_loudness_refuses_what_it_cannot_measure() -> None:
     x = noise(2, 800)
     x[1, 7] = torch.nan
@@ -332,9 +323,6 @@ def test_loudness_refuses_what_it_cannot_measure() -> None:
     for name, value in (("peak", 0), ("target", math.nan)):
         with pytest.raises(ValueError, match=name):
             audio.normalize_loudness(x[0], 16000, **{name: value})
-
-
-# --- Waveforms, channels, rates ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -419,9 +407,6 @@ def test_rates_must_be_whole_and_workable() -> None:
     with pytest.raises(ValueError, match="no common divisor"):
         audio.resample(x, 44100, 44101)
     assert audio.resample(x, np.int64(8000), np.int32(16000)).shape == (200,)  # type: ignore[arg-type]
-
-
-# --- Files ------------------------------------------------------------------------------------
 
 
 def write(path: Path, seconds: float = 0.5, channels: int = 2, **kwargs: str) -> np.ndarray:
@@ -607,9 +592,6 @@ def test_names_outside_ascii_in_the_c_locale_and_a_light_import(tmp_path: Path) 
     assert done.stdout.split() == ["[]", "16000"], done.stderr
 
 
-# --- Frames -----------------------------------------------------------------------------------
-
-
 @given(st.integers(0, 3000), st.integers(1, 500), st.integers(1, 500))
 @settings(max_examples=100, deadline=None)
 def test_frames_are_those_that_fit(samples: int, receptive_field: int, hop: int) -> None:
@@ -672,9 +654,6 @@ def test_frame_arguments() -> None:
     ):
         with pytest.raises(error, match=words):
             call()
-
-
-# --- SI-SDR and matching ----------------------------------------------------------------------
 
 
 def test_si_sdr_of_a_known_ratio_and_by_its_definition() -> None:
@@ -765,9 +744,6 @@ def test_matching_refuses_what_does_not_fit() -> None:
         audio.si_sdr(torch.ones(2, 9), torch.ones(9))
 
 
-# --- Devices ----------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_device_gives_the_same_numbers() -> None:
     x = torch.stack([speech_like(2, 16000, seed=k) for k in range(3)]).float()
@@ -778,9 +754,6 @@ def test_the_device_gives_the_same_numbers() -> None:
     )
     assert torch.equal(audio.source_activity(y, 400, 320).cpu(), audio.source_activity(x, 400, 320))
     assert audio.match_sources(y[[1, 0]], y).device == y.device
-
-
-# --- Offsets ----------------------------------------------------------------------------------
 
 
 def test_a_constant_offset_makes_no_silence_active_and_nothing_louder() -> None:

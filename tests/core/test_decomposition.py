@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import oracle_decomposition as oracle
 import pytest
@@ -23,6 +21,7 @@ from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
 
 MEASURES = {"clearance": F.clearance, "fidelity": F.fidelity}
+each_measure = pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
 
 
 def scene(*lead: int, sources: int = 2, distortions: int = 7, features: int = 6, seed: int = 0):
@@ -121,8 +120,8 @@ def test_reference_has_one_and_one_and_another_source_has_zero():
         assert (found["fidelity"] == clearance).all()
 
 
-@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
-def test_order_position_and_scale_do_not_matter(measure):
+@each_measure
+def test_order_position_and_scale_and_other_outputs_do_not_matter(measure):
     y, r, d, others = scene(2, sources=4)
     expected = measure(y, r, d, others=others)
     order = [2, 0, 3, 1]
@@ -130,18 +129,11 @@ def test_order_position_and_scale_do_not_matter(measure):
     torch.testing.assert_close(turned, expected[:, order], rtol=0, atol=1e-12)
     moved = measure(*(3.0 * x + 5.0 for x in (y, r, d)), others=3.0 * others + 5.0)
     torch.testing.assert_close(moved, expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
-def test_an_output_has_a_graph_of_its_own(measure):
-    """Neither another output nor the order of the outputs changes a score."""
-    y, r, d, others = scene(2, sources=3)
-    expected = measure(y, r, d, others=others)
     alone = measure(y[:, [2, 0]], r, d, others=others, attributed=(2, 0))
     torch.testing.assert_close(alone, expected[:, [2, 0]], rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+@each_measure
 def test_inactive_sources_and_masked_members_leave(measure):
     y, r, d, others = scene(2, sources=4)
     active = torch.tensor([True, True, False, True])
@@ -185,7 +177,7 @@ def test_undefined_where_two_references_are_equal_or_there_is_no_bandwidth():
 
 
 def test_without_values_being_read():
-    """As on an accelerator: broken frames are asked for again, and nothing else changes."""
+    """As on an accelerator: broken frames are asked for again, and nothing is read off it."""
     y, r, d, others = scene(2, sources=3)
     points = Points(y, r, d, (0, 1, 2), None, None, others)
     expected, _ = decomposition_scores(points, Settings(), True)
@@ -196,11 +188,7 @@ def test_without_values_being_read():
     found, again = decomposition_scores(points, Settings(), False)
     assert bool(again)
     assert torch.isfinite(found["clearance"]).all()
-
-
-def test_nothing_is_read_off_the_device():
-    points = [x.float().requires_grad_() for x in scene(4, sources=3)]
-    y, r, d, others = points
+    y, r, d, others = (x.float().requires_grad_() for x in scene(4, sources=3))
     active = torch.rand(4, 3) > 0.2
     mask = torch.rand(4, 3, 7) > 0.2
     with counted(far=True) as waits:
@@ -247,26 +235,19 @@ def test_gradients_against_differences(sources, options):
     for seed in range(2):
         assert_derivative(weighted(**options), points, random_direction(points, seed))
         assert_derivative(weighted(**options), points[:3], random_direction(points[:3], seed))
-
-
-def test_gradients_with_masks():
-    y, r, d, others = scene(2, sources=4, distortions=5)
-    g = torch.Generator().manual_seed(0)
-    mask = torch.rand(2, 4, 5, generator=g) > 0.3
-    active = torch.tensor([[True, True, True, False], [True, False, True, True]])
-    points = (y, r, d, others)
-    loss = weighted(active=active, mask=mask)
+    mask = torch.rand(2, sources, members, generator=torch.Generator().manual_seed(0)) > 0.3
+    mask[..., 0] = True
+    active = torch.ones(2, sources, dtype=torch.bool)
+    active[0, 2:3] = active[1, 3:4] = False
+    loss = weighted(active=active, mask=mask, **options)
     assert_derivative(loss, points, random_direction(points, 0))
 
 
-@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+@each_measure
 def test_gradcheck(measure):
     points = [x.requires_grad_() for x in scene(sources=3, distortions=2, features=3, seed=1)]
-    y, r, d, others = points
-    function = functools.partial(measure, time=2)
-    assert torch.autograd.gradcheck(
-        lambda y, r, d, o: function(y, r, d, others=o), (y, r, d, others), rtol=1e-5, atol=1e-7
-    )
+    function = lambda *x: measure(*x[:3], others=x[3], time=2)  # noqa: E731
+    assert torch.autograd.gradcheck(function, points, rtol=1e-5, atol=1e-7)
 
 
 def move(place: str, y: Tensor, r: Tensor, d: Tensor) -> None:

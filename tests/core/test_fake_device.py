@@ -115,16 +115,12 @@ def test_bounds_of_the_map_and_of_utterances_and_what_they_assume() -> None:
         assert {x.device.type for record in found for x in record} == {"cuda"}
 
 
-def test_the_incomplete_gamma_function() -> None:
+def test_the_incomplete_gamma_function_and_pooling() -> None:
     with fake_device():
         k, x = (torch.empty(7, 2, device="cuda", requires_grad=True) for _ in range(2))
         for tail in (F.gammaincc, F.log_gammaincc):
             assert_there(tail(k, x), k, x)
         assert F.gammaincc(k, 2.0).device.type == "cuda"
-
-
-def test_pooling() -> None:
-    with fake_device():
         frames = torch.empty(2, 3, 50, device="cuda", requires_grad=True)
         active = torch.ones(2, 3, 50, dtype=torch.bool, device="cuda")
         for pooled in (F.pool_match(frames, active), F.pool_separation(frames, active)):

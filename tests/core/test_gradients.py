@@ -30,6 +30,10 @@ def weighted(measure, **options):
     return loss
 
 
+def F_sum(measure):
+    return lambda *embeddings: measure(*embeddings).sum()
+
+
 def pulled(loss, arguments):
     leaves = [a.detach().clone().requires_grad_() for a in arguments]
     return torch.autograd.grad(loss(*leaves), leaves)
@@ -74,11 +78,7 @@ def test_masked_points_get_no_gradient(name):
         assert distortions[mask & active.unsqueeze(-1)].abs().min() > 0.0
 
 
-def inner_products(retained: Tensor) -> Tensor:
-    return retained @ retained.mT
-
-
-@pytest.mark.parametrize("read", [inner_products, torch.square])
+@pytest.mark.parametrize("read", [lambda retained: retained @ retained.mT, torch.square])
 @pytest.mark.parametrize("time", [1.0, 0.5, 1.5])
 def test_map_through_inner_products_and_squares_of_single_coordinates(read, time):
     """Squares: the sign of an eigenvector is a choice. Single ones: the spectrum is simple."""
@@ -135,10 +135,6 @@ def test_output_equal_to_its_reference():
     together = random_direction(embeddings, 0)
     together[0] = together[1].clone()  # keep the output on its reference
     assert_derivative(weighted(F.perceptual_separation), embeddings, together)
-
-
-def F_sum(measure):
-    return lambda *embeddings: measure(*embeddings).sum()
 
 
 def hard_frames(count, seed):
@@ -221,11 +217,10 @@ def test_zero_bandwidth(scale):
 
 
 def test_far_outputs_still_get_a_gradient_through_log_pm():
-    outputs, references, distortions = clouds(distortions=20, features=6, seed=23, away=50.0)
-    assert F.perceptual_match(outputs, references, distortions).max() < 1e-100
-    (g, _, _) = pulled(F_sum(MEASURES["log_pm"]), (outputs, references, distortions))
+    far, near = (clouds(distortions=20, features=6, seed=23, away=away) for away in (50.0, 1.0))
+    assert F.perceptual_match(*far).max() < 1e-100
+    (g, _, _) = pulled(F_sum(MEASURES["log_pm"]), far)
     assert torch.isfinite(g).all()
-    near = clouds(distortions=20, features=6, seed=23, away=1.0)
     (g, _, _) = pulled(F_sum(MEASURES["log_pm"]), near)
     assert g.abs().amax(-1).min() > 1e-6
 
@@ -234,13 +229,10 @@ def test_recomputed_chunks_give_the_same_gradient(monkeypatch):
 
     embeddings = clouds(6, distortions=8, features=5, seed=29)
     expected = pulled(F_sum(F.perceptual_separation), embeddings)
-    monkeypatch.setattr(frame_batches, "BATCH_BYTES", 1)
-    chunked = pulled(F_sum(F.perceptual_separation), embeddings)
-    monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 1)
-    recomputed = pulled(F_sum(F.perceptual_separation), embeddings)
-    for a, b, c in zip(expected, chunked, recomputed):
-        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(c, a, rtol=1e-9, atol=1e-12)
+    for limit in ("BATCH_BYTES", "GRAPH_BYTES"):
+        monkeypatch.setattr(frame_batches, limit, 1)
+        found = pulled(F_sum(F.perceptual_separation), embeddings)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", MEASURES)

@@ -23,20 +23,11 @@ def test_pesq_pooling_equals_a_loop(count):
     active[rng.permutation(150)[:count]] = True
     found = F.pool_separation(torch.from_numpy(frames), torch.from_numpy(active))
     assert abs(float(found) - oracle_bounds.pool_separation(frames[active])) < 1e-12
-
-
-def test_pesq_pooling_of_a_batch_with_other_windows():
-    frames = np.random.default_rng(0).uniform(size=(2, 3, 40))
+    frames = rng.uniform(size=(2, 3, 40))  # a batch with other windows
     found = F.pool_separation(torch.from_numpy(frames), window=7, hop=3, p=2)
     for index in np.ndindex(2, 3):
         expected = oracle_bounds.pool_separation(frames[index], 7, 3, 2)
         assert abs(float(found[index]) - expected) < 1e-12
-
-
-def test_pesq_pooling_spans_its_range():
-    low, high = F.pool_separation(torch.tensor([[0.0] * 30, [1.0] * 30], dtype=torch.float64))
-    assert abs(float(low) - 1.0856) < 1e-3
-    assert abs(float(high) - 1.3148) < 1e-3
 
 
 def test_means():

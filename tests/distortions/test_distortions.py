@@ -73,9 +73,6 @@ def pitch_of(wave: Tensor, rate: int = RATE) -> float:
     return float(np.polyfit(np.arange(len(phase)), phase, 1)[0] * rate / (2 * math.pi))
 
 
-# --- the bank: members, names, seeds ------------------------------------------------------------
-
-
 PARAMETERS = {
     "separation": {
         "comb/15ms": {"delay": 0.015, "gain": 0.9},
@@ -246,9 +243,6 @@ def test_chunks_make_what_the_call_makes() -> None:
     assert torch.equal(waves, before)
 
 
-# --- the bank: choosing members -----------------------------------------------------------------
-
-
 def test_families_and_members_can_be_dropped_or_kept() -> None:
     bank = DistortionBank(without=("noise", "pitch/+4st"))
     assert "noise" not in bank.families
@@ -366,9 +360,6 @@ def test_bad_references_are_refused(
         next(DistortionBank().iterate(wave, rate, **options))
 
 
-# --- filters ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("family", "hertz"),
     [
@@ -459,9 +450,6 @@ def test_equal_cutoffs_are_one_member() -> None:
     )
 
 
-# --- echoes -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["separation", "match"])
 def test_comb_and_echo_equal_their_recursions(kind: str) -> None:
     wave = white(5000)
@@ -508,9 +496,6 @@ def test_reverb_has_its_length_decay_and_scaling(
     np.testing.assert_allclose(bank(wave, RATE).waveforms[:, 0], expected, rtol=0, atol=1e-12)
 
 
-# --- added sounds -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["separation", "match"])
 def test_noise_has_its_ratio_and_slope(kind: str) -> None:
     wave = speechlike(1, 5 * RATE)
@@ -545,9 +530,6 @@ def test_tone_has_its_frequency_and_amplitude(hertz: int, factor: float) -> None
     for kind, level in levels.items():
         added = only(kind, f"tone/{hertz}Hz", wave) - wave
         torch.testing.assert_close(added, sine(hertz, level=level))
-
-
-# --- level --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -602,9 +584,6 @@ def test_percentile_interpolates_as_numpy(length: int) -> None:
     values = white(3, length).abs()
     expected = np.percentile(values.numpy(), 95, axis=-1, keepdims=True)
     np.testing.assert_allclose(percentile(values, 95), expected, rtol=1e-12)
-
-
-# --- pitch --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -696,9 +675,6 @@ def test_vibrato_interpolates_as_exactly_as_it_says(frequency: float, decibels: 
     expected = torch.sin(2 * math.pi * frequency * warped)
     error = (found - expected)[2000:-2000].square().mean() / expected.square().mean()
     assert 10 * math.log10(float(error)) < decibels
-
-
-# --- helpers ------------------------------------------------------------------------------------
 
 
 def test_members_are_described_by_content() -> None:
