@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,6 @@ from torch_mapss.core.separation import cluster_statistics
 from torch_mapss.core.settings import Settings
 
 CONVENTIONS = ("paper", "reference", "derived")
-
-
 GOLDEN = golden(64)
 MEASURES = {
     "ps": (frames.separation_bounds, oracle_bounds.separation_bounds),
@@ -35,20 +34,16 @@ MEASURES = {
 }
 
 
-def _frame(case: str) -> tuple[Tensor, Tensor, Tensor]:
+def _frame(case: str) -> tuple[Tensor, ...]:
     points = released.embeddings(released.CASES[case])
-    return tuple(torch.from_numpy(x).double() for x in points)  # type: ignore[return-value]
+    return tuple(torch.from_numpy(x).double() for x in points)
 
 
-def _frames(case: str) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(x[None] for x in _frame(case))  # type: ignore[return-value]
-
-
-def _points(points: tuple[Tensor, Tensor, Tensor]) -> Points:
+def _points(points: Sequence[Tensor]) -> Points:
     return Points(*points, tuple(range(points[0].shape[-2])))
 
 
-def _embedding(points: tuple[Tensor, Tensor, Tensor], energy: float = 0.99):
+def _embedding(points: Sequence[Tensor], energy: float = 0.99):
     return embed(_points(points), Settings(energy=energy), discarded=True)
 
 
@@ -134,7 +129,8 @@ def test_constants_enter_as_in_the_oracle(monkeypatch: pytest.MonkeyPatch) -> No
 def test_bartlett_agrees_with_the_oracle(case: str) -> None:
     frame = oracle.embed_frame(*released.embeddings(released.CASES[case]))
     assert frame is not None
-    embedding, record = _embedding(_frames(case)), _points(_frames(case))
+    frames = [x[None] for x in _frame(case)]
+    embedding, record = _embedding(frames), _points(frames)
     _, clusters = split_points(embedding.coordinates, record)
     _, present = presence(record)
     lags = effective.lag_correlations(clusters, present, embedding.dimension)[0]
@@ -172,7 +168,7 @@ def test_schur_identity(energy: float) -> None:
     torch.testing.assert_close(inner[0], (head * alone).sum(-1), rtol=1e-9, atol=0.0)
 
 
-def _full_scores(points: tuple[Tensor, Tensor, Tensor], energy: float) -> tuple[Tensor, ...]:
+def _full_scores(points: Sequence[Tensor], energy: float) -> tuple[Tensor, ...]:
     """PS and PM over all coordinates (j* as it is), and over the retained ones."""
     record, embedding = _points(points), _embedding(points, energy)
     sides = separation.separation_sides(embedding, record, Settings())
@@ -209,24 +205,20 @@ def test_nothing_discarded_has_no_radius() -> None:
 def test_two_corners_are_the_maximum_of_all_eight() -> None:
     generator = torch.Generator().manual_seed(8)
     uniform = torch.rand(7, 4000, generator=generator, dtype=torch.float64)
-    k, theta, a = 10.0 ** (4.0 * uniform[0] - 1.0), 10.0 ** (uniform[1] - 0.5), 0.0
-    a = k * theta * (0.3 + 1.5 * uniform[2])
-    half = tuple(u * 1.2 * x for u, x in zip(uniform[3:6], (k, theta, a)))
+    k, theta = 10.0 ** (4.0 * uniform[0] - 1.0), 10.0 ** (uniform[1] - 0.5)
+    point = k, theta, k * theta * (0.3 + 1.5 * uniform[2])
+    half = tuple(u * 1.2 * x for u, x in zip(uniform[3:6], point))
     floors = (1e-6, 1e-6, 1e-8)
-    (found,) = match.corner_maxima((k, theta, a), [match.Box(half, floors)])
-    centre = gammaincc(k, a / theta)
-    worst = torch.zeros_like(k)
-    for signs in itertools.product((-1.0, 1.0), repeat=3):
-        corner = [
-            (x + s * h).clamp(min=f) for x, s, h, f in zip((k, theta, a), signs, half, floors)
-        ]
-        worst = torch.maximum(worst, (gammaincc(corner[0], corner[2] / corner[1]) - centre).abs())
+    (found,) = match.corner_maxima(point, [match.Box(half, floors)])
+
+    def change(shares: Sequence[Any]) -> Tensor:
+        moved = (x + s * h for x, s, h in zip(point, shares, half))
+        k, theta, a = (x.clamp(min=f) for x, f in zip(moved, floors))
+        return (gammaincc(k, a / theta) - gammaincc(point[0], point[2] / point[1])).abs()
+
+    worst = torch.stack([change(s) for s in itertools.product((-1.0, 1.0), repeat=3)]).amax(0)
     torch.testing.assert_close(found, worst, rtol=0.0, atol=1e-14)  # sums in other blocks
-    inside = [x + (2.0 * u - 1.0) * h for x, u, h in zip((k, theta, a), uniform[4:7], half)]
-    inside = [x.clamp(min=f) for x, f in zip(inside, floors)]
-    assert bool(
-        ((gammaincc(inside[0], inside[2] / inside[1]) - centre).abs() <= found + 1e-14).all()
-    )
+    assert bool((change(2.0 * uniform[4:7] - 1.0) <= found + 1e-14).all())
 
 
 @pytest.mark.parametrize("time", [1.0, 2.0])
@@ -452,14 +444,12 @@ def test_a_chunk_takes_few_operations(measure: Any, most: int) -> None:
     ],
 )
 def test_settings_are_checked(setting: dict[str, Any], error: type[Exception]) -> None:
-    of_match, (name,) = {"c1", "c2", "cap"}, setting
+    (name,) = setting
+    alone = {"c": "ps", "n_eff": "ps", "floor": "ps", "c1": "pm", "c2": "pm", "cap": "pm"}
     for measure, (ours, _) in MEASURES.items():
-        if (name in ("c", "n_eff", "floor") and measure == "pm") or (
-            name in of_match and measure == "ps"
-        ):
-            continue
-        with pytest.raises(error, match=name):
-            ours(*clouds(), **setting)
+        if alone.get(name, measure) == measure:
+            with pytest.raises(error, match=name):
+                ours(*clouds(), **setting)
     if name in ("c", "time", "confidence"):
         with pytest.raises(error, match=name):
             frames.truncation_bounds(F.diffusion_map(clouds()[2][0]), **setting)

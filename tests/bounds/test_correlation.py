@@ -47,9 +47,8 @@ def test_pesq_pooling_agrees_with_the_oracle(frames: int, window: int, hop: int,
     assert found.radius.item() == pytest.approx(expected, rel=1e-12)
     expected = oracle_bounds.pesq_radius(plain[0], plain[2], window, hop, p)  # the same formula
     assert found.tail.item() == pytest.approx(expected, rel=1e-12)
-    found = utterance.pool_separation_bounds(
-        ps, b, half, None, window, hop, p, convention="derived"
-    )
+    given = ps, b, half, None, window, hop, p
+    found = utterance.pool_separation_bounds(*given, convention="derived")
     expected = oracle_bounds.pesq_radius_secant(plain[0], plain[1], window, hop, p)
     assert found.radius.item() == pytest.approx(expected, rel=1e-12)
     expected = oracle_bounds.pesq_halfwidth_gradient(plain[0], plain[2], window, hop, p)
@@ -65,14 +64,10 @@ def test_inactive_frames_were_never_there() -> None:
         mean = utterance.pool_match_bounds(b, half, active, convention=convention)
         pesq = utterance.pool_separation_bounds(ps, b, half, active, convention=convention)
         for row in range(2):
-            some = active[row]
-            alone = utterance.pool_match_bounds(
-                b[row, some], half[row, some], convention=convention
-            )
+            some = [x[row, active[row]] for x in (ps, b, half)]
+            alone = utterance.pool_match_bounds(*some[1:], convention=convention)
             torch.testing.assert_close(mean.total[row], alone.total)
-            alone = utterance.pool_separation_bounds(
-                ps[row, some], b[row, some], half[row, some], convention=convention
-            )
+            alone = utterance.pool_separation_bounds(*some, convention=convention)
             torch.testing.assert_close(pesq.radius[row], alone.radius)
             torch.testing.assert_close(pesq.tail[row], alone.tail)
         assert bool(torch.isnan(torch.stack([*mean, *pesq])[:, 2]).all())
@@ -190,13 +185,11 @@ def test_signs_alone_miss_swaps() -> None:
 def test_jitter_agrees_with_the_oracle_on_the_same_draws() -> None:
     v, m, h = _uniform(6, seed=10), _uniform(6, seed=11), _uniform(6, seed=12, top=0.4)
     h[2] = 0.0
-    found = correlation.correlation_bounds(
-        v, 0.0 * h, h, m, confidence=0.9, method="spearman", draws=2000, seed=4
-    )
-    normal = torch.randn(
-        2000, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64
-    ).numpy()
-    jitters = normal * h.numpy() / oracle_bounds.normal_quantile(0.9)
+    options = {"confidence": 0.9, "method": "spearman", "draws": 2000, "seed": 4}
+    found = correlation.correlation_bounds(v, 0.0 * h, h, m, **options)
+    generator = torch.Generator().manual_seed(4)
+    normal = torch.randn(2000, 6, generator=generator, dtype=torch.float64)
+    jitters = (normal * h / oracle_bounds.normal_quantile(0.9)).numpy()
     expected = oracle_bounds.srcc_halfwidth(v.numpy(), m.numpy(), jitters, 0.9)
     assert found.half_width.item() == pytest.approx(expected, abs=1e-12)
 
@@ -204,16 +197,14 @@ def test_jitter_agrees_with_the_oracle_on_the_same_draws() -> None:
 def test_jitter_is_seeded_and_the_same_in_a_batch() -> None:
     v, m, h = (_uniform(4, 5, seed=s) for s in (13, 14, 15))
     v[1, 3] = math.nan
-    before = torch.get_rng_state()
-    whole = correlation.correlation_bounds(v, h, h, m, method="spearman", draws=3000, seed=2)
+    before, jittered = torch.get_rng_state(), {"method": "spearman", "draws": 3000}
+    whole = correlation.correlation_bounds(v, h, h, m, seed=2, **jittered)
     assert torch.equal(torch.get_rng_state(), before)
     for row in range(4):
-        single = correlation.correlation_bounds(
-            v[row], h[row], h[row], m[row], method="spearman", draws=3000, seed=2
-        )
-        for name in ("value", "radius", "half_width"):
-            torch.testing.assert_close(getattr(single, name), getattr(whole, name)[row])
-    other = correlation.correlation_bounds(v, h, h, m, method="spearman", draws=3000, seed=3)
+        given = (x[row] for x in (v, h, h, m))
+        single = correlation.correlation_bounds(*given, seed=2, **jittered)
+        torch.testing.assert_close(single[:3], tuple(x[row] for x in whole[:3]))
+    other = correlation.correlation_bounds(v, h, h, m, seed=3, **jittered)
     torch.testing.assert_close(other.half_width, whole.half_width, atol=0.06, rtol=0)
     assert whole.systems.tolist() == [5, 4, 5, 5]
 
@@ -226,8 +217,7 @@ def test_absent_systems_were_never_there(method: str) -> None:
     found = correlation.correlation_bounds(v, b, h, m, method=method, draws=1)
     alone = correlation.correlation_bounds(*(x[left] for x in (v, b, h, m)), method=method, draws=1)
     assert found.systems == 5
-    for name in ("value", "radius"):
-        torch.testing.assert_close(getattr(found, name), getattr(alone, name))
+    torch.testing.assert_close(found[:2], alone[:2])
     function = {"pearson": correlation.pearson, "spearman": correlation.spearman}[method]
     torch.testing.assert_close(function(v, m), found.value)
 
@@ -270,11 +260,10 @@ def test_scenario_agrees_with_the_oracle() -> None:
     values[1, 2] = h[3, 1] = math.nan
     found = correlation.scenario_bounds(values, b, h, rho)
     there = ~(values.isnan() | h.isnan())
-    trials = [[float(x) for x in row[some]] for row, some in zip(h, there)]
-    expected = oracle_bounds.scenario_halfwidth(trials, rho.tolist())
+    of_h, of_b = ([row[some].tolist() for row, some in zip(x, there)] for x in (h, b))
+    expected = oracle_bounds.scenario_halfwidth(of_h, rho.tolist())
     assert found.half_width.item() == pytest.approx(expected, rel=1e-12)
-    trials = [[float(x) for x in row[some]] for row, some in zip(b, there)]
-    assert found.radius.item() == pytest.approx(oracle_bounds.scenario_radius(trials), rel=1e-12)
+    assert found.radius.item() == pytest.approx(oracle_bounds.scenario_radius(of_b), rel=1e-12)
     assert found.value.item() == pytest.approx(values[there].mean().item(), rel=1e-12)
     assert found.counted == 10
     gone = correlation.scenario_bounds(values * math.nan, b, h)

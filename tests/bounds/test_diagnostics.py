@@ -13,6 +13,10 @@ import torch
 from clouds import clouds
 
 from torch_mapss.bounds import diagnostics
+from torch_mapss.bounds.bootstrap import bootstrap_separation
+from torch_mapss.core.diffusion_map import embed
+from torch_mapss.core.points import Points
+from torch_mapss.core.settings import Settings
 
 
 def test_gamma_test_is_scipys_kolmogorov_smirnov() -> None:
@@ -96,11 +100,6 @@ def test_errors_of_ps_go_together_and_those_of_pm_do_not() -> None:
 
 
 def test_source_correlation_is_numpys_of_the_centred_errors() -> None:
-    from torch_mapss.bounds.bootstrap import bootstrap_separation
-    from torch_mapss.core.diffusion_map import embed
-    from torch_mapss.core.points import Points
-    from torch_mapss.core.settings import Settings
-
     points = clouds(3, sources=3, seed=6)
     found = diagnostics.source_correlation(*points, draws=40)
     record = Points(*points, (0, 1, 2))

@@ -38,10 +38,8 @@ def updating(mapss: MAPSS) -> Step:
 
 
 def bank_of(target: Tensor, mapss: MAPSS) -> Tensor:
-    group = mapss.prepare(target).groups[0]
-    return torch.stack(
-        [group.encoded["separation"].distortions.sum(), group.encoded["match"].distortions.sum()]
-    )
+    encoded = mapss.prepare(target).groups[0].encoded
+    return torch.stack([encoded[name].distortions.sum() for name in ("separation", "match")])
 
 
 def embeddings(preds: Tensor, target: Tensor) -> Tensor:
@@ -101,20 +99,10 @@ def test_compiled_code_calls_the_eager_function(monkeypatch):
 
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: not kept)
     monkeypatch.setattr(torch.compiler, "disable", disable)
-    preds, target = pair(1)
-    mapss = small()
-    for call in (
-        lambda: mapss(preds, target),
-        lambda: mapss.prepare(target),
-        lambda: mapss.bounds(preds, target),
-        lambda: mapss.match_bank(target, 8000),
-        lambda: perceptual_separation(preds, target, mapss),
-        lambda: perceptual_match(preds, target, mapss),
-        lambda: MAPSSLoss(mapss)(preds, target),
-        lambda: PerceptualSeparation(mapss).update(preds, target),
-        lambda: PerceptualMatch(mapss)(preds, target),
-        lambda: embeddings(preds, target),
-    ):
+    (preds, target), mapss = pair(1), small()
+    singles = lambda p, t: perceptual_match(p, t, mapss), PerceptualMatch(mapss)
+    steps = {name: make(mapss) for name, make in STEPS.items() if name != "encoder"}
+    for step in (*steps.values(), *singles, PerceptualSeparation(mapss).update):
         kept.clear()
-        call()
+        step(preds, target)
         assert kept
