@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -250,3 +250,13 @@ def describe_frame(frame: int, lead: torch.Size) -> str:
         return "the frame"
     index = tuple(int(i) for i in np.unravel_index(frame, lead))
     return f"frame {index[0] if len(index) == 1 else index}"
+
+
+def differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Keys of two nested mappings with unlike values, as ``bank.size``, and these values."""
+    for key in sorted({*one, *two}):
+        first, second = one.get(key), two.get(key)
+        if isinstance(first, Mapping) and isinstance(second, Mapping):
+            yield from ((f"{key}.{name}", *both) for name, *both in differing(first, second))
+        elif first != second:
+            yield key, first, second

@@ -29,7 +29,7 @@ from torch_mapss.evaluation.comparison_tables import (
     scores_of,
     source_means,
 )
-from torch_mapss.evaluation.manifest import CONTROL, differing, short
+from torch_mapss.evaluation.manifest import CONTROL, short
 from torch_mapss.evaluation.measures import COLUMNS, label, text
 from torch_mapss.evaluation.protocol import relevant
 from torch_mapss.evaluation.results import Results, load_results
@@ -366,7 +366,9 @@ def check_alike(results: Sequence[Results]) -> None:
     for other in results[1:]:
         unlike = [
             f"{key} is {short(one)} in the one and {short(two)} in the other"
-            for key, one, two in differing(*(relevant(r.settings) for r in (results[0], other)))
+            for key, one, two in checks.differing(
+                *(relevant(each.settings) for each in (results[0], other))
+            )
         ]
         audio, more = (
             {

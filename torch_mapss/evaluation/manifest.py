@@ -190,16 +190,6 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Keys of two nested mappings with unlike values, as ``bank.size``, and these values."""
-    for key in sorted({*one, *two}):
-        first, second = one.get(key), two.get(key)
-        if isinstance(first, Mapping) and isinstance(second, Mapping):
-            yield from ((f"{key}.{name}", *both) for name, *both in differing(first, second))
-        elif first != second:
-            yield key, first, second
-
-
 def of_one_folder(mixtures: Sequence[Mixture]) -> Sequence[Mixture]:
     """Mixtures whose paths are relative to one folder, which their results name."""
     if len({mixture.folder for mixture in mixtures}) == 1:

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch_mapss.core.checks import differing
 from torch_mapss.evaluation import io
-from torch_mapss.evaluation.manifest import Mixture, Record, differing, short
+from torch_mapss.evaluation.manifest import Mixture, Record, short
 from torch_mapss.evaluation.protocol import protocol_id, versions
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from torch_mapss.core.checks import differing
 from torch_mapss.evaluation import io, pooled
-from torch_mapss.evaluation.manifest import differing, short
+from torch_mapss.evaluation.manifest import short
 from torch_mapss.evaluation.measures import present
 from torch_mapss.evaluation.options import request_of
 from torch_mapss.evaluation.protocol import protocol_id, relevant, settings_of

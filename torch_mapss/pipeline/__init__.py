@@ -50,9 +50,8 @@ Example:
 
 from __future__ import annotations
 
-from torch_mapss.core.frame_batches import Bounds as FrameBounds
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.mapss import MAPSS
 from torch_mapss.pipeline.scores import ScoreBounds, Scores, UtteranceScores
 
-__all__ = ["MAPSS", "FrameBounds", "ReferenceBank", "ScoreBounds", "Scores", "UtteranceScores"]
+__all__ = ["MAPSS", "ReferenceBank", "ScoreBounds", "Scores", "UtteranceScores"]

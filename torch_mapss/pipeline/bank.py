@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils._pytree import tree_map_only
 
+from torch_mapss.core.checks import differing
 from torch_mapss.core.points import Points
 from torch_mapss.distortions import Measured
 
-FORMAT = 5  # of saved banks; a bank of another format is refused
+FORMAT = 6  # of saved banks; a bank of another format is refused
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(NamedTuple):
     """References and distortions of the mixtures of one length, encoded for one measure."""
 
     references: Tensor  # (b, S, F, M)
@@ -26,16 +27,20 @@ class Encoded:
     mask: Tensor | None  # (b, S, P) bool, which distortions are present; None: all
     others: Tensor | None = None  # (b, S, F, M) sum of the other references
 
-    def at(self, item: Tensor, frame: Tensor) -> Points:
+    def at(self, item: Tensor | int, frame: Tensor | slice) -> Points:
         """Frames (n,) of items (n,), with the references as outputs."""
-        references = self.references.transpose(1, 2)[item, frame]
+
+        def pick(embeddings: Tensor) -> Tensor:
+            return embeddings.movedim(-2, 1)[item, frame]
+
+        references = pick(self.references)
         return Points(
             references,
             references,
-            self.distortions.permute(0, 3, 1, 2, 4)[item, frame],
+            pick(self.distortions),
             tuple(range(references.shape[1])),
-            mask=None if self.mask is None else self.mask[item],
-            others=None if self.others is None else self.others.transpose(1, 2)[item, frame],
+            mask=None if self.mask is None else self.mask[item].expand(len(references), -1, -1),
+            others=None if self.others is None else pick(self.others),
         )
 
     def usable(self) -> Tensor:
@@ -52,31 +57,26 @@ class Encoded:
         return sources * (members + 1) * features * self.distortions.element_size()
 
 
-@dataclass(frozen=True)
-class Deferred:
-    """How to make any part of the distortions of a clip that is too long to be encoded whole.
+class Deferred(NamedTuple):
+    """What it takes to make any part of the distortions of a long clip for one measure."""
 
-    They are made and encoded segment by segment, whenever the clip is scored.
-    """
-
-    mask: Tensor  # (1, S, P) bool, which distortions a source has
-    measured: Measured  # on the whole references; its mask has what other measures share besides
+    measured: Measured  # on the whole references (1, S, T)
     gains: Tensor  # (1, S, P) what brings each copy to its level; 0 where there is none
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """The mixtures of a batch that share one length."""
 
     items: tuple[int, ...]  # their places in the batch
     samples: int  # length as handed in, before resampling
-    waveforms: Tensor  # (b, S, T) normalised references at the encoder's rate
+    waves: Tensor  # (b, S, T) normalised references at the encoder's rate
+    valid: Tensor  # (b, S) bool: without a bad sample
     audible: Tensor  # (b, S, F) bool: source active by itself and embeddings finite
     scored: Tensor  # (n, 2) int64: (item of the group, frame) with at least two active sources
-    encoded: dict[str, Encoded | Deferred]  # by measure
-    others: Tensor | None = None  # (1, S, T) normalised sums of the others, of a deferred clip
-    deferred: bool = False  # whether it is a long clip, distorted when it is scored, in segments
-    valid: Tensor | None = None  # (b, S) bool: without a bad sample; None: all
+    encoded: dict[str, Encoded]  # by measure
+    # The same of a long clip, whose distortions are made and encoded whenever it is scored.
+    deferred: dict[str, Deferred] | None = None
+    others: Tensor | None = None  # (1, S, T) of a long clip: normalised sums of the others
 
     @property
     def frames(self) -> int:
@@ -86,34 +86,17 @@ class Group:
     @property
     def active(self) -> Tensor:
         """(b, S, F) bool: where a source is active; nowhere in a mixture with a bad sample."""
-        if self.valid is None:
-            return self.audible
-        return self.audible & self.valid.all(-1)[:, None, None]
-
-    def rescored(self) -> Group:
-        """The group with ``scored`` as its sources are active now."""
-        return replace(self, scored=scored_frames(self.active))
+        return active_sources(self.audible, self.valid)
 
 
-def scored_frames(active: Tensor) -> Tensor:
-    """(n, 2) item and frame where at least two sources are active (b, S, F)."""
-    return (active.sum(1) >= 2).nonzero()
+def active_sources(audible: Tensor, valid: Tensor) -> Tensor:
+    """(b, S, F) bool: audible (b, S, F), in mixtures whose sources (b, S) are all valid."""
+    return audible & valid.all(-1)[:, None, None]
 
 
-def _mapped(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The record with every tensor in it changed."""
-    if isinstance(record, Tensor):
-        return change(record)
-    if isinstance(record, Measured):
-        return Measured(*(_mapped(value, change) for value in record))
-    if isinstance(record, dict):
-        return {name: _mapped(value, change) for name, value in record.items()}
-    if isinstance(record, tuple):
-        return tuple(_mapped(value, change) for value in record)
-    if is_dataclass(record):
-        values = {f.name: _mapped(getattr(record, f.name), change) for f in fields(record)}
-        return replace(record, **values)  # type: ignore[type-var]
-    return record
+def scored_frames(audible: Tensor, valid: Tensor) -> Tensor:
+    """(n, 2) item and frame where at least two sources are active."""
+    return (active_sources(audible, valid).sum(1) >= 2).nonzero()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -129,13 +112,34 @@ class ReferenceBank:
     """
 
     groups: tuple[Group, ...]
-    batch: int  # B
-    sources: int  # S
     samples: int  # longest length T, as handed in
-    frames: int  # F of the longest
-    lengths: tuple[int, ...]  # true length of each mixture
-    settings: Mapping[str, Mapping[str, Any]]  # by measure: encoder, distortions, rate, loudness, …
-    measures: tuple[str, ...]  # that it was prepared for
+    settings: Mapping[str, Any]  # sample rate, loudness, …; by measure encoder and distortions
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """True length of each mixture."""
+        found = {item: group.samples for group in self.groups for item in group.items}
+        return tuple(found[item] for item in sorted(found))
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return len(self.lengths)
+
+    @property
+    def sources(self) -> int:
+        """S."""
+        return self.groups[0].waves.shape[1]
+
+    @property
+    def frames(self) -> int:
+        """F of the longest."""
+        return max(group.frames for group in self.groups)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """That it was prepared for."""
+        return tuple(self.settings["measures"])
 
     @property
     def nbytes(self) -> int:
@@ -153,13 +157,13 @@ class ReferenceBank:
     @property
     def device(self) -> torch.device:
         """Where its tensors are."""
-        return self.groups[0].waveforms.device
+        return self.groups[0].waves.device
 
     def __repr__(self) -> str:
         """Five lines, for ``print``."""
         span = " to ".join(map(str, sorted({min(self.lengths), max(self.lengths)})))
         scored = sum(len(group.scored) for group in self.groups)
-        named = (str(x["encoder"]) for x in self.settings.values() if "encoder" in x)
+        named = (x["encoder"] for x in self.settings["measures"].values() if x)
         encoders = {name.split(" (")[0] for name in named}
         return (
             f"ReferenceBank({self.batch} mixtures of {self.sources} sources, {span} samples,\n"
@@ -180,7 +184,7 @@ class ReferenceBank:
         return self._mapped(lambda tensor: tensor.pin_memory())
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> ReferenceBank:
-        return replace(self, groups=_mapped(self.groups, change))
+        return replace(self, groups=tree_map_only(Tensor, change, self.groups))
 
     def recombined(self, index: Tensor | Sequence[Sequence[int]]) -> ReferenceBank:
         """The bank of new mixtures of the same sources, without preparing anything again.
@@ -205,7 +209,7 @@ class ReferenceBank:
         if chosen.is_floating_point() or chosen.is_complex() or chosen.dtype == torch.bool:
             raise TypeError(f"index must hold whole numbers, got {chosen.dtype}.")
         group, *others = self.groups
-        if others or group.deferred:
+        if others or group.deferred is not None:
             raise ValueError(
                 "only mixtures of one length that is not scored in segments can be recombined, got "
                 f"{sorted(set(self.lengths))} samples. Cut them to one length, or pass "
@@ -217,7 +221,7 @@ class ReferenceBank:
                 f"index must be (B', S) = (…, {self.sources}) mixtures in [0, {self.batch}), got "
                 f"{chosen.tolist()}."
             )
-        sums = any(isinstance(x, Encoded) and x.others is not None for x in group.encoded.values())
+        sums = any(part.others is not None for part in group.encoded.values())
         if sums and bool((chosen != chosen[:, :1]).any()):
             raise ValueError(
                 'index makes new mixtures of three or more sources, of which "decomposition" '
@@ -229,16 +233,11 @@ class ReferenceBank:
         def pick(tensor: Tensor) -> Tensor:
             return tensor[chosen, source]  # a group that is alone holds the mixtures in order
 
-        group = replace(
-            group,
-            items=tuple(range(len(chosen))),
-            waveforms=pick(group.waveforms),
-            audible=pick(group.audible),
-            valid=None if group.valid is None else pick(group.valid),
-            encoded=_mapped(group.encoded, pick),
-        ).rescored()
-        lengths = self.lengths[:1] * len(chosen)
-        return replace(self, groups=(group,), batch=len(chosen), lengths=lengths)
+        waves, valid, audible = map(pick, (group.waves, group.valid, group.audible))
+        items, scored = tuple(range(len(chosen))), scored_frames(audible, valid)
+        encoded = tree_map_only(Tensor, pick, group.encoded)
+        new = Group(items, group.samples, waves, valid, audible, scored, encoded)
+        return replace(self, groups=(new,))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the bank to a file for :meth:`load`."""
@@ -281,7 +280,6 @@ class ReferenceBank:
         given = list(banks)
         if not given:
             raise ValueError("at least one bank is needed, got none.")
-        first = given[0]
         offset, groups = 0, []
         for bank in given:
             if not isinstance(bank, ReferenceBank):
@@ -289,66 +287,52 @@ class ReferenceBank:
                     f"join takes ReferenceBanks, got {type(bank).__name__}. Where a data set gives "
                     "more than banks, join the banks of the batch in a collate_fn of your own."
                 )
-            for name in ("sources", "measures", "settings"):
-                one, other = getattr(first, name), getattr(bank, name)
-                if one != other:
-                    raise ValueError(
-                        f"banks of different {name} cannot be joined, got {one} and {other}."
-                    )
+            both = ({**x.settings, "sources": x.sources} for x in (given[0], bank))
+            for name, one, other in differing(*both):
+                raise ValueError(
+                    f"banks to be joined must have the same settings, but {name} is {one} in the "
+                    f"first and {other} in another."
+                )
             for group in bank.groups:
-                items = tuple(item + offset for item in group.items)
-                groups.append(replace(group, items=items))
+                groups.append(group._replace(items=tuple(item + offset for item in group.items)))
             offset += bank.batch
-        return replace(
-            first,
-            groups=_stacked(groups),
-            batch=offset,
-            samples=max(bank.samples for bank in given),
-            frames=max(bank.frames for bank in given),
-            lengths=tuple(length for bank in given for length in bank.lengths),
-        )
+        samples = max(bank.samples for bank in given)
+        return replace(given[0], groups=_stacked(groups), samples=samples)
 
 
 def _stacked(groups: Sequence[Group]) -> tuple[Group, ...]:
     """Groups of one length as one group, distortions padded to the most and masked."""
     by_length: dict[tuple[int, ...], list[Group]] = {}
     for group in groups:
-        alone = group.items if group.deferred else ()
+        alone = () if group.deferred is None else group.items
         by_length.setdefault((group.samples, *alone), []).append(group)
     return tuple(_stack(same) if len(same) > 1 else same[0] for same in by_length.values())
 
 
 def _stack(groups: Sequence[Group]) -> Group:
-    every = (torch.ones_like(group.audible[..., 0]) for group in groups)
-    valid = [one if group.valid is None else group.valid for group, one in zip(groups, every)]
-    return replace(
-        groups[0],
-        items=tuple(item for group in groups for item in group.items),
-        waveforms=torch.cat([group.waveforms for group in groups]),
-        audible=torch.cat([group.audible for group in groups]),
-        encoded={
-            name: _stack_encoded([group.encoded[name] for group in groups])
-            for name in groups[0].encoded
-        },
-        valid=None if all(group.valid is None for group in groups) else torch.cat(valid),
-    ).rescored()
+    waves, valid, audible = map(torch.cat, zip(*((g.waves, g.valid, g.audible) for g in groups)))
+    encoded = {
+        name: _stack_encoded([group.encoded[name] for group in groups])
+        for name in groups[0].encoded
+    }
+    items = tuple(item for group in groups for item in group.items)
+    scored = scored_frames(audible, valid)
+    return Group(items, groups[0].samples, waves, valid, audible, scored, encoded)
 
 
-def _stack_encoded(parts: Sequence[Encoded | Deferred]) -> Encoded:
-    given = [part for part in parts if isinstance(part, Encoded)]
-    most = max(part.distortions.shape[2] for part in given)
+def _stack_encoded(parts: Sequence[Encoded]) -> Encoded:
+    most = max(part.distortions.shape[2] for part in parts)
     distortions, masks = [], []
-    for part in given:
+    for part in parts:
         missing = most - part.distortions.shape[2]
         distortions.append(pad(part.distortions, (0, 0, 0, 0, 0, missing)))
         every = torch.ones_like(part.distortions[..., 0, 0], dtype=torch.bool)
         masks.append(pad(every if part.mask is None else part.mask, (0, missing)))
-    mask = torch.cat(masks)
-    ragged = any(part.mask is not None or part.distortions.shape[2] < most for part in given)
-    others = [part.others for part in given if part.others is not None]
+    ragged = any(part.mask is not None or part.distortions.shape[2] < most for part in parts)
+    others = [part.others for part in parts if part.others is not None]
     return Encoded(
-        torch.cat([part.references for part in given]),
+        torch.cat([part.references for part in parts]),
         torch.cat(distortions),
-        mask if ragged else None,
+        torch.cat(masks) if ragged else None,
         torch.cat(others) if others else None,
     )

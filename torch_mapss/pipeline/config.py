@@ -7,8 +7,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -90,6 +90,10 @@ class EncoderSlot:
     def frames(self) -> Any:
         """What has ``sample_rate``, ``hop`` and ``receptive_field``; no weights are loaded."""
         return encoder_row(self.given, **self.options) if self.by_name else self.encoder  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        """The name."""
+        return repr(self.name)
 
     @property
     def name(self) -> str:
@@ -377,35 +381,25 @@ class Config:
             "segment": None if math.isinf(self.segment) else self.segment,
         }
 
-    def brief(self) -> dict[str, Any]:
-        """The settings for ``print``; nothing is loaded."""
-        used = with_encoder(self.measures)
-        names = {str(m.encoder): self.encoders[str(m.encoder)].name for m in used}
-        sizes = {str(m.bank): len(self.bank_of(m.name)) for m in used}
-        groups = ("encoders", "banks", "settings")
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in groups}
-        return names | sizes | self.settings._asdict() | plain
-
     @cached_property
     def key(self) -> str:
         """A short name of all settings that scores depend on."""
-        return digest([self.describe(), [self.bank_settings(name) for name in MEASURES]])
+        return digest([self.describe(), self.bank_settings(MEASURES)])
 
-    def bank_settings(self, measure: str) -> dict[str, Any]:
-        """What a measure's part of a :class:`ReferenceBank` depends on, as plain values."""
-        found = {
-            "sample_rate": self.sample_rate,
-            "frames": f"{self.grid.hop} of {self.grid.receptive_field} at {self.grid.sample_rate}",
-            "loudness": self.loudness,
-            "activity": self.activity,
-            "segment": None if math.isinf(self.segment) else self.segment,
-        }
-        if MEASURES[measure].encoder is not None:
-            slot = self.encoders[str(MEASURES[measure].encoder)]
-            members = [member.description for member in self.bank_of(measure).members]
-            found["encoder"] = f"{slot.name} ({digest(slot.describe())})"
-            found["distortions"] = f"{len(members)} ({digest(members)})"
-        return found
+    def bank_settings(self, measures: Iterable[str]) -> dict[str, Any]:
+        """What a :class:`ReferenceBank` for some measures depends on, as plain values."""
+        own: dict[str, dict[str, str]] = {name: {} for name in measures}
+        for measure in with_encoder(own):
+            slot = self.encoders[str(measure.encoder)]
+            members = [member.description for member in self.bank_of(measure.name).members]
+            own[measure.name] = {
+                "encoder": f"{slot.name} ({digest(slot.describe())})",
+                "distortions": f"{len(members)} ({digest(members)})",
+            }
+        every = self.describe()
+        shared = {name: every[name] for name in ("sample_rate", "loudness", "activity", "segment")}
+        frames = f"{self.grid.hop} of {self.grid.receptive_field} at {self.grid.sample_rate}"
+        return {**shared, "frames": frames, "measures": own}
 
 
 def digest(values: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_mapss.distortions import DistortionBank, Measured
 from torch_mapss.encoders import Encoder
 from torch_mapss.encoders.base import broken, is_usable
+from torch_mapss.pipeline.bank import Encoded
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.measures import MEASURES, with_encoder
 
@@ -27,16 +28,25 @@ class Encoding:
     """Encodes on the shared frames, and remembers whether encoders gave usable numbers."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
-        self.grid, self.memory = config.grid, config.budget(device).embeddings
+        self.config, self.memory = config, config.budget(device).embeddings
         self.made: list[tuple[Tensor, str]] = []  # usable or not, and what to say if not
 
-    def __call__(self, encoder: Encoder, waves: Tensor) -> Tensor:
-        """Waveforms (..., T) -> (..., F, M), encoded within a budget of memory."""
+    def __call__(self, encoder: Encoder, waves: Tensor, frames: Tensor | None = None) -> Tensor:
+        """Waveforms (..., T) -> their ``frames`` (None: all) as (..., F, M), in bounded memory."""
         with encoder.within(self.memory):
             embeddings = encoder(waves)
         if embeddings.numel():
             self.made.append((is_usable(embeddings), broken(embeddings, encoder)))
-        return self.grid.shared(embeddings, encoder)
+        shared = self.config.grid.shared(embeddings, encoder)
+        return shared if frames is None else shared[..., frames, :]
+
+    def by_measure(
+        self, measures: Iterable[str], waves: Tensor, frames: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The same for each measure; an encoder that several have encodes once."""
+        encoders = {name: self.config.encoder_of(name) for name in measures}
+        found = {each: self(each, waves, frames) for each in dict.fromkeys(encoders.values())}
+        return {name: found[encoder] for name, encoder in encoders.items()}
 
     def check(self) -> None:
         """Raise RuntimeError if a call gave no finite number; an accelerator is read once."""
@@ -60,9 +70,10 @@ class Plan(NamedTuple):
     users: dict[str, list[int]]  # by measure, places of its members among the bank's
 
 
-def plans(config: Config, measures: Sequence[str]) -> list[Plan]:
+def plans(config: Config, measures: Iterable[str]) -> list[Plan]:
     """What to make for some measures; a bank whose members another one has is not made itself."""
-    rate, found = config.grid.sample_rate, list[Plan]()
+    rate = config.grid.sample_rate
+    found: list[Plan] = []
     for measure in sorted(with_encoder(measures), key=lambda each: -len(config.bank_of(each.name))):
         bank = config.bank_of(measure.name)
         members = bank.available(rate)
@@ -96,62 +107,38 @@ class EmbeddingBuffer:
     Present members are moved to the front, so that no place stays empty needlessly.
 
     Args:
-        encoder: of the measure.
-        present: (b, S, P) bool, which of its members a source has.
-        places: those members among the members that are made.
-        members: how many are made.
+        present: (b, S, P) bool, which of the members that are made a source has.
         device: where embeddings are.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        present: np.ndarray,
-        places: Sequence[int],
-        members: int,
-        device: torch.device,
-    ) -> None:
-        self.encoder = encoder
+    def __init__(self, present: np.ndarray, device: torch.device) -> None:
         count = present.sum(-1)  # (b, S)
-        self.shape = (*present.shape[:2], int(count.max(initial=0)))
-        self.slots = np.full((*present.shape[:2], members), -1)  # -1: not here
-        self.slots[..., places] = np.where(present, present.cumsum(-1) - 1, -1)
-        filled = np.arange(self.shape[2]) < count[..., None]
+        filled = np.arange(count.max(initial=0)) < count[..., None]
+        self.shape = filled.shape
+        self.slots = np.where(present, present.cumsum(-1) - 1, -1)  # -1: not here
         self.mask = None if filled.all() else torch.from_numpy(filled).to(device)  # (b, S, P)
-        self._values: Tensor | None = None
-
-    @property
-    def values(self) -> Tensor:
-        """(b, S, P, F, M); zeros where the mask is False."""
-        assert self._values is not None
-        return self._values
+        self.values = torch.empty(0)  # (b, S, P, F, M) once any is known; 0 where not present
 
     def mine(self, rows: Rows) -> np.ndarray:
         """Which of some rows belong here, as an index."""
         return np.flatnonzero(self.slots[tuple(rows)] >= 0)
 
     def put(self, rows: Rows, values: Tensor) -> None:
-        """Keep embeddings (n, F, M) of rows from here."""
-        if self._values is None:
+        """Store embeddings (n, F, M) of rows from here."""
+        if self.values.ndim == 1:
             blank = values.new_empty if self.mask is None else values.new_zeros
-            self._values = blank((*self.shape, *values.shape[1:]))
+            self.values = blank((*self.shape, *values.shape[1:]))
         slots = np.stack([*rows[:2], self.slots[tuple(rows)]])
-        self._values[as_index(slots, values.device)] = values
-
-
-# ------------------------------------------------------------------------------------------------
-# Copies
-# ------------------------------------------------------------------------------------------------
+        self.values[as_index(slots, values.device)] = values
 
 
 class Copies(NamedTuple):
-    """The copies of references (b, S, T) that a plan makes."""
+    """What is made of references for some measures."""
 
     config: Config
     plan: Plan
-    measured: Measured  # on the references, with the mask of all copies to be made
-    wanted: np.ndarray  # (b, S, P) bool, the same mask on the host
-    present: Mapping[str, np.ndarray]  # (b, S, P) bool, by measure: which of its members it has
+    measured: Measured  # on the entire references; its mask has what any of the measures has
+    present: dict[str, np.ndarray]  # (b, S, P) bool by measure: which of the bank's members it has
 
     def made(self, waves: Tensor, start: int = 0) -> Iterator[tuple[Rows, Tensor]]:
         """A few copies at a time, not normalised: their rows, and waveforms (n, T).
@@ -162,6 +149,7 @@ class Copies(NamedTuple):
         """
         batch, sources, length = waves.shape
         rate, at_once = self.config.grid.sample_rate, self.config.budget(waves.device).samples
+        wanted = np.any([*self.present.values()], 0)
         step = max(1, min(sources, at_once // (batch * length)))
         for first in range(0, sources, step):
             some = slice(first, min(first + step, sources))
@@ -175,7 +163,7 @@ class Copies(NamedTuple):
                 start=start,
             )
             for part, made, _ in parts:
-                here = self.wanted[:, some, part]
+                here = wanted[:, some, part]
                 rows = np.stack(np.nonzero(here))
                 if rows.size:
                     index = as_index(rows, waves.device)
@@ -187,23 +175,23 @@ class Copies(NamedTuple):
         waves: Tensor,
         level: Callable[[Rows, Tensor], Tensor],
         encoding: Callable[[Encoder, Tensor], Tensor],
+        references: Mapping[str, Tensor],
+        others: Mapping[str, Tensor],
         start: int = 0,
-    ) -> dict[str, EmbeddingBuffer]:
-        """All copies, each made once and encoded once for every encoder; a buffer a measure.
+    ) -> Iterator[tuple[str, Encoded]]:
+        """All copies, each made once and encoded once for every encoder, measure by measure.
 
         Args:
             waves, start: as for :meth:`made`.
             level: from rows and their waveforms (n, T) to those that are encoded.
             encoding: from an encoder and waveforms to embeddings (n, F, M).
+            references, others: embeddings (b, S, F, M) by measure.
         """
-        config, plan = self.config, self.plan
-        members = len(plan.users[plan.name])
         users: dict[Encoder, list[EmbeddingBuffer]] = {}
         buffers: dict[str, EmbeddingBuffer] = {}
-        for name, places in plan.users.items():
-            encoder, present = config.encoder_of(name), self.present[name]
-            buffers[name] = EmbeddingBuffer(encoder, present, places, members, waves.device)
-            users.setdefault(encoder, []).append(buffers[name])
+        for name, present in self.present.items():
+            buffers[name] = EmbeddingBuffer(present, waves.device)
+            users.setdefault(self.config.encoder_of(name), []).append(buffers[name])
         for rows, made in self.made(waves, start):
             levelled = level(rows, made)
             for encoder, some in users.items():
@@ -214,21 +202,37 @@ class Copies(NamedTuple):
                 values = encoding(encoder, _picked(levelled, needed))
                 for buffer, mine in zip(some, parts):
                     buffer.put(rows[:, mine], _picked(values, np.searchsorted(needed, mine)))
-        return buffers
+        for name in self.present:  # none is held longer than it is needed
+            buffer = buffers.pop(name)
+            yield name, Encoded(references[name], buffer.values, buffer.mask, others.get(name))
+
+
+def copies_of(config: Config, plan: Plan, measured: Mapping[str, Measured]) -> Copies:
+    """What a plan makes, given what the bank of each measure found on the entire references.
+
+    Of several members that come out equal a bank has the first, so a measure's members are
+    those that its own bank has: they do not depend on what else is computed.
+    """
+    masks = [measured[name].mask for name in plan.users]
+    host = torch.cat(masks, -1).cpu().numpy()  # an accelerator is read once
+    parts = np.split(host, np.cumsum([mask.shape[-1] for mask in masks])[:-1], -1)
+    present = {}
+    for (name, places), part in zip(plan.users.items(), parts):
+        present[name] = np.zeros((*part.shape[:2], masks[0].shape[-1]), bool)
+        present[name][..., places] = part
+    every = torch.from_numpy(np.any([*present.values()], 0)).to(masks[0].device)
+    return Copies(config, plan, measured[plan.name]._replace(mask=every), present)
 
 
 def planned_copies(
     config: Config,
-    measures: Sequence[str],
+    measures: Iterable[str],
     waves: Tensor,
     active: Tensor,
     items: Sequence[int],
     pieces: bool,
 ) -> Iterator[Copies]:
     """What is made of references for some measures, plan by plan.
-
-    Of several members that come out equal a bank has the first, so a measure's members are
-    those that its own bank has: they do not depend on what else is computed.
 
     Args:
         config: of the scorer.
@@ -243,20 +247,14 @@ def planned_copies(
     """
     rate = config.grid.sample_rate
     for plan in plans(config, measures):
-        measured = plan.bank.measure(waves, rate, pieces=pieces)
-        masks, every = {plan.name: measured.mask}, measured.mask.clone()
-        for name, places in plan.users.items():
-            if name != plan.name:
-                masks[name] = config.bank_of(name).measure(waves, rate, pieces=False).mask
-                index = torch.tensor(places, device=every.device)
-                every[..., index] |= masks[name]
-        host = torch.cat([every, *masks.values()], -1).cpu().numpy()  # an accelerator is read once
-        ends = np.cumsum([every.shape[-1], *(mask.shape[-1] for mask in masks.values())])[:-1]
-        wanted, *parts = np.split(host, ends, -1)
-        present = dict(zip(masks, parts))
-        for name, part in present.items():
-            _check_members(part.sum(-1), active, items, name)
-        yield Copies(config, plan, measured._replace(mask=every), wanted, present)
+        measured = {
+            name: config.bank_of(name).measure(waves, rate, pieces=pieces and name == plan.name)
+            for name in plan.users
+        }
+        copies = copies_of(config, plan, measured)
+        for name, present in copies.present.items():
+            _check_members(present.sum(-1), active, items, name)
+        yield copies
 
 
 def _check_members(count: np.ndarray, active: Tensor, items: Sequence[int], name: str) -> None:

@@ -8,7 +8,6 @@ waveforms at the encoder's rate.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core import checks, devices
-from torch_mapss.pipeline.bank import Group, ReferenceBank
+from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.measures import checked_measures, with_encoder
 
@@ -30,25 +29,17 @@ class Clips(NamedTuple):
     items: tuple[int, ...]  # their places in the batch
     samples: int  # length as handed in
     waves: Tensor  # (b, sources, T) at the encoder's rate
+    valid: Tensor  # (b, sources) bool: False had a bad sample, and is silenced
 
 
-@dataclass(frozen=True)
-class Signals:
+class Signals(NamedTuple):
     """Validated waveforms: floating point, without padding, finite."""
 
     waves: Tensor  # (B, sources, T) at the rate they came in; zeros in the padding
-    lengths: tuple[int, ...]  # true length of each mixture
     clips: tuple[Clips, ...]  # the same by length, at the encoder's rate
-    valid: Tensor | None  # (B, sources) bool: False had a bad sample, and is silenced; None: all
-
-    @property
-    def complete(self) -> Tensor | None:
-        """(B,) bool: mixtures without a bad sample; None: all."""
-        return None if self.valid is None else self.valid.all(-1)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One validated call of :class:`~torch_mapss.MAPSS`."""
 
     estimates: Signals
@@ -74,29 +65,22 @@ class Call:
         """Whether a graph is recorded."""
         return self.estimates.waves.requires_grad and torch.is_grad_enabled()
 
-    def groups(self) -> Iterator[tuple[Clips, Group]]:
-        """Of each length: estimates, and what the bank holds of the same mixtures."""
-        for clips, group in zip(self.estimates.clips, self.prepared.groups, strict=True):
-            assert clips.items == group.items, (clips.items, group.items)
-            yield clips, group
-
-    def pairs(self) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
-        """Of each length: items, estimates (b, S', T) and all references (b, S, T), at one rate."""
-        if self.bank is not None:
-            truth = [group.waveforms for _, group in self.groups()]
-        else:
-            assert self.references is not None
-            truth = [clips.waves for clips in self.references.clips]
-        for clips, references in zip(self.estimates.clips, truth):
-            yield clips.items, clips.waves, references.to(clips.waves.dtype)
+    def pairs(self) -> Iterator[tuple[Clips, Tensor]]:
+        """Of each length: estimates, and all references (b, S, T) at their rate."""
+        plain = self.references if self.bank is None else None
+        held = self.prepared.groups if plain is None else plain.clips
+        for clips, references in zip(self.estimates.clips, held):
+            yield clips, references.waves.to(clips.waves.dtype)
 
     def ordered(self, order: Tensor) -> Call:
         """The call with estimates in another order: (B, S') the estimate that takes each place."""
-        now = self.estimates
-        clips = tuple(c._replace(waves=taken(c.waves, order[list(c.items)])) for c in now.clips)
-        valid = None if now.valid is None else taken(now.valid, order)
-        estimates = replace(now, waves=taken(now.waves, order), clips=clips, valid=valid)
-        return replace(self, estimates=estimates, order=order)
+        waves, clips = self.estimates
+        each = (
+            clip._replace(waves=taken(clip.waves, own), valid=taken(clip.valid, own))
+            for clip, own in ((clip, order[list(clip.items)]) for clip in clips)
+        )
+        estimates = Signals(taken(waves, order), tuple(each))
+        return self._replace(estimates=estimates, order=order)
 
 
 def taken(x: Tensor, order: Tensor) -> Tensor:
@@ -186,13 +170,13 @@ def validate_references(
 
 def valid_waveforms(
     waves: Tensor, name: str, lengths: Sequence[int], check: bool
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
     """Refuse non-finite samples; unchecked, silence the sources that have them.
 
     Padding beyond a mixture's length may hold anything.
 
     Returns:
-        The waveforms (B, sources, T), and (B, sources) bool of the valid ones (None if checked).
+        The waveforms (B, sources, T), and (B, sources) bool of the valid ones.
 
     Raises:
         ValueError: checked, and a sample is NaN or infinite; names item and source.
@@ -213,7 +197,7 @@ def valid_waveforms(
             f"source {source}, the first at sample {int(bad[0])}. Repair the signal or leave the "
             "item out."
         )
-    return waves, None
+    return waves, valid
 
 
 def _signals(config: Config, waves: Tensor, name: str, lengths: tuple[int, ...]) -> Signals:
@@ -227,8 +211,9 @@ def _signals(config: Config, waves: Tensor, name: str, lengths: tuple[int, ...])
     for (samples, *_), items in by_length.items():
         neighbours = items == list(range(items[0], items[-1] + 1))  # which need no copy
         some = waves[items[0] : items[-1] + 1] if neighbours else devices.picked(waves, 0, items)
-        clips.append(Clips(tuple(items), samples, audio.resample(some[..., :samples], *rates)))
-    return Signals(waves, lengths, tuple(clips), valid)
+        resampled = audio.resample(some[..., :samples], *rates)
+        clips.append(Clips(tuple(items), samples, resampled, devices.picked(valid, 0, items)))
+    return Signals(waves, tuple(clips))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -354,24 +339,23 @@ def _measures_of_bank(
 def _check_bank(
     config: Config, bank: ReferenceBank, measures: Sequence[str], waves: Tensor
 ) -> None:
-    # "bleed" has the settings that all measures share.
-    compared = [("bleed", bank.measures[0]), *((m, m) for m in measures if m in bank.settings)]
-    for measure, name in compared:
-        here, there = config.bank_settings(measure), bank.settings[name]
-        unlike = [
-            f"{n} {there.get(n)!r}, here {here[n]!r}" for n in here if here[n] != there.get(n)
-        ]
-        if unlike:
-            raise ValueError(
-                f"the bank was prepared for {name} with other settings: {'; '.join(unlike)}. "
-                "Prepare it again with this MAPSS, or score with the one that made it."
-            )
+    made = bank.settings["measures"]  # "bleed" needs no preparing
+    there = {**bank.settings, "measures": {name: made.get(name, {}) for name in measures}}
+    unlike = [
+        f"{name} {was!r}, here {now!r}"
+        for name, was, now in checks.differing(there, config.bank_settings(measures))
+    ]
+    if unlike:
+        raise ValueError(
+            f"the bank was prepared with other settings: {'; '.join(unlike)}. Prepare it again "
+            "with this MAPSS, or score with the one that made it."
+        )
     if len(waves) != bank.batch:
         raise ValueError(
             f"estimates hold {len(waves)} mixtures and the bank {bank.batch}. Pass the estimates "
             "of exactly the mixtures that were prepared, in their order."
         )
-    checks.check_devices(estimates=waves, bank=bank.groups[0].waveforms)
+    checks.check_devices(estimates=waves, bank=bank.groups[0].waves)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -420,8 +404,9 @@ def best_order(call: Call) -> Tensor:
         leave.
     """
     order = torch.empty(call.estimates.waves.shape[:2], dtype=torch.int64)
-    for items, estimates, references in call.pairs():
-        order[list(items)] = audio.match_sources(estimates, references).argsort(-1).cpu()
+    for clips, references in call.pairs():
+        best = audio.match_sources(clips.waves, references)
+        order[list(clips.items)] = best.argsort(-1).cpu()
     return order.to(call.estimates.waves.device)
 
 

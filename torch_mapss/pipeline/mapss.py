@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch_mapss.pipeline.config import (
     encoder_slots,
 )
 from torch_mapss.pipeline.inputs import Call, validate, validate_references
-from torch_mapss.pipeline.measures import checked_measures
+from torch_mapss.pipeline.measures import checked_measures, with_encoder
 from torch_mapss.pipeline.memory import checked_memory
 from torch_mapss.pipeline.prepare import prepare, warn_unscored, with_bank
 from torch_mapss.pipeline.score import OnSegment, bounding, score, scoring
@@ -220,8 +221,13 @@ class MAPSS(nn.Module):
         return self.config.times(frames)
 
     def extra_repr(self) -> str:
-        """The settings, for ``print``."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.config.brief().items())
+        """The settings that its measures depend on, for ``print``; nothing is loaded."""
+        slots: dict[Any, Any] = {**self.config.encoders, **self.config.banks}
+        used = [name for each in with_encoder(self.measures) for name in (each.encoder, each.bank)]
+        others = (f.name for f in fields(self.config) if f.name not in ("encoders", "banks"))
+        shown = {name: slots[name] for name in used}
+        shown |= {name: getattr(self.config, name) for name in others}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
     def _apply(self, fn: Any, recurse: bool = True) -> MAPSS:
         super()._apply(fn, recurse)

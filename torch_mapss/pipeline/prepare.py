@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,12 +11,11 @@ from torch import Tensor
 from torch_mapss.audio.frames import active_frames
 from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import checks, devices
-from torch_mapss.encoders import Encoder
-from torch_mapss.pipeline.bank import Deferred, Encoded, Group, ReferenceBank, scored_frames
+from torch_mapss.pipeline.bank import Encoded, Group, ReferenceBank, scored_frames
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.copies import Encoding, planned_copies, sums_of_others
 from torch_mapss.pipeline.inputs import Call, Clips, Signals
-from torch_mapss.pipeline.measures import MEASURES
+from torch_mapss.pipeline.measures import with_encoder
 from torch_mapss.pipeline.memory import explained
 from torch_mapss.pipeline.segments import deferred_group
 
@@ -29,7 +27,7 @@ def with_bank(config: Config, call: Call, warn: bool = False) -> Call:
     bank = prepare(config, call.references, call.measures)
     if warn:
         warn_unscored(bank)
-    return replace(call, bank=bank)
+    return call._replace(bank=bank)
 
 
 @explained()
@@ -43,28 +41,14 @@ def prepare(config: Config, references: Signals, measures: Sequence[str]) -> Ref
         RuntimeError: an encoder gave no finite number at all.
     """
     encoding = Encoding(config, references.waves.device)
-    groups = []
-    for clips in references.clips:
-        if config.is_long(clips.samples):
-            group = deferred_group(config, clips, measures)
-        else:
-            group = encoded_group(config, clips, measures, encoding)
-        if references.valid is not None:
-            valid = devices.picked(references.valid, 0, group.items)
-            group = replace(group, valid=valid).rescored()
-        groups.append(group)
-    encoding.check()
-    batch, sources, samples = references.waves.shape
-    return ReferenceBank(
-        groups=tuple(groups),
-        batch=batch,
-        sources=sources,
-        samples=samples,
-        frames=max(group.frames for group in groups),
-        lengths=references.lengths,
-        settings={name: config.bank_settings(name) for name in measures},
-        measures=tuple(measures),
+    groups = tuple(
+        deferred_group(config, clips, measures)
+        if config.is_long(clips.samples)
+        else encoded_group(config, clips, measures, encoding)
+        for clips in references.clips
     )
+    encoding.check()
+    return ReferenceBank(groups, references.waves.shape[-1], config.bank_settings(measures))
 
 
 def encoded_group(
@@ -75,21 +59,20 @@ def encoded_group(
     normalised = functools.partial(at_loudness, rate=grid.sample_rate, target=config.loudness)
     given = clips.waves.clone() if clips.waves.is_inference() else clips.waves
     waves = normalised(given)
-    active = active_frames(waves, grid.receptive_field, grid.hop, config.activity)
-    references: dict[Encoder, Tensor] = {}
-    parts: dict[str, Encoded | Deferred] = {}
-    for copies in planned_copies(config, measures, waves, active, clips.items, pieces=False):
-        buffers = copies.encode(waves, lambda _, made: normalised(made), encoding)
-        for name, buffer in buffers.items():
-            encoder, others = buffer.encoder, None
-            if encoder not in references:
-                references[encoder] = encoding(encoder, waves)
-            if MEASURES[name].others and waves.shape[1] > 2:
-                others = encoding(encoder, normalised(sums_of_others(given)))
-            part = Encoded(references[encoder], buffer.values, buffer.mask, others)
+    audible = active_frames(waves, grid.receptive_field, grid.hop, config.activity)
+    used = with_encoder(measures)
+    references = encoding.by_measure([measure.name for measure in used], waves)
+    others: dict[str, Tensor] = {}
+    parts: dict[str, Encoded] = {}
+    if summed := [measure.name for measure in used if measure.others and waves.shape[1] > 2]:
+        others = encoding.by_measure(summed, normalised(sums_of_others(given)))
+    for copies in planned_copies(config, measures, waves, audible, clips.items, pieces=False):
+        made = copies.encode(waves, lambda _, x: normalised(x), encoding, references, others)
+        for name, part in made:
             parts[name] = part
-            active = active & part.usable().unsqueeze(1)
-    return Group(clips.items, clips.samples, waves, active, scored_frames(active), parts)
+            audible = audible & part.usable().unsqueeze(1)
+    scored = scored_frames(audible, clips.valid)
+    return Group(clips.items, clips.samples, waves, clips.valid, audible, scored, parts)
 
 
 def warn_unscored(bank: ReferenceBank) -> None:

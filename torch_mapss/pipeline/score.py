@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,14 +17,14 @@ from torch_mapss.core.frame_batches import Score, Started, finish, start
 from torch_mapss.core.lengths import frame_count
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
-from torch_mapss.pipeline.bank import Encoded, Group, ReferenceBank
+from torch_mapss.pipeline.bank import Group, ReferenceBank
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.copies import Encoding
-from torch_mapss.pipeline.inputs import Call
+from torch_mapss.pipeline.inputs import Call, Clips
 from torch_mapss.pipeline.measures import MEASURES, with_encoder
 from torch_mapss.pipeline.memory import explained
 from torch_mapss.pipeline.scores import FrameScores, ScoreBounds, Scores
-from torch_mapss.pipeline.segments import Span, estimates_of, spans
+from torch_mapss.pipeline.segments import Block, spans
 
 # Called with how many segments of a long clip are scored, from 0 on, and how many there are.
 OnSegment = Callable[[int, int], object]
@@ -85,24 +85,23 @@ def score(
     on demand, once for all calls. Without a graph the work of a block is dropped at once; with one
     all blocks are kept anyway, and an accelerator is read once, after the last.
     """
-    bank = calls[0].prepared
+    bank, total = calls[0].prepared, calls[0].prepared.frames
     measures = [measure.name for measure in with_encoder(calls[0].measures)]
-    shapes = [(bank.batch, len(call.attributed), bank.frames) for call in calls]
+    shapes = [(bank.batch, len(call.attributed), total) for call in calls]
     written = [FrameScores(x, call.estimates.waves) for x, call in zip(shapes, calls)]
     with explained():
-        estimates = [embedded_estimates(config, call, measures) for call in calls]
         graph = any(call.wants_gradient for call in calls)
         chosen = choose(bank, frames, generator)
         memory = config.budget(bank.device)
         started: list[tuple[FrameScores, Tensor, Started]] = []
-        for number, block in blocks(config, bank, chosen, measures, graph, on_segment):
-            items = devices.placed(block.group.items, bank.device)[block.item]
-            place = items * bank.frames + block.frame
-            active = block.group.active[block.item, :, block.frame]  # (n, S)
-            scored = [scored_estimates(block, active, call) for call in calls]
-            for name, held, usable in block.bank(measures):
+        for block in blocks(config, calls, chosen, measures, graph, on_segment):
+            group = bank.groups[block.number]
+            place = devices.placed(group.items, bank.device)[block.item] * total + block.frame
+            active = group.active[block.item, :, block.frame]  # (n, S)
+            scored = [scored_estimates(call, block, active) for call in calls]
+            for name, held, usable in block.bank:
                 for k, call in enumerate(calls):
-                    outputs = block.outputs(name, estimates[k][number])
+                    outputs = block.outputs[k][name]
                     points, finite = points_of(held, active, outputs, call.attributed)
                     scored[k] = scored[k] & (finite & usable).unsqueeze(-1)
                     work = start(points, task.settings, task.functions[name], memory.frames)
@@ -129,26 +128,6 @@ def write(started: Sequence[tuple[FrameScores, Tensor, Started]]) -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-class Block(NamedTuple):
-    """Frames of mixtures that are encoded; :class:`Span` is the same of a long clip."""
-
-    group: Group
-    item: Tensor  # (n,) of the group
-    frame: Tensor  # (n,)
-
-    def outputs(self, name: str, estimates: Mapping[str, Tensor]) -> Tensor:
-        """(n, S', M) of one call for one measure."""
-        return estimates[name].transpose(1, 2)[self.item, self.frame]
-
-    def bank(self, measures: Sequence[str]) -> Iterator[tuple[str, Points, Tensor]]:
-        """What the frames hold of the bank, and which have finite numbers, measure by measure."""
-        usable = torch.ones_like(self.frame, dtype=torch.bool)  # others are not scored
-        for name in measures:
-            part = self.group.encoded[name]
-            assert isinstance(part, Encoded)
-            yield name, part.at(self.item, self.frame), usable
-
-
 def choose(
     bank: ReferenceBank, frames: int | None, generator: torch.Generator | None
 ) -> list[Tensor]:
@@ -167,34 +146,63 @@ def choose(
 
 def blocks(
     config: Config,
-    bank: ReferenceBank,
+    calls: Sequence[Call],
     chosen: Sequence[Tensor],
     measures: Sequence[str],
     graph: bool,
     on_segment: OnSegment | None,
-) -> Iterator[tuple[int, Block | Span]]:
-    """The chosen frames, as many at a time as memory allows, with the number of their group."""
-    most = config.budget(bank.device).gathered
-    for number, (group, where) in enumerate(zip(bank.groups, chosen)):
-        if group.deferred:
-            for span in spans(config, group, where[:, 1], measures, on_segment):
-                yield number, span
+) -> Iterator[Block]:
+    """The chosen frames, as many at a time as memory allows."""
+    groups, device = calls[0].prepared.groups, calls[0].prepared.device
+    encoding, most = Encoding(config, device), config.budget(device).gathered
+    embedded = [
+        [embedded_estimates(call, number, measures, encoding) for call in calls]
+        if group.deferred is None
+        else []
+        for number, group in enumerate(groups)
+    ]
+    encoding.check()  # of all lengths at once
+    for number, (group, where, estimates) in enumerate(zip(groups, chosen, embedded)):
+        if group.deferred is not None:
+            yield from spans(config, calls, number, where[:, 1], measures, on_segment)
             continue
-        parts = (group.encoded[name] for name in measures)
-        each = max((part.frame_bytes for part in parts if isinstance(part, Encoded)), default=1)
-        size = len(where) if graph else most // each
-        for some in where.split(max(1, size)):
+        each = max((group.encoded[name].frame_bytes for name in measures), default=1)
+        for some in where.split(max(1, len(where) if graph else most // each)):
             if len(some):
-                yield number, Block(group, *some.unbind(-1))
+                yield whole_block(number, group, some, estimates)
 
 
-def scored_estimates(block: Block | Span, active: Tensor, call: Call) -> Tensor:
+def whole_block(
+    number: int, group: Group, frames: Tensor, estimates: Sequence[Mapping[str, Tensor]]
+) -> Block:
+    """Frames (n, 2) of clips that are encoded, as are the estimates (b, S', F, M) of each call."""
+    item, frame = frames.unbind(-1)
+    outputs = [
+        {name: x.transpose(1, 2)[item, frame] for name, x in each.items()} for each in estimates
+    ]
+    usable = torch.ones_like(frame, dtype=torch.bool)  # others are not scored
+    bank = ((name, group.encoded[name].at(item, frame), usable) for name in estimates[0])
+    return Block(number, item, frame, outputs, bank)
+
+
+def embedded_estimates(
+    call: Call, number: int, measures: Sequence[str], encoding: Encoding
+) -> dict[str, Tensor]:
+    """Estimates of a call that have the length of a group, embedded: by measure (b, S', F, M)."""
+    config, group = encoding.config, call.prepared.groups[number]
+    waves = call.estimates.clips[number].waves
+    waves = at_loudness(waves, config.grid.sample_rate, config.loudness)
+    if config.align_polarity:
+        own = devices.picked(group.waves, 1, call.attributed)
+        waves = waves * torch.where((waves.detach() * own).sum(-1, keepdim=True) < 0, -1.0, 1.0)
+    return encoding.by_measure(measures, waves)
+
+
+def scored_estimates(call: Call, block: Block, active: Tensor) -> Tensor:
     """(n, S') bool: which estimates are scored in the frames of a block, of active sources."""
     scored = devices.picked(active, 1, call.attributed) & (active.sum(-1, keepdim=True) >= 2)
-    complete = call.estimates.complete  # mixtures without a bad sample
-    if complete is None:
-        return scored
-    return scored & devices.picked(complete, 0, block.group.items)[block.item].unsqueeze(-1)
+    complete = call.estimates.clips[block.number].valid.all(-1)  # without a bad sample
+    return scored & complete[block.item].unsqueeze(-1)
 
 
 def points_of(
@@ -212,36 +220,6 @@ def points_of(
         every = bool(active.all())
     points = held._replace(outputs=outputs, attributed=attributed, active=None if every else active)
     return points, finite.squeeze(-1).all(-1)
-
-
-# ------------------------------------------------------------------------------------------------
-# Estimates and records
-# ------------------------------------------------------------------------------------------------
-
-
-def embedded_estimates(config: Config, call: Call, measures: Sequence[str]) -> list[Any]:
-    """For each group of the bank what its blocks take outputs from.
-
-    Embeddings by measure (b, S', F, M), or, of a clip that is too long for it, its waveforms.
-    """
-    found: list[Any] = []
-    encoding = Encoding(config, call.estimates.waves.device)
-    for clips, group in call.groups():
-        if group.deferred:
-            waves = clips.waves[0].detach()
-            found.append(estimates_of(config, waves, group, call.attributed))
-            continue
-        waves = at_loudness(clips.waves, config.grid.sample_rate, config.loudness)
-        if config.align_polarity:
-            own = devices.picked(group.waveforms, 1, call.attributed)
-            waves = waves * torch.where((waves.detach() * own).sum(-1, keepdim=True) < 0, -1.0, 1.0)
-        encoders = {name: config.encoder_of(name) for name in measures}
-        embedded = {
-            encoder: encoding(encoder, waves) for encoder in dict.fromkeys(encoders.values())
-        }
-        found.append({name: embedded[encoder] for name, encoder in encoders.items()})
-    encoding.check()
-    return found
 
 
 def _scores(config: Config, call: Call, written: FrameScores) -> Scores:
@@ -268,22 +246,21 @@ def bleed(config: Config, call: Call) -> Tensor:
     bank, waves = call.prepared, call.estimates.waves
     found = waves.new_full((bank.batch, len(call.attributed), bank.frames), torch.nan)
     found = found.to(torch.promote_types(found.dtype, torch.float32))
-    for clips, group in call.groups():
+    for clips, group in zip(call.estimates.clips, bank.groups):
         places = devices.placed(group.items, waves.device)
-        values = _bleed_of_group(config, clips.waves, group, call.attributed).to(found.dtype)
-        short = bank.frames - values.shape[-1]
-        values = pad(values, (0, short), value=torch.nan)
+        values = _bleed_of_group(config, clips, group, call.attributed).to(found.dtype)
+        values = pad(values, (0, bank.frames - values.shape[-1]), value=torch.nan)
         found = found.index_copy(0, places, values)
-    complete = call.estimates.complete
-    return found if complete is None else torch.where(complete[:, None, None], found, torch.nan)
+    return found
 
 
-def _bleed_of_group(config: Config, waves: Tensor, group: Group, index: tuple[int, ...]) -> Tensor:
+def _bleed_of_group(config: Config, clips: Clips, group: Group, index: tuple[int, ...]) -> Tensor:
     own = devices.picked(group.active, 1, index)
-    power = _frame_power(config, waves)
+    power = _frame_power(config, clips.waves)
     count = own.sum(-1, keepdim=True)
     level = torch.where(own, power, 0.0).sum(-1, keepdim=True) / count.clamp(min=1)
-    defined = ~own & group.active.any(1, keepdim=True) & (count > 0)
+    complete = clips.valid.all(-1)[:, None, None]
+    defined = ~own & group.active.any(1, keepdim=True) & (count > 0) & complete
     most = 10.0 ** (-FLOOR_DB / 10.0)
     # Both are masked before they are divided, and silence has no slope.
     loud = defined & (power > level / most)

@@ -152,13 +152,11 @@ def negative_si_sdr(call: Call) -> tuple[Tensor, Tensor]:
     given = call.estimates
     values = given.waves.new_zeros(given.waves.shape[:2])
     defined = torch.zeros(values.shape, dtype=torch.bool, device=values.device)
-    for items, estimates, references in call.pairs():
+    for clips, references in call.pairs():
         references = devices.picked(references, 1, call.attributed)
-        active = ~audio.is_silent(references)
-        if given.valid is not None:
-            active = active & devices.picked(given.valid, 0, items)
-        place = (devices.placed(items, values.device),)
-        found = audio.si_sdr(estimates, references.to(values.dtype))
+        active = ~audio.is_silent(references) & clips.valid
+        place = (devices.placed(clips.items, values.device),)
+        found = audio.si_sdr(clips.waves, references.to(values.dtype))
         values = values.index_put(place, torch.where(active, -found, 0.0))
         defined = defined.index_put(place, active)
     return values, defined
@@ -189,10 +187,10 @@ def frame_weights(
 
 def _energies(bank: ReferenceBank, index: tuple[int, ...], grid: Grid) -> Tensor:
     """(B, S', F) mean square of the normalised references in every frame, 0 in padding."""
-    like = bank.groups[0].waveforms
+    like = bank.groups[0].waves
     energies = like.new_zeros(bank.batch, len(index), bank.frames)
     for group in bank.groups:
-        waves = devices.picked(group.waveforms, 1, index)
+        waves = devices.picked(group.waves, 1, index)
         power = audio.frame_rms(waves, grid.receptive_field, grid.hop).square()
         places = devices.placed(group.items, energies.device)
         energies[places, :, : power.shape[-1]] = power.to(energies.dtype)
