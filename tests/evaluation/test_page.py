@@ -20,8 +20,7 @@ from separations import WILD, leaky, save_manifest, score_set, sources, wild_res
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.commands.options import BAD_INPUT, OK
 from torch_mapss.evaluation.comparison import compare
-from torch_mapss.evaluation.page import write_page
-from torch_mapss.evaluation.page.content import page_content
+from torch_mapss.evaluation.page.content import page_content, write_page
 from torch_mapss.evaluation.page.tracks import address, playing_gain
 from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.worst import CONTEXT_S
@@ -32,10 +31,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return load_results(wild_results(tmp_path_factory.mktemp("set")))
 
 
+def written(results: Results, folder: Path, **options: Any) -> Path:
+    write_page(results, folder / "page.html", **options)
+    return folder / "page.html"
+
+
 @pytest.fixture(scope="module")
 def page(results: Results) -> Path:
     """Everything is embedded; the folder of the page is made."""
-    return Path(write_page(results, Path(results.root) / "deep" / "page.html").path)
+    return written(results, Path(results.root) / "deep")
 
 
 def content_of(path: str | Path) -> dict[str, Any]:
@@ -91,7 +95,7 @@ def test_sounds_are_the_files_to_the_last_bit_and_curves_the_frames(
     assert content["pairs"] == found.shown_pairs().to_dict("records")
     assert content["scored"] == "2 mixtures, 2 s in all, by 2 systems"
     assert not any(segment["clips"] for segment in content["segments"])  # whole files have them
-    scores = [float(one["text"]) for one in content["segments"] if one["label"] == "PS"]
+    scores = [float(one["value"]) for one in content["segments"] if one["title"] == "PS"]
     assert scores == sorted(scores)
     check_sounds_and_curves(results, content)
 
@@ -105,7 +109,7 @@ def test_estimates_behind_an_undefined_one_keep_their_curves_and_sounds(tmp_path
     entry["references"] = write_all(tmp_path / "truth", truth)
     score_set(save_manifest(tmp_path, [entry]), tmp_path / "results")
     results = load_results(tmp_path / "results")
-    content = content_of(write_page(results, tmp_path / "page.html", title="A & B").path)
+    content = content_of(written(results, tmp_path, title="A & B"))
     assert content["title"] == "A & B"
     assert [row["source"] for row in content["rows"]] == ["none", "low", "high"]
     check_sounds_and_curves(results, content)
@@ -154,7 +158,7 @@ def test_long_curves_are_means_of_frames(
 def test_what_does_not_fit_is_linked_from_the_page(
     results: Results, tmp_path: Path, embed_mb: float
 ) -> None:
-    out = Path(write_page(results, tmp_path / "page.html", embed_mb=embed_mb).path)
+    out = written(results, tmp_path, embed_mb=embed_mb)
     content = content_of(out)
     assert all(row["curve"] and len(row["tracks"]) == 3 for row in content["rows"])
     linked = [track for track in content["tracks"] if not track["embedded"]]
@@ -191,7 +195,7 @@ def test_names_are_text_and_nothing_is_fetched(page: Path) -> None:
 def test_audio_that_is_gone_is_said_and_not_fatal(results: Results, tmp_path: Path) -> None:
     elsewhere = load_results(results.folder, root=tmp_path)
     with pytest.warns(UserWarning, match="14 of 14 audio files") as told:
-        content = content_of(write_page(elsewhere, tmp_path / "page.html").path)
+        content = content_of(written(elsewhere, tmp_path))
     for text in (str(told[0].message), content["advice"]):
         assert repr(str(tmp_path)) in text
         assert "--audio-root DIR" in text
@@ -227,5 +231,5 @@ def test_a_missing_package_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r"torch_mapss\[report\]"):
-        write_page(results, tmp_path / "page.html")
+        written(results, tmp_path)
     assert not list(tmp_path.iterdir())

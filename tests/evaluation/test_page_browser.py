@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from separations import WILD, sources, wild_results
 
-from torch_mapss.evaluation.page import write_page
+from torch_mapss.evaluation.page.content import write_page
 from torch_mapss.evaluation.page.tracks import address
 
 browser = pytest.importorskip("browser", reason="the browser test needs websockets")
@@ -66,7 +66,8 @@ def pause(opened: Any) -> None:
 
 @pytest.mark.parametrize("width", [1280, 400])
 def test_page(folder: Path, start: Open, width: int) -> None:
-    page = Path(write_page(folder, folder.parent / f"page {width}#.html").path)
+    page = folder.parent / f"page {width}#.html"
+    write_page(folder, page)
     opened = start(page, width)
     opened.until(lambda: opened.run("document.querySelectorAll('#table tbody tr').length") == 8)
     # It fits the window, its charts are drawn, names are text.
@@ -142,7 +143,8 @@ def test_page(folder: Path, start: Open, width: int) -> None:
 def test_linked_sounds_play_and_a_file_that_comes_back_is_loaded_again(
     folder: Path, start: Open
 ) -> None:
-    page = Path(write_page(folder, folder.parent / "linked.html", embed_mb=0.0).path)
+    page = folder.parent / "linked.html"
+    write_page(folder, page, embed_mb=0.0)
     there = folder.parent / "s1"
     away = there.rename(folder.parent / "away")
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,13 +70,14 @@ def test_between_excerpts_there_is_no_stretch() -> None:
     times = np.concatenate([np.arange(10), np.arange(3000, 3010)]) * 0.02
     ps = np.linspace(0.0, 1.0, 20, dtype=np.float32)[None]
     found = SystemFrames(np.ones((1, 20), bool), np.array([3]), {"ps": ps})
-    row = {"system": "s", "source_index": 3}
-    seconds, curves = frame_curves(MixtureFrames(times, {"s": found}), row)
+    given: Any = SimpleNamespace(frames=lambda _: MixtureFrames(times, {"s": found}))
+    rows = [{"mixture_id": "m", "system": name, "source_index": 3} for name in ("s", "failed")]
+    (_, seconds, curves), (_, _, none) = frame_curves(given, rows)
     np.testing.assert_allclose(np.diff(seconds), 0.02)
     there = np.isfinite(curves["ps"])
     np.testing.assert_allclose(seconds[there], times)
     np.testing.assert_array_equal(curves["ps"][there], ps[0])
-    assert frame_curves(MixtureFrames(times, {}), row)[1] == {}  # a system that failed
+    assert none == {}
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +99,7 @@ def results(folder: Path) -> Results:
 
 
 def test_the_place_of_leakage_is_found(results: Results) -> None:
-    (worst,) = worst_segments(results, 1, ("ps",))
+    (worst,) = worst_segments(results, 1, ("ps",)).itertuples()
     assert (worst.mixture_id, worst.system, worst.source) == ("m0", "good", "a")
     assert worst.start >= 0.9
     assert worst.end <= 2.1
@@ -109,12 +112,10 @@ def test_the_place_of_leakage_is_found(results: Results) -> None:
 
 
 def test_order_and_choice(results: Results) -> None:
-    found = worst_segments(results, 4)
+    found = worst_segments(results, 4).groupby("measure", sort=False)["score"]
     names = [name for name in WORST_OF if name in results.measures and name != "bleed_db"]
-    assert [*dict.fromkeys(one.measure for one in found)] == names
-    for name in ("ps", "log_pm"):
-        scores = [one.score for one in found if one.measure == name]
-        assert scores == sorted(scores)
+    assert [*found.groups] == names
+    assert found.is_monotonic_increasing.all()
     with pytest.raises(ValueError, match=r"measures .*'sdr'"):
         worst_segments(results, 3, ("sdr",))
     with pytest.raises(ValueError, match="count"):
@@ -122,8 +123,9 @@ def test_order_and_choice(results: Results) -> None:
 
 
 def test_sound_is_the_files_own(folder: Path, results: Results, tmp_path: Path) -> None:
-    (worst,) = worst_segments(results, 1, ("ps",))
-    estimate, reference = write_segments(results, [worst], tmp_path)
+    found = worst_segments(results, 1, ("ps",))
+    estimate, reference = write_segments(results, found, tmp_path)
+    (worst,) = found.itertuples()
     assert Path(estimate).name.startswith("ps_001_m0_good_a_")
     first = round((worst.start - CONTEXT_S) * RATE)
     for path, given in ((estimate, "good/a.wav"), (reference, "truth/a.wav")):
@@ -169,7 +171,7 @@ def test_bleed_is_worst_where_it_is_highest_and_names_the_source(
         entry |= {"sources": ["a", "b", "c"]}
         entry["references"] = [*entry["references"], str(tmp_path / "silent.wav")]
     changed = {"entries": {"m0": entry}, "items": results.items.assign(bleed_db=0.0)}
-    (one,) = worst_segments(Made(**{**vars(results), **changed}), 5, ("bleed_db",))
+    (one,) = worst_segments(Made(**{**vars(results), **changed}), 5, ("bleed_db",)).itertuples()
     assert (one.title, one.source, one.frames) == ("bleed of a", "b", 20)
     assert one.score == pytest.approx(-18.0, abs=1e-3)
     assert one.start == pytest.approx(real.times[60] - 0.01, abs=1e-6)
@@ -213,7 +215,7 @@ def test_sampled_frames_stand_alone(
     path = folder.parent / "manifest.json"
     score_set(path, tmp_path, sample_frames=12)
     found = worst_segments(load_results(tmp_path), 3, ("ps",))
-    assert {one.frames for one in found} == {1}
-    assert all(one.end - one.start == pytest.approx(0.02) for one in found)
+    assert {*found["frames"]} == {1}
+    np.testing.assert_allclose(found["end"] - found["start"], 0.02)
     assert cli.main(["worst", str(tmp_path)]) == 0
     assert "single frames, which have no neighbours" in capsys.readouterr().out

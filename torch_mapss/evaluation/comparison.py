@@ -18,16 +18,15 @@ import numpy as np
 from torch_mapss.core import checks
 from torch_mapss.evaluation import io, significance
 from torch_mapss.evaluation.comparison_tables import (
-    APPROXIMATE,
     PAIR_COLUMNS,
     RANK_COLUMNS,
-    TOO_SMALL,
     WEIGHTS,
     Scores,
     family_of,
     pairs_and_ranking,
     scores_of,
     source_means,
+    warnings,
 )
 from torch_mapss.evaluation.manifest import CONTROL, short
 from torch_mapss.evaluation.measures import COLUMNS, label, text
@@ -139,11 +138,9 @@ class Comparison:
         """The answer in a sentence, the tables behind it, and what can and cannot be concluded."""
         return self._page().text()
 
-    def __str__(self) -> str:
-        return self.summary()
+    __str__ = summary
 
     def _repr_html_(self) -> str:
-        """The summary for notebooks."""
         return self._page().html()
 
     def shown_pairs(self) -> DataFrame:
@@ -193,7 +190,7 @@ class Comparison:
         ]
         if lower:
             lines.append(f"Lower is better in {_and(lower)}.")
-        if self.ranking["note"].str.contains(APPROXIMATE, regex=False).any():
+        if self.ranking["n"].between(2, significance.FEW - 1).any():
             lines.append(f"Intervals over fewer than {significance.FEW} mixtures are too narrow.")
         if self.ranking["n"].nunique() > 1:
             lines.append("Means are over each system's own mixtures, tests over those of both.")
@@ -208,10 +205,9 @@ class Comparison:
             )
         if self.weight != "equal":
             lines.append(f"Means and intervals, not tests, weigh mixtures by {self.weight}.")
-        for measure, system, note in self.ranking[["measure", "system", "note"]].to_numpy():
-            for own in note.split("; "):
-                if not own.startswith((APPROXIMATE, TOO_SMALL, "failed: ")) and own:
-                    lines.append(f"{COLUMNS[measure].label} of {system}: {own}.")
+        for measure, system in self.ranking[["measure", "system"]].to_numpy():
+            about = f"{COLUMNS[measure].label} of {system}"
+            lines += [f"{about}: {own}." for own in warnings(self.scores, measure, system)]
         for (system, mixture), reason in list(self.scores.failures.items())[:_MOST_FAILURES]:
             lines.append(f"Failed: mixture {mixture!r}, system {system!r}: {reason}")
         if (more := len(self.scores.failures) - _MOST_FAILURES) > 0:

@@ -26,8 +26,7 @@ RANK_COLUMNS = (
     *("measure", "system", "n", "mean", "low", "high", "group", "undefined", "weight", "note"),
 )
 SOURCE_COLUMNS = ("measure", "source", "system", "n", "mean")
-APPROXIMATE = f"interval approximate (n < {FEW})"
-TOO_SMALL = "n too small to order"
+_APPROXIMATE = f"interval approximate (n < {FEW})"
 #: How mixtures may be weighted, and the column of ``items.csv`` that says how much each counts.
 WEIGHTS = {"equal": "given", "duration": "seconds", "sources": "references"}
 # A mixture that lies so many standard deviations of the others from their mean moves the mean.
@@ -186,7 +185,7 @@ def _tested(scores: Scores, measure: str, means: DataFrame, alpha: float) -> Dat
         if n >= 2:
             differences = better * scores.difference(measure, a, b).dropna().to_numpy()
             test |= significance.paired_test(differences, scale)._asdict()
-            notes = [APPROXIMATE] if n < FEW else []
+            notes = [_APPROXIMATE] if n < FEW else []
             if test["least_p"] > alpha:
                 notes.append(f"cannot reject: the smallest attainable p is {test['least_p']:.2g}")
             test["note"] = "; ".join(notes)
@@ -212,9 +211,11 @@ def _ranked(
     too_small = len(means) > 1 and significance.least_holm_p(*family_of(pairs, alpha)) > alpha
     notes = []
     for name, n in zip(means["system"], means["n"]):
-        remarks = [APPROXIMATE] if 2 <= n < FEW else []
-        remarks += [TOO_SMALL] if too_small else []
-        notes.append("; ".join([*remarks, *_warnings(scores, measure, name)]))
+        remarks = [_APPROXIMATE] if 2 <= n < FEW else []
+        remarks += ["n too small to order"] if too_small else []
+        failed = [mixture for one, mixture in scores.failures if one == name]
+        remarks += [f"failed: {io.listed(failed, 3)}"] if failed else []
+        notes.append("; ".join([*remarks, *warnings(scores, measure, name)]))
     return means.assign(group=np.where(means["n"] > 0, groups, ""), note=notes)
 
 
@@ -225,11 +226,8 @@ def family_of(pairs: DataFrame, alpha: float) -> tuple[int, int]:
     return max(counts, default=0), len(testable or counts)
 
 
-def _warnings(scores: Scores, measure: str, system: str) -> Iterator[str]:
+def warnings(scores: Scores, measure: str, system: str) -> Iterator[str]:
     """What a reader of a system's mean must know."""
-    failed = [mixture for one, mixture in scores.failures if one == system]
-    if failed:
-        yield f"failed: {io.listed(failed, 3)}"
     values = scores.values[measure][system].dropna()
     index = outlier(values.to_numpy())
     if index is not None:

@@ -210,8 +210,7 @@ def _write_page(
         key.append({"condition": f"C{number}", "system": row["system"], "role": "system", **own})
     start, end = 0.0, waves.shape[-1] / rate
     if seconds is not None and seconds < end:
-        frames = results.frames(rows[0]["mixture_id"])
-        curves = [frame_curves(frames, row) for row in rows]
+        curves = [(times, values) for _, times, values in frame_curves(results, rows)]
         start = _start(curves[0][0], curves[0][1][spanned(results)[0]], end, seconds)
         end = start + seconds
         for own, (times, values) in zip(key[1:], curves):

@@ -116,8 +116,7 @@ class Report:
         """What its scores mean, a sentence each."""
         return [f"{COLUMNS[name].meaning}." for name in measures.present(self.scores, ranked=True)]
 
-    def __str__(self) -> str:
-        return self.summary()
+    __str__ = summary
 
     def __repr__(self) -> str:
         """Five lines: what was scored, the means, what to know, where to go on."""
@@ -136,7 +135,6 @@ class Report:
         )
 
     def _repr_html_(self) -> str:
-        """A small table, for notebooks."""
         return self._page().html()
 
     def _page(self) -> Page:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,10 @@ from numpy.typing import NDArray
 from torch_mapss.core.checks import check_whole
 from torch_mapss.evaluation import io, sounds
 from torch_mapss.evaluation.measures import COLUMNS, label, present, text
-from torch_mapss.evaluation.results import MixtureFrames, Results, records
+from torch_mapss.evaluation.results import Results, records
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 #: Seconds a segment lasts at least, and at most.
 LEAST_S, MOST_S = 0.3, 3.0
@@ -34,42 +36,12 @@ WORST_OF = ("clearance", "fidelity", "ps", "log_pm", "bleed_db")
 #: Bleed below this level is no worst moment of anything.
 LEAST_BLEED_DB = -60.0
 Floats = NDArray[np.float64]
-
-
-class Segment(NamedTuple):
-    """A span of one estimate where a measure is bad."""
-
-    score: float  # mean over the scored frames in it; of bleed, dB of the mean power
-    mixture_id: str
-    system: str
-    source_index: int
-    start: float  # seconds
-    end: float
-    frames: int  # scored in it
-    source: str
-    measure: str
-    estimate: str  # paths
-    reference: str
-    other: str = ""  # of bleed: the source that is heard
-
-    @property
-    def title(self) -> str:
-        """What is bad: "PS", or "bleed of drums"."""
-        name = label(self.measure, unit=False)
-        return f"{name} of {self.other}" if self.other else name
-
-    @property
-    def value(self) -> str:
-        """The score with its unit."""
-        short = f"{self.score:.3g}" if abs(self.score) >= 1e5 else text(self.measure, self.score)
-        return f"{short} {COLUMNS[self.measure].unit}".strip()
+Row = dict[str, Any]
 
 
 def worst_segments(
-    results: Results,
-    count: int = 20,
-    measures: Sequence[str] | None = None,
-) -> list[Segment]:
+    results: Results, count: int = 20, measures: Sequence[str] | None = None
+) -> DataFrame:
     """The worst segments of a set, for each measure the worst first.
 
     Args:
@@ -78,57 +50,80 @@ def worst_segments(
         measures: by which systems are ranked; by default those of :data:`WORST_OF` among them.
 
     Returns:
-        Up to ``count`` for every measure, measure after measure.
+        Up to ``count`` rows for every measure, measure after measure: ``measure``, ``score`` (mean
+        over the scored frames; of bleed, dB of the mean power), ``start``, ``end`` (seconds),
+        ``frames`` (scored ones), ``title`` ("PS", or "bleed of drums"), ``value`` (the score for
+        people); ``row``, the place of the estimate in scores.csv, and what it says there:
+        ``mixture_id``, ``system``, ``source``, ``source_index`` and the paths ``estimate`` and
+        ``reference``.
 
     Raises:
         ValueError: another measure, or a count below 1.
     """
+    from pandas import DataFrame
+
     known = present(results.measures, ranked=True)
     wanted = [name for name in WORST_OF if name in known] if measures is None else measures
     if unknown := [name for name in wanted if name not in known]:
         raise ValueError(f"measures must be of {', '.join(known)}, got {unknown[0]!r}.")
     check_whole(count, "count", 1)
-    read = functools.lru_cache(1)(results.frames)  # rows of one mixture follow each other
-    worst: dict[str, list[Segment]] = {name: [] for name in wanted}
-    for row in records(results.scores):
-        times, curves = frame_curves(read(row["mixture_id"]), row)
+    worst: dict[str, list[Row]] = {name: [] for name in wanted}
+    keys = ("mixture_id", "system", "source", "source_index", "estimate", "reference")
+    for place, (row, times, curves) in enumerate(frame_curves(results, records(results.scores))):
+        about = {"row": place, **{key: row[key] for key in keys}}
         for name in worst.keys() & curves:
-            found = _of_estimate(results, row, name, times, curves[name], count)
+            found = _of_estimate(name, times, curves[name], results.sampled, count)
             sign = 1.0 if COLUMNS[name].higher_is_better else -1.0
-            worst[name] = sorted([*worst[name], *found], key=lambda one: sign * one.score)[:count]
-    bleeds = worst.get("bleed_db", [])
-    bleeds[:] = [one._replace(other=_bleeding(results, one)) for one in bleeds]
-    return [segment for segments in worst.values() for segment in segments]
+            every = [*worst[name], *({**one, **about} for one in found)]
+            worst[name] = sorted(every, key=lambda one: sign * one["score"])[:count]
+    for name, segments in worst.items():
+        for one in segments:
+            one |= {role: results.locate(one[role]) for role in ("estimate", "reference")}
+            other = _bleeding(results, one) if name == "bleed_db" else ""
+            large = abs(one["score"]) >= 1e5
+            score = f"{one['score']:.3g}" if large else text(name, one["score"])
+            one |= {"measure": name, "value": f"{score} {COLUMNS[name].unit}".strip()}
+            one["title"] = label(name, unit=False) + (f" of {other}" if other else "")
+    columns = ("measure", "score", "start", "end", "frames", "title", "value", "row", *keys)
+    return DataFrame([one for found in worst.values() for one in found], columns=columns)
 
 
-def frame_curves(frames: MixtureFrames, row: Mapping[str, Any]) -> tuple[Floats, dict[str, Floats]]:
-    """Seconds and frame scores of an estimate, a row of scores.csv; no scores if it failed.
+def frame_curves(
+    results: Results, rows: Sequence[Row]
+) -> Iterator[tuple[Row, Floats, dict[str, Floats]]]:
+    """Every row of scores.csv with seconds and frame scores; no scores if it failed.
 
     Evenly spaced: between excerpts the scores are NaN.
     """
-    times, found = frames.times, frames.systems.get(row["system"])
-    if found is None or not len(times):
-        return times, {}
-    place = found.attributed.tolist().index(row["source_index"])
-    step = float(times[1] - times[0]) if len(times) > 1 else LEAST_S
-    number = np.rint((times - times[0]) / step).astype(int)
-    curves = {name: np.full(number[-1] + 1, np.nan) for name in found.scores}
-    for name, curve in curves.items():
-        curve[number] = found.scores[name][place]
-    return times[0] + step * np.arange(number[-1] + 1), curves
+    read = functools.lru_cache(4)(results.frames)  # rows of one mixture follow each other
+    for row in rows:
+        times, systems = read(row["mixture_id"])
+        found = systems.get(row["system"])
+        if found is None or not len(times):
+            yield row, times, {}
+            continue
+        place = found.attributed.tolist().index(row["source_index"])
+        step = _step(times)
+        number = np.rint((times - times[0]) / step).astype(int)
+        curves = {name: np.full(number[-1] + 1, np.nan) for name in found.scores}
+        for name, curve in curves.items():
+            curve[number] = found.scores[name][place]
+        yield row, times[0] + step * np.arange(number[-1] + 1), curves
+
+
+def _step(times: Floats) -> float:
+    return float(times[1] - times[0]) if len(times) > 1 else LEAST_S
 
 
 def _of_estimate(
-    results: Results, row: Mapping[str, Any], name: str, times: Floats, values: Floats, count: int
-) -> Iterator[Segment]:
-    """The worst segments of one estimate, a row of scores.csv."""
-    step = float(times[1] - times[0]) if len(times) > 1 else LEAST_S
-    least = 1 if results.sampled else max(1, round(LEAST_S / step))
-    most = 1 if results.sampled else max(least, round(MOST_S / step))
+    name: str, times: Floats, values: Floats, sampled: bool, count: int
+) -> Iterator[dict[str, Any]]:
+    """The worst segments of one estimate."""
+    step = _step(times)
+    least = 1 if sampled else max(1, round(LEAST_S / step))
+    most = 1 if sampled else max(least, round(MOST_S / step))
     bleed = name == "bleed_db"
     scores = -(10.0 ** (values / 10.0)) if bleed else values  # the mean of bleed is of its power
-    about = {key: row[key] for key in ("mixture_id", "system", "source_index", "source")}
-    about |= {role: results.locate(row[role]) for role in ("estimate", "reference")}
     for begin, end, score in lowest_runs(scores, least, most, count):
         score = 10.0 * float(np.log10(max(-score, 1e-30))) if bleed else score
         if bleed and score < LEAST_BLEED_DB:
@@ -136,7 +131,7 @@ def _of_estimate(
         # A frame stands for the step around its centre.
         start, last = max(0.0, float(times[begin]) - step / 2), float(times[end - 1]) + step / 2
         scored = int(np.isfinite(values[begin:end]).sum())
-        yield Segment(score=score, start=start, end=last, frames=scored, measure=name, **about)
+        yield {"score": score, "start": start, "end": last, "frames": scored}
 
 
 def lowest_runs(scores: Floats, least: int, most: int, count: int) -> list[tuple[int, int, float]]:
@@ -172,20 +167,20 @@ def lowest_runs(scores: Floats, least: int, most: int, count: int) -> list[tuple
     return sorted(found, key=lambda run: run[2])
 
 
-def _bleeding(results: Results, segment: Segment) -> str:
+def _bleeding(results: Results, segment: Row) -> str:
     """The other source that is loudest in a segment; empty where its audio is gone."""
-    paths = results.audio(segment.mixture_id)
-    others = [k for k in range(len(paths.sources)) if k != segment.source_index]
+    paths = results.audio(segment["mixture_id"])
+    others = [k for k in range(len(paths.sources)) if k != segment["source_index"]]
     try:
         waves, rate = sounds.read_together([paths.references[k] for k in others])
     except (OSError, ValueError):
         return paths.sources[others[0]] if len(others) == 1 else ""
-    levels = sounds.cut(waves, rate, segment.start, segment.end).square().sum(-1)
+    levels = sounds.cut(waves, rate, segment["start"], segment["end"]).square().sum(-1)
     return paths.sources[others[int(levels.argmax())]]
 
 
 def write_segments(
-    results: Results, segments: Sequence[Segment], folder: str | os.PathLike[str]
+    results: Results, segments: DataFrame, folder: str | os.PathLike[str]
 ) -> tuple[str, ...]:
     """Write segments, :data:`CONTEXT_S` around them, as WAV (32 bit float, unchanged level).
 
@@ -200,17 +195,16 @@ def write_segments(
     Raises:
         FileNotFoundError: audio that is gone; nothing is written then.
     """
-    results.check_audio(path for one in segments for path in (one.estimate, one.reference))
+    results.check_audio(segments[["estimate", "reference"]].to_numpy().ravel())
     folder = io.make_folder(folder)
     written: list[str] = []
-    rank: Counter[str] = Counter()
-    for one in segments:
-        rank[one.measure] += 1
-        name = f"{one.measure}_{rank[one.measure]:03d}_{one.mixture_id}_{one.system}_{one.source}"
-        waves, rate = sounds.read_together([one.estimate, one.reference])
-        pieces = sounds.cut(waves, rate, one.start - CONTEXT_S, one.end + CONTEXT_S)
+    ranks = segments.groupby("measure").cumcount() + 1
+    for rank, one in zip(ranks, records(segments)):
+        names = "_".join(one[name] for name in ("mixture_id", "system", "source"))
+        waves, rate = sounds.read_together([one["estimate"], one["reference"]])
+        pieces = sounds.cut(waves, rate, one["start"] - CONTEXT_S, one["end"] + CONTEXT_S)
         for role, wave in zip(("estimate", "reference"), pieces):
-            file = io.file_name(f"{name}_{one.start:.2f}s_{role}") + ".wav"
-            written.append(os.path.join(folder, io.native(file)))
+            name = f"{one['measure']}_{rank:03d}_{names}_{one['start']:.2f}s_{role}"
+            written.append(os.path.join(folder, io.native(io.file_name(name) + ".wav")))
             io.write_wave(written[-1], wave, rate)
     return tuple(written)

@@ -33,12 +33,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss report``."""
-    from torch_mapss.evaluation.page import write_page
+    from torch_mapss.evaluation.page.content import write_page
     from torch_mapss.evaluation.results import load_results
 
     results = load_results(args.results, args.audio_root)
-    page = write_page(results, args.out, embed_mb=args.embed_mb, title=args.title)
+    embedded = write_page(results, args.out, embed_mb=args.embed_mb, title=args.title)
     if not args.quiet:
-        console.say(f"{page.embedded}.")
-    say_written([page.path], args.quiet)
+        console.say(f"{embedded}.")
+    say_written([args.out], args.quiet)
     return OK

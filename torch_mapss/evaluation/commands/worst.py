@@ -35,13 +35,12 @@ def run(args: argparse.Namespace) -> int:
     if args.wav is not None:
         write_segments(results, segments, args.wav)
     columns = "measure", "mixture", "system", "source", "from (s)", "to (s)", "score", "frames"
-    rows = [
-        [one.title, one.mixture_id, one.system, one.source]
-        + [f"{one.start:.2f}", f"{one.end:.2f}", one.value, str(one.frames)]
-        for one in segments
-    ]
+    text = {"start": "{:.2f}", "end": "{:.2f}", "frames": "{}"}
+    shown = segments.assign(**{name: segments[name].map(how.format) for name, how in text.items()})
+    names = ["title", "mixture_id", "system", "source", "start", "end", "value", "frames"]
+    rows = shown[names].to_numpy().tolist()
     console.say(io.text_table(columns, rows, left=4))
-    if not segments:
+    if segments.empty:
         console.say(
             "\nNo estimate has enough scored frames to make a segment of: see the columns "
             "`status` and `reason` of scores.csv in the results."

@@ -4,9 +4,3 @@
 and ``page.js`` show it. plotly's script comes from the installed package, so that the page needs no
 network.
 """
-
-from __future__ import annotations
-
-from torch_mapss.evaluation.page.content import Page, write_page
-
-__all__ = ["Page", "write_page"]

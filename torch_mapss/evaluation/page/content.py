@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import html
 import json
 import os
 from importlib import resources
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +25,7 @@ _WORST = 20
 # Values of curves in a page, some 6 bytes each. Curves of a large set are means of several frames,
 # of at least so many points.
 _VALUES, _FEWEST = 1_000_000, 50
-
-
-class Page(NamedTuple):
-    """A page that was written."""
-
-    path: str
-    embedded: str  # how many audio files are in it, and what embeds all
+_SEGMENT = ["title", "value", "start", "end", "row"]
 
 
 def write_page(
@@ -41,7 +34,7 @@ def write_page(
     *,
     embed_mb: float = 15.0,
     title: str | None = None,
-) -> Page:
+) -> str:
     """Write a results folder as one HTML page to read and to listen to.
 
     The page asks for nothing from a network. Audio is embedded unchanged (WAV if short, else FLAC)
@@ -56,7 +49,7 @@ def write_page(
         title: heading of the page; the folder's name by default.
 
     Returns:
-        The path written, and how much is embedded.
+        How many audio files are embedded, and what embeds all.
 
     Warns:
         UserWarning: audio files that are not where they were.
@@ -91,7 +84,8 @@ def write_page(
     io.write_bytes(path, page.encode("utf-8", errors="replace"))
     if content["missing"]:
         warn_user(f"{content['advice']}. The page has no sound of them.")
-    return Page(path, content["embedded"])
+    embedded: str = content["embedded"]
+    return embedded
 
 
 def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any]:
@@ -114,9 +108,7 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
         given["mixture"] = results.entries[row["mixture_id"]]["mixture"]
         paths.append({role: results.locate(path) for role, path in given.items() if path})
     segments = worst_segments(results, _WORST)
-    number = {(r["mixture_id"], r["system"], r["source_index"]): k for k, r in enumerate(rows)}
-    of = [number[one.mixture_id, one.system, one.source_index] for one in segments]
-    order = [*dict.fromkeys([*of, *range(len(rows))])]  # worst first
+    order = [*dict.fromkeys([*segments["row"], *range(len(rows))])]  # worst first
     files = [path for k in order for path in paths[k].values()]
     tracks = make_tracks(files, segments, page, embed_bytes)
     index = {path: k for k, path in enumerate(tracks.files)}
@@ -142,11 +134,9 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
         "items": records(results.items[["system", *shown]]),
         "rows": rows,
         "tracks": [*tracks.files.values()],
-        "segments": [
-            {"label": one.title, "text": one.value, "start": one.start, "end": one.end}
-            | {"row": row, "clips": clip}
-            for one, row, clip in zip(segments, of, tracks.clips)
-        ],
+        "segments": records(
+            segments[["title", "value", "start", "end", "row"]].assign(clips=tracks.clips)
+        ),
         "sampled": results.sampled,
         "embedded": tracks.summary,
         "missing": [f"{io.shown(path)}: {why}" for path, why in tracks.missing.items()],
@@ -161,10 +151,8 @@ def add_curves(results: Results, rows: list[dict[str, Any]]) -> None:
     names = present(results.measures, ranked=True)
     points = max(_FEWEST, _VALUES // max(1, len(rows) * len(names)))
     most = 2 * _VALUES // (points * max(1, len(names)))
-    read = functools.lru_cache(4)(results.frames)
-    for count, row in enumerate(rows):
+    for count, (row, times, found) in enumerate(frame_curves(results, rows)):
         row["curve"] = None
-        times, found = frame_curves(read(row["mixture_id"]), row)
         curves = pandas.DataFrame({name: found[name] for name in names if name in found})
         if not curves.notna().any(axis=None):
             continue  # it failed, or no frame is scored

@@ -302,7 +302,7 @@
       player.until = segment.end + 0.5;
       marked(segment.start, segment.end);
       by("what").textContent = `${title(row)}, ${minutes(segment.start)} to ${minutes(segment.end)}: ` +
-        `${segment.label} ${segment.text}. ${lacks(row)}`;
+        `${segment.title} ${segment.value}. ${lacks(row)}`;
       seek(Math.max(player.offset, segment.start - 0.1)).then(() => play());
       by("listen").scrollIntoView({ block: "start" });
     });
@@ -385,8 +385,8 @@
     : "Stretches of at least 0.3 s in which a measure is worst, over the whole set. Play starts shortly before.";
   sortable(by("worst"), [
     [null, "play", "", (row) => button("▶", `Play ${title(row)} from ${minutes(row.start)}`, () => hear(row))],
-    ["label", "measure", "", (row) => row.label],
-    [null, "score", "n", (row) => row.text],
+    ["title", "measure", "", (row) => row.title],
+    [null, "score", "n", (row) => row.value],
     ["start", "from", "n", (row) => minutes(row.start)],
     ["end", "to", "n", (row) => minutes(row.end)],
     ...names,

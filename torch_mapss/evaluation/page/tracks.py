@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import torch
@@ -23,7 +23,10 @@ from torch_mapss import audio
 from torch_mapss.evaluation.io import shown
 from torch_mapss.evaluation.plots import spectrogram
 from torch_mapss.evaluation.sounds import cut, read_mono
-from torch_mapss.evaluation.worst import CONTEXT_S, Segment
+from torch_mapss.evaluation.worst import CONTEXT_S
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # Pixels of a spectrogram: a line of the page, not a figure.
 _PICTURE = (600, 96)
@@ -43,14 +46,12 @@ class Tracks(NamedTuple):
     summary: str  # how many are embedded, and what embeds all
 
 
-def make_tracks(
-    paths: Sequence[str], segments: Sequence[Segment], page: str, embed_bytes: int
-) -> Tracks:
+def make_tracks(paths: Sequence[str], segments: DataFrame, page: str, embed_bytes: int) -> Tracks:
     """Read audio files and embed what fits.
 
     Args:
         paths: of all files, those to be embedded first at the beginning.
-        segments: the worst ones.
+        segments: of :func:`~torch_mapss.evaluation.worst.worst_segments`.
         page: path of the page, which links are relative to.
         embed_bytes: the budget.
     """
@@ -75,7 +76,7 @@ def make_tracks(
         about |= {"seconds": len(wave) / rate, "gain": playing_gain(wave, rate)}
         files[path] = {"src": _link(path, page), "embedded": False, **about}
     left, clips = embed_bytes, []
-    for one in segments:
+    for one in segments.itertuples():
         clip = _clip(one, files) if 0 < left < total else None
         clips.append(clip if _size(clip) <= left else None)
         left -= _size(clips[-1])
@@ -98,7 +99,7 @@ def _size(made: dict[str, str] | None) -> int:
     return sum(map(len, (made or {}).values()))
 
 
-def _clip(segment: Segment, files: dict[str, dict[str, Any]]) -> dict[str, str] | None:
+def _clip(segment: Any, files: dict[str, dict[str, Any]]) -> dict[str, str] | None:
     """The sounds of a worst segment, if its files are there."""
     paths = {role: getattr(segment, role) for role in ("reference", "estimate")}
     if not files.keys() >= {*paths.values()}:
