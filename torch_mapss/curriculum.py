@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-from torch_mapss.training.curriculum import (
-    Fraction,
-    FrameTrigger,
-    Quantile,
-    Trend,
-    TriggerEvent,
-)
+from torch_mapss.training.curriculum import Fraction, FrameTrigger, Quantile, Trend, TriggerEvent
 
-__all__ = [
-    "Fraction",
-    "FrameTrigger",
-    "Quantile",
-    "Trend",
-    "TriggerEvent",
-]
+__all__ = ["Fraction", "FrameTrigger", "Quantile", "Trend", "TriggerEvent"]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from torch_mapss.training.lightning import (
-    CurriculumCallback,
-)
+from torch_mapss.training.lightning import CurriculumCallback
 
-__all__ = [
-    "CurriculumCallback",
-]
+__all__ = ["CurriculumCallback"]

@@ -19,12 +19,7 @@ from torch.nn.functional import pad
 
 from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import gammaincc
-from torch_mapss.core.mahalanobis import (
-    RIDGE,
-    rounding_floor,
-    scatter_factor,
-    squared_mahalanobis,
-)
+from torch_mapss.core.mahalanobis import RIDGE, rounding_floor, scatter_factor, squared_mahalanobis
 from torch_mapss.core.match import attributed_deviations, gamma, is_collapsed, moments
 from torch_mapss.core.points import Points, presence, split_points
 from torch_mapss.core.separation import cluster_statistics, own_and_nearest, ratio

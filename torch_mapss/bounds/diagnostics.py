@@ -22,13 +22,7 @@ from torch_mapss.core import checks, devices
 from torch_mapss.core.diffusion_map import Embedding, read_map
 from torch_mapss.core.frame_batches import run
 from torch_mapss.core.gamma import gammaincc
-from torch_mapss.core.points import (
-    Points,
-    checked_points,
-    presence,
-    scored_outputs,
-    split_points,
-)
+from torch_mapss.core.points import Points, checked_points, presence, scored_outputs, split_points
 from torch_mapss.core.settings import MapOptions, Settings, map_settings
 
 

@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss.core.kernel import GaussianKernel, kernel_inputs
+from torch_mapss.core.kernel import gaussian_kernel
 from torch_mapss.core.points import (
     Points,
     broken_points,
@@ -135,8 +135,7 @@ def output_graphs(points: Points, may_sync: bool) -> Graphs:
     again = _check_finite(x, present, points, may_sync)
     complete = points.active is None and points.mask is None
     valid = None if complete else present
-    given = kernel_inputs(x, parts, valid, may_sync)
-    kernel, _, degenerate, imprecise = GaussianKernel.apply(*given)
+    kernel, _, degenerate, imprecise = gaussian_kernel(x, parts, valid, may_sync)
     defined = scored_outputs(points).flatten() & ~degenerate
     own = points.source_index().repeat(points.frames)
     return Graphs(kernel, present, own, foreign, defined, again | imprecise.any())

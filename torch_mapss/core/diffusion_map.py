@@ -39,7 +39,7 @@ or :math:`\tfrac12 A_{ij}\lambda_j^t/(\lambda_j - \lambda_i)` for discarded i, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ from torch import Tensor
 
 from torch_mapss.core import checks
 from torch_mapss.core.frame_batches import Score, Scored
-from torch_mapss.core.kernel import GaussianKernel, kernel_inputs
+from torch_mapss.core.kernel import gaussian_kernel
 from torch_mapss.core.points import (
     NonFiniteError,
     Points,
@@ -120,23 +120,62 @@ def embed(
         refuse_broken(broken, points)
     else:
         x.masked_fill_(broken.any(-1)[:, None, None], 0.0)
-    given = kernel_inputs(x, parts, valid, may_sync, settings.convention)
-    kernel, squared, degenerate, imprecise = GaussianKernel.apply(*given)
-    s, root = Operator.apply(kernel, valid, settings.alpha)
-    phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
-        s, _count(x, valid), settings, None if may_sync else s.shape[-1] - 1, True
-    )
-    inverse_root = _row_scale(root, settings.convention)
-    coordinates = torch.where(degenerate[:, None, None], 0.0, phi * inverse_root.unsqueeze(-1))
+    spectrum = _decomposed(x, parts, valid, settings, may_sync)
+    dimension, degenerate = spectrum.dimension, spectrum.degenerate
     others = None
     if discarded:
-        with torch.no_grad():
-            every = _all_coordinates(vectors, eigenvalues, inverse_root, settings.time)
-            index = torch.arange(every.shape[-1], device=every.device)
-            omitted = (index >= dimension.unsqueeze(-1)) & ~degenerate.unsqueeze(-1)
-            others = torch.where(omitted.unsqueeze(-2), every, 0.0)
-    again = broken.any() | imprecise.any()
-    return Embedding(coordinates, dimension, squared, degenerate, again, others, settings.precision)
+        every = spectrum.all_coordinates(settings.time)
+        index = torch.arange(every.shape[-1], device=every.device)
+        others = torch.where((index >= dimension.unsqueeze(-1)).unsqueeze(-2), every, 0.0)
+    again = broken.any() | spectrum.imprecise.any()
+    retained, squared = spectrum.retained, spectrum.squared_distances
+    return Embedding(retained, dimension, squared, degenerate, again, others, settings.precision)
+
+
+class _Spectrum(NamedTuple):
+    """Eigenpairs of a batch of graphs, and the coordinates retained of them."""
+
+    retained: Tensor  # (F, N, D) λ^t u; 0 where there is no bandwidth
+    dimension: Tensor
+    eigenvalues: Tensor  # (F, N-1)
+    vectors: Tensor  # (F, N, N), the non-trivial ones last, ascending
+    scale: Tensor  # (F, N) π^-½ (0 at absent points) in the paper convention, else 1
+    root: Tensor  # (F, N) √π
+    squared_distances: Tensor
+    degenerate: Tensor
+    imprecise: Tensor  # (F,) bool
+
+    @torch.no_grad()
+    def all_coordinates(self, time: float) -> Tensor:
+        """(F, N, N-1) λ^t u, detached; 0 where there is no bandwidth."""
+        power = torch.where(self.eigenvalues > 0.0, self.eigenvalues.pow(time), 0.0)
+        columns = self.vectors[..., 1:].flip(-1) * power.unsqueeze(-2) * self.scale.unsqueeze(-1)
+        return torch.where(self.degenerate[:, None, None], 0.0, columns)
+
+
+def _decomposed(
+    x: Tensor,
+    parts: Sequence[Tensor],
+    valid: Tensor | None,
+    settings: Settings,
+    may_sync: bool,
+    single: bool = False,
+) -> _Spectrum:
+    """Steps 1 to 4 of the module; ``single``: for losses on single coordinates, all N-1 of them."""
+    reference = settings.convention == "reference"
+    kernel, squared, degenerate, imprecise = gaussian_kernel(x, parts, valid, may_sync, reference)
+    s, root = Operator.apply(kernel, valid, settings.alpha)
+    count = torch.full(x.shape[:1], x.shape[-2] - 1, device=x.device)
+    if valid is not None:
+        count = (valid.sum(-1) - 1).clamp(min=0)
+    width = None if may_sync and not single else x.shape[-2] - 1
+    phi, *found = RetainedEigenvectors.apply(s, count, settings, width, not single)
+    present = root > 0.0
+    scale = present.to(root.dtype)
+    if not reference:
+        scale = torch.where(present, 1.0 / torch.where(present, root, 1.0), 0.0)
+    retained = torch.where(degenerate[:, None, None], 0.0, phi * scale.unsqueeze(-1))
+    return _Spectrum(retained, *found, scale, root, squared, degenerate, imprecise)
 
 
 def read_map(read: Read, *, discarded: bool = False) -> Score:
@@ -152,29 +191,6 @@ def read_map(read: Read, *, discarded: bool = False) -> Score:
         return read(embedding, points, settings), embedding.again
 
     return score
-
-
-def _count(points: Tensor, valid: Tensor | None) -> Tensor:
-    """Number of non-trivial eigenvalues of each frame, N_present - 1."""
-    if valid is None:
-        return torch.full(points.shape[:1], points.shape[-2] - 1, device=points.device)
-    return (valid.sum(-1) - 1).clamp(min=0)
-
-
-def _row_scale(root: Tensor, convention: str) -> Tensor:
-    """π^-½ (0 at absent points) in the paper convention; unit eigenvectors in the reference's."""
-    present = root > 0.0
-    if convention == "reference":
-        return present.to(root.dtype)
-    return torch.where(present, 1.0 / torch.where(present, root, 1.0), 0.0)
-
-
-def _all_coordinates(
-    vectors: Tensor, eigenvalues: Tensor, inverse_root: Tensor, time: float
-) -> Tensor:
-    power = torch.where(eigenvalues > 0.0, eigenvalues.pow(time), 0.0)
-    columns = vectors[..., 1:].flip(-1) * power.unsqueeze(-2)
-    return columns * inverse_root.unsqueeze(-1)
 
 
 def diffusion_map(
@@ -235,21 +251,13 @@ def diffusion_map(
         if bool(broken.any()):  # one non-finite matrix makes an entire batched ``eigh`` fail
             frame, point = (int(index) for index in broken.nonzero()[0])
             raise NonFiniteError(f"point {point}", frame, lead)
-        given = kernel_inputs(x, [part], valid, True, settings.convention)
-        kernel, _, degenerate, _ = GaussianKernel.apply(*given)
-        s, root = Operator.apply(kernel, valid, settings.alpha)
-        phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
-            s, _count(x, valid), settings, n - 1, False
-        )
-        scale = _row_scale(root, settings.convention)
-        coordinates = _all_coordinates(vectors, eigenvalues, scale.detach(), settings.time)
-        retained = torch.where(degenerate[:, None, None], 0.0, phi * scale.unsqueeze(-1))
-        coordinates = torch.where(degenerate[:, None, None], 0.0, coordinates).detach()
-        eigenvalues = torch.where(degenerate.unsqueeze(-1), 0.0, eigenvalues)
+        found = _decomposed(x, [part], valid, settings, may_sync=True, single=True)
+        eigenvalues = torch.where(found.degenerate.unsqueeze(-1), 0.0, found.eigenvalues)
+        coordinates = found.all_coordinates(settings.time)
         return DiffusionMap(
             eigenvalues=eigenvalues.reshape(*lead, n - 1),
-            dimension=torch.where(degenerate, 1, dimension).reshape(lead),
-            stationary=root.square().reshape(*lead, n),
-            retained=retained.reshape(*lead, n, n - 1),
+            dimension=torch.where(found.degenerate, 1, found.dimension).reshape(lead),
+            stationary=found.root.square().reshape(*lead, n),
+            retained=found.retained.reshape(*lead, n, n - 1),
             coordinates=coordinates.reshape(*lead, n, n - 1),
         )

@@ -206,15 +206,10 @@ def _by_quadrature(k: Tensor, x: Tensor) -> _Tail:
 
     log_q = log_density + log_integral
     log_q_k = density_k + mean
-    upper = _Tail(
-        value=log_q.exp(),
-        # Through logarithms: at tiny k, Q may underflow while Q times 1 / k does not.
-        value_k=torch.exp(log_q + log_q_k.clamp_min(_SMALLEST).log()),
-        value_x=value_x,
-        log=log_q,
-        log_k=log_q_k,
-        log_x=-torch.exp(-log_integral - x.log()),
-    )
+    # Through logarithms: at tiny k, Q may underflow while Q times 1 / k does not.
+    value_k = torch.exp(log_q + log_q_k.clamp_min(_SMALLEST).log())
+    log_x = -torch.exp(-log_integral - x.log())
+    upper = _Tail(log_q.exp(), value_k, value_x, log_q, log_q_k, log_x)
     p = torch.exp(torch.where(above, -1.0, log_q))
     lower = _from_lower(p, 1.0 - p, p * (mean - density_k), value_x)
     return _select(above, upper, lower)
@@ -268,15 +263,9 @@ def _tail(k: Tensor, x: Tensor) -> _Tail:
     safe_k = torch.where(inside, k, 1.0).clamp(_SMALLEST, _LARGEST)
     safe_x = torch.where(inside, x, 1.0).clamp_max(_LARGEST)
     series = (safe_k < 1.0) & (safe_x < 0.5)
-
-    def quarantined(region: Tensor) -> tuple[Tensor, Tensor]:
-        # Elements of the other region get a harmless argument, so they cannot spoil this one.
-        return torch.where(region, safe_k, 0.5), torch.where(region, safe_x, 0.25)
-
-    by_series = _by_series(*quarantined(series))
-    by_quadrature = _by_quadrature(
-        torch.where(series, 1.0, safe_k), torch.where(series, 1.0, safe_x)
-    )
+    # Elements of the other region get a harmless argument, so they cannot spoil this one.
+    by_series = _by_series(torch.where(series, safe_k, 0.5), torch.where(series, safe_x, 0.25))
+    by_quadrature = _by_quadrature(*(torch.where(series, 1.0, t) for t in (safe_k, safe_x)))
     tail = _select(series, by_series, by_quadrature)
     edge = torch.zeros_like(x)
     tail = _select(zero, _Tail(edge + 1.0, edge, edge, edge, edge, edge), tail)
@@ -291,13 +280,11 @@ class _GammaTail(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(k: Tensor, x: Tensor, bounds: tuple[float, float]) -> Any:
+    def forward(k: Tensor, x: Tensor, most: Sequence[float]) -> Any:
         tail = _tail(k, x)
-        by_k, by_x = (
-            (t.clamp(-bounds[0], bounds[0]) for t in (tail.value_k, tail.log_k)),
-            (t.clamp(-bounds[1], bounds[1]) for t in (tail.value_x, tail.log_x)),
-        )
-        return tail.value, tail.log, *by_k, *by_x
+        slopes = tail.value_k, tail.log_k, tail.value_x, tail.log_x
+        limits = most[0], most[0], most[1], most[1]
+        return tail.value, tail.log, *(t.clamp(-m, m) for t, m in zip(slopes, limits))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -327,37 +314,24 @@ def _as_real(value: Tensor | float, like: Tensor | float, name: str) -> Tensor:
     return tensor
 
 
-def _result_dtype(k: Tensor, x: Tensor) -> torch.dtype:
-    """Promoted dtype, integers to the default float and half types to float32."""
-    dtype = torch.result_type(k, x)
-    if not dtype.is_floating_point:
-        return torch.get_default_dtype()
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _largest(tensor: Tensor) -> float:
-    """Largest finite value of a tensor's dtype: its gradient must stay below."""
-    return torch.finfo(tensor.dtype).max if tensor.is_floating_point() else math.inf
-
-
-def _common_device(k: Tensor, x: Tensor) -> torch.device:
-    """Where the result lies; a scalar follows the other argument, as in torch's own arithmetic."""
-    if k.dim() > 0 and x.dim() > 0 and k.device != x.device:
-        raise ValueError(
-            f"k and x must lie on one device, got {k.device} and {x.device}: they cannot be "
-            f"combined element by element. Move one, e.g. k.to(x.device)."
-        )
-    return k.device if k.dim() > 0 else x.device
-
-
 def both_tails(k: Tensor | float, x: Tensor | float) -> tuple[Tensor, Tensor]:
     """:func:`gammaincc` and :func:`log_gammaincc` of the same arguments, from one quadrature."""
-    shape, point = _as_real(k, x, "k"), _as_real(x, k, "x")
-    dtype, device = _result_dtype(shape, point), _common_device(shape, point)
+    shape, point = given = _as_real(k, x, "k"), _as_real(x, k, "x")
+    if shape.dim() > 0 and point.dim() > 0 and shape.device != point.device:
+        raise ValueError(
+            f"k and x must lie on one device, got {shape.device} and {point.device}: they cannot "
+            "be combined element by element. Move one, e.g. k.to(x.device)."
+        )
+    # A scalar follows the other argument, as in torch's own arithmetic.
+    device = shape.device if shape.dim() > 0 else point.device
+    dtype = torch.result_type(shape, point)
+    real = dtype.is_floating_point
+    dtype = torch.promote_types(dtype, torch.float32) if real else torch.get_default_dtype()
+    # Gradients stay below the largest finite number of their type.
+    most = [torch.finfo(t.dtype).max if t.is_floating_point() else math.inf for t in given]
     working = devices.working_device(device)
-    bounds = (_largest(shape), _largest(point))
-    pair = [t.to(device=working).to(torch.float64) for t in (shape, point)]
-    value, log, *_ = _GammaTail.apply(*torch.broadcast_tensors(*pair), bounds)
+    pair = torch.broadcast_tensors(*(t.to(working).to(torch.float64) for t in given))
+    value, log, *_ = _GammaTail.apply(*pair, most)
     return value.to(dtype).to(device), log.to(dtype).to(device)
 
 

@@ -130,7 +130,9 @@ def _distances_and_median(
     imprecise = (lower + upper) / 2.0 < GRAM_RATIO * largest
     if may_sync and bool(imprecise.any()):
         frames = imprecise.nonzero()[:, 0]
-        squared[frames] = _difference_distances(x[frames], x[frames])
+        # By differences coincident points are at distance 0 exactly.
+        apart = torch.cdist(x[frames], x[frames], compute_mode="donot_use_mm_for_euclid_dist")
+        squared[frames] = apart.square_()
         present = None if valid is None else valid[frames]
         lower[frames], upper[frames] = _middle_of_pairs(squared[frames], present, middle)
         imprecise = torch.zeros_like(imprecise)
@@ -144,11 +146,6 @@ def _gram_distances(x: Tensor) -> tuple[Tensor, Tensor]:
     squared = gram.mul_(-2.0).add_(norms.unsqueeze(-1)).add_(norms.unsqueeze(-2)).clamp_(min=0.0)
     squared.diagonal(dim1=-2, dim2=-1).zero_()
     return squared, norms.amax(-1)
-
-
-def _difference_distances(x: Tensor, y: Tensor) -> Tensor:
-    """The same from differences: coincident points are at distance 0 exactly."""
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_()
 
 
 def _middle_of_pairs(squared: Tensor, valid: Tensor | None, middle: bool) -> tuple[Tensor, Tensor]:
@@ -194,25 +191,26 @@ def _ordered_pair(values: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return ordered[..., rank - 1].clone(), ordered[..., last].clone()
 
 
-def kernel_inputs(
+def gaussian_kernel(
     x: Tensor,
     parts: Sequence[Tensor],
     valid: Tensor | None,
     may_sync: bool,
-    convention: str = "paper",
-) -> tuple[Any, ...]:
-    """Inputs of :class:`GaussianKernel`.
+    reference: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """:class:`GaussianKernel`, D², where there is no bandwidth, and where D² is imprecise (F,).
 
     Args:
         x: points (F, N, M), which are used up (centred in place).
         parts: (F, n, M) what they are made of.
         valid: (F, N) which are present; None: all.
         may_sync: whether values may be read.
-        convention: ``"reference"``: exp(-D²/(2 σ²)), lower middle value.
+        reference: exp(-D²/(2 σ²)), lower middle value.
     """
-    paper = convention != "reference"
     anchors = (part[:0].clone() for part in parts)
-    return centre(x, valid), valid, 1.0 if paper else 2.0, paper, may_sync, *parts, *anchors
+    return GaussianKernel.apply(
+        centre(x, valid), valid, 1.0 + reference, not reference, may_sync, *parts, *anchors
+    )
 
 
 def centre(points: Tensor, valid: Tensor | None) -> Tensor:

@@ -122,11 +122,7 @@ def pool_power_db(frames: Tensor, active: Tensor | None = None) -> Tensor:
 
 
 def pool_separation(
-    frames: Tensor,
-    active: Tensor | None = None,
-    window: int = 20,
-    hop: int = 10,
-    p: float = 6,
+    frames: Tensor, active: Tensor | None = None, window: int = 20, hop: int = 10, p: float = 6
 ) -> Tensor:
     r"""Utterance PS: PESQ-like windows over the active frames [eq:pesq_pooling_ps].
 

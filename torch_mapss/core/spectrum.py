@@ -96,12 +96,7 @@ class RetainedEigenvectors(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        s: Tensor,
-        count: Tensor,
-        settings: Settings,
-        width: int | None,
-        invariant: bool,
+        ctx: Any, s: Tensor, count: Tensor, settings: Settings, width: int | None, invariant: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values, vectors = (x.to(s.dtype) for x in linalg.eigh(s.to(settings.precision)))
         nontrivial = _nontrivial(values, count)

@@ -96,11 +96,7 @@ def _gain(waveform: Tensor, snr: float | Tensor, level: Tensor) -> Tensor:
 
 
 def colored(
-    noise: Callable[..., Tensor],
-    length: int,
-    sample_rate: int,
-    exponent: float,
-    start: int = 0,
+    noise: Callable[..., Tensor], length: int, sample_rate: int, exponent: float, start: int = 0
 ) -> Tensor:
     """Gaussian noise of power 1 (on average) with power spectrum 1/f^exponent.
 
@@ -196,11 +192,5 @@ def scaled_tone(hertz: int, factor: float) -> Distortion:
 NOISES = tuple(noise_at(color, snr) for color in COLORS for snr in range(-15, 16, 5))
 TONES = (100, 500, 1000, 4000)
 
-SEPARATION = {
-    "noise": NOISES,
-    "tone": tuple(map(tone_at, TONES, (0.02, 0.04, 0.06, 0.08))),
-}
-MATCH = {
-    "noise": NOISES,
-    "tone": tuple(map(scaled_tone, TONES, (0.4, 0.6, 0.8, 1.0))),
-}
+SEPARATION = {"noise": NOISES, "tone": tuple(map(tone_at, TONES, (0.02, 0.04, 0.06, 0.08)))}
+MATCH = {"noise": NOISES, "tone": tuple(map(scaled_tone, TONES, (0.4, 0.6, 0.8, 1.0)))}

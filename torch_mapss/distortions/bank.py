@@ -12,13 +12,7 @@ from torch import Tensor
 
 from torch_mapss.core.checks import check_seed, check_whole
 from torch_mapss.core.torch_defaults import with_torch_defaults
-from torch_mapss.distortions.bank_members import (
-    distinct,
-    extras,
-    paper_members,
-    selected,
-    spread,
-)
+from torch_mapss.distortions.bank_members import distinct, extras, paper_members, selected, spread
 from torch_mapss.distortions.distorted_copies import CopyTask, check_references, measure_members
 from torch_mapss.distortions.distortion import Distorted, Distortion, Measured
 from torch_mapss.distortions.signal import samples
@@ -120,10 +114,7 @@ class DistortionBank:
 
     @with_torch_defaults
     def __call__(
-        self,
-        references: Tensor,
-        sample_rate: int,
-        sources: Sequence[int] | None = None,
+        self, references: Tensor, sample_rate: int, sources: Sequence[int] | None = None
     ) -> Distorted:
         """Distort every reference by every member.
 
@@ -200,11 +191,7 @@ class DistortionBank:
         return before + FADE, after + FADE
 
     def _task(
-        self,
-        references: Tensor,
-        sample_rate: int,
-        sources: Sequence[int] | None,
-        start: int = 0,
+        self, references: Tensor, sample_rate: int, sources: Sequence[int] | None, start: int = 0
     ) -> CopyTask:
         sample_rate = check_whole(sample_rate, "sample_rate", LOWEST_SAMPLE_RATE)
         members = self.available(sample_rate)

@@ -410,7 +410,4 @@ SEPARATION = {
     "pitch": PITCHES,
     "vibrato": tuple(map(vibrato_at, VIBRATO_RATES, (0.001, 0.002, 0.003))),
 }
-MATCH = {
-    "pitch": PITCHES,
-    "vibrato": tuple(map(scaled_vibrato, VIBRATO_RATES, (1.0, 1.3, 1.6))),
-}
+MATCH = {"pitch": PITCHES, "vibrato": tuple(map(scaled_vibrato, VIBRATO_RATES, (1.0, 1.3, 1.6)))}

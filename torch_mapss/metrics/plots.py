@@ -12,11 +12,7 @@ from torch_mapss.metrics.values import Value
 
 
 def draw(
-    found: Any,
-    value: Value,
-    higher_is_better: bool | None,
-    times: Callable[[int], Tensor],
-    ax: Any,
+    found: Any, value: Value, higher_is_better: bool | None, times: Callable[[int], Tensor], ax: Any
 ) -> tuple[Any, Any]:
     """Draw what a metric returned: values over steps, or frame scores over seconds.
 
