@@ -55,8 +55,15 @@ def bandwidth(wave: Tensor, sample_rate: int) -> Tensor:
 def _row_bandwidth(row: Tensor, rate: int) -> Tensor:
     if bool(is_silent(row)):
         return torch.zeros((), dtype=torch.float64, device=row.device)
+    # Power of each frequency in the frames in which it is strong, (size // 2 + 1,).
     size = 2 ** round(math.log2(_WINDOW_S * rate))
-    level = _levels(row / row.abs().amax(), size)
+    row = torch.nn.functional.pad(row / row.abs().amax(), (0, max(size - len(row), 0)))
+    hop = max(size // 2, -(-(len(row) - size) // _MOST_FRAMES))
+    frames = row.unfold(-1, size, hop) * torch.hann_window(size, dtype=row.dtype, device=row.device)
+    power = torch.fft.rfft(frames).abs().square()
+    total = power.sum(-1)
+    loud = power[total > 10 ** (_QUIET_DB / 10) * total.amax()]
+    level = loud.quantile(_QUANTILE, dim=0)
     # The running median over a few bins: a lone line (a pilot tone) is no band.
     half = _SMOOTH // 2
     padded = torch.nn.functional.pad(level[None, None], (half, half), mode="replicate")[0, 0]
@@ -65,14 +72,3 @@ def _row_bandwidth(row: Tensor, rate: int) -> Tensor:
     bins = torch.arange(1, len(level) + 1, device=row.device)
     edge = torch.where(present, bins, 0).amax() * (rate / size)
     return back(wide(edge).clamp(max=rate / 2), row.device)
-
-
-def _levels(row: Tensor, size: int) -> Tensor:
-    """Power of each frequency in the frames in which it is strong, `(size // 2 + 1,)`."""
-    row = torch.nn.functional.pad(row, (0, max(size - len(row), 0)))
-    hop = max(size // 2, -(-(len(row) - size) // _MOST_FRAMES))
-    frames = row.unfold(-1, size, hop) * torch.hann_window(size, dtype=row.dtype, device=row.device)
-    power = torch.fft.rfft(frames).abs().square()
-    total = power.sum(-1)
-    loud = power[total > 10 ** (_QUIET_DB / 10) * total.amax()]
-    return loud.quantile(_QUANTILE, dim=0)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_mapss.audio.waveforms import SILENCE_PEAK, with_samples
 from torch_mapss.core.checks import check_real, check_whole
 from torch_mapss.core.lengths import fast_length
+from torch_mapss.core.pooling import masked_mean
 
 # ---------------------------------------------------------------------------------------------
 # Loudness: ITU-R BS.1770-4, one channel
@@ -121,26 +122,22 @@ def _lufs(power: Tensor) -> Tensor:
     return _LOUDNESS_OFFSET + 10 * power.log10()
 
 
-def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    return (values * mask).sum(-1) / mask.sum(-1).clamp(min=1)
-
-
 def _gated(blocks: Tensor, shift: Tensor) -> Tensor:
     """Blocks that both gates let through, if the signal were `shift (...)` dB louder; no gradient.
 
     Returns:
         `(..., K)` bool. Both comparisons are strict (equations 4 and 6): with nothing above the
-        absolute gate the relative one is -inf and still lets nothing through.
+        absolute gate the relative one is NaN and lets nothing through either.
     """
     loudness = _lufs(blocks) + shift.unsqueeze(-1)
     above = loudness > _ABSOLUTE_GATE
-    relative = _lufs(_masked_mean(blocks, above)) + shift + _RELATIVE_GATE
+    relative = _lufs(masked_mean(blocks, above)) + shift + _RELATIVE_GATE
     return above & (loudness > relative.unsqueeze(-1))
 
 
 def _gated_power(blocks: Tensor, whole: Tensor, gate: Tensor) -> Tensor:
     """Mean power of the gated blocks, of the whole signal where no block is left; `(...)`."""
-    return torch.where(gate.any(-1), _masked_mean(blocks, gate), whole)
+    return torch.where(gate.any(-1), masked_mean(blocks, gate), whole)
 
 
 def check_samples(wave: Tensor, name: str) -> Tensor:

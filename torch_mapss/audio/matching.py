@@ -202,8 +202,7 @@ def estimate_lag(estimates: Tensor, references: Tensor, limit: int) -> Lag:
     size = (_cross_correlation(e, s, limit).abs() / shares.sqrt()).clamp(max=1.0)
     best = _first_peak(size)
     peak = size.gather(-1, best.unsqueeze(-1)).squeeze(-1)
-    found = Lag(best - limit, peak, size[..., limit])
-    return Lag(*(values.to(estimates.device) for values in found))
+    return Lag(*(x.to(estimates.device) for x in (best - limit, peak, size[..., limit])))
 
 
 def _overlap_energies(x: Tensor, limit: int) -> Tensor:
@@ -212,11 +211,8 @@ def _overlap_energies(x: Tensor, limit: int) -> Tensor:
     x has energy 1. At lag k >= 0 its first k samples have no partner, at k < 0 its last.
     """
     head = torch.nn.functional.pad(x[..., :limit].square().cumsum(-1), (1, 0))
-    tail = torch.nn.functional.pad(
-        x[..., x.shape[-1] - limit :].flip(-1).square().cumsum(-1), (1, 0)
-    )
-    lost = torch.cat([tail[..., 1:].flip(-1), head], -1)
-    return (1.0 - lost).clamp(min=_LEAST_SHARE)
+    tail = x[..., x.shape[-1] - limit :].flip(-1).square().cumsum(-1).flip(-1)
+    return (1.0 - torch.cat([tail, head], -1)).clamp(min=_LEAST_SHARE)
 
 
 def _first_peak(size: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.bounds.schur import Options
-from torch_mapss.core.decomposition import Graphs, decomposed, output_graphs, whole_steps
+from torch_mapss.core.decomposition import Graphs, decomposed, scored_graphs
 from torch_mapss.core.frame_batches import Score, Scored
 from torch_mapss.core.points import Points, presence
 from torch_mapss.core.settings import Settings
@@ -40,24 +40,19 @@ def decomposition_errors(options: Options, *, scores: bool = False) -> Score:
 
     @torch.no_grad()
     def score(points: Points, settings: Settings, may_sync: bool) -> Scored:
-        steps = whole_steps(settings.time)
-        graphs = output_graphs(points, may_sync)
-        given = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
-        errors = _standard_errors(graphs, points, settings.alpha, steps)
-        shape = points.frames, len(points.attributed)
-        found: dict[str, Tensor] = {}
-        for name, error in errors.items():
-            defined = getattr(given, f"{name}_defined").squeeze(1)
-            tail = torch.where(defined, (quantile * error).clamp(max=1.0), 0.0).reshape(shape)
-            found |= {f"{name}_radius": torch.zeros_like(tail), f"{name}_tail": tail}
-        if scores:
-            found |= {name: x.squeeze(1).reshape(shape) for name, x in given._asdict().items()}
-        return found, graphs.again
+        given, graphs, again = scored_graphs(points, settings, may_sync)
+        found = given if scores else {}
+        for name, error in _standard_errors(graphs, points, settings).items():
+            defined = given[f"{name}_defined"]
+            half = (quantile * error).clamp(max=1.0).reshape(defined.shape)
+            tail = torch.where(defined, half, 0.0)
+            found = {f"{name}_radius": torch.zeros_like(tail), f"{name}_tail": tail, **found}
+        return found, again
 
     return score
 
 
-def _standard_errors(graphs: Graphs, points: Points, alpha: float, steps: int) -> dict[str, Tensor]:
+def _standard_errors(graphs: Graphs, points: Points, settings: Settings) -> dict[str, Tensor]:
     """Of clearance and fidelity (G,), in batches of graphs of bounded memory."""
     (g, n), s, p = graphs.present.shape, points.sources, points.members
     members = presence(points)[1][..., 1:].repeat_interleave(len(points.attributed), 0)
@@ -67,9 +62,9 @@ def _standard_errors(graphs: Graphs, points: Points, alpha: float, steps: int) -
     errors: dict[str, list[Tensor]] = {"clearance": [], "fidelity": []}
     for first in range(0, max(g, 1), size):
         part = slice(first, first + size)
-        some = graphs.part(part)
+        some = Graphs(*(x[part] for x in graphs))
         keep = some.present.unsqueeze(1) & ~left_out
-        found = decomposed(some, keep, alpha, steps)
+        found = decomposed(some, keep, settings.alpha, int(settings.time))
         fidelity = (1.0 - found.distortion_ratio).clamp(min=0.0)
         for name, values in (("clearance", found.clearance), ("fidelity", fidelity)):
             errors[name].append(_jackknife(values.unflatten(1, (s, p)), members[part]))

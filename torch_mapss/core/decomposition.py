@@ -72,12 +72,6 @@ class Graphs(NamedTuple):
     own: Tensor  # (G,) source of the output
     foreign: Tensor  # (G, J) bool, which of the references and of the sum are foreign points
     defined: Tensor  # (G,) bool: own source active together with another one, bandwidth not zero
-    again: Tensor  # () bool, see frame_batches
-
-    def part(self, graphs: slice) -> Graphs:
-        """Some of the graphs."""
-        kernel, present, own, foreign, defined = (x[graphs] for x in self[:5])
-        return Graphs(kernel, present, own, foreign, defined, self.again)
 
 
 def decomposition_scores(
@@ -91,12 +85,18 @@ def decomposition_scores(
         ValueError: a time that is no whole number, more than ``MOST_SOURCES`` sources, or (where
             values may be read) embeddings that are not finite.
     """
+    return scored_graphs(points, settings, may_sync)[::2]
+
+
+def scored_graphs(
+    points: Points, settings: Settings, may_sync: bool
+) -> tuple[dict[str, Tensor], Graphs, Tensor]:
+    """The scores, the graphs that they are read of, and ``again``."""
     steps = whole_steps(settings.time)
-    graphs = output_graphs(points, may_sync)
+    graphs, again = output_graphs(points, may_sync)
     parts = decomposed(graphs, graphs.present.unsqueeze(1), settings.alpha, steps)
     shape = points.frames, len(points.attributed)
-    found = {name: x.squeeze(1).reshape(shape) for name, x in parts._asdict().items()}
-    return found, graphs.again
+    return {n: x.squeeze(1).reshape(shape) for n, x in parts._asdict().items()}, graphs, again
 
 
 def whole_steps(time: float) -> int:
@@ -123,8 +123,8 @@ def check_sources(count: int) -> None:
 # --------------------------------------------------------------------------------------------
 
 
-def output_graphs(points: Points, may_sync: bool) -> Graphs:
-    """The kernel of every output's own graph."""
+def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
+    """The kernel of every output's own graph; and () bool ``again``, see ``frame_batches``."""
     s = points.sources
     check_sources(s)
     if s < 3:  # the sum of one other source is that source
@@ -138,36 +138,33 @@ def output_graphs(points: Points, may_sync: bool) -> Graphs:
     kernel, _, degenerate, imprecise = gaussian_kernel(x, parts, valid, may_sync)
     defined = scored_outputs(points).flatten() & ~degenerate
     own = points.source_index().repeat(points.frames)
-    return Graphs(kernel, present, own, foreign, defined, again | imprecise.any())
+    return Graphs(kernel, present, own, foreign, defined), again | imprecise.any()
 
 
 def _parts(points: Points) -> list[Tensor]:
     """Embeddings (G, n, M) of output, references, sum of the others, distortions."""
-    f, count = points.frames, len(points.attributed)
-
-    def repeated(x: Tensor) -> Tensor:
-        return x.unsqueeze(1).expand(f, count, *x.shape[1:]).flatten(0, 1)
-
-    parts = [points.outputs.flatten(0, 1).unsqueeze(1), repeated(points.references)]
+    common = points.references, points.distortions.flatten(1, 2)
+    count = len(points.attributed)
+    references, distortions = (x.unsqueeze(1).expand(-1, count, -1, -1) for x in common)
+    parts = [points.outputs.unsqueeze(2), references]
     if points.others is not None:
-        parts.append(points.of_outputs(points.others).flatten(0, 1).unsqueeze(1))
-    return [*parts, repeated(points.distortions.flatten(1, 2))]
+        parts.append(points.of_outputs(points.others).unsqueeze(2))
+    return [part.flatten(0, 1) for part in (*parts, distortions)]
 
 
 def _presence(points: Points) -> tuple[Tensor, Tensor]:
     """Which points are present (G, N), and which of references and sum are foreign (G, J)."""
-    f, s, count = points.frames, points.sources, len(points.attributed)
+    count = len(points.attributed)
     active, cluster = presence(points)
     mine = points.of_outputs(active).unsqueeze(-1)
-    every = torch.arange(s, device=active.device)
+    every = torch.arange(points.sources, device=active.device)
     foreign = active.unsqueeze(1) & (every != points.source_index().unsqueeze(-1))
-    parts = [mine, active.unsqueeze(1).expand(f, count, s)]
+    parts = [mine, active.unsqueeze(1).expand(-1, count, -1)]
     if points.others is not None:
         several = (foreign.sum(-1, keepdim=True) >= 2) & mine
         parts.append(several)
         foreign = torch.cat([foreign, several], -1)
-    members = cluster[..., 1:].flatten(1).unsqueeze(1)
-    parts.append(members.expand(f, count, members.shape[-1]))
+    parts.append(cluster[..., 1:].flatten(1).unsqueeze(1).expand(-1, count, -1))
     return torch.cat(parts, -1).flatten(0, 1), foreign.flatten(0, 1)
 
 

@@ -57,12 +57,9 @@ class Points(NamedTuple):
 
     def batch(self, frames: slice, embeddings: tuple[Tensor, ...]) -> Points:
         """Those of some frames, whose ``embeddings`` are given; masks where they are scored."""
-        outputs, references, distortions, *others = embeddings
-        active, mask = (
-            None if x is None else x[frames].to(self.device) for x in (self.active, self.mask)
-        )
-        rest = others[0] if others else None
-        return Points(outputs, references, distortions, self.attributed, active, mask, rest)
+        flags = (self.active, self.mask)
+        active, mask = (None if x is None else x[frames].to(self.device) for x in flags)
+        return Points(*embeddings[:3], self.attributed, active, mask, *embeddings[3:])
 
     def source_index(self) -> Tensor:
         """(S',) the source of each output."""
@@ -216,18 +213,13 @@ def checked_points(
         mask = checks.check_bool(mask, "mask", (*lead, sources, count))
         mask = mask.reshape(frames, sources, count)
         _check_distortions_left(mask, active, minimum_distortions, lead)
-    flat = {
-        name: checks.lifted(x).reshape(frames, *x.shape[len(lead) :]) for name, x in given.items()
-    }
+    flat = {n: checks.lifted(x).reshape(frames, *x.shape[len(lead) :]) for n, x in given.items()}
     return Points(**flat, attributed=index, active=active, mask=mask, lead=lead)
 
 
 def _check_shapes(outputs: Tensor, references: Tensor, distortions: Tensor) -> None:
-    rank = outputs.ndim
     fits = (
-        rank >= 2
-        and references.ndim == rank
-        and distortions.ndim == rank + 1
+        distortions.ndim - 1 == references.ndim == outputs.ndim >= 2
         and outputs.shape[:-2] == references.shape[:-2] == distortions.shape[:-3]
         and outputs.shape[-1] == references.shape[-1] == distortions.shape[-1]
         and references.shape[-2] == distortions.shape[-3] >= 2

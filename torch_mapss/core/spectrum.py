@@ -99,10 +99,13 @@ class RetainedEigenvectors(torch.autograd.Function):
         ctx: Any, s: Tensor, count: Tensor, settings: Settings, width: int | None, invariant: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values, vectors = (x.to(s.dtype) for x in linalg.eigh(s.to(settings.precision)))
-        nontrivial = _nontrivial(values, count)
+        # The N-1 largest, descending; below 0 (rounding) and beyond ``count`` 0.
+        nontrivial = values.flip(-1)[..., :-1].clamp(min=0.0)
+        index = torch.arange(nontrivial.shape[-1], device=values.device)
+        nontrivial = torch.where(index < count.unsqueeze(-1), nontrivial, 0.0)
         dimension = retained_dimension(nontrivial, count, settings)
         columns = width or (int(dimension.max()) if len(dimension) else 1)
-        inside = torch.arange(columns, device=s.device) < dimension.unsqueeze(-1)
+        inside = index[:columns] < dimension.unsqueeze(-1)
         # An eigenvalue 0 within d (energy 1, a kernel of low rank) gives a column of zeros. It
         # shares its gap with the others as a discarded one does.
         inside = inside & (nontrivial[:, :columns] > 0.0)
@@ -121,28 +124,20 @@ class RetainedEigenvectors(torch.autograd.Function):
         values, vectors, inside = ctx.saved_tensors
         columns = inside.shape[-1]
         g = torch.where(inside.unsqueeze(-2), g, 0.0)
-        descending = values.flip(-1)
+        retained = values.flip(-1)[:, :columns]
         v_d = vectors[..., -columns:].flip(-1)
         a = vectors.mT @ g
-        c = _discarded_coefficients(a, values, descending[:, :columns], ctx.settings.time)
+        c = _discarded_coefficients(a, values, retained, ctx.settings.time)
         norms = None if ctx.invariant else g.square().sum(-2).sqrt()
-        top = a[:, -columns:].flip(-2)
-        inner = _retained_coefficients(top, norms, descending[:, :columns], inside, ctx.settings)
+        inner = _retained_coefficients(
+            a[:, -columns:].flip(-2), norms, retained, inside, ctx.settings
+        )
         # Rows of c that belong to retained eigenvectors are replaced, frame by frame.
         rows = c[:, -columns:].flip(-2)
         both = inside.unsqueeze(-1) & inside.unsqueeze(-2)
         rows = torch.where(both, inner, torch.where(inside.unsqueeze(-2), rows, 0.0))
-        c = torch.cat([c[:, :-columns], rows.flip(-2)], -2)
-        y = vectors @ c
-        half = y @ v_d.mT
+        half = vectors @ torch.cat([c[:, :-columns], rows.flip(-2)], -2) @ v_d.mT
         return half + half.mT, None, None, None, None
-
-
-def _nontrivial(values: Tensor, count: Tensor) -> Tensor:
-    """The N-1 largest eigenvalues, descending; below 0 (rounding) and beyond ``count`` 0."""
-    descending = values.flip(-1)[..., :-1].clamp(min=0.0)
-    index = torch.arange(descending.shape[-1], device=values.device)
-    return torch.where(index < count.unsqueeze(-1), descending, 0.0)
 
 
 def retained_dimension(eigenvalues: Tensor, count: Tensor, settings: Settings) -> Tensor:
@@ -206,8 +201,7 @@ def _retained_coefficients(
     upper = 0.25 * ahead * ratio
     if norms is not None:
         upper = upper + torch.triu(_rotation_terms(a, norms, lam, safe, settings), 1)
-    time = settings.time
-    own = time * safe.pow(time - 1.0) * a.diagonal(dim1=-2, dim2=-1) * positive
+    own = settings.time * safe.pow(settings.time - 1.0) * a.diagonal(dim1=-2, dim2=-1) * positive
     return upper + upper.mT + torch.diag_embed(0.5 * own)
 
 
