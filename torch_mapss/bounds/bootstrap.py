@@ -146,18 +146,11 @@ def bootstrap_match(
         squared = squared_mahalanobis(factor, rows)
         a = squared[..., -1]
         a = torch.where(a <= floor, 0.0, a) + ridge
-        return _match(squared[..., :-1] + ridge, a, weights, count, floor, settings)
+        mean, variance = moments(squared[..., :-1] + ridge, weights, count)
+        collapsed = is_collapsed(mean, variance, floor, settings)
+        fit = gamma(*(torch.where(collapsed, 1.0, x) for x in (mean, variance)))
+        score = gammaincc(fit.k, a / fit.theta)  # [eq:pm_gamma_mm_short]
+        return torch.where(collapsed, (a <= 0.0).to(score.dtype), score)
 
     blocks = _blocks(counts, len(output), rows.shape[-1])
     return scores(present.unsqueeze(0).to(rows.dtype))[0], torch.cat([scores(w) for w in blocks])
-
-
-def _match(
-    g: Tensor, a: Tensor, weights: Tensor, count: Tensor, floor: Tensor, settings: Settings
-) -> Tensor:
-    """PM [eq:pm_gamma_mm_short] of squared distances g (..., P) with counts ``weights``."""
-    mean, variance = moments(g, weights, count)
-    collapsed = is_collapsed(mean, variance, floor, settings)
-    fit = gamma(torch.where(collapsed, 1.0, mean), torch.where(collapsed, 1.0, variance))
-    score = gammaincc(fit.k, a / fit.theta)
-    return torch.where(collapsed, (a <= 0.0).to(score.dtype), score)

@@ -35,6 +35,7 @@ from torch_mapss.bounds.bootstrap import quantile
 from torch_mapss.bounds.effective import normal_quantile
 from torch_mapss.bounds.frames import check_confidence
 from torch_mapss.core import checks, devices
+from torch_mapss.core.pooling import masked_mean
 
 METHODS = ("pearson", "spearman")
 CONVENTIONS = ("derived", "paper")
@@ -111,8 +112,7 @@ def _ranks(values: Tensor, present: Tensor) -> Tensor:
 
 
 def _centred(values: Tensor, present: Tensor) -> Tensor:
-    mean = torch.where(present, values, 0.0).sum(-1, keepdim=True)
-    mean = mean / present.sum(-1, keepdim=True).clamp(min=1)
+    mean = masked_mean(values, present).unsqueeze(-1)
     return torch.where(present, values - mean, 0.0)
 
 
@@ -220,15 +220,16 @@ def correlation_bounds(
     b, h = (_bounds_of(v, n, present) for v, n in ((radii, "radii"), (half_widths, "half_widths")))
     defined = _defined(x, m, present)
     if method == "pearson":
-        value = _pearson(x, m, present)
-        gradient = pearson_gradient(x, m, present)
+        value, gradient = _pearson(x, m, present), pearson_gradient(x, m, present)
         size = _centred(b, present) if printed else b
         radius = torch.linalg.vector_norm(gradient, dim=-1) * torch.linalg.vector_norm(size, dim=-1)
         width = torch.linalg.vector_norm(gradient * h, dim=-1)
     else:
         value = _spearman(x, m, present)
-        shift = _printed_spearman_radius if printed else spearman_radius
-        radius = shift(x, m, b, present)
+        radius = spearman_radius(x, m, b, present)
+        if printed:  # the larger change where all scores rise, or all fall, by their b
+            moved = (_spearman(y, m, present) for y in (x + b, x - b))  # [eq:srcc_bias]
+            radius = torch.maximum(*((other - value).abs() for other in moved))
         scale = h / normal_quantile(confidence)
         level = (1.0 + confidence) / 2.0 if printed else confidence
         width = _jittered_width(x, m, scale, present, level, draws, seed)
@@ -286,12 +287,6 @@ def spearman_radius(x: Tensor, m: Tensor, b: Tensor, present: Tensor) -> Tensor:
     lowest = -_largest_ratio(swing - settled, least * scale, most * scale)
     value = _spearman(x, m, present)
     return torch.maximum(highest - value, value - lowest).clamp(min=0.0)
-
-
-def _printed_spearman_radius(x: Tensor, m: Tensor, b: Tensor, present: Tensor) -> Tensor:
-    """The larger change of SRCC where all scores rise, or all fall, by their b [eq:srcc_bias]."""
-    value = _spearman(x, m, present)
-    return torch.maximum(*((_spearman(y, m, present) - value).abs() for y in (x + b, x - b)))
 
 
 def _rank_norm(others: Tensor, present: Tensor) -> Tensor:

@@ -157,10 +157,10 @@ def corner_maxima(centre: Point, boxes: Sequence[Box]) -> list[Tensor]:
     """
     corners = [centre]
     for half, floors in boxes:
-        least, most = [], []
-        for middle, width, floor in zip(centre, half, floors):
-            least.append((middle - width.abs()).clamp(min=floor))
-            most.append((middle + width.abs()).clamp(min=floor))
+        least, most = (
+            [(x + sign * h.abs()).clamp(min=f) for x, h, f in zip(centre, half, floors)]
+            for sign in (-1.0, 1.0)
+        )
         corners += [(most[0], most[1], least[2]), (least[0], least[1], most[2])]
     k, theta, a = (torch.stack(values) for values in zip(*corners))
     at_centre, *found = gammaincc(k, a / theta).unbind(0)

@@ -155,52 +155,33 @@ def _extreme_eigenvalues(covariance: Tensor, dimension: Tensor) -> tuple[Tensor,
 
 def _separation_tail(sides: Sides, spread: Spread, options: Options) -> Tensor:
     """[eq:aftermizath] in the three conventions."""
-    delta = 1.0 - options.confidence
     a, b = sides.distance.unbind(-1)
-    some = a + b > 0.0
-    slope = torch.hypot(a, b) / torch.where(some, a + b, 1.0).square()
-    picked = Spread(*(_of_sides(field, sides) for field in spread))
-    if options.convention == "derived":
-        error = derived_distance_error(sides.distance, picked, delta / 4.0, options.c)
-        tail = slope * torch.linalg.vector_norm(error, dim=-1)
-    elif options.convention == "reference":
-        own = picked._replace(size=picked.size[..., :1])  # the own cluster's size serves both
-        error = _printed_distance_error(sides.distance, own, delta / 2.0, options)
-        tail = (slope * torch.linalg.vector_norm(error, dim=-1)).clamp(max=1.0)
-    else:
-        error = _printed_distance_error(sides.distance, picked, delta / 2.0, options)
-        tail = slope * error.sum(-1).sqrt()
-    return tail
+    slope = torch.hypot(a, b) / torch.where(a + b > 0.0, a + b, 1.0).square()
+    lead, reference = sides.cluster.shape[:-1], options.convention == "reference"
+    picked = Spread(*(x.unsqueeze(-2).expand(*lead, -1).gather(-1, sides.cluster) for x in spread))
+    if reference:  # the own cluster's size serves both
+        picked = picked._replace(size=picked.size[..., :1])
+    error = _distance_error(sides.distance, picked, options)
+    if options.convention == "paper":
+        return slope * error.sum(-1).sqrt()
+    tail = slope * torch.linalg.vector_norm(error, dim=-1)
+    return tail.clamp(max=1.0) if reference else tail
 
 
-def _of_sides(values: Tensor, sides: Sides) -> Tensor:
-    """values (F, S) of the clusters of every side, (F, S', 2)."""
-    wide = values.unsqueeze(-2).expand(*sides.cluster.shape[:-1], values.shape[-1])
-    return wide.gather(-1, sides.cluster)
+def _distance_error(distance: Tensor, spread: Spread, options: Options) -> Tensor:
+    """ε(A) of [eq:temp_A] as printed, with Δ_μ of [eq:ps_mu] and Δ_Σ of [eq:ps_cov].
 
-
-def _printed_distance_error(
-    distance: Tensor, spread: Spread, delta: float, options: Options
-) -> Tensor:
-    """ε(A) of [eq:temp_A] as printed, with Δ_μ of [eq:ps_mu] and Δ_Σ of [eq:ps_cov]."""
-    log = math.log(2.0 / delta)
-    mean = (2.0 * spread.top * log / spread.size).sqrt()
-    first = spread.rank / spread.size
-    if options.convention == "reference":
-        first = first.sqrt()
-    covariance = options.c * (first + (spread.rank + log) / spread.size)  # over λmax
-    return 2.0 * distance.sqrt() * mean * spread.floored.rsqrt() + distance * covariance
-
-
-def derived_distance_error(
-    distance: Tensor, spread: Spread, delta: float, c: float = 1.0
-) -> Tensor:
-    """``|A - Â|`` from the error of A², each event with probability ``delta``; see the module."""
-    log = math.log(2.0 / delta)
-    n = spread.size
-    mean = (2.0 * log / n).sqrt() + (spread.rank / n).sqrt()  # over sqrt λmax
-    covariance = c * ((spread.rank / n).sqrt() + (spread.rank + log) / n)  # over λmax
-    squared = 2.0 * distance * mean * spread.floored.rsqrt()
+    In the derived convention ``|A - Â|`` from the error of A², see the module.
+    """
+    derived = options.convention == "derived"
+    log = math.log(2.0 / ((1.0 - options.confidence) / (4.0 if derived else 2.0)))
+    n, rank, mean = spread.size, spread.rank, (2.0 * log / spread.size).sqrt()  # over sqrt λmax
+    first = rank / n if options.convention == "paper" else (rank / n).sqrt()
+    covariance = options.c * (first + (rank + log) / n)  # over λmax
+    if not derived:
+        mean = (2.0 * spread.top * log / n).sqrt()
+        return 2.0 * distance.sqrt() * mean * spread.floored.rsqrt() + distance * covariance
+    squared = 2.0 * distance * (mean + (rank / n).sqrt()) * spread.floored.rsqrt()
     squared = squared + distance.square() * covariance / spread.floored
     safe = torch.where(distance > 0.0, distance, 1.0)
     return torch.where(distance > 0.0, torch.minimum(squared.sqrt(), squared / safe), 0.0)

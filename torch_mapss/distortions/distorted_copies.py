@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,17 +134,15 @@ class CopyTask:
 
 def _groups(members: Sequence[Distortion], start: int) -> Iterator[range]:
     """Indices of neighbours that differ in numbers alone: one call of their function makes them."""
-    first = 0
-    for index in range(1, len(members) + 1):
-        if index < len(members):
-            one, other = members[first], members[index]
-            if one.batched and other.batched and _formula(one) == _formula(other):
-                continue
-        yield range(start + first, start + index)
-        first = index
+    for _, group in itertools.groupby(members, _formula):
+        stop = start + len(list(group))
+        yield range(start, stop)
+        start = stop
 
 
 def _formula(member: Distortion) -> tuple[Any, ...]:
+    if not member.batched:
+        return (member.name,)
     settings = {k: v if not isinstance(v, float) else None for k, v in member.parameters.items()}
     asked = tuple(member.measured)
     return member.function, member.context, member.random, member.timed, asked, settings

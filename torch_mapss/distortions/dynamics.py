@@ -104,38 +104,31 @@ def tremolo_at(rate: int, depth: float) -> Distortion:
     return Distortion(f"tremolo/{rate}Hz", "tremolo", tremolo, parameters, **BEATING)
 
 
-def gate_at(threshold: float) -> Distortion:
-    """PS: absolute threshold."""
-    return Distortion(f"gate/{threshold:g}", "gate", gate, {"threshold": threshold}, **GATING)
+def absolute(family: str, threshold: float) -> Distortion:
+    """PS: a gate or clipping at a threshold."""
+    function, settings = THRESHOLDS[family]
+    return Distortion(
+        f"{family}/{threshold:g}", family, function, {"threshold": threshold}, **settings
+    )
 
 
-def scaled_gate(factor: float) -> Distortion:
+def scaled(family: str, factor: float) -> Distortion:
     """PM: threshold in units of A_95."""
+    function, settings = THRESHOLDS[family]
     measured = {"threshold": Scaled("a95", factor)}
-    return Distortion(f"gate/{factor:g}xA95", "gate", gate, {}, measured, **GATING)
+    return Distortion(f"{family}/{factor:g}xA95", family, function, {}, measured, **settings)
 
 
-def clip_at(threshold: float) -> Distortion:
-    """PS: absolute threshold."""
-    parameters = {"threshold": threshold}
-    return Distortion(f"clipping/{threshold:g}", "clipping", clip, parameters, **CLIPPING)
-
-
-def scaled_clip(factor: float) -> Distortion:
-    """PM: threshold in units of A_95."""
-    measured = {"threshold": Scaled("a95", factor)}
-    return Distortion(f"clipping/{factor:g}xA95", "clipping", clip, {}, measured, **CLIPPING)
-
-
+THRESHOLDS = {"gate": (gate, GATING), "clipping": (clip, CLIPPING)}
 TREMOLO_RATES = (1, 2, 4, 6)
 
 SEPARATION = {
     "tremolo": tuple(tremolo_at(r, 0.3 + 0.7 * i / 3) for i, r in enumerate(TREMOLO_RATES)),
-    "gate": tuple(map(gate_at, (0.005, 0.01, 0.02, 0.04))),
-    "clipping": tuple(map(clip_at, (0.3, 0.5, 0.7))),
+    "gate": tuple(absolute("gate", t) for t in (0.005, 0.01, 0.02, 0.04)),
+    "clipping": tuple(absolute("clipping", t) for t in (0.3, 0.5, 0.7)),
 }
 MATCH = {
     "tremolo": tuple(tremolo_at(r, 1.0) for r in TREMOLO_RATES),
-    "gate": tuple(map(scaled_gate, (0.05, 0.1, 0.2, 0.4))),
-    "clipping": tuple(map(scaled_clip, (0.3, 0.5, 0.7))),
+    "gate": tuple(scaled("gate", f) for f in (0.05, 0.1, 0.2, 0.4)),
+    "clipping": tuple(scaled("clipping", f) for f in (0.3, 0.5, 0.7)),
 }

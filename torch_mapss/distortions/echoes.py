@@ -122,24 +122,20 @@ def tail_of(milliseconds: int, decay: float, gain: float) -> Distortion:
     )
 
 
-def early_reverb(milliseconds: int, rt60: float) -> Distortion:
-    """PS: the first milliseconds of a tail that decays by 60 dB in `rt60` seconds."""
-    return tail_of(milliseconds, math.log(1000) / rt60, 1.0)
-
-
-def late_reverb(milliseconds: int, scaling: float) -> Distortion:
-    """PM: a tail scaling · exp(-6 t / length)."""
-    return tail_of(milliseconds, 6 / (milliseconds / 1000), scaling)
-
+GAINS = (0.3, 0.5, 0.7, 0.9)
 
 # Ranges are stepped through in pairs: the shortest delay with the lowest gain, and so on.
 SEPARATION = {
     "comb": tuple(comb_at(2.5 * i, (3 + i) / 10) for i in range(1, 7)),  # 2.5-15 ms, 0.4-0.9
-    "reverb": tuple(early_reverb(5 + 5 * i, 0.3 + 0.8 * i / 3) for i in range(4)),  # 0.3-1.1 s
+    # The first milliseconds of a tail that decays by 60 dB in 0.3 to 1.1 s.
+    "reverb": tuple(
+        tail_of(5 + 5 * i, math.log(1000) / (0.3 + 0.8 * i / 3), 1.0) for i in range(4)
+    ),
     "echo": tuple(echo_at(5 + 5 * i, 0.3 + 0.4 * i / 3) for i in range(4)),  # 5-20 ms, 0.3-0.7
 }
 MATCH = {
     "comb": tuple(map(comb_at, (2.5, 5.0, 7.5, 10.0, 12.5), (0.4, 0.5, 0.6, 0.7, 0.9))),
-    "reverb": tuple(map(late_reverb, (50, 100, 200, 400), (0.3, 0.5, 0.7, 0.9))),
+    # A tail gain · exp(-6 t / length).
+    "reverb": tuple(tail_of(50 * 2**i, 6 / (50 * 2**i / 1000), g) for i, g in enumerate(GAINS)),
     "echo": tuple(map(echo_at, (50, 100, 150), (0.4, 0.5, 0.7))),
 }

@@ -135,7 +135,14 @@ class PerceptualMetric(Metric):
             TypeError, ValueError: input that cannot be scored, see :meth:`MAPSS.forward`. The
                 metric is then as it was before.
         """
-        self._check_device(preds, target)
+        if isinstance(preds, Tensor) and preds.device != self.device:
+            raise ValueError(
+                f"the metric on {self.device}, preds on {preds.device}, target on "
+                f"{getattr(target, 'device', 'no device')}: move the metric with "
+                f"metric.to({str(preds.device)!r}), or the signals with .to(device). A metric held "
+                "as an attribute, in a torch.nn.ModuleDict or in a MetricCollection moves with its "
+                "module; in a plain dict or list it does not."
+            )
         with _named(type(self).__name__):
             true = None if lengths is None else checks.whole_numbers(lengths, "lengths")
             scores = frame_scores(self.mapss, preds, target, true, self._request)
@@ -148,23 +155,14 @@ class PerceptualMetric(Metric):
             for stored, more in zip((self.history, self.shapes), states.rows_of(each)):
                 stored.append(more)
 
-    def _check_device(self, preds: object, target: object) -> None:
-        if isinstance(preds, Tensor) and preds.device != self.device:
-            raise ValueError(
-                f"the metric on {self.device}, preds on {preds.device}, target on "
-                f"{getattr(target, 'device', 'no device')}: move the metric with "
-                f"metric.to({str(preds.device)!r}), or the signals with .to(device). A metric held "
-                "as an attribute, in a torch.nn.ModuleDict or in a MetricCollection moves with its "
-                "module; in a plain dict or list it does not."
-            )
-
     @with_torch_defaults
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch and return its own value, at the cost of one :meth:`update`.
 
         The value is differentiable in ``preds``; what the metric keeps is not.
         """
-        before = {n: states.copied(getattr(self, n)) for n in self._defaults}
+        found = {name: getattr(self, name) for name in self._defaults}
+        before = {n: [*state] if isinstance(state, list) else state for n, state in found.items()}
         counted, self._in_forward = self._update_count, True
         try:
             value = super().forward(*args, **kwargs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,7 +75,10 @@ def frame_scores(
     last = _LAST.get(mapss)
     if last is None or not last.is_same(preds, target, lengths):
         forget(mapss)  # before scoring: old and new need not be in memory together
-        last = _new(preds, target, lengths, set() if last is None else last.asked)
+        bank = isinstance(target, ReferenceBank)
+        stored: Any = weakref.ref(target) if bank else target.detach().clone()
+        inference, expected = torch.is_inference_mode_enabled(), last.asked if last else set()
+        last = _Batch(preds.detach().clone(), stored, lengths, inference, expected)
     last.asked.add(wanted)
     if wanted not in last.scores:
         alike = {each for each in last.expected if each._replace(measure=wanted.measure) == wanted}
@@ -87,13 +90,6 @@ def frame_scores(
         last.scores |= {wanted._replace(measure=measure): scores for measure in measures}
     _LAST[mapss] = last
     return last.scores[wanted]
-
-
-def _new(preds: Tensor, target: Target, lengths: Lengths, expected: set[Request]) -> _Batch:
-    bank = isinstance(target, ReferenceBank)
-    stored = weakref.ref(target) if bank else torch.as_tensor(target).detach().clone()
-    inference = torch.is_inference_mode_enabled()
-    return _Batch(preds.detach().clone(), stored, lengths, inference, expected)  # type: ignore[arg-type]
 
 
 def _scored(

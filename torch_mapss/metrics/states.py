@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,26 +30,18 @@ DTYPES = {
 }
 
 
-class State(NamedTuple):
-    """A tensor that is reduced over processes, named as the metric's attribute."""
-
-    name: str
-    default: Tensor
-    reduction: str
-
-
-def sums() -> list[State]:
-    """The states every metric has, at their start."""
+def sums() -> list[tuple[str, Tensor, str]]:
+    """The states every metric has: name, value at the start, how processes are reduced."""
     zero = torch.zeros((), dtype=torch.float64)
     count = torch.zeros((), dtype=torch.int64)
     many = torch.zeros(MAX_SOURCES, dtype=torch.float64)
     return [
-        State("item_sum", zero, "sum"),  # of the items that have a value
-        State("items", count, "sum"),  # how many have one
-        State("seen", count, "sum"),  # how many were handed in
-        State("source_sum", many, "sum"),  # the same, for each source by its place
-        State("source_count", many.long(), "sum"),
-        State("sources", count.clone(), "max"),  # S'
+        ("item_sum", zero, "sum"),  # of the items that have a value
+        ("items", count, "sum"),  # how many have one
+        ("seen", count, "sum"),  # how many were handed in
+        ("source_sum", many, "sum"),  # the same, for each source by its place
+        ("source_count", many.long(), "sum"),
+        ("sources", count.clone(), "max"),  # S'
     ]
 
 
@@ -79,11 +71,6 @@ def in_precision(name: str, value: Any) -> Any:
         found = [_precise(entry, dtype) for entry in value]
         return value if all(a is b for a, b in zip(value, found)) else found
     return _precise(value, dtype)
-
-
-def copied(state: Any) -> Any:
-    """A state that stays as it is when the metric goes on."""
-    return list(state) if isinstance(state, list) else state
 
 
 def _precise(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -338,10 +338,8 @@ class FrameTrigger:
             return None
         cooling = self._waiting > 0
         memories = [replace(m) for m in self._memories] if cooling else self._memories
-        values = [
-            remember(condition, memory, frames[condition.measure], self.smoothing)
-            for condition, memory in zip(self.conditions, memories)
-        ]
+        pairs = list(zip(self.conditions, memories))
+        values = [remember(c, memory, frames[c.measure], self.smoothing) for c, memory in pairs]
         self.statistics = {str(c): value for c, value in zip(self.conditions, values)}
         return self._judge(values, {measure: len(v) for measure, v in frames.items()})
 
@@ -361,9 +359,8 @@ class FrameTrigger:
         states = [memory.on for memory in self._memories]
         good = all(states) if self.require == "all" else any(states)
         self.held = self.held + 1 if good else 0
-        return self._fire(values, frames) if self.held >= self.patience else None
-
-    def _fire(self, values: Sequence[float], frames: dict[str, int]) -> TriggerEvent:
+        if self.held < self.patience:
+            return None
         together = list(zip(self.conditions, self._memories, values))
         reasons = [c.reason(v, self.hysteresis) for c, memory, v in together if memory.on]
         event = TriggerEvent(
@@ -403,15 +400,22 @@ class FrameTrigger:
         Raises:
             ValueError: no state of a trigger, or one of other settings.
         """
-        _check_state(state, self._settings())
+        if state.get("format") != FORMAT:
+            raise ValueError(
+                f"state must be what FrameTrigger.state_dict() returns (format {FORMAT}), got keys "
+                f"{sorted(state)}."
+            )
+        if list(state["settings"]) != self._settings():
+            raise ValueError(
+                f"the state belongs to a trigger of other settings: {state['settings']}, this one "
+                f"has {self._settings()}. Build the trigger as it was, or start a new state."
+            )
         self.epoch, self.held = int(state["epoch"]), int(state["held"])
         self._waiting = int(state["waiting"])
         self._memories = [Memory(**memory) for memory in state["memories"]]
         self.statistics = dict(state["statistics"])
-        self.events = [
-            TriggerEvent(**{**event, "reasons": tuple(event["reasons"])})
-            for event in state["events"]
-        ]
+        events = ({**event, "reasons": tuple(event["reasons"])} for event in state["events"])
+        self.events = [TriggerEvent(**event) for event in events]
         self._frames = {}
 
     def _settings(self) -> list[str]:
@@ -438,17 +442,3 @@ def _frames(scores: Scores | Mapping[str, Any], measure: str) -> Tensor:
         )
     values = values.detach().cpu().double()
     return values[values.isfinite()]
-
-
-def _check_state(state: Mapping[str, Any], settings: list[str]) -> None:
-    """Raise ValueError unless a state is one of a trigger of these settings."""
-    if state.get("format") != FORMAT:
-        raise ValueError(
-            f"state must be what FrameTrigger.state_dict() returns (format {FORMAT}), got keys "
-            f"{sorted(state)}."
-        )
-    if list(state["settings"]) != settings:
-        raise ValueError(
-            f"the state belongs to a trigger of other settings: {state['settings']}, this one "
-            f"has {settings}. Build the trigger as it was, or start a new state."
-        )

@@ -106,14 +106,10 @@ def ordered(call: Call, pit: str | None, losses: Callable[[Call], Tensor]) -> Ca
         pit: ``"si_sdr"``, ``"loss"``, or None: as they came.
         losses: (B,) losses of a call, which ``"loss"`` makes least.
     """
-    if pit is None:
-        return call
-    return call.ordered(best_order(call) if pit == "si_sdr" else _order_by_loss(call, losses))
-
-
-@torch.no_grad()
-def _order_by_loss(call: Call, losses: Callable[[Call], Tensor]) -> Tensor:
+    if pit != "loss":
+        return call if pit is None else call.ordered(best_order(call))
     waves = call.estimates.waves
     orders = torch.tensor(list(itertools.permutations(range(call.sources)))).to(waves.device)
-    found = [losses(call.ordered(order.expand(len(waves), -1))) for order in orders]
-    return orders[torch.stack(found).argmin(0)]
+    with torch.no_grad():
+        found = [losses(call.ordered(order.expand(len(waves), -1))) for order in orders]
+    return call.ordered(orders[torch.stack(found).argmin(0)])

@@ -129,9 +129,7 @@ class CurriculumCallback(Callback):
         """Set the stage, which a checkpoint may have restored."""
         self._set_stage(pl_module)
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Again, for strategies that restore a checkpoint only now."""
-        self._set_stage(pl_module)
+    on_train_start = on_fit_start  # again, for strategies that restore a checkpoint only now
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Start a new epoch of frames."""

@@ -215,7 +215,9 @@ class PerceptualLoss(nn.Module):
             return None
         draw = self.draws if self.training else -1
         self.draws += self.training
-        return _stable_seed(self.seed, draw)
+        # Hashed, since neighbouring seeds of one generator would share draws with other losses.
+        digest = hashlib.sha256(f"frames/{self.seed}/{draw}".encode()).digest()
+        return int.from_bytes(digest[:4], "big")
 
     def _terms(self, call: Call, draw: int | None) -> list[Term]:
         config = self.mapss.config
@@ -233,7 +235,10 @@ class PerceptualLoss(nn.Module):
 
     def _reduce(self, terms: Sequence[Term], call: Call, truth: Tensor | None) -> Tensor:
         terms = [term.returned(call.order) for term in terms]
-        self.last = _record(terms, call.order)
+        means = {t.name: torch.where(t.defined.any(), mean_of(t), torch.nan) for t in terms}
+        defined = [term.defined for term in terms if term.name in FRAME_TERMS]
+        detached = {name: mean.detach() for name, mean in means.items()}
+        self.last = LossRecord(detached, torch.stack(defined).any(0).detach(), call.order)
         self._warn_undefined(self.last.defined, call.prepared)
         value = reduced(terms, self.reduction)
         if self.extra is None or truth is None:
@@ -262,21 +267,6 @@ class PerceptualLoss(nn.Module):
         names = ("reduction", "weighting", "pit", "frames", "seed")
         shown = {**self.weights, **self.settings, **{name: getattr(self, name) for name in names}}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
-
-
-def _record(terms: Sequence[Term], order: Tensor | None) -> LossRecord:
-    of_frames = [term.defined for term in terms if term.name in FRAME_TERMS]
-    means = {
-        term.name: torch.where(term.defined.any(), mean_of(term), torch.nan).detach()
-        for term in terms
-    }
-    return LossRecord(means, torch.stack(of_frames).any(0).detach(), order)
-
-
-def _stable_seed(seed: int, draw: int) -> int:
-    """Hashed, since neighbouring seeds of one generator would share draws with other losses."""
-    digest = hashlib.sha256(f"frames/{seed}/{draw}".encode()).digest()
-    return int.from_bytes(digest[:4], "big")
 
 
 class SeparationLoss(PerceptualLoss):

@@ -134,17 +134,12 @@ def frame_term(
     shares = torch.where(defined, torch.ones_like(weights) if name == "bleed" else weights, 0.0)
     setting = settings.get(term.setting, term.choices[0])
     values = torch.where(defined, term.values(scores, setting), 0.0)
-    return Term(name, weight, *weighted_mean(values, shares.to(values.dtype)))
-
-
-def weighted_mean(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean over frames (B, S'), 0 where no weight is, and where one is."""
-    total = weights.sum(-1)
-    defined = total > 0.0
+    shares = shares.to(values.dtype)
+    total = shares.sum(-1)
     # Weights of any scale: relative ones cannot underflow against each other.
-    relative = weights / torch.where(defined, total, 1.0).unsqueeze(-1)
-    counted = relative > 0.0
-    return torch.where(counted, values * relative, 0.0).sum(-1), defined
+    relative = shares / torch.where(total > 0.0, total, 1.0).unsqueeze(-1)
+    mean = torch.where(relative > 0.0, values * relative, 0.0).sum(-1)
+    return Term(name, weight, mean, total > 0.0)
 
 
 def negative_si_sdr(call: Call) -> tuple[Tensor, Tensor]:
