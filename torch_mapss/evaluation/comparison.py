@@ -1,9 +1,7 @@
 """Which system is better: the systems of one or more results folders, ranked and tested.
 
-Everything is over *mixtures*, one number per mixture and system (the rows of ``items.csv``): see
-:mod:`torch_mapss.evaluation.significance` for intervals, tests and groups. A mixture whose score is
-undefined for one of two systems is left out of their pair, and counted. Where one of two systems
-left out sources, their pair is over the sources of both.
+Everything is over *mixtures*, one number per mixture and system (the rows of ``items.csv``), by the
+intervals, tests and groups of :mod:`torch_mapss.evaluation.significance`.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class Comparison:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """What is compared, in order: those of the results by which systems are ranked."""
+        """What is compared, in order."""
         return tuple(self.values)
 
     @property
@@ -73,12 +71,9 @@ class Comparison:
         return tuple(map(str, next(iter(self.values.values()))))
 
     def answer(self) -> str:
-        """One sentence: which system is best on what, in how many mixtures, and whether that holds.
-
-        E.g. "IRM is best on clearance and PS in 6 of 6 mixtures; 6 mixtures cannot prove a
-        difference: the smallest attainable p is 0.094; 7 are needed."
-        """
-        best = self._ranked().groupby("measure", sort=False)["system"].first()
+        """One sentence: which system is best on what, in how many mixtures, and if that holds."""
+        ranked = self.ranking[self.ranking["n"] > 0].groupby("measure", sort=False)
+        best = ranked["system"].first()
         if best.empty:
             return "No mixture has a score: scores.csv says why, in `status` and `reason`."
         if len(self.systems) < 2:
@@ -90,10 +85,7 @@ class Comparison:
         parts = [
             f"{name} {how} on {_and(on)} in {where}" for (name, how, where), on in said.items()
         ]
-        return "; ".join([*parts, f"{self._certainty(list(best.index))}."])
-
-    def _ranked(self) -> DataFrame:
-        return self.ranking[self.ranking["n"] > 0]
+        return "; ".join([*parts, f"{self._certainty(ranked['group'].agg(list))}."])
 
     def _standing(self, measure: str, system: str) -> tuple[str, str]:
         """How a system stands to the others, and in how many of its mixtures."""
@@ -112,17 +104,20 @@ class Comparison:
         more = f", tied in {len(tied)}" if len(tied) else ""
         return "is best", f"{(least > 0.0).sum()} of {len(own)} mixtures{more}"
 
-    def _certainty(self, measures: Sequence[str]) -> str:
-        """Whether the best systems differ significantly from all others, or could at all."""
+    def _certainty(self, groups: Mapping[str, list[str]]) -> str:
+        """Whether the best systems differ significantly from all others, or could at all.
+
+        Args:
+            groups: by measure, the letters of its systems, best first.
+        """
         level = f"at level {self.alpha:g}"
-        groups = self._ranked().groupby("measure")["group"].agg(list)
         proven = [
-            COLUMNS[m].label
-            for m in measures
-            if len(groups[m]) > 1 and not {*groups[m][0]} & {*"".join(groups[m][1:])}
+            COLUMNS[measure].label
+            for measure, (best, *others) in groups.items()
+            if others and not {*best} & {*"".join(others)}
         ]
         if proven:
-            alone = "" if len(proven) == len(measures) else f" on {_and(proven)} alone"
+            alone = "" if len(proven) == len(groups) else f" on {_and(proven)} alone"
             return f"significantly better than every other system {level}{alone}"
         count, family = max(family_of(own, self.alpha) for _, own in self.pairs.groupby("measure"))
         least = significance.least_holm_p(count, family)
@@ -208,11 +203,13 @@ class Comparison:
         for measure, system in self.ranking[["measure", "system"]].to_numpy():
             about = f"{COLUMNS[measure].label} of {system}"
             lines += [f"{about}: {own}." for own in warnings(self.scores, measure, system)]
-        for (system, mixture), reason in list(self.scores.failures.items())[:_MOST_FAILURES]:
-            lines.append(f"Failed: mixture {mixture!r}, system {system!r}: {reason}")
-        if (more := len(self.scores.failures) - _MOST_FAILURES) > 0:
-            lines.append(f"Failed: {more} more pairs of mixture and system.")
-        return lines
+        failed = [
+            f"Failed: mixture {mixture!r}, system {system!r}: {reason}"
+            for (system, mixture), reason in self.scores.failures.items()
+        ]
+        if (more := len(failed) - _MOST_FAILURES) > 0:
+            failed[_MOST_FAILURES:] = [f"Failed: {more} more pairs of mixture and system."]
+        return [*lines, *failed]
 
     def plot(self, measure: str | None = None) -> Figure:
         """The mixtures of every system as a box plot, with mean, interval and letters.
@@ -275,7 +272,6 @@ class Comparison:
 
 
 def _and(names: Sequence[str]) -> str:
-    """Names in a sentence."""
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
@@ -354,11 +350,7 @@ def compare_ranked(results: Given) -> Comparison:
 
 
 def check_alike(results: Sequence[Results]) -> None:
-    """Refuse to join results of unlike settings, or of unlike references under one name.
-
-    Raises:
-        ValueError: says what differs.
-    """
+    """Raise ValueError for results of unlike settings, or of unlike references under one name."""
     for other in results[1:]:
         unlike = [
             f"{key} is {short(one)} in the one and {short(two)} in the other"

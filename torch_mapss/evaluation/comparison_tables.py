@@ -73,14 +73,10 @@ def scores_of(
     systems: Sequence[str] | None,
     references: bool,
 ) -> Scores:
-    """Tables by measure; the same pair twice must have the same scores.
-
-    Args:
-        items, rows: of ``items.csv`` and ``scores.csv``.
-        weight, systems, references: as for :func:`torch_mapss.compare`.
+    """Of the rows of ``items.csv`` and ``scores.csv``; the rest as for :func:`torch_mapss.compare`.
 
     Raises:
-        ValueError: the same pair with other scores, an unknown system, or no system left.
+        ValueError: the same pair twice with unlike scores, an unknown system, or no system left.
     """
     items = _chosen(_one_spelling(items, _KEY), systems, references)
     measures = list(present(items, ranked=True))
@@ -122,7 +118,6 @@ def _one_spelling(table: DataFrame, columns: Sequence[str]) -> DataFrame:
 
 
 def _chosen(items: DataFrame, systems: Sequence[str] | None, references: bool) -> DataFrame:
-    """The rows of the systems that are asked for."""
     known = {io.same_name(name): name for name in items["system"]}
     wanted = [*known] if systems is None else [*map(io.same_name, systems)]
     names = [known.get(n) for n in wanted if references or not n.startswith(CONTROL)]

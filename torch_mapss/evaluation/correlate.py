@@ -10,10 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import sub
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,7 @@ from numpy.typing import NDArray
 from torch_mapss.bounds.correlation import CONVENTIONS, correlation_bounds, scenario_bounds
 from torch_mapss.bounds.frames import check_confidence
 from torch_mapss.core import checks
-from torch_mapss.evaluation import correlation_tables, io
+from torch_mapss.evaluation import io
 from torch_mapss.evaluation.correlation_stats import (
     LEAST_SYSTEMS,
     METHODS,
@@ -37,15 +35,14 @@ from torch_mapss.evaluation.correlation_stats import (
     permutation_p,
     usable,
 )
+from torch_mapss.evaluation.correlation_tables import Correlation
 from torch_mapss.evaluation.measures import COLUMNS as MEASURES
 from torch_mapss.evaluation.measures import label, present
 from torch_mapss.evaluation.ratings import KEYS, Stimuli, join, load_ratings
 from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.significance import FEW, holm
-from torch_mapss.evaluation.text_page import Page
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 COLUMNS = (
@@ -60,83 +57,6 @@ DIFFERENCES = (
 )
 UNITS = ("scenario", "question", "track", "source", "measure", "systems", "srcc", "pcc")
 _OUTPUT = ["mixture_id", "system", "source_index"]
-
-
-@dataclass(frozen=True, eq=False)
-class Correlation:
-    """Correlations with listeners, and the stimuli behind them."""
-
-    rows: DataFrame  # `COLUMNS`, one per scenario, question, measure, pooling
-    differences: DataFrame  # `DIFFERENCES`, between measures
-    units: DataFrame  # `UNITS`, one per track and source
-    stimuli: DataFrame  # ratings and scores
-    labels: Mapping[str, str]  # measure -> name in tables
-    notes: tuple[str, ...]
-    options: Options
-
-    def summary(self) -> str:
-        """A table for each scenario and question, to print."""
-        return self._page().text()
-
-    def _repr_html_(self) -> str:
-        """The same for notebooks."""
-        return self._page().html()
-
-    def _page(self) -> Page:
-        of = {"track": "tracks", "source": "sources", "system": "systems"}
-        what = of.get(self.options.cluster, f"{self.options.cluster} (--cluster)")
-        about = [
-            *self.notes,
-            f"Intervals resample {what}: they hold for others like those, and take what was rated "
-            "within each as given",
-            "p per track exchanges the ratings within a track and source: it assumes that its "
-            "outputs are independent of those of other tracks; the same systems in all tracks, or "
-            "listeners who agree on a system, make it too small",
-            "p pooled exchanges all ratings, as if all outputs were independent: too small where "
-            "tracks differ",
-        ]
-        return correlation_tables.page(self.rows, self.labels, about, self.options.confidence)
-
-    def plot(self, question: str | None = None) -> Figure:
-        """Scatter plots of ratings over scores, a panel for each measure; one question's.
-
-        Raises:
-            ImportError: matplotlib is missing.
-            ValueError: no such question.
-        """
-        asked = list(self.stimuli["question"].unique())
-        question = asked[0] if question is None else question
-        checks.check_choice(question, "question", asked)
-        return correlation_tables.scatter(self.stimuli, self._rows_of(question), self.labels)
-
-    def _rows_of(self, question: str) -> DataFrame:
-        own = self.rows["question"] == question
-        return self.rows[own & (self.rows["pooling"] == "per_track")]
-
-    def save(self, folder: str | os.PathLike[str]) -> str:
-        """Write the tables (CSV, Markdown, LaTeX) and scatter plots to a folder.
-
-        Returns:
-            The folder.
-
-        Raises:
-            ValueError: the folder is a file, or cannot be made.
-        """
-        from torch_mapss.evaluation.plots import save_figure
-
-        folder = io.make_folder(folder)
-        stimuli = self.stimuli[[*KEYS, "rating", *self.labels]]
-        tables = (self.rows, self.differences, self.units, stimuli)
-        for name, table in zip(("correlations", "differences", "per_track", "stimuli"), tables):
-            io.write_table(os.path.join(folder, f"{name}.csv"), table)
-        page = self._page().markdown("Correlation with listeners")
-        io.write_bytes(os.path.join(folder, "correlations.md"), page.encode())
-        for question in self.rows["question"].unique():
-            stem = os.path.join(folder, "correlations_" + re.sub(r"\W+", "_", question))
-            table = correlation_tables.latex(self._rows_of(question), self.labels)
-            io.write_bytes(f"{stem}.tex", table.encode())
-            save_figure(self.plot(question), f"{stem}.png")
-        return folder
 
 
 def correlate(
@@ -328,7 +248,6 @@ def _correlated(
 
 
 def _units(stimuli: DataFrame, name: str) -> Iterator[dict[str, Any]]:
-    """The correlation of every track and source."""
     for (track, source), own in stimuli.groupby(["track", "source"], sort=False):
         x, m = own[[name, "rating"]].dropna().to_numpy(float).T
         row = {"track": track, "source": source, "measure": name, "systems": len(x)}

@@ -5,12 +5,9 @@ averaged over tracks and sources [eq:ps_pcc]. *Pooled*: one correlation over all
 counts that some tracks sound better than others, and compares scores between tracks.
 
 *Intervals* are BCa bootstrap intervals over clusters of stimuli that share something: tracks by
-default, for the outputs of one track share its sources; or talkers, conditions, systems. Where a
-track has stimuli of several clusters, its correlation is computed anew in every sample.
-
-*p-values* are of permutations. Per track they exchange ratings within a track and source, which
-assumes that its outputs are exchangeable if scores say nothing; pooled ones exchange all ratings,
-as if all stimuli were independent, and are too small where tracks (or clusters) differ.
+default; or talkers, conditions, systems. Where a track has stimuli of several clusters, its
+correlation is computed anew in every sample. *p-values* are of permutations: of the ratings within
+a track and source, or pooled of all.
 
 Ranks are average ranks; numbers equal but for rounding are tied
 (:func:`~torch_mapss.evaluation.significance.merge_ties`).
@@ -117,13 +114,7 @@ def _varies(x: _Array, times: _Array) -> _Array:
 
 
 class Cell:
-    """One measure against one question, for any sample of clusters.
-
-    Args:
-        stimuli: of :func:`usable`.
-        measure: one of its columns.
-        method: ``"srcc"`` or ``"pcc"``.
-    """
+    """One measure of usable stimuli against one question, for any sample of clusters."""
 
     def __init__(self, stimuli: DataFrame, measure: str, method: str) -> None:
         self.method, self.size = method, len(stimuli)

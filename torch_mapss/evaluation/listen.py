@@ -2,17 +2,10 @@
 
 A *page* is one source of one mixture: its reference (open and hidden), the systems' estimates of
 it, and an anchor that webMUSHRA makes (3.5 kHz low-pass). Pages are chosen so that their stimuli
-fill a grid of two measures, both by rank over the whole set, as evenly as they can: at every step
-the page whose stimuli lie in the emptiest cells, by lot (seeded) among equals. Systems that differ
-little then still give ratings over the whole range, which correlations need.
-
-All sounds are brought to one loudness (ITU-R BS.1770), all of a page lower by the same gain if a
-peak would not fit. Names of files and conditions tell nothing; ``stimuli.csv`` is the key, to be
-withheld from the listeners. Every page's id begins with the *mark* of the test, a hash of its key
-and sounds, so that ratings are never read with the key of another test
-(:mod:`torch_mapss.evaluation.listen_ratings`).
-
-webMUSHRA is not part of this package: https://github.com/audiolabs/webMUSHRA.
+fill a grid of two measures, both by rank over the whole set, as evenly as they can: correlations
+need ratings over the whole range. Sounds have one loudness (ITU-R BS.1770), all of a page lower by
+the same gain if a peak would not fit. Every page's id begins with the *mark* of the test, a hash of
+its key and sounds. See ``recipes/guide/listening.md`` and https://github.com/audiolabs/webMUSHRA.
 """
 
 from __future__ import annotations
@@ -62,7 +55,7 @@ _KEY_COLUMNS = (
 _GRID = 4  # cells of the grid, each way
 _MOST = 8  # systems on a page; more are drawn from
 _LOUDNESS = -23.0  # LUFS
-# Beyond so many seconds one cannot keep two sounds apart (BS.1534 advises about 10, at most 12).
+# One cannot keep longer sounds apart (BS.1534 advises about 10 s, at most 12).
 _LONG_S = 12.0
 
 Row = dict[str, Any]
@@ -75,12 +68,12 @@ def spanned(results: Results) -> list[str]:
 
 
 def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row]]:
-    """The pages of a test.
+    """The pages of a test: at every step the one whose stimuli lie in the emptiest cells.
 
     Args:
-        results: of :func:`~torch_mapss.evaluation.results.load_results`.
+        results: that have scored frames.
         count: pages wanted; fewer where the set has fewer.
-        seed: equal seeds choose equal pages.
+        seed: of the choice among equals.
 
     Returns:
         The rows of scores.csv that are rated together, page by page; none whose file is the
@@ -195,7 +188,6 @@ def _mark(folder: str, key: Sequence[Row]) -> str:
 
 
 def _paths(results: Results, rows: Sequence[Row]) -> list[str]:
-    """The files of a page: reference, then estimates."""
     return [results.locate(path) for path in (rows[0]["reference"], *(r["estimate"] for r in rows))]
 
 

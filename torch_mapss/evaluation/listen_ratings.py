@@ -1,8 +1,7 @@
 """What listeners said: webMUSHRA's results, with the key of the test, as a table of ratings.
 
-One row per stimulus and question, over listeners, higher is better: ``dataset, track, source,
-system, question, role, mean_rating, n_ratings, std, median_rating, mean_norm, median_norm``, the
-layout that ``torch-mapss correlate`` reads. ``track`` is the ``mixture_id``. ``mean_norm`` and
+One row of :data:`RATING_COLUMNS` per stimulus and question, over listeners, higher is better, as
+``torch-mapss correlate`` reads it. ``track`` is the ``mixture_id``. ``mean_norm`` and
 ``median_norm`` are of ratings that were brought to 0..100 on every page of every listener first:
 people use the scale differently.
 """

@@ -224,8 +224,8 @@ def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str
     Args:
         values: by measure, mixtures x systems.
         ranking: of all measures, the columns of ``ranking.csv``.
-        measure: the one to draw.
-        percent: of the intervals.
+        measure: to draw.
+        percent: of the intervals, in words.
     """
     rows = ranking[(ranking["measure"] == measure) & (ranking["n"] > 0)]
     names = [short_name(name, _LONGEST_NAME) for name in rows["system"]]
@@ -267,10 +267,7 @@ def _ends(rows: DataFrame) -> Any:
 
 
 def system_scatter(values: _Values, ranking: DataFrame, x: str, y: str, percent: str) -> Figure:
-    """One measure over another: small, the mixtures; large, the systems' means with intervals.
-
-    Arguments as of :func:`system_boxes`; the measures ``x`` and ``y`` are drawn.
-    """
+    """Measure ``y`` over ``x``: small, the mixtures; large, the systems' means with intervals."""
     figure = new_figure(6.4, 4.4)
     ax = figure.add_subplot()
     many = len(values[x]) > _MOST_POINTS  # then as pixels in an SVG

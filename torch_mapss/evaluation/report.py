@@ -151,7 +151,6 @@ class Report:
         return Page("", [self._cells()], notes)
 
     def _cells(self) -> Table:
-        """The printed table, made column by column."""
         below = ["mean", "std. error"][: 1 + bool(self.errors)]
         blank = [""] * len(below)
         columns = [["source", *self.sources, *below]]
@@ -308,7 +307,6 @@ def plot_reports(
 def _draw_source(
     axes: Any, report: Report, index: int, pairs: Sequence[Sequence[str]], longest: int
 ) -> None:
-    """The scores and the spectrogram of one estimate, below each other."""
     length, row = min(len(clip.wave) for clip in report.estimates), report.rows[index]
     means = []
     for ax, names in zip(axes, pairs):

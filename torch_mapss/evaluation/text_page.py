@@ -48,7 +48,7 @@ class Page(NamedTuple):
 
     def markdown(self, title: str) -> str:
         """For a file: by hand, since pandas needs another package for it."""
-        parts = [f"# {title}", "", *([self.head, ""] if self.head else [])]
+        parts = [f"# {title}", ""]
         for table in self.tables:
             parts += [f"## {table.title}", ""] if table.title else []
             lines = [table.header, ["---"] * len(table.header), *table.rows]

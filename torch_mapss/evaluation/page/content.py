@@ -134,9 +134,7 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
         "items": records(results.items[["system", *shown]]),
         "rows": rows,
         "tracks": [*tracks.files.values()],
-        "segments": records(
-            segments[["title", "value", "start", "end", "row"]].assign(clips=tracks.clips)
-        ),
+        "segments": records(segments[_SEGMENT].assign(clips=tracks.clips)),
         "sampled": results.sampled,
         "embedded": tracks.summary,
         "missing": [f"{io.shown(path)}: {why}" for path, why in tracks.missing.items()],

@@ -95,7 +95,6 @@ def make_tracks(paths: Sequence[str], segments: DataFrame, page: str, embed_byte
 
 
 def _size(made: dict[str, str] | None) -> int:
-    """Bytes of what is embedded."""
     return sum(map(len, (made or {}).values()))
 
 
@@ -110,7 +109,6 @@ def _clip(segment: Any, files: dict[str, dict[str, Any]]) -> dict[str, str] | No
 
 
 def _link(path: str, page: str) -> str:
-    """The file's address as seen from the page."""
     full = os.path.abspath(path)
     try:
         relative = os.path.relpath(full, os.path.dirname(os.path.abspath(page)))
