@@ -18,7 +18,8 @@ from torch_mapss.evaluation import significance
 def test_intervals_are_scipys_column_by_column(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(1).gamma(2.0, size=(12, 3))
     values[2:4, 2] = np.nan  # left out
-    found = significance.mean_intervals(values, resamples=2000, seed=5)
+    how = significance.Bootstrap(draws=2000, seed=5)
+    found = significance.mean_intervals(values, how=how)
     np.testing.assert_array_equal(found.n, [12, 12, 10])
     for k in range(3):
         own = values[np.isfinite(values[:, k]), k]
@@ -28,8 +29,8 @@ def test_intervals_are_scipys_column_by_column(monkeypatch: pytest.MonkeyPatch) 
         assert found.mean[k] == pytest.approx(own.mean(), rel=1e-12)
         assert (found.low[k], found.high[k]) == pytest.approx(plain, rel=1e-9)
     monkeypatch.setattr(significance, "_BLOCK", 7 * 12)  # blocks of draws change nothing
-    blocks = significance.mean_intervals(values, resamples=2000, seed=5)
-    alike = significance.mean_intervals(values, np.full(12, 2.5), resamples=2000, seed=5)
+    blocks = significance.mean_intervals(values, how=how)
+    alike = significance.mean_intervals(values, np.full(12, 2.5), how)
     for one, *others in zip(found, blocks, alike):
         for other in others:
             np.testing.assert_allclose(one, other, rtol=1e-9)
@@ -49,7 +50,7 @@ def test_intervals_depend_on_no_rounding() -> None:
 def test_weights_are_those_of_a_weighted_mean() -> None:
     rng = np.random.default_rng(3)
     values, weights = rng.normal(size=(15, 1)), rng.uniform(0.5, 3.0, size=15)
-    found = significance.mean_intervals(values, weights, resamples=1000, seed=2)
+    found = significance.mean_intervals(values, weights, significance.Bootstrap(draws=1000, seed=2))
 
     def mean(drawn: np.ndarray) -> float:
         return float(np.average(values[drawn, 0], weights=weights[drawn]))
@@ -86,9 +87,8 @@ def test_coverage_is_what_the_docstring_says() -> None:
     for count, low, high in ((6, 0.82, 0.88), (30, 0.90, 0.95)):
         held = 0
         for trial in range(1000):
-            found = significance.mean_intervals(
-                rng.normal(size=(count, 1)), resamples=999, seed=trial
-            )
+            how = significance.Bootstrap(draws=999, seed=trial)
+            found = significance.mean_intervals(rng.normal(size=(count, 1)), how=how)
             held += int(found.low[0] <= 0.0 <= found.high[0])
         assert low <= held / 1000 <= high
 

@@ -14,18 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torch_mapss.core import checks
+from torch_mapss.evaluation import comparison_tables as tables
 from torch_mapss.evaluation import io, significance
-from torch_mapss.evaluation.comparison_tables import (
-    PAIR_COLUMNS,
-    RANK_COLUMNS,
-    WEIGHTS,
-    Scores,
-    family_of,
-    pairs_and_ranking,
-    scores_of,
-    source_means,
-    warnings,
-)
+from torch_mapss.evaluation.comparison_tables import WEIGHTS, Scores
 from torch_mapss.evaluation.manifest import CONTROL, short
 from torch_mapss.evaluation.measures import COLUMNS, label, text
 from torch_mapss.evaluation.protocol import relevant
@@ -119,7 +110,9 @@ class Comparison:
         if proven:
             alone = "" if len(proven) == len(groups) else f" on {_and(proven)} alone"
             return f"significantly better than every other system {level}{alone}"
-        count, family = max(family_of(own, self.alpha) for _, own in self.pairs.groupby("measure"))
+        count, family = max(
+            tables.family_of(own, self.alpha) for _, own in self.pairs.groupby("measure")
+        )
         least = significance.least_holm_p(count, family)
         if least <= self.alpha:
             return f"nothing is significantly better than every other system {level}"
@@ -169,12 +162,12 @@ class Comparison:
             for system in self.systems
         ]
         columns = ["measure", "pair", "n", "difference", percent, "wins/ties/losses", "p (Holm)"]
-        tables = [
+        shown = [
             Table(["measure", "system", "n", "mean", percent, "group"], ranking, 2),
             Table(columns, pairs, 2),
             Table(["source", "system", *map(label, self.measures)], sources, 2),
         ]
-        return Page(self.answer(), [t for t in tables if t.rows], self.notes())
+        return Page(self.answer(), [table for table in shown if table.rows], self.notes())
 
     def notes(self) -> list[str]:
         """What a reader of the tables must know, sentence by sentence."""
@@ -202,7 +195,7 @@ class Comparison:
             lines.append(f"Means and intervals, not tests, weigh mixtures by {self.weight}.")
         for measure, system in self.ranking[["measure", "system"]].to_numpy():
             about = f"{COLUMNS[measure].label} of {system}"
-            lines += [f"{about}: {own}." for own in warnings(self.scores, measure, system)]
+            lines += [f"{about}: {own}." for own in tables.warnings(self.scores, measure, system)]
         failed = [
             f"Failed: mixture {mixture!r}, system {system!r}: {reason}"
             for (system, mixture), reason in self.scores.failures.items()
@@ -257,9 +250,9 @@ class Comparison:
             ValueError: the folder cannot be written to.
         """
         folder = io.make_folder(folder)
-        tables = {"comparison": self.pairs, "ranking": self.ranking, "sources": self.sources}
-        written = [os.path.join(folder, f"{name}.csv") for name in tables]
-        for path, table in zip(written, tables.values()):
+        files = {"comparison": self.pairs, "ranking": self.ranking, "sources": self.sources}
+        written = [os.path.join(folder, f"{name}.csv") for name in files]
+        for path, table in zip(written, files.values()):
             io.write_table(path, table)
         if plots:
             from torch_mapss.evaluation.plots import save_figure
@@ -329,18 +322,11 @@ def compare(
         pandas.concat([getattr(one, name) for one in loaded], ignore_index=True)
         for name in ("items", "scores")
     )
-    scores = scores_of(items, rows, weight, systems, references)
-    pairs, ranking = pairs_and_ranking(scores, alpha, confidence, seed)
-    counts = dict.fromkeys(("wins", "ties", "losses"), "Int64")  # NA without a test
-    return Comparison(
-        pairs.assign(weight=weight)[[*PAIR_COLUMNS]].astype(counts),
-        ranking.assign(weight=weight)[[*RANK_COLUMNS]],
-        source_means(scores),
-        scores,
-        alpha,
-        confidence,
-        weight,
-    )
+    scores = tables.scores_of(items, rows, weight, systems, references)
+    bootstrap = significance.Bootstrap(confidence, seed=seed)
+    pairs, ranking = tables.pairs_and_ranking(scores, alpha, weight, bootstrap)
+    sources = tables.source_means(scores)
+    return Comparison(pairs, ranking, sources, scores, alpha, confidence, weight)
 
 
 def compare_ranked(results: Given) -> Comparison:

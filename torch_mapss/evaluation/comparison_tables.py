@@ -13,7 +13,7 @@ import numpy as np
 from torch_mapss.evaluation import io, significance
 from torch_mapss.evaluation.manifest import CONTROL
 from torch_mapss.evaluation.measures import COLUMNS, present, text
-from torch_mapss.evaluation.significance import FEW, Array
+from torch_mapss.evaluation.significance import FEW, Array, Bootstrap
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -67,11 +67,7 @@ class Scores:
 
 
 def scores_of(
-    items: DataFrame,
-    rows: DataFrame,
-    weight: str,
-    systems: Sequence[str] | None,
-    references: bool,
+    items: DataFrame, rows: DataFrame, weight: str, systems: Sequence[str] | None, references: bool
 ) -> Scores:
     """Of the rows of ``items.csv`` and ``scores.csv``; the rest as for :func:`torch_mapss.compare`.
 
@@ -131,20 +127,22 @@ def _chosen(items: DataFrame, systems: Sequence[str] | None, references: bool) -
 
 
 def pairs_and_ranking(
-    scores: Scores, alpha: float, confidence: float, seed: int
+    scores: Scores, alpha: float, weight: str, bootstrap: Bootstrap
 ) -> tuple[DataFrame, DataFrame]:
-    """The rows of ``comparison.csv`` and ``ranking.csv``, measure after measure."""
+    """``comparison.csv`` and ``ranking.csv``, measure after measure."""
     import pandas
 
     pairs, ranking = [], []
-    for measure, found in _means(scores, confidence, seed).groupby("measure", sort=False):
-        single = found["system_b"].isna()
+    for measure, found in _means(scores, bootstrap).groupby("measure", sort=False):
+        single, found["weight"] = found["system_b"].isna(), weight
         pairs.append(_tested(scores, str(measure), found[~single], alpha))
         ranking.append(_ranked(scores, str(measure), found[single], pairs[-1], alpha))
-    return pandas.concat(pairs, ignore_index=True), pandas.concat(ranking, ignore_index=True)
+    tested = pandas.concat(pairs, ignore_index=True)[[*PAIR_COLUMNS]]
+    tested = tested.astype(dict.fromkeys(("wins", "ties", "losses"), "Int64"))  # NA without a test
+    return tested, pandas.concat(ranking, ignore_index=True)[[*RANK_COLUMNS]]
 
 
-def _means(scores: Scores, confidence: float, seed: int) -> DataFrame:
+def _means(scores: Scores, bootstrap: Bootstrap) -> DataFrame:
     """n, mean, low, high of every system (with no ``system_b``) and of all pairs' differences.
 
     Of all measures at once: those that have the same mixtures share the bootstrap's samples.
@@ -159,13 +157,8 @@ def _means(scores: Scores, confidence: float, seed: int) -> DataFrame:
             scale = max(largest[name] for name in (a, b) if name is not None)
             rows.append({"measure": measure, "system_a": a, "system_b": b, "scale": scale})
     table = DataFrame(rows)
-    found = significance.mean_intervals(
-        np.column_stack(columns),
-        scores.weights.to_numpy(),
-        confidence=confidence,
-        seed=seed,
-        scale=table["scale"].to_numpy(),
-    )
+    values, weights, scale = np.column_stack(columns), scores.weights.to_numpy(), table["scale"]
+    found = significance.mean_intervals(values, weights, bootstrap, scale.to_numpy())
     return table.assign(**found._asdict())
 
 

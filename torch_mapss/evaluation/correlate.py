@@ -23,18 +23,9 @@ from numpy.typing import NDArray
 from torch_mapss.bounds.correlation import CONVENTIONS, correlation_bounds, scenario_bounds
 from torch_mapss.bounds.frames import check_confidence
 from torch_mapss.core import checks
+from torch_mapss.evaluation import correlation_stats as stats
 from torch_mapss.evaluation import io
-from torch_mapss.evaluation.correlation_stats import (
-    LEAST_SYSTEMS,
-    METHODS,
-    POOLINGS,
-    Cell,
-    Options,
-    correlation,
-    intervals,
-    permutation_p,
-    usable,
-)
+from torch_mapss.evaluation.correlation_stats import METHODS, Options
 from torch_mapss.evaluation.correlation_tables import Correlation
 from torch_mapss.evaluation.measures import COLUMNS as MEASURES
 from torch_mapss.evaluation.measures import label, present
@@ -176,21 +167,16 @@ def correlate_stimuli(
         unit = own.groupby(["track", "source"], sort=False).ngroup()
         own = own.assign(unit=unit, cluster=own["cluster"].factorize()[0])
         where = {"scenario": scenario, "question": question}
-        for pooling in POOLINGS:
+        for pooling in stats.POOLINGS:
             here, between = _correlated(own, names, pooling, options)
             about = {**where, "pooling": pooling, "cluster": options.cluster}
             rows += [about | row for row in here]
             differences += [about | row for row in between]
         units += [where | row for name in names for row in _units(own, name)]
-    return Correlation(
-        DataFrame(rows, columns=COLUMNS),
-        DataFrame(differences, columns=DIFFERENCES),
-        DataFrame(units, columns=UNITS),
-        stimuli,
-        {name: label(name, unit=False) if name in MEASURES else name for name in names},
-        joined.notes,
-        options,
-    )
+    tables = ((rows, COLUMNS), (differences, DIFFERENCES), (units, UNITS))
+    found = (DataFrame(content, columns=columns) for content, columns in tables)
+    labels = {name: label(name, unit=False) if name in MEASURES else name for name in names}
+    return Correlation(*found, stimuli, labels, joined.notes, options)
 
 
 def _correlated(
@@ -199,7 +185,7 @@ def _correlated(
     """Rows of ``correlations.csv`` and of ``differences.csv`` of one question and pooling."""
     pairs = itertools.combinations(names, 2) if options.draws else ()
     keys = [*((name,) for name in names), *(pair for pair in pairs if {*pair} & {*MEASURES})]
-    counted = {key: usable(stimuli, key, pooling) for key in keys}
+    counted = {key: stats.usable(stimuli, key, pooling) for key in keys}
     rows: dict[str, dict[str, Any]] = {}
     for name in names:
         own, reasons = counted[name,]
@@ -208,19 +194,21 @@ def _correlated(
         rows[name] |= {"sources": own.groupby(["track", "source"]).ngroups}
         rows[name] |= _errors(own, name, options)
     differences = []
-    cells: dict[tuple[str, str, bytes], Cell] = {}  # pairs mostly count what each measure does
+    cells: dict[
+        tuple[str, str, bytes], stats.Cell
+    ] = {}  # pairs mostly count what each measure does
     together = defaultdict(list)  # intervals over the same clusters, at once
     for method, key in itertools.product(METHODS, keys):
         own, of = counted[key][0], []
         for name in key:
             which = name, method, own.index.to_numpy().tobytes()
             if which not in cells:
-                cells[which] = Cell(own, name, method)
+                cells[which] = stats.Cell(own, name, method)
             of.append(cells[which])
         value, clusters = reduce(sub, (cell.value for cell in of)), of[0].clusters
         if len(key) == 1:
             row, ends = rows[key[0]], (f"{method}_low", f"{method}_high")
-            p = permutation_p(of[0], draws=options.draws, seed=options.seed)
+            p = stats.permutation_p(of[0], draws=options.draws, seed=options.seed)
             row |= {method: value, "p" if method == "srcc" else "p_pcc": p}
         else:
             row, ends = dict(zip(("measure_a", "measure_b"), key)), ("low", "high")
@@ -238,7 +226,7 @@ def _correlated(
             if len(clusters) < FEW:
                 row["reasons"].append(f"{len(clusters)} clusters: interval approximate")
     for same in together.values():
-        for (row, ends, _), *found in zip(same, *intervals([of for *_, of in same], options)):
+        for (row, ends, _), *found in zip(same, *stats.intervals([of for *_, of in same], options)):
             row |= dict(zip(ends, map(float, found)))
             if not np.isfinite(found).all():
                 row["reasons"].append("no interval: undefined in some samples of clusters")
@@ -251,8 +239,8 @@ def _units(stimuli: DataFrame, name: str) -> Iterator[dict[str, Any]]:
     for (track, source), own in stimuli.groupby(["track", "source"], sort=False):
         x, m = own[[name, "rating"]].dropna().to_numpy(float).T
         row = {"track": track, "source": source, "measure": name, "systems": len(x)}
-        for method in METHODS if len(x) >= LEAST_SYSTEMS else ():
-            row[method] = float(correlation(x, m, method)[0])
+        for method in METHODS if len(x) >= stats.LEAST_SYSTEMS else ():
+            row[method] = float(stats.correlation(x, m, method)[0])
         yield row
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from torch_mapss.evaluation.significance import bca, merge_ties, rounding
+from torch_mapss.evaluation.significance import Bootstrap, bca, merge_ties, rounding
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -151,15 +151,9 @@ def intervals(wanted: Sequence[Sequence[Cell]], options: Options) -> tuple[_Arra
         made = {cell: cell.sampled(times) for cell in cells}
         return np.stack([reduce(sub, (made[cell] for cell in of)) for of in wanted])
 
-    return bca(
-        sampled,
-        len(wanted[0][0].clusters),
-        confidence=options.confidence,
-        draws=options.draws,
-        seed=options.seed,
-        size=max(cell.size for cell in cells),
-        scale=1.0,
-    )
+    how = Bootstrap(options.confidence, options.draws, options.seed)
+    size = max(cell.size for cell in cells)
+    return bca(sampled, len(wanted[0][0].clusters), how, size, scale=1.0)
 
 
 def permutation_p(cell: Cell, *, draws: int = 2000, seed: int = 0) -> float:

@@ -145,14 +145,10 @@ def rating_tables(ratings: DataFrame, key: DataFrame) -> tuple[DataFrame, DataFr
     given["norm"] = (100.0 * (given["score"] - low) / (high - low)).where(high > low)
     stimulus = ["question", *stimulus]
     single = given.groupby([*stimulus, "listener"], sort=False)[["score", "norm"]].mean()
-    over = single.groupby(stimulus, sort=False).agg(
-        mean_rating=("score", "mean"),
-        n_ratings=("score", "size"),
-        std=("score", "std"),
-        median_rating=("score", "median"),
-        mean_norm=("norm", "mean"),
-        median_norm=("norm", "median"),
-    )
+    means = {"mean_rating": ("score", "mean"), "n_ratings": ("score", "size")}
+    means |= {"std": ("score", "std"), "median_rating": ("score", "median")}
+    means |= {"mean_norm": ("norm", "mean"), "median_norm": ("norm", "median")}
+    over = single.groupby(stimulus, sort=False).agg(**means)
     listeners = single.rename(columns={"score": "rating"}).reset_index()
     stimuli = over.reset_index().assign(dataset="listening")
     return stimuli[[*RATING_COLUMNS]], listeners[[*LISTENER_COLUMNS]]

@@ -176,15 +176,9 @@ def spectrogram(wave: Tensor, size: int) -> Tensor:
     Returns:
         (size // 2 + 1, T // (size // 4) + 1).
     """
-    spectrum = torch.stft(
-        wave.detach().float().cpu(),
-        size,
-        size // 4,
-        window=torch.hann_window(size),
-        pad_mode="constant",
-        return_complex=True,
-    )
-    power = spectrum.abs().square()
+    x, window = wave.detach().float().cpu(), torch.hann_window(size)
+    how: dict[str, Any] = {"pad_mode": "constant", "return_complex": True}
+    power = torch.stft(x, size, size // 4, window=window, **how).abs().square()
     relative = power / power.max().clamp(min=1e-20)
     return 10.0 * relative.clamp(min=10.0 ** (-_DEPTH_DB / 10.0)).log10()
 
@@ -195,18 +189,11 @@ def draw_spectrogram(ax: Axes, wave: Tensor, sample_rate: int) -> None:
     picture = spectrogram(wave, size)
     hop, bin_khz = size / 4 / sample_rate, sample_rate / size / 1000.0
     rows, columns = picture.shape
-    ax.imshow(
-        picture.numpy(),
-        origin="lower",
-        aspect="auto",
-        cmap="Greys",
-        vmin=-_DEPTH_DB,
-        vmax=0.0,
-        # The edges of the outermost pixels lie half a step beyond their centres.
-        extent=(-hop / 2, (columns - 0.5) * hop, -bin_khz / 2, (rows - 0.5) * bin_khz),
-        interpolation="nearest",
-        rasterized=True,
-    )
+    # The edges of the outermost pixels lie half a step beyond their centres.
+    extent = (-hop / 2, (columns - 0.5) * hop, -bin_khz / 2, (rows - 0.5) * bin_khz)
+    style: dict[str, Any] = {"cmap": "Greys", "vmin": -_DEPTH_DB, "vmax": 0.0, "aspect": "auto"}
+    style |= {"origin": "lower", "interpolation": "nearest", "rasterized": True}
+    ax.imshow(picture.numpy(), extent=extent, **style)
     ax.set(ylim=(0.0, sample_rate / 2000.0), ylabel="kHz", xlabel="time (s)")
 
 

@@ -38,9 +38,7 @@ class Stimuli(NamedTuple):
 
 
 def load_ratings(
-    path: str | os.PathLike[str],
-    columns: Mapping[str, str] | None = None,
-    cluster: str = "track",
+    path: str | os.PathLike[str], columns: Mapping[str, str] | None = None, cluster: str = "track"
 ) -> Stimuli:
     """Read a table of ratings, higher is better.
 

@@ -36,8 +36,6 @@ Array = NDArray[np.float64]
 
 #: Below so many mixtures an interval is called approximate.
 FEW = 10
-#: Draws of the bootstrap of a comparison.
-RESAMPLES = 9999
 # Numbers held at once by a block of draws, which stay in the processor's cache.
 _BLOCK = 2**18
 # Up to so many differences the null distribution is exact; beyond, the normal one will do.
@@ -91,13 +89,18 @@ def merge_ties(values: Array, scale: float | None = None) -> Array:
     return np.where(np.abs(values) <= tolerance, 0.0, merged)
 
 
+class Bootstrap(NamedTuple):
+    """How intervals are made."""
+
+    confidence: float = 0.95  # in (0, 1)
+    draws: int = 9999  # samples
+    seed: int = 0  # equal seeds give equal intervals
+
+
 def bca(
     statistic: Callable[[Array], Array],
     units: int,
-    *,
-    confidence: float,
-    draws: int,
-    seed: int,
+    how: Bootstrap,
     size: int = 0,
     scale: Array | float = 0.0,
 ) -> tuple[Array, Array]:
@@ -106,9 +109,7 @@ def bca(
     Args:
         statistic: (R, units) how often each unit occurs in each of R samples -> (K, R).
         units: how many there are, at least 2; each sample draws as many, with replacement.
-        confidence: of the intervals, in (0, 1).
-        draws: samples.
-        seed: equal seeds give equal intervals.
+        how: many samples are drawn, and for which confidence.
         size: numbers that ``statistic`` holds for one sample, which limits the samples at once.
         scale: (K,) magnitude of what the statistics are computed from, for their rounding.
 
@@ -137,11 +138,11 @@ def bca(
             of_indices,
             vectorized=True,
             axis=-1,
-            n_resamples=draws,
+            n_resamples=how.draws,
             batch=max(1, _BLOCK // max(units, size)),
-            confidence_level=confidence,
+            confidence_level=how.confidence,
             method="BCa",
-            random_state=np.random.default_rng(seed),  # its name in all releases of SciPy
+            random_state=np.random.default_rng(how.seed),  # its name in all releases of SciPy
         )
     samples = found.bootstrap_distribution
     same, undefined = (samples == value).all(-1), np.isnan(samples).any(-1)
@@ -155,10 +156,7 @@ def bca(
 def mean_intervals(
     values: Array,
     weights: Array | None = None,
-    *,
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    how: Bootstrap = Bootstrap(),  # noqa: B008
     scale: Array | float = 0.0,
 ) -> Intervals:
     r"""Means over mixtures with BCa bootstrap intervals.
@@ -170,9 +168,7 @@ def mean_intervals(
     Args:
         values: (n, K), K quantities of the same n mixtures; NaN where undefined.
         weights: (n,) positive; equal if None.
-        confidence: of the intervals, in (0, 1).
-        resamples: samples drawn.
-        seed: equal seeds give equal intervals.
+        how: of the bootstrap.
         scale: (K,) magnitude of the scores whose differences ``values`` are, for their rounding.
 
     Returns:
@@ -195,14 +191,8 @@ def mean_intervals(
         if len(x):
             mean[columns] = means(np.ones((1, len(x))))[:, 0]
         if len(x) > 1:
-            low[columns], high[columns] = bca(
-                means,
-                len(x),
-                confidence=confidence,
-                draws=resamples,
-                seed=seed,
-                scale=np.maximum(np.abs(x).max(0), scale[columns]),
-            )
+            magnitude = np.maximum(np.abs(x).max(0), scale[columns])
+            low[columns], high[columns] = bca(means, len(x), how, scale=magnitude)
     return Intervals(defined.sum(0), mean, low, high)
 
 

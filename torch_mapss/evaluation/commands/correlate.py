@@ -39,24 +39,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     pairs: dict[str, Any] = {"nargs": "+", "type": pair, "default": []}
     add("--columns", metavar="COLUMN=NAME", help=columns, **pairs)
     add("--source-map", metavar="FOUND=RATED", help=names, **pairs)
-    add(
-        "--with",
-        dest="rivals",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="CSV files of other measures of the same outputs: mixture_id, system, source_index "
-        "and a column for each measure",
-    )
+    text = "CSV files of other measures: mixture_id, system, source_index and a column for each"
+    add("--with", dest="rivals", nargs="+", default=[], metavar="FILE", help=text)
     only = "only these (default: all but diagnostics)"
     add("--measures", nargs="+", metavar="NAME", help=only)
-    add(
-        "--cluster",
-        default="track",
-        metavar="COLUMN",
-        help="what intervals resample: track, system, source, or a column of RATINGS as talker or "
-        "condition (default: %(default)s)",
-    )
+    text = "what intervals resample: track, system, source, or a column of RATINGS, as talker "
+    add("--cluster", default="track", metavar="COLUMN", help=f"{text}(default: %(default)s)")
     draws = "of bootstrap and permutations; p is at least 1/(N + 1) (default: %(default)s)"
     add("--draws", type=int, default=2000, metavar="N", help=draws)
     add_quiet(parser)
@@ -77,14 +65,9 @@ def run(args: argparse.Namespace) -> int:
 
     plots.check_available()
     io.make_folder(args.out)
-    names = ("rivals", "measures", "cluster", "draws")
-    found = correlate(
-        args.results,
-        args.ratings,
-        columns=dict(args.columns),
-        sources=dict(args.source_map),
-        **{name: getattr(args, name) for name in names},
-    )
+    given = {name: getattr(args, name) for name in ("rivals", "measures", "cluster", "draws")}
+    given |= {"columns": dict(args.columns), "sources": dict(args.source_map)}
+    found = correlate(args.results, args.ratings, **given)
     found.save(args.out)
     if not args.quiet:
         console.say(found.summary())
