@@ -150,7 +150,7 @@ def test_memory_that_is_none_is_refused() -> None:
         with pytest.raises(TypeError, match="bytes"):
             MAPSS("mel", memory=other)  # type: ignore[arg-type]
     assert 2**24 <= budget(None, torch.device("cpu")).total <= 2**30
-    assert (Budget(2**30).samples, Budget(2**30).frames) == (2**20, 96 * 2**20)
+    assert (Budget.of(2**30).samples, Budget.of(2**30).frames) == (2**20, 96 * 2**20)
 
 
 @pytest.mark.parametrize(

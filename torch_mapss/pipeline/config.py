@@ -23,7 +23,7 @@ from torch_mapss.distortions import DistortionBank
 from torch_mapss.distortions.bank_members import evenly
 from torch_mapss.encoders import (
     Encoder,
-    TransformerEncoder,
+    EncoderRow,
     as_encoder,
     encoder_row,
     known_row,
@@ -63,17 +63,18 @@ class EncoderSlot:
     def __init__(
         self, given: EncoderChoice, options: Mapping[str, Any], like: EncoderSlot | None = None
     ) -> None:
-        self.given, self.like = given, like
+        self.given = os.fspath(given) if isinstance(given, os.PathLike) else given
+        self.like = like
         self.options = {name: value for name, value in options.items() if value is not None}
-        name = os.fspath(given) if isinstance(given, str | os.PathLike) else None
-        row = None if name is None else known_row(name)
-        self.by_name = name is not None and (row is None or row.needs_download)  # with weights
-        # Whether its frames are known, without reading any file.
-        self.is_known: bool = (like is None or like.is_known) and not (self.by_name and row is None)
+        self.checkpoint: str | None = None  # what it was given as, if it has weights to be loaded
+        self.is_known: bool = like is None or like.is_known  # its frames, without reading any file
         self._encoder: Encoder | None = None
-        if name is not None and self.by_name:
-            checkpoint_of(name)
-        elif self.is_known:
+        if isinstance(self.given, str):
+            row = known_row(self.given)
+            if row is None or row.needs_download:
+                checkpoint_of(self.given)
+                self.checkpoint, self.is_known = self.given, row is not None
+        if self.checkpoint is None and self.is_known:
             _ = self.encoder
 
     @property
@@ -87,9 +88,11 @@ class EncoderSlot:
         return self._encoder
 
     @cached_property
-    def frames(self) -> Any:
+    def frames(self) -> EncoderRow | Encoder:
         """What has ``sample_rate``, ``hop`` and ``receptive_field``; no weights are loaded."""
-        return encoder_row(self.given, **self.options) if self.by_name else self.encoder  # type: ignore[arg-type]
+        if self.checkpoint is None:
+            return self.encoder
+        return encoder_row(self.checkpoint, **self.options)
 
     def __repr__(self) -> str:
         """The name."""
@@ -98,18 +101,17 @@ class EncoderSlot:
     @property
     def name(self) -> str:
         """For tables and messages."""
-        given = self.given
-        return os.fspath(given) if isinstance(given, str | os.PathLike) else self.encoder.name
+        return self.given if isinstance(self.given, str) else self.encoder.name
 
     @property
     def pretrained(self) -> bool:
         """Whether its features are those of a transformer."""
-        return self.by_name or (self.like is None and hasattr(self.encoder, "checkpoint"))
+        return self.checkpoint is not None or hasattr(self._encoder, "checkpoint")
 
     @property
     def seconds(self) -> float:
         """Of the longest clip that it accepts."""
-        samples = getattr(self.frames, "maximum_samples", None)
+        samples = self.frames.maximum_samples
         return samples / self.frames.sample_rate if samples else math.inf
 
     @property
@@ -132,12 +134,13 @@ class EncoderSlot:
     def describe(self) -> dict[str, Any]:
         """What its embeddings depend on, as plain values."""
         frames = self.frames
-        kind = TransformerEncoder if self.by_name else frames
-        names = [*kind.settings, *Grid._fields]
-        found = {"name": self.name} | {name: getattr(frames, name, None) for name in names}
-        if self.by_name:
-            found["layer"] = self.options.get("layer", frames.layer)
-            found["dtype"] = as_dtype(self.options.get("dtype")) or torch.float32
+        if isinstance(frames, EncoderRow):  # the settings of a TransformerEncoder
+            layer = self.options.get("layer", frames.layer)
+            dtype = as_dtype(self.options.get("dtype")) or torch.float32
+            own = {"checkpoint": frames.checkpoint, "layer": layer, "dtype": dtype}
+        else:
+            own = {name: getattr(frames, name, None) for name in frames.settings}
+        found = {"name": self.name, **own, **{n: getattr(frames, n) for n in Grid._fields}}
         return {
             name: str(value) if isinstance(value, torch.dtype) else value
             for name, value in found.items()

@@ -67,10 +67,12 @@ class Call(NamedTuple):
 
     def pairs(self) -> Iterator[tuple[Clips, Tensor]]:
         """Of each length: estimates, and all references (b, S, T) at their rate."""
-        plain = self.references if self.bank is None else None
-        held = self.prepared.groups if plain is None else plain.clips
-        for clips, references in zip(self.estimates.clips, held):
-            yield clips, references.waves.to(clips.waves.dtype)
+        if self.references is not None and self.bank is None:
+            held = [clips.waves for clips in self.references.clips]
+        else:
+            held = [group.waves for group in self.prepared.groups]
+        for clips, waves in zip(self.estimates.clips, held):
+            yield clips, waves.to(clips.waves.dtype)
 
     def ordered(self, order: Tensor) -> Call:
         """The call with estimates in another order: (B, S') the estimate that takes each place."""

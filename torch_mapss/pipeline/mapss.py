@@ -27,7 +27,7 @@ from torch_mapss.pipeline.config import (
 from torch_mapss.pipeline.inputs import Call, validate, validate_references
 from torch_mapss.pipeline.measures import checked_measures, with_encoder
 from torch_mapss.pipeline.memory import checked_memory
-from torch_mapss.pipeline.prepare import prepare, warn_unscored, with_bank
+from torch_mapss.pipeline.prepare import prepare, with_bank
 from torch_mapss.pipeline.score import OnSegment, bounding, score, scoring
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
 
@@ -261,9 +261,7 @@ class MAPSS(nn.Module):
         """
         wanted = self.config.measures if measures is None else checked_measures(measures)
         given = validate_references(self.config, references, lengths, wanted)
-        bank = prepare(self.config, given, wanted)
-        warn_unscored(bank)
-        return bank
+        return prepare(self.config, given, wanted)
 
     # ------------------------------------------------------------------------- scores
 

@@ -68,6 +68,8 @@ _ALL = (
 
 #: All measures by name, in the order of every table.
 MEASURES: dict[str, Measure] = {measure.name: measure for measure in _ALL}
+#: The measure that gives a score of frames or of utterances.
+MEASURE_OF = {score: m.name for m in _ALL for score in (*m.fields, *m.columns)}
 
 
 def checked_measures(measures: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -77,20 +79,19 @@ def checked_measures(measures: str | Iterable[str] | None) -> tuple[str, ...]:
         TypeError: neither a name nor several.
         ValueError: a name that is no measure, or none at all.
     """
-    names_of_all = tuple(MEASURES)
     if measures is None:
-        return names_of_all
+        return tuple(MEASURES)
     given = (measures,) if isinstance(measures, str) else measures
     if not isinstance(given, Iterable):
         raise TypeError(f"measures must be a name or several, got {measures!r}.")
     names = list(given)
     for name in names:
-        measure = next((m.name for m in _ALL if name in (*m.fields, *m.columns)), None)
-        if name not in names_of_all and measure is not None:
+        if name in MEASURE_OF:
+            measure = MEASURE_OF[name]
             raise ValueError(
                 f"{name!r} is a score of measure {measure!r}: pass measures={measure!r}."
             )
-        checks.check_choice(name, "measures", names_of_all)
+        checks.check_choice(name, "measures", tuple(MEASURES))
     if not names:
         raise ValueError(f"measures must name at least one of {', '.join(MEASURES)}, got none.")
     return tuple(name for name in MEASURES if name in names)

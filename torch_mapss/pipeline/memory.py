@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,8 +18,7 @@ _LEAST = 2**24  # 16 MiB: below it batches are single frames anyway
 _GROUPS, _CGROUP = "/proc/self/cgroup", "/sys/fs/cgroup"
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """Bytes to work in, besides the waveforms, the encoder's weights and what is returned.
 
     The shares are those at which 1 GiB gives what suits a CPU's caches. What a call needs at once
@@ -28,26 +26,15 @@ class Budget:
     """
 
     total: int
+    samples: int  # of distorted copies made at a time; each takes some 400 bytes in the making
+    embeddings: int  # bytes of an encoder's activations, and of a block's embeddings in segments
+    gathered: int  # bytes of the embeddings of a block of frames, copied for its graphs
+    frames: int  # bytes of the graphs of a batch of frames
 
-    @property
-    def samples(self) -> int:
-        """Samples of distorted copies made at a time; each takes some 400 bytes in the making."""
-        return max(1, self.total // 1024)
-
-    @property
-    def embeddings(self) -> int:
-        """Bytes of an encoder's activations, and of a block's embeddings in segments."""
-        return self.total // 2
-
-    @property
-    def gathered(self) -> int:
-        """Bytes of the embeddings of a block of frames, copied for its graphs."""
-        return self.total // 8
-
-    @property
-    def frames(self) -> int:
-        """Bytes of the graphs of a batch of frames."""
-        return self.total * 3 // 32
+    @classmethod
+    def of(cls, total: int) -> Budget:
+        """The shares of so many bytes."""
+        return cls(total, max(1, total // 1024), total // 2, total // 8, total * 3 // 32)
 
 
 def checked_memory(memory: Any) -> int | None:
@@ -80,12 +67,11 @@ def budget(memory: int | None, device: torch.device) -> Budget:
     On CUDA a quarter of what is free at the moment. On a CPU 1 GiB, or a quarter of the free memory
     if that is less: more is no faster there.
     """
-    if memory is not None:
-        return Budget(memory)
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return Budget(max(_LEAST, free // 4))
-    return Budget(max(_LEAST, min(GIB, free_memory() // 4)))
+    if memory is None:
+        on_cuda = device.type == "cuda"
+        free = torch.cuda.mem_get_info(device)[0] if on_cuda else min(4 * GIB, free_memory())
+        memory = max(_LEAST, free // 4)
+    return Budget.of(memory)
 
 
 def free_memory() -> int:
@@ -99,30 +85,32 @@ def free_memory() -> int:
     return max(0, min([free, *_container_limits()]))
 
 
+# Of control groups, version 2 and 1: where they are, limit, use, and what of it is given back.
+_VERSIONS = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
 def _container_limits() -> Iterator[int]:
-    """Bytes left below the limits of the process's control groups (versions 1 and 2)."""
+    """Bytes left below the limits of the process's control groups."""
     try:
         lines = Path(_GROUPS).read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for _, controllers, path in (line.split(":", 2) for line in lines):
-        if controllers == "":
-            root, names = Path(_CGROUP), ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            root = Path(_CGROUP, "memory")
-            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-        else:
+        if controllers and "memory" not in controllers.split(","):
             continue
+        root, limit, use, inactive = _VERSIONS[bool(controllers)]
         group = Path(path.lstrip("/"))
         # Its parents too: inside a container its own group is often mounted as the root.
-        for folder in {root / part for part in (group, *group.parents)}:
+        for folder in {Path(_CGROUP, root, part) for part in (group, *group.parents)}:
             try:
-                most, used = (int((folder / name).read_text("ascii")) for name in names[:2])
+                most, used = (int((folder / name).read_text("ascii")) for name in (limit, use))
                 stat = (folder / "memory.stat").read_text("ascii").splitlines()
             except (OSError, ValueError):  # no such group, or "max": no limit
                 continue
-            given_back = dict(line.split() for line in stat).get(names[2], "0")
-            yield most - used + int(given_back)
+            yield most - used + int(dict(line.split() for line in stat).get(inactive, 0))
 
 
 _REMEDY = (

@@ -24,17 +24,22 @@ def with_bank(config: Config, call: Call, warn: bool = False) -> Call:
     """The call with a bank: references that came as waveforms are distorted and encoded."""
     if call.references is None:
         return call
-    bank = prepare(config, call.references, call.measures)
-    if warn:
-        warn_unscored(bank)
-    return call._replace(bank=bank)
+    return call._replace(bank=prepare(config, call.references, call.measures, warn))
 
 
 @explained()
 @torch.inference_mode(False)  # a bank made in validation serves in training too
 @torch.no_grad()
-def prepare(config: Config, references: Signals, measures: Sequence[str]) -> ReferenceBank:
+def prepare(
+    config: Config, references: Signals, measures: Sequence[str], warn: bool = True
+) -> ReferenceBank:
     """Distort and encode validated references, those of every length on their own.
+
+    Args:
+        config: of the scorer.
+        references: validated.
+        measures: to be prepared.
+        warn: name mixtures that have no frame to score.
 
     Raises:
         ValueError: a source has too few distortions.
@@ -48,7 +53,10 @@ def prepare(config: Config, references: Signals, measures: Sequence[str]) -> Ref
         for clips in references.clips
     )
     encoding.check()
-    return ReferenceBank(groups, references.waves.shape[-1], config.bank_settings(measures))
+    bank = ReferenceBank(groups, references.waves.shape[-1], config.bank_settings(measures))
+    if warn:
+        warn_unscored(bank)
+    return bank
 
 
 def encoded_group(

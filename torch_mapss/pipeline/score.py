@@ -13,7 +13,7 @@ from torch.nn.functional import avg_pool1d, pad
 
 from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import devices
-from torch_mapss.core.frame_batches import Score, Started, finish, start
+from torch_mapss.core.frame_batches import Bounds, Score, Started, finish, start
 from torch_mapss.core.lengths import frame_count
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
@@ -23,7 +23,7 @@ from torch_mapss.pipeline.copies import Encoding
 from torch_mapss.pipeline.inputs import Call, Clips
 from torch_mapss.pipeline.measures import MEASURES, with_encoder
 from torch_mapss.pipeline.memory import explained
-from torch_mapss.pipeline.scores import FrameScores, ScoreBounds, Scores
+from torch_mapss.pipeline.scores import ScoreBounds, Scores
 from torch_mapss.pipeline.segments import Block, spans
 
 # Called with how many segments of a long clip are scored, from 0 on, and how many there are.
@@ -39,13 +39,13 @@ class Task(Generic[Record]):
 
     functions: Mapping[str, Score]  # by measure
     settings: Settings  # of the diffusion map
-    record: Callable[[Call, FrameScores], Record]
+    record: Callable[[FrameScores], Record]
 
 
 def scoring(config: Config) -> Task[Scores]:
     """Scores; see :meth:`torch_mapss.MAPSS.forward`."""
     functions = {m.name: m.score for m in with_encoder(MEASURES) if m.score is not None}
-    return Task(functions, config.settings, functools.partial(_scores, config))
+    return Task(functions, config.settings, functools.partial(scores_of, config))
 
 
 def bounding(
@@ -63,10 +63,16 @@ def bounding(
     graph = "reference" if convention == "reference" else "paper"
     settings = config.settings._replace(convention=graph)
 
-    def record(call: Call, written: FrameScores) -> ScoreBounds:
+    def record(written: FrameScores) -> ScoreBounds:
+        fields = (f for measure in with_encoder(written.call.measures) for f in measure.fields)
+        found = {
+            field: Bounds.of(written.of(f"{field}_radius"), written.of(f"{field}_tail"))
+            for field in fields
+            if field in ScoreBounds._fields
+        }
         same = settings == config.settings  # else the maps are not those of the scores
-        scores = _scores(config, call, written) if same else None
-        return written.bounds(call.measures, confidence, scores)
+        scores = scores_of(config, written) if same else None
+        return ScoreBounds(written.active, confidence, **found, scores=scores)
 
     return Task(functions, settings, record)
 
@@ -87,8 +93,7 @@ def score(
     """
     bank, total = calls[0].prepared, calls[0].prepared.frames
     measures = [measure.name for measure in with_encoder(calls[0].measures)]
-    shapes = [(bank.batch, len(call.attributed), total) for call in calls]
-    written = [FrameScores(x, call.estimates.waves) for x, call in zip(shapes, calls)]
+    written = [FrameScores(call) for call in calls]
     with explained():
         graph = any(call.wants_gradient for call in calls)
         chosen = choose(bank, frames, generator)
@@ -112,15 +117,7 @@ def score(
             for scores, which in zip(written, scored):
                 scores.write("active", place, which)
         write(started)
-    return [task.record(call, each) for call, each in zip(calls, written)]
-
-
-def write(started: Sequence[tuple[FrameScores, Tensor, Started]]) -> None:
-    """Write what was started to where it belongs; an accelerator is read once for all."""
-    results = finish([work for *_, work in started])
-    for (scores, place, _), values in zip(started, results):
-        for name, value in values.items():
-            scores.write(name, place, value)
+    return [task.record(each) for each in written]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -222,11 +219,66 @@ def points_of(
     return points, finite.squeeze(-1).all(-1)
 
 
-def _scores(config: Config, call: Call, written: FrameScores) -> Scores:
-    """The record of what was written of a call's measures."""
+# ------------------------------------------------------------------------------------------------
+# What was computed, frame by frame
+# ------------------------------------------------------------------------------------------------
+
+
+class FrameScores:
+    """Values of the estimates of a call (B, S', F), written frame by frame."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self._parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def write(self, name: str, place: Tensor, values: Tensor) -> None:
+        """Values (n, S') at places (n,) of the flattened (B, F)."""
+        self._parts.setdefault(name, []).append((place, values))
+
+    @functools.cached_property
+    def active(self) -> Tensor:
+        """(B, S', F) bool: estimates that are scored."""
+        return self._joined("active", torch.bool)
+
+    def of(self, name: str) -> Tensor:
+        """(B, S', F), 0 or False where an estimate is not scored."""
+        if name.endswith("_defined"):
+            return self._joined(name, torch.bool) & self.active
+        double = self.call.estimates.waves.dtype == torch.float64
+        values = self._joined(name, torch.float64 if double else torch.float32)
+        return torch.where(self.active, values, 0.0)
+
+    def _joined(self, name: str, dtype: torch.dtype) -> Tensor:
+        bank, outputs = self.call.prepared, len(self.call.attributed)
+        device = self.call.estimates.waves.device
+        found = torch.zeros(bank.batch * bank.frames, outputs, dtype=dtype, device=device)
+        if name in self._parts:
+            places, values = map(torch.cat, zip(*self._parts[name]))
+            found = found.index_put((places,), values.to(dtype))
+        return found.unflatten(0, (bank.batch, bank.frames)).transpose(1, 2)
+
+
+def write(started: Sequence[tuple[FrameScores, Tensor, Started]]) -> None:
+    """Write what was started to where it belongs; an accelerator is read once for all."""
+    results = finish([work for *_, work in started])
+    for (scores, place, _), values in zip(started, results):
+        for name, value in values.items():
+            scores.write(name, place, value)
+
+
+def scores_of(config: Config, written: FrameScores) -> Scores:
+    """The record of what was written of a call."""
+    call = written.call
+    found: dict[str, Tensor] = {}
+    if "bleed" in call.measures:
+        found["bleed_db"] = bleed(config, call)
+    for measure in with_encoder(call.measures):
+        found |= {field: written.of(field) for field in measure.fields}
+        if measure.spectrum:  # the same for all estimates of a frame
+            name = f"{measure.name}_dimension"
+            found[name] = written.of(name).detach().amax(1).round().long()
     times = devices.back(config.times(call.prepared.frames), call.estimates.waves.device)
-    level = bleed(config, call) if "bleed" in call.measures else None
-    return written.scores(call.measures, times, level)
+    return Scores(written.active, times, call.measures, **found)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -1,13 +1,11 @@
-"""What comes out: frame scores, utterance scores, bounds; and how frames are written into them.
+"""What comes out: frame scores, utterance scores, bounds.
 
 Records of tensors; no maths beyond pooling. ``B`` mixtures, ``S'`` estimates, ``F`` frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -21,9 +19,7 @@ from torch_mapss.core.pooling import (
     pool_power_db,
     pool_separation,
 )
-from torch_mapss.pipeline.measures import MEASURES, with_encoder
-
-MEASURE_OF = {field: m.name for m in MEASURES.values() for field in m.fields}
+from torch_mapss.pipeline.measures import MEASURE_OF
 
 
 class UtteranceScores(NamedTuple):
@@ -133,57 +129,3 @@ class ScoreBounds(NamedTuple):
         """The bounds of a field of :class:`Scores`, if it has any."""
         found: Bounds | None = getattr(self, field, None)
         return found if isinstance(found, Bounds) else None
-
-
-class FrameScores:
-    """Tensors (B, S', F) that are written frame by frame."""
-
-    def __init__(self, shape: tuple[int, int, int], like: Tensor) -> None:
-        self.shape, self.device = shape, like.device
-        self.dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        self._parts: dict[str, list[tuple[Tensor, Tensor]]] = {}
-
-    def write(self, name: str, place: Tensor, values: Tensor) -> None:
-        """Values (n, S') at places (n,) of the flattened (B, F)."""
-        self._parts.setdefault(name, []).append((place, values))
-
-    @cached_property
-    def active(self) -> Tensor:
-        """(B, S', F) bool: estimates that are scored."""
-        return self._joined("active", torch.bool)
-
-    def of(self, name: str) -> Tensor:
-        """(B, S', F), 0 or False where an estimate is not scored."""
-        boolean = name.endswith("_defined")
-        values = self._joined(name, torch.bool if boolean else self.dtype)
-        return values & self.active if boolean else torch.where(self.active, values, 0.0)
-
-    def _joined(self, name: str, dtype: torch.dtype) -> Tensor:
-        batch, outputs, frames = self.shape
-        blank = torch.zeros(batch * frames, outputs, dtype=dtype, device=self.device)
-        parts = self._parts.get(name, [])
-        if parts:
-            places = torch.cat([place for place, _ in parts])
-            values = torch.cat([value.to(dtype) for _, value in parts])
-            blank = blank.index_put((places,), values)
-        return blank.reshape(batch, frames, outputs).transpose(1, 2)
-
-    def scores(self, measures: Sequence[str], times: Tensor, bleed_db: Tensor | None) -> Scores:
-        """The record of what was written of some measures."""
-        found: dict[str, Tensor | None] = {"bleed_db": bleed_db}
-        for measure in with_encoder(measures):
-            found |= {field: self.of(field) for field in measure.fields}
-            if measure.spectrum:  # the same for all estimates of a frame
-                name = f"{measure.name}_dimension"
-                found[name] = self.of(name).detach().amax(1).round().long()
-        return Scores(self.active, times, tuple(measures), **found)
-
-    def bounds(
-        self, measures: Sequence[str], confidence: float, scores: Scores | None
-    ) -> ScoreBounds:
-        """The same of bounds."""
-        found = {}
-        for field in (field for measure in with_encoder(measures) for field in measure.fields):
-            if field in ScoreBounds._fields:
-                found[field] = Bounds.of(self.of(f"{field}_radius"), self.of(f"{field}_tail"))
-        return ScoreBounds(self.active, confidence, **found, scores=scores)
