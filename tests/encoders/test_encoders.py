@@ -817,11 +817,11 @@ def test_embeddings_beyond_use(value: float) -> None:
 
 def test_every_named_transformer_reaches_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(registry, "load_transformer", lambda **s: seen.__setitem__(s["name"], s))
+    monkeypatch.setattr(registry, "load_transformer", lambda s: seen.__setitem__(s.name, s))
     rows = [row for row in encoder_table() if row.needs_download]
     for row in rows:
         load_encoder(row.name)
         load_encoder(row.checkpoint or "")
         for name in (row.name, row.checkpoint):
-            assert (seen[name]["checkpoint"], seen[name]["layer"]) == (row.checkpoint, row.layer)
+            assert (seen[name].checkpoint, seen[name].layer) == (row.checkpoint, row.layer)
     assert len(rows) == 12

@@ -18,12 +18,11 @@ All share one small interface (`Encoder`): `sample_rate`, `hop`, `receptive_fiel
 
 from __future__ import annotations
 
-from .base import Encoder
+from .base import Encoder, EncoderRow
 from .custom import CustomEncoder
 from .loading import clear_encoder_cache
 from .mel import MelEncoder, mel_filterbank, mel_on_grid
 from .registry import (
-    EncoderRow,
     as_encoder,
     encoder_row,
     encoder_table,

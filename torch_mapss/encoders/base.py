@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,28 @@ MEMORY_BUDGET = 2**30  # bytes of activations a chunk may take: 1 GiB
 # Bytes, see `Encoder.within`; no attribute of an encoder, which threads share.
 _LIMIT: ContextVar[float] = ContextVar("_LIMIT", default=math.inf)
 ABSURD = 1e30  # an embedding this large overflows float32 as soon as it is squared
+
+
+class EncoderRow(NamedTuple):
+    """One line of the table of encoders."""
+
+    name: str  # what load_encoder takes
+    checkpoint: str | None  # hub id; None: nothing to load
+    sample_rate: int  # Hz
+    layer: int | None  # default layer; None: there are no layers
+    hop: int = 320  # samples between frames
+    receptive_field: int = 400  # samples
+    maximum_samples: int | None = None  # the longest clip it accepts; None: no limit
+
+    @property
+    def frames_per_second(self) -> float:
+        """Frames a second of audio gives."""
+        return self.sample_rate / self.hop
+
+    @property
+    def needs_download(self) -> bool:
+        """Whether there are weights to fetch."""
+        return self.checkpoint is not None
 
 
 class Encoder(nn.Module):
@@ -45,6 +67,7 @@ class Encoder(nn.Module):
         receptive_field: samples one frame sees; also the shortest waveform that can be encoded.
         feature_size: M, features per frame; None if only a call will tell.
         layer: the layer the features are read from; None if there are no layers.
+        maximum_samples: the longest waveform there is a position for; None: there is no limit.
         dtype: what it computes in; None: the waveform's own, float32 at least.
         memory_budget: bytes of activations to aim at when no gradient is wanted: the batch is
             then encoded in chunks of as many items as fit (at least one). Smaller is slower.
@@ -63,6 +86,7 @@ class Encoder(nn.Module):
         receptive_field: int,
         feature_size: int | None,
         layer: int | None = None,
+        maximum_samples: int | None = None,
         dtype: torch.dtype | None = None,
         memory_budget: int = MEMORY_BUDGET,
         activation_checkpointing: bool = False,
@@ -75,15 +99,11 @@ class Encoder(nn.Module):
         self.receptive_field = receptive_field
         self.feature_size = feature_size
         self.layer = layer
+        self.maximum_samples = maximum_samples
         self.dtype = dtype
         self.memory_budget = memory_budget
         self.activation_checkpointing = activation_checkpointing
         self.training = False
-
-    @property
-    def maximum_samples(self) -> int | None:
-        """The longest waveform there is a position for, in samples; None: there is no limit."""
-        return None
 
     def frame_count(self, samples: int) -> int:
         """F, the frames that `samples` samples give; 0 when they are fewer than one frame."""

@@ -62,11 +62,7 @@ def import_transformers() -> Any:
 
 
 def find_checkpoint(
-    name: str,
-    *,
-    local_files_only: bool = False,
-    cache_dir: str | None = None,
-    weights: bool = True,
+    name: str, local_files_only: bool = False, cache_dir: str | None = None, weights: bool = True
 ) -> Checkpoint:
     """Find a checkpoint in a local folder, in the hub's cache, or on the hub, in that order.
 
@@ -168,8 +164,7 @@ def full_config(checkpoint: Checkpoint, kind: str, changes: dict[str, Any]) -> A
     # Without a dtype: the weights' own is what is read, and converted afterwards.
     dropped = (*_DROPPED, "torch_dtype", "dtype")
     values = {key: value for key, value in checkpoint.config.items() if key not in dropped}
-    config_class = type(import_transformers().AutoConfig.for_model(kind))
-    return config_class.from_dict({**values, **changes, **_ALWAYS})
+    return import_transformers().AutoConfig.for_model(kind, **{**values, **changes, **_ALWAYS})
 
 
 def load_weights(model_class: Any, config: Any, checkpoint: Checkpoint) -> Any:

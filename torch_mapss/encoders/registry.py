@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import difflib
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from .base import MEMORY_BUDGET, Encoder
+from .base import MEMORY_BUDGET, Encoder, EncoderRow
 from .custom import CustomEncoder
 from .mel import MelEncoder
-from .transformer import checked_device, described, load_transformer
+from .transformer import Source, checked_device, described, load_transformer
 from .waveform import WaveformEncoder
-
-
-class EncoderRow(NamedTuple):
-    """One line of the table of encoders."""
-
-    name: str  # what load_encoder takes
-    checkpoint: str | None  # hub id; None: nothing to load
-    sample_rate: int  # Hz
-    layer: int | None  # default layer; None: there are no layers
-    hop: int = 320  # samples between frames
-    receptive_field: int = 400  # samples
-    maximum_samples: int | None = None  # the longest clip it accepts; None: no limit
-
-    @property
-    def frames_per_second(self) -> float:
-        """Frames a second of audio gives."""
-        return self.sample_rate / self.hop
-
-    @property
-    def needs_download(self) -> bool:
-        """Whether there are weights to fetch."""
-        return self.checkpoint is not None
 
 
 def _whisper(name: str) -> EncoderRow:
@@ -117,15 +95,16 @@ def load_encoder(
     if row is not None and not row.needs_download:
         checked_device(device or "cpu")
         return _embedded(name, layer, options)
-    return load_transformer(
+    source = Source(
         name=name,
         checkpoint=checkpoint_of(name),
         layer=row.layer if layer is None and row is not None else layer,
         device=str(device or "cpu"),
         local_files_only=local_files_only,
-        cache_dir=None if cache_dir is None else os.path.abspath(os.fspath(cache_dir)),
+        cache_dir=None if cache_dir is None else os.path.abspath(cache_dir),
         **{**options, "dtype": options["dtype"] or torch.float32},
     )
+    return load_transformer(source)
 
 
 def as_encoder(encoder: Any, **options: Any) -> Encoder:
@@ -156,7 +135,7 @@ def encoder_row(
     name_or_path: str | os.PathLike[str],
     *,
     local_files_only: bool = False,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: str | None = None,
     **_: Any,
 ) -> EncoderRow:
     """What the table says of an encoder; of another checkpoint, what its settings say.
@@ -173,13 +152,8 @@ def encoder_row(
     name = os.fspath(name_or_path)
     if (known := known_row(name)) is not None:
         return known
-    where = None if cache_dir is None else os.path.abspath(os.fspath(cache_dir))
-    checkpoint = checkpoint_of(name)
-    found = described(checkpoint, local_files_only, where, weights=False)[2]
-    longest = found.maximum_samples
-    return EncoderRow(
-        name, checkpoint, layer=found.default_layer, maximum_samples=longest, **found.grid
-    )
+    found = described(checkpoint_of(name), local_files_only, cache_dir, weights=False)
+    return found[-1]._replace(name=name)
 
 
 def known_row(name: str) -> EncoderRow | None:

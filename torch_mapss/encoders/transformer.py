@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from torch_mapss.core.checks import check_whole
 
-from .base import Encoder
+from .base import Encoder, EncoderRow
 from .loading import (
     Checkpoint,
     find_checkpoint,
@@ -30,13 +30,18 @@ from .loading import (
 _CLASSES: dict[str, type[TransformerEncoder]] = {}  # by model_type
 
 
-class Description(NamedTuple):
-    """What a checkpoint says of its full model."""
+class Source(NamedTuple):
+    """What an encoder was loaded by, see `load_encoder`; all that a pickle of it holds."""
 
-    config: Any  # its settings, as transformers holds them
-    grid: dict[str, int]  # sample_rate, hop and receptive_field
-    default_layer: int  # read when none is asked for
-    maximum_samples: int | None = None  # the longest clip it accepts; None: no limit
+    name: str  # what the user asked for
+    checkpoint: str  # absolute folder, or hub id
+    layer: int | None  # None: the default of the architecture
+    dtype: torch.dtype
+    device: str
+    local_files_only: bool
+    cache_dir: str | None
+    memory_budget: int
+    activation_checkpointing: bool
 
 
 class TransformerEncoder(Encoder):
@@ -67,8 +72,12 @@ class TransformerEncoder(Encoder):
         _CLASSES.update(dict.fromkeys(cls.families, cls))
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint) -> Description:
-        """Its settings, grid and default layer; ValueError if it is not supported."""
+    def describe(cls, checkpoint: Checkpoint) -> tuple[Any, EncoderRow]:
+        """Its settings as transformers holds them, and its row of the table of encoders.
+
+        Raises:
+            ValueError: it is not supported.
+        """
         raise NotImplementedError
 
     @classmethod
@@ -77,30 +86,27 @@ class TransformerEncoder(Encoder):
         raise NotImplementedError
 
     def __init__(
-        self, source: dict[str, Any], checkpoint: Checkpoint, found: Description, model: Any
+        self, source: Source, checkpoint: Checkpoint, config: Any, row: EncoderRow, model: Any
     ) -> None:
-        """Of the arguments of `load_transformer` that made it, and what these led to."""
+        """What `load_transformer` was given, and what that led to."""
         super().__init__(
-            name=source["name"],
-            feature_size=found.config.hidden_size,
-            layer=source["layer"],
-            dtype=source["dtype"],
-            memory_budget=source["memory_budget"],
-            activation_checkpointing=source["activation_checkpointing"],
-            **found.grid,
+            name=source.name,
+            sample_rate=row.sample_rate,
+            hop=row.hop,
+            receptive_field=row.receptive_field,
+            feature_size=config.hidden_size,
+            layer=source.layer,
+            maximum_samples=row.maximum_samples,
+            dtype=source.dtype,
+            memory_budget=source.memory_budget,
+            activation_checkpointing=source.activation_checkpointing,
         )
         self._source = source
-        self.checkpoint: str = source["checkpoint"]
-        self.device = torch.device(source["device"])
-        self.config = found.config
-        self.layers = int(found.config.num_hidden_layers)
-        self._longest = found.maximum_samples
+        self.checkpoint = source.checkpoint
+        self.device = torch.device(source.device)
+        self.config = config
+        self.layers = int(config.num_hidden_layers)
         self.model = model
-
-    @property
-    def maximum_samples(self) -> int | None:
-        """As many as there are positions for; None: there is no limit."""
-        return self._longest
 
     def _check(self, waveform: Tensor) -> None:
         if isinstance(waveform, Tensor) and waveform.device != self.device:
@@ -151,37 +157,19 @@ class TransformerEncoder(Encoder):
         return clone
 
     def __reduce__(self) -> tuple[Any, ...]:
-        now = {
-            "device": str(self.device),
-            "memory_budget": self.memory_budget,
-            "activation_checkpointing": self.activation_checkpointing,
-        }
-        return _restore, ({**self._source, **now},)
+        now = self._source._replace(
+            device=str(self.device),
+            memory_budget=self.memory_budget,
+            activation_checkpointing=self.activation_checkpointing,
+        )
+        return _restore, (now,)
 
 
 # --- Loading ------------------------------------------------------------------------------------
 
 
-def load_transformer(
-    *,
-    name: str,
-    checkpoint: str,
-    layer: int | None,
-    dtype: torch.dtype,
-    device: str,
-    local_files_only: bool,
-    cache_dir: str | None,
-    memory_budget: int,
-    activation_checkpointing: bool,
-) -> TransformerEncoder:
+def load_transformer(source: Source) -> TransformerEncoder:
     """Load an encoder; weights that an equal one already holds are shared.
-
-    Args:
-        name: what the user asked for.
-        checkpoint: folder or hub id.
-        layer: None: the default of the architecture.
-        dtype, device: of the weights.
-        local_files_only, cache_dir, memory_budget, activation_checkpointing: see `load_encoder`.
 
     Raises:
         ImportError: transformers is not installed, or fails to import.
@@ -190,41 +178,42 @@ def load_transformer(
             not exist; the device is not available.
         OSError: the checkpoint is on the hub and cannot be fetched.
     """
-    source = dict(locals())
-    kind, files, found = described(checkpoint, local_files_only, cache_dir)
-    layers = int(found.config.num_hidden_layers)
-    chosen = check_whole(found.default_layer if layer is None else layer, "layer")
-    if not 0 <= chosen <= layers:
+    where = source.local_files_only, source.cache_dir
+    kind, files, config, row = described(source.checkpoint, *where)
+    layers = int(config.num_hidden_layers)
+    layer = check_whole(row.layer if source.layer is None else source.layer, "layer")
+    if not 0 <= layer <= layers:
         raise ValueError(
-            f"layer must be from 0 to {layers} for encoder {name!r}, but is {layer}: 0 is what "
-            f"enters the first block, {layers} what leaves the last."
+            f"layer must be from 0 to {layers} for encoder {source.name!r}, but is {layer}: 0 is "
+            f"what enters the first block, {layers} what leaves the last."
         )
-    place = checked_device(device)
+    device, dtype = checked_device(source.device), source.dtype
 
     def build() -> nn.Module:
-        model = kind.load_model(files, chosen)
-        return model.to(place, dtype).eval().requires_grad_(False)
+        model = kind.load_model(files, layer)
+        return model.to(device, dtype).eval().requires_grad_(False)
 
-    weights = shared_weights((files.fingerprint(), chosen, dtype, str(place)), build)
-    return kind({**source, "layer": chosen, "device": str(place)}, files, found, weights)
+    model = shared_weights((files.fingerprint(), layer, dtype, str(device)), build)
+    return kind(source._replace(layer=layer, device=str(device)), files, config, row, model)
 
 
 def described(
-    name: str, local_files_only: bool, cache_dir: str | None, weights: bool = True
-) -> tuple[type[TransformerEncoder], Checkpoint, Description]:
+    name: str,
+    local_files_only: bool = False,
+    cache_dir: str | None = None,
+    weights: bool = True,
+) -> tuple[type[TransformerEncoder], Checkpoint, Any, EncoderRow]:
     """The architecture of a checkpoint, where it is, and what it says of its full model.
 
     Args:
         name, local_files_only, cache_dir, weights: see `find_checkpoint`.
     """
     import_transformers()
-    checkpoint = find_checkpoint(
-        name, local_files_only=local_files_only, cache_dir=cache_dir, weights=weights
-    )
+    checkpoint = find_checkpoint(name, local_files_only, cache_dir, weights)
     if checkpoint.family not in _CLASSES:
         raise unsupported(checkpoint)
     kind = _CLASSES[checkpoint.family]
-    return kind, checkpoint, kind.describe(checkpoint)
+    return kind, checkpoint, *kind.describe(checkpoint)
 
 
 def unsupported(checkpoint: Checkpoint, reason: str = "") -> ValueError:
@@ -247,10 +236,10 @@ def checked_device(device: torch.device | str) -> torch.device:
         ) from error
 
 
-def _restore(source: dict[str, Any]) -> TransformerEncoder:
+def _restore(source: Source) -> TransformerEncoder:
     """Unpickle: on the same device, or on the CPU where there is no such device."""
     try:
-        checked_device(source["device"])
+        checked_device(source.device)
     except ValueError:
-        source = {**source, "device": "cpu"}
-    return load_transformer(**source)
+        source = source._replace(device="cpu")
+    return load_transformer(source)

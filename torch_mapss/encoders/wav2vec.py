@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 
 from torch_mapss.core.checks import warn_user
 
+from .base import EncoderRow
 from .loading import PREPROCESSOR, Checkpoint, full_config, import_transformers, load_weights
-from .transformer import Description, TransformerEncoder, unsupported
+from .transformer import Source, TransformerEncoder, unsupported
 
 # Name in config.json -> the architecture of transformers it is built as. MERT is a HuBERT base.
 ARCHITECTURES = {
@@ -51,10 +51,9 @@ class Wav2VecEncoder(TransformerEncoder):
     families = tuple(ARCHITECTURES)
 
     def __init__(
-        self, source: dict[str, Any], checkpoint: Checkpoint, found: Description, model: Any
+        self, source: Source, checkpoint: Checkpoint, config: Any, row: EncoderRow, model: Any
     ) -> None:
-        super().__init__(source, checkpoint, found, model)
-        config = self.config
+        super().__init__(source, checkpoint, config, row, model)
         usual = config.feat_extract_norm == "layer"
         if checkpoint.preprocessor is None:
             warn_user(
@@ -69,7 +68,7 @@ class Wav2VecEncoder(TransformerEncoder):
         self._disputed = bool(config.do_stable_layer_norm) and self.layer == self.layers
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint) -> Description:
+    def describe(cls, checkpoint: Checkpoint) -> tuple[Any, EncoderRow]:
         """Rate of the preprocessor, hop and receptive field of the convolutions.
 
         The default layer is 2 for wav2vec 2.0 and base models, 3 for large HuBERT and WavLM and for
@@ -80,20 +79,18 @@ class Wav2VecEncoder(TransformerEncoder):
             if mert and checkpoint.config.get(key):
                 raise unsupported(checkpoint, f" with {key}")
         config = full_config(checkpoint, ARCHITECTURES[family], _INFERENCE)
-        rate = checkpoint.config.get("sample_rate", 24_000 if mert else 16_000)
-        grid = {
-            "sample_rate": int((checkpoint.preprocessor or {}).get("sampling_rate", rate)),
-            "hop": math.prod(config.conv_stride),
-            "receptive_field": receptive_field(config.conv_kernel, config.conv_stride),
-        }
+        usual = checkpoint.config.get("sample_rate", 24_000 if mert else 16_000)
+        rate = int((checkpoint.preprocessor or {}).get("sampling_rate", usual))
+        hop, field = math.prod(config.conv_stride), receptive_field(config)
         layers = int(config.num_hidden_layers)
         late = mert or (family in ("hubert", "wavlm") and layers >= 24)
-        return Description(config, grid, min(3 if late else 2, layers))
+        layer = min(3 if late else 2, layers)
+        return config, EncoderRow(checkpoint.name, checkpoint.name, rate, layer, hop, field)
 
     @classmethod
     def load_model(cls, checkpoint: Checkpoint, layer: int) -> Any:
         """The model with `layer` blocks, its positional convolution with one plain weight."""
-        config = cls.describe(checkpoint).config
+        config, _ = cls.describe(checkpoint)
         above = config.num_hidden_layers - layer
         config.num_hidden_layers = layer
         model_class = import_transformers().MODEL_MAPPING[type(config)]
@@ -129,10 +126,13 @@ class Wav2VecEncoder(TransformerEncoder):
         return int(self.dtype.itemsize * max(widest, attention))
 
 
-def receptive_field(kernels: Sequence[int], strides: Sequence[int]) -> int:
+def receptive_field(config: Any) -> int:
     """Samples a frame sees. A kernel k widens it by k - 1 steps of the strides below."""
-    steps = [math.prod(strides[:i]) for i in range(len(strides))]
-    return 1 + sum((kernel - 1) * step for kernel, step in zip(kernels, steps))
+    field, step = 1, 1
+    for kernel, stride in zip(config.conv_kernel, config.conv_stride):
+        field += (kernel - 1) * step
+        step *= stride
+    return field
 
 
 def normalize_input(waveform: Tensor) -> Tensor:

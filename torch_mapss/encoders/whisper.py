@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .base import EncoderRow
 from .loading import Checkpoint, full_config, import_transformers, load_weights
 from .mel import hann_energies
-from .transformer import Description, TransformerEncoder
+from .transformer import TransformerEncoder
 
 SMALLEST_ENERGY = 1e-10
 DYNAMIC_RANGE = 8.0  # decades below the loudest point of a clip
@@ -39,17 +40,16 @@ class WhisperEncoder(TransformerEncoder):
     families = ("whisper",)
 
     @classmethod
-    def describe(cls, checkpoint: Checkpoint) -> Description:
+    def describe(cls, checkpoint: Checkpoint) -> tuple[Any, EncoderRow]:
         """Of the preprocessor; without its file, what Whisper has. Layer 1: the first block."""
         config = full_config(checkpoint, "whisper", {"encoder_layerdrop": 0.0})
         preprocessor = checkpoint.preprocessor or {}
-        grid = {
-            "sample_rate": int(preprocessor.get("sampling_rate", 16_000)),
-            "hop": 2 * int(preprocessor.get("hop_length", 160)),  # the convolutions halve the rate
-            "receptive_field": int(preprocessor.get("n_fft", 400)),
-        }
-        longest = int(config.max_source_positions * grid["hop"])
-        return Description(config, grid, min(1, int(config.encoder_layers)), longest)
+        rate = int(preprocessor.get("sampling_rate", 16_000))
+        hop = 2 * int(preprocessor.get("hop_length", 160))  # the convolutions halve the rate
+        field = int(preprocessor.get("n_fft", 400))
+        longest, layer = int(config.max_source_positions * hop), min(1, int(config.encoder_layers))
+        name = checkpoint.name
+        return config, EncoderRow(name, name, rate, layer, hop, field, longest)
 
     @classmethod
     def load_model(cls, checkpoint: Checkpoint, layer: int) -> Any:
@@ -63,7 +63,7 @@ class WhisperEncoder(TransformerEncoder):
                 self.encoder = modeling_whisper.WhisperEncoder(config)
                 self.post_init()
 
-        config = cls.describe(checkpoint).config
+        config, _ = cls.describe(checkpoint)
         above = config.encoder_layers - layer
         config.encoder_layers = layer
         encoder = load_weights(EncoderOnly, config, checkpoint).encoder
