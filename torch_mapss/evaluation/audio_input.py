@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -128,12 +128,6 @@ def _cancelled(channels: Tensor, mono: Tensor) -> float:
     if before == 0.0:
         return 0.0
     return math.inf if after == 0.0 else 10.0 * math.log10(before / after)
-
-
-def renamed(clips: Iterable[Clip | None], names: Sequence[str]) -> tuple[Clip, ...]:
-    """The clips that are there, with names of the caller's own."""
-    unique = io.numbered([*map(str, names)])
-    return tuple(one._replace(name=name) for one, name in zip(clips, unique) if one is not None)
 
 
 def common_length(estimates: Sequence[Clip], references: Sequence[Clip], trim: bool) -> int:

@@ -90,14 +90,7 @@ class _Lines:
 
 
 def progress(total: float, quiet: bool = False) -> tqdm[Any]:
-    """A bar on a terminal, a line every :data:`INTERVAL` seconds without one.
-
-    The time that is left comes from the average speed so far.
-
-    Args:
-        total: amount of work, e.g. seconds of audio.
-        quiet: show nothing.
-    """
+    """A bar on a terminal, a line every :data:`INTERVAL` seconds without one, none if quiet."""
     from tqdm import tqdm
 
     terminal = sys.stderr.isatty()

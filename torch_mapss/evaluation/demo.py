@@ -69,15 +69,8 @@ def shaken(waves: Tensor, amount: float, seed: int = 0) -> Tensor:
 def run(folder: str | os.PathLike[str], encoder: str = "mel") -> str:
     """Score the three grades and write tables, audio and (with matplotlib) a plot.
 
-    Args:
-        folder: where to write; made if need be.
-        encoder: of PS and PM; ``"mel"`` needs no download.
-
     Returns:
         The table, to print.
-
-    Raises:
-        ValueError: the folder cannot be written to.
     """
     folder = io.make_folder(folder)
     references, rate = voices()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torch import Tensor
 from torch_mapss.audio import SILENCE_PEAK, bandwidth, estimate_lag, is_constant
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.io import listed
+
+if TYPE_CHECKING:
+    from torch_mapss.pipeline.config import Grid
 
 #: The longest lag that is looked for, and the longest that ``align="shift"`` removes, in seconds.
 LAG_SEARCH_S, LAG_LIMIT_S = 1.0, 0.5
@@ -57,9 +60,7 @@ class Signals(NamedTuple):
     attributed: Sequence[int]  # S', the reference of each estimate
     mixture: Clip | None
     rate: int  # Hz, of outputs and truth
-    encoder_rate: int  # Hz
-    hop_s: float  # of the encoder's frames
-    frame_s: float  # what one of them sees
+    grid: Grid  # the encoder's frames
     lags: Sequence[int | None]  # S', samples behind the reference; None: none can be told
     removed: Sequence[int]  # S', lags that are removed, by align="shift"
     moved: Tensor  # (C, S', T): the estimates of each channel, their lags removed
@@ -69,16 +70,9 @@ class Signals(NamedTuple):
 def measure_lags(
     outputs: Tensor, truth: Tensor, rate: int, align: bool
 ) -> tuple[list[int | None], list[int]]:
-    """The lag of every estimate behind its reference, and what of it is to be removed.
+    """How many samples every estimate (S', T) is behind its reference (S', T), None if unclear.
 
-    Args:
-        outputs: (S', T).
-        truth: (S', T), the reference of each.
-        rate: Hz.
-        align: remove lags, if they are short enough.
-
-    Returns:
-        Samples; None where none can be told.
+    And how many of these are to be removed: all with ``align``, if they are few enough.
     """
     longest = min(round(LAG_SEARCH_S * rate), outputs.shape[-1] // 2)
     found = (values.tolist() for values in estimate_lag(outputs, truth, longest))
@@ -90,40 +84,31 @@ def measure_lags(
     return lags, [lag if lag is not None and abs(lag) <= limit else 0 for lag in lags]
 
 
-def muted_frames(outputs: Tensor, times: Tensor, length_s: float, rate: int) -> Tensor:
-    """In which frames an estimate is muted: at least 80 dB below its own peak throughout.
+def _frames(signals: Signals, times: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the frames around ``times`` (F,) begin and end, in seconds."""
+    half = signals.grid.receptive_field / signals.grid.sample_rate / 2
+    return times - half, times + half
 
-    Args:
-        outputs: (S', T).
-        times: (F,) seconds, the centres of the frames.
-        length_s: of a frame.
-        rate: Hz.
 
-    Returns:
-        (S', F) bool.
-    """
+def muted_frames(signals: Signals, times: Tensor) -> Tensor:
+    """Frames in which an estimate stays 80 dB below its own peak: (S', F) bool."""
+    outputs = signals.moved.mean(0).nan_to_num(0.0, 0.0, 0.0)
     peak = outputs.abs().amax(-1, keepdim=True).clamp(min=SILENCE_PEAK)
     sounds = outputs.abs() > 10 ** (_MUTED_DB / 20) * peak
     before = torch.nn.functional.pad(sounds.cumsum(-1), (1, 0))
-    centres = times.to(outputs.device)
-    starts = ((centres - length_s / 2) * rate).round().long().clamp(0, outputs.shape[-1])
-    ends = ((centres + length_s / 2) * rate).round().long().clamp(0, outputs.shape[-1])
+    starts, ends = (
+        (edge * signals.rate).round().long().clamp(0, outputs.shape[-1]).to(outputs.device)
+        for edge in _frames(signals, times)
+    )
     return before[:, ends] == before[:, starts]
 
 
-def covered_frames(
-    removed: Sequence[float], times: Tensor, length_s: float, seconds: float
-) -> Tensor:
-    """Frames that an estimate still reaches into once its lag is removed, (S', F) bool.
-
-    Args:
-        removed: S' lags in seconds, positive: it was moved to an earlier time, so its end is gone.
-        times: (F,) seconds, the centres of the frames.
-        length_s: of a frame.
-        seconds: of the signals.
-    """
-    lags = torch.tensor(removed, dtype=times.dtype, device=times.device).unsqueeze(-1)
-    first, last = times - length_s / 2, times + length_s / 2
+def covered_frames(signals: Signals, times: Tensor) -> Tensor:
+    """Frames that an estimate still reaches into once its lag is removed: (S', F) bool."""
+    # Where it was moved to an earlier time its end is gone.
+    lags = torch.tensor(signals.removed, dtype=times.dtype, device=times.device) / signals.rate
+    lags, seconds = lags.unsqueeze(-1), signals.truth.shape[-1] / signals.rate
+    first, last = _frames(signals, times)
     return (first >= -lags - _ROUNDING_S) & (last <= seconds - lags + _ROUNDING_S)
 
 
@@ -240,7 +225,8 @@ def _levels(look: Inspection) -> _Found:
 
 
 def _lags(look: Inspection) -> _Found:
-    rate, hop = look.signals.rate, look.signals.hop_s
+    rate, grid = look.signals.rate, look.signals.grid
+    hop = grid.hop / grid.sample_rate
     for row, clip, own in look.estimates:
         lag = look.signals.lags[row]
         if lag is None or look.signals.removed[row] or abs(lag) <= hop * rate:
@@ -255,7 +241,7 @@ def _lags(look: Inspection) -> _Found:
 
 def _bands(look: Inspection) -> _Found:
     """Low rates, and a band that ends early in all references: one dull source is no such case."""
-    wanted, references = look.signals.encoder_rate, look.signals.references
+    wanted, references = look.signals.grid.sample_rate, look.signals.references
     clips = (*references, *look.signals.estimates)
     low = {clip.label: clip.rate for clip in clips if clip.rate < _LOW_RATE * wanted}
     edge = max(look.reference_bands)

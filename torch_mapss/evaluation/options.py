@@ -93,16 +93,11 @@ def request_of(options: Mapping[str, Any]) -> Request:
 def scorer_of(
     options: Mapping[str, Any], device: torch.device | str | None, mapss: MAPSS | None = None
 ) -> MAPSS:
-    """The scorer that the options ask for, or the one given.
-
-    Args:
-        options: those of a :class:`Request` are left alone.
-        device: to compute on.
-        mapss: to use instead; no options of a scorer may then be given.
+    """The scorer that the options ask for, or the one given, which takes none.
 
     Raises:
-        TypeError, ValueError: options that :class:`~torch_mapss.MAPSS` or
-            :class:`~torch_mapss.DistortionBank` refuse, or that a given scorer cannot take.
+        TypeError, ValueError: what :class:`~torch_mapss.MAPSS` or
+            :class:`~torch_mapss.DistortionBank` refuse.
     """
     from torch_mapss.pipeline.mapss import MAPSS
 
@@ -127,11 +122,7 @@ def _banks(
     without: str | Sequence[str] = (),
     seed: int = 0,
 ) -> dict[str, DistortionBank]:
-    """Both banks; a family or member that one of them has may be named, or several.
-
-    Raises:
-        ValueError: a name that neither has, or nothing is left.
-    """
+    """Both banks; a family or member that one of them has may be named, or several."""
     from torch_mapss.distortions import DistortionBank
 
     only = [only] if isinstance(only, str) else only

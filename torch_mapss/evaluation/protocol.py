@@ -68,10 +68,9 @@ def settings_of(mapss: MAPSS, request: Request) -> dict[str, Any]:
 
 
 def weights_hash(encoder: Encoder) -> str | None:
-    """A hash of an encoder's weights, whatever they are called and wherever they are; None: none.
+    """A hash of an encoder's weights, as they are computed with, and of its input's normalisation.
 
-    Values are hashed as they are computed with, so that a checkpoint in half precision is another
-    one, and with them whether the checkpoint has its input normalised.
+    Whatever they are called and wherever they are; None where there are none.
     """
     module = getattr(encoder, "model", encoder)
     digests = [

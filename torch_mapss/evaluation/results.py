@@ -63,22 +63,14 @@ def frames_path(folder: str, mixture: str) -> str:
 def write_frames(folder: str, mixture: str, outcomes: Mapping[str, Report | str]) -> None:
     """Add the frames of systems to the file of a mixture; drop those of systems that failed.
 
-    NumPy's format, no pickles; F frames and S' estimates of system i:
+    NumPy's format, no pickles, replaced in one step; F frames and S' estimates of system i:
 
-    * ``times`` (F,) float64: seconds, centre of the encoder's receptive field; of excerpts those
-      in the whole signal;
+    * ``times`` (F,) float64: seconds, centre of the encoder's receptive field, in the whole signal;
     * ``systems`` (number,) str: names, in the order i = 0, 1, ...;
     * ``"{i}.ps"`` and the other scores of a frame that were computed, (S', F) float32, NaN in
       frames in which they are not defined;
     * ``"{i}.active"`` (S', F) bool: the frame is scored;
     * ``"{i}.attributed"`` (S',) int64: the reference that each estimate was scored against.
-
-    The file is replaced in one step: a kill leaves the old one or the new one.
-
-    Args:
-        folder: of the results.
-        mixture: its id.
-        outcomes: of the systems that were scored: report, or why there is none.
 
     Raises:
         WriteError: the file cannot be written.
@@ -203,11 +195,7 @@ class Results:
     def audio(self, mixture_id: str) -> Audio:
         """Paths of a mixture's references, estimates and, where the manifest names it, mixture.
 
-        Args:
-            mixture_id: one of ``mixtures``.
-
-        Returns:
-            :class:`Audio`; the files need not be there any more.
+        The files need not be there any more.
 
         Raises:
             ValueError: no such mixture.
@@ -225,12 +213,7 @@ class Results:
         )
 
     def without_audio(self, gone: Sequence[str], of: int) -> str:
-        """A sentence about audio files that are not where they were, with the way out.
-
-        Args:
-            gone: the first of the files, as they are written in the tables, or whole paths.
-            of: how many were looked for.
-        """
+        """A sentence about audio files, ``of`` so many, that are not where they were."""
         return (
             f"{len(gone)} of {of} audio files cannot be read, first {gone[0]!r}: expected below "
             f"{io.shown(self.root)!r}. If the audio was moved since it was scored, say where "
@@ -238,13 +221,10 @@ class Results:
         )
 
     def check_audio(self, paths: Iterable[str]) -> None:
-        """Refuse to begin where audio files are gone.
-
-        Args:
-            paths: to open, as :meth:`audio` gives them.
+        """Refuse to begin where audio files are gone, of those that :meth:`audio` gives.
 
         Raises:
-            FileNotFoundError: some are not there; says which, and the way out.
+            FileNotFoundError: says which, and the way out.
         """
         wanted = list(dict.fromkeys(paths))
         gone = [io.shown(path) for path in wanted if not os.path.isfile(path)]
@@ -331,10 +311,7 @@ def load_results(
     scores, items, summary = (_table(folder, name, entries, systems) for name in _REQUIRED)
     return Results(
         folder=folder,
-        settings=stored["settings"],
-        versions=stored["versions"],
-        protocol=stored.get("protocol"),
-        options=stored.get("options"),
+        **{name: stored.get(name) for name in ("settings", "versions", "protocol", "options")},
         sha256=stored.get("sha256") or {},
         mixtures=tuple(entries),
         systems=tuple(systems),

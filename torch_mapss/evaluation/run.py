@@ -19,7 +19,7 @@ import torch
 
 from torch_mapss.core import checks
 from torch_mapss.core.devices import device_name
-from torch_mapss.evaluation import audio_input, console, io, shards, tables
+from torch_mapss.evaluation import console, io, shards, tables
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.input_checks import Signals
 from torch_mapss.evaluation.manifest import Mixture, Record, load_manifest, of_one_folder
@@ -270,8 +270,7 @@ def _reports(
 
 
 def _references(scorer: Scorer, mixture: Mixture) -> tuple[Clip, ...]:
-    given = scorer.read([mixture.locate(path) for path in mixture.references], "references")
-    return audio_input.renamed(given, mixture.source_names)
+    return scorer.references([*map(mixture.locate, mixture.references)], mixture.source_names)
 
 
 def _signals(

@@ -1,13 +1,14 @@
 """Files or arrays of one mixture in, scores of its estimates out.
 
-:func:`evaluate` is the public call; a run over a test set takes the parts of :class:`Scorer`, for
-all systems of a mixture together.
+:func:`evaluate` is the public call; a run over a test set takes the parts of :class:`Scorer`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch_mapss import audio
 from torch_mapss.core import checks
 from torch_mapss.core.devices import best_device, device_name
-from torch_mapss.evaluation import audio_input, excerpts, input_checks, options, pooled
+from torch_mapss.evaluation import audio_input, input_checks, io, options, pooled
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.input_checks import Inspection, Signals
 from torch_mapss.evaluation.options import Request
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
 OnSegment = Callable[[int, int], object]
+_BLOCK_S = 0.1  # of activity, for excerpts
 
 
 def evaluate(
@@ -108,7 +110,7 @@ def evaluate(
     scorer = Scorer.of(settings, device, mapss)
     if scorer.request.permute and attributed is not None:
         raise ValueError("permute finds what attributed states: pass one of them.")
-    true = _named(scorer.read(references, "references", sample_rate), names)
+    true = scorer.references(references, names, sample_rate)
     found = scorer.read(estimates, "estimates", sample_rate)
     mixed = None if mixture is None else scorer.read([mixture], "mixture", sample_rate)[0]
     if sample_rate is not None and all(c is None or c.path for c in (*found, *true, mixed)):
@@ -121,24 +123,6 @@ def evaluate(
     for finding in report.findings:
         checks.warn_user(f"{finding.text}.")
     return report
-
-
-def _named(given: Sequence[Clip | None], names: Sequence[str] | None) -> tuple[Clip, ...]:
-    """References, none of them missing, under the caller's names if there are any."""
-    found = tuple(clip for clip in given if clip is not None)
-    if len(found) < len(given):
-        raise ValueError(
-            "references must all be there, got None for one of them: an estimate is compared with "
-            "every source of the mixture."
-        )
-    if names is None:
-        return found
-    listed = [names] if isinstance(names, str) else [*names]
-    if len(listed) != len(found) or not all(str(name).strip() for name in listed):
-        raise ValueError(
-            f"names must be one name for each of the {len(found)} references, got {listed!r}."
-        )
-    return audio_input.renamed(found, listed)
 
 
 class Scorer(NamedTuple):
@@ -170,6 +154,26 @@ class Scorer(NamedTuple):
         """Files or arrays as clips, see :func:`torch_mapss.evaluation.audio_input.read_set`."""
         each = self.request.channels == "each"
         return audio_input.read_set(signals, kind, self.mapss.sample_rate, sample_rate, each)
+
+    def references(
+        self, given: Any, names: Sequence[str] | None = None, sample_rate: int | None = None
+    ) -> tuple[Clip, ...]:
+        """References, all of them there, under names of the caller's own if there are any."""
+        clips = self.read(given, "references", sample_rate)
+        found = tuple(clip for clip in clips if clip is not None)
+        if len(found) < len(clips):
+            raise ValueError(
+                "references must all be there, got None for one of them: an estimate is compared "
+                "with every source of the mixture."
+            )
+        if names is None:
+            return found
+        listed = [names] if isinstance(names, str) else [*map(str, names)]
+        if len(listed) != len(found) or not all(map(str.strip, listed)):
+            raise ValueError(
+                f"names must be one name for each of the {len(found)} references, got {listed!r}."
+            )
+        return tuple(clip._replace(name=name) for clip, name in zip(found, io.numbered(listed)))
 
     def signals(
         self,
@@ -203,9 +207,9 @@ class Scorer(NamedTuple):
         mono_out, mono_true = (x.mean(0).nan_to_num(0.0, 0.0, 0.0) for x in (outputs, truth))
         if self.request.permute:
             attributed = audio.match_sources(mono_out, mono_true).tolist()
-        grid, rate = self.mapss.grid, self.mapss.sample_rate
         attributed = checks.check_attributed(attributed, len(given), len(references))
         own, align = mono_true[list(attributed)], self.request.align is not None
+        rate = self.mapss.sample_rate
         lags, removed = input_checks.measure_lags(mono_out, own, rate, align)
         shifted = [audio.shift(wave, lag) for wave, lag in zip(outputs.unbind(-2), removed)]
         return Signals(
@@ -216,9 +220,7 @@ class Scorer(NamedTuple):
             attributed=attributed,
             mixture=mixture,
             rate=rate,
-            encoder_rate=grid.sample_rate,
-            hop_s=grid.hop / grid.sample_rate,
-            frame_s=grid.receptive_field / grid.sample_rate,
+            grid=self.mapss.grid,
             lags=lags,
             removed=removed,
             moved=torch.stack(shifted, -2) if any(removed) else outputs,
@@ -226,23 +228,40 @@ class Scorer(NamedTuple):
         )
 
     def spans(self, signals: Signals, key: str) -> list[tuple[int, int]]:
-        """The samples to be scored: excerpts, or all."""
-        request, truth = self.request, signals.truth
-        if request.excerpts is None:
-            return [(0, truth.shape[-1])]
-        rate, activity = self.mapss.sample_rate, self.mapss.config.activity
-        return excerpts.draw(truth, rate, request.excerpts, request.excerpt_seconds, activity, key)
+        """First and last sample (exclusive) of what is scored: of all, or of each excerpt.
+
+        The time in which at least two sources are active is cut into as many equal parts as there
+        are excerpts, and one moment is drawn in each, which the excerpt has in its middle. What is
+        drawn depends on the references and the mixture's id, ``key``, alone: it is the same for all
+        systems. There are fewer excerpts where the signal is too seldom active for so many.
+        """
+        truth, rate, count = signals.truth, self.mapss.sample_rate, self.request.excerpts or 1
+        samples, length = truth.shape[-1], round(self.request.excerpt_seconds * rate)
+        block = round(_BLOCK_S * rate)
+        if self.request.excerpts is None or count * length >= samples:
+            return [(0, samples)]
+        active = audio.source_activity(truth, block, block, self.mapss.config.activity)
+        blocks = (active.sum(-2) >= 2).nonzero().squeeze(-1).tolist()
+        seed = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
+        chance, found = random.Random(int(seed, 16)), []
+        for part in range(count):
+            own = blocks[len(blocks) * part // count : len(blocks) * (part + 1) // count]
+            if own:
+                middle = (chance.choice(own) + 0.5) * block
+                last = samples - length * (count - part)  # room for those that follow
+                start = min(
+                    max(round(middle - length / 2), found[-1] + length if found else 0), last
+                )
+                found.append(start)
+        return [(start, start + length) for start in found] or [(0, samples)]
 
     def reports(
         self, systems: Sequence[Signals], key: str = "", on_segment: OnSegment | None = None
     ) -> list[Report]:
         """Reports of several systems on the same references, of one length, in one pass.
 
-        Args:
-            systems: the signals of each.
-            key: decides which excerpts are drawn.
-            on_segment: called with the number of parts (excerpts, channels, segments) done and in
-                total.
+        ``on_segment`` is called with the number of parts (excerpts, channels, segments) done and in
+        total; ``key`` decides which excerpts are drawn.
         """
         spans, channels = self.spans(systems[0], key), range(len(systems[0].channels))
         indices = [signals.attributed for signals in systems]
@@ -290,13 +309,9 @@ class Scorer(NamedTuple):
         every, bounds = [scores for scores, _ in scored], scored[-1][1]
         parts = [pooled.averaged(every[k : k + channels]) for k in range(0, len(every), channels)]
         scores = pooled.joined(parts, [start / rate for start, _ in spans])
-        if any(signals.removed):  # leave out frames that an estimate no longer reaches into
-            shifts, seconds = (
-                [lag / rate for lag in signals.removed],
-                signals.truth.shape[-1] / rate,
-            )
-            covered = input_checks.covered_frames(shifts, scores.times, signals.frame_s, seconds)
-            scores = replace(scores, active=scores.active & covered.to(scores.active.device))
+        if any(signals.removed):
+            covered = input_checks.covered_frames(signals, scores.times)
+            scores = replace(scores, active=scores.active & covered)
         columns = pooled.columns(scores, bounds)
         errors: dict[str, float] = {}
         if request.excerpts is not None:
@@ -327,8 +342,7 @@ def _table(signals: Signals, looked: Inspection, scores: Scores, columns: DataFr
     import pandas
 
     active, estimates = scores.active[0], signals.estimates
-    outputs = signals.moved.mean(0).nan_to_num(0.0, 0.0, 0.0)
-    muted = input_checks.muted_frames(outputs, scores.times, signals.frame_s, signals.rate)
+    muted = input_checks.muted_frames(signals, scores.times)
     references = [signals.references[source] for source in signals.attributed]
     lags = [math.nan if lag is None else lag for lag in signals.lags]
     table: dict[str, Any] = {
@@ -355,10 +369,11 @@ def _notes(signals: Signals, request: Request, spans: Sequence[tuple[int, int]])
     """What was done to the input."""
     clips, rate = (*signals.references, *signals.estimates), signals.rate
     notes = audio_input.remarks(clips, rate, signals.outputs.shape[-1])
-    if high := sorted({clip.rate for clip in clips if clip.rate > signals.encoder_rate}):
+    heard = signals.grid.sample_rate
+    if high := sorted({clip.rate for clip in clips if clip.rate > heard}):
         notes.append(
-            f"{', '.join(map(str, high))} Hz: what lies above {signals.encoder_rate / 2000:g} kHz "
-            "is discarded before scoring"
+            f"{', '.join(map(str, high))} Hz: what lies above {heard / 2000:g} kHz is discarded "
+            "before scoring"
         )
     if request.permute:
         found = [signals.references[source].name for source in signals.attributed]

@@ -169,12 +169,7 @@ def finished(folder: str, mixture: Mixture) -> dict[str, Record]:
 
 
 def claim(folder: str, settings: Mapping[str, Any], options: Mapping[str, Any] | None) -> None:
-    """Make ``folder`` the results folder of these settings.
-
-    Args:
-        folder: of the results.
-        settings: of :func:`torch_mapss.evaluation.protocol.settings_of`.
-        options: to make the same scores again with ``--config``; written with the first run.
+    """Make ``folder`` the results folder of these settings, and of options to make them again.
 
     Raises:
         ValueError: it holds results of other settings, or tables of something else.

@@ -71,13 +71,7 @@ class Outcome(NamedTuple):
 
 
 def record_of(mixture: Mixture, system: str, found: Report | str) -> Record:
-    """What is written of a pair, paths as in the manifest.
-
-    Args:
-        mixture: of the pair.
-        system: of the pair.
-        found: its report, or why there is none.
-    """
+    """What is written of a pair, paths as in the manifest: its report, or why there is none."""
     import pandas
 
     errors: dict[str, float] = {}
@@ -116,13 +110,9 @@ def failed(record: Record) -> bool:
 
 
 def join(mixtures: Sequence[Mixture], folder: str, share: Share, rate: int) -> Outcome:
-    """Write the tables, in the order of the manifest, once every pair has its rows.
+    """Write the tables in the order of the manifest, unless other shares are still at work.
 
-    Args:
-        mixtures: of the manifest.
-        folder: of the results.
-        share: of this process. It writes no tables while pairs of other shares are missing.
-        rate: of the encoder, in Hz.
+    ``rate`` is that of the encoder, in Hz.
     """
     with lock(os.path.join(folder, "scores.csv")):
         done = [finished(folder, mixture) for mixture in mixtures]
