@@ -1,17 +1,19 @@
-"""What a shell does to a command: closed pipes, full disks, variables of launchers."""
+"""A command and its surroundings: closed pipes, full disks, progress, threads."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from separations import environment, leaky, sources, write_all, write_manifest
 
+from torch_mapss.evaluation import cli, console
+
 QUICK = ("--encoder", "mel", "--bank-size", "5")
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="pipes and devices of POSIX")
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,8 @@ def test_a_closed_pipe_loses_no_file_and_hides_no_failure(
     (line,) = said.strip().splitlines()
     assert line.startswith("torch-mapss: failed: mixture 'm0', system 'bad'")
     assert (tmp_path / "e" / "summary.csv").exists()
+    check_full_disk([*score_of(folder), "--out", str(tmp_path)], unbuffered)
+    assert (tmp_path / "scores.csv").exists()
 
 
 @BUFFERING
@@ -83,13 +87,6 @@ def test_a_closed_pipe_loses_no_file_and_hides_no_failure(
 def test_words_into_a_closed_pipe_or_onto_a_full_disk(word: str, unbuffered: str) -> None:
     assert into_a_closed_pipe([word], PYTHONUNBUFFERED=unbuffered) == (0, "")
     check_full_disk([word], unbuffered)
-
-
-@pytest.mark.slow
-@BUFFERING
-def test_a_full_disk_is_one_line(folder: Path, tmp_path: Path, unbuffered: str) -> None:
-    check_full_disk([*score_of(folder), "--out", str(tmp_path)], unbuffered)
-    assert (tmp_path / "scores.csv").exists()
 
 
 def check_full_disk(arguments: list[str], unbuffered: str) -> None:
@@ -108,3 +105,64 @@ def test_closed_streams_are_no_files_of_ours(folder: Path, tmp_path: Path) -> No
     shell = " ".join(f"'{word}'" for word in command) + " >&- 2>&-"
     assert subprocess.run(["sh", "-c", shell], env=environment(), timeout=300).returncode == 0
     assert (tmp_path / "o" / "scores.csv").read_text().startswith("source,")
+
+
+# --------------------------------------------------------------------------------------- progress
+
+
+def test_durations() -> None:
+    told = {0.4: "0 s", 59.4: "59 s", 61.0: "1 min", 3599.0: "1 h 0 min", 8000.0: "2 h 13 min"}
+    assert {seconds: console.duration(seconds) for seconds in told} == told
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_a_bar_on_a_terminal_else_lines(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "INTERVAL", 0.05)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    with console.progress(4.0) as bar:
+        for done in (1.0, 2.0, 4.0):
+            time.sleep(0.25 if terminal else 0.1)
+            bar.set_postfix_str("m1", refresh=False)
+            bar.update(done - bar.n)
+    told = capsys.readouterr().err
+    assert ("scoring: 100%|" in told) == terminal
+    if not terminal:
+        assert all(line.startswith("torch-mapss: scoring: ") for line in told.splitlines())
+        assert any("50%, m1, " in line and "left" in line for line in told.splitlines())
+    with console.progress(4.0, quiet=True) as bar:
+        bar.update(2.0)
+    assert capsys.readouterr().err == ""
+
+
+# ---------------------------------------------------------------------------------------- threads
+
+NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+@pytest.mark.parametrize("given", [{}, *({name: "active"} for name in NAMES)], ids=str)
+def test_idle_threads_sleep_unless_someone_chose(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES:
+        monkeypatch.setenv(name, given.get(name, ""))  # so that it is put back
+        if name not in given:
+            monkeypatch.delenv(name)
+    cli.let_idle_threads_sleep()  # torch is loaded: too late
+    assert {name: os.environ[name] for name in NAMES if name in os.environ} == given
+    monkeypatch.delitem(sys.modules, "torch")
+    cli.let_idle_threads_sleep()
+    chosen = {name: os.environ[name] for name in NAMES if name in os.environ}
+    assert chosen == (given or {"OMP_WAIT_POLICY": "passive"})
+
+
+@pytest.mark.slow
+def test_the_command_line_sets_it_before_torch_loads() -> None:
+    code = (
+        "from torch_mapss.evaluation.cli import main\nmain(['encoders'])\n"
+        "import os, torch\nprint(os.environ['OMP_WAIT_POLICY'])"
+    )
+    plain = {name: value for name, value in os.environ.items() if name not in NAMES}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=plain)
+    assert done.stdout.split()[-1] == b"passive"
