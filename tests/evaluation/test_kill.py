@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from separations import environment, write_manifest
 
-TABLES = ("scores.csv", "items.csv", "summary.csv")
 MIXTURES = 4
+FILES = ("scores.csv", "items.csv", "summary.csv", "mixtures.json")
 
 
-def command(manifest: Path, out: Path) -> subprocess.Popen[bytes]:
+def started(manifest: Path, out: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "torch_mapss", "evaluate", str(manifest), "--out", str(out)]
         + ["--encoder", "mel", "--bank-size", "6", "--segment", "1.5", "--quiet"],
@@ -28,7 +28,7 @@ def command(manifest: Path, out: Path) -> subprocess.Popen[bytes]:
 
 
 def finish(manifest: Path, out: Path) -> None:
-    process = command(manifest, out)
+    process = started(manifest, out)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors.decode(errors="replace")
 
@@ -39,55 +39,43 @@ def finished_rows(out: Path) -> set[tuple[str, str]]:
     return {(file.stem, system) for file in files for system in json.loads(file.read_bytes())}
 
 
-def seconds_of_work(manifest: Path, out: Path) -> tuple[float, float]:
-    """When the first row of a run is on the disk, and when the run ends."""
-    started, first = time.monotonic(), None
-    process = command(manifest, out)
-    while process.poll() is None:
-        if first is None and finished_rows(out):
-            first = time.monotonic() - started
-        time.sleep(0.002)
-    assert process.returncode == 0
-    whole = time.monotonic() - started
-    return first or whole, whole
-
-
-def killed(manifest: Path, out: Path, rows: int, pause: float) -> bool:
-    """Run until there are ``rows`` more rows and a pause is over, then kill; False if it ended."""
-    wanted = len(finished_rows(out)) + rows
-    process = command(manifest, out)
-    deadline = time.monotonic() + 300
-    while process.poll() is None and time.monotonic() < deadline:
-        if len(finished_rows(out)) >= wanted:
+def wait_for_rows(process: subprocess.Popen[bytes], out: Path, count: int) -> float:
+    """Seconds until so many rows are on the disk, or the process has ended."""
+    begun = time.monotonic()
+    while process.poll() is None and time.monotonic() < begun + 300:
+        if len(finished_rows(out)) >= count:
             break
         time.sleep(0.001)
-    time.sleep(pause)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    return process.returncode == -signal.SIGKILL
+    return time.monotonic() - begun
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kills", "seconds"), [(3, 0.3), (3, 7.0), (20, 0.3)])
 def test_kills_at_random_moments_change_nothing(tmp_path: Path, kills: int, seconds: float) -> None:
     """Also within the segments of longer files."""
-    chance = random.Random(kills)
+    chance, once = random.Random(kills), tmp_path / "once"
     manifest = write_manifest(tmp_path / "set", MIXTURES, ("one", "two"), seconds)
-    before, whole = seconds_of_work(manifest, tmp_path / "reference_run")
-    each = (whole - before) / (2 * MIXTURES)  # a row takes about as long
+    process = started(manifest, once)
+    loading = wait_for_rows(process, once, 1)
+    begun = time.monotonic()
+    process.communicate(timeout=300)
+    assert process.returncode == 0
+    row = (time.monotonic() - begun) / (2 * MIXTURES)  # takes about as long
     found, run = 0, 0
     while found < kills:
         # A run takes as many kills as it has rows to give; then the next one begins.
         out = tmp_path / f"out{run}"
         run += 1
-        while found < kills and len(finished_rows(out)) < 2 * MIXTURES:
+        while found < kills and len(kept := finished_rows(out)) < 2 * MIXTURES:
             # While the program loads, within a row, or between two of them.
-            loading = chance.random() < 0.25
-            pause = chance.uniform(0.0, before if loading else 2.0 * each)
-            kept = finished_rows(out)
-            found += killed(manifest, out, 0 if loading else 1, pause)
+            early = chance.random() < 0.25
+            process = started(manifest, out)
+            wait_for_rows(process, out, len(kept) + (not early))
+            time.sleep(chance.uniform(0.0, loading if early else 2.0 * row))
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            found += process.returncode == -signal.SIGKILL
             assert finished_rows(out) >= kept
         finish(manifest, out)
-        frames = [f"frames/m{place}.npz" for place in range(MIXTURES)]
-        for name in (*TABLES, *frames, "mixtures.json"):
-            assert (out / name).read_bytes() == (tmp_path / "reference_run" / name).read_bytes()
+        for name in (*FILES, *(f"frames/m{place}.npz" for place in range(MIXTURES))):
+            assert (out / name).read_bytes() == (once / name).read_bytes()

@@ -150,13 +150,9 @@ def test_frames_of_added_lost_and_failed_systems(
     path.write_bytes(path.read_bytes()[:100])  # damaged
     with pytest.raises(ValueError, match="cannot be read as frame scores"):
         both.frames("m1")
-    again = (
-        scored(folder / manifest.name, out, measures="separation")
-        .frames("m1")
-        .systems["bad"]
-        .scores["ps"]
-    )
-    np.testing.assert_array_equal(again, results.frames("m1").systems["bad"].scores["ps"])
+    again = scored(folder / manifest.name, out, measures="separation").frames("m1")
+    expected = results.frames("m1").systems["bad"].scores["ps"]
+    np.testing.assert_array_equal(again.systems["bad"].scores["ps"], expected)
     write(folder / "m1/bad/b.wav", torch.zeros(100))
     found = scored(folder / manifest.name, out, measures="separation")
     assert [*found.frames("m1").systems] == ["good"]
@@ -217,22 +213,20 @@ def test_tables_saved_by_a_spreadsheet_program_read_the_same(
         assert_frame_equal(getattr(found, name), expected, check_index_type=False)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("mixture_id", "mixture", ["'mixture_id'"]),
-        ("m1,", "1,", ["'1'", "mixtures.json"]),
-        ("\nm0,good", "\nm0,Good", ["'Good'", "mixtures.json"]),
-    ],
+CHANGED = (
+    ("mixture_id", "mixture", "'mixture_id'"),
+    ("m1,", "1,", "'1' is not in mixtures"),
+    ("\nm0,good", "\nm0,Good", "'Good' is not in mixtures"),
 )
+
+
+@pytest.mark.parametrize(("old", "new", "said"), CHANGED)
 def test_tables_that_were_changed_are_refused(
-    results: Results, tmp_path: Path, old: str, new: str, said: list[str]
+    results: Results, tmp_path: Path, old: str, new: str, said: str
 ) -> None:
-    folder = tmp_path / "res"
-    shutil.copytree(results.folder, folder)
-    text = (folder / "items.csv").read_text(encoding="utf-8")
+    shutil.copytree(results.folder, tmp_path / "res")
+    text = (path := tmp_path / "res" / "items.csv").read_text(encoding="utf-8")
     assert old in text
-    (folder / "items.csv").write_text(text.replace(old, new), encoding="utf-8")
-    with pytest.raises(ValueError) as error:
-        load_results(folder)
-    assert all(part in str(error.value) for part in ("items.csv", *said))
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(ValueError, match=f"items.csv.*{said}"):
+        load_results(tmp_path / "res")

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import unicodedata
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from separations import (
 )
 
 from torch_mapss import MAPSS, Distortion, DistortionBank, compare, evaluate, evaluate_set
-from torch_mapss.evaluation import cli, io, tables
+from torch_mapss.evaluation import cli, console, io, tables
 from torch_mapss.evaluation import run as runs
 from torch_mapss.evaluation.commands import options
 from torch_mapss.evaluation.measures import COLUMNS
@@ -231,21 +232,14 @@ def test_an_undefined_mixture_is_no_failure(tmp_path: Path) -> None:
 def test_a_file_that_changes_meanwhile_is_a_failure(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    path = write_manifest(tmp_path, 2, ("good",))
-    file = path.parent / entries_of(path)[0]["systems"]["good"][0]
-    join = tables.join
-
-    def touched(*arguments: Any) -> Any:
-        file.touch()
-        return join(*arguments)
-
+    path, out, join = write_manifest(tmp_path, 2, ("good",)), tmp_path / "out", tables.join
     with monkeypatch.context() as patched:
-        patched.setattr(tables, "join", touched)
-        assert evaluate_command(path, tmp_path / "out") == options.SOME_FAILED
+        touch = (tmp_path / "m0/good/a.wav").touch
+        patched.setattr(tables, "join", lambda *given: touch() or join(*given))
+        assert evaluate_command(path, out) == options.SOME_FAILED
     assert "torch-mapss: failed: mixture 'm0', system 'good'" in capsys.readouterr().err
-    rows = pd.read_csv(tmp_path / "out" / "scores.csv")
-    assert list(rows["status"]) == ["failed", "failed", "ok", "ok"]
-    assert evaluate_command(path, tmp_path / "out") == options.OK
+    assert list(pd.read_csv(out / "scores.csv")["status"]) == ["failed", "failed", "ok", "ok"]
+    assert evaluate_command(path, out) == options.OK
 
 
 # ----------------------------------------------------------------------------------------- resuming
@@ -265,20 +259,16 @@ def test_results_of_other_settings_are_not_overwritten(
         score_set(manifest, out, bounds=True)
 
 
-def test_distortions_of_your_own_are_part_of_the_settings(tmp_path: Path) -> None:
-    def settings(amount: float) -> dict[str, Any]:
-        member = Distortion("own", "own", louder, {"amount": amount})
-        bank = DistortionBank("match", only=("echo",), extra=(member,))
-        return settings_of(MAPSS("mel", match_bank=bank), Request())
-
-    for _ in range(2):
-        claim(str(tmp_path), settings(2.0), None)
-    with pytest.raises(ValueError, match="other settings"):
-        claim(str(tmp_path), settings(3.0), None)
-
-
 def louder(waveform: torch.Tensor, sample_rate: int, amount: float) -> torch.Tensor:
     return torch.tanh(amount * waveform)
+
+
+def test_distortions_of_your_own_are_part_of_the_settings(tmp_path: Path) -> None:
+    for amount in (2.0, 2.0, 3.0):
+        member = Distortion("own", "own", louder, {"amount": amount})
+        mapss = MAPSS("mel", match_bank=DistortionBank("match", only=("echo",), extra=(member,)))
+        with pytest.raises(ValueError, match="other settings") if amount > 2 else nullcontext():
+            claim(str(tmp_path), settings_of(mapss, Request()), None)
 
 
 def test_lost_and_added_mixtures_are_scored(
@@ -311,13 +301,12 @@ def test_any_mixture_id_is_scored(tmp_path: Path) -> None:
 def test_names_that_are_no_utf8_are_scored(tmp_path: Path) -> None:
     path = write_manifest(tmp_path, 1, ("good",))
     (entry,) = entries_of(path)
-    file = path.parent / entry["systems"]["good"][0]
-    odd = file.with_name("caf\udce9.wav")  # the byte E9, as Python has it
+    odd = "m0/good/caf\udce9.wav"  # the byte E9, as Python has it
     try:
-        file.rename(odd)
+        (tmp_path / entry["systems"]["good"][0]).rename(tmp_path / odd)
     except OSError:
         pytest.skip("this file system takes UTF-8 only")
-    entry["systems"]["good"][0] = str(odd.relative_to(path.parent))
+    entry["systems"]["good"][0] = odd
     entry["mixture_id"] = "\ud800"
     path.write_text(json.dumps([entry]), encoding="utf-8")
     for _ in range(2):  # scored, then found to be scored
@@ -373,6 +362,31 @@ def test_excerpts_come_with_standard_errors_and_an_estimate_of_time(
     frames = load_results(tmp_path / "some").frames("m0")
     assert (np.diff(frames.times) > 0).all()
     assert frames.times[-1] > 2.0
+
+
+def test_systems_of_a_long_mixture_share_a_pass_and_fail_alone(
+    tmp_path: Path, prepared: list[int], monkeypatch: Patch, capsys: Capture
+) -> None:
+    path = write_manifest(tmp_path / "set", 1, ("A", "short", "B"), 3.0)
+    write(tmp_path / "set" / "m0" / "short" / "a.wav", torch.ones(20_000))
+    monkeypatch.setattr(console, "INTERVAL", 0.01)
+    given: dict[str, Any] = {"measures": ("decomposition", "separation")}
+    outcome = score_set(path, tmp_path / "out", small_mapss(segment=1.0), **given, quiet=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert any("scoring:  67%, 1 of 1: m0," in line and "left" in line for line in lines), lines
+    assert len(prepared) == 1  # not once more for the other system
+    assert list(outcome.results.items["status"]) == ["ok", "failed", "ok"]
+    assert "20000 samples" in outcome.failures[0]
+    assert outcome.results.settings["segment"] == 1.0
+    whole = score_set(path, tmp_path / "whole", **given).results.items
+    for name in ("ps", "clearance", "fidelity"):
+        np.testing.assert_allclose(outcome.results.items[name], whole[name], atol=1e-3)
+    told: list[tuple[int, int]] = []
+    truth = sources(seconds=3.0)
+    given |= {"mapss": small_mapss(segment=1.0), "on_segment": lambda *state: told.append(state)}
+    evaluate(estimates=leaky(truth), references=truth, **given)
+    assert told[:4] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert MAPSS("mel", segment="auto").config.segment == 60
 
 
 def test_each_channel_may_be_scored() -> None:
