@@ -34,7 +34,7 @@ Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 Files = tuple[list[str], list[str]]
 
-QUICK = ("--encoder", "mel", "--bank-size", "5")
+QUICK = ("--encoder", "mel", "--bank-size", "10")
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_score_prints_and_writes_what_evaluate_finds(
     given = ("--out", str(out), "--plot", "--bounds", "--config", str(config))
     assert score(files, *given) == 0
     printed = capsys.readouterr().out
-    options = {"encoder": "mel", "bank_size": 5, "bounds": True, "confidence": 0.9}
+    options = {"encoder": "mel", "bank_size": 10, "bounds": True, "confidence": 0.9}
     report = evaluate(references=files[0], estimates=files[1], **options)
     assert printed.startswith(report.summary())
     assert "90 % confidence" in printed
@@ -196,9 +196,10 @@ def test_interruptions_and_unexpected_errors(
 def test_warnings_are_one_line(tmp_path: Path, files: Files, capsys: Capture) -> None:
     references, estimates = files
     write(Path(references[1]), torch.zeros(8000))
-    assert score((references, estimates)) == 0
+    assert score((references, estimates), "--bank-size", "2") == 0
     out, err = capsys.readouterr()
     lines = err.splitlines()
+    assert any("bank_size=2 makes PM and log PM meaningless" in line for line in lines)
     assert all(line.startswith("torch-mapss: warning: ") for line in lines)
     assert any("no frame" in line for line in lines)
     assert "0 of 2 estimates have scored frames" in out
@@ -339,7 +340,7 @@ def test_options_of_the_encoder_reach_it(tmp_path: Path, files: Files, monkeypat
     (config := tmp_path / "c.json").write_text(json.dumps({**given, "segment": 0}))
     options = ("--encoder", "some/where", "--layer", "4", "--device", "cpu")
     assert score(files, *options, "--config", str(config)) == 2
-    assert [len(seen.pop(f"{kind}_bank")) for kind in ("separation", "match")] == [5, 5]
+    assert [len(seen.pop(f"{kind}_bank")) for kind in ("separation", "match")] == [10, 10]
     assert seen == {**given, "encoder": "some/where", "layer": 4, "segment": None}
 
 

@@ -47,7 +47,7 @@ def entries_of(path: Path) -> list[dict[str, Any]]:
 
 
 def evaluate_command(path: Path, out: Path, *given: str) -> int:
-    quick = ("--encoder", "mel", "--bank-size", "5", "--measures", "separation")
+    quick = ("--encoder", "mel", "--bank-size", "10", "--measures", "separation")
     return cli.main(["evaluate", str(path), "--out", str(out), *quick, *given])
 
 

@@ -13,7 +13,7 @@ from separations import environment, leaky, sources, write_all, write_manifest
 
 from torch_mapss.evaluation import cli, console
 
-QUICK = ("--encoder", "mel", "--bank-size", "5")
+QUICK = ("--encoder", "mel", "--bank-size", "10")
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
 OnSegment = Callable[[int, int], object]
+_LEAST_BANK = 10  # distortions from which a distribution can be fitted
 _BLOCK_S = 0.1  # of activity, for excerpts
 
 
@@ -145,6 +146,12 @@ class Scorer(NamedTuple):
         if device == "auto" or (device is None and named):
             device = best_device()
         scorer = options.scorer_of(given, device, mapss)
+        size = given.get("bank_size") or _LEAST_BANK
+        if size < _LEAST_BANK and (request.measures is None or "match" in request.measures):
+            checks.warn_user(
+                f"bank_size={size} makes PM and log PM meaningless: they come from the spread of "
+                f"that many distances. Take at least {_LEAST_BANK}, or leave PM out (measures)."
+            )
         at = scorer.config.encoders["encoder"].device if device is None else torch.device(device)
         return Scorer(scorer, request, at)
 
