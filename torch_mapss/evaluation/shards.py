@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_mapss.core.checks import differing
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.manifest import Mixture, Record, short
 from torch_mapss.evaluation.protocol import protocol_id, versions
@@ -186,6 +185,8 @@ def claim(folder: str, settings: Mapping[str, Any], options: Mapping[str, Any] |
             again = {} if options is None else {"options": options}
             io.write_json(path, {**content, "versions": versions(), **again})
             return
+    from torch_mapss.core.checks import differing  # late: the command line imports this module
+
     there = io.read_json(path, "settings")["settings"]
     unlike = [
         f"{key}: {short(one)} there, {short(two)} now"
