@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from websockets.sync.client import connect
 
@@ -30,43 +31,20 @@ class Browser:
     """One page in a browser of its own: ``open``, ``run`` JavaScript, see what it logged."""
 
     def __init__(self, profile: Path, width: int = 1280, height: int = 900) -> None:
-        path = executable()
-        assert path is not None
         size = f"--window-size={width},{height}"
-        command = [path, *FLAGS, size, f"--user-data-dir={profile}", "about:blank"]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        port = self._port(profile / "DevToolsActivePort")
-        self.socket = connect(f"ws://127.0.0.1:{port}/{self._page(port)}", max_size=None)
-        self.last = 0
-        self.events: list[dict[str, Any]] = []
+        command = [str(executable()), *FLAGS, size, f"--user-data-dir={profile}", "about:blank"]
+        quiet = subprocess.DEVNULL
+        self.process = subprocess.Popen(command, stdout=quiet, stderr=quiet)
+        file = profile / "DevToolsActivePort"
+        self.until(lambda: file.exists() and file.read_text().strip(), 60.0)
+        with urlopen(f"http://127.0.0.1:{file.read_text().split()[0]}/json/list") as answer:
+            page = next(one for one in json.load(answer) if one["type"] == "page")
+        self.socket = connect(page["webSocketDebuggerUrl"], max_size=None)
+        self.last, self.events = 0, list[dict[str, Any]]()
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
-
-    @staticmethod
-    def _port(file: Path, patience: float = 60.0) -> int:
-        end = time.monotonic() + patience
-        while time.monotonic() < end:
-            if file.exists() and file.read_text().strip():
-                return int(file.read_text().split()[0])
-            time.sleep(0.1)
-        raise TimeoutError("the browser did not start")
-
-    @staticmethod
-    def _page(port: int) -> str:
-        from urllib.request import urlopen
-
-        with urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
-            pages = json.load(answer)
-        return next(p["id"] for p in pages if p["type"] == "page").join(["devtools/page/", ""])
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **screen)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One command of the protocol and its answer."""
@@ -86,9 +64,8 @@ class Browser:
 
     def run(self, code: str) -> Any:
         """The value of a JavaScript expression."""
-        answer = self.call(
-            "Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True
-        )
+        how = {"expression": code, "returnByValue": True, "awaitPromise": True}
+        answer = self.call("Runtime.evaluate", **how)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -111,18 +88,16 @@ class Browser:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def complaints(self) -> list[str]:
-        """Errors and warnings of the console, and exceptions."""
+        """Errors of the console, and exceptions."""
         self.run("0")  # what waits is read first
-        found = []
-        for event in self.events:
-            given = event.get("params", {})
-            if event["method"] == "Runtime.exceptionThrown":
-                found.append(json.dumps(given["exceptionDetails"])[:400])
-            elif event["method"] == "Log.entryAdded" and given["entry"]["level"] == "error":
-                found.append(given["entry"]["text"])
-            elif event["method"] == "Runtime.consoleAPICalled" and given["type"] == "error":
-                found.append(json.dumps(given["args"])[:400])
-        return found
+        given = [(event["method"], event.get("params", {})) for event in self.events]
+        return [
+            json.dumps(what)[:400]
+            for method, what in given
+            if method == "Runtime.exceptionThrown"
+            or (method == "Log.entryAdded" and what["entry"]["level"] == "error")
+            or (method == "Runtime.consoleAPICalled" and what["type"] == "error")
+        ]
 
     def requests(self) -> list[str]:
         """Addresses asked for, embedded ones aside."""

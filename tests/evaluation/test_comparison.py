@@ -20,12 +20,7 @@ from separations import environment
 import torch_mapss
 from torch_mapss.evaluation import cli, tables
 from torch_mapss.evaluation.comparison import Comparison, compare, compare_ranked
-from torch_mapss.evaluation.comparison_tables import (
-    PAIR_COLUMNS,
-    RANK_COLUMNS,
-    SOURCE_COLUMNS,
-    outlier,
-)
+from torch_mapss.evaluation.comparison_tables import outlier
 from torch_mapss.evaluation.measures import COLUMNS, RANKED
 from torch_mapss.evaluation.results import Results
 
@@ -79,10 +74,6 @@ def spread(levels: dict[str, float], count: int = 6) -> Scores:
 
 LEVELS = {"low": 0.1, "middle": 0.5, "high": 0.9}
 
-# ------------------------------------------------------------------------------------------------
-# Statistics
-# ------------------------------------------------------------------------------------------------
-
 
 def test_rows_are_those_of_scipy() -> None:
     scores = three_systems()
@@ -123,6 +114,7 @@ def test_six_mixtures_and_three_systems_are_too_few() -> None:
         "the smallest attainable p is 0.094; 7 are needed."
     )
     assert " ".join(found.summary().split()).startswith(found.answer())
+    assert found.answer() in found._repr_html_()
     two = compared({name: scores[name] for name in ("low", "high")})
     assert [row["group"] for row in ranked(two).values()] == ["a", "b"]  # 1/32
     assert "significantly better than every other system" in two.answer()
@@ -307,11 +299,6 @@ def test_weights_move_means_and_no_ranks() -> None:
             compared(scores, **{name: value})
 
 
-# ------------------------------------------------------------------------------------------------
-# Folders, figures, pages
-# ------------------------------------------------------------------------------------------------
-
-
 def test_results_are_joined_if_they_fit(results: Results) -> None:
     def of_system(name: str) -> Results:
         items, scores = (t[t["system"] == name] for t in (results.items, results.scores))
@@ -325,20 +312,17 @@ def test_results_are_joined_if_they_fit(results: Results) -> None:
     other = dataclasses.replace(one, settings=bounds, items=one.items.copy())
     assert_frame_equal(compare([one, other, results.folder]).pairs, whole.pairs)
     other.items.loc[other.items.index[0], "fidelity"] += 0.1
+    with pytest.raises(ValueError, match="twice"):
+        compare([one, other])
     settings = {**one.settings, "separation_bank": {**one.settings["separation_bank"], "size": 4}}
-    audio = dict.fromkeys(one.sha256, "x")
     turned = {k: {**v, "references": v["references"][::-1]} for k, v in one.entries.items()}
-    for unlike, words in (
-        (other, "twice"),
-        (
-            dataclasses.replace(one, settings=settings),
-            r"separation_bank\.size is \d+ in the one and 4",
-        ),
-        (dataclasses.replace(one, entries=turned), "the same order"),
-        (dataclasses.replace(one, sha256=audio), r"'m0'.*mixture_id"),
+    for change, words in (
+        ({"settings": settings}, r"separation_bank\.size is \d+ in the one and 4"),
+        ({"entries": turned}, "the same order"),
+        ({"sha256": dict.fromkeys(one.sha256, "x")}, r"'m0'.*mixture_id"),
     ):
         with pytest.raises(ValueError, match=words):
-            compare([one, unlike])
+            compare([one, dataclasses.replace(one, **change)])
 
 
 def test_commands_print_the_ranking_and_write_tables_and_figures(
@@ -353,17 +337,17 @@ def test_commands_print_the_ranking_and_write_tables_and_figures(
     assert cli.main(["compare", str(folder), "--out", str(out)]) == 0
     found = compare(folder)
     assert " ".join(capsys.readouterr().out.split()).startswith(found.answer())
-    columns = {"comparison": PAIR_COLUMNS, "ranking": RANK_COLUMNS, "sources": SOURCE_COLUMNS}
-    for name, expected in columns.items():
-        assert tuple(pandas.read_csv(out / f"{name}.csv")) == expected
-    assert_frame_equal(pandas.read_csv(out / "sources.csv"), found.sources, rtol=1e-8)
+    files = {"comparison": found.pairs, "ranking": found.ranking, "sources": found.sources}
+    for name, table in files.items():
+        read = pandas.read_csv(out / f"{name}.csv", keep_default_na=False, na_values=["nan"])
+        assert_frame_equal(read, table, rtol=1e-8, check_dtype=False)
     assert {*found.measures} <= {*RANKED}
     pictures = {f"box_{name}" for name in found.measures} | {"scatter"}
     assert {path.stem for path in out.glob("*.png")} == pictures
     assert {path.stem for path in out.glob("*.svg")} == pictures
     assert cli.main(["compare", str(folder), "--out", str(again), "--quiet", "--no-plots"]) == 0
     assert capsys.readouterr().out == ""
-    assert {path.stem for path in again.iterdir()} == {*columns}
+    assert {path.stem for path in again.iterdir()} == {*files}
     assert (again / "ranking.csv").read_bytes() == (out / "ranking.csv").read_bytes()
 
 
@@ -383,21 +367,11 @@ def test_figures_of_many_and_of_no_scores() -> None:
         found.plot("sdr")
 
 
-def test_a_notebook_shows_the_answer_and_tables() -> None:
-    found = compared(spread({"<b>": 0.1, "high": 0.9}))
-    shown = found._repr_html_()
-    assert found.answer() in shown
-    assert shown.count("<table") == 2
-    assert "&lt;b&gt;" in shown
-    assert "<b>&" not in shown.replace("<p><b>", "")
-
-
 @pytest.mark.slow
 def test_two_thousand_mixtures_of_ten_systems() -> None:
     """Within a minute and 1 GiB, in a process of its own; every pair has mixtures of its own."""
     code = """
-import re, time
-from pathlib import Path
+import time
 import numpy as np
 from pandas import DataFrame
 from torch_mapss.evaluation.comparison import compare
@@ -414,31 +388,30 @@ results = Results("", {}, {}, None, {}, {}, (), (), items, items, items)
 started = time.process_time()  # one thread: the seconds of an idle machine
 compare(results)
 seconds = time.process_time() - started
-# Not getrusage: what that counts begins with the process that started this one.
-peak = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())
-print(seconds, int(peak[1]) / 2**20)
+peak = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(seconds, int(peak[0]) / 2**20)  # not getrusage, which counts the parent's start
 """
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     )
     seconds, gibibytes = map(float, done.stdout.split())
-    print(f"{seconds:.1f} s, {gibibytes:.2f} GiB")
-    assert seconds < 60.0
-    assert gibibytes < 1.0
+    assert (seconds < 60.0, gibibytes < 1.0) == (True, True), done.stdout
 
 
-def test_hidden_references_are_in_no_headline() -> None:
+@pytest.mark.parametrize(
+    ("systems", "answer"),
+    [
+        (("control:ref", "good", "poor"), "good is best"),
+        (("control:ref", "good"), "good is the only system"),
+        (("control:ref",), "control:ref is the only system"),
+    ],
+)
+def test_hidden_references_are_in_no_headline(systems: tuple[str, ...], answer: str) -> None:
     scores = {"control:ref": [1.0, 1.0], "good": [0.8, 0.7], "poor": [0.5, 0.6]}
-
-    def headline(*systems: str) -> str:
-        rows = pandas.DataFrame(items({name: scores[name] for name in systems}))
-        table = rows.assign(source="vocals", source_index=0)
-        results = Results("", {}, {}, None, {}, {}, (), systems, table, rows, rows)
-        return compare_ranked(results).answer()
-
-    assert headline(*scores).startswith("good is best")
-    assert headline("control:ref", "good").startswith("good is the only system")
-    assert headline("control:ref").startswith("control:ref is the only system")
+    rows = pandas.DataFrame(items({name: scores[name] for name in systems}))
+    table = rows.assign(source="vocals", source_index=0)
+    results = Results("", {}, {}, None, {}, {}, (), systems, table, rows, rows)
+    assert compare_ranked(results).answer().startswith(answer)
 
 
 def test_a_hidden_reference_is_no_finding() -> None:

@@ -71,11 +71,6 @@ def cell(data: pandas.DataFrame, method: str, pooling: str = "per_track") -> Cel
     return Cell(usable(data, ["x"], pooling)[0], "x", method)
 
 
-# ------------------------------------------------------------------------------------------------
-# Correlations
-# ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("method", "reference"), [("srcc", "spearmanr"), ("pcc", "pearsonr")])
 def test_correlations_are_scipys(method, reference):
     data = made_up(6, 5, sources=2)
@@ -124,30 +119,30 @@ def test_memory_is_linear_in_tracks():
     assert peaks[1] < min(16 * peaks[0], 40e6)
 
 
-def test_units_without_enough_to_compare_do_not_count():
+def test_what_does_not_count_and_why():
     data = made_up(4, 4, seed=1)
     data.loc[:1, "x"] = math.nan  # two of track 0 are left
     data.loc[4:7, "x"] = 0.0  # a measure that says the same of all
     assert {*usable(data, ["x"], "per_track")[0].unit} == {2, 3}
     assert len(usable(data, ["x"], "pooled")[0]) == 14
-    found = estimate(made_up(1, 2))
-    assert np.isnan([found.value, found.low, found.high, found.p]).all()
-    assert found.reasons == ["1 of 1 tracks and sources: fewer than 3 systems with a score"]
-    # Every reason, also of a correlation that is there.
-    assert estimate(data, draws=20).reasons == [
+    assert estimate(data, draws=20).reasons == [  # also of a correlation that is there
         "1 of 4 tracks and sources: fewer than 3 systems with a score",
         "1 of 4 tracks and sources: scores do not vary",
         "2 clusters: interval approximate",
     ]
+    found = estimate(made_up(1, 2))
+    assert np.isnan([found.value, found.low, found.high, found.p]).all()
+    assert found.reasons == ["1 of 1 tracks and sources: fewer than 3 systems with a score"]
     for pooling in POOLINGS:
         found = estimate(data.assign(x=2.0, rating=1.0), pooling, draws=20)
         reasons = [reason.split(": ")[-1] for reason in found.reasons]
         assert reasons == ["scores do not vary", "ratings do not vary"]
-
-
-# ------------------------------------------------------------------------------------------------
-# Intervals and p-values
-# ------------------------------------------------------------------------------------------------
+    found = estimate(made_up(1, 6))
+    assert np.isnan([found.value, found.low, found.high]).tolist() == [False, True, True]
+    assert found.reasons == ["one cluster: no interval"]
+    agreed = np.tile([1.0, 2.0, 3.0, 4.0], 5)
+    alike = estimate(table(2 * agreed, agreed, np.repeat(np.arange(5), 4)), method="pcc")
+    assert (alike.value, alike.low, alike.high) == (1.0, 1.0, 1.0)
 
 
 def test_intervals_resample_tracks():
@@ -161,17 +156,6 @@ def test_intervals_resample_tracks():
     assert found.low == pytest.approx(expected.low, abs=0.02)
     assert found.high == pytest.approx(expected.high, abs=0.02)
     assert found.reasons == []
-
-
-def test_one_track_has_no_interval_and_says_why():
-    found = estimate(made_up(1, 6))
-    assert math.isfinite(found.value)
-    assert np.isnan([found.low, found.high]).all()
-    assert found.reasons == ["one cluster: no interval"]
-    assert estimate(made_up(4, 6)).reasons == ["4 clusters: interval approximate"]
-    agreed = np.tile([1.0, 2.0, 3.0, 4.0], 5)
-    alike = estimate(table(2 * agreed, agreed, np.repeat(np.arange(5), 4)), method="pcc")
-    assert (alike.value, alike.low, alike.high) == (1.0, 1.0, 1.0)
 
 
 def test_intervals_cover_what_they_are_of():
@@ -223,11 +207,6 @@ def test_differences_are_paired():
     good, bad = (Cell(data[data.unit >= 4], name, "srcc") for name in ("x", "ps"))
     assert found.clusters == 8
     assert found.value == pytest.approx(good.value - bad.value)
-
-
-# ------------------------------------------------------------------------------------------------
-# Joining
-# ------------------------------------------------------------------------------------------------
 
 
 def rated(*systems: str, source: str = "vocals") -> Stimuli:
@@ -314,24 +293,18 @@ def test_tables_of_spreadsheets_and_names_in_two_unicode_forms_meet(tmp_path, en
 def test_clusters_are_a_column_of_the_ratings(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text("track,system,talker,mean_rating\nx,A,f1,3\nx,A,f1,4\ny,A,f1,5\n")
-    found = load_ratings(path, cluster="talker").table
-    assert [*zip(found["track"], found["rating"], found["cluster"])] == [
-        ("x", 3.5, "f1"),
-        ("y", 5.0, "f1"),
-    ]
-    assert {*load_ratings(path, cluster="system").table["cluster"]} == {"A"}
-    assert list(load_ratings(path).table["cluster"]) == ["x", "y"]
+    for cluster, expected in (
+        ("talker", ["f1", "f1"]),
+        ("system", ["A", "A"]),
+        ("track", ["x", "y"]),
+    ):
+        found = load_ratings(path, cluster=cluster).table
+        assert [[*found["rating"]], [*found["cluster"]]] == [[3.5, 5.0], expected]
     for text in ("x,A,f1,3\nx,A,f2,4\n", "x,A,,3\n"):  # two talkers of one stimulus, or none
         path.write_text(f"track,system,talker,mean_rating\n{text}")
-        with pytest.raises(ValueError, match="cluster"):
-            load_ratings(path, cluster="talker")
-    with pytest.raises(ValueError, match="condition"):
-        load_ratings(path, cluster="condition")
-
-
-# ------------------------------------------------------------------------------------------------
-# All together
-# ------------------------------------------------------------------------------------------------
+        for cluster, word in (("talker", "cluster"), ("condition", "'condition'")):
+            with pytest.raises(ValueError, match=word):
+                load_ratings(path, cluster=cluster)
 
 
 def stimuli(tracks: int = 12, systems: int = 5, bounds: bool = True) -> pandas.DataFrame:
@@ -347,8 +320,7 @@ def stimuli(tracks: int = 12, systems: int = 5, bounds: bool = True) -> pandas.D
 
 
 def quality(*given: Any) -> pandas.DataFrame:
-    table = stimuli(*given)
-    return table[table["question"] == "quality"]
+    return stimuli(*given).query("question == 'quality'")
 
 
 def cells(found: Correlation, **wanted: str) -> dict[str, Any]:
@@ -368,12 +340,8 @@ def test_every_measure_meets_every_question():
     assert row["srcc"] == pytest.approx(-1.0)
     assert (row["tracks"], row["stimuli"]) == (12, 60)
     assert math.isnan(row["srcc_radius"])  # no bounds of it
-    table = found.differences
-    assert {*zip(table["measure_a"], table["measure_b"])} == {
-        ("ps", "log_pm"),
-        ("ps", "pesq"),
-        ("log_pm", "pesq"),
-    }
+    pairs = {*zip(found.differences["measure_a"], found.differences["measure_b"])}
+    assert pairs == {("ps", "log_pm"), ("ps", "pesq"), ("log_pm", "pesq")}
     with pytest.raises(ValueError, match="stoi"):
         correlate_stimuli(Stimuli(stimuli()), ["stoi"])
 
@@ -394,11 +362,6 @@ def test_errors_of_scores_widen_the_correlation():
     # Sources of a track whose errors go together widen it.
     assert printed["pcc_half_width"] == pytest.approx(math.sqrt(2) * derived["pcc_half_width"])
     assert printed["srcc_half_width"] > math.sqrt(2) * derived["srcc_half_width"]  # c* against c
-
-
-# ------------------------------------------------------------------------------------------------
-# Files and the command
-# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -456,8 +419,7 @@ def test_what_is_resampled_and_every_reason_is_said():
     given = quality(4).assign(log_foreign_distance=1.0)
     given["cluster"] = given["system"]
     found = correlate_stimuli(Stimuli(given), None, Options(draws=50, cluster="system"))
-    assert {*found.rows["cluster"]} == {"system"}
-    assert {*found.rows["clusters"]} == {5}
+    assert {*zip(found.rows["cluster"], found.rows["clusters"])} == {("system", 5)}
     assert "Intervals resample systems" in found.summary()
     assert list(found.labels) == ["ps", "log_pm", "pesq"]  # diagnostics wait to be asked for
     found = correlate_stimuli(Stimuli(quality(1)), ["log_pm"], Options(draws=0))

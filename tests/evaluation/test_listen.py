@@ -52,9 +52,6 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# ------------------------------------------------------------------------------------- choosing
-
-
 @pytest.fixture(scope="module")
 def many(results: Results) -> Results:
     """Results of many mixtures with scores of a skewed distribution."""
@@ -69,25 +66,19 @@ def many(results: Results) -> Results:
     return Results(**{**vars(results), "scores": DataFrame(rows)})
 
 
-def spread(pages: Any, reference: Results) -> int:
-    """How many of 16 cells of ranks hold a stimulus."""
-    cells = []
-    for name in spanned(reference):
-        values = np.sort([row[name] for row in records(reference.scores)])
-        found = [np.searchsorted(values, row[name]) for rows in pages for row in rows]
-        cells.append(4 * np.array(found) // len(values))
-    return len(set(zip(*map(tuple, cells))))
-
-
 def test_stimuli_span_the_measures(many: Results) -> None:
-    chosen = spread(choose(many, 8), many)
-    rng = np.random.default_rng(0)
-    everything = choose(many, 60)
-    drawn = [
-        spread([everything[k] for k in rng.choice(60, 8, replace=False)], many) for _ in range(50)
-    ]
+    """More of 16 cells of ranks hold a stimulus than where pages are drawn by lot."""
+    ranks = many.scores[spanned(many)].rank(method="first").to_numpy() - 1
+    cells = dict(zip(many.scores["estimate"], map(tuple, 16 * ranks // (4 * len(ranks)))))
+
+    def spread(pages: Any) -> int:
+        return len({cells[row["estimate"]] for rows in pages for row in rows})
+
+    rng, everything = np.random.default_rng(0), choose(many, 60)
+    drawn = [rng.choice(60, 8, replace=False) for _ in range(50)]
+    chosen = spread(choose(many, 8))
     assert chosen >= 14
-    assert chosen > np.mean(drawn) + 1.5
+    assert chosen > np.mean([spread([everything[k] for k in own]) for own in drawn]) + 1.5
 
 
 def test_choice_is_seeded_and_bounded(
@@ -107,18 +98,15 @@ def test_choice_is_seeded_and_bounded(
 
 def test_a_hidden_reference_of_the_results_is_no_condition(folder: Path, tmp_path: Path) -> None:
     """Whether it is the file of the reference or a copy of it."""
-    path = folder.parent / "manifest.json"
+    path, truth = folder.parent / "manifest.json", folder.parent / "m0" / "truth"
     entries = json.loads(path.read_text(encoding="utf-8"))[:1]
-    copied = shutil.copytree(folder.parent / "m0" / "truth", tmp_path / "truth")
-    for name, there in (("reference", path.parent / "m0" / "truth"), ("copy", copied)):
-        entries[0]["systems"][f"control:{name}"] = [f"{there}/{source}.wav" for source in "ab"]
+    for there in (truth, Path(shutil.copytree(truth, tmp_path / "copy"))):
+        files = [f"{there}/{source}.wav" for source in "ab"]
+        entries[0]["systems"][f"control:{there.name}"] = files
     listed = save_manifest(path.parent, entries, "controls.json")
     score_set(listed, tmp_path / "out", measures="decomposition")
     for page in choose(load_results(tmp_path / "out")):
         assert {row["system"] for row in page} == {*SYSTEMS}
-
-
-# -------------------------------------------------------------------------------------- writing
 
 
 @pytest.fixture(scope="module")
@@ -235,17 +223,14 @@ def test_excerpts_have_their_own_scores(results: Results, tmp_path: Path) -> Non
         assert len(wave) == pytest.approx(0.4 * rate, abs=1)
         if row["role"] == "system":
             frames = results.frames(row["mixture_id"])
-            system = frames.systems[row["system"]]
+            active, _, scores = frames.systems[row["system"]]
             place = results.audio(row["mixture_id"]).sources.index(row["source"])
-            inside = (frames.times >= start) & (frames.times <= end) & system.active[place]
-            found = system.scores
-            assert float(row["ps"]) == pytest.approx(found["ps"][place][inside].mean(), rel=1e-5)
-            worse = 1.0 - found["fidelity"][place][inside].astype(float)
+            inside = (frames.times >= start) & (frames.times <= end) & active[place]
+            assert float(row["ps"]) == pytest.approx(scores["ps"][place][inside].mean(), rel=1e-5)
+            worse = 1.0 - scores["fidelity"][place][inside].astype(float)
             rms = np.sqrt(np.nanmean(worse**2))
             assert float(row["fidelity"]) == pytest.approx(1.0 - rms, rel=1e-5)
 
-
-# --------------------------------------------------------------------------------- reading back
 
 HEADER = "session_test_id,{}trial_id,rating_stimulus,rating_score"
 
@@ -284,17 +269,17 @@ def test_ratings_come_back_under_their_names(made: Path, folder: Path, tmp_path:
     by_place = {(r["track"], r["source"], r["system"]): r for r in rows}
     for stimulus in records(key):
         row = by_place[stimulus["mixture_id"], stimulus["source"], stimulus["system"]]
-        page, condition = stimulus["page"], stimulus["condition"]
-        scores = [given_score(who, page, condition) for who in ("ann", "bob")]
+        own = [*key.loc[key["page"] == stimulus["page"], "condition"]]
+        own += ["anchor35"] * (stimulus["page"] == key["page"].iloc[0])
+        given = [[given_score(who, stimulus["page"], c) for c in own] for who in ("ann", "bob")]
+        trials = DataFrame(given, columns=own).T
+        scores = trials.loc[stimulus["condition"]]
+        norms = 100 * (scores - trials.min()) / (trials.max() - trials.min())
         assert (row["question"], row["role"]) == ("quality", stimulus["role"])
         assert row["n_ratings"] == "2"
-        assert float(row["mean_rating"]) == float(row["median_rating"]) == np.mean(scores)
-        assert float(row["std"]) == pytest.approx(np.std(scores, ddof=1))
-        own = [*key.loc[key["page"] == page, "condition"]]
-        own += ["anchor35"] * (page == key["page"].iloc[0])
-        trials = [[given_score(who, page, one) for one in own] for who in ("ann", "bob")]
-        norms = [100 * (s - min(t)) / (max(t) - min(t)) for s, t in zip(scores, trials)]
-        assert float(row["mean_norm"]) == pytest.approx(np.mean(norms))
+        assert float(row["mean_rating"]) == float(row["median_rating"]) == scores.mean()
+        assert float(row["std"]) == pytest.approx(scores.std())
+        assert float(row["mean_norm"]) == pytest.approx(norms.mean())
     anchor = by_place[key["mixture_id"].iloc[0], key["source"].iloc[0], "anchor35"]
     assert anchor["role"] == "anchor_35"
     listeners = {row["listener"] for row in rows_of(made / "ratings_listeners.csv")}
@@ -357,37 +342,26 @@ def test_ratings_of_another_test_are_refused(
     assert cli.main([*read, str(out)]) == 0
 
 
-def test_a_key_without_a_mark_still_reads() -> None:
-    """Of tests that were made before pages had one."""
-    row = {"page": "p01", "condition": "C1", "mixture_id": "m", "source": "a", "system": "s"}
-    key = DataFrame([row | {"role": "system"}])
-    rating = {"question": "quality", "page": "p01", "condition": "C1", "listener": "ann"}
-    given = DataFrame([rating | {"score": 30.0}])
-    assert rating_tables(given, key)[0]["mean_rating"][0] == 30.0
-    with pytest.raises(ValueError, match="another test"):
-        rating_tables(given.assign(page="12345678-p01"), key)
-
-
 PLAIN = HEADER.format("")
-NONE = [
-    ("a,b\n1,2\n", "lacks"),
-    (f"{PLAIN}\nt-q,p01,C1,x\n", "line 2: rating_score"),
-    (f"{PLAIN}\nt-q,p01,C1,5\nt-q,p01,C1,101\n", "line 3: rating_score"),
-    (f"{PLAIN}\nt-q,p77,C1,5\n", "'p77'"),
-    (f"{PLAIN}\nt-q,p1,C1,5\n{HEADER.format('age,')}\n", "in line 3, saw 5"),
-    (f"{PLAIN}\nt-q,25,p1,C1,5\n", "line 2"),
-]
 
 
-def test_ratings_and_keys_that_are_none(
-    made: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "lacks"),
+        (f"{PLAIN}\nt-q,p01,C1,x\n", "line 2: rating_score"),
+        (f"{PLAIN}\nt-q,p01,C1,5\nt-q,p01,C1,101\n", "line 3: rating_score"),
+        (f"{PLAIN}\nt-q,p77,C1,5\n", "'p77'"),
+        (f"{PLAIN}\nt-q,25,p1,C1,5\n", "line 2"),
+    ],
+)
+def test_ratings_that_are_none(
+    made: Path, folder: Path, tmp_path: Path, capsys: Any, text: str, message: str
 ) -> None:
     path = tmp_path / "mushra.csv"
-    for text, message in NONE:
-        path.write_text(text, encoding="utf-8")
-        assert cli.main(["listen", str(folder), "--out", str(made), "--ratings", str(path)]) == 2
-        assert message in capsys.readouterr().err, text
-    assert cli.main(["listen", str(folder), "--out", str(folder), "--ratings", str(path)]) == 2
+    path.write_text(text, encoding="utf-8")
+    command = ["listen", str(folder), "--ratings", str(path), "--out"]
+    assert cli.main([*command, str(made)]) == 2
+    assert message in capsys.readouterr().err
+    assert cli.main([*command, str(folder)]) == 2  # where there is no key
     assert "stimuli.csv" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="page"):
-        read_key(folder / "scores.csv")

@@ -72,13 +72,16 @@ def test_page(folder: Path, start: Open, width: int) -> None:
     opened.until(lambda: opened.run("document.querySelectorAll('#table tbody tr').length") == 8)
     # It fits the window, its charts are drawn, names are text.
     assert opened.run("document.documentElement.scrollWidth <= innerWidth")
-    assert opened.run("document.querySelectorAll('#boxes .boxlayer .trace').length") == 2
-    assert opened.run("document.querySelectorAll('#boxes .errorbar').length") == 2
-    assert opened.run("document.querySelectorAll('#boxes .annotation').length") == 2
-    assert opened.run("document.querySelectorAll('#pairs tbody tr').length") == 1
-    assert opened.run("document.querySelectorAll('#curves image').length") == 3
+    for what, count in (
+        ("#boxes .boxlayer .trace", 2),
+        ("#boxes .errorbar", 2),
+        ("#boxes .annotation", 2),
+        ("#pairs tbody tr", 1),
+        ("#curves image", 3),
+        ("td script, td i", 0),
+    ):
+        assert opened.run(f"document.querySelectorAll('{what}').length") == count, what
     assert WILD in column(opened, "system")
-    assert opened.run("document.querySelectorAll('td script, td i').length") == 0
     # Every number of a table is in the window, where rows are cards as well.
     assert opened.run(
         "[...document.querySelectorAll('#table td, #worst td')].every((td) => {"

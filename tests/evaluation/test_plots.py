@@ -60,24 +60,18 @@ def test_frame_scores_with_gaps_bands_and_gradients() -> None:
 
 def test_report_has_scores_above_the_spectrogram_of_each_source(report: Report) -> None:
     figure = report.plot(title="A mixture")
-    above = score_axes(figure)
-    per_source = (len(figure.axes) - 1) // 2
-    assert [ax.get_title("left") for ax in figure.axes[1::per_source]] == ["low", "high"]
-    assert figure.axes[0].get_title("left") == "mixture"
-    pictures = [ax for ax in figure.axes if ax.images]
-    assert len(pictures) == 3
-    assert all(ax.get_ylabel() == "kHz" for ax in pictures)
+    titles = [ax.get_title("left") for ax in figure.axes]
+    assert [title for title in titles if title] == ["mixture", "low", "high"]
+    assert [ax.get_ylabel() for ax in figure.axes if ax.images] == ["kHz"] * 3
     assert {ax.get_xlim() for ax in figure.axes} == {(0.0, 1.0)}
     assert figure.axes[-1].get_xlabel() == "time (s)"
-    for ax in above:
+    for ax in score_axes(figure):
         line = next(line for line in ax.lines if line.get_label() == "PS")
         gap = np.isnan(line.get_ydata())
         assert 0 < gap.sum() < len(gap) / 2
         assert ax.collections  # bounds are drawn as bands
     row = report.rows[0]
-    caption = figure.axes[1].get_title("right")
-    assert f"PS {row.ps:.2f}" in caption
-    assert f"PM {row.pm:.2f}" in caption
+    assert f"PS {row.ps:.2f}, PM {row.pm:.2f}" in figure.axes[1].get_title("right")
     given = Figure(figsize=(4, 4))
     assert report.plot(figure=given) is given
     assert len(given.axes) == len(figure.axes)
@@ -111,12 +105,11 @@ def test_several_reports_side_by_side(report: Report) -> None:
 
 def test_figures_are_written_by_suffix(tmp_path: Path, report: Report) -> None:
     figure = report.plot(tmp_path / "new" / "a.pdf", figure=Figure(figsize=(2.0, 2.0)))
-    assert (tmp_path / "new" / "a.pdf").read_bytes().startswith(b"%PDF")
     plots.save_figure(figure, tmp_path / "plain")
-    assert (tmp_path / "plain.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="'wav'"):
         plots.save_figure(figure, tmp_path / "a.wav")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "plain.png"]
+    files = {path.name: path.read_bytes()[:4] for path in tmp_path.rglob("*.p*")}
+    assert files == {"a.pdf": b"%PDF", "plain.png": b"\x89PNG"}
 
 
 @pytest.mark.slow
@@ -129,17 +122,11 @@ def test_nothing_global_changes_and_no_display_is_needed(tmp_path: Path) -> None
         "plots.plot_scores(figure.subplots(), torch.arange(3.0), {'ps': torch.rand(3)})\n"
         "plots.save_figure(figure, sys.argv[1])\n"
         "assert dict(matplotlib.rcParams) == before\n"
-        "print('matplotlib.pyplot' in sys.modules)\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     # A backend that needs a display which is not there.
     env = environment(MPLBACKEND="TkAgg", DISPLAY="")
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "a.png")],
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.strip() == "False", done.stderr
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.png")], env=env, check=True)
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
@@ -165,11 +152,3 @@ def test_a_notebook_shows_the_picture(tmp_path: Path) -> None:
     for cell in book.cells:
         shown = [one for one in cell.outputs if one["output_type"] == "execute_result"]
         assert [bool(one["data"].get("image/png")) for one in shown] == [True]
-
-
-def test_without_matplotlib_the_plot_names_the_extra(
-    report: Report, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install torch_mapss\[plot\]"):
-        report.plot()

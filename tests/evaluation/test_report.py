@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-import soundfile
 import torch
 from separations import RATE, leaky, small_mapss, sources, write, write_all
-from torch import Tensor
 
 from torch_mapss import MAPSS, Report, evaluate, evaluate_set
 from torch_mapss.audio.waveforms import resample
@@ -43,9 +40,6 @@ def plain(mapss: MAPSS) -> Report:
 
 def ps_of(report: Report) -> list[float]:
     return [row.ps for row in report.rows]
-
-
-# ---------------------------------------------------------------------------------- what is scored
 
 
 def test_files_score_as_the_pipeline_does(tmp_path: Path, mapss: MAPSS) -> None:
@@ -147,7 +141,9 @@ def test_lengths_must_agree_but_for_rounding_and_may_be_trimmed(
     assert any("cut from 8000 to 7000" in note for note in found.notes)
 
 
-def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(mapss: MAPSS) -> None:
+def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(
+    tmp_path: Path, mapss: MAPSS, plain: Report
+) -> None:
     wide = sources(rate=48_000)
     found = scored(mapss, leaky(wide).numpy(), wide.numpy(), sample_rate=48_000)
     low = resample(wide, 48_000, RATE)
@@ -155,6 +151,12 @@ def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(mapss: MAPSS) ->
     assert found.rows[0].estimate_rate == 48_000
     pcm = (MADE * 2.0**14).round().to(torch.int16)
     assert ps_of(scored(mapss, pcm)) == ps_of(scored(mapss, pcm / 2.0**15))
+    paths = write_all(tmp_path, TRUTH)  # files have a rate of their own
+    assert ps_of(scored(mapss, MADE, paths, sample_rate=RATE)) == ps_of(plain)
+    with pytest.raises(ValueError, match="Leave sample_rate out"):
+        scored(mapss, paths, paths, sample_rate=16_000)
+    with pytest.raises(TypeError, match="positional"):
+        evaluate(TRUTH, TRUTH)  # type: ignore[misc]
 
 
 def test_target_alone_and_permutation(mapss: MAPSS, plain: Report) -> None:
@@ -182,10 +184,9 @@ def test_utterance_bounds_are_those_of_the_pooling(
     report: Report, plain: Report, mapss: MAPSS
 ) -> None:
     frames = mapss.bounds(MADE, TRUTH)
-    active = frames.active[0]
     for place, row in enumerate(report.rows):
         for name in ("ps", "pm"):
-            radius, tail, _ = (values[0, place][active[place]] for values in frames.of(name))
+            radius, tail, _ = (x[0, place][frames.active[0, place]] for x in frames.of(name))
             assert row[f"{name}_radius"] == pytest.approx(radius.mean().item(), rel=1e-5)
             # Errors of frames up to four apart may be shared [eq:avg_pool_h].
             width = (5 * tail.square().sum()).sqrt() / len(tail)
@@ -196,15 +197,11 @@ def test_utterance_bounds_are_those_of_the_pooling(
     assert "±" not in plain.summary()
 
 
-# -------------------------------------------------------------------------------- undefined scores
-
-
 def test_a_silent_reference_is_undefined_counted_and_left_out(mapss: MAPSS) -> None:
     waves = sources(3, 0.4)
     waves[2] = 0.0  # is never active: its estimate has no score, and no bound
     found = scored(mapss, leaky(waves), waves, bounds=True)
-    assert math.isnan(found.rows[2].ps)
-    assert math.isnan(found.rows[2].pm)
+    assert math.isnan(found.rows[2].ps + found.rows[2].pm)
     assert found.rows[2].frames == 0
     assert found.means()["ps"] == pytest.approx((found.rows[0].ps + found.rows[1].ps) / 2)
     assert "2 of 3 estimates have scored frames" in found.summary()
@@ -212,18 +209,6 @@ def test_a_silent_reference_is_undefined_counted_and_left_out(mapss: MAPSS) -> N
     both = [row.ps_radius + row.ps_tail for row in found.rows[:2]]
     assert f"{sum(both) / 2:.3f}" in cells["mean"]
     assert cells["reference 3"].count("-") >= 4
-
-
-# ----------------------------------------------------------------------------- saving, names, words
-
-
-def test_equal_stems_are_told_apart(tmp_path: Path, mapss: MAPSS) -> None:
-    paths = [[write(tmp_path / f"{x}{k}/x.wav", TRUTH[k]) for k in (0, 1)] for x in "es"]
-    found = scored(mapss, *paths, measures="separation")
-    assert found.sources == ("s0/x", "s1/x")
-    assert [clip.name for clip in found.estimates] == ["e0/x", "e1/x"]
-    assert set(found.frame_table()["source"]) == {"s0/x", "s1/x"}
-    assert {"s0/x", "s1/x"} <= {ax.get_title("left") for ax in found.plot().axes}
 
 
 def test_saved_tables_hold_every_frame_exactly(tmp_path: Path, report: Report) -> None:
@@ -252,20 +237,17 @@ def test_json_is_strict_and_tells_settings_and_versions(tmp_path: Path, mapss: M
     content = json.loads((tmp_path / "report.json").read_text("utf-8"), parse_constant=pytest.fail)
     assert content["scores"][0]["ps"] is None
     settings = content["settings"]
-    assert settings["encoder"]["name"] == "mel"
-    assert settings["separation_bank"]["seed"] == 0
-    assert settings["permute"] is False
-    assert settings["decomposition_encoder"]["sample_rate"] == RATE
+    assert (settings["encoder"]["name"], settings["separation_bank"]["seed"]) == ("mel", 0)
+    assert (settings["permute"], settings["decomposition_encoder"]["sample_rate"]) == (False, RATE)
     assert content["versions"]["torch"] == torch.__version__
     assert "nan" in (tmp_path / "scores.csv").read_text(encoding="utf-8")
 
 
-def test_words_names_and_a_small_table(report: Report, mapss: MAPSS) -> None:
-    text = report.summary()
+def test_words_names_and_a_small_table(tmp_path: Path, report: Report, mapss: MAPSS) -> None:
+    text, row = report.summary(), report.rows[0]
     for word in ("PS, Perceptual Separation", "0 to 1", "clearance", "95 % confidence"):
         assert word in text
-    assert f"{report.rows[0].ps:.3f}" in text
-    assert f"{report.rows[0].frames}/{report.rows[0].total_frames}" in text
+    assert {f"{row.ps:.3f}", f"{row.frames}/{row.total_frames}"} <= {*text.split()}
     assert str(report) == text
     found = scored(mapss, names=iter(["Sängerin <b>", "鼓 & b"]), measures="decomposition")
     assert found.sources == ("Sängerin <b>", "鼓 & b")
@@ -276,12 +258,11 @@ def test_words_names_and_a_small_table(report: Report, mapss: MAPSS) -> None:
     assert "鼓 &amp; b" in html
     assert "<b>" not in html
     assert html.count("<tr") == 4
-    assert found == found
-    assert found != report
-    assert hash(found) == hash(found)
-
-
-# ---------------------------------------------------------------------------------------- refusals
+    assert (found == found, found == report, hash(found) == hash(found)) == (True, False, True)
+    paths = [[write(tmp_path / f"{x}{k}/x.wav", TRUTH[k]) for k in (0, 1)] for x in "es"]
+    found = scored(mapss, *paths, measures="separation")  # equal stems are told apart
+    assert found.sources == ("s0/x", "s1/x")
+    assert [clip.name for clip in found.estimates] == ["e0/x", "e1/x"]
 
 
 @pytest.mark.parametrize(
@@ -292,10 +273,7 @@ def test_words_names_and_a_small_table(report: Report, mapss: MAPSS) -> None:
         ({"estimates": TRUTH[None]}, r"must have shape \(S, T\).*\(1, 2, 8000\)"),
         ({"estimates": list(TRUTH[:, None])}, r"estimates\[0\] must be one mono signal"),
         ({"references": ["a.wav", TRUTH[0]]}, "mix files and arrays"),
-        (
-            {"estimates": TRUTH[:1], "references": TRUTH[:1]},
-            "at least two references are needed, got 1",
-        ),
+        ({"estimates": TRUTH[:1], "references": TRUTH[:1]}, "at least two references .*got 1"),
         ({"estimates": TRUTH[:1]}, "1 estimates for 2 references"),
         ({"estimates": [None, None]}, "estimates must hold at least one source"),
         ({"references": [TRUTH[0], None]}, "references must all be there"),
@@ -315,28 +293,3 @@ def test_words_names_and_a_small_table(report: Report, mapss: MAPSS) -> None:
 def test_refusals(mapss: MAPSS, given: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
         scored(mapss, **given)
-
-
-def test_sample_rate_of_files_is_refused(tmp_path: Path, mapss: MAPSS, plain: Report) -> None:
-    paths = write_all(tmp_path, TRUTH)
-    with pytest.raises(ValueError, match="Leave sample_rate out"):
-        scored(mapss, paths, paths, sample_rate=16_000)
-    assert ps_of(scored(mapss, MADE, paths, sample_rate=RATE)) == ps_of(plain)
-    with pytest.raises(TypeError, match="positional"):
-        evaluate(TRUTH, TRUTH)  # type: ignore[misc]
-
-
-def test_formats_need_libsndfile_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapss: MAPSS, plain: Report
-) -> None:
-    monkeypatch.setitem(sys.modules, "torchcodec", None)
-    monkeypatch.setenv("PATH", "")  # no ffmpeg
-
-    def written(kind: str, waves: Tensor) -> list[str]:
-        paths = [str(tmp_path / f"{kind}{end}") for end in ("1.ogg", "2.WAV")]
-        for path, wave in zip(paths, 0.5 * waves):
-            soundfile.write(path, wave.numpy(), RATE)
-        return paths
-
-    report = scored(mapss, written("estimates", MADE), written("references", TRUTH))
-    assert report.means()["ps"] == pytest.approx(plain.means()["ps"], abs=0.1)

@@ -12,28 +12,34 @@ from scipy import stats
 
 from torch_mapss.evaluation import significance
 
-# ------------------------------------------------------------------------------------ intervals
 
-
-def test_intervals_are_scipys_column_by_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.random.default_rng(1).gamma(2.0, size=(12, 3))
+@pytest.mark.parametrize("weighted", [False, True])
+def test_intervals_are_scipys_column_by_column(
+    weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(1)
+    values, weights = rng.gamma(2.0, size=(12, 3)), rng.uniform(0.5, 3.0, 12)
+    weights = weights if weighted else np.ones(12)
     values[2:4, 2] = np.nan  # left out
-    how = significance.Bootstrap(draws=2000, seed=5)
-    found = significance.mean_intervals(values, how=how)
+    how = significance.Bootstrap(draws=1000, seed=2)
+    found = significance.mean_intervals(values, weights, how)
     np.testing.assert_array_equal(found.n, [12, 12, 10])
     for k in range(3):
-        own = values[np.isfinite(values[:, k]), k]
-        plain = stats.bootstrap(
-            (own,), np.mean, n_resamples=2000, random_state=np.random.default_rng(5)
-        ).confidence_interval
-        assert found.mean[k] == pytest.approx(own.mean(), rel=1e-12)
-        assert (found.low[k], found.high[k]) == pytest.approx(plain, rel=1e-9)
+        defined = np.isfinite(values[:, k])
+        x, w = values[defined, k], weights[defined]
+
+        def mean(drawn: np.ndarray, x: np.ndarray = x, w: np.ndarray = w) -> float:
+            return float(np.average(x[drawn], weights=w[drawn]))
+
+        options = {"n_resamples": 1000, "random_state": np.random.default_rng(2)}
+        plain = stats.bootstrap((np.arange(len(x)),), mean, vectorized=False, **options)
+        assert found.mean[k] == pytest.approx(mean(np.arange(len(x))), rel=1e-12)
+        ends = found.low[k], found.high[k]
+        assert ends == pytest.approx(tuple(plain.confidence_interval), rel=1e-9)
     monkeypatch.setattr(significance, "_BLOCK", 7 * 12)  # blocks of draws change nothing
-    blocks = significance.mean_intervals(values, how=how)
-    alike = significance.mean_intervals(values, np.full(12, 2.5), how)
-    for one, *others in zip(found, blocks, alike):
-        for other in others:
-            np.testing.assert_allclose(one, other, rtol=1e-9)
+    blocks = significance.mean_intervals(values, 2.5 * weights, how)
+    for one, other in zip(found, blocks):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
 def test_intervals_depend_on_no_rounding() -> None:
@@ -45,26 +51,6 @@ def test_intervals_depend_on_no_rounding() -> None:
         beside = significance.mean_intervals(np.column_stack([scale * x, np.sqrt(x)]))
         for found in (alone, beside):
             np.testing.assert_allclose([found.low[0], found.high[0]], scale * np.ravel(exact[2:]))
-
-
-def test_weights_are_those_of_a_weighted_mean() -> None:
-    rng = np.random.default_rng(3)
-    values, weights = rng.normal(size=(15, 1)), rng.uniform(0.5, 3.0, size=15)
-    found = significance.mean_intervals(values, weights, significance.Bootstrap(draws=1000, seed=2))
-
-    def mean(drawn: np.ndarray) -> float:
-        return float(np.average(values[drawn, 0], weights=weights[drawn]))
-
-    plain = stats.bootstrap(
-        (np.arange(15),),
-        mean,
-        vectorized=False,
-        n_resamples=1000,
-        random_state=np.random.default_rng(2),
-    ).confidence_interval
-    assert found.mean[0] == pytest.approx(mean(np.arange(15)), rel=1e-12)
-    assert (found.low[0], found.high[0]) == pytest.approx((plain.low, plain.high), rel=1e-9)
-    assert found.mean[0] != pytest.approx(values.mean(), rel=1e-3)
 
 
 def test_constant_columns_and_small_sets() -> None:
@@ -91,9 +77,6 @@ def test_coverage_is_what_the_docstring_says() -> None:
             found = significance.mean_intervals(rng.normal(size=(count, 1)), how=how)
             held += int(found.low[0] <= 0.0 <= found.high[0])
         assert low <= held / 1000 <= high
-
-
-# ---------------------------------------------------------------------------------- paired tests
 
 
 def by_enumeration(differences: np.ndarray) -> float:
@@ -131,13 +114,12 @@ def test_p_with_ties_beyond_enumeration_and_at_large_n() -> None:
 
 def test_counts_and_effect_by_hand() -> None:
     # Ranks of |d|: 1 -> 1, 2 -> 2, 3 -> 3.5 twice; positive 1 + 3.5 + 3.5 = 8, negative 2.
-    found = significance.paired_test(np.array([1.0, -2.0, 3.0, 3.0]))
+    differences = np.array([1.0, -2.0, 3.0, 3.0])
+    found, other = map(significance.paired_test, (differences, -differences))
     assert found[:3] == (3, 0, 1)
-    assert found.effect == pytest.approx((8.0 - 2.0) / 10.0)
+    assert found.effect == -other.effect == pytest.approx((8.0 - 2.0) / 10.0)
+    assert found.p_wilcoxon == other.p_wilcoxon
     assert significance.paired_test(np.zeros(4)) == (0, 4, 0, 1.0, 0.0, 1.0)
-    other = significance.paired_test(-np.array([1.0, -2.0, 3.0, 3.0]))
-    assert other.effect == -found.effect
-    assert other.p_wilcoxon == found.p_wilcoxon
 
 
 def test_differences_equal_but_for_rounding_are_tied() -> None:
@@ -163,9 +145,6 @@ def test_ties_are_merged_and_others_kept() -> None:
     assert significance.merge_ties(np.empty(0)).shape == (0,)
     distinct = np.random.default_rng(0).normal(size=50)
     np.testing.assert_array_equal(significance.merge_ties(distinct), distinct)
-
-
-# ------------------------------------------------------------------------------------------ Holm
 
 
 def test_holm_by_hand() -> None:
@@ -209,9 +188,6 @@ def test_chance_of_any_rejection_holds_without_pairs_that_cannot_reject() -> Non
         )
         wrong += bool((adjusted <= 0.05).any())
     assert wrong / 150 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 150)
-
-
-# --------------------------------------------------------------------------------------- letters
 
 
 @given(st.integers(0, 8), st.integers(0, 2**28 - 1))

@@ -97,6 +97,9 @@ class Bootstrap(NamedTuple):
     seed: int = 0  # equal seeds give equal intervals
 
 
+_USUAL = Bootstrap()
+
+
 def bca(
     statistic: Callable[[Array], Array],
     units: int,
@@ -156,7 +159,7 @@ def bca(
 def mean_intervals(
     values: Array,
     weights: Array | None = None,
-    how: Bootstrap = Bootstrap(),  # noqa: B008
+    how: Bootstrap = _USUAL,
     scale: Array | float = 0.0,
 ) -> Intervals:
     r"""Means over mixtures with BCa bootstrap intervals.
