@@ -14,11 +14,6 @@ from .mel import MelEncoder
 from .transformer import Source, checked_device, described, load_transformer
 from .waveform import WaveformEncoder
 
-
-def _whisper(name: str) -> EncoderRow:
-    return EncoderRow(name, f"openai/{name}", 16_000, 1, maximum_samples=480_000)
-
-
 _TABLE = (
     EncoderRow("wav2vec2-large", "facebook/wav2vec2-large-lv60", 16_000, 2),
     EncoderRow("wav2vec2-base", "facebook/wav2vec2-base", 16_000, 2),
@@ -28,10 +23,10 @@ _TABLE = (
     EncoderRow("hubert-large", "facebook/hubert-large-ll60k", 16_000, 3),
     EncoderRow("hubert-base", "facebook/hubert-base-ls960", 16_000, 2),
     EncoderRow("mert", "m-a-p/MERT-v1-95M", 24_000, 3),
-    _whisper("whisper-tiny"),
-    _whisper("whisper-tiny.en"),
-    _whisper("whisper-base"),
-    _whisper("whisper-base.en"),
+    *(
+        EncoderRow(name, f"openai/{name}", 16_000, 1, maximum_samples=480_000)
+        for name in ("whisper-tiny", "whisper-tiny.en", "whisper-base", "whisper-base.en")
+    ),
     EncoderRow("waveform", None, 16_000, None),
     EncoderRow("mel", None, 16_000, None),
     EncoderRow("mel-44k", None, 44_100, None, hop=882, receptive_field=1102),

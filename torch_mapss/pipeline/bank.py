@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torch_mapss.core.checks import differing
 from torch_mapss.core.points import Points
@@ -144,15 +144,9 @@ class ReferenceBank:
     @property
     def nbytes(self) -> int:
         """Bytes its tensors keep alive, each storage counted once."""
-        storages: dict[int, int] = {}
-
-        def note(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        self._mapped(note)
-        return sum(storages.values())
+        tensors = (x for x in tree_leaves(self.groups) if isinstance(x, Tensor))
+        storages = (tensor.untyped_storage() for tensor in tensors)
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     @property
     def device(self) -> torch.device:

@@ -409,16 +409,3 @@ def digest(values: Any) -> str:
     """A short name of plain values."""
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def checked_segment(segment: Any) -> float | str | None:
-    """Seconds of a segment, "auto", or None.
-
-    Raises:
-        TypeError: something else.
-        ValueError: too short.
-    """
-    if segment is None or segment == "auto":
-        return segment  # type: ignore[no-any-return]
-    why = "Every segment is distorted with several seconds before and after it."
-    return checks.check_real(segment, "segment", "[1, inf)", why)

@@ -65,6 +65,12 @@ class Call(NamedTuple):
         """Whether a graph is recorded."""
         return self.estimates.waves.requires_grad and torch.is_grad_enabled()
 
+    def signs(self, number: int) -> Tensor:
+        """(b, S', 1) -1 for estimates of a length whose correlation with theirs is negative."""
+        own = devices.picked(self.prepared.groups[number].waves, 1, self.attributed)
+        products = self.estimates.clips[number].waves.detach() * own
+        return torch.where(products.sum(-1, keepdim=True) < 0.0, -1.0, 1.0)
+
     def pairs(self) -> Iterator[tuple[Clips, Tensor]]:
         """Of each length: estimates, and all references (b, S, T) at their rate."""
         if self.references is not None and self.bank is None:

@@ -20,7 +20,6 @@ from torch_mapss.pipeline.config import (
     Config,
     EncoderChoice,
     Grid,
-    checked_segment,
     distortion_banks,
     encoder_slots,
 )
@@ -144,6 +143,9 @@ class MAPSS(nn.Module):
         rate = fs if sample_rate is None else sample_rate
         if rate is not None:
             rate = audio.check_source_rate(rate, "sample_rate (fs)")
+        if segment not in (None, "auto"):
+            why = "Every segment is distorted with several seconds before and after it."
+            segment = checks.check_real(segment, "segment", "[1, inf)", why)
         #: All settings, as the functions of the pipeline take them.
         self.config = Config(
             encoders=encoder_slots(encoder, match_encoder, decomposition_encoder, loading),
@@ -156,7 +158,7 @@ class MAPSS(nn.Module):
             loudness=checks.check_real(loudness, "loudness", "[-70, 0]"),
             activity=checks.check_real(activity, "activity", "[0, 1)", "0.1 is the default."),
             check_finite=check_finite,
-            given_segment=checked_segment(segment),
+            given_segment=segment,
             memory=checked_memory(memory),
         )
 
@@ -231,7 +233,7 @@ class MAPSS(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> MAPSS:
         super()._apply(fn, recurse)
-        for slot in {id(slot): slot for slot in self.config.encoders.values()}.values():
+        for slot in set(self.config.encoders.values()):
             slot.move(fn)
         return self
 

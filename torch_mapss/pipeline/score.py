@@ -186,13 +186,11 @@ def embedded_estimates(
     call: Call, number: int, measures: Sequence[str], encoding: Encoding
 ) -> dict[str, Tensor]:
     """Estimates of a call that have the length of a group, embedded: by measure (b, S', F, M)."""
-    config, group = encoding.config, call.prepared.groups[number]
-    waves = call.estimates.clips[number].waves
+    config, waves = encoding.config, call.estimates.clips[number].waves
     waves = at_loudness(waves, config.grid.sample_rate, config.loudness)
-    if config.align_polarity:
-        own = devices.picked(group.waves, 1, call.attributed)
-        waves = waves * torch.where((waves.detach() * own).sum(-1, keepdim=True) < 0, -1.0, 1.0)
-    return encoding.by_measure(measures, waves)
+    return encoding.by_measure(
+        measures, waves * call.signs(number) if config.align_polarity else waves
+    )
 
 
 def scored_estimates(call: Call, block: Block, active: Tensor) -> Tensor:
@@ -296,14 +294,17 @@ def bleed(config: Config, call: Call) -> Tensor:
     than that, or more than -``FLOOR_DB``. Undefined where the own reference is silent throughout.
     """
     bank, waves = call.prepared, call.estimates.waves
-    found = waves.new_full((bank.batch, len(call.attributed), bank.frames), torch.nan)
-    found = found.to(torch.promote_types(found.dtype, torch.float32))
-    for clips, group in zip(call.estimates.clips, bank.groups):
-        places = devices.placed(group.items, waves.device)
-        values = _bleed_of_group(config, clips, group, call.attributed).to(found.dtype)
-        values = pad(values, (0, bank.frames - values.shape[-1]), value=torch.nan)
-        found = found.index_copy(0, places, values)
-    return found
+    items = [item for group in bank.groups for item in group.items]
+    parts = [
+        pad(
+            _bleed_of_group(config, clips, group, call.attributed),
+            (0, bank.frames - group.frames),
+            value=torch.nan,
+        )
+        for clips, group in zip(call.estimates.clips, bank.groups)
+    ]
+    found = devices.picked(torch.cat(parts), 0, [items.index(item) for item in range(bank.batch)])
+    return found.to(torch.promote_types(waves.dtype, torch.float32))
 
 
 def _bleed_of_group(config: Config, clips: Clips, group: Group, index: tuple[int, ...]) -> Tensor:

@@ -139,7 +139,9 @@ def spans(
     group, grid = calls[0].prepared.groups[number], config.grid
     encoding = Encoding(config, frames.device)
     given = [call.estimates.clips[number].waves[0].detach() for call in calls]
-    gains = [estimate_gains(config, x, group, call) for x, call in zip(given, calls)]
+    gains = [_gains(config, waves) for waves in given]
+    if config.align_polarity:
+        gains = [gain * call.signs(number)[0] for gain, call in zip(gains, calls)]
     edges = list(segments(group.frames, int(config.segment_frames)))
     budget = config.budget(frames.device)
     local = all(config.encoder_of(name).local for name in measures)
@@ -210,15 +212,6 @@ def cleaned(part: Encoded) -> tuple[Encoded, Tensor]:
         )
         part = zeroed._replace(mask=part.mask)
     return part, usable
-
-
-def estimate_gains(config: Config, waves: Tensor, group: Group, call: Call) -> Tensor:
-    """(S', 1) what brings estimates (S', T) to the level and, if asked for, the sign."""
-    gains = _gains(config, waves)
-    if config.align_polarity:
-        same = [(w * group.waves[0, i]).sum() for w, i in zip(waves, call.attributed)]
-        gains = gains * torch.where(torch.stack(same).unsqueeze(-1) < 0.0, -1.0, 1.0)
-    return gains
 
 
 def segments(frames: int, most: int) -> Iterator[tuple[int, int]]:
