@@ -68,6 +68,6 @@ class Counting(MelEncoder):
 
     waveforms = 0
 
-    def forward(self, waveform: Tensor) -> Tensor:
+    def forward(self, waveform: Tensor, memory: int | None = None) -> Tensor:
         self.waveforms += waveform[..., 0].numel()
-        return super().forward(waveform)
+        return super().forward(waveform, memory)

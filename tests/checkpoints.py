@@ -206,5 +206,5 @@ def check_gradient(
         difference = value(wave + step * direction) - value(wave - step * direction)
     slope = float((gradient * direction).sum())
     assert abs(float(difference) / (2 * step) - slope) < 1e-4 * abs(slope)
-    assert all(p.grad is None and not p.requires_grad for p in encoder.parameters())
+    assert all(p.grad is None and not p.requires_grad for p in encoder.model.parameters())
     return abs(slope)

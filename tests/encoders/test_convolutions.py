@@ -135,4 +135,4 @@ def test_loaded_encoders_have_them_whatever_is_set_around(tmp_path: Path, around
         torch.set_default_dtype(before)
     assert all(are_replaced(encoder.model.feature_extractor))
     assert torch.equal(torch.get_rng_state(), generator)
-    assert not any(p.requires_grad for p in encoder.parameters())
+    assert not any(p.requires_grad for p in encoder.model.parameters())

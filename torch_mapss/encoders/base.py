@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,8 +14,6 @@ from torch_mapss.core.checks import check_floating
 from torch_mapss.core.lengths import frame_count
 
 MEMORY_BUDGET = 2**30  # bytes of activations a chunk may take: 1 GiB
-# Bytes, see `Encoder.within`; no attribute of an encoder, which threads share.
-_LIMIT: ContextVar[float] = ContextVar("_LIMIT", default=math.inf)
 ABSURD = 1e30  # an embedding this large overflows float32 as soon as it is squared
 
 
@@ -109,12 +104,13 @@ class Encoder(nn.Module):
         """F, the frames that `samples` samples give; 0 when they are fewer than one frame."""
         return frame_count(samples, self.receptive_field, self.hop)
 
-    def forward(self, waveform: Tensor) -> Tensor:
+    def forward(self, waveform: Tensor, memory: int | None = None) -> Tensor:
         """Encode waveforms.
 
         Args:
             waveform: (..., T) floating point, at `sample_rate`, T of at least `receptive_field`
                 and at most `maximum_samples`.
+            memory: bytes of activations to aim at, if that is less than `memory_budget`.
 
         Returns:
             (..., F, M) features, F = `frame_count(T)`, in float32 or better.
@@ -127,7 +123,7 @@ class Encoder(nn.Module):
         self._check(waveform)
         with torch.autocast(waveform.device.type, enabled=False):
             flat = self._cast(waveform).reshape(-1, waveform.shape[-1])
-            embeddings = self._encode_in_chunks(flat)
+            embeddings = self._encode_in_chunks(flat, memory or self.memory_budget)
             embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         return embeddings.reshape(*waveform.shape[:-1], *embeddings.shape[-2:])
 
@@ -153,7 +149,7 @@ class Encoder(nn.Module):
         """To the dtype the encoder computes in; half precision is lifted to float32."""
         return waveform.to(self.dtype or torch.promote_types(waveform.dtype, torch.float32))
 
-    def _encode_in_chunks(self, flat: Tensor) -> Tensor:
+    def _encode_in_chunks(self, flat: Tensor, memory: int) -> Tensor:
         """(N, T) -> (N, F, M), a few items at a time when no graph is built or it is recomputed."""
         samples = flat.shape[-1]
         encode: Callable[[Tensor], Tensor] = self._encode_checked
@@ -166,8 +162,8 @@ class Encoder(nn.Module):
             encode = functools.partial(
                 recompute_in_backward, encode, use_reentrant=False, preserve_rng_state=False
             )
-        memory = min(self.memory_budget, _LIMIT.get())
-        fitting = max(1, int(memory // max(1, self._item_bytes(samples))))
+        memory = min(memory, self.memory_budget)
+        fitting = max(1, memory // max(1, self._item_bytes(samples)))
         found = [encode(chunk) for chunk in flat.split(fitting)]
         return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -196,15 +192,6 @@ class Encoder(nn.Module):
     def _item_bytes(self, samples: int) -> int:
         """Bytes of activations, at the peak, that one item of so many samples takes."""
         return 4 * samples
-
-    @contextmanager
-    def within(self, memory: int) -> Iterator[None]:
-        """For a while and in this thread, a chunk's activations take at most so many bytes."""
-        token = _LIMIT.set(min(_LIMIT.get(), memory))
-        try:
-            yield
-        finally:
-            _LIMIT.reset(token)
 
     def train(self, mode: bool = True) -> Encoder:
         """Does nothing: dropout, layer drop and masking have no place in a measure."""

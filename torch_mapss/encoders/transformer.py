@@ -53,13 +53,15 @@ class TransformerEncoder(Encoder):
     device. They are freed when the last of these encoders is gone. Moving an encoder to another
     device gives it the weights of that device and leaves the others alone; `half()` and its like
     change nothing, for precision is a setting (`dtype`). Copies share the weights; a pickle holds
-    the settings and reads the checkpoint again. `state_dict` is empty, for the same reason.
+    the settings and reads the checkpoint again. `state_dict` and `parameters` are empty, for the
+    same reason: the weights are those of `model`.
 
     Attributes:
         checkpoint: folder or hub id of the weights.
         device: of the weights.
         layers: transformer blocks of the full model.
         config: the settings of the full model, as transformers holds them.
+        model: the part of it that is used, with its weights.
     """
 
     settings = ("checkpoint", "layer", "dtype")
@@ -106,7 +108,11 @@ class TransformerEncoder(Encoder):
         self.device = torch.device(source.device)
         self.config = config
         self.layers = int(config.num_hidden_layers)
-        self.model = model
+        self._hold(model)
+
+    def _hold(self, model: Any) -> None:
+        # Not as a submodule: what is shared has no place in a state, and no parent thaws it.
+        object.__setattr__(self, "model", model)
 
     def _check(self, waveform: Tensor) -> None:
         if isinstance(waveform, Tensor) and waveform.device != self.device:
@@ -121,33 +127,16 @@ class TransformerEncoder(Encoder):
         # precision: normalisation, or the log-mel spectrum.
         return waveform.to(torch.promote_types(waveform.dtype, torch.float32))
 
-    def forward(self, waveform: Tensor) -> Tensor:
-        """As `Encoder.forward`."""
-        self.model.requires_grad_(False)  # a parent's requires_grad_() may have thawed them
-        return super().forward(waveform)
-
     def _apply(self, fn: Any, recurse: bool = True) -> TransformerEncoder:
         # Called by to(), cuda(), half(), …: only the device is taken over, see the class.
         device = fn(torch.empty(0, dtype=self.dtype, device=self.device)).device
         if device != self.device:
-            self.model = moved_weights(self.model, device)
+            self._hold(moved_weights(self.model, device))
             self.device = device
         return self
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Empty: weights come from the checkpoint and would only swell a training state."""
-        destination = kwargs.get("destination", args[0] if args else None)
-        return {} if destination is None else destination
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        # The counterpart of state_dict(): the shared weights are never overwritten, and a strict
-        # load misses nothing, whether or not the state was saved with them.
-        own = self.model.state_dict(prefix=f"{prefix}model.")
-        for name in [name for name in state_dict if name.startswith(prefix)]:
-            del state_dict[name]
-        state_dict.update(own)
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: a state that was saved with weights never overwrites the shared ones."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TransformerEncoder:
         memo[id(self)] = clone = type(self).__new__(type(self))

@@ -119,7 +119,8 @@ class EncoderSlot:
         """Where its weights are, or will be loaded to; the CPU if it has none."""
         if self._encoder is None:
             return torch.device(self.options.get("device", "cpu"))
-        tensors = (*self._encoder.parameters(), *self._encoder.buffers())
+        module = getattr(self._encoder, "model", self._encoder)
+        tensors = (*module.parameters(), *module.buffers())
         return tensors[0].device if tensors else torch.device("cpu")
 
     def move(self, change: Callable[[Tensor], Tensor]) -> None:

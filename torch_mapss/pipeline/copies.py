@@ -33,8 +33,7 @@ class Encoding:
 
     def __call__(self, encoder: Encoder, waves: Tensor, frames: Tensor | None = None) -> Tensor:
         """Waveforms (..., T) -> their ``frames`` (None: all) as (..., F, M), in bounded memory."""
-        with encoder.within(self.memory):
-            embeddings = encoder(waves)
+        embeddings = encoder(waves, self.memory)
         if embeddings.numel():
             self.made.append((is_usable(embeddings), broken(embeddings, encoder)))
         shared = self.config.grid.shared(embeddings, encoder)
