@@ -339,11 +339,6 @@ class Config:
         frames = self.segment * self.grid.sample_rate / self.grid.hop
         return frames if math.isinf(frames) else max(1, round(frames))
 
-    @property
-    def shortest(self) -> int:
-        """Samples, at the rate of the input, that give one frame."""
-        return -(-self.grid.receptive_field * self.sample_rate // self.grid.sample_rate)
-
     def encoder_of(self, measure: str) -> Encoder:
         """The encoder of a measure, loaded."""
         return self.encoders[str(MEASURES[measure].encoder)].encoder

@@ -312,7 +312,8 @@ def _true_lengths(
             f"lengths {true} differ from those the bank was prepared with, {bank.lengths}. Leave "
             "lengths out: the bank has them."
         )
-    least, rate, shortest = config.shortest, config.sample_rate, min(true)
+    grid, rate, shortest = config.grid, config.sample_rate, min(true)
+    least = -(-grid.receptive_field * rate // grid.sample_rate)  # samples of one frame
     if shortest < least:
         raise ValueError(
             f"references: mixture {true.index(shortest)} has {shortest} samples "
