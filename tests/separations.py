@@ -55,29 +55,21 @@ def write_all(folder: Path, waves: Tensor, names: Sequence[str] = ("a", "b", "c"
 
 def small_mapss(size: int = 5, **options: Any) -> MAPSS:
     """The embedded encoder with small banks: quick, and otherwise the real thing."""
-    banks = {
-        f"{kind}_bank": DistortionBank(kind, size=size)  # type: ignore[arg-type]
-        for kind in ("separation", "match")
-    }
-    return MAPSS("mel", **banks, **options)  # type: ignore[arg-type]
+    kinds = "separation", "match"
+    banks: dict[str, Any] = {f"{kind}_bank": DistortionBank(kind, size=size) for kind in kinds}
+    return MAPSS("mel", **banks, **options)
 
 
 def write_manifest(
-    folder: Path,
-    mixtures: int = 3,
-    systems: Sequence[str] = ("good", "bad"),
-    seconds: float = 0.3,
+    folder: Path, mixtures: int = 3, systems: Sequence[str] = ("good", "bad"), seconds: float = 0.3
 ) -> Path:
     """A test set of two sources with a manifest; systems leak more and more."""
     entries = []
     for k in range(mixtures):
         truth = sources(2, seconds, seed=k)
         write_all(folder / f"m{k}" / "truth", truth)
-        entry: dict[str, Any] = {
-            "mixture_id": f"m{k}",
-            "references": [f"m{k}/truth/{name}.wav" for name in "ab"],
-            "systems": {},
-        }
+        references = [f"m{k}/truth/{name}.wav" for name in "ab"]
+        entry: dict[str, Any] = {"mixture_id": f"m{k}", "references": references, "systems": {}}
         for place, system in enumerate(systems):
             write_all(folder / f"m{k}" / system, leaky(truth, 0.1 + 0.4 * place))
             entry["systems"][system] = [f"m{k}/{system}/{name}.wav" for name in "ab"]
@@ -125,20 +117,13 @@ def wild_results(folder: Path) -> Path:
         names = [f"m{k} #{n}.wav" for n in range(2)]
         for name, wave in zip(names, truth):
             write(folder / "truth" / name, wave)
-        systems = {}
+        entry: dict[str, Any] = {"mixture_id": f"m{k}", "sources": ["a & b", "<i>c</i>"]}
+        entry |= {"references": [f"truth/{name}" for name in names], "systems": {}}
         for place, (system, waves) in enumerate(made.items()):
             for name, wave in zip(names, waves):
                 write(folder / f"s{place}" / name, wave)
-            systems[system] = [f"s{place}/{name}" for name in names]
+            entry["systems"][system] = [f"s{place}/{name}" for name in names]
         write(folder / f"mix{k}.wav", truth.sum(0))
-        entries.append(
-            {
-                "mixture_id": f"m{k}",
-                "sources": ["a & b", "<i>c</i>"],
-                "references": [f"truth/{name}" for name in names],
-                "systems": systems,
-                "mixture": f"mix{k}.wav",
-            }
-        )
+        entries.append({**entry, "mixture": f"mix{k}.wav"})
     score_set(save_manifest(folder, entries), folder / "results")
     return folder / "results"

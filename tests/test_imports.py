@@ -6,6 +6,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,7 @@ def imports(module: str, *, late: bool) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            parts = home.split(".")[: len(home.split(".")) - node.level + 1] if node.level else []
-            source = ".".join([*parts, *([node.module] if node.module else [])])
+            source = resolve_name("." * node.level + (node.module or ""), home)
             below = (f"{source}.{alias.name}" for alias in node.names)
             found |= {name if name in MODULES else source for name in below}
     return (found & MODULES.keys()) - {module}

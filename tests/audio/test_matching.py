@@ -32,11 +32,8 @@ def test_lag_is_where_the_correlation_is_largest(samples: int, delay: int) -> No
     found = estimate_lag(-estimate, reference, 500)  # an inverted estimate is as late
     assert int(found.samples) == delay
     if samples < 1000:
-        lag, size = lag_by_numpy(estimate, reference, 500)
-        assert (int(found.samples), float(found.correlation)) == (
-            lag,
-            pytest.approx(size, abs=1e-9),
-        )
+        expected = lag_by_numpy(estimate, reference, 500)
+        assert (int(found.samples), float(found.correlation)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_lags_of_a_batch_are_those_of_its_rows() -> None:
@@ -66,13 +63,10 @@ def test_shift_moves_and_fills_with_zeros() -> None:
         shift(wave, 1.5)  # type: ignore[arg-type]
 
 
-def test_shapes_of_a_lag_are_checked() -> None:
+def test_shapes_of_a_lag_and_what_holds_no_sound() -> None:
     with pytest.raises(ValueError, match="one shape"):
         estimate_lag(noise(2, 100), noise(3, 100), 10)
     with pytest.raises(ValueError, match="at least 0"):
         estimate_lag(noise(100), noise(100), -1)
-
-
-def test_what_holds_no_sound() -> None:
     waves = torch.stack([torch.zeros(50), torch.full((50,), 0.3), 1e-9 * noise(50)])
     assert is_constant(waves).tolist() == [True, True, False]

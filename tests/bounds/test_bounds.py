@@ -56,9 +56,8 @@ def test_agrees_with_the_oracle(case: str, convention: str, measure: str) -> Non
     expected = theirs(*points, confidence=0.9, convention=convention)
     found = ours(*_frame(case), confidence=0.9, convention=convention)
     for name in ("radius", "tail", "total"):
-        np.testing.assert_allclose(
-            getattr(found, name).numpy(), getattr(expected, name), rtol=1e-8, atol=1e-14
-        )
+        wanted = getattr(expected, name)
+        np.testing.assert_allclose(getattr(found, name), wanted, rtol=1e-8, atol=1e-14)
 
 
 @pytest.mark.parametrize("case", released.CASES)
@@ -81,33 +80,26 @@ def test_batch_with_absent_points_agrees_with_the_oracle(convention: str, measur
     mask = torch.ones(2, 3, 3, 14, dtype=torch.bool)
     mask[0, 0, 1, 3:6] = mask[1, 1, :, 10:] = False
     attributed = (2, 0)
-    found = ours(
-        outputs[..., attributed, :], references, distortions, attributed=attributed,
-        active=active, mask=mask, energy=0.9, convention=convention,
-    )  # fmt: skip
-    for frame in itertools.product(range(2), range(3)):
-        expected = theirs(
-            *(x[frame].numpy() for x in (outputs[..., attributed, :], references, distortions)),
-            attributed=attributed, active=active[frame].numpy(), mask=mask[frame].numpy(),
-            energy=0.9, convention=convention,
-        )  # fmt: skip
+    points = outputs[..., attributed, :], references, distortions
+    options = {"attributed": attributed, "energy": 0.9, "convention": convention}
+    found = ours(*points, active=active, mask=mask, **options)
+    for frame in np.ndindex(2, 3):
+        *arrays, on, there = (x[frame].numpy() for x in (*points, active, mask))
+        expected = theirs(*arrays, active=on, mask=there, **options)
         for name in ("radius", "tail"):
-            np.testing.assert_allclose(
-                getattr(found, name)[frame].numpy(),
-                np.nan_to_num(getattr(expected, name)),  # undefined is 0 here
-                rtol=1e-7, atol=1e-13,
-            )  # fmt: skip
+            wanted = np.nan_to_num(getattr(expected, name))  # undefined is 0 here
+            got = getattr(found, name)[frame].numpy()
+            np.testing.assert_allclose(got, wanted, rtol=1e-7, atol=1e-13)
 
 
 def test_constants_enter_as_in_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     points = released.embeddings(released.CASES["trio"])
     monkeypatch.setattr(oracle_bounds, "FLOOR", 0.2)
     monkeypatch.setattr(oracle_bounds, "EFFECTIVE", 0.5)
+    settings = {"floor": 0.2, "n_eff": 0.5}
     for convention in CONVENTIONS:
         expected = oracle_bounds.separation_bounds(*points, convention=convention)
-        found = frames.separation_bounds(
-            *_frame("trio"), convention=convention, floor=0.2, n_eff=0.5
-        )
+        found = frames.separation_bounds(*_frame("trio"), convention=convention, **settings)
         np.testing.assert_allclose(found.tail.numpy(), expected.tail, rtol=1e-8)
     frame = oracle.embed_frame(*points)
     assert frame is not None
@@ -119,9 +111,7 @@ def test_constants_enter_as_in_the_oracle(monkeypatch: pytest.MonkeyPatch) -> No
         ]
         joined = math.sqrt(sum(errors)) if convention == "paper" else math.hypot(*errors)
         a, b = own.distance, foreign.distance
-        found = frames.separation_bounds(
-            *_frame("trio"), convention=convention, c=3.0, floor=0.2, n_eff=0.5
-        )
+        found = frames.separation_bounds(*_frame("trio"), convention=convention, c=3.0, **settings)
         assert found.tail[0].item() == pytest.approx(math.hypot(a, b) / (a + b) ** 2 * joined)
 
 
@@ -249,10 +239,8 @@ def test_tails_widen_with_the_confidence(measure: str, tail: str) -> None:
     ours, _ = MEASURES[measure]
     points = clouds(5, distortions=16, spread=0.8, seed=10)
     for convention in CONVENTIONS:
-        narrow, wide = (
-            ours(*points, confidence=c, convention=convention, tail=tail, draws=50)
-            for c in (0.5, 0.99)
-        )
+        options = {"convention": convention, "tail": tail, "draws": 50}
+        narrow, wide = (ours(*points, confidence=c, **options) for c in (0.5, 0.99))
         torch.testing.assert_close(wide.radius, narrow.radius, rtol=0, atol=0)
         assert bool((wide.tail >= narrow.tail).all())
         if measure == "ps":

@@ -26,9 +26,8 @@ each_measure = pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURE
 
 def scene(*lead: int, sources: int = 2, distortions: int = 7, features: int = 6, seed: int = 0):
     """Outputs with leakage and noise, references, distortions and sums of the others."""
-    _, references, distorted = clouds(
-        *lead, sources=sources, distortions=distortions, features=features, seed=seed
-    )
+    sizes = {"sources": sources, "distortions": distortions, "features": features}
+    _, references, distorted = clouds(*lead, **sizes, seed=seed)
     g = torch.Generator().manual_seed(seed + 100)
 
     def normal(*shape: int) -> Tensor:
@@ -268,10 +267,7 @@ def move(place: str, y: Tensor, r: Tensor, d: Tensor) -> None:
 @pytest.mark.parametrize("sources", [2, 3])
 @pytest.mark.parametrize("place", ["own", "other", "mean", "far", "coincident", "simplex"])
 def test_gradients_are_finite_at_special_places(place, sources):
-    members = 4
-    y, r, d, others = scene(
-        2, sources=sources, distortions=members, features=sources * (members + 2)
-    )
+    y, r, d, others = scene(2, sources=sources, distortions=4, features=sources * 6)
     move(place, y, r, d)
     leaves = [x.requires_grad_() for x in (y, r, d, others)]
     value = weighted()(*leaves)
@@ -328,8 +324,7 @@ def test_half_width_against_members_taken_out_of_the_kernel():
 
     values = np.array([scores(3 + k) for k in range(12)]).reshape(2, 6, 2)
     variances = (5 / 6) * ((values - values.mean(1, keepdims=True)) ** 2).sum(1)
-    found = F.decomposition_bounds(
-        *(torch.from_numpy(x) for x in (y[:1], r, d)), attributed=(0,), confidence=0.95
-    )
+    given = map(torch.from_numpy, (y[:1], r, d))
+    found = F.decomposition_bounds(*given, attributed=(0,), confidence=0.95)
     for bounds, expected in zip(found, 1.959963984540054 * np.sqrt(variances).sum(0)):
         assert float(bounds.tail) == pytest.approx(expected, abs=1e-9)

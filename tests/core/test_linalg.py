@@ -19,9 +19,8 @@ def three_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def symmetric(frames: int, size: int = 9) -> Tensor:
-    x = torch.randn(
-        frames, size, size, generator=torch.Generator().manual_seed(frames), dtype=torch.float64
-    )
+    generator = torch.Generator().manual_seed(frames)
+    x = torch.randn(frames, size, size, generator=generator, dtype=torch.float64)
     return x + x.mT
 
 

@@ -16,9 +16,8 @@ GOLDEN = golden(64)
 
 
 def _frame(seed: int = 0, sources: int = 2, distortions: int = 9, features: int = 6):
-    return released.embeddings(
-        released.Case(seed, sources, distortions, features, 1.0, 0.4, 0.5, 0.1)
-    )
+    case = released.Case(seed, sources, distortions, features, 1.0, 0.4, 0.5, 0.1)
+    return released.embeddings(case)
 
 
 @pytest.mark.parametrize("case", released.CASES)

@@ -51,10 +51,7 @@ def expected_normals(seed: int, start: int, length: int) -> list[float]:
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
 def test_words_are_the_published_ones(counter: str, key: str, answer: str) -> None:
     assert scrambled(words(counter), words(key)) == words(answer)  # the oracle itself
-    found = noise.scramble(
-        [torch.tensor([word]) for word in words(counter)],
-        [torch.tensor([word]) for word in words(key)],
-    )
+    found = noise.scramble(*([torch.tensor([w]) for w in words(text)] for text in (counter, key)))
     assert [int(word) for word in found] == words(answer)
 
 

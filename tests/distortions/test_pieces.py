@@ -55,15 +55,9 @@ def test_a_piece_of_every_family(first: int, last: int, waves: Tensor) -> None:
     found = errors(DistortionBank("match", size=15), waves[:1], first, last)
     # At the ends of a file its own filters wrap round a little, after 0.2 s of silence.
     assert max(found.values()) < (3e-6 if first == FIRST else 5e-5), found
-
-
-def test_pieces_in_float32(waves: Tensor) -> None:
-    # A gate opens at a threshold, which rounding can cross.
-    bank = DistortionBank("match", without=("gate",), size=24)
-    single = waves[:1].float()
-    expected = bank(single, RATE).waveforms[..., FIRST:LAST]
-    error = (used_copies(bank, single, FIRST, LAST) - expected).square().mean(-1).sqrt()
-    assert (error / single.square().mean(-1, keepdim=True).sqrt()).max() < 1e-5
+    if first == FIRST:  # in float32; a gate opens at a threshold, which rounding can cross
+        bank = DistortionBank("match", without=("gate",), size=24)
+        assert max(errors(bank, waves[:1].float(), first, last).values()) < 1e-5
 
 
 def test_what_the_whole_is_asked_for_is_found_in_pieces_as_well(
@@ -100,6 +94,5 @@ def test_pieces_are_refused_where_they_cannot_be_like_the_whole(waves: Tensor) -
     stated = Distortion("mine", "own", halve, {"factor": 0.5}, reach=(0.0, 0.0))
     bank = DistortionBank(only=("echo",), extra=(stated,))
     assert bank.reach(RATE) == pytest.approx((0.04, 0.02))
-    torch.testing.assert_close(
-        used_copies(bank, waves, FIRST, LAST)[:, -1], 0.5 * waves[:, FIRST:LAST]
-    )
+    found = used_copies(bank, waves, FIRST, LAST)[:, -1]
+    torch.testing.assert_close(found, 0.5 * waves[:, FIRST:LAST])

@@ -544,21 +544,16 @@ def test_only_metrics_of_equal_settings_are_merged():
     assert found["one"] == PerceptualSeparation(one)(preds, target)
     assert found["two"] == PerceptualSeparation(two)(preds, target)
 
-    kept = {
-        "each": PerceptualSeparation(one, keep_items=True),
-        "none": PerceptualSeparation(one, reduction="none"),
-    }
+    each, none = ({"keep_items": True}, {"reduction": "none"})
+    kept = {"each": PerceptualSeparation(one, **each), "none": PerceptualSeparation(one, **none)}
     metrics = MetricCollection(kept)
     metrics.update(preds[..., :800], target[..., :800])  # a single frame each
     metrics.update(preds, target)
     assert metrics["each"].item_scores().shape == (4, 2)
     assert metrics.compute()["none"].shape == (4, 2, 9)
 
-    alike = {
-        "mean": PerceptualSeparation(one),
-        "each": PerceptualSeparation(one, reduction="source"),
-    }
-    metrics = MetricCollection(alike)
+    each = PerceptualSeparation(one, reduction="source")
+    metrics = MetricCollection({"mean": PerceptualSeparation(one), "each": each})
     metrics.update(preds, target)
     assert list(metrics.compute_groups.values()) == [["each", "mean"]]
     metrics.update(*pair(2, seed=3))
@@ -572,24 +567,21 @@ def test_permutation_invariant_training(function):
     preds = target + 0.1 * target.roll(1, 1)
     swapped = torch.stack([preds[0].flip(0), preds[1], preds[2].flip(0)])
     options = {"log": True} if function is perceptual_match else {}
-    values = []
+    values, whole = [], {"mode": "permutation-wise"}
     for scorer in (mapss, other):  # options are honoured
         bound = functools.partial(function, mapss=scorer, **options)
-        value, order = permutation_invariant_training(
-            swapped, target, bound, mode="permutation-wise"
-        )
+        value, order = permutation_invariant_training(swapped, target, bound, **whole)
         assert order.tolist() == [[1, 0], [0, 1], [1, 0]]
         expected = function(preds, target, scorer, **options)
         # log PM lies in the millions here: float32 waveforms in another order of a batch move it.
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
-        metric = PermutationInvariantTraining(bound, mode="permutation-wise")
+        metric = PermutationInvariantTraining(bound, **whole)
         torch.testing.assert_close(metric(swapped, target), value.mean())
         values.append(value)
     assert not torch.equal(*values)
     if RequirementCache("torchmetrics>=1.8"):  # older ones drop keywords in this mode
-        keywords, _ = permutation_invariant_training(
-            swapped, target, function, mode="permutation-wise", mapss=mapss, **options
-        )
+        given = {**whole, "mapss": mapss, **options}
+        keywords, _ = permutation_invariant_training(swapped, target, function, **given)
         assert torch.equal(keywords, values[0])
     with pytest.raises(ValueError, match="mode='permutation-wise'"):
         permutation_invariant_training(preds, target, function, mode="speaker-wise", mapss=mapss)

@@ -19,11 +19,8 @@ NAN = math.nan
 
 def run(trigger: FrameTrigger, levels, measure: str = "ps") -> list[int]:
     """Epochs (from 1) at which a trigger fires when all frames of an epoch score one level."""
-    return [
-        epoch
-        for epoch, level in enumerate(levels, 1)
-        if trigger.update({measure: [level] * 3}) is not None
-    ]
+    fired = [trigger.update({measure: [level] * 3}) is not None for level in levels]
+    return [epoch for epoch, yes in enumerate(fired, 1) if yes]
 
 
 def median(**options) -> FrameTrigger:

@@ -210,10 +210,8 @@ def wrapped(kind: str, reduction: str = "mean") -> nn.Module:
 @pytest.mark.parametrize("name", BATCHES)
 def test_two_processes_average_their_gradients(found, kind, name):
     assert found[0]["frozen"]
-    assert [name.removeprefix("module.") for name in found[0][kind, "state"]] == [
-        "net.bias",
-        "net.weight",
-    ]
+    names = [name.removeprefix("module.") for name in found[0][kind, "state"]]
+    assert names == ["net.bias", "net.weight"]
     alone = [gradients(Trained(), *batch(rank, BATCHES[name][rank])) for rank in (0, 1)]
     assert any(g.abs().max() > 1e-3 for g in alone[0])
     assert all(bool(g.abs().max() == 0.0) == (name == "one silent") for g in alone[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -100,9 +101,8 @@ def test_logged_metric_objects_are_the_mean_over_all_items(tmp_path):
     preds, target = pair(3)
     logger = pl.loggers.CSVLogger(tmp_path)
     stub.waveforms = 0
-    callback = CurriculumCallback(
-        FrameTrigger(Quantile("ps", 0.5, above=1.0), Fraction("pm", 0.5, above=1.0))
-    )
+    rules = Quantile("ps", 0.5, above=1.0), Fraction("pm", 0.5, above=1.0)
+    callback = CurriculumCallback(FrameTrigger(*rules))
     fit(Model(mapss), callback, data=loader(preds, target), logger=logger)
     # Two epochs and a sanity check of two items; the callback's scoring costs nothing. The first
     # batch of each, of two items, encodes references and estimates once more for the other measure.
@@ -128,11 +128,7 @@ def test_the_curriculum_fires_and_sets_the_stage():
     assert callback.trigger.epoch == 4
     assert [event.epoch for event in callback.events] == [2, 4]
     assert callback.stage == 2
-    assert [s for i, s in enumerate(model.stages) if i == 0 or s != model.stages[i - 1]] == [
-        0,
-        1,
-        2,
-    ]
+    assert [stage for stage, _ in itertools.groupby(model.stages)] == [0, 1, 2]
 
 
 def test_an_undefined_epoch_is_logged_and_ignored(tmp_path):
