@@ -247,21 +247,16 @@ def test_non_finite_embeddings_are_named(function, place, index, words, value):
 
 
 def test_non_finite_embeddings_of_absent_points_do_not_matter():
-    embeddings = spoiled(2, (0, 1, 4), math.nan)
     mask = torch.ones(2, 6, dtype=torch.bool)
     mask[1, 4] = False
-    assert torch.isfinite(both(*embeddings, mask=mask)).all()
-    embeddings = spoiled(1, (2, 1), math.nan)
+    assert torch.isfinite(both(*spoiled(2, (0, 1, 4), math.nan), mask=mask)).all()
     active = torch.tensor([[True, True], [True, True], [True, False]])
-    assert torch.isfinite(both(*embeddings, active=active)).all()
+    assert torch.isfinite(both(*spoiled(1, (2, 1), math.nan), active=active)).all()
 
 
-def call(outputs=None, references=None, distortions=None, **options):
-    given = list(clouds(3, distortions=6))
-    for place, value in enumerate((outputs, references, distortions)):
-        if value is not None:
-            given[place] = value
-    return F.perceptual_match(*given, **options)
+def call(**given):
+    names = "outputs", "references", "distortions"
+    return F.perceptual_match(**{**dict(zip(names, clouds(3, distortions=6))), **given})
 
 
 @pytest.mark.parametrize(

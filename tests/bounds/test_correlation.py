@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 
 from torch_mapss import functional as F
@@ -118,11 +119,12 @@ def test_utterance_input_out_of_range(call, match: str) -> None:
         call(_uniform(30) + 0.1)
 
 
+ROWS = st.tuples(st.integers(0, 4), st.integers(0, 4), st.floats(0.0, 1.5))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 4), st.integers(0, 4), st.floats(0.0, 1.5)), min_size=2, max_size=6
-    ),
+    st.lists(ROWS, min_size=2, max_size=6),
     st.just(0.0) | st.floats(1e-6, 1.0),  # squares of anything smaller vanish in the oracle
 )
 def test_correlations_and_bounds_agree_with_the_oracle(rows, extra: float) -> None:
@@ -276,8 +278,6 @@ def test_scenario_agrees_with_the_oracle() -> None:
 
 def test_the_printed_errors_of_a_correlation_agree_with_their_formulas() -> None:
     """[eq:pcc_bias], [eq:srcc_bias], [eq:srcc_hw] as the paper prints them, in NumPy alone."""
-    from scipy import stats
-
     x, m = _uniform(7, seed=1).numpy(), _uniform(7, seed=2).numpy()
     b, h = _uniform(7, seed=3, top=0.2).numpy(), _uniform(7, seed=4, top=0.3).numpy()
     given = [torch.from_numpy(v) for v in (x, b, h, m)]
@@ -303,8 +303,6 @@ def test_the_printed_errors_of_a_correlation_agree_with_their_formulas() -> None
 
 def test_ties_are_those_of_scipy() -> None:
     """Scores that are equal number for number share a rank; others, however close, do not."""
-    from scipy import stats
-
     m = torch.tensor([1.0, 2.0, 2.0, 3.0, 5.0]).double()
     for x in ([0.1, 0.1, 0.3, 0.3, 0.9], [0.1, 0.1 + 1e-16, 0.3, 0.3 + 1e-15, 0.0]):
         found = correlation.spearman(torch.tensor(x).double(), m)

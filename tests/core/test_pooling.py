@@ -30,14 +30,11 @@ def test_pesq_pooling_equals_a_loop(count):
         assert abs(float(found[index]) - expected) < 1e-12
 
 
-def test_means():
+def test_means_and_that_nothing_active_is_nan_and_takes_no_gradient():
     frames = torch.tensor([0.2, 0.4, 0.9], dtype=torch.float64)
     active = torch.tensor([True, True, False])
     assert abs(float(F.pool_match(frames, active)) - 0.3) < 1e-12
     assert abs(float(F.pool_match(frames.log(), active, log=True)) - math.log(0.08) / 2) < 1e-12
-
-
-def test_nothing_active_is_nan_and_takes_no_gradient():
     frames = torch.rand(2, 30, dtype=torch.float64, requires_grad=True)
     active = torch.ones(2, 30, dtype=torch.bool)
     active[1] = False
