@@ -26,7 +26,8 @@ LAYERS = (
     ("metrics", "evaluation"),
     ("training",),
 )
-SUBPACKAGES = [name for layer in LAYERS for name in layer]
+LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
+SUBPACKAGES = [*LEVEL]
 SHORTCUTS = {"curriculum", "lightning"}  # public paths into training
 OTHERS = {"", "__main__", "_lazy", *SHORTCUTS}
 
@@ -41,10 +42,6 @@ MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 def subpackage(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
-
-
-def level(name: str) -> int:
-    return next(i for i, layer in enumerate(LAYERS) if name in layer)
 
 
 def imports(module: str, *, late: bool) -> set[str]:
@@ -78,13 +75,10 @@ ON_IMPORT = {name: imports(name, late=False) for name in MODULES}
 
 
 def reachable(start: str, among: dict[str, set[str]]) -> set[str]:
-    seen: set[str] = set()
-    waiting = set(among[start])
+    seen, waiting = set[str](), set(among[start])
     while waiting:
-        here = waiting.pop()
-        if here not in seen:
-            seen.add(here)
-            waiting |= among[here]
+        seen |= waiting
+        waiting = set().union(*(among[here] for here in waiting)) - seen
     return seen
 
 
@@ -100,17 +94,14 @@ def test_imports_go_down(name: str) -> None:
                 there = subpackage(other)
                 assert there not in SHORTCUTS, f"{module} imports the shortcut {other}"
                 if there not in (name, *OTHERS):
-                    assert level(there) < level(name), f"{module} imports {other}, not below it"
+                    assert LEVEL[there] < LEVEL[name], f"{module} imports {other}, not below it"
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     """Late imports and those for type hints included; an ``__init__`` only collects names."""
-    inner = {
-        name: {other for other in found if MODULES[other].name != "__init__.py"}
-        for name, found in ALL.items()
-    }
-    circular = [name for name in MODULES if name in reachable(name, inner)]
-    assert not circular
+    collects = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+    inner = {name: found - collects for name, found in ALL.items()}
+    assert not [name for name in MODULES if name in reachable(name, inner)]
     assert not [name for name in MODULES if name in reachable(name, ON_IMPORT)]
 
 

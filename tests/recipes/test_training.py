@@ -11,7 +11,8 @@ import pytest
 import torch
 from recipe_scripts import recipe, voice, write
 
-from torch_mapss import MAPSS, DistortionBank, ReferenceBank
+from torch_mapss import MAPSS, DistortionBank, FrameTrigger, ReferenceBank
+from torch_mapss.curriculum import Quantile
 
 train, tune = recipe("train_separator"), recipe("finetune_convtasnet")
 
@@ -37,6 +38,10 @@ def call(speech: Path, out: Path, *more: str) -> list[str]:
     return ["--speech", str(speech), "--out", str(out), *small, *more]
 
 
+def logged(out: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((out / "log.csv").read_text("utf-8").splitlines()))
+
+
 @pytest.mark.slow
 def test_the_page_has_every_loss_and_every_measure(speech, tmp_path):
     text = train.main(call(speech, tmp_path, "--seeds", "0", "1", "2"))
@@ -56,8 +61,7 @@ def test_the_page_has_every_loss_and_every_measure(speech, tmp_path):
     assert str(speech) not in text
     assert (tmp_path / "training.md").read_text(encoding="utf-8") == text
     assert (tmp_path / "curves.png").stat().st_size > 1000
-    with open(tmp_path / "log.csv", newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
+    rows = logged(tmp_path)
     steps = {(row["loss"], row["step"]) for row in rows if row["train_loss"]}
     assert steps == {(loss, step) for loss in train.LOSSES for step in ("1", "2")}
     weights = [torch.load(tmp_path / f"{loss}-0.pt") for loss in ("si_sdr", "1-2")]
@@ -75,8 +79,6 @@ def test_quick_settings_and_defaults_in_the_help(speech, tmp_path, capsys):
 
 
 def test_the_interferer_rises_when_the_trigger_fires(speech, tmp_path, capsys, monkeypatch):
-    from torch_mapss.curriculum import FrameTrigger, Quantile
-
     easy = FrameTrigger(Quantile("ps", 0.5, above=0.0), patience=2)
     monkeypatch.setattr(train, "FrameTrigger", lambda *conditions, **options: easy)
     options = ["--losses", "si_sdr", "--curriculum", "--target", "low", "--steps", "4"]
@@ -85,14 +87,11 @@ def test_the_interferer_rises_when_the_trigger_fires(speech, tmp_path, capsys, m
     assert "interferer up to -9 dB: epoch 2, firing 1: 50 % quantile of PS is" in told.out
     assert "interferer up to -6 dB: epoch 4, firing 2" in told.out
     assert "interferer=-6 dB" in told.err
-    with open(tmp_path / "log.csv", newline="", encoding="utf-8") as stream:
-        levels = [row["interferer_level"] for row in csv.DictReader(stream)][1:]
+    levels = [row["interferer_level"] for row in logged(tmp_path)][1:]
     assert levels == ["-12.0", "-12.0", "-9.0", "-9.0"]
-
-
-def test_levels_stop_at_the_top():
+    monkeypatch.undo()
     curriculum = train.Curriculum(rising=True)
-    curriculum.lowest, curriculum.highest = -8.0, -2.0
+    curriculum.lowest, curriculum.highest = -8.0, -2.0  # levels stop at the top
     said = [curriculum.check({"ps": [0.9]}) for _ in range(6)]
     assert sum(reason is not None for reason in said) == 1
     assert (curriculum.lowest, curriculum.highest) == (-5.0, 0.0)

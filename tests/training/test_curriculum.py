@@ -143,6 +143,8 @@ def test_reads_the_active_frames_of_a_record_and_leaves_its_graph_alone():
 
 
 def test_every_field_counts_where_it_is_defined():
+    assert Quantile("log_pm", 0.5, above=-3.0).level == -3.0
+    assert median(patience=np.int64(2)).patience == 2
     there = torch.tensor([[[True, True, False, False]]])
     found = Scores(
         there,
@@ -222,12 +224,6 @@ def test_a_saved_trigger_goes_on_as_if_never_stopped(at):
 def test_what_makes_no_sense_is_refused(make, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make()
-
-
-def test_levels_of_measures_beyond_one():
-    Quantile("log_pm", 0.5, above=-3.0)
-    Quantile("bleed_db", 0.5, below=-20.0)
-    assert median(patience=np.int64(2)).patience == 2
 
 
 def test_a_refused_batch_leaves_nothing_behind():
