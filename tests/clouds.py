@@ -6,10 +6,10 @@ with the released implementation.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -17,18 +17,8 @@ from torch import Tensor
 
 HERE = Path(__file__).parent
 
-
-def _golden_cases() -> ModuleType:
-    path = HERE.parent / "benchmarks" / "golden_reference.py"
-    spec = importlib.util.spec_from_file_location("golden_reference", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-released = _golden_cases()
+sys.path.append(str(HERE.parent / "benchmarks"))
+released = importlib.import_module("golden_reference")
 
 
 def golden(bits: int) -> Mapping[str, np.ndarray]:

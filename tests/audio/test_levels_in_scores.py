@@ -37,11 +37,8 @@ def gradient(mapss: MAPSS, estimates: Tensor, references: Any) -> tuple[Tensor, 
 @pytest.mark.parametrize("silent", [0, 2])
 def test_a_silent_source_of_three_leaves_two(silent: int) -> None:
     # Noise depends on the index of a source, which changes when one before it is left out.
-    banks: dict[str, Any] = {
-        f"{kind}_bank": DistortionBank(kind, without=("noise",), size=6)
-        for kind in ("separation", "match")
-    }
-    mapss = small(**banks)
+    ps, pm = (DistortionBank(k, without=("noise",), size=6) for k in ("separation", "match"))
+    mapss = small(separation_bank=ps, match_bank=pm)
     audible = [source for source in range(3) if source != silent]
     references, estimates = voices(1, 3), leaky(voices(1, 3))
     references[:, silent] = estimates[:, silent] = 0.0

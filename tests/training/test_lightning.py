@@ -20,15 +20,8 @@ from torchmetrics import MetricCollection
 
 pl = pytest.importorskip("lightning.pytorch")
 
-from torch_mapss import (  # noqa: E402
-    FrameTrigger,
-    PerceptualMatch,
-    PerceptualSeparation,
-)
-from torch_mapss.metrics import (  # noqa: E402
-    perceptual_match,
-    perceptual_separation,
-)
+from torch_mapss import FrameTrigger, PerceptualMatch, PerceptualSeparation  # noqa: E402
+from torch_mapss.metrics import perceptual_match, perceptual_separation  # noqa: E402
 from torch_mapss.training.curriculum import Fraction, Quantile  # noqa: E402
 from torch_mapss.training.lightning import CurriculumCallback  # noqa: E402
 
@@ -178,17 +171,16 @@ def test_what_is_missing_is_named(missing):
             with pytest.raises(TypeError, match=message):
                 CurriculumCallback(given, **options)
         return
-    if missing == "outputs":
-        model.validation_step = lambda batch, batch_idx: batch[0].mean()
-    if missing == "mapss":
-        model.mapss = None
-    if missing == "hook":
-        model.on_curriculum_stage = None
-    expected = {
-        "outputs": r"dictionary with 'preds' and 'target'.*got Tensor",
-        "mapss": r"Model\.mapss should be a torch_mapss\.MAPSS, got NoneType",
-        "hook": r"Model has no method on_curriculum_stage\(stage\)",
+    name, value, expected = {
+        "outputs": (
+            "validation_step",
+            lambda batch, batch_idx: batch[0].mean(),
+            "with 'preds' and 'tar",
+        ),
+        "mapss": ("mapss", None, r"Model\.mapss should be a torch_mapss\.MAPSS, got NoneType"),
+        "hook": ("on_curriculum_stage", None, r"Model has no method on_curriculum_stage\(stage\)"),
     }[missing]
+    setattr(model, name, value)
     with pytest.raises(TypeError, match=expected):
         fit(model, callback, 1)
     assert missing == "hook" or model.stages == [0]  # not an epoch has been trained
@@ -213,8 +205,7 @@ def test_recipe_logs_fires_and_resumes(tmp_path):
     log = tmp_path / "a/log/version_0/metrics.csv"
     for name in ("clearance", "fidelity", "ps", "pm", "log_pm"):
         low, high = (-math.inf, 0.0) if name == "log_pm" else (0.0, 1.0)
-        name = f"val/{name}"
-        values = column(log, name)
+        values = column(log, f"val/{name}")
         assert len(values) == 2
         assert all(low <= value <= high for value in values)
     assert column(log, "curriculum/stage") == [0.0, 1.0]
