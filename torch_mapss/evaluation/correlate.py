@@ -122,9 +122,8 @@ def scored_outputs(
                 f"{io.shown(path)!r} must have one row for each output of {io.shown(results)!r}: "
                 "mixture_id, system and source_index as in its scores.csv."
             )
-        for name in numbers:
-            new = other[name].reindex(found.index)
-            found[name] = new.fillna(found[name]) if name in found else new
+        new = other.reindex(found.index)
+        found[numbers] = new.fillna(found.reindex(columns=numbers))
     return found.reset_index(drop=True)
 
 
@@ -137,12 +136,7 @@ def _outputs(table: DataFrame) -> list[str]:
 def correlate_stimuli(
     joined: Stimuli, measures: Sequence[str] | None = None, options: Options | None = None
 ) -> Correlation:
-    """Correlations of stimuli that have their scores already.
-
-    Args:
-        joined: of :func:`torch_mapss.evaluation.ratings.join`.
-        measures: only these; all that any stimulus has by default, own ones first.
-        options: how.
+    """Correlations of stimuli that :func:`torch_mapss.evaluation.ratings.join` gave their scores.
 
     Raises:
         ValueError: a measure that no stimulus has.

@@ -84,11 +84,9 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
     """
     check_whole(count, "count", 1)
     scored = results.scores[results.scores["status"] == "ok"]
-    made, true = (
-        scored[role].map(lambda path: results.sha256.get(path, path))
-        for role in ("estimate", "reference")
-    )
-    scored = scored[made != true]
+    files = zip(scored["estimate"], scored["reference"])
+    same = [len({results.sha256.get(path, path) for path in pair}) == 1 for pair in files]
+    scored = scored[~np.array(same, dtype=bool)]
     if scored.empty:
         raise ValueError(
             "no estimate has scored frames, so there is nothing to listen to: see the column "
@@ -208,9 +206,8 @@ def _write_page(
         for own, (times, values) in zip(key[1:], curves):
             inside = (times >= start) & (times <= end)
             own |= {m: _pooled(m, values[m][inside]) for m in _KEY_MEASURES if m in own}
-    waves = audio.normalize_loudness(
-        sounds.cut(waves, rate, start, end), rate, _LOUDNESS, peak=math.inf
-    )
+    waves = sounds.cut(waves, rate, start, end)
+    waves = audio.normalize_loudness(waves, rate, _LOUDNESS, peak=math.inf)
     waves = waves / waves.abs().max().clamp(min=1.0)
     levels = audio.integrated_loudness(waves, rate).tolist()
     for row, wave, level in zip(key, waves, levels):

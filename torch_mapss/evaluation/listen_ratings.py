@@ -36,9 +36,6 @@ def read_ratings(paths: Sequence[str | os.PathLike[str]]) -> DataFrame:
     A listener is a ``session_uuid``; without that column, all columns of the participant's form
     together, and a condition of a page that comes again under them is another listener's.
 
-    Args:
-        paths: of the files.
-
     Returns:
         One row per rating: ``question``, ``page``, ``condition``, ``listener``, ``score``.
 
@@ -111,11 +108,7 @@ def mark_of(key: DataFrame) -> str:
 
 
 def rating_tables(ratings: DataFrame, key: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """Ratings per stimulus and per listener.
-
-    Args:
-        ratings: of :func:`read_ratings`.
-        key: of :func:`read_key`.
+    """What :func:`read_ratings` read, per stimulus and per listener, named by the key of the test.
 
     Returns:
         Tables of :data:`RATING_COLUMNS` and of :data:`LISTENER_COLUMNS`.

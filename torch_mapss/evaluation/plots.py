@@ -141,14 +141,7 @@ def plot_scores(
     scores: Mapping[str, Tensor],
     half_widths: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Scores in [0, 1] of one source over time.
-
-    Args:
-        ax: to draw on: time in seconds, scores from 0 to 1.
-        times: (F,) seconds.
-        scores: (F,) by measure, of one of :data:`AXES`; NaN leaves a gap.
-        half_widths: (F,) by measure, of bands around them.
-    """
+    """(F,) scores of one of :data:`AXES` over seconds, with bands around them; NaN leaves a gap."""
     x = times.detach().cpu().numpy()
     for name, values in scores.items():
         style = _STYLES[name in ("fidelity", "pm")]
@@ -206,22 +199,13 @@ def add_legend(figure: Figure) -> None:
 
 
 def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str) -> Figure:
-    """A box per system of its mixtures, with mean, interval and letters.
-
-    Args:
-        values: by measure, mixtures x systems.
-        ranking: of all measures, the columns of ``ranking.csv``.
-        measure: to draw.
-        percent: of the intervals, in words.
-    """
+    """A box per system of its mixtures, with mean, interval (of ``percent``) and letters."""
     rows = ranking[(ranking["measure"] == measure) & (ranking["n"] > 0)]
     names = [short_name(name, _LONGEST_NAME) for name in rows["system"]]
     positions = np.arange(len(names))
     figure = new_figure(2.0 + 0.85 * max(len(names), 2), 3.8)
     ax = figure.add_subplot()
-    lines: dict[str, Any] = {
-        key: {"color": "#777777"} for key in ("boxprops", "whiskerprops", "capprops")
-    }
+    lines: Any = {key: {"color": "#777777"} for key in ("boxprops", "whiskerprops", "capprops")}
     lines["medianprops"] = {"color": "#333333"}
     for position, system, group in zip(positions, rows["system"], rows["group"]):
         x = values[measure][system].dropna().to_numpy()

@@ -217,15 +217,12 @@ class Report:
         """The frame scores and their bounds, one row per source and frame."""
         import pandas
 
-        values = {**self.frames, **self.bounds}
         sources, frames = self.active.shape
-        columns: dict[str, Any] = {
-            "source": np.repeat(self.sources, frames),
-            "frame": np.tile(np.arange(frames), sources),
-            "time_s": self.times.repeat(sources),
-            "active": self.active.flatten(),
-        }
-        return pandas.DataFrame(columns | {name: x.flatten() for name, x in values.items()})
+        place = {"source": np.repeat(self.sources, frames)}
+        place |= {"frame": np.tile(np.arange(frames), sources)}
+        times = self.times.expand(sources, frames)
+        values = {"time_s": times, "active": self.active, **self.frames, **self.bounds}
+        return pandas.DataFrame(place | {name: x.flatten() for name, x in values.items()})
 
     def plot(
         self,
@@ -262,18 +259,8 @@ def plot_reports(
 ) -> Figure:
     """Separations of the same sources side by side, one column each, on common axes.
 
-    For every source its scores over time, above the spectrogram of its estimate.
-
-    Args:
-        reports: e.g. of several separators, on one mixture.
-        titles: of the columns.
-        figure: an empty figure to draw into.
-
-    Returns:
-        The figure.
-
-    Raises:
-        ImportError: matplotlib is missing.
+    For every source its scores over time, above the spectrogram of its estimate; drawn into an
+    empty ``figure`` if there is one.
     """
     sources, mixed = reports[0].sources, any(report.mixture is not None for report in reports)
     pairs = [names for names in plots.AXES if {*names} & {*reports[0].frames}]

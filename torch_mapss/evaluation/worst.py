@@ -182,12 +182,7 @@ def _bleeding(results: Results, segment: Row) -> str:
 def write_segments(
     results: Results, segments: DataFrame, folder: str | os.PathLike[str]
 ) -> tuple[str, ...]:
-    """Write segments, :data:`CONTEXT_S` around them, as WAV (32 bit float, unchanged level).
-
-    Args:
-        results: that they are of.
-        segments: of :func:`worst_segments`.
-        folder: made if need be.
+    """Write :func:`worst_segments`, with sound around them, as WAV (32 bit float, level unchanged).
 
     Returns:
         The files: estimate and reference of every segment, named by measure, rank and place.

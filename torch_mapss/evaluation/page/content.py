@@ -89,12 +89,7 @@ def write_page(
 
 
 def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any]:
-    """Everything on the page.
-
-    Args:
-        results: of :func:`~torch_mapss.evaluation.results.load_results`.
-        page: path of the file to be, which links are relative to.
-        embed_bytes: budget of sounds and their pictures.
+    """Everything on the page, whose path links are relative to.
 
     Raises:
         ValueError: frame scores are missing or damaged.

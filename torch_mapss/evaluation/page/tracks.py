@@ -47,14 +47,7 @@ class Tracks(NamedTuple):
 
 
 def make_tracks(paths: Sequence[str], segments: DataFrame, page: str, embed_bytes: int) -> Tracks:
-    """Read audio files and embed what fits.
-
-    Args:
-        paths: of all files, those to be embedded first at the beginning.
-        segments: of :func:`~torch_mapss.evaluation.worst.worst_segments`.
-        page: path of the page, which links are relative to.
-        embed_bytes: the budget.
-    """
+    """Read audio files and embed what fits, the first ones first; link them as from ``page``."""
     files: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
     embedded: dict[str, dict[str, str]] = {}
