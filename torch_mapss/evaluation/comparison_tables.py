@@ -54,8 +54,9 @@ class Scores:
             common = (one[both].groupby("mixture_id").mean() for one in (own, other))
             means = [mean.mask(self.unlike, one) for mean, one in zip(means, common)]
         difference = means[0] - means[1]
-        equal = significance.rounding(np.maximum(*map(abs, means)), np.float32)  # as scores are
-        return difference.mask(difference.abs() <= equal, 0.0)
+        size = np.maximum(means[0].abs(), means[1].abs())
+        equal = difference.abs() <= significance.rounding(size, np.float32)  # as scores are
+        return difference.mask(equal, 0.0)
 
     @cached_property
     def unlike(self) -> Series:
@@ -157,8 +158,8 @@ def _means(scores: Scores, bootstrap: Bootstrap) -> DataFrame:
             scale = max(largest[name] for name in (a, b) if name is not None)
             rows.append({"measure": measure, "system_a": a, "system_b": b, "scale": scale})
     table = DataFrame(rows)
-    values, weights, scale = np.column_stack(columns), scores.weights.to_numpy(), table["scale"]
-    found = significance.mean_intervals(values, weights, bootstrap, scale.to_numpy())
+    weights, scale = scores.weights.to_numpy(), table["scale"].to_numpy()
+    found = significance.mean_intervals(np.column_stack(columns), weights, bootstrap, scale)
     return table.assign(**found._asdict())
 
 

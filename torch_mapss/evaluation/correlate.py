@@ -162,15 +162,14 @@ def correlate_stimuli(
         own = own.assign(unit=unit, cluster=own["cluster"].factorize()[0])
         where = {"scenario": scenario, "question": question}
         for pooling in stats.POOLINGS:
-            here, between = _correlated(own, names, pooling, options)
             about = {**where, "pooling": pooling, "cluster": options.cluster}
-            rows += [about | row for row in here]
-            differences += [about | row for row in between]
+            for every, here in zip((rows, differences), _correlated(own, names, pooling, options)):
+                every += [about | row for row in here]
         units += [where | row for name in names for row in _units(own, name)]
-    tables = ((rows, COLUMNS), (differences, DIFFERENCES), (units, UNITS))
-    found = (DataFrame(content, columns=columns) for content, columns in tables)
+    table, between = DataFrame(rows, columns=COLUMNS), DataFrame(differences, columns=DIFFERENCES)
+    each = DataFrame(units, columns=UNITS)
     labels = {name: label(name, unit=False) if name in MEASURES else name for name in names}
-    return Correlation(*found, stimuli, labels, joined.notes, options)
+    return Correlation(table, between, each, stimuli, labels, joined.notes, options)
 
 
 def _correlated(
