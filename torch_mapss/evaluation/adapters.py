@@ -1,7 +1,7 @@
 """PS and PM in the manner of other toolkits: VERSA's setup and metric, museval's arrays.
 
-Each is a few lines over :func:`torch_mapss.evaluate`. Other toolkits give arrays without saying
-which axis is which; a shape that can be read in two ways is refused, with both readings.
+Other toolkits give arrays without saying which axis is which; a shape that can be read in two ways
+is refused, with both readings.
 
 Example:
     >>> import numpy as np
@@ -31,13 +31,7 @@ DEFAULT_ENCODER = "wav2vec2-large"
 def mapss_setup(encoder: str = DEFAULT_ENCODER, device: str | None = None, **options: Any) -> MAPSS:
     """What :func:`mapss_metric` scores with, to be made once: VERSA's ``…_setup``.
 
-    Args:
-        encoder: see :class:`torch_mapss.MAPSS`; ``"mel"`` needs no download.
-        device: the CPU if None.
-        options: of :class:`torch_mapss.MAPSS`.
-
-    Returns:
-        The scorer.
+    Options are those of :class:`torch_mapss.MAPSS`; ``"mel"`` needs no download.
     """
     return scorer_of({"encoder": encoder, **options}, device)
 
@@ -52,13 +46,11 @@ def mapss_metric(
         gt: (S, T) references, at least two: PS compares an estimate with all sources.
         fs: Hz of both.
         model: of :func:`mapss_setup`; made anew with the default encoder if None.
-        options: of :func:`torch_mapss.evaluate`, e.g. ``permute=True`` where the order of the
-            estimates is not known, ``attributed=(0,)`` to score one alone, ``trim=True``.
+        options: of :func:`torch_mapss.evaluate`, e.g. ``permute=True``, ``attributed=(0,)``.
 
     Returns:
-        For every score of :data:`~torch_mapss.evaluation.measures.COLUMNS` that is computed
-        (``clearance``, ``ps``, ...): ``mapss_NAME``, the mean over the estimates, and
-        ``mapss_NAME_src1``, ... in the order of ``pred``. NaN where no frame is scored.
+        Of every score that is computed (``clearance``, ``ps``, ...) ``mapss_NAME``, the mean over
+        the estimates, and ``mapss_NAME_src1``, ... in the order of ``pred``. NaN: no frame scored.
 
     Raises:
         ValueError: shapes that are no (S, T) or can be read as (T, S); and what
@@ -85,14 +77,10 @@ def evaluate_museval(
     By keyword alone, as museval's own order is references first.
 
     Args:
-        references: (sources, samples, channels), or (sources, samples) of mono signals.
-        estimates: the same, in the order of the references.
+        references, estimates: (sources, samples, channels), or (sources, samples) of mono signals,
+            in one order.
         rate: Hz of both.
-        mapss: to score with; else ``options`` say with which encoder.
-        options: of :func:`torch_mapss.evaluate`.
-
-    Returns:
-        A :class:`~torch_mapss.Report`, one row per source.
+        mapss, options: as of :func:`torch_mapss.evaluate`.
 
     Raises:
         ValueError: shapes that are none of these, or can be read with channels before samples;

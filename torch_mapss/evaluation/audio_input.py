@@ -44,7 +44,7 @@ class Clip(NamedTuple):
 def read_set(
     given: Any, kind: str, rate: int, sample_rate: int | None = None, each: bool = False
 ) -> tuple[Clip | None, ...]:
-    """Read estimates or references.
+    """Read estimates or references: one clip per source, None where none was given.
 
     Args:
         given: paths, or None in the place of a source that is not there; or an (S, T) array or
@@ -54,13 +54,8 @@ def read_set(
         sample_rate: of arrays, in Hz; ``rate`` if None. Files state their own.
         each: keep every channel of files; arrays may then be (S, C, T), or (C, T) in a list.
 
-    Returns:
-        One clip per source, None where none was given.
-
     Raises:
-        TypeError: neither paths nor audio.
-        ValueError: nothing there, shapes that are not those above, unreadable files.
-        FileNotFoundError: no such file.
+        TypeError, ValueError, FileNotFoundError: it is no audio of these shapes.
     """
     items = _listed(given, kind, 3 if each else 2)
     paths = [io.shown(item) for item in items if isinstance(item, str | os.PathLike)]
@@ -131,11 +126,7 @@ def _cancelled(channels: Tensor, mono: Tensor) -> float:
 
 
 def common_length(estimates: Sequence[Clip], references: Sequence[Clip], trim: bool) -> int:
-    """The number of samples that is scored.
-
-    Raises:
-        ValueError: lengths differ and ``trim`` is off. Names a file of each length.
-    """
+    """The number of samples that is scored; ValueError where lengths differ without ``trim``."""
     clips = [*references, *estimates]
     shortest, longest = (pick(clips, key=lambda clip: len(clip.wave)) for pick in (min, max))
     least, most = len(shortest.wave), len(longest.wave)
@@ -155,11 +146,7 @@ def common_length(estimates: Sequence[Clip], references: Sequence[Clip], trim: b
 
 
 def stack(clips: Sequence[Clip], samples: int, device: torch.device) -> Tensor:
-    """(C, S, T) waveforms of the first ``samples`` samples; C is 1 where channels are averaged.
-
-    Raises:
-        ValueError: each channel is scored and numbers of channels differ.
-    """
+    """(C, S, T) waveforms of the first ``samples`` samples; C is 1 where channels are averaged."""
     counts = {clip.label: len(clip.parts) for clip in clips}
     if len(set(counts.values())) > 1:
         raise ValueError(

@@ -72,16 +72,10 @@ def let_idle_threads_sleep() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
+    """Run a command, whose arguments are ``sys.argv[1:]`` by default.
 
-    What is asked for is done and written before anything is printed, so the exit code is that of
-    the work, whoever reads the output.
-
-    Args:
-        arguments: of the command line, ``sys.argv[1:]`` by default.
-
-    Returns:
-        The exit code. Wrong usage exits with 2 at once, as argparse does.
+    What is asked for is done and written before anything is printed, so the exit code, which it
+    returns, is that of the work, whoever reads the output. Wrong usage exits with 2 at once.
     """
     console.prepare()
     let_idle_threads_sleep()

@@ -45,11 +45,7 @@ def prepare() -> None:
 
 
 def say(text: str = "", end: str = "\n") -> None:
-    """Print ``text``; without effect once the reader has left.
-
-    Raises:
-        OutputError: the stream cannot be written to, as on a full disk.
-    """
+    """Print ``text``; without effect once the reader has left, an OutputError on a full disk."""
     try:
         print(text, end=end, flush=True)
     except OSError as error:

@@ -72,9 +72,8 @@ def read_folders(
         systems: template or folder of each system, by its name; its layout may be another one.
         sources: names of the sources to take, in this order; None: all, in the order of their
             names, but for those called mix or noisy, and for noise that no system estimates.
-        noisy: template or folder of the mixtures with noise; noise = noisy - clean becomes the
-            second reference of every mixture.
-        derived: folder that these noise files are written to.
+        noisy: template or folder of the mixtures with noise; noise = noisy - clean, written to the
+            folder ``derived``, becomes the second reference of every mixture.
 
     Returns:
         A :class:`Corpus`. Mixtures may have sources of their own; a system without any file for a
@@ -137,17 +136,10 @@ def read_folders(
 def _readings(
     given: str, whose: str, layouts: Sequence[str], known: Sequence[str] = (), only: str = _ONLY
 ) -> tuple[dict[str, DataFrame], str]:
-    """The files that match a template, or each of the layouts in a plain folder.
+    """The files that match a template, or each of the layouts in a plain folder, by layout.
 
-    Args:
-        given: template or folder.
-        whose: for messages.
-        layouts: templates without suffixes.
-        known: names that a source may have; any if empty.
-        only: the source of a template without ``{source}``.
-
-    Returns:
-        The files by layout, and the names of some, for messages.
+    And the names of some, for messages, as ``whose`` is. ``known``: names that a source may have,
+    any if empty; ``only``: the source of a template without ``{source}``.
     """
     root, template = given, _is_template(given)
     if template:
@@ -215,11 +207,7 @@ def _matching(
 
 
 def _read_references(given: str, names: Sequence[str], single: bool) -> tuple[DataFrame, str]:
-    """The files of the references, and the layout that was read.
-
-    Raises:
-        ManifestError: no file matches, or two layouts do.
-    """
+    """The files of the references, and the only layout that they can be read in."""
     one = single or _is_template(given)  # way to read them: no doubt
     layouts = ["{mixture}"] if single else _LAYOUTS
     readings, examples = _readings(given, "references", layouts, names if one else ())

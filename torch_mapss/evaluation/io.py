@@ -52,8 +52,8 @@ def native(text: str) -> str:
 def located(folder: str, path: str) -> str:
     """The path to open of one that is written in a manifest or in results.
 
-    Where there is no such file, but one under the other Unicode form of its name, or with slashes
-    for backslashes, it is that one.
+    If nothing is there, but something under the other Unicode form of the name or with slashes for
+    backslashes, it is that.
     """
     forms = (
         path,
@@ -65,10 +65,9 @@ def located(folder: str, path: str) -> str:
 
 
 def same_name(text: str) -> str:
-    """``text`` in the form in which names are compared, whatever program or system wrote them.
+    """``text`` in the form in which names are compared: "é" may be one character or two (macOS).
 
-    "é" may be one character or two (macOS names files so); both give the composed form. Compare
-    and join by it; open files and show names as they were given.
+    Compare and join by it; open files and show names as they were given.
 
     Example:
         >>> same_name("Cafe\\u0301") == same_name("Caf\\u00e9")
@@ -84,8 +83,7 @@ _LONGEST = 120  # bytes of a name; file systems take 255, with suffixes and temp
 def file_name(text: str) -> str:
     """``text`` as the name of a file or folder on every system; other texts give other names.
 
-    Letters, digits and a few signs stay. Where anything had to change, or the file system might
-    take another name for the same (upper and lower case), it ends with a hash of the text.
+    Where anything had to change, or case might not tell it from another, it ends with a hash.
 
     Example:
         >>> file_name("song 1"), file_name("a/b")
@@ -127,11 +125,7 @@ def numbered(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def make_folder(path: str | os.PathLike[str]) -> str:
-    """Create a folder with its parents.
-
-    Raises:
-        ValueError: it, or one of its parents, is a file, or it cannot be made or written to.
-    """
+    """Create a folder with its parents; ValueError where it cannot be written to."""
     path = os.fspath(path)
     try:
         os.makedirs(path, exist_ok=True)
@@ -167,11 +161,7 @@ class WriteError(OSError):
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Within, an error of the system's names the file.
-
-    Raises:
-        WriteError: in its place.
-    """
+    """Within, an error of the system's names the file: a :class:`WriteError`."""
     try:
         yield
     except OSError as error:
@@ -199,9 +189,6 @@ def write_with(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
     """Let ``write`` fill a temporary file beside ``path``, then move it there in one step.
 
     A reader, or a kill, finds the old file or the new one; of two writers, the last one's.
-
-    Raises:
-        WriteError: it cannot be written.
     """
     path = os.fspath(path)
     temporary = _temporary(path)
@@ -218,12 +205,7 @@ def write_with(path: str | os.PathLike[str], write: Callable[[str], object]) -> 
 
 @contextmanager
 def filled_at_once(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A folder to write to, whose content is moved to ``path`` at the end; on an error, none of it.
-
-    Raises:
-        ValueError: as :func:`make_folder`.
-        WriteError: the content cannot be moved.
-    """
+    """A folder to write to, whose content goes to ``path`` at the end; on an error, none of it."""
     path = make_folder(path)
     temporary = _temporary(os.path.join(path, "content"))
     try:
@@ -280,11 +262,7 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
-    """A JSON object of a results folder.
-
-    Raises:
-        ValueError: it cannot be read, or lacks one of the keys.
-    """
+    """A JSON object of a results folder, which must have these keys."""
     try:
         found = json.loads(Path(path).read_bytes())
         return {**found, **{key: found[key] for key in keys}}
@@ -367,18 +345,16 @@ def read_table(
     Args:
         path: of the file.
         required: columns that must be there.
-        numbers: columns that hold numbers: float64 in the result, NaN where blank or "nan".
-            Columns of the list that the file lacks are ignored; all others are text.
+        numbers: columns of float64, NaN where blank or "nan"; all others are text.
         content: what the file should be, for messages.
         text: in place of ``numbers``: the columns that hold none.
 
     Returns:
-        A DataFrame with one row per line, blank lines left out; its index ("line") is the number
-        of the row as a spreadsheet counts it, the header's being 1, for messages about values.
+        A row per line, blank lines left out; its index ("line") is the number of the row as a
+        spreadsheet counts it, the header's being 1, for messages about values.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: it cannot be read as such a table; names the file, the line and the cause.
+        FileNotFoundError, ValueError: it cannot be read so; names the file, line and cause.
     """
     import pandas
 

@@ -57,12 +57,6 @@ def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
     are relative to the manifest. ``"mixture": path`` and ``"sources": [name, …]``, one name per
     reference for tables and plots, may be added; further keys are ignored.
 
-    Args:
-        path: of the JSON file, UTF-8.
-
-    Returns:
-        The mixtures, in order.
-
     Raises:
         ManifestError: everything that is wrong with it, missing files included.
     """

@@ -47,11 +47,7 @@ class Request(NamedTuple):
 
 
 def checked_options(options: Mapping[str, Any], where: str = "options") -> dict[str, Any]:
-    """The options as a dictionary.
-
-    Raises:
-        TypeError: a name that is no option; says which one may be meant.
-    """
+    """The options as a dictionary; TypeError for a name that is none, with one that may be meant."""
     from torch_mapss.pipeline.mapss import MAPSS
 
     known = dict.fromkeys([*inspect.signature(MAPSS).parameters, *_BANKS, *Request._fields])
@@ -63,11 +59,7 @@ def checked_options(options: Mapping[str, Any], where: str = "options") -> dict[
 
 
 def request_of(options: Mapping[str, Any]) -> Request:
-    """What is to be scored, checked; ``measures`` as a tuple.
-
-    Raises:
-        TypeError, ValueError: an option out of its range; names it.
-    """
+    """What is to be scored, checked; ``measures`` as a tuple."""
     from torch_mapss.bounds.frames import CONVENTIONS, TAILS, check_confidence
     from torch_mapss.core import checks
     from torch_mapss.pipeline.measures import checked_measures
@@ -141,11 +133,7 @@ def _banks(
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Options of a YAML or JSON file, or those that made results, of their settings.json.
-
-    Raises:
-        ValueError: it cannot be read, or holds what is no option.
-    """
+    """Options of a YAML or JSON file, or those that made results, of their settings.json."""
     import yaml
 
     name = f"--config {io.shown(path)!r}"

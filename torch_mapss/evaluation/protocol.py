@@ -42,8 +42,7 @@ def versions() -> dict[str, str]:
 def settings_of(mapss: MAPSS, request: Request) -> dict[str, Any]:
     """All settings of a run, with hashes of the banks' members and of the weights.
 
-    These are the ``settings`` of ``settings.json``, which must be equal to go on in one folder.
-    Weights of measures that are not computed are not loaded.
+    What ``settings.json`` holds; measures that are not computed load no weights.
     """
     from torch_mapss.pipeline.measures import MEASURES
 

@@ -100,11 +100,7 @@ def write_frames(folder: str, mixture: str, outcomes: Mapping[str, Report | str]
 
 
 def read_frames(path: str) -> MixtureFrames:
-    """The frame scores of a file.
-
-    Raises:
-        ValueError: there is no such file, or it holds something else.
-    """
+    """The frame scores of a file; ValueError where there is none."""
     try:
         with np.load(path, allow_pickle=False) as file:
             content = dict(file)
@@ -331,11 +327,7 @@ def _root(folder: str, listed: Mapping[str, Any]) -> str:
 
 
 def _table(folder: str, name: str, mixtures: Iterable[str], systems: Iterable[str]) -> DataFrame:
-    """A table of results; its mixtures and systems spelled as in ``mixtures.json``.
-
-    Raises:
-        ValueError: it cannot be read, or names what ``mixtures.json`` does not.
-    """
+    """A table of results; its mixtures and systems spelled as in ``mixtures.json``, or refused."""
     path = os.path.join(folder, name)
     table = io.read_table(path, _REQUIRED[name], content="a table of results", text=_WORDS)
     for column, known in (("mixture_id", mixtures), ("system", systems)):

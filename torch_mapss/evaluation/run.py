@@ -8,7 +8,6 @@ machine: :mod:`torch_mapss.evaluation.shards`.
 from __future__ import annotations
 
 import errno
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -116,18 +115,12 @@ def run(
     share: Share | None = None,
     quiet: bool = True,
 ) -> Outcome:
-    """Score mixtures and write the tables once all shares are done.
+    """Score mixtures, as :func:`load_manifest` gives them, and write the tables once all are done.
 
     Args:
-        mixtures: of :func:`load_manifest`.
-        out: folder of the results.
+        mixtures, out, share, quiet: as of :func:`evaluate_set`.
         scorer: computes the scores.
         options: to make the same scores again, see :mod:`torch_mapss.evaluation.options`.
-        share: score this share of the mixtures alone.
-        quiet: tell nothing while it runs.
-
-    Returns:
-        What was found; of a share that is not the last to end, without results.
 
     Raises:
         ValueError, OSError: as :func:`evaluate_set`.
@@ -306,30 +299,23 @@ def _seconds(mixture: Mixture) -> float:
 
 def _estimated(scorer: Scorer, mixtures: Sequence[Mixture], whole: Sequence[float]) -> str:
     """About how long a run will take, from scoring a few seconds of its first mixture."""
-    first, request = mixtures[0], scorer.request
+    first, request, rate = mixtures[0], scorer.request, scorer.mapss.sample_rate
     told = (
         f"{len(mixtures)} mixtures, {len(first.references)} sources, {len(first.systems)} "
         f"systems, {console.duration(sum(whole))} of audio"
     )
     with suppress(*_FAILURES):  # what is wrong is told where it is scored
-        rate = _measured(scorer, first)
-        told += (
-            f": about {console.duration(rate * sum(map(request.scored, whole)))} on this machine"
-        )
+        references = _references(scorer, first)
+        systems = [_signals(scorer, first, name, references) for name in first.systems]
+        for seconds in (_WARM_UP_S, _PIECE_S):
+            one = request._replace(excerpts=1, excerpt_seconds=seconds, bounds=False)
+            piece, started = scorer._replace(request=one), time.monotonic()
+            piece.reports(systems, first.name)
+        ((start, stop),) = piece.spans(systems[0], first.name)
+        each = (time.monotonic() - started) * rate / (stop - start)  # seconds per second of audio
+        told += f": about {console.duration(each * sum(map(request.scored, whole)))}"
+        told += " on this machine"
         if request.excerpts is None:
             some = sum(map(request._replace(excerpts=8).scored, whole))
-            told += f" (with --excerpts 8 about {console.duration(rate * some)})"
+            told += f" (with --excerpts 8 about {console.duration(each * some)})"
     return told
-
-
-def _measured(scorer: Scorer, mixture: Mixture) -> float:
-    """Seconds that a second of audio takes, all systems together."""
-    references, rate = _references(scorer, mixture), math.nan
-    systems = [_signals(scorer, mixture, name, references) for name in mixture.systems]
-    for seconds in (_WARM_UP_S, _PIECE_S):
-        request = scorer.request._replace(excerpts=1, excerpt_seconds=seconds, bounds=False)
-        piece, started = scorer._replace(request=request), time.monotonic()
-        piece.reports(systems, mixture.name)
-        ((start, stop),) = piece.spans(systems[0], mixture.name)
-        rate = (time.monotonic() - started) * scorer.mapss.sample_rate / (stop - start)
-    return rate

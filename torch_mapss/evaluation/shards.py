@@ -94,11 +94,7 @@ def lock(path: str, timeout: float = -1) -> FileLock:
 
 @contextmanager
 def only_run(folder: str, share: Share) -> Iterator[None]:
-    """Within, no other process scores this share.
-
-    Raises:
-        ValueError: one does.
-    """
+    """Within, no other process scores this share: ValueError if one does."""
     from filelock import Timeout
 
     progress = io.make_folder(os.path.join(folder, "progress"))
@@ -142,11 +138,7 @@ def _noted(folder: str, mixture: Mixture) -> tuple[Path, dict[str, Record]]:
 
 
 def note(folder: str, mixture: Mixture, records: Mapping[str, Record]) -> None:
-    """Write the records of some systems of a mixture.
-
-    Raises:
-        WriteError: they cannot be written.
-    """
+    """Write the records of some systems of a mixture."""
     path, old = _noted(folder, mixture)
     # ASCII: names that are no UTF-8 come back from its escapes as they were.
     io.write_bytes(path, json.dumps({**old, **records}).encode())

@@ -1,10 +1,5 @@
 """Are results what they say? Protocol, audio, tables and a few scores, done again.
 
-* the protocol id is that of the stored settings;
-* every audio file has the SHA-256 that was noted when it was scored;
-* the tables are pooled from the frame scores, and from each other;
-* some pairs, drawn at random, are scored again and give the same numbers.
-
 Scores depend in their last digits on processor and library, hence the tolerance; a score that lies
 further off was not made in this way.
 """
@@ -85,10 +80,7 @@ def verify(
     Args:
         results: of :func:`~torch_mapss.evaluation.results.load_results`.
         make_scorer: makes the scorer that they claim; None leaves scoring out.
-        pairs: of mixture and system to score again.
-
-    Returns:
-        A :class:`Verification`.
+        pairs: of mixture and system, drawn at random, to score again.
     """
     stored = results.scores[results.scores["status"] != "failed"].set_index(_ROW)
     found, gone = _of_files(results)
