@@ -270,6 +270,6 @@ def test_the_command_says_what_it_understood(
     assert "2 mixtures of the 2 sources 'drums', 'vocals'" in err
     assert out.splitlines()[2].split()[0] == "A"
     assert cli.main([*given, "--system", "A=x", "A=y"]) == 2
-    assert "(twice)" in capsys.readouterr().err
+    assert "another name for every system, got A=x, A=y" in capsys.readouterr().err
     assert cli.main([*given, "m.json"]) == 2
     assert "either a MANIFEST, or --references" in capsys.readouterr().err

@@ -112,9 +112,7 @@ def covered_frames(signals: Signals, times: Tensor) -> Tensor:
     return (first >= -lags - _ROUNDING_S) & (last <= seconds - lags + _ROUNDING_S)
 
 
-# ------------------------------------------------------------------------------------------------
-# What is measured, and found
-# ------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------- What is measured, and found
 
 
 class Inspection:
@@ -169,9 +167,7 @@ def _decibels(ratio: float) -> float:
     return 20 * math.log10(max(ratio, 1e-30))
 
 
-# ------------------------------------------------------------------------------------------------
-# Checks: each gives the kinds of what it finds, with what their texts name
-# ------------------------------------------------------------------------------------------------
+# ------------------------ Checks: each gives the kinds of what it finds, with what their texts name
 
 _NARROW = (
     "There is nothing to score above {1:.1f} kHz, and scores come out higher than at full band: "

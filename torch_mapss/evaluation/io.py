@@ -26,9 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# ------------------------------------------------------------------------------------------------
-# Names and paths
-# ------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- Names and paths
 
 
 def shown(path: str | os.PathLike[str]) -> str:
@@ -147,10 +145,7 @@ def sha256(path: str | os.PathLike[str]) -> str:
     return found.hexdigest()
 
 
-# ------------------------------------------------------------------------------------------------
-# Writing
-# ------------------------------------------------------------------------------------------------
-
+# ------------------------------------------------------------------------------------------ Writing
 
 _LEFT_BEHIND_S = 3600.0  # age from which a temporary file is nobody's
 
@@ -250,11 +245,6 @@ def write_table(
     write_bytes(path, text.encode("utf-8", errors="replace"))
 
 
-def nine_digits(value: Any) -> Any:
-    """A number as the tables show it, so that means can be redone from them exactly."""
-    return float(f"{value:.9g}") if isinstance(value, float) else value
-
-
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """JSON that every reader takes: undefined numbers are ``null``."""
     text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
@@ -284,9 +274,7 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | bool | type(None)) else str(value)
 
 
-# ------------------------------------------------------------------------------------------------
-# Text for people
-# ------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- Text for people
 
 
 def listed(items: Iterable[str], most: int = 5) -> str:
@@ -323,9 +311,7 @@ def _width(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(c) != 0 for c in text)
 
 
-# ------------------------------------------------------------------------------------------------
-# Reading tables
-# ------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------- Reading tables
 
 
 def read_table(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,16 +42,20 @@ class Request(NamedTuple):
 
     def scored(self, seconds: float) -> float:
         """How much of a mixture of so many seconds is scored."""
-        return (
-            seconds if self.excerpts is None else min(seconds, self.excerpts * self.excerpt_seconds)
-        )
+        drawn = math.inf if self.excerpts is None else self.excerpts * self.excerpt_seconds
+        return min(seconds, drawn)
+
+
+def option_names() -> dict[str, None]:
+    """All that may be given, in order."""
+    from torch_mapss.pipeline.mapss import MAPSS
+
+    return dict.fromkeys([*inspect.signature(MAPSS).parameters, *_BANKS, *Request._fields])
 
 
 def checked_options(options: Mapping[str, Any], where: str = "options") -> dict[str, Any]:
-    """The options as a dictionary; TypeError for a name that is none, with one that may be meant."""
-    from torch_mapss.pipeline.mapss import MAPSS
-
-    known = dict.fromkeys([*inspect.signature(MAPSS).parameters, *_BANKS, *Request._fields])
+    """The options as a dictionary; TypeError for a name that is none, with what may be meant."""
+    known = option_names()
     for name in (name for name in options if name not in known):
         close = difflib.get_close_matches(str(name), known, 1)
         hint = f"; is {close[0]!r} meant?" if close else "."

@@ -71,22 +71,18 @@ def weights_hash(encoder: Encoder) -> str | None:
 
     Whatever they are called and wherever they are; None where there are none.
     """
+    import torch
+
     module = getattr(encoder, "model", encoder)
-    digests = [
-        hashlib.sha256(str(tuple(weight.shape)).encode() + _content(weight)).hexdigest()
-        for weight in module.parameters()
-    ]
+    digests = []
+    for weight in module.parameters():
+        plain = weight.detach().cpu().contiguous()
+        content = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        head = f"{tuple(plain.shape)}{plain.dtype}".encode()
+        digests.append(hashlib.sha256(head + content).hexdigest())
     # In the order of their values: names changed between releases of what holds them.
     said = repr(getattr(encoder, "normalize", None))
     return _short_hash(said + "".join(sorted(digests))) if digests else None
-
-
-def _content(weight: Any) -> bytes:
-    import torch
-
-    plain = weight.detach().cpu().contiguous()
-    found: bytes = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
-    return str(plain.dtype).encode() + found
 
 
 def protocol_id(settings: Mapping[str, Any]) -> str:

@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
     from torch_mapss.evaluation.report import Report
 
-# ------------------------------------------------------------------------------------------------
-# Frames
-# ------------------------------------------------------------------------------------------------
-
 
 class SystemFrames(NamedTuple):
     """Frame scores of the S' estimates of one system."""
@@ -119,10 +115,6 @@ def read_frames(path: str) -> MixtureFrames:
             "`torch-mapss evaluate` makes what is missing."
         ) from None
 
-
-# ------------------------------------------------------------------------------------------------
-# The folder
-# ------------------------------------------------------------------------------------------------
 
 # Columns that must be there, those of words, and those of whole numbers.
 _REQUIRED = {

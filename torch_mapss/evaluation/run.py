@@ -193,11 +193,6 @@ def _tell_start(share: Share, found: Sequence[Record], pairs: int) -> None:
         console.complain(done + again)
 
 
-# ------------------------------------------------------------------------------------------------
-# One mixture
-# ------------------------------------------------------------------------------------------------
-
-
 def _records(
     scorer: Scorer, mixture: Mixture, systems: Sequence[str], folder: str, tell: OnSegment
 ) -> dict[str, Record]:
@@ -279,11 +274,6 @@ def _signals(
 
 def _reason(error: BaseException) -> str:
     return " ".join((str(error) or type(error).__name__).split())
-
-
-# ------------------------------------------------------------------------------------------------
-# Time it will take
-# ------------------------------------------------------------------------------------------------
 
 
 def _seconds(mixture: Mixture) -> float:

@@ -189,7 +189,7 @@ class Scorer(NamedTuple):
         attributed: Sequence[int] | None = None,
         mixture: Clip | None = None,
     ) -> Signals:
-        """One system's estimates of a mixture, ready to be scored; ValueError if they do not fit."""
+        """One system's estimates of a mixture, to be scored; ValueError if they do not fit."""
         given = tuple(clip for clip in estimates if clip is not None)
         if len(given) < len(estimates):
             if attributed is not None or len(estimates) != len(references):

@@ -79,11 +79,6 @@ def local_device(device: str) -> str:
     return f"cuda:{int(local) % max(1, torch.cuda.device_count())}"
 
 
-# ------------------------------------------------------------------------------------------------
-# Finished pairs
-# ------------------------------------------------------------------------------------------------
-
-
 def lock(path: str, timeout: float = -1) -> FileLock:
     """A lock in the folder of a file, held by one process at a time; it goes with the process."""
     from filelock import FileLock
@@ -152,11 +147,6 @@ def finished(folder: str, mixture: Mixture) -> dict[str, Record]:
         for system in mixture.systems
         if system in found and found[system]["files"] == signature(mixture, system)
     }
-
-
-# ------------------------------------------------------------------------------------------------
-# Settings
-# ------------------------------------------------------------------------------------------------
 
 
 def claim(folder: str, settings: Mapping[str, Any], options: Mapping[str, Any] | None) -> None:

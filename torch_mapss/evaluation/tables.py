@@ -141,15 +141,10 @@ def join(mixtures: Sequence[Mixture], folder: str, share: Share, rate: int) -> O
     return Outcome(results, _failures(pairs), warnings, (*_discarded(scores, rate),), share)
 
 
-# ------------------------------------------------------------------------------------------------
-# Rows
-# ------------------------------------------------------------------------------------------------
-
-
 def _rounded(table: DataFrame) -> DataFrame:
     """Numbers as the files show them: the next mean can be redone from them exactly."""
-    numbers = table.select_dtypes("float")
-    return table.assign(**{str(name): numbers[name].map(io.nine_digits) for name in numbers})
+    numbers = table.select_dtypes("float").apply(lambda x: x.map("{:.9g}".format).astype(float))
+    return table.assign(**{str(name): numbers[name] for name in numbers})
 
 
 def _scores(pairs: Sequence[Record]) -> DataFrame:
@@ -193,11 +188,6 @@ def _summary(items: DataFrame, scores: DataFrame, rate: int) -> DataFrame:
 
 def _rates(scores: DataFrame) -> DataFrame:
     return scores.reindex(columns=["estimate_rate", "reference_rate"]).astype(float)
-
-
-# ------------------------------------------------------------------------------------------------
-# Words
-# ------------------------------------------------------------------------------------------------
 
 
 def _failures(pairs: Sequence[Record]) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.commands import options
@@ -47,7 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "of the true sources' files, or their folder"
     add("--references", metavar="TEMPLATE", help=text)
     text = "of a system's estimates; once per system"
-    add("--system", action="extend", nargs="+", default=[], metavar="NAME=TEMPLATE", help=text)
+    many: dict[str, Any] = {"action": "extend", "nargs": "+", "default": [], "type": _system}
+    add("--system", **many, metavar="NAME=TEMPLATE", help=text)
     text = "sources to take, in this order (default: all; what is called mix is none)"
     add("--sources", nargs="+", type=io.shown, metavar="NAME", help=text)
     text = "of noisy mixtures of one clean source: noise = noisy - clean is the second reference"
@@ -58,6 +59,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--shard", metavar="I/N", help=text)
     options.add_scoring_options(parser, left_out=("layer",), hidden=("sample_frames", "threads"))
+
+
+def _system(text: str) -> tuple[str, str]:
+    """Name and template of ``NAME=TEMPLATE``; a folder alone has its own name."""
+    name, equals, path = text.partition("=")
+    if not equals:
+        name, path = os.path.basename(os.path.abspath(text)), text
+    return io.shown(name), path
 
 
 def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
@@ -78,18 +87,12 @@ def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
         )
     if args.manifest is not None:
         return load_manifest(args.manifest)
-    systems: dict[str, str] = {}
-    for text in args.system:
-        name, equals, folder = text.partition("=")
-        if not equals:  # the folder's own name
-            name, folder = os.path.basename(os.path.abspath(text)), text
-        name = io.shown(name)
-        if not name.strip() or not folder or name in systems:
-            raise ValueError(
-                "--system must be NAME=TEMPLATE, with another name for every system, got "
-                f"{text!r}{' (twice)' if name in systems else ''}."
-            )
-        systems[name] = folder
+    systems = dict(args.system)
+    if len(systems) < len(args.system) or not all(n.strip() and path for n, path in args.system):
+        raise ValueError(
+            "--system must be NAME=TEMPLATE, with another name for every system, got "
+            f"{', '.join('='.join(one) for one in args.system)}."
+        )
     derived = os.path.join(args.out, "noise")
     corpus = read_folders(args.references, systems, args.sources, args.noisy, derived)
     for note in () if args.quiet else corpus.notes:

@@ -38,66 +38,54 @@ command line come first.
 
 {CODES}"""
 
-# By their names in Python. What is not given is not passed on.
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "measures": {
-        "nargs": "+",
-        "metavar": "NAME",
-        "help": "of decomposition, separation, match, bleed (default: all; decomposition is the "
-        "quickest)",
-    },
-    "encoder": {
-        "metavar": "NAME",
-        "help": "of PS and PM: a name that `torch-mapss encoders` lists, a local folder or a hub "
-        "id (default: wav2vec2-large, fetched on first use; mel needs no download)",
-    },
-    "layer": {"type": int, "metavar": "N", "help": "of the encoder (default: its own)"},
-    "bank_size": {
-        "type": int,
-        "metavar": "N",
-        "help": "use N of the distortions of each measure (70 for PS, up to 83 for PM): quicker, "
-        "coarser, not comparable with full banks",
-    },
-    "sample_frames": {
-        "type": int,
-        "metavar": "N",
-        "help": "score at most N frames of a mixture, drawn at random",
-    },
-    "excerpts": {
-        "type": int,
-        "metavar": "N",
-        "help": "score N excerpts of 6 s (excerpt_seconds in --config) of every mixture instead of "
-        "all of it, drawn before anything is computed where at least two sources are active, the "
-        "same for all systems; tables then have standard errors",
-    },
-    "bounds": {"action": "store_true", "help": "error bounds of the frame scores as well"},
-    "align": {
-        "action": "store_const",
-        "const": "shift",
-        "help": "move every estimate by one constant lag, of at most 500 ms, onto its reference "
-        "(default: delay counts as distortion)",
-    },
-    "permute": {"action": "store_true", "help": "find the reference of each estimate by SI-SDR"},
-    "segment": {
-        "type": float,
-        "metavar": "S",
-        "help": "score long files in S-second segments, 0: off (default: 60, or what the encoder "
-        "accepts)",
-    },
-}
-
 
 def add_scoring_options(parser: Any, left_out: Sequence[str], hidden: Sequence[str] = ()) -> None:
     """The options of scoring, and what they mean; those hidden are not in ``--help``."""
     parser.epilog = SCORING
-    for name in (name for name in _OPTIONS if name not in left_out):
-        given = _OPTIONS[name] | ({"help": argparse.SUPPRESS} if name in hidden else {})
-        parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, **given)
-    text = "cpu, cuda, cuda:1, mps or auto (default: auto)"
-    parser.add_argument("--device", metavar="NAME", help=text)
-    text = argparse.SUPPRESS if "threads" in hidden else "CPU threads (default: torch's choice)"
-    parser.add_argument("--threads", type=int, metavar="N", help=text)
-    parser.add_argument("--config", metavar="FILE", help="further options, see below")
+
+    def add(name: str, text: str, **given: Any) -> None:  # what is not given is not passed on
+        given |= {"help": argparse.SUPPRESS if name in hidden else text}
+        if name not in left_out:
+            parser.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, **given)
+
+    number: dict[str, Any] = {"type": int, "metavar": "N"}
+    text = (
+        "of decomposition, separation, match, bleed (default: all; decomposition is the quickest)"
+    )
+    add("measures", text, nargs="+", metavar="NAME")
+    text = (
+        "of PS and PM: a name that `torch-mapss encoders` lists, a local folder or a hub id "
+        "(default: wav2vec2-large, fetched on first use; mel needs no download)"
+    )
+    add("encoder", text, metavar="NAME")
+    add("layer", "of the encoder (default: its own)", **number)
+    text = (
+        "use N of the distortions of each measure (70 for PS, up to 83 for PM): quicker, coarser, "
+        "not comparable with full banks"
+    )
+    add("bank_size", text, **number)
+    add("sample_frames", "score at most N frames of a mixture, drawn at random", **number)
+    text = (
+        "score N excerpts of 6 s (excerpt_seconds in --config) of every mixture instead of all of "
+        "it, drawn before anything is computed where at least two sources are active, the same for "
+        "all systems; tables then have standard errors"
+    )
+    add("excerpts", text, **number)
+    add("bounds", "error bounds of the frame scores as well", action="store_true")
+    text = (
+        "move every estimate by one constant lag, of at most 500 ms, onto its reference (default: "
+        "delay counts as distortion)"
+    )
+    add("align", text, action="store_const", const="shift")
+    add("permute", "find the reference of each estimate by SI-SDR", action="store_true")
+    text = (
+        "score long files in S-second segments, 0: off (default: 60, or what the encoder accepts)"
+    )
+    add("segment", text, type=float, metavar="S")
+    add("device", "cpu, cuda, cuda:1, mps or auto (default: auto)", metavar="NAME")
+    add("threads", "CPU threads (default: torch's choice)", **number)
+    add("config", "further options, see below", metavar="FILE")
+    parser.set_defaults(device=None, threads=None, config=None)
     add_quiet(parser)
 
 
@@ -112,10 +100,11 @@ def scoring_options(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ValueError: ``--config`` cannot be read.
     """
-    from torch_mapss.evaluation.options import read_config
+    from torch_mapss.evaluation.options import option_names, read_config
 
     found = {} if args.config is None else read_config(args.config)
-    return found | {name: value for name, value in vars(args).items() if name in _OPTIONS}
+    known = option_names().keys() - {"device"}  # see device_of_options
+    return found | {name: value for name, value in vars(args).items() if name in known}
 
 
 def say_written(paths: Sequence[str], quiet: bool = False) -> None:
