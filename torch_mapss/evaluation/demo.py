@@ -72,24 +72,25 @@ def run(folder: str | os.PathLike[str], encoder: str = "mel") -> str:
     Returns:
         The table, to print.
     """
-    folder = io.make_folder(folder)
+    folder, reports = io.make_folder(folder), []
+    audio_folder = io.make_folder(os.path.join(folder, "audio"))
     references, rate = voices()
     given: dict[str, Any] = {"references": references, "names": VOICES, "sample_rate": rate}
     given |= {"mixture": references.sum(0), "mapss": MAPSS(encoder)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the poor grade, which is meant to be poor
-        made = {grade: separated(references, grade) for grade in GRADES}
-        reports = [evaluate(estimates=waves, **given) for waves in made.values()]
-    rows = [
-        {"grade": grade.name, **row}
-        for grade, report in zip(GRADES, reports)
-        for row in report.table()
-    ]
+    sounds = {"mixture": references.sum(0)} | _named("reference", references)
+    for grade in GRADES:
+        waves = separated(references, grade)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the poor grade, which is meant to be poor
+            reports.append(evaluate(estimates=waves, **given))
+        reports[-1].save(os.path.join(folder, grade.name))
+        sounds |= _named(grade.name, waves)
+    graded = zip(GRADES, reports)
+    rows = [{"grade": grade.name, **row} for grade, report in graded for row in report.table()]
     io.write_table(os.path.join(folder, "scores.csv"), rows)
-    for grade, report in zip(GRADES, reports):
-        report.save(os.path.join(folder, grade.name))
-    sounds = {"reference": references} | {grade.name: waves for grade, waves in made.items()}
-    _write_sounds(os.path.join(folder, "audio"), sounds, rate)
+    for name, wave in sounds.items():  # all at one level
+        path = os.path.join(audio_folder, f"{name.replace(' ', '_')}.wav")
+        io.write_wave(path, (0.5 * wave).clamp(-1.0, 1.0), rate, "PCM_16")
     words = text(reports)
     try:
         titles = [f"{grade.name} (leakage {grade.leakage_db:g} dB)" for grade in GRADES]
@@ -114,10 +115,5 @@ def text(reports: Sequence[Report]) -> str:
     return "\n".join([table, "", *meanings, "All fall from good to poor."])
 
 
-def _write_sounds(folder: str, sounds: dict[str, Tensor], rate: int) -> None:
-    """What there is to listen to, all at one level: (2, T) waveforms, and their mixture."""
-    io.make_folder(folder)
-    waves = {f"{k}_{name}": wave for k, both in sounds.items() for name, wave in zip(VOICES, both)}
-    for name, wave in {"mixture": sounds["reference"].sum(0), **waves}.items():
-        path = os.path.join(folder, f"{name.replace(' ', '_')}.wav")
-        io.write_wave(path, (0.5 * wave).clamp(-1.0, 1.0), rate, "PCM_16")
+def _named(kind: str, waves: Tensor) -> dict[str, Tensor]:
+    return {f"{kind}_{name}": wave for name, wave in zip(VOICES, waves)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch_mapss.evaluation import io
@@ -130,32 +130,27 @@ def _are_paths(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) > 1 and all(map(_is_path, value))
 
 
-# Key -> whether it is needed, what it must be, in a function and in words.
-_KEYS: dict[str, tuple[bool, Callable[[Any], bool], str]] = {
-    "mixture_id": (True, _is_name, "a name"),
-    "references": (True, _are_paths, "a list of at least two paths"),
-    "systems": (True, lambda value: isinstance(value, dict), "an object of name: list of paths"),
-    "mixture": (False, _is_path, "a path"),
-    "sources": (False, _are_paths, "one name per reference, each another"),
-}
-
-
 def _problems(entry: Any, where: str) -> Iterator[str]:
     """What is wrong with an entry, missing files aside."""
     if not isinstance(entry, dict):
         yield f"{where} must be an object, got {short(entry)}"
         return
-    if _is_name(entry.get("mixture_id")):
-        where = f"mixture {str(entry['mixture_id'])!r}"
-    right = {key: fits(entry.get(key)) for key, (_, fits, _) in _KEYS.items()}
-    count = len(entry["references"]) if right["references"] else 0
-    if right["sources"] and count:
-        right["sources"] = len({*entry["sources"]}) == len(entry["sources"]) == count
-    for key, (needed, _, expected) in _KEYS.items():
-        if not right[key] and (needed or entry.get(key) is not None):
+    keys = ("mixture_id", "references", "systems", "mixture", "sources")
+    name, references, systems, mixture, sources = map(entry.get, keys)
+    count = len(references) if _are_paths(references) else 0
+    named = _are_paths(sources) and len({*sources}) == len(sources) == (count or len(sources))
+    where = f"mixture {str(name)!r}" if _is_name(name) else where
+    for key, right, expected in (
+        ("mixture_id", _is_name(name), "a name"),
+        ("references", count > 0, "a list of at least two paths"),
+        ("systems", isinstance(systems, dict), "an object of name: list of paths"),
+        ("mixture", mixture is None or _is_path(mixture), "a path"),
+        ("sources", sources is None or named, "one name per reference, each another"),
+    ):
+        if not right:
             got = short(entry[key]) if key in entry else "nothing"
             yield f"{where}: {key} must be {expected}, got {got}"
-    systems = entry["systems"] if right["systems"] else {}
+    systems = systems if isinstance(systems, dict) else {}
     for system, paths in systems.items():
         listed = isinstance(paths, list | tuple) and len(paths) == (count or len(paths))
         if not listed or not all(path is None or _is_path(path) for path in paths):
