@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ def are_replaced(features: Any) -> list[bool]:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_equals_the_stock_convolutions(kind: str) -> None:
+def test_equals_the_stock_convolutions(kind):
     stock = feature_encoder(kind)
     assert not any(are_replaced(replaced(feature_encoder(kind, large=False))))  # group norm
     ours, seen = replaced(stock), []
@@ -52,7 +51,7 @@ def test_equals_the_stock_convolutions(kind: str) -> None:
     assert relative_error(gradient, slope) < 1e-5
 
 
-def test_other_kernels_no_bias_and_other_widths() -> None:
+def test_other_kernels_no_bias_and_other_widths():
     changes: dict[str, Any] = {
         "conv_bias": False,
         "conv_kernel": (9, 4, 3, 5, 1, 2, 2),
@@ -71,7 +70,7 @@ def test_other_kernels_no_bias_and_other_widths() -> None:
         assert relative_error(found, expected) < 1e-5
 
 
-def test_gradient_against_differences() -> None:
+def test_gradient_against_differences():
     ours = replaced(feature_encoder(conv_dim=(3,) * 7).double())
     assert torch.autograd.gradcheck(ours, noise(1, 480).double().requires_grad_())
 
@@ -84,7 +83,7 @@ def copied(features: Any, wave: Tensor) -> list[int]:
     return [torch.Size(event.input_shapes[0]).numel() for event in copies]
 
 
-def test_nothing_but_the_waveform_is_copied() -> None:
+def test_nothing_but_the_waveform_is_copied():
     stock = feature_encoder()
     wave = noise(3, 1999).requires_grad_()
     size = stock(wave).numel()  # the smallest of the activations
@@ -106,7 +105,7 @@ class Convolutions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_elsewhere_the_convolutions_stay_one_dimensional() -> None:
+def test_elsewhere_the_convolutions_stay_one_dimensional():
     ours = replaced(feature_encoder())
     with Convolutions() as here:
         expected = ours(noise(3, 1999))
@@ -118,7 +117,7 @@ def test_elsewhere_the_convolutions_stay_one_dimensional() -> None:
 
 
 @pytest.mark.parametrize("around", ["nothing", "float64", "bfloat16", "meta", "autocast"])
-def test_loaded_encoders_have_them_whatever_is_set_around(tmp_path: Path, around: str) -> None:
+def test_loaded_encoders_have_them_whatever_is_set_around(tmp_path, around):
     write_checkpoint(tmp_path, "wav2vec2", True, conv_dim=(128,) * 7)  # wide: bfloat16 would show
     before, generator = torch.get_default_dtype(), torch.get_rng_state()
     try:

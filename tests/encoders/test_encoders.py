@@ -30,6 +30,7 @@ from checkpoints import (
     random_model,
     random_whisper,
     relative_error,
+    write_checkpoint,
 )
 from torch import Tensor, nn
 
@@ -48,22 +49,7 @@ from torch_mapss.encoders import (
 from torch_mapss.encoders.base import is_usable
 
 SAMPLES = 4000
-
-
 Folder = Callable[..., Path]
-
-
-@pytest.fixture
-def own_folder(folder: Folder, tmp_path: Path) -> Folder:
-    """A copy that a test may damage."""
-
-    def get(*args: Any, **options: Any) -> Path:
-        return Path(shutil.copytree(folder(*args, **options), tmp_path / "own"))
-
-    return get
-
-
-# --- Equality with the full model -------------------------------------------------------------
 
 
 def speech(*shape: int, seed: int = 0) -> Tensor:
@@ -110,9 +96,7 @@ def stock_states(family: str, large: bool, waves: Tensor, **options: Any) -> tup
         ("whisper", False, {}, 320 * WHISPER_POSITIONS),  # as long as the positions
     ],
 )
-def test_every_layer_equals_the_full_model(
-    folder: Folder, family: str, large: bool, options: dict[str, Any], samples: int
-) -> None:
+def test_every_layer_equals_the_full_model(folder, family, large, options, samples):
     path, wave = folder(family, large, **options), noise(2, samples)
     wave = wave - wave.mean(-1, keepdim=True)  # what a model gets that normalises its input
     wave = wave / wave.square().mean(-1, keepdim=True).sqrt()
@@ -132,7 +116,7 @@ def test_every_layer_equals_the_full_model(
 
 @pytest.mark.parametrize("head", ["ForCTC", "ForPreTraining"])
 @pytest.mark.parametrize("safe", [True, False])
-def test_checkpoints_with_a_head_and_old_names(folder: Folder, head: str, safe: bool) -> None:
+def test_checkpoints_with_a_head_and_old_names(folder, head, safe):
     options: dict[str, Any] = {"proj_codevector_dim": 16, "codevector_dim": 16}
     path = folder("wav2vec2", head=head, safe=safe, do_normalize=False, **options)
     full = random_model("wav2vec2", False, head=head, **options).wav2vec2
@@ -141,29 +125,21 @@ def test_checkpoints_with_a_head_and_old_names(folder: Folder, head: str, safe: 
     assert relative_error(load_encoder(path, layer=2)(noise(1, SAMPLES)), expected) < 1e-5
 
 
-def test_sharded_checkpoints(own_folder: Folder) -> None:
-    path = own_folder("hubert")
-    expected = load_encoder(path, layer=2)(noise(1, SAMPLES))
-    from safetensors.torch import load_file, save_file
-
-    tensors = sorted(load_file(path / "model.safetensors").items())
-    halves = {"a.safetensors": dict(tensors[::2]), "b.safetensors": dict(tensors[1::2])}
-    for name, half in halves.items():
-        save_file(half, path / name, metadata={"format": "pt"})
-    index = {key: name for name, half in halves.items() for key in half}
-    (path / "model.safetensors").unlink()
-    (path / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": index})
-    )
-    assert torch.equal(load_encoder(path, layer=2)(noise(1, SAMPLES)), expected)
-    (path / "b.safetensors").unlink()
+def test_sharded_checkpoints(tmp_path):
+    model = write_checkpoint(tmp_path, "hubert")
+    expected = load_encoder(tmp_path, layer=2)(noise(1, SAMPLES))
+    (tmp_path / "model.safetensors").unlink()
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    last = sorted(tmp_path.glob("model-*.safetensors"))[-1]
+    assert torch.equal(load_encoder(tmp_path, layer=2)(noise(1, SAMPLES)), expected)
+    last.unlink()
     with pytest.raises(ValueError, match="cannot be read"):
-        load_encoder(path, layer=2)
+        load_encoder(tmp_path, layer=2)
 
 
 @pytest.mark.parametrize("do_normalize", [False, True])
 @pytest.mark.parametrize("family", ["wav2vec2", "mert"])
-def test_equals_the_stock_pipeline(folder: Folder, family: str, do_normalize: bool) -> None:
+def test_equals_the_stock_pipeline(folder, family, do_normalize):
     from transformers import Wav2Vec2FeatureExtractor
 
     path = folder(family, do_normalize=do_normalize)
@@ -178,7 +154,7 @@ def test_equals_the_stock_pipeline(folder: Folder, family: str, do_normalize: bo
     assert encoder.normalize is do_normalize
 
 
-def test_mert_is_a_hubert_at_24_khz_and_what_holds_without_a_preprocessor(folder: Folder) -> None:
+def test_mert_is_a_hubert_at_24_khz_and_what_holds_without_a_preprocessor(folder):
     encoder = load_encoder(folder("mert"))
     assert (encoder.sample_rate, encoder.receptive_field, encoder.hop) == (24_000, 400, 320)
     for family, large, rate in (("hubert", False, 16_000), ("hubert", True, 16_000)):
@@ -192,14 +168,11 @@ def test_mert_is_a_hubert_at_24_khz_and_what_holds_without_a_preprocessor(folder
     assert torch.equal(found, load_encoder(folder("whisper"), layer=2)(wave))
 
 
-# --- Precision, gradient, memory ----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("family", "dtype", "digits"),
     [("hubert", "float16", 0.02), ("wavlm", "bf16", 0.15), ("whisper", "float16", 0.02)],
 )
-def test_half_precision(folder: Folder, family: str, dtype: str, digits: float) -> None:
+def test_half_precision(folder, family, dtype, digits):
     wave = speech(1, SAMPLES).float().requires_grad_()
     single = load_encoder(folder(family), layer=2)
     exact = single(wave)
@@ -210,7 +183,6 @@ def test_half_precision(folder: Folder, family: str, dtype: str, digits: float) 
     assert found.dtype == torch.float32
     assert relative_error(found, exact.detach()) < digits
     found.square().sum().backward()
-    assert wave.grad is not None
     assert wave.grad.isfinite().all()
     assert wave.grad.abs().max() > 0
 
@@ -222,9 +194,7 @@ def test_half_precision(folder: Folder, family: str, dtype: str, digits: float) 
         ("whisper", False, 2000, 1e-7, 1e-3),
     ],
 )
-def test_gradient_against_differences(
-    folder: Folder, family: str, large: bool, samples: int, step: float, least: float
-) -> None:
+def test_gradient_against_differences(folder, family, large, samples, step, least):
     encoder = load_encoder(folder(family, large), layer=LAYERS, dtype="float64")
     wave, direction = (speech(1, samples, seed=seed) for seed in (1, 2))
     weights = noise(1, encoder.frame_count(samples), WIDTH, seed=3, dtype=torch.float64)
@@ -232,20 +202,17 @@ def test_gradient_against_differences(
 
 
 @pytest.mark.parametrize("kind", [("hubert", True), ("whisper",), ("mel",)])
-def test_silence_has_a_finite_gradient_and_autocast_changes_nothing(
-    folder: Folder, kind: tuple[Any, ...]
-) -> None:
+def test_silence_has_a_finite_gradient_and_autocast_changes_nothing(folder, kind):
     encoder = load_encoder("mel" if kind == ("mel",) else folder(*kind))
     wave = torch.zeros(1, SAMPLES, requires_grad=True)
     encoder(wave).sum().backward()
-    assert wave.grad is not None
     assert wave.grad.isfinite().all()
     expected = encoder(noise(1, SAMPLES))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(encoder(noise(1, SAMPLES)), expected)
 
 
-def test_chunks_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_nothing(folder, monkeypatch):
     encoder, wave = load_encoder(folder("wavlm"), layer=2), noise(5, SAMPLES)
     whole = encoder(wave)
     sizes: list[int] = []
@@ -264,7 +231,7 @@ def test_chunks_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) 
     assert sizes[13:] == [5]
 
 
-def test_activation_checkpointing_gives_the_same_gradient(folder: Folder) -> None:
+def test_activation_checkpointing_gives_the_same_gradient(folder):
     wave = noise(3, SAMPLES).requires_grad_()
     plain = load_encoder(folder("hubert"), layer=2)
     thrifty = load_encoder(folder("hubert"), layer=2, activation_checkpointing=True)
@@ -285,7 +252,7 @@ def test_activation_checkpointing_gives_the_same_gradient(folder: Folder) -> Non
     assert saved["thrifty"] < saved["plain"] / 10
 
 
-def test_training_mode_and_the_global_generator_are_left_alone(folder: Folder) -> None:
+def test_training_mode_and_the_global_generator_are_left_alone(folder):
     path = folder("wavlm", seed=3)  # not loaded before
     before = torch.get_rng_state()
     encoder = load_encoder(path, layer=2)
@@ -300,11 +267,8 @@ def test_training_mode_and_the_global_generator_are_left_alone(folder: Folder) -
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# --- Frames ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["waveform", "mel", "context", "hubert", "odd", "whisper"])
-def test_frame_count_is_what_comes_out(folder: Folder, name: str) -> None:
+def test_frame_count_is_what_comes_out(folder, name):
     odd = {"conv_kernel": (9, 4, 3, 5, 2, 2, 2), "conv_stride": (4, 3, 1, 2, 2, 2, 2)}
     encoder = {
         "waveform": lambda: WaveformEncoder(),
@@ -323,7 +287,7 @@ def test_frame_count_is_what_comes_out(folder: Folder, name: str) -> None:
 
 
 @pytest.mark.parametrize("encoder", [MelEncoder(context=1), WaveformEncoder()], ids=["mel", "wave"])
-def test_a_frame_sees_its_receptive_field_and_no_more(encoder: Any) -> None:
+def test_a_frame_sees_its_receptive_field_and_no_more(encoder):
     wave = noise(1, 4000, dtype=torch.float64).requires_grad_()
     frame = 3
     (gradient,) = torch.autograd.grad(encoder(wave)[0, frame].square().sum(), wave)
@@ -336,7 +300,7 @@ def test_a_frame_sees_its_receptive_field_and_no_more(encoder: Any) -> None:
 
 @pytest.mark.parametrize("lead", [(), (0,), (1,), (2, 3), (2, 1, 3)])
 @pytest.mark.parametrize("name", ["mel", "waveform", "hubert", "whisper"])
-def test_leading_dimensions(folder: Folder, name: str, lead: tuple[int, ...]) -> None:
+def test_leading_dimensions(folder, name, lead):
     encoder = load_encoder(folder(name) if name in ("hubert", "whisper") else name)
     wave = noise(*lead, SAMPLES)
     if lead and lead != (0,):
@@ -348,11 +312,8 @@ def test_leading_dimensions(folder: Folder, name: str, lead: tuple[int, ...]) ->
         assert relative_error(found[index], encoder(wave[index])) < 1e-5
 
 
-# --- Layers, names, table -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", [*FAMILIES, "whisper"])
-def test_default_layers(folder: Folder, family: str) -> None:
+def test_default_layers(folder, family):
     table = {row.name: row.layer for row in encoder_table()}
     if family == "whisper":
         assert load_encoder(folder(family)).layer == table["whisper-tiny"] == 1
@@ -384,13 +345,13 @@ def test_default_layers(folder: Folder, family: str) -> None:
         (lambda path: as_encoder(MelEncoder(), layer=2), ValueError, "layer cannot be applied"),
     ],
 )
-def test_arguments_that_cannot_be(folder: Folder, call: Any, error: Any, words: str) -> None:
+def test_arguments_that_cannot_be(folder, call, error, words):
     with pytest.raises(error, match=words):
         call(folder())
 
 
 @pytest.mark.parametrize("name", ["mel", "waveform", "hubert", "whisper"])
-def test_waveforms_that_cannot_be_encoded(folder: Folder, name: str) -> None:
+def test_waveforms_that_cannot_be_encoded(folder, name):
     encoder = load_encoder(folder(name) if name in ("hubert", "whisper") else name)
     waves: list[tuple[Any, type[Exception], str]] = [
         (noise(1, 399), ValueError, r"399 samples.*400 samples \(25\.0 ms\)"),
@@ -411,7 +372,7 @@ def test_waveforms_that_cannot_be_encoded(folder: Folder, name: str) -> None:
             encoder(wave)
 
 
-def test_table() -> None:
+def test_table():
     rows = {row.name: row for row in encoder_table()}
     assert rows["mert"][:4] == ("mert", "m-a-p/MERT-v1-95M", 24_000, 3)
     assert (rows["mert"].frames_per_second, rows["mert"].needs_download) == (75.0, True)
@@ -422,9 +383,6 @@ def test_table() -> None:
         for field in ("name", "sample_rate", "hop", "receptive_field", "maximum_samples"):
             assert getattr(row, field) == getattr(encoder, field)
         assert not row.needs_download
-
-
-# --- Damaged checkpoints --------------------------------------------------------------------------
 
 
 def edit_weights(path: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
@@ -453,7 +411,7 @@ def used_names(path: Path) -> list[str]:
         *(pytest.param(f, 1, marks=pytest.mark.slow) for f in (*FAMILIES, "whisper")),
     ],
 )
-def test_every_missing_weight_is_named(own_folder: Folder, family: str, every: int) -> None:
+def test_every_missing_weight_is_named(own_folder, family, every):
     whisper = family == "whisper"  # with its decoder, which has weights of nearly the same names
     path = own_folder(family, **({"head": "ForConditionalGeneration"} if whisper else {}))
     whole = (path / "model.safetensors").read_bytes()
@@ -475,7 +433,7 @@ def test_every_missing_weight_is_named(own_folder: Folder, family: str, every: i
         load_encoder(path, layer=2)
 
 
-def test_pickles_that_hold_code_are_not_run(own_folder: Folder) -> None:
+def test_pickles_that_hold_code_are_not_run(own_folder):
     path = own_folder("hubert")
     (path / "model.safetensors").unlink()
     torch.save({"model": nn.Linear(1, 1)}, path / "pytorch_model.bin")
@@ -496,18 +454,13 @@ def test_pickles_that_hold_code_are_not_run(own_folder: Folder) -> None:
         ("model.safetensors", "cut off", "damaged"),
     ],
 )
-def test_incomplete_folders(
-    own_folder: Folder, file: str, content: str | None, message: str
-) -> None:
+def test_incomplete_folders(own_folder, file, content, message):
     path = own_folder("hubert")
     (path / file).unlink()
     if content is not None:
         (path / file).write_text(content)
     with pytest.raises(ValueError, match=message):
         load_encoder(path)
-
-
-# --- Offline and on the hub -----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -524,7 +477,7 @@ WAYS_OUT = r"facebook/wav2vec2-large-lv60.*local folder.*hf download"
 
 
 @pytest.mark.usefixtures("no_network")
-def test_a_name_that_is_not_cached_fails_at_once(folder: Folder, tmp_path: Path) -> None:
+def test_a_name_that_is_not_cached_fails_at_once(folder, tmp_path):
     load_encoder(folder("wav2vec2", True, seed=3))  # a folder needs no network
     started = time.perf_counter()
     with pytest.raises(OSError, match=f"(?s){WAYS_OUT}"):
@@ -557,9 +510,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, source: Path, cache: Path) -> list
 
 
 @pytest.mark.parametrize("safe", [True, False])
-def test_a_download_fetches_what_is_needed_once(
-    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, safe: bool
-) -> None:
+def test_a_download_fetches_what_is_needed_once(folder, tmp_path, monkeypatch, safe):
     source = folder("hubert", safe=safe)
     asked = fake_hub(monkeypatch, source, tmp_path)
     encoder = load_encoder("some/model", cache_dir=tmp_path)
@@ -571,21 +522,18 @@ def test_a_download_fetches_what_is_needed_once(
     assert len(asked) == count
 
 
-def test_missing_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_transformers_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     load_encoder("mel")
     with pytest.raises(ImportError, match="pip install"):
         load_encoder("wav2vec2-base")
 
 
-# --- Sharing, copies, state -----------------------------------------------------------------------
-
-
 def first_weight(encoder: Any) -> Tensor:
     return next(encoder.model.parameters())
 
 
-def test_equal_settings_share_weights_that_go_with_the_last_encoder(folder: Folder) -> None:
+def test_equal_settings_share_weights_that_go_with_the_last_encoder(folder):
     one, two = (load_encoder(folder("hubert", seed=5), layer=2) for _ in range(2))
     assert one is not two
     assert first_weight(one) is first_weight(two)
@@ -602,7 +550,7 @@ def test_equal_settings_share_weights_that_go_with_the_last_encoder(folder: Fold
     assert weights() is None
 
 
-def test_other_weights_or_settings_are_another_model(own_folder: Folder) -> None:
+def test_other_weights_or_settings_are_another_model(own_folder):
     path = own_folder("hubert")
     other = path.with_name("other")
     other.mkdir()
@@ -618,7 +566,7 @@ def test_other_weights_or_settings_are_another_model(own_folder: Folder) -> None
     assert load_encoder(path, layer=2).model is not one.model
 
 
-def test_moving_or_casting_one_encoder_leaves_the_others_alone(folder: Folder) -> None:
+def test_moving_or_casting_one_encoder_leaves_the_others_alone(folder):
     one, two, three = (load_encoder(folder(), layer=2) for _ in range(3))
     expected = two(noise(1, SAMPLES))
     nn.ModuleList([one]).to("meta")
@@ -630,7 +578,7 @@ def test_moving_or_casting_one_encoder_leaves_the_others_alone(folder: Folder) -
     assert load_encoder(folder(), layer=2).to("meta").model is one.model
 
 
-def test_state_dict_holds_no_frozen_weights(folder: Folder) -> None:
+def test_state_dict_holds_no_frozen_weights(folder):
     class Model(nn.Module):
         def __init__(self, path: Path) -> None:
             super().__init__()
@@ -647,7 +595,7 @@ def test_state_dict_holds_no_frozen_weights(folder: Folder) -> None:
     assert torch.equal(other.encoder(noise(1, SAMPLES)), expected)
 
 
-def test_copies_share_and_pickles_reload(folder: Folder) -> None:
+def test_copies_share_and_pickles_reload(folder):
     encoder = load_encoder(folder(), layer=1)
     encoder.memory_budget = 12_345
     encoder(noise(1, SAMPLES).requires_grad_())
@@ -666,7 +614,7 @@ def test_copies_share_and_pickles_reload(folder: Folder) -> None:
 
 
 @pytest.mark.slow
-def test_a_pickle_works_in_a_new_process(folder: Folder, tmp_path: Path) -> None:
+def test_a_pickle_works_in_a_new_process(folder, tmp_path):
     encoder = load_encoder(folder(), layer=1)
     (tmp_path / "encoder").write_bytes(pickle.dumps(encoder))
     torch.save(encoder(noise(1, SAMPLES)), tmp_path / "expected")
@@ -681,12 +629,9 @@ assert (encoder(wave) - expected).abs().max() < 1e-5
     assert done.returncode == 0, done.stderr
 
 
-# --- Whisper's spectrum ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("samples", [9600, 9599, 9761, 201])
 @pytest.mark.parametrize("bands", [80, 128])
-def test_log_mel_equals_the_feature_extractor(samples: int, bands: int) -> None:
+def test_log_mel_equals_the_feature_extractor(samples, bands):
     waves = speech(2, 9761, seed=1)[:, :samples]
     waves[1] *= 1e-3  # the floor is each clip's own
     found, expected = log_mel(waves.float(), bands), stock_features(waves, bands)
@@ -695,7 +640,7 @@ def test_log_mel_equals_the_feature_extractor(samples: int, bands: int) -> None:
     assert relative_error(log_mel(waves, bands), expected) < 1e-5
 
 
-def test_a_frame_of_whisper_sees_five_windows_and_no_more(folder: Folder) -> None:
+def test_a_frame_of_whisper_sees_five_windows_and_no_more(folder):
     encoder = load_encoder(folder("whisper"), layer=0, dtype="float64")
     # White noise has no point eight decades down, so no frame depends on the loudest one.
     wave, frame = noise(1, 6400, dtype=torch.float64).requires_grad_(), 9
@@ -704,9 +649,6 @@ def test_a_frame_of_whisper_sees_five_windows_and_no_more(folder: Folder) -> Non
     # Of 400 samples, 160 apart, about sample 320 f; the first under a Hann window has no weight.
     assert (int(seen[0]), int(seen[-1])) == (320 * frame - 519, 320 * frame + 519)
     assert len(seen) == 1039
-
-
-# --- A user's own encoder -------------------------------------------------------------------------
 
 
 class Stub(nn.Module):
@@ -723,7 +665,7 @@ class Stub(nn.Module):
         return wave.unfold(-1, 200, 100).mean(-1, keepdim=True) * self.scale
 
 
-def test_own_encoder() -> None:
+def test_own_encoder():
     stub = Stub()
     encoder = as_encoder(stub)
     assert isinstance(encoder, CustomEncoder)
@@ -732,7 +674,7 @@ def test_own_encoder() -> None:
     frames = encoder(wave)
     assert frames.shape == (2, 3, encoder.frame_count(1000), 2)
     frames.sum().backward()
-    assert wave.grad is not None
+    assert wave.grad.abs().sum() > 0
     assert stub.scale.grad is None
     assert not encoder.train().function.training
     for cast in (encoder.half, encoder.bfloat16, encoder.double):  # it keeps its precision
@@ -744,7 +686,7 @@ def test_own_encoder() -> None:
     assert encoder.to("meta").function.scale.device.type == "meta"
 
 
-def test_own_encoder_may_belong_to_a_model_that_is_trained() -> None:
+def test_own_encoder_may_belong_to_a_model_that_is_trained():
     stub = nn.Sequential(nn.Dropout(0.5), Stub())
     for name in ("sample_rate", "hop", "receptive_field"):
         setattr(stub, name, getattr(Stub, name))
@@ -773,7 +715,7 @@ class Late(Encoder):
         (lambda wave: wave.new_zeros(2, 9, 3).to(torch.complex64), "take the magnitude"),
     ],
 )
-def test_own_encoder_with_other_frames(output: Callable[..., Any], message: str) -> None:
+def test_own_encoder_with_other_frames(output, message):
     stub = Stub()
     stub.forward = output  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=message):
@@ -783,18 +725,15 @@ def test_own_encoder_with_other_frames(output: Callable[..., Any], message: str)
         late(noise(2, 1000))
 
 
-# --- Broken models --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e37])
-def test_embeddings_beyond_use(value: float) -> None:
+def test_embeddings_beyond_use(value):
     embeddings = torch.full((2, 3, 4), value)
     assert not is_usable(embeddings)
     embeddings[1, 2, 3] = 1.0  # a single valid place: the caller can name the bad ones
     assert is_usable(embeddings)
 
 
-def test_every_named_transformer_reaches_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_named_transformer_reaches_the_loader(monkeypatch):
     seen: dict[str, Any] = {}
     monkeypatch.setattr(registry, "load_transformer", lambda s: seen.__setitem__(s.name, s))
     rows = [row for row in encoder_table() if row.needs_download]

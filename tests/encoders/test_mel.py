@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from bursts import noise
@@ -17,14 +15,14 @@ from torch_mapss.encoders import (
 )
 
 
-def test_filters_have_equal_area() -> None:
+def test_filters_have_equal_area():
     fine = mel_filterbank(20, 16_000, 2**16)
     area = fine.sum(0) * 16_000 / 2**16
     assert torch.allclose(area, torch.ones(20, dtype=torch.float64), atol=1e-4)
 
 
 @pytest.mark.parametrize(("bands", "floor", "context"), [(80, 1e-5, 0), (40, 1e-3, 2)])
-def test_mel_by_hand(bands: int, floor: float, context: int) -> None:
+def test_mel_by_hand(bands, floor, context):
     encoder = MelEncoder(bands, floor, context)
     wave = noise(2400, dtype=torch.float64)
     time = torch.arange(400, dtype=torch.float64)
@@ -42,7 +40,7 @@ def test_mel_by_hand(bands: int, floor: float, context: int) -> None:
     assert torch.allclose(encoder(wave), torch.stack(expected), rtol=1e-10, atol=1e-10)
 
 
-def test_mel_keeps_double_and_lifts_half() -> None:
+def test_mel_keeps_double_and_lifts_half():
     encoder = MelEncoder()
     assert encoder(noise(800, dtype=torch.float64)).dtype == torch.float64
     half = noise(800).half()
@@ -50,18 +48,18 @@ def test_mel_keeps_double_and_lifts_half() -> None:
     assert MelEncoder(dtype=torch.float64)(noise(800)).dtype == torch.float64
 
 
-def test_mel_gradient() -> None:
+def test_mel_gradient():
     wave = noise(1, 1100, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(MelEncoder(12, context=1), wave)
 
 
-def test_mel_after_inference_mode_still_has_a_gradient() -> None:
+def test_mel_after_inference_mode_still_has_a_gradient():
     encoder = MelEncoder(37)  # filters that no other test has made
     with torch.inference_mode():
         encoder(noise(800))
     wave = noise(800).requires_grad_()
     encoder(wave).sum().backward()
-    assert wave.grad is not None
+    assert wave.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,7 @@ def test_mel_after_inference_mode_still_has_a_gradient() -> None:
     ],
     ids=str,
 )
-def test_mel_arguments(arguments: dict[str, Any]) -> None:
+def test_mel_arguments(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         MelEncoder(**arguments)
 
@@ -93,7 +91,7 @@ GRIDS = [
 
 
 @pytest.mark.parametrize(("rate", "hop", "field"), GRIDS)
-def test_mel_on_the_grid_of_another_encoder(rate: int, hop: int, field: int) -> None:
+def test_mel_on_the_grid_of_another_encoder(rate, hop, field):
     encoder = mel_on_grid(rate, hop, field)
     assert (encoder.sample_rate, encoder.hop, encoder.receptive_field) == (rate, hop, field)
     wave = noise(1, field + 4 * hop + 7, dtype=torch.float64).requires_grad_()
@@ -106,12 +104,12 @@ def test_mel_on_the_grid_of_another_encoder(rate: int, hop: int, field: int) -> 
     assert len(used) == min(field, round(0.025 * rate) - (field - round(0.025 * rate)) % 2) - 1
 
 
-def test_mel_on_its_own_grid_is_the_default() -> None:
+def test_mel_on_its_own_grid_is_the_default():
     wave = noise(2, 4000)
     assert torch.equal(mel_on_grid(16_000, 320, 400)(wave), MelEncoder()(wave))
 
 
-def test_mel_44k_reaches_20_khz_at_50_frames_a_second() -> None:
+def test_mel_44k_reaches_20_khz_at_50_frames_a_second():
     encoder = load_encoder("mel-44k")
     assert (encoder.hop, encoder.feature_size) == (882, 128)
     time = torch.arange(44_100, dtype=torch.float64) / 44_100
@@ -123,7 +121,7 @@ def test_mel_44k_reaches_20_khz_at_50_frames_a_second() -> None:
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
-def test_filters_do_not_depend_on_the_default_dtype(default: torch.dtype) -> None:
+def test_filters_do_not_depend_on_the_default_dtype(default):
     expected = mel_filterbank(31, 16_000, 512)
     torch.set_default_dtype(default)
     try:
@@ -132,7 +130,7 @@ def test_filters_do_not_depend_on_the_default_dtype(default: torch.dtype) -> Non
         torch.set_default_dtype(torch.float32)
 
 
-def test_waveform_is_a_view() -> None:
+def test_waveform_is_a_view():
     wave = noise(2, 3, 5 * 320 + 80)
     frames = WaveformEncoder()(wave)
     assert frames.shape == (2, 3, 5, 400)

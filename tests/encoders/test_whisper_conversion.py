@@ -17,8 +17,21 @@ from torch_mapss.encoders import load_encoder
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "whisper_from_ctranslate2.py"
 KINDS = {np.dtype("float32"): 0, np.dtype("int8"): 1, np.dtype("int16"): 2, np.dtype("float16"): 4}
-LINEAR = {"weight": "weight", "bias": "bias"}
-NORM = {"gamma": "weight", "beta": "bias"}
+# Of a transformer block: CTranslate2's names, and those of transformers.
+BLOCK = {
+    "self_attention/linear_0": [f"self_attn.{x}_proj" for x in "qkv"],
+    "self_attention/linear_1": ["self_attn.out_proj"],
+    "self_attention/layer_norm": ["self_attn_layer_norm"],
+    "ffn/linear_0": ["fc1"],
+    "ffn/linear_1": ["fc2"],
+    "ffn/layer_norm": ["final_layer_norm"],
+}
+CROSS = {
+    "attention/linear_0": ["encoder_attn.q_proj"],
+    "attention/linear_1": ["encoder_attn.k_proj", "encoder_attn.v_proj"],
+    "attention/linear_2": ["encoder_attn.out_proj"],
+    "attention/layer_norm": ["encoder_attn_layer_norm"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,36 +49,24 @@ def variables(model: Any) -> dict[str, np.ndarray]:
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     found: dict[str, np.ndarray] = {}
 
-    def put(name: str, fields: dict[str, str], *parts: str) -> None:
-        for theirs, ours in fields.items():
+    def put(name: str, *parts: str) -> None:
+        theirs = ("gamma", "beta") if name.endswith("norm") else ("weight", "bias")
+        for kind, ours in zip(theirs, ("weight", "bias")):
             missing = np.zeros(len(state[f"{parts[0]}.weight"]), np.float32)  # of the keys' bias
-            found[f"{name}/{theirs}"] = np.concatenate(
-                [state.get(f"{part}.{ours}", missing) for part in parts]
-            )
+            parts_of = [state.get(f"{part}.{ours}", missing) for part in parts]
+            found[f"{name}/{kind}"] = np.concatenate(parts_of)
 
     for name in ("conv1", "conv2"):
-        put(f"encoder/{name}", LINEAR, f"model.encoder.{name}")
-    for side in ("encoder", "decoder"):
-        put(f"{side}/layer_norm", NORM, f"model.{side}.layer_norm")
-        found[f"{side}/position_encodings/encodings"] = state[
-            f"model.{side}.embed_positions.weight"
-        ]
+        put(f"encoder/{name}", f"model.encoder.{name}")
+    for side, block in (("encoder", BLOCK), ("decoder", {**BLOCK, **CROSS})):
+        put(f"{side}/layer_norm", f"model.{side}.layer_norm")
+        positions = state[f"model.{side}.embed_positions.weight"]
+        found[f"{side}/position_encodings/encodings"] = positions
         found[f"{side}/num_heads"] = np.array(2, np.int16)
         for layer in range(getattr(model.config, f"{side}_layers")):
-            there, here = f"{side}/layer_{layer}", f"model.{side}.layers.{layer}"
-            heads = [f"{here}.self_attn.{x}_proj" for x in "qkv"]
-            put(f"{there}/self_attention/linear_0", LINEAR, *heads)
-            put(f"{there}/self_attention/linear_1", LINEAR, f"{here}.self_attn.out_proj")
-            put(f"{there}/self_attention/layer_norm", NORM, f"{here}.self_attn_layer_norm")
-            put(f"{there}/ffn/linear_0", LINEAR, f"{here}.fc1")
-            put(f"{there}/ffn/linear_1", LINEAR, f"{here}.fc2")
-            put(f"{there}/ffn/layer_norm", NORM, f"{here}.final_layer_norm")
-            if side == "decoder":
-                other = [f"{here}.encoder_attn.{x}_proj" for x in "qkv"]
-                put(f"{there}/attention/linear_0", LINEAR, other[0])
-                put(f"{there}/attention/linear_1", LINEAR, *other[1:])
-                put(f"{there}/attention/linear_2", LINEAR, f"{here}.encoder_attn.out_proj")
-                put(f"{there}/attention/layer_norm", NORM, f"{here}.encoder_attn_layer_norm")
+            for theirs, ours in block.items():
+                here = f"model.{side}.layers.{layer}"
+                put(f"{side}/layer_{layer}/{theirs}", *(f"{here}.{part}" for part in ours))
     found["decoder/embeddings/weight"] = state["model.decoder.embed_tokens.weight"]
     found["decoder/activation"] = np.array(3, np.int8)
     return found
@@ -85,7 +86,7 @@ def write(folder: Path, content: dict[str, np.ndarray], kind: str = "WhisperSpec
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_converted_model_is_the_model(script: ModuleType, tmp_path: Path, half: bool) -> None:
+def test_a_converted_model_is_the_model(script, tmp_path, half):
     model = random_whisper(head="ForConditionalGeneration")
     content = variables(model)
     if half:
@@ -101,7 +102,7 @@ def test_a_converted_model_is_the_model(script: ModuleType, tmp_path: Path, half
     assert torch.equal(found, expected)
 
 
-def test_what_is_refused(script: ModuleType, tmp_path: Path) -> None:
+def test_what_is_refused(script, tmp_path):
     content = variables(random_whisper(head="ForConditionalGeneration"))
     name = "encoder/layer_1/ffn/linear_1/weight"
     broken = {

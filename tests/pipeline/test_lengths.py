@@ -52,7 +52,7 @@ def transformer(folder: Path, family: str, layer: int = 2) -> Any:
 
 
 @pytest.mark.parametrize("name", ["mel", "waveform", "wav2vec2", "hubert-base", "wavlm", "whisper"])
-def test_scores_and_gradients_are_those_of_each_alone(tmp_path: Path, name: str) -> None:
+def test_scores_and_gradients_are_those_of_each_alone(tmp_path, name):
     mapss = small(name if name in ("mel", "waveform") else transformer(tmp_path, name))
     references = voices(3, samples=5600).double()
     estimates = leaky(references)
@@ -60,13 +60,11 @@ def test_scores_and_gradients_are_those_of_each_alone(tmp_path: Path, name: str)
         estimates[item, :, length:] = torch.nan  # padding may hold anything
     scores = mapss(estimates.requires_grad_(), references, lengths=LENGTHS)
     (scores.ps.sum() - scores.log_pm.sum()).backward()
-    assert estimates.grad is not None
     each = []
     for k, n in enumerate(LENGTHS):
         one = leaky(references)[k : k + 1, :, :n].requires_grad_()
         own = mapss(one, references[k : k + 1, :, :n])
         (own.ps.sum() - own.log_pm.sum()).backward()
-        assert one.grad is not None
         difference = (estimates.grad[k, :, :n] - one.grad[0]).norm()
         assert float(difference / one.grad.norm()) < 1e-6
         assert float(estimates.grad[k, :, n:].abs().sum()) == 0.0
@@ -74,7 +72,7 @@ def test_scores_and_gradients_are_those_of_each_alone(tmp_path: Path, name: str)
     assert_scores_equal(scores, each, 1e-6)
 
 
-def test_two_encoders_and_a_measure_alone() -> None:
+def test_two_encoders_and_a_measure_alone():
     mapss = small("waveform", match_encoder="mel")
     references = voices(3, samples=5600)
     estimates = leaky(references)
@@ -85,7 +83,7 @@ def test_two_encoders_and_a_measure_alone() -> None:
         torch.testing.assert_close(getattr(one, name), getattr(whole, name))
 
 
-def test_members_that_are_missing_in_some_lengths() -> None:
+def test_members_that_are_missing_in_some_lengths():
     """Fewer spectral peaks mean fewer notches: rounds of unlike length, and masks of their own."""
     bank = DistortionBank("match", only=("notch", "echo", "clipping"))
     mapss = small(match_bank=bank)
@@ -108,7 +106,7 @@ def test_members_that_are_missing_in_some_lengths() -> None:
     assert_scores_equal(mapss(estimates[1:3, :, :5000], joined), own, 1e-5)
 
 
-def test_silent_and_inactive_sources_among_other_lengths() -> None:
+def test_silent_and_inactive_sources_among_other_lengths():
     mapss = small()
     references = voices(3, samples=5600)
     references[1, 0] = 0.0  # silent throughout: no frame is scored

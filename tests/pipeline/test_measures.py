@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from torch_mapss.pipeline.measures import MEASURES, checked_measures
 FIELDS = ("clearance", "fidelity", "ps", "pm", "log_pm")
 
 
-def test_names_of_measures() -> None:
+def test_names_of_measures():
     assert checked_measures(None) == tuple(MEASURES)
     assert checked_measures("match") == ("match",)
     assert checked_measures(["bleed", "decomposition"]) == ("decomposition", "bleed")
@@ -33,7 +32,7 @@ def test_names_of_measures() -> None:
 
 
 @pytest.mark.parametrize("segment", [None, 1.0])
-def test_each_measure_alone_is_what_it_is_beside_the_others(segment: float | None) -> None:
+def test_each_measure_alone_is_what_it_is_beside_the_others(segment):
     references = bursts(1.5, sources=3)
     estimates = leaky(references)
     mapss = small(segment=segment, size=4)
@@ -56,7 +55,7 @@ def test_each_measure_alone_is_what_it_is_beside_the_others(segment: float | Non
             assert bool(values.isnan().all()) != known or column == "frames"
 
 
-def test_the_scores_are_those_of_the_functional_stage() -> None:
+def test_the_scores_are_those_of_the_functional_stage():
     references = bursts(1.0, sources=3)
     estimates = leaky(references)
     mapss = small(decomposition_bank=DistortionBank(size=7))
@@ -80,7 +79,7 @@ def test_the_scores_are_those_of_the_functional_stage() -> None:
     assert not scores.fidelity[0, ~there, frame].any()
 
 
-def test_a_member_is_distorted_once_and_encoded_once_for_an_encoder() -> None:
+def test_a_member_is_distorted_once_and_encoded_once_for_an_encoder():
     references = bursts(0.6)
     counts = {}
     for name, measures in (("ps", "separation"), ("both", ("separation", "decomposition"))):
@@ -99,7 +98,7 @@ def test_a_member_is_distorted_once_and_encoded_once_for_an_encoder() -> None:
     assert MAPSS("mel", separation_bank=few).decomposition_bank == few
 
 
-def test_decomposition_alone_loads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decomposition_alone_loads_no_weights(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     references = bursts(0.6)
     mapss = MAPSS(local_files_only=True, cache_dir="/nonexistent")
@@ -121,7 +120,7 @@ def test_decomposition_alone_loads_no_weights(monkeypatch: pytest.MonkeyPatch) -
     assert str(mapss.config.encoders["encoder"].options["device"]) == "cpu"
 
 
-def test_frames_of_a_checkpoint_are_known_without_its_weights(tmp_path: Path) -> None:
+def test_frames_of_a_checkpoint_are_known_without_its_weights(tmp_path):
     """Its settings alone say them: clearance, fidelity and bleed load and fetch nothing."""
     write_checkpoint(tmp_path, "wav2vec2", large=True)
     whole = MAPSS(tmp_path, layer=1)
@@ -137,13 +136,13 @@ def test_frames_of_a_checkpoint_are_known_without_its_weights(tmp_path: Path) ->
         mapss(leaky(references), references)
 
 
-def test_a_time_that_a_measure_does_not_take_is_refused_at_once() -> None:
+def test_a_time_that_a_measure_does_not_take_is_refused_at_once():
     with pytest.raises(ValueError, match="whole number of diffusion steps"):
         MAPSS("mel", time=0.5)
     assert MAPSS("mel", time=0.5, measures=("separation", "match")).config.settings.time == 0.5
 
 
-def test_a_bank_serves_the_measures_it_was_prepared_for() -> None:
+def test_a_bank_serves_the_measures_it_was_prepared_for():
     references = bursts(0.6)
     mapss = small()
     bank = mapss.prepare(references, measures=("decomposition", "match"))
@@ -159,7 +158,7 @@ def test_a_bank_serves_the_measures_it_was_prepared_for() -> None:
     assert len(repr(mapss.prepare(references, measures="bleed")).split("\n")) == 5
 
 
-def test_sums_of_sources_cannot_be_recombined() -> None:
+def test_sums_of_sources_cannot_be_recombined():
     mapss = small()
     three = torch.stack([bursts(0.6, sources=3, seed=s) for s in range(2)])
     bank = mapss.prepare(three)
@@ -171,7 +170,7 @@ def test_sums_of_sources_cannot_be_recombined() -> None:
 
 
 @pytest.mark.parametrize("convention", ["paper", "reference"])
-def test_bounds_of_all_measures_bring_the_scores_of_the_same_maps(convention: str) -> None:
+def test_bounds_of_all_measures_bring_the_scores_of_the_same_maps(convention):
     references = bursts(0.8)
     mapss = small(convention=convention)
     bank = mapss.prepare(references)
@@ -193,7 +192,7 @@ def test_bounds_of_all_measures_bring_the_scores_of_the_same_maps(convention: st
     assert (other.scores is None) == (convention == "reference")
 
 
-def test_gradients_of_all_measures() -> None:
+def test_gradients_of_all_measures():
     references = bursts(0.6, sources=3).double()
     references[0, 3000:6000] = 0.0
     estimates = leaky(references).requires_grad_()
@@ -223,7 +222,7 @@ def bleed_of(estimates: Tensor, references: Tensor, **options: Any) -> tuple[Ten
 
 
 @pytest.mark.parametrize("segment", [None, 1.0])
-def test_bleed_is_the_level_in_the_pauses(segment: float | None) -> None:
+def test_bleed_is_the_level_in_the_pauses(segment):
     references = pausing()
     leaking = references.clone()
     leaking[0] = torch.where(references[0] == 0.0, references[1], references[0])
@@ -244,7 +243,7 @@ def test_bleed_is_the_level_in_the_pauses(segment: float | None) -> None:
     torch.testing.assert_close(other.bleed_db, softer.bleed_db, rtol=0, atol=0.01, equal_nan=True)
 
 
-def test_bleed_of_silence_and_of_gates_is_the_floor() -> None:
+def test_bleed_of_silence_and_of_gates_is_the_floor():
     references = pausing()
     found, _ = bleed_of(torch.zeros_like(references), references)
     assert (found[~found.isnan()] == -100.0).all()
@@ -259,7 +258,7 @@ def test_bleed_of_silence_and_of_gates_is_the_floor() -> None:
     assert bleed_of(references, silent)[0][0].isnan().all()
 
 
-def test_bleed_of_short_pauses_and_padded_items() -> None:
+def test_bleed_of_short_pauses_and_padded_items():
     references = pausing(1.0)
     references[0] = 0.1 * torch.randn(16000, generator=torch.Generator().manual_seed(3))
     references[0, 8000:8800] = 0.0  # two frames and a half

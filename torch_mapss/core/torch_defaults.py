@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -37,16 +37,19 @@ def with_torch_defaults(function: Callable[Arguments, Result]) -> Callable[Argum
 
 
 @contextmanager
-def _own_dtype() -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Within, ``dtype`` is torch's default."""
     before = torch.get_default_dtype()
-    if before.itemsize >= torch.float32.itemsize:  # float64 constants lose nothing
-        yield
-        return
-    torch.set_default_dtype(torch.float32)
+    torch.set_default_dtype(dtype)
     try:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def _own_dtype() -> AbstractContextManager[None]:
+    wide = torch.get_default_dtype().itemsize >= torch.float32.itemsize
+    return nullcontext() if wide else default_dtype(torch.float32)  # float64 loses nothing
 
 
 def _own_device() -> torch.device | nullcontext[None]:

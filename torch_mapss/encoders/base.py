@@ -123,7 +123,7 @@ class Encoder(nn.Module):
         self._check(waveform)
         with torch.autocast(waveform.device.type, enabled=False):
             flat = self._cast(waveform).reshape(-1, waveform.shape[-1])
-            embeddings = self._encode_in_chunks(flat, memory or self.memory_budget)
+            embeddings = self._encode_in_chunks(flat, memory)
             embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         return embeddings.reshape(*waveform.shape[:-1], *embeddings.shape[-2:])
 
@@ -149,7 +149,7 @@ class Encoder(nn.Module):
         """To the dtype the encoder computes in; half precision is lifted to float32."""
         return waveform.to(self.dtype or torch.promote_types(waveform.dtype, torch.float32))
 
-    def _encode_in_chunks(self, flat: Tensor, memory: int) -> Tensor:
+    def _encode_in_chunks(self, flat: Tensor, memory: int | None) -> Tensor:
         """(N, T) -> (N, F, M), a few items at a time when no graph is built or it is recomputed."""
         samples = flat.shape[-1]
         encode: Callable[[Tensor], Tensor] = self._encode_checked
@@ -162,8 +162,8 @@ class Encoder(nn.Module):
             encode = functools.partial(
                 recompute_in_backward, encode, use_reentrant=False, preserve_rng_state=False
             )
-        memory = min(memory, self.memory_budget)
-        fitting = max(1, memory // max(1, self._item_bytes(samples)))
+        most = min(memory or self.memory_budget, self.memory_budget)
+        fitting = max(1, most // max(1, self._item_bytes(samples)))
         found = [encode(chunk) for chunk in flat.split(fitting)]
         return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -210,13 +210,12 @@ def is_usable(embeddings: Tensor) -> Tensor:
     return (embeddings.detach().abs() < ABSURD).any()
 
 
-def broken(embeddings: Tensor, encoder: Any) -> str:
+def broken(embeddings: Tensor, encoder: Encoder) -> str:
     """What to say of an encoder whose embeddings are not usable."""
-    name = getattr(encoder, "checkpoint", None) or getattr(encoder, "name", type(encoder).__name__)
-    dtype = getattr(encoder, "dtype", None) or embeddings.dtype
+    name = getattr(encoder, "checkpoint", encoder.name)
     return (
-        f"encoder {name!r} (layer {getattr(encoder, 'layer', None)}, dtype {dtype}, device "
-        f"{embeddings.device}) returned no usable value: all of shape {tuple(embeddings.shape)} "
-        f"are NaN, infinite or above {ABSURD:g}. The model is broken or overflows: check the "
-        "checkpoint, or load it with dtype=torch.float32."
+        f"encoder {name!r} (layer {encoder.layer}, dtype {encoder.dtype or embeddings.dtype}, "
+        f"device {embeddings.device}) returned no usable value: all of shape "
+        f"{tuple(embeddings.shape)} are NaN, infinite or above {ABSURD:g}. The model is broken or "
+        "overflows: check the checkpoint, or load it with dtype=torch.float32."
     )

@@ -43,14 +43,13 @@ class CustomEncoder(Encoder):
                 f"{type(function).__name__} lacks {', '.join(missing) or 'the call'}. Without them "
                 "the frames have no place in time: set them as attributes, in Hz and samples."
             )
+        grid: dict[str, Any] = {name: int(getattr(function, name)) for name in _GRID}
         super().__init__(
             name=str(getattr(function, "name", type(function).__name__)),
             feature_size=getattr(function, "feature_size", None),
             layer=getattr(function, "layer", None),
             activation_checkpointing=activation_checkpointing,
-            sample_rate=int(function.sample_rate),  # type: ignore[attr-defined]
-            hop=int(function.hop),  # type: ignore[attr-defined]
-            receptive_field=int(function.receptive_field),  # type: ignore[attr-defined]
+            **grid,
         )
         self.local = bool(getattr(function, "local", False))
         self.function = function

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core.checks import check_real, check_whole, import_package
-from torch_mapss.core.torch_defaults import with_torch_defaults
+from torch_mapss.core.torch_defaults import default_dtype, with_torch_defaults
 
 from .base import MEMORY_BUDGET, Encoder
 
@@ -197,14 +197,9 @@ def mel_filterbank(
     torchaudio = import_package("torchaudio.functional", "mel")
     top = sample_rate / 2 if highest is None else highest
     # In float32 the flanks of the triangles are off by up to 2e-3 of single weights.
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "At least one mel filterbank")  # see MelEncoder
-            filters: Tensor = torchaudio.melscale_fbanks(
-                fft_size // 2 + 1, 0.0, top, bands, sample_rate, norm="slaney", mel_scale="slaney"
-            )
-            return filters
-    finally:
-        torch.set_default_dtype(before)
+    with default_dtype(torch.float64), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "At least one mel filterbank")  # see MelEncoder
+        filters: Tensor = torchaudio.melscale_fbanks(
+            fft_size // 2 + 1, 0.0, top, bands, sample_rate, norm="slaney", mel_scale="slaney"
+        )
+    return filters

@@ -1,25 +1,30 @@
-"""How often a call asks the device for a value, which waits for all work queued there; memory.
+"""Devices and memory: how often a call asks the device for a value, which waits for all work there.
 
-Budgets of memory change no score.
+Budgets of memory change no score. The whole way on a device that is not the CPU runs on tensors
+without values (``fake_device``), so no such device is needed.
 """
 
 from __future__ import annotations
 
 import functools
-from pathlib import Path
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import bursts
 import pytest
 import torch
 from bursts import RATE
+from fake_device import backward, fake_device
 from reads import Waits, counted
 from torch import Tensor
 
 from torch_mapss import MAPSS, BleedLoss, DecompositionLoss, DistortionBank, MAPSSLoss
+from torch_mapss.audio.loudness import normalize_loudness
 from torch_mapss.core import frame_batches
 from torch_mapss.encoders import MelEncoder
 from torch_mapss.pipeline import memory
+from torch_mapss.pipeline.copies import Encoding
 from torch_mapss.pipeline.memory import Budget, budget, checked_memory
 
 small = functools.partial(bursts.small, size=12)  # the counts do not depend on the size of a bank
@@ -72,16 +77,14 @@ SEVERAL = (9600, 9000, 8100, 4000)
         (BleedLoss, 0.6, SEVERAL, 2),
     ],
 )
-def test_a_step_reads_a_few_values_forward_and_none_backward(
-    mapss: MAPSS, make: Any, seconds: float, lengths: tuple[int, ...] | None, most: int
-) -> None:
+def test_a_step_reads_a_few_values_forward_and_none_backward(mapss, make, seconds, lengths, most):
     forward, backward = step(mapss, seconds, lengths, make)
     assert forward.reads.total() <= most, forward.lines
     assert backward.reads.total() == 0, backward.lines
     assert not forward.uploads + backward.uploads
 
 
-def test_recomputed_chunks_read_no_more(mapss: MAPSS, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputed_chunks_read_no_more(mapss, monkeypatch):
 
     monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 0)
     # What a scorer's memory gives a chunk counts in these.
@@ -91,13 +94,13 @@ def test_recomputed_chunks_read_no_more(mapss: MAPSS, monkeypatch: pytest.Monkey
     assert backward.reads.total() == 0, backward.lines
 
 
-def test_without_the_check_of_samples_it_reads_two_less() -> None:
+def test_without_the_check_of_samples_it_reads_two_less():
     forward, backward = step(small(check_finite=False), 1.0)
     assert forward.reads.total() <= 2, forward.lines
     assert backward.reads.total() == 0, backward.lines
 
 
-def test_preparing_reads_a_few_values_more_for_each_length(mapss: MAPSS) -> None:
+def test_preparing_reads_a_few_values_more_for_each_length(mapss):
     _, references = signals(0.6, batch=4)
     counts = []
     for lengths in ((9600,) * 4, SEVERAL):
@@ -112,7 +115,7 @@ def test_preparing_reads_a_few_values_more_for_each_length(mapss: MAPSS) -> None
     assert counts[1] <= counts[0] + 3 * 12, waits.lines
 
 
-def test_the_counter_counts() -> None:
+def test_the_counter_counts():
     x = torch.tensor([3.0, 0.0, 2.0])
     with counted(far=True) as waits:
         _ = bool(x.any()), x.nonzero(), x[x > 0], x.tolist(), x.numpy(), x.cpu()
@@ -125,7 +128,7 @@ def test_the_counter_counts() -> None:
 
 
 @pytest.mark.parametrize("given", ["20MiB", 2**31])
-def test_memory_changes_no_score(given: int | str) -> None:
+def test_memory_changes_no_score(given):
     estimates, references = signals(1.5)
     scores = small()(estimates, references)
     tight = small(memory=given)(estimates, references)
@@ -138,11 +141,11 @@ def test_memory_changes_no_score(given: int | str) -> None:
     ("given", "expected"),
     [("auto", None), ("1GiB", 2**30), ("1.5 g", 3 * 2**29), ("512MB", 2**29), (2**25, 2**25)],
 )
-def test_memory_may_be_bytes_or_a_text(given: int | str, expected: int | None) -> None:
+def test_memory_may_be_bytes_or_a_text(given, expected):
     assert checked_memory(given) == expected
 
 
-def test_memory_that_is_none_is_refused() -> None:
+def test_memory_that_is_none_is_refused():
     for wrong in ("much", "1.2.3G", "", 0, -5, "3k", float("inf"), float("nan")):
         with pytest.raises(ValueError, match="16 MiB"):
             MAPSS("mel", memory=wrong)
@@ -166,14 +169,7 @@ def test_memory_that_is_none_is_refused() -> None:
         ),
     ],
 )
-def test_the_limit_of_a_container_counts(
-    line: str,
-    folder: str,
-    names: tuple[str, str],
-    used: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_limit_of_a_container_counts(line, folder, names, used, tmp_path, monkeypatch):
     groups, root = tmp_path / "cgroup", tmp_path / "fs"
     groups.write_text(f"9:name=systemd:/\n{line}\n")
     (root / folder).mkdir(parents=True, exist_ok=True)
@@ -188,7 +184,7 @@ def test_the_limit_of_a_container_counts(
     assert memory.free_memory() > 2**28
 
 
-def test_out_of_memory_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_says_what_helps(monkeypatch):
     def failing(*given: object) -> None:
         raise torch.OutOfMemoryError("2 GiB wanted")
 
@@ -199,14 +195,14 @@ def test_out_of_memory_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value).count("memory=") == 1
 
 
-def test_the_least_memory_prepares_many_sources_in_segments() -> None:
+def test_the_least_memory_prepares_many_sources_in_segments():
     references = torch.randn(1, 6, 48000, generator=torch.Generator().manual_seed(0))
     banks = {"separation_bank": DistortionBank(only=("echo",))}
     mapss = MAPSS("mel", segment=1.0, memory="16MiB", measures="separation", **banks)
     assert len(mapss.prepare(references).groups[0].scored) > 100
 
 
-def test_a_copy_to_the_cpu_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_to_the_cpu_is_awaited(monkeypatch):
     bank = MAPSS("mel").prepare(signals(0.5)[1], measures="decomposition")
     original, asked = torch.Tensor.to, set()
 
@@ -218,3 +214,74 @@ def test_a_copy_to_the_cpu_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     bank.to("cpu")
     bank.to("cuda:1")
     assert asked == {("cpu", False), ("cuda:1", True)}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A fake device, on which no embedding is broken, and no memory is to be measured."""
+    monkeypatch.setattr(Encoding, "check", lambda _: None)
+    with fake_device(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing is known of any value: no frame need be scored
+        yield
+
+
+class Frames:
+    """The waveform's frames, encoded by calls that lengths share."""
+
+    sample_rate, hop, receptive_field, local = 16_000, 320, 400, True
+
+    def __call__(self, waveform: Tensor) -> Tensor:
+        return waveform.unfold(-1, 400, 320).sin()
+
+
+def mapss_of(encoder: Any = "waveform", **options: Any) -> MAPSS:
+    banks = {f"{kind}_bank": DistortionBank(kind, size=4) for kind in ("separation", "match")}
+    return MAPSS(encoder, decomposition_encoder=encoder, memory="1GiB", **banks, **options)
+
+
+# Made outside of the fake device, whose tensors have no values to choose filters by.
+SCORER, FRAMES = mapss_of(align_polarity=True), mapss_of(Frames())
+
+
+def empty_signals(*shape: int, requires_grad: bool = True) -> tuple[Tensor, Tensor]:
+    estimates = torch.empty(*shape, 4000, device="cuda", requires_grad=requires_grad)
+    return estimates, torch.empty(*shape, 4000, device="cuda")
+
+
+def assert_slopes(score: Tensor, leaf: Tensor) -> None:
+    assert score.device.type == "cuda"
+    (gradient,) = backward(score).values()
+    assert (gradient.device, gradient.shape) == (leaf.device, leaf.shape)
+
+
+@pytest.mark.usefixtures("fake")
+def test_scores_and_their_gradients():
+    estimates, references = empty_signals(1, 3)
+    bank = SCORER.prepare(references)
+    assert bank.device.type == "cuda"
+    scores = SCORER(estimates, bank)
+    found = [x for x in vars(scores).values() if isinstance(x, Tensor) and x.ndim == 3]
+    assert {x.device.type for x in found} == {"cuda"}
+    names = ("ps", "log_pm", "pm", "clearance", "distortion_ratio")
+    assert_slopes(torch.stack([getattr(scores, name).sum() for name in names]).sum(), estimates)
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_step_of_training_with_lengths():
+    estimates, references = empty_signals(2, 2)
+    loss = MAPSSLoss(FRAMES)
+    assert_slopes(loss(estimates, references, lengths=(4000, 3300)), estimates)
+
+
+@pytest.mark.usefixtures("fake")
+def test_scores_and_bounds_of_two_systems():
+    estimates, references = empty_signals(1, 3, requires_grad=False)
+    for found in SCORER.bound_systems([estimates, estimates], SCORER.prepare(references)):
+        parts = (found.scores.ps, *found.ps, *found.pm, *found.fidelity)
+        assert {x.device.type for x in parts} == {"cuda"}
+
+
+@pytest.mark.usefixtures("fake")
+def test_loudness():
+    waves = torch.empty(2, 16_000, device="cuda", requires_grad=True)
+    assert_slopes(normalize_loudness(waves, 16_000).sum(), waves)
