@@ -163,13 +163,14 @@ def correlate_stimuli(
         where = {"scenario": scenario, "question": question}
         for pooling in stats.POOLINGS:
             about = {**where, "pooling": pooling, "cluster": options.cluster}
-            for every, here in zip((rows, differences), _correlated(own, names, pooling, options)):
-                every += [about | row for row in here]
+            here, between = _correlated(own, names, pooling, options)
+            rows += [about | row for row in here]
+            differences += [about | row for row in between]
         units += [where | row for name in names for row in _units(own, name)]
-    table, between = DataFrame(rows, columns=COLUMNS), DataFrame(differences, columns=DIFFERENCES)
+    found = DataFrame(rows, columns=COLUMNS), DataFrame(differences, columns=DIFFERENCES)
     each = DataFrame(units, columns=UNITS)
     labels = {name: label(name, unit=False) if name in MEASURES else name for name in names}
-    return Correlation(table, between, each, stimuli, labels, joined.notes, options)
+    return Correlation(*found, each, stimuli, labels, joined.notes, options)
 
 
 def _correlated(
