@@ -7,7 +7,6 @@ import itertools
 import math
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ def spread(levels: dict[str, float], count: int = 6) -> Scores:
 LEVELS = {"low": 0.1, "middle": 0.5, "high": 0.9}
 
 
-def test_rows_are_those_of_scipy() -> None:
+def test_rows_are_those_of_scipy():
     scores = three_systems()
     found = compared(scores)
     p = {}
@@ -102,7 +101,7 @@ def test_rows_are_those_of_scipy() -> None:
         assert row["note"] == ""
 
 
-def test_six_mixtures_and_three_systems_are_too_few() -> None:
+def test_six_mixtures_and_three_systems_are_too_few():
     scores = spread(LEVELS)
     found = compared(scores)
     for row in ranked(found).values():
@@ -120,7 +119,7 @@ def test_six_mixtures_and_three_systems_are_too_few() -> None:
     assert "significantly better than every other system" in two.answer()
 
 
-def test_the_answer_names_the_best_of_every_measure() -> None:
+def test_the_answer_names_the_best_of_every_measure():
     rows = items(spread(LEVELS, 12), ("clearance", "ps", "bleed_db"))
     for row in rows:  # in PS the second best is best, but for one mixture
         row["ps"] = {"low": 0.1, "middle": 0.8, "high": 0.7}[row["system"]]
@@ -148,7 +147,7 @@ def test_the_answer_names_the_best_of_every_measure() -> None:
     assert (len(alike.pairs), len(alike.shown_pairs())) == (12, 6)  # those with the best
 
 
-def test_pairs_that_cannot_reject_leave_the_family() -> None:
+def test_pairs_that_cannot_reject_leave_the_family():
     scores = three_systems()
     without = compared(scores)
     found = compared(scores | {"rare": [*scores["low"][:5], *[math.nan] * 7]})
@@ -160,7 +159,7 @@ def test_pairs_that_cannot_reject_leave_the_family() -> None:
     assert pair(found, "low", "rare")["ties"] == 5
 
 
-def test_systems_can_be_chosen_and_references_left_out() -> None:
+def test_systems_can_be_chosen_and_references_left_out():
     rows = items(spread({**LEVELS, "control:ref": 1.0}))
     found = compared(rows, references=False)
     assert [*ranked(found)] == ["high", "middle", "low"]
@@ -174,7 +173,7 @@ def test_systems_can_be_chosen_and_references_left_out() -> None:
     assert compared(rows).systems == ("Caf\u00e9", "b")
 
 
-def test_what_a_mean_hides_is_named() -> None:
+def test_what_a_mean_hides_is_named():
     scores = spread(LEVELS, 8)
     scores["middle"][5] = -40.0
     scores["low"][2] = math.nan
@@ -192,7 +191,7 @@ def test_what_a_mean_hides_is_named() -> None:
     assert all(outlier(rng.normal(size=count)) is None for count in range(1, 60))
 
 
-def test_sources_have_means_of_their_own() -> None:
+def test_sources_have_means_of_their_own():
     scores = spread(LEVELS)
     rows = [
         {**row, "source": source, "source_index": place, "ps": row["ps"] + place}
@@ -215,7 +214,7 @@ def test_sources_have_means_of_their_own() -> None:
     assert told not in compared(scores, less, systems=["low"]).summary()
 
 
-def test_pairs_are_over_the_sources_of_both() -> None:
+def test_pairs_are_over_the_sources_of_both():
     """One system handed in half of another's files: what rounding leaves is no difference."""
     rng = np.random.default_rng(0)
     rows = [
@@ -240,7 +239,7 @@ def test_pairs_are_over_the_sources_of_both() -> None:
     assert str(found) == found.summary()
 
 
-def test_undefined_mixtures_are_paired_out_and_counted() -> None:
+def test_undefined_mixtures_are_paired_out_and_counted():
     scores = three_systems()
     scores["low"][3] = scores["high"][5] = math.nan
     found = compared(scores)
@@ -253,7 +252,7 @@ def test_undefined_mixtures_are_paired_out_and_counted() -> None:
     assert "each system's own mixtures" in found.summary()
 
 
-def test_few_or_no_scores_are_answered() -> None:
+def test_few_or_no_scores_are_answered():
     found = compared({"one": [0.1, 0.2, 0.3], "none": [math.nan] * 3})
     assert [*ranked(found)] == ["one", "none"]
     row, blank = ranked(found)["none"], pair(found, "one", "none")
@@ -274,7 +273,7 @@ def test_few_or_no_scores_are_answered() -> None:
     assert compared(rows).measures == ("ps",)  # no diagnostic, nothing without a value
 
 
-def test_weights_move_means_and_no_ranks() -> None:
+def test_weights_move_means_and_no_ranks():
     scores = three_systems()
     seconds = [1.0 + place for place in range(12)]
     equal = compared(scores)
@@ -299,7 +298,7 @@ def test_weights_move_means_and_no_ranks() -> None:
             compared(scores, **{name: value})
 
 
-def test_results_are_joined_if_they_fit(results: Results) -> None:
+def test_results_are_joined_if_they_fit(results):
     def of_system(name: str) -> Results:
         items, scores = (t[t["system"] == name] for t in (results.items, results.scores))
         return dataclasses.replace(results, items=items, scores=scores)
@@ -325,9 +324,7 @@ def test_results_are_joined_if_they_fit(results: Results) -> None:
             compare([one, dataclasses.replace(one, **change)])
 
 
-def test_commands_print_the_ranking_and_write_tables_and_figures(
-    manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_print_the_ranking_and_write_tables_and_figures(manifest, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     folder = tmp_path / "results"
     options = ["--encoder", "mel", "--bank-size", "5", "--measures", "decomposition"]
@@ -351,7 +348,7 @@ def test_commands_print_the_ranking_and_write_tables_and_figures(
     assert (again / "ranking.csv").read_bytes() == (out / "ranking.csv").read_bytes()
 
 
-def test_figures_of_many_and_of_no_scores() -> None:
+def test_figures_of_many_and_of_no_scores():
     pytest.importorskip("matplotlib")
     rng = np.random.default_rng(0)
     scores = {f"system $x_{k}$ with a long name": list(rng.normal(size=300)) for k in range(4)}
@@ -368,7 +365,7 @@ def test_figures_of_many_and_of_no_scores() -> None:
 
 
 @pytest.mark.slow
-def test_two_thousand_mixtures_of_ten_systems() -> None:
+def test_two_thousand_mixtures_of_ten_systems():
     """Within a minute and 1 GiB, in a process of its own; every pair has mixtures of its own."""
     code = """
 import time
@@ -406,7 +403,7 @@ print(seconds, int(peak[0]) / 2**20)  # not getrusage, which counts the parent's
         (("control:ref",), "control:ref is the only system"),
     ],
 )
-def test_hidden_references_are_in_no_headline(systems: tuple[str, ...], answer: str) -> None:
+def test_hidden_references_are_in_no_headline(systems, answer):
     scores = {"control:ref": [1.0, 1.0], "good": [0.8, 0.7], "poor": [0.5, 0.6]}
     rows = pandas.DataFrame(items({name: scores[name] for name in systems}))
     table = rows.assign(source="vocals", source_index=0)
@@ -414,7 +411,7 @@ def test_hidden_references_are_in_no_headline(systems: tuple[str, ...], answer: 
     assert compare_ranked(results).answer().startswith(answer)
 
 
-def test_a_hidden_reference_is_no_finding() -> None:
+def test_a_hidden_reference_is_no_finding():
     """Only a system that is the reference by mistake is named."""
     text = "the same as the reference, sample by sample"
     records = [

@@ -66,7 +66,7 @@ def many(results: Results) -> Results:
     return Results(**{**vars(results), "scores": DataFrame(rows)})
 
 
-def test_stimuli_span_the_measures(many: Results) -> None:
+def test_stimuli_span_the_measures(many):
     """More of 16 cells of ranks hold a stimulus than where pages are drawn by lot."""
     ranks = many.scores[spanned(many)].rank(method="first").to_numpy() - 1
     cells = dict(zip(many.scores["estimate"], map(tuple, 16 * ranks // (4 * len(ranks)))))
@@ -81,9 +81,7 @@ def test_stimuli_span_the_measures(many: Results) -> None:
     assert chosen > np.mean([spread([everything[k] for k in own]) for own in drawn]) + 1.5
 
 
-def test_choice_is_seeded_and_bounded(
-    results: Results, many: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choice_is_seeded_and_bounded(results, many, monkeypatch):
     assert choose(many, 5) == choose(many, 5)
     assert choose(many, 5) != choose(many, 5, seed=1)
     assert len(choose(results, 50)) == 6  # three mixtures of two sources
@@ -96,7 +94,7 @@ def test_choice_is_seeded_and_bounded(
         choose(Results(**nothing), 3)
 
 
-def test_a_hidden_reference_of_the_results_is_no_condition(folder: Path, tmp_path: Path) -> None:
+def test_a_hidden_reference_of_the_results_is_no_condition(folder, tmp_path):
     """Whether it is the file of the reference or a copy of it."""
     path, truth = folder.parent / "manifest.json", folder.parent / "m0" / "truth"
     entries = json.loads(path.read_text(encoding="utf-8"))[:1]
@@ -116,9 +114,7 @@ def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_sounds_have_one_loudness_and_the_key_tells_what_they_are(
-    made: Path, results: Results
-) -> None:
+def test_sounds_have_one_loudness_and_the_key_tells_what_they_are(made, results):
     key = rows_of(made / "stimuli.csv")
     scored = {(r["mixture_id"], r["system"], r["source"]): r for r in records(results.scores)}
     orders = set()
@@ -145,9 +141,7 @@ def test_sounds_have_one_loudness_and_the_key_tells_what_they_are(
         np.testing.assert_allclose(heard, gain * given, atol=1e-6)
 
 
-def test_a_peak_lowers_its_whole_page(
-    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peak_lowers_its_whole_page(results, tmp_path, monkeypatch):
     monkeypatch.setattr(listen, "_LOUDNESS", 0.0)
     monkeypatch.setattr(listen, "_LONG_S", 0.5)
     with pytest.warns(UserWarning, match="--seconds"):
@@ -171,7 +165,7 @@ OPTIONS = {
 }
 
 
-def test_configurations_have_all_documented_options_and_name_what_is_there(made: Path) -> None:
+def test_configurations_have_all_documented_options_and_name_what_is_there(made):
     for question, text in QUESTIONS.items():
         found = yaml.safe_load((made / f"{question}.yaml").read_text(encoding="utf-8"))
         assert found["testId"] == f"mapss-{question}"
@@ -191,8 +185,8 @@ def test_configurations_have_all_documented_options_and_name_what_is_there(made:
 
 
 def test_nothing_is_left_where_a_file_is_missing_or_broken_midway(
-    folder: Path, results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    folder, results, tmp_path, capsys
+):
     there = Path(results.locate(choose(results, 2)[-1][0]["reference"]))
     content, old = there.read_bytes(), tmp_path / "old"
     old.mkdir()
@@ -214,7 +208,7 @@ def test_nothing_is_left_where_a_file_is_missing_or_broken_midway(
     assert len([*(old / "audio").iterdir()]) == 10
 
 
-def test_excerpts_have_their_own_scores(results: Results, tmp_path: Path) -> None:
+def test_excerpts_have_their_own_scores(results, tmp_path):
     write_test(results, choose(results, 2), tmp_path, seconds=0.4)
     for row in rows_of(tmp_path / "stimuli.csv"):
         start, end = float(row["start_s"]), float(row["end_s"])
@@ -257,7 +251,7 @@ def given_score(listener: str, page: str, condition: str) -> int:
     return 10 * int(condition[1:]) + number + (20 if listener == "ann" else 0)
 
 
-def test_ratings_come_back_under_their_names(made: Path, folder: Path, tmp_path: Path) -> None:
+def test_ratings_come_back_under_their_names(made, folder, tmp_path):
     key = read_key(made / "stimuli.csv")
     path = answers(tmp_path / "mushra.csv", key, given_score)
     assert cli.main(["listen", str(folder), "--out", str(made), "--ratings", str(path)]) == 0
@@ -294,9 +288,7 @@ def test_ratings_come_back_under_their_names(made: Path, folder: Path, tmp_path:
         ("", ["", "", ""], {"{}", "{} (2)", "{} (3)"}, None),
     ],
 )
-def test_who_a_listener_is(
-    made: Path, tmp_path: Path, recwarn: Any, form: str, sessions: Any, listeners: Any, warning: Any
-) -> None:
+def test_who_a_listener_is(made, tmp_path, recwarn, form, sessions, listeners, warning):
     key = read_key(made / "stimuli.csv")[:3]
     rows = [
         f"mapss-quality,{who}{row['page']},{row['condition']},{score}"
@@ -317,9 +309,7 @@ def test_who_a_listener_is(
     assert all(str(warning) in text for text in told)
 
 
-def test_ratings_of_another_test_are_refused(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ratings_of_another_test_are_refused(folder, tmp_path, capsys):
     make = ["listen", str(folder), "--pages", "2", "--quiet", "--out"]
     out, other = tmp_path / "t", tmp_path / "other"
     assert cli.main([*make, str(out)]) == 0
@@ -355,9 +345,7 @@ PLAIN = HEADER.format("")
         (f"{PLAIN}\nt-q,25,p1,C1,5\n", "line 2"),
     ],
 )
-def test_ratings_that_are_none(
-    made: Path, folder: Path, tmp_path: Path, capsys: Any, text: str, message: str
-) -> None:
+def test_ratings_that_are_none(made, folder, tmp_path, capsys, text, message):
     path = tmp_path / "mushra.csv"
     path.write_text(text, encoding="utf-8")
     command = ["listen", str(folder), "--ratings", str(path), "--out"]

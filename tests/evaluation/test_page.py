@@ -85,9 +85,7 @@ def check_sounds_and_curves(results: Results, content: dict[str, Any]) -> None:
         np.testing.assert_allclose(times, frames.times, atol=1e-4)
 
 
-def test_sounds_are_the_files_to_the_last_bit_and_curves_the_frames(
-    results: Results, page: Path
-) -> None:
+def test_sounds_are_the_files_to_the_last_bit_and_curves_the_frames(results, page):
     content = content_of(page)
     assert content["embedded"] == "14 of 14 audio files embedded"
     found = compare(results)
@@ -100,7 +98,7 @@ def test_sounds_are_the_files_to_the_last_bit_and_curves_the_frames(
     check_sounds_and_curves(results, content)
 
 
-def test_estimates_behind_an_undefined_one_keep_their_curves_and_sounds(tmp_path: Path) -> None:
+def test_estimates_behind_an_undefined_one_keep_their_curves_and_sounds(tmp_path):
     """The first of three sources is silent: its estimate has no score."""
     truth = sources(3, 0.6)
     truth[0] = 0.0
@@ -118,7 +116,7 @@ def test_estimates_behind_an_undefined_one_keep_their_curves_and_sounds(tmp_path
 
 
 @pytest.mark.parametrize(("seconds", "kind"), [(0.3, "wav"), (20.0, "flac")])
-def test_sixteen_bits_stay_sixteen(seconds: float, kind: str) -> None:
+def test_sixteen_bits_stay_sixteen(seconds, kind):
     whole = (2**14 * sources(1, seconds)[0]).round()
     made = address(whole / 2**15, 16000)
     assert made.startswith(f"data:audio/{kind};base64,")
@@ -128,16 +126,14 @@ def test_sixteen_bits_stay_sixteen(seconds: float, kind: str) -> None:
     np.testing.assert_array_equal(soundfile.read(content, dtype="int16")[0], whole.numpy())
 
 
-def test_playing_levels_are_those_that_are_scored() -> None:
+def test_playing_levels_are_those_that_are_scored():
     wave = sources(1, 1.0)[0]
     louder = playing_gain(0.1 * wave, 16000)
     assert louder == pytest.approx(10 * playing_gain(wave, 16000), rel=1e-3)
     assert playing_gain(torch.zeros(16000), 16000) == 1.0
 
 
-def test_long_curves_are_means_of_frames(
-    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_curves_are_means_of_frames(results, tmp_path, monkeypatch):
     name = "torch_mapss.evaluation.page.content."
     monkeypatch.setattr(f"{name}_FEWEST", 10)
     monkeypatch.setattr(f"{name}_VALUES", 10)
@@ -155,9 +151,7 @@ def test_long_curves_are_means_of_frames(
 
 
 @pytest.mark.parametrize("embed_mb", [0.0, 0.3])
-def test_what_does_not_fit_is_linked_from_the_page(
-    results: Results, tmp_path: Path, embed_mb: float
-) -> None:
+def test_what_does_not_fit_is_linked_from_the_page(results, tmp_path, embed_mb):
     out = written(results, tmp_path, embed_mb=embed_mb)
     content = content_of(out)
     assert all(row["curve"] and len(row["tracks"]) == 3 for row in content["rows"])
@@ -184,7 +178,7 @@ def test_what_does_not_fit_is_linked_from_the_page(
         np.testing.assert_allclose(made, truth[first : first + len(made)], atol=2e-7)
 
 
-def test_names_are_text_and_nothing_is_fetched(page: Path) -> None:
+def test_names_are_text_and_nothing_is_fetched(page):
     text = page.read_text(encoding="utf-8")
     assert "<script>alert" not in text
     assert content_of(page)["rows"][2]["system"] == WILD
@@ -192,7 +186,7 @@ def test_names_are_text_and_nothing_is_fetched(page: Path) -> None:
     assert not re.findall(r'(?:src|href)="(?!data:|#)', ours)
 
 
-def test_audio_that_is_gone_is_said_and_not_fatal(results: Results, tmp_path: Path) -> None:
+def test_audio_that_is_gone_is_said_and_not_fatal(results, tmp_path):
     elsewhere = load_results(results.folder, root=tmp_path)
     with pytest.warns(UserWarning, match="14 of 14 audio files") as told:
         content = content_of(written(elsewhere, tmp_path))
@@ -205,9 +199,7 @@ def test_audio_that_is_gone_is_said_and_not_fatal(results: Results, tmp_path: Pa
     assert all(row["curve"] for row in content["rows"])
 
 
-def test_the_command_and_what_it_refuses(
-    results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_and_what_it_refuses(results, tmp_path, capsys):
     out = tmp_path / "page.html"
     out.write_text("old")
     assert cli.main(["report", results.folder, "--out", str(out), "--embed-mb", "0.05"]) == OK
@@ -226,9 +218,7 @@ def test_the_command_and_what_it_refuses(
 
 
 @pytest.mark.parametrize("name", ["plotly.offline", "PIL.Image"])
-def test_a_missing_package_is_named_with_its_extra(
-    results: Results, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_with_its_extra(results, tmp_path, name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r"torch_mapss\[report\]"):
         written(results, tmp_path)

@@ -65,7 +65,7 @@ def pause(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-def test_page(folder: Path, start: Open, width: int) -> None:
+def test_page(folder, start, width):
     page = folder.parent / f"page {width}#.html"
     write_page(folder, page)
     opened = start(page, width)
@@ -143,9 +143,7 @@ def test_page(folder: Path, start: Open, width: int) -> None:
     assert opened.requests() == [page.as_uri()]
 
 
-def test_linked_sounds_play_and_a_file_that_comes_back_is_loaded_again(
-    folder: Path, start: Open
-) -> None:
+def test_linked_sounds_play_and_a_file_that_comes_back_is_loaded_again(folder, start):
     page = folder.parent / "linked.html"
     write_page(folder, page, embed_mb=0.0)
     there = folder.parent / "s1"
@@ -183,7 +181,7 @@ SEEK = """
 """
 
 
-def test_embedded_sounds_can_be_played_from_any_place(start: Open) -> None:
+def test_embedded_sounds_can_be_played_from_any_place(start):
     """Chromium cannot seek in short FLAC files."""
     opened = start("data:text/html,<p>sounds</p>")
     for rate in (8000, 16000, 44100):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,7 @@ def score_axes(figure: Figure) -> list[Any]:
     return [ax for ax in figure.axes if "PS" in ax.get_ylabel()]
 
 
-def test_frame_scores_with_gaps_bands_and_gradients() -> None:
+def test_frame_scores_with_gaps_bands_and_gradients():
     values = torch.rand(8, requires_grad=True) * 0.5
     holes = values.masked_fill(torch.tensor([0, 0, 1, 0, 1, 0, 1, 0]).bool(), torch.nan)
     ax, other = Figure().subplots(1, 2)
@@ -58,7 +57,7 @@ def test_frame_scores_with_gaps_bands_and_gradients() -> None:
     assert other.lines[0].get_color() == broken.get_color() != whole.get_color()
 
 
-def test_report_has_scores_above_the_spectrogram_of_each_source(report: Report) -> None:
+def test_report_has_scores_above_the_spectrogram_of_each_source(report):
     figure = report.plot(title="A mixture")
     titles = [ax.get_title("left") for ax in figure.axes]
     assert [title for title in titles if title] == ["mixture", "low", "high"]
@@ -77,7 +76,7 @@ def test_report_has_scores_above_the_spectrogram_of_each_source(report: Report) 
     assert len(given.axes) == len(figure.axes)
 
 
-def test_the_spectrogram_lies_where_the_sound_is() -> None:
+def test_the_spectrogram_lies_where_the_sound_is():
     wave = torch.zeros(16_000)
     wave[8000:8160] = 1.0  # at 0.5 s
     ax = Figure().add_subplot()
@@ -90,7 +89,7 @@ def test_the_spectrogram_lies_where_the_sound_is() -> None:
     assert -70.0 <= data.min() < data.max() == 0.0
 
 
-def test_several_reports_side_by_side(report: Report) -> None:
+def test_several_reports_side_by_side(report):
     figure = plot_reports([report, report], ["one", "two $x$"])
     assert len(score_axes(figure)) == 2  # labelled once, in the first column
     texts = [child.get_text() for ax in figure.axes for child in ax.texts]
@@ -103,7 +102,7 @@ def test_several_reports_side_by_side(report: Report) -> None:
     assert title.endswith("the end")
 
 
-def test_figures_are_written_by_suffix(tmp_path: Path, report: Report) -> None:
+def test_figures_are_written_by_suffix(tmp_path, report):
     figure = report.plot(tmp_path / "new" / "a.pdf", figure=Figure(figsize=(2.0, 2.0)))
     plots.save_figure(figure, tmp_path / "plain")
     with pytest.raises(ValueError, match="'wav'"):
@@ -113,7 +112,7 @@ def test_figures_are_written_by_suffix(tmp_path: Path, report: Report) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_global_changes_and_no_display_is_needed(tmp_path: Path) -> None:
+def test_nothing_global_changes_and_no_display_is_needed(tmp_path):
     code = (
         "import sys, torch, matplotlib\n"
         "before = dict(matplotlib.rcParams)\n"
@@ -140,7 +139,7 @@ torch_mapss.compare({folder!r}).plot("ps")
 
 
 @pytest.mark.slow
-def test_a_notebook_shows_the_picture(tmp_path: Path) -> None:
+def test_a_notebook_shows_the_picture(tmp_path):
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

@@ -42,7 +42,7 @@ def ps_of(report: Report) -> list[float]:
     return [row.ps for row in report.rows]
 
 
-def test_files_score_as_the_pipeline_does(tmp_path: Path, mapss: MAPSS) -> None:
+def test_files_score_as_the_pipeline_does(tmp_path, mapss):
     references, estimates = write_all(tmp_path / "t", TRUTH), write_all(tmp_path / "m", MADE)
     found, scores = scored(mapss, estimates, references), mapss(MADE, TRUTH)
     for name in ("ps", "pm", "log_pm", "clearance", "attributed_distance", "foreign_distance"):
@@ -62,7 +62,7 @@ def test_files_score_as_the_pipeline_does(tmp_path: Path, mapss: MAPSS) -> None:
     assert found.notes == ()
 
 
-def test_only_what_is_asked_for_is_there(mapss: MAPSS) -> None:
+def test_only_what_is_asked_for_is_there(mapss):
     found = scored(mapss, measures="decomposition")
     assert list(found.frames) == ["clearance", "fidelity"]
     assert found.ps is None
@@ -72,7 +72,7 @@ def test_only_what_is_asked_for_is_there(mapss: MAPSS) -> None:
         _ = found.rows[0].ps
 
 
-def test_clearance_and_fidelity_need_no_checkpoint(mapss: MAPSS, tmp_path: Path) -> None:
+def test_clearance_and_fidelity_need_no_checkpoint(mapss, tmp_path):
     """Whatever encoder PS and PM would take: here one that is not to be found."""
     nowhere = {"cache_dir": str(tmp_path / "empty"), "local_files_only": True}
     given = {"estimates": MADE, "references": TRUTH, "measures": "decomposition"}
@@ -87,7 +87,7 @@ def test_clearance_and_fidelity_need_no_checkpoint(mapss: MAPSS, tmp_path: Path)
     assert results.measures == ("clearance", "fidelity")
 
 
-def test_bleed_is_scored_where_only_others_are_active(mapss: MAPSS) -> None:
+def test_bleed_is_scored_where_only_others_are_active(mapss):
     truth = sources(2, 1.0)
     truth[0, RATE // 2 :] = 0.0
     made = truth.clone()
@@ -100,9 +100,7 @@ def test_bleed_is_scored_where_only_others_are_active(mapss: MAPSS) -> None:
     assert f"{found.rows[0].bleed_db:.1f}" in found.summary()
 
 
-def test_stereo_at_another_rate_scores_as_a_hand_made_mono_file(
-    tmp_path: Path, mapss: MAPSS
-) -> None:
+def test_stereo_at_another_rate_scores_as_a_hand_made_mono_file(tmp_path, mapss):
     truth = sources(rate=44_100)
     side = sources(1, seed=9, rate=44_100)[0].flip(0)
     waves = torch.cat([truth, leaky(truth, 0.3)])
@@ -122,9 +120,7 @@ def test_stereo_at_another_rate_scores_as_a_hand_made_mono_file(
     assert "resampled from 44100" in found.summary()
 
 
-def test_lengths_must_agree_but_for_rounding_and_may_be_trimmed(
-    tmp_path: Path, mapss: MAPSS
-) -> None:
+def test_lengths_must_agree_but_for_rounding_and_may_be_trimmed(tmp_path, mapss):
     references, estimates = write_all(tmp_path / "t", TRUTH), write_all(tmp_path / "made", MADE)
     high = resample(MADE, RATE, 44_100)[:, :-3]  # one sample less at 16 kHz
     paths = [write(tmp_path / f"{k}.wav", wave, 44_100) for k, wave in enumerate(high)]
@@ -141,9 +137,7 @@ def test_lengths_must_agree_but_for_rounding_and_may_be_trimmed(
     assert any("cut from 8000 to 7000" in note for note in found.notes)
 
 
-def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(
-    tmp_path: Path, mapss: MAPSS, plain: Report
-) -> None:
+def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(tmp_path, mapss, plain):
     wide = sources(rate=48_000)
     found = scored(mapss, leaky(wide).numpy(), wide.numpy(), sample_rate=48_000)
     low = resample(wide, 48_000, RATE)
@@ -159,7 +153,7 @@ def test_arrays_have_the_rate_that_is_said_and_integers_are_pcm(
         evaluate(TRUTH, TRUTH)  # type: ignore[misc]
 
 
-def test_target_alone_and_permutation(mapss: MAPSS, plain: Report) -> None:
+def test_target_alone_and_permutation(mapss, plain):
     expected = mapss(MADE[1:], TRUTH, attributed=(1,)).utterance().ps[0, 0].item()
     for found in (scored(mapss, MADE[1:], attributed=(1,)), scored(mapss, [None, MADE[1]])):
         assert [row.source_index for row in found.rows] == [1]
@@ -171,7 +165,7 @@ def test_target_alone_and_permutation(mapss: MAPSS, plain: Report) -> None:
     assert "estimate 1 -> reference 2" in found.notes[-1]
 
 
-def test_sample_frames_scores_so_many(mapss: MAPSS, plain: Report) -> None:
+def test_sample_frames_scores_so_many(mapss, plain):
     state = torch.get_rng_state()
     found = scored(mapss, sample_frames=4)
     assert torch.equal(state, torch.get_rng_state())
@@ -180,9 +174,7 @@ def test_sample_frames_scores_so_many(mapss: MAPSS, plain: Report) -> None:
     assert "at most 4 frames" in found.summary()
 
 
-def test_utterance_bounds_are_those_of_the_pooling(
-    report: Report, plain: Report, mapss: MAPSS
-) -> None:
+def test_utterance_bounds_are_those_of_the_pooling(report, plain, mapss):
     frames = mapss.bounds(MADE, TRUTH)
     for place, row in enumerate(report.rows):
         for name in ("ps", "pm"):
@@ -197,7 +189,7 @@ def test_utterance_bounds_are_those_of_the_pooling(
     assert "±" not in plain.summary()
 
 
-def test_a_silent_reference_is_undefined_counted_and_left_out(mapss: MAPSS) -> None:
+def test_a_silent_reference_is_undefined_counted_and_left_out(mapss):
     waves = sources(3, 0.4)
     waves[2] = 0.0  # is never active: its estimate has no score, and no bound
     found = scored(mapss, leaky(waves), waves, bounds=True)
@@ -211,7 +203,7 @@ def test_a_silent_reference_is_undefined_counted_and_left_out(mapss: MAPSS) -> N
     assert cells["reference 3"].count("-") >= 4
 
 
-def test_saved_tables_hold_every_frame_exactly(tmp_path: Path, report: Report) -> None:
+def test_saved_tables_hold_every_frame_exactly(tmp_path, report):
     folder = Path(report.save(tmp_path / "a" / "b"))
     names = {path.name for path in folder.iterdir()}
     assert names == {"frames.csv", "report.json", "scores.csv"}
@@ -230,7 +222,7 @@ def test_saved_tables_hold_every_frame_exactly(tmp_path: Path, report: Report) -
         assert bool((total[report.active] > 0).any())
 
 
-def test_json_is_strict_and_tells_settings_and_versions(tmp_path: Path, mapss: MAPSS) -> None:
+def test_json_is_strict_and_tells_settings_and_versions(tmp_path, mapss):
     silent = torch.stack([TRUTH[0], 0.0 * TRUTH[1]])
     with pytest.warns(UserWarning, match="no frame in which two sources"):
         scored(mapss, TRUTH, silent).save(tmp_path)
@@ -243,7 +235,7 @@ def test_json_is_strict_and_tells_settings_and_versions(tmp_path: Path, mapss: M
     assert "nan" in (tmp_path / "scores.csv").read_text(encoding="utf-8")
 
 
-def test_words_names_and_a_small_table(tmp_path: Path, report: Report, mapss: MAPSS) -> None:
+def test_words_names_and_a_small_table(tmp_path, report, mapss):
     text, row = report.summary(), report.rows[0]
     for word in ("PS, Perceptual Separation", "0 to 1", "clearance", "95 % confidence"):
         assert word in text
@@ -290,6 +282,6 @@ def test_words_names_and_a_small_table(tmp_path: Path, report: Report, mapss: MA
         ({"align": "lag"}, "align"),
     ],
 )
-def test_refusals(mapss: MAPSS, given: dict[str, Any], message: str) -> None:
+def test_refusals(mapss, given, message):
     with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
         scored(mapss, **given)

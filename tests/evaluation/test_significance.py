@@ -14,9 +14,7 @@ from torch_mapss.evaluation import significance
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_intervals_are_scipys_column_by_column(
-    weighted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_intervals_are_scipys_column_by_column(weighted, monkeypatch):
     rng = np.random.default_rng(1)
     values, weights = rng.gamma(2.0, size=(12, 3)), rng.uniform(0.5, 3.0, 12)
     weights = weights if weighted else np.ones(12)
@@ -42,7 +40,7 @@ def test_intervals_are_scipys_column_by_column(
         np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
-def test_intervals_depend_on_no_rounding() -> None:
+def test_intervals_depend_on_no_rounding():
     """Samples whose mean is that of the data are ties; here all means of ``x`` are exact."""
     x = np.array([1.0, 2.0, 4.0, 7.0, 11.0, 16.0])
     exact = significance.mean_intervals(x[:, None])
@@ -53,7 +51,7 @@ def test_intervals_depend_on_no_rounding() -> None:
             np.testing.assert_allclose([found.low[0], found.high[0]], scale * np.ravel(exact[2:]))
 
 
-def test_constant_columns_and_small_sets() -> None:
+def test_constant_columns_and_small_sets():
     step = np.arange(8)[:, None] * 0.1
     found = significance.mean_intervals((step + 0.3) - step)  # 0.3 but for rounding
     assert found.low == found.mean == found.high == pytest.approx(0.3)
@@ -67,7 +65,7 @@ def test_constant_columns_and_small_sets() -> None:
 
 
 @pytest.mark.slow
-def test_coverage_is_what_the_docstring_says() -> None:
+def test_coverage_is_what_the_docstring_says():
     """95 % intervals of normal data: 85 % at six mixtures, 92 % at thirty."""
     rng = np.random.default_rng(0)
     for count, low, high in ((6, 0.82, 0.88), (30, 0.90, 0.95)):
@@ -91,7 +89,7 @@ def by_enumeration(differences: np.ndarray) -> float:
 
 @pytest.mark.parametrize("count", [1, 2, 6, 9])
 @pytest.mark.parametrize("steps", [2, 5, 10**6])
-def test_p_is_that_of_all_signs(count: int, steps: int) -> None:
+def test_p_is_that_of_all_signs(count, steps):
     rng = np.random.default_rng(count * steps)
     for _ in range(5):
         differences = rng.integers(-steps, steps + 1, size=count).astype(float)
@@ -100,7 +98,7 @@ def test_p_is_that_of_all_signs(count: int, steps: int) -> None:
         assert found.wins + found.ties + found.losses == count
 
 
-def test_p_with_ties_beyond_enumeration_and_at_large_n() -> None:
+def test_p_with_ties_beyond_enumeration_and_at_large_n():
     rng = np.random.default_rng(0)
     differences = np.round(rng.normal(0.4, 1.0, size=45), 1)
     found = significance.paired_test(differences)
@@ -112,7 +110,7 @@ def test_p_with_ties_beyond_enumeration_and_at_large_n() -> None:
     assert significance.paired_test(large).p_wilcoxon == pytest.approx(expected, rel=1e-12)
 
 
-def test_counts_and_effect_by_hand() -> None:
+def test_counts_and_effect_by_hand():
     # Ranks of |d|: 1 -> 1, 2 -> 2, 3 -> 3.5 twice; positive 1 + 3.5 + 3.5 = 8, negative 2.
     differences = np.array([1.0, -2.0, 3.0, 3.0])
     found, other = map(significance.paired_test, (differences, -differences))
@@ -122,7 +120,7 @@ def test_counts_and_effect_by_hand() -> None:
     assert significance.paired_test(np.zeros(4)) == (0, 4, 0, 1.0, 0.0, 1.0)
 
 
-def test_differences_equal_but_for_rounding_are_tied() -> None:
+def test_differences_equal_but_for_rounding_are_tied():
     one = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
     other = np.array([0.8, 0.7, 0.6, 0.5, 0.4, 0.5, 0.2, 0.3])
     found = significance.paired_test(one - other)  # eight times 0.1, two of them negative
@@ -139,7 +137,7 @@ def test_differences_equal_but_for_rounding_are_tied() -> None:
     assert found.low == found.high == found.mean
 
 
-def test_ties_are_merged_and_others_kept() -> None:
+def test_ties_are_merged_and_others_kept():
     values = np.array([0.3, 0.1 + 0.2, -1e-17, 0.5, 0.0])
     np.testing.assert_array_equal(significance.merge_ties(values), [0.3, 0.3, 0.0, 0.5, 0.0])
     assert significance.merge_ties(np.empty(0)).shape == (0,)
@@ -147,7 +145,7 @@ def test_ties_are_merged_and_others_kept() -> None:
     np.testing.assert_array_equal(significance.merge_ties(distinct), distinct)
 
 
-def test_holm_by_hand() -> None:
+def test_holm_by_hand():
     # Sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1 = 0.02, 0.03, 0.06, 0.04 -> 0.06.
     found = significance.holm(np.array([0.01, 0.04, np.nan, 0.03, 0.005]))
     np.testing.assert_allclose(found, [0.03, 0.06, np.nan, 0.06, 0.02])
@@ -160,7 +158,7 @@ def test_holm_by_hand() -> None:
     np.testing.assert_allclose(none, significance.holm(p))
 
 
-def test_least_p_is_reached_and_the_fewest_mixtures_are_just_enough() -> None:
+def test_least_p_is_reached_and_the_fewest_mixtures_are_just_enough():
     assert significance.least_holm_p(6, 3) == 3 / 32
     assert significance.least_holm_p(0, 1) == 1.0
     for count in (2, 5, 8):
@@ -174,7 +172,7 @@ def test_least_p_is_reached_and_the_fewest_mixtures_are_just_enough() -> None:
     assert significance.least_mixtures(3, alpha=0.01) == 10
 
 
-def test_chance_of_any_rejection_holds_without_pairs_that_cannot_reject() -> None:
+def test_chance_of_any_rejection_holds_without_pairs_that_cannot_reject():
     """Five systems alike; two of them with so few mixtures that their pairs cannot reject."""
     rng, wrong = np.random.default_rng(7), 0
     for _ in range(150):
@@ -192,7 +190,7 @@ def test_chance_of_any_rejection_holds_without_pairs_that_cannot_reject() -> Non
 
 @given(st.integers(0, 8), st.integers(0, 2**28 - 1))
 @settings(max_examples=200, deadline=None)
-def test_letters_are_shared_exactly_where_nothing_tells_apart(count: int, bits: int) -> None:
+def test_letters_are_shared_exactly_where_nothing_tells_apart(count, bits):
     different = np.zeros((count, count), dtype=bool)
     for place, (i, j) in enumerate(itertools.combinations(range(count), 2)):
         different[i, j] = different[j, i] = bits >> place & 1
@@ -203,7 +201,7 @@ def test_letters_are_shared_exactly_where_nothing_tells_apart(count: int, bits: 
         assert bool(set(found[i]) & set(found[j])) != different[i, j]
 
 
-def test_letters_of_known_cases() -> None:
+def test_letters_of_known_cases():
     chain = ~(np.eye(4, dtype=bool) | np.eye(4, k=1, dtype=bool) | np.eye(4, k=-1, dtype=bool))
     assert significance.letters(chain) == ["a", "ab", "bc", "c"]
     assert significance.letters(np.zeros((3, 3), dtype=bool)) == ["a", "a", "a"]

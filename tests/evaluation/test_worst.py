@@ -29,7 +29,7 @@ from torch_mapss.evaluation.worst import (
 RATE = 16_000
 
 
-def test_the_first_run_is_the_lowest_window() -> None:
+def test_the_first_run_is_the_lowest_window():
     rng = np.random.default_rng(0)
     for _ in range(50):
         scores = np.where(rng.random(60) < 0.2, np.nan, rng.normal(size=60))
@@ -44,7 +44,7 @@ def test_the_first_run_is_the_lowest_window() -> None:
         assert mean == pytest.approx(min(means))
 
 
-def test_runs_grow_over_what_is_no_better_and_do_not_overlap() -> None:
+def test_runs_grow_over_what_is_no_better_and_do_not_overlap():
     scores = np.ones(50)
     scores[10:24] = 0.1
     scores[30:36] = 0.3
@@ -61,7 +61,7 @@ def test_runs_grow_over_what_is_no_better_and_do_not_overlap() -> None:
     assert lowest_runs(np.array([0.5, 0.2]), 5, 20, 3) == [(0, 2, pytest.approx(0.35))]
 
 
-def test_between_excerpts_there_is_no_stretch() -> None:
+def test_between_excerpts_there_is_no_stretch():
     times = np.concatenate([np.arange(10), np.arange(3000, 3010)]) * 0.02
     ps = np.linspace(0.0, 1.0, 20, dtype=np.float32)[None]
     found = SystemFrames(np.ones((1, 20), bool), np.array([3]), {"ps": ps})
@@ -93,9 +93,7 @@ def results(folder: Path) -> Results:
     return load_results(folder)
 
 
-def test_the_place_of_leakage_is_found_and_its_sound_is_the_files_own(
-    folder: Path, results: Results, tmp_path: Path
-) -> None:
+def test_the_place_of_leakage_is_found_and_its_sound_is_the_files_own(folder, results, tmp_path):
     found = worst_segments(results, 1, ("ps",))
     (worst,) = found.itertuples()
     assert (worst.mixture_id, worst.system, worst.source) == ("m0", "good", "a")
@@ -117,7 +115,7 @@ def test_the_place_of_leakage_is_found_and_its_sound_is_the_files_own(
         np.testing.assert_array_equal(made, truth[first:last])
 
 
-def test_order_and_choice(folder: Path, results: Results, tmp_path: Path, capsys: Any) -> None:
+def test_order_and_choice(folder, results, tmp_path, capsys):
     found = worst_segments(results, 4).groupby("measure", sort=False)["score"]
     names = [name for name in WORST_OF if name in results.measures and name != "bleed_db"]
     assert [*found.groups] == names
@@ -136,9 +134,7 @@ def test_order_and_choice(folder: Path, results: Results, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("third", [False, True])
-def test_bleed_is_worst_where_it_is_highest_and_names_the_source(
-    results: Results, tmp_path: Path, third: bool
-) -> None:
+def test_bleed_is_worst_where_it_is_highest_and_names_the_source(results, tmp_path, third):
     real = results.frames("m0")
     bleed = np.full((2, len(real.times)), np.nan, dtype=np.float32)
     bleed[1, 20:60] = -90.0  # inaudible
@@ -163,9 +159,7 @@ def test_bleed_is_worst_where_it_is_highest_and_names_the_source(
     assert one.end == pytest.approx(real.times[79] + 0.01, abs=1e-6)
 
 
-def test_sets_without_a_score_say_so(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sets_without_a_score_say_so(folder, tmp_path, capsys):
     manifest = load_manifest(folder.parent / "manifest.json")
     soundfile.write(tmp_path / "still.wav", np.zeros(3 * RATE), RATE)
     still = manifest[0]._replace(references=(str(tmp_path / "still.wav"),) * 2)
@@ -177,9 +171,7 @@ def test_sets_without_a_score_say_so(
     assert "`reason` of scores.csv" in out
 
 
-def test_audio_that_was_moved(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_audio_that_was_moved(folder, tmp_path, capsys):
     shutil.copytree(folder.parent, tmp_path / "set")
     command = ["worst", str(folder), "--n", "4", "--wav", str(tmp_path / "wav")]
     # Of one system alone, whose segments are not the first ones: nothing is written then.
@@ -194,9 +186,7 @@ def test_audio_that_was_moved(
         (folder.parent / "moved").rename(there)
 
 
-def test_sampled_frames_stand_alone(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sampled_frames_stand_alone(folder, tmp_path, capsys):
     path = folder.parent / "manifest.json"
     score_set(path, tmp_path, sample_frames=12)
     found = worst_segments(load_results(tmp_path), 3, ("ps",))
