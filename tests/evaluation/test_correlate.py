@@ -158,19 +158,6 @@ def test_intervals_resample_tracks():
     assert found.reasons == []
 
 
-def test_intervals_cover_what_they_are_of():
-    """Tracks of a known mean correlation: nine in ten 90 % intervals hold it."""
-    rng, hits = np.random.default_rng(0), 0
-    unit = np.repeat(np.arange(20), 6)
-    ratings = np.tile(np.arange(6.0), 20)
-    for trial in range(50):
-        scores = np.where(rng.random(20)[:, None] < 0.7, np.arange(6.0), rng.random((20, 6)))
-        data = table(scores.ravel(), ratings, unit)
-        found = estimate(data, confidence=0.9, draws=200, seed=trial)
-        hits += found.low <= 0.7 <= found.high
-    assert 0.80 * 50 <= hits <= 0.98 * 50
-
-
 def test_p_of_permutations_is_that_of_all_of_them():
     x, m = np.array([1.0, 2.0, 3.0, 4.0, 6.0]), np.array([2.0, 1.0, 4.0, 3.0, 5.0])
     one = cell(table(x, m, np.zeros(5, dtype=int)), "pcc")
@@ -179,17 +166,6 @@ def test_p_of_permutations_is_that_of_all_of_them():
     found = permutation_p(one, draws=20000)
     assert found == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 20000))
     assert permutation_p(one, draws=3) >= 0.25  # never 0
-
-
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_p_is_uniform_where_nothing_is_to_be_found(pooling):
-    rng, found = np.random.default_rng(2), []
-    for _ in range(100):
-        unit = np.repeat(np.arange(4), 5)
-        data = table(rng.normal(size=20), rng.normal(size=20), unit)
-        found.append(permutation_p(cell(data, "srcc", pooling), draws=99))
-    assert stats.kstest(found, "uniform").pvalue > 1e-3
-    assert np.mean(np.array(found) <= 0.05) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
 
 
 def test_differences_are_paired():
@@ -226,7 +202,6 @@ def outputs(*systems: str, source: str = "vocals", track: str = "t") -> pandas.D
 
 
 def test_names_of_sources_meet():
-    assert match_names(["a", "b"], ["b", "a"], {}) == ({"a": "a", "b": "b"}, {})
     pairs, guessed = match_names(["ref_bass", "ref_drums"], ["drums", "bass"], {})
     assert pairs == guessed == {"ref_bass": "bass", "ref_drums": "drums"}
     assert match_names(["ref"], ["vocals"], {}) == ({"ref": "vocals"}, {"ref": "vocals"})
@@ -254,28 +229,32 @@ def test_what_does_not_meet_is_told():
         join(outputs("A", track="u"), rated("A"))
 
 
-def test_tables_of_ratings_are_read_and_refused(tmp_path):
+def test_tables_of_ratings_are_read(tmp_path):
     path = tmp_path / "r.csv"
     path.write_text("item,system,mos\nx,control:ref,5\nx,A,3\nx,A,4\n")
     found = load_ratings(path, {"track": "item", "rating": "mos"})
-    assert list(found.table["system"]) == ["ref", "A"]
-    assert list(found.table["rating"]) == [5.0, 3.5]
+    assert [*zip(found.table["system"], found.table["rating"])] == [("ref", 5.0), ("A", 3.5)]
     assert found.table["is_system"].all()
     assert found.notes[0].startswith("1 rows")
-    for text, columns, said in (
+    with pytest.raises(FileNotFoundError):
+        load_ratings(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "said"),
+    [
         ("item,system,mos\nx,A,3\n", None, r"mean_rating.*--columns|--columns.*mean_rating"),
         ("track,system,mean_rating\nx,A,good\n", None, "line 2"),
         ("track,system,mean_rating\nx,A,1\nx,B,\n", None, "line 3"),
         ("track,system,mean_rating\n", None, "holds no"),
-        ("", None, "ratings"),
         ("track,system,mean_rating\nx,A,1\n", {"trck": "a"}, "columns"),
         ("track,system,mean_rating\nx,A,1\n", {"scenario": "z"}, "'z'"),
-    ):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=said):
-            load_ratings(path, columns)
-    with pytest.raises(FileNotFoundError):
-        load_ratings(tmp_path / "none.csv")
+    ],
+)
+def test_tables_of_ratings_are_refused(tmp_path, text, columns, said):
+    (tmp_path / "r.csv").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        load_ratings(tmp_path / "r.csv", columns)
 
 
 TABLE = "track;system;source;mean_rating\nCaf\u00e9;A;vocals;61,5\nCaf\u00e9;B;vocals;48,25\n"
@@ -370,21 +349,23 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     results, ratings = tmp_path / "results", tmp_path / "ratings.csv"
     results.mkdir()
     rated = stimuli(6).rename(columns={"rating": "mean_rating"}).assign(role="system")
-    rated[["track", "source", "system", "question", "role", "mean_rating"]].to_csv(
-        ratings, index=False
-    )
+    names = ["track", "source", "system", "question", "role", "mean_rating"]
+    rated[names].to_csv(ratings, index=False)
     scores = quality(6)[["track", "system", "ps", "log_pm", "ps_radius", "ps_tail"]]
     scores = scores.rename(columns={"track": "mixture_id"}).assign(source="ref", status="ok")
     broken = pandas.DataFrame([{"mixture_id": "t0", "system": "broken", "status": "failed"}])
     scores = pandas.concat([scores, broken]).assign(source_index=0)
-    scores.to_csv(results / "scores.csv", index=False)
     systems = {name: [] for name in scores["system"]}
     entries = [{"mixture_id": f"t{k}", "systems": systems} for k in range(6)]
     listed = {"format": FORMAT, "root": ".", "relative": ".", "mixtures": entries}
-    (results / "mixtures.json").write_text(json.dumps(listed))
-    (results / "settings.json").write_text(json.dumps({"settings": {}, "versions": {}}))
-    (results / "items.csv").write_text("mixture_id,system,status\n")
-    (results / "summary.csv").write_text("system,scored\n")
+    for name, text in (
+        ("scores.csv", scores.to_csv(index=False)),
+        ("mixtures.json", json.dumps(listed)),
+        ("settings.json", json.dumps({"settings": {}, "versions": {}})),
+        ("items.csv", "mixture_id,system,status\n"),
+        ("summary.csv", "system,scored\n"),
+    ):
+        (results / name).write_text(text)
     return results, ratings
 
 

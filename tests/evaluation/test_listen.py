@@ -19,12 +19,7 @@ from separations import leaky, save_manifest, score_set, sources, write_all, wri
 from torch_mapss import audio
 from torch_mapss.evaluation import cli, listen
 from torch_mapss.evaluation.listen import QUESTIONS, choose, spanned, write_test
-from torch_mapss.evaluation.listen_ratings import (
-    RATING_COLUMNS,
-    rating_tables,
-    read_key,
-    read_ratings,
-)
+from torch_mapss.evaluation.listen_ratings import rating_tables, read_key, read_ratings
 from torch_mapss.evaluation.ratings import load_ratings
 from torch_mapss.evaluation.results import Results, load_results, records
 
@@ -117,12 +112,9 @@ def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sounds_have_one_loudness_and_the_key_tells_what_they_are(made, results):
     key = rows_of(made / "stimuli.csv")
     scored = {(r["mixture_id"], r["system"], r["source"]): r for r in records(results.scores)}
-    orders = set()
-    for page in {row["page"] for row in key}:
-        own = [row for row in key if row["page"] == page]
-        assert (own[0]["role"], own[0]["condition"]) == ("hidden_reference", "reference")
-        orders.add(tuple(row["system"] for row in own[1:]))
-    assert len(orders) > 1  # the order of systems is drawn anew
+    pages = [key[k : k + 5] for k in range(0, len(key), 5)]
+    assert {own[0]["role"] for own in pages} == {"hidden_reference"}
+    assert len({tuple(row["system"] for row in own) for own in pages}) > 1  # drawn anew
     for row in key:
         assert not any(name in row["file"] for name in (*SYSTEMS, "m0", "m1", "m2"))
         heard, rate = soundfile.read(made / row["file"], dtype="float32")
@@ -148,8 +140,7 @@ def test_a_peak_lowers_its_whole_page(results, tmp_path, monkeypatch):
         write_test(results, choose(results, 1), tmp_path)
     rows = rows_of(tmp_path / "stimuli.csv")
     loudness = [float(row["loudness_lufs"]) for row in rows]
-    assert max(loudness) - min(loudness) < 0.1
-    assert max(loudness) < -1.0
+    assert max(loudness) - 0.1 < min(loudness) < -1.1
     peaks = [abs(soundfile.read(tmp_path / row["file"])[0]).max() for row in rows]
     assert max(peaks) == pytest.approx(1.0, abs=1e-4)
 
@@ -257,7 +248,8 @@ def test_ratings_come_back_under_their_names(made, folder, tmp_path):
     assert cli.main(["listen", str(folder), "--out", str(made), "--ratings", str(path)]) == 0
     rows = rows_of(made / "ratings.csv")
     assert len(rows) == len(key) + 1
-    assert tuple(rows[0]) == RATING_COLUMNS
+    columns = "dataset track source system question role mean_rating n_ratings std median_rating"
+    assert [*rows[0]] == [*columns.split(), "mean_norm", "median_norm"]
     joined = load_ratings(made / "ratings.csv")  # by what reads it for correlations
     assert joined.table["is_system"].sum() == 24
     by_place = {(r["track"], r["source"], r["system"]): r for r in rows}
