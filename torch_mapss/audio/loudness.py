@@ -189,13 +189,12 @@ def integrated_loudness(wave: Tensor, sample_rate: int) -> Tensor:
         ValueError: no samples, samples that are not finite, or a rate below 8000 Hz.
     """
     rate = check_whole(sample_rate, "sample_rate", _LOWEST_RATE)
-    unit, peak, silent = unit_peak(check_samples(wave, "wave"))
-    peak, silent = peak.squeeze(-1), silent.squeeze(-1)
+    unit, *found = unit_peak(check_samples(wave, "wave"))
+    peak, silent = (x.squeeze(-1) for x in found)
     level = 20 * peak.log10()
     blocks, whole = _powers(unit, rate)
     power = _gated_power(blocks, whole, _gated(blocks.detach(), level))
-    loudness = _lufs(torch.where(silent, 1.0, power)) + level
-    return torch.where(silent, -torch.inf, loudness)
+    return torch.where(silent, -torch.inf, _lufs(torch.where(silent, 1.0, power)) + level)
 
 
 def normalize_loudness(
@@ -245,23 +244,15 @@ def at_loudness(wave: Tensor, rate: int, target: float, peak: float = 1.0) -> Te
 
 def _gain(blocks: Tensor, whole: Tensor, silent: Tensor, target: float) -> Tensor:
     """Gain `(...)` that brings signals of these powers to `target`; 1 for silence."""
-    gate = _gates_at(target, blocks.detach(), whole.detach())
-    power = torch.where(silent, 1.0, _gated_power(blocks, whole, gate))
-    return torch.where(silent, 1.0, 10 ** ((target - _lufs(power)) / 20))
-
-
-def _gates_at(target: float, blocks: Tensor, whole: Tensor) -> Tensor:
-    """Gated blocks of the signal once it reads `target`; `(..., K)` bool.
-
-    The gain depends on the gates and they on the gain: a fixed point, started from the ungated
-    loudness, which does not depend on the input's scale either. Only blocks within a few dB of the
-    absolute gate can change, so two rounds settle it; four cost little.
-    """
-    shift = target - _lufs(whole)
+    # The gain depends on the gates and they on the gain: a fixed point, started from the ungated
+    # loudness, which does not depend on the input's scale either. Only blocks within a few dB of
+    # the absolute gate can change, so two rounds settle it; four cost little.
+    power = whole
     for _ in range(4):
-        gate = _gated(blocks, shift)
-        shift = target - _lufs(_gated_power(blocks, whole, gate))
-    return gate
+        gate = _gated(blocks.detach(), target - _lufs(power.detach()))
+        power = _gated_power(blocks, whole, gate)
+    power = torch.where(silent, 1.0, power)
+    return torch.where(silent, 1.0, 10 ** ((target - _lufs(power)) / 20))
 
 
 class Meter:

@@ -169,13 +169,17 @@ def _decomposed(
     if valid is not None:
         count = (valid.sum(-1) - 1).clamp(min=0)
     width = None if may_sync and not single else x.shape[-2] - 1
-    phi, *found = RetainedEigenvectors.apply(s, count, settings, width, not single)
+    phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
+        s, count, settings, width, not single
+    )
     present = root > 0.0
     scale = present.to(root.dtype)
     if not reference:
         scale = torch.where(present, 1.0 / torch.where(present, root, 1.0), 0.0)
     retained = torch.where(degenerate[:, None, None], 0.0, phi * scale.unsqueeze(-1))
-    return _Spectrum(retained, *found, scale, root, squared, degenerate, imprecise)
+    return _Spectrum(
+        retained, dimension, eigenvalues, vectors, scale, root, squared, degenerate, imprecise
+    )
 
 
 def read_map(read: Read, *, discarded: bool = False) -> Score:

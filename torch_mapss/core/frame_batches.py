@@ -110,10 +110,25 @@ def start(
     # Split, not sliced: the gradient of a slice is as large as the tensor, in every batch.
     parts = zip(*(x.split(size) for x in points.embeddings()))
     firsts = range(0, max(points.frames, 1), size)  # one, empty, where there are no frames
-    batches = [
-        functools.partial(_scored, points, first, part, recomputed, settings, score)
-        for first, part in zip(firsts, parts)
-    ]
+
+    def scored(first: int, part: tuple[Tensor, ...], may_sync: bool) -> Scored:
+        frames, names = slice(first, first + len(part[0])), list[str]()
+
+        def values(*embeddings: Tensor) -> tuple[Tensor, ...]:
+            batch = points.batch(frames, embeddings)
+            with torch.autocast(batch.outputs.device.type, enabled=False):
+                found, again = score(batch, settings, may_sync)
+            names[:] = found
+            return *found.values(), again
+
+        made = functools.partial(_Recomputed.apply, values) if recomputed else values
+        try:
+            *tensors, again = made(*part)
+        except NonFiniteError as error:
+            raise NonFiniteError(error.what, first + error.frame, points.lead) from None
+        return dict(zip(names, tensors)), again
+
+    batches = [functools.partial(scored, first, part) for first, part in zip(firsts, parts)]
     return Started(points, batches, [batch(may_sync) for batch in batches])
 
 
@@ -126,33 +141,6 @@ def finish(works: Sequence[Started]) -> list[dict[str, Tensor]]:
             if next(unread):
                 work.results[place] = batch(True)
     return [_joined(work) for work in works]
-
-
-def _scored(
-    points: Points,
-    first: int,
-    embeddings: tuple[Tensor, ...],
-    recomputed: bool,
-    settings: Settings,
-    score: Score,
-    may_sync: bool,
-) -> Scored:
-    """The result of the frames from ``first`` on; without a graph where it is ``recomputed``."""
-    frames, names = slice(first, first + len(embeddings[0])), list[str]()
-
-    def values(*embeddings: Tensor) -> tuple[Tensor, ...]:
-        batch = points.batch(frames, embeddings)
-        with torch.autocast(batch.outputs.device.type, enabled=False):
-            found, again = score(batch, settings, may_sync)
-        names[:] = found
-        return *found.values(), again
-
-    made = functools.partial(_Recomputed.apply, values) if recomputed else values
-    try:
-        *tensors, again = made(*embeddings)
-    except NonFiniteError as error:
-        raise NonFiniteError(error.what, first + error.frame, points.lead) from None
-    return dict(zip(names, tensors)), again
 
 
 class _Recomputed(torch.autograd.Function):

@@ -61,35 +61,28 @@ class GaussianKernel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # once: activation checkpointing hands them out once
-        anchors = saved[8:]
+        # Read once: activation checkpointing hands them out once.
+        x, squared, kernel, scale, lower, upper, degenerate, valid, *anchors = ctx.saved_tensors
+        found: list[Tensor | None] = []
         with torch.no_grad():
-            found = GaussianKernel._gradients(ctx, saved, grad)
+            weighted = (grad * kernel).div_(-scale[:, None, None])
+            weighted.masked_fill_(degenerate[:, None, None], 0.0)
+            bandwidth = (weighted * squared).flatten(1).sum(-1) / -scale
+            rounding = 64.0 * torch.finfo(x.dtype).eps * squared.flatten(1).amax(-1)
+            for middle in (lower, upper):
+                tied = _tied(squared, valid, middle, rounding)
+                share = bandwidth * (ctx.factor / 2.0) / tied.sum((-2, -1)).clamp(min=1)
+                weighted.add_(tied * share[:, None, None])
+            first = 0
+            for count, anchor, wanted in zip(ctx.counts, anchors, ctx.needs_input_grad[5:]):
+                gradient = _laplacian(weighted, first, count) @ x if wanted else None
+                first += count
+                if gradient is not None:
+                    gradient = checks.narrowed(gradient, anchor.dtype).to(anchor.device)
+                found.append(gradient)
         what = "diffusion maps and the scores read off them"
         guarded = (g if g is None else once(g, what, anchor) for g, anchor in zip(found, anchors))
         return *[None] * 5, *guarded, *[None] * len(anchors)
-
-    @staticmethod
-    def _gradients(ctx: Any, saved: Sequence[Any], grad: Tensor) -> list[Tensor | None]:
-        x, squared, kernel, scale, lower, upper, degenerate, valid, *anchors = saved
-        weighted = (grad * kernel).div_(-scale[:, None, None])
-        weighted.masked_fill_(degenerate[:, None, None], 0.0)
-        bandwidth = (weighted * squared).flatten(1).sum(-1) / -scale
-        rounding = 64.0 * torch.finfo(x.dtype).eps * squared.flatten(1).amax(-1)
-        for middle in (lower, upper):
-            tied = _tied(squared, valid, middle, rounding)
-            share = bandwidth * (ctx.factor / 2.0) / tied.sum((-2, -1)).clamp(min=1)
-            weighted.add_(tied * share[:, None, None])
-        found: list[Tensor | None] = []
-        first = 0
-        for count, anchor, wanted in zip(ctx.counts, anchors, ctx.needs_input_grad[5:]):
-            gradient = None
-            if wanted:
-                gradient = _laplacian(weighted, first, count) @ x
-                gradient = checks.narrowed(gradient, anchor.dtype).to(anchor.device)
-            found.append(gradient)
-            first += count
-        return found
 
 
 def _tied(squared: Tensor, valid: Tensor | None, middle: Tensor, rounding: Tensor) -> Tensor:

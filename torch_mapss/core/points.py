@@ -59,7 +59,9 @@ class Points(NamedTuple):
         """Those of some frames, whose ``embeddings`` are given; masks where they are scored."""
         flags = (self.active, self.mask)
         active, mask = (None if x is None else x[frames].to(self.device) for x in flags)
-        return Points(*embeddings[:3], self.attributed, active, mask, *embeddings[3:])
+        others = None if self.others is None else embeddings[3]
+        outputs, references, distortions = embeddings[:3]
+        return Points(outputs, references, distortions, self.attributed, active, mask, others)
 
     def source_index(self) -> Tensor:
         """(S',) the source of each output."""

@@ -127,7 +127,10 @@ class RetainedEigenvectors(torch.autograd.Function):
         retained = values.flip(-1)[:, :columns]
         v_d = vectors[..., -columns:].flip(-1)
         a = vectors.mT @ g
-        c = _discarded_coefficients(a, values, retained, ctx.settings.time)
+        # ½ A_ij λ_j^t / (λ_j - λ_i), rows i over the ascending spectrum, columns j retained.
+        gap = retained.unsqueeze(-2) - values.unsqueeze(-1)
+        power = retained.clamp(min=0.0).pow(ctx.settings.time).unsqueeze(-2)
+        c = 0.5 * a * torch.where(gap > 0.0, power / torch.where(gap > 0.0, gap, 1.0), 0.0)
         norms = None if ctx.invariant else g.square().sum(-2).sqrt()
         inner = _retained_coefficients(
             a[:, -columns:].flip(-2), norms, retained, inside, ctx.settings
@@ -174,15 +177,6 @@ def retained_dimension(eigenvalues: Tensor, count: Tensor, settings: Settings) -
     elif most is not None:
         d = d.clamp(max=most)
     return torch.minimum(d, count.clamp(min=1))
-
-
-def _discarded_coefficients(a: Tensor, values: Tensor, retained: Tensor, time: float) -> Tensor:
-    """½ A_ij λ_j^t / (λ_j - λ_i), rows i over the ascending spectrum, columns j retained."""
-    lam = retained.clamp(min=0.0)
-    gap = retained.unsqueeze(-2) - values.unsqueeze(-1)
-    open_ = gap > 0.0
-    factor = torch.where(open_, lam.pow(time).unsqueeze(-2) / torch.where(open_, gap, 1.0), 0.0)
-    return 0.5 * a * factor
 
 
 def _retained_coefficients(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,10 +75,11 @@ def frame_scores(
     last = _LAST.get(mapss)
     if last is None or not last.is_same(preds, target, lengths):
         forget(mapss)  # before scoring: old and new need not be in memory together
-        bank = isinstance(target, ReferenceBank)
-        stored: Any = weakref.ref(target) if bank else target.detach().clone()
+        known = (
+            weakref.ref(target) if isinstance(target, ReferenceBank) else target.detach().clone()
+        )
         inference, expected = torch.is_inference_mode_enabled(), last.asked if last else set()
-        last = _Batch(preds.detach().clone(), stored, lengths, inference, expected)
+        last = _Batch(preds.detach().clone(), known, lengths, inference, expected)
     last.asked.add(wanted)
     if wanted not in last.scores:
         alike = {each for each in last.expected if each._replace(measure=wanted.measure) == wanted}

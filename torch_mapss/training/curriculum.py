@@ -38,14 +38,10 @@ FORMAT = 1  # of saved states
 # Conditions
 # ------------------------------------------------------------------------------------------------
 
-# Fields of the scores, as printed.
+# Fields of the scores, as printed, and where they lie if not in [0, 1].
 NAMES = {"clearance": "clearance", "fidelity": "fidelity", "ps": "PS", "pm": "PM"}
 NAMES |= {"log_pm": "log PM", "bleed_db": "bleed in dB"}
-
-
-def _range_of(measure: str) -> str:
-    """Where the scores of a measure lie, for checks."""
-    return {"log_pm": "(-inf, 0]", "bleed_db": "(-inf, inf)"}.get(measure, "[0, 1]")
+RANGES = {"log_pm": "(-inf, 0]", "bleed_db": "(-inf, inf)"}
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,8 @@ class Quantile(Condition):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.check_real(self.q, "q", "[0, 1]")
-        checks.check_real(self.level, "the level of a quantile", _range_of(self.measure))
+        within = RANGES.get(self.measure, "[0, 1]")
+        checks.check_real(self.level, "the level of a quantile", within)
 
     def statistic(self, frames: Tensor) -> float:
         return float(np.quantile(frames.numpy(), self.q))  # torch's takes at most 2^24 values
@@ -131,7 +128,7 @@ class Fraction(Condition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.check_real(self.over, "over", _range_of(self.measure))
+        checks.check_real(self.over, "over", RANGES.get(self.measure, "[0, 1]"))
         checks.check_real(self.level, "the level of a share", "[0, 1]")
 
     def statistic(self, frames: Tensor) -> float:
