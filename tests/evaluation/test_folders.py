@@ -49,9 +49,7 @@ def refused(*arguments: Any, **options: Any) -> str:
     return "\n".join(error.value.problems)
 
 
-# ------------------------------------------------------------------------------------------------
-# The layouts of test sets
-# ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------- The layouts of test sets
 
 # Name -> files of references, files of the system, templates that say the same, mixtures, sources.
 LAYOUTS: dict[str, tuple[list[str], list[str], str, Sequence[str], Sequence[str]]] = {
@@ -157,9 +155,7 @@ def test_enhancement_sets_have_noise_as_second_reference(tmp_path: Path) -> None
         read_folders(clean, {"A": made})
 
 
-# ------------------------------------------------------------------------------------------------
-# What is understood besides
-# ------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------- What is understood besides
 
 
 def test_what_a_system_lacks_throughout_is_null(tmp_path: Path) -> None:
@@ -195,8 +191,9 @@ def test_mixtures_may_have_sources_of_their_own(tmp_path: Path, layout: str) -> 
 
 
 def test_names_in_two_unicode_forms_are_paired(tmp_path: Path) -> None:
-    one, other = (unicodedata.normalize(form, "Café Olé") for form in ("NFC", "NFD"))
-    e = unicodedata.normalize("NFD", "é")
+    (one, other), (_, e) = (
+        [unicodedata.normalize(form, text) for form in ("NFC", "NFD")] for text in ("Café", "é")
+    )
     files = grid((one, "b", "c"), ("é", "x")), grid((other, "b", "c"), (e, "x"))
     corpus = read(tmp_path, *files, sources=[e, "x"])
     assert len(corpus.mixtures) == 3
@@ -204,9 +201,7 @@ def test_names_in_two_unicode_forms_are_paired(tmp_path: Path) -> None:
         assert all(Path(path).exists() for path in (*mixture.references, *mixture.systems["A"]))
 
 
-# ------------------------------------------------------------------------------------------------
-# What is refused
-# ------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------- What is refused
 
 
 PAIRS = grid(("a", "b"), ("x", "y"))
@@ -264,12 +259,14 @@ def test_the_command_says_what_it_understood(
             write(tmp_path / "refs" / f"song{k}" / f"{name}.wav", wave)
             write(tmp_path / "outA" / f"song{k}_{name}.wav", wave * 0.9)
     given = ["evaluate", "--references", f"{tmp_path}/refs", "--encoder", "mel"]
-    given += ["--measures", "decomposition", "--out", str(tmp_path / "out")]
-    assert cli.main([*given, "--system", f"A={tmp_path}/outA/{{mixture}}_{{source}}.wav"]) == 0
+    given += ["--measures", "bleed", "--out", str(tmp_path / "out"), "--system"]
+    assert cli.main([*given, f"A={tmp_path}/outA/{{mixture}}_{{source}}.wav"]) == 0
     out, err = capsys.readouterr()
     assert "2 mixtures of the 2 sources 'drums', 'vocals'" in err
     assert out.splitlines()[2].split()[0] == "A"
-    assert cli.main([*given, "--system", "A=x", "A=y"]) == 2
-    assert "another name for every system, got A=x, A=y" in capsys.readouterr().err
-    assert cli.main([*given, "m.json"]) == 2
-    assert "either a MANIFEST, or --references" in capsys.readouterr().err
+    for more, said in (
+        (["A=x", "A=y"], "another name for every system, got A=x, A=y"),
+        (["A=x", "--", "m.json"], "either a MANIFEST, or --references"),
+    ):
+        assert cli.main([*given, *more]) == 2
+        assert said in capsys.readouterr().err

@@ -83,16 +83,17 @@ def test_rows_are_the_means_of_the_frames(results: Results) -> None:
 
 
 def test_cells_have_the_type_of_their_column(results: Results) -> None:
-    row = records(results.scores)[0]
-    types = dict.fromkeys(("source_index", "frames", "estimate_rate", "silent"), int)
-    types |= dict.fromkeys((*COLUMNS, "estimate_bandwidth", "lag_ms"), float)
-    types |= dict.fromkeys(("mixture_id", "source", "estimate"), str)
-    assert {name: type(row[name]) for name in types} == types
+    row, item = records(results.scores)[0], records(results.items)[0]
+    for kind, names in (
+        (int, ("source_index", "frames", "estimate_rate", "silent")),
+        (float, (*COLUMNS, "estimate_bandwidth", "lag_ms")),
+        (str, ("mixture_id", "source", "estimate")),
+    ):
+        assert {type(row[name]) for name in names} == {kind}
     assert "ps_tail" not in row
     assert type(records(results.summary)[0]["rates"]) is str
     assert results.measures == tuple(COLUMNS)
-    for item in records(results.items):
-        assert (item["references"], item["seconds"]) == (2, pytest.approx(0.3))
+    assert (item["references"], item["seconds"]) == (2, pytest.approx(0.3))
 
 
 def test_names_paths_hashes_and_the_statement(manifest: Path, results: Results) -> None:

@@ -39,24 +39,24 @@ def alone(monkeypatch: Patch) -> None:
 # --------------------------------------------------------------------------------------- launchers
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({}, Share(0, 1)),
-        ({"WORLD_SIZE": "1"}, Share(0, 1)),
-        ({"WORLD_SIZE": "3", "RANK": "2"}, Share(2, 3)),
-        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "9", "SLURM_PROCID": "3"}, Share(3, 4)),
-        # A batch script without srun: one process does all.
-        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, Share(0, 1)),
-        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, Share(0, 1)),
-        ({"WORLD_SIZE": "2"}, "RANK"),
-        ({"WORLD_SIZE": ""}, "WORLD_SIZE"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE"),
-        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK"),
-        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "x"}, "SLURM_PROCID"),
-        ({"SLURM_STEP_NUM_TASKS": "", "SLURM_PROCID": "0"}, "SLURM_STEP_NUM_TASKS"),
-    ],
-)
+TASKS = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+LAUNCHED: list[tuple[dict[str, str], Share | str]] = [
+    ({}, Share(0, 1)),
+    ({"WORLD_SIZE": "1"}, Share(0, 1)),
+    ({"WORLD_SIZE": "3", "RANK": "2"}, Share(2, 3)),
+    ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "9", "SLURM_PROCID": "3"}, Share(3, 4)),
+    (TASKS, Share(0, 1)),  # a batch script without srun: one process does all
+    (TASKS | {"SLURM_STEP_NUM_TASKS": "1"}, Share(0, 1)),
+    ({"WORLD_SIZE": "2"}, "RANK"),
+    ({"WORLD_SIZE": ""}, "WORLD_SIZE"),
+    ({"WORLD_SIZE": "0"}, "WORLD_SIZE"),
+    ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK"),
+    ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "x"}, "SLURM_PROCID"),
+    ({"SLURM_STEP_NUM_TASKS": "", "SLURM_PROCID": "0"}, "SLURM_STEP_NUM_TASKS"),
+]
+
+
+@pytest.mark.parametrize(("variables", "expected"), LAUNCHED)
 def test_who_shares_the_work(
     variables: dict[str, str], expected: Share | str, monkeypatch: Patch
 ) -> None:
@@ -71,9 +71,8 @@ def test_who_shares_the_work(
 
 def test_shares_are_named_from_one_or_from_zero() -> None:
     for count in (1, 4):
-        assert {Share.of(f"{k}/{count}") for k in range(count)} == {
-            Share.of(f"{k + 1}/{count}") for k in range(count)
-        }
+        shares = [{Share.of(f"{k + one}/{count}") for k in range(count)} for one in (0, 1)]
+        assert shares[0] == shares[1]
     for text in ("5/4", "-1/4", "1/0", "0/0", "1", "a/b", "1/2/3", ""):
         with pytest.raises(ValueError, match="--shard"):
             Share.of(text)
@@ -152,8 +151,7 @@ def test_a_last_call_joins_shares(tmp_path: Path, capsys: Capture) -> None:
 def test_an_interruption_says_how_to_go_on(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    path = write_manifest(tmp_path / "set", 3, ("one",))
-    made = runs._records
+    path, made = write_manifest(tmp_path / "set", 3, ("one",)), runs._records
 
     def interrupted(scorer: Any, mixture: Any, *rest: Any) -> Any:
         if mixture.name == "m1":
@@ -189,6 +187,5 @@ def test_findings_of_a_set_are_told_once_and_counted(tmp_path: Path) -> None:
     # Means that dead outputs of two mixtures ruin.
     assert rows["one"]["log_pm"] < 10 * rows["two"]["log_pm"]
     assert rows["one"]["log_pm_compressed"] > 10 * rows["two"]["log_pm_compressed"]
-    assert (
-        score_set(path, tmp_path / "out").warnings == outcome.warnings
-    )  # also of a run that resumes
+    # Also of a run that resumes.
+    assert score_set(path, tmp_path / "out").warnings == outcome.warnings

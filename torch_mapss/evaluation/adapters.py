@@ -31,7 +31,8 @@ DEFAULT_ENCODER = "wav2vec2-large"
 def mapss_setup(encoder: str = DEFAULT_ENCODER, device: str | None = None, **options: Any) -> MAPSS:
     """What :func:`mapss_metric` scores with, to be made once: VERSA's ``…_setup``.
 
-    Options are those of :class:`torch_mapss.MAPSS`; ``"mel"`` needs no download.
+    Options are those of :class:`torch_mapss.MAPSS`; ``"mel"`` needs no download. On the CPU if no
+    device is named.
     """
     return scorer_of({"encoder": encoder, **options}, device)
 
