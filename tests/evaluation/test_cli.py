@@ -355,13 +355,9 @@ def test_figures_need_no_backend(tmp_path: Path, backend: str) -> None:
         "plots.save_figure(plots.new_figure(2, 2), sys.argv[1])\nimport matplotlib\n"
         "print(os.environ['MPLBACKEND'], matplotlib.rcParams['backend'])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "x.png")],
-        env=environment(MPLBACKEND=backend),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", code, str(tmp_path / "x.png")]
+    env = environment(MPLBACKEND=backend)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert (tmp_path / "x.png").stat().st_size > 0
     variable, chosen = done.stdout.split()
     assert variable == backend  # whoever draws afterwards finds what was there

@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import unicodedata
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,12 @@ from separations import (
     write_manifest,
 )
 
-from torch_mapss import MAPSS, Distortion, DistortionBank, compare, evaluate, evaluate_set
+from torch_mapss import MAPSS, compare, evaluate, evaluate_set
 from torch_mapss.evaluation import cli, console, io, tables
 from torch_mapss.evaluation import run as runs
 from torch_mapss.evaluation.commands import options
 from torch_mapss.evaluation.measures import COLUMNS
-from torch_mapss.evaluation.options import Request
-from torch_mapss.evaluation.protocol import settings_of
 from torch_mapss.evaluation.results import Results, frames_path, load_results, read_frames
-from torch_mapss.evaluation.shards import claim
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -257,18 +253,6 @@ def test_results_of_other_settings_are_not_overwritten(
     score_set(manifest, out, confidence=0.8, excerpt_seconds=3)  # which nothing uses
     with pytest.raises(ValueError, match="bounds"):
         score_set(manifest, out, bounds=True)
-
-
-def louder(waveform: torch.Tensor, sample_rate: int, amount: float) -> torch.Tensor:
-    return torch.tanh(amount * waveform)
-
-
-def test_distortions_of_your_own_are_part_of_the_settings(tmp_path: Path) -> None:
-    for amount in (2.0, 2.0, 3.0):
-        member = Distortion("own", "own", louder, {"amount": amount})
-        mapss = MAPSS("mel", match_bank=DistortionBank("match", only=("echo",), extra=(member,)))
-        with pytest.raises(ValueError, match="other settings") if amount > 2 else nullcontext():
-            claim(str(tmp_path), settings_of(mapss, Request()), None)
 
 
 def test_lost_and_added_mixtures_are_scored(

@@ -14,7 +14,7 @@ import torch
 from checkpoints import pickle_weights, write_checkpoint
 from separations import leaky, score_set, small_mapss, sources, write, write_manifest
 
-from torch_mapss import MAPSS
+from torch_mapss import MAPSS, Distortion, DistortionBank
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.options import Request
 from torch_mapss.evaluation.protocol import protocol_id, settings_of, weights_hash
@@ -170,6 +170,10 @@ def test_results_of_python_need_a_scorer(
 # -------------------------------------------------------------------------------------- protocol
 
 
+def louder(waveform: torch.Tensor, sample_rate: int, amount: float) -> torch.Tensor:
+    return torch.tanh(amount * waveform)
+
+
 def identity(mapss: MAPSS, **more: Any) -> str:
     return protocol_id({**settings_of(mapss, Request()), **more})
 
@@ -183,6 +187,10 @@ def test_the_id_follows_every_setting_and_nothing_else() -> None:
     changes += [{"convention": "reference"}, {"loudness": -20.0}, {"activity": 0.2}]
     found = [identity(small_mapss(**change)) for change in (*changes, {"align_polarity": True})]
     found.append(identity(MAPSS("mel", seed=1)))
+    for amount in (2.0, 3.0):  # of a distortion of your own
+        member = Distortion("own", "own", louder, {"amount": amount})
+        bank = DistortionBank("match", only=("echo",), extra=(member,))
+        found += [identity(MAPSS("mel", match_bank=bank))]
     for asked in ("sample_frames", "permute", "trim"):
         found.append(identity(small_mapss(), **{asked: 1}))
     assert len({base, *found}) == len(found) + 1

@@ -13,9 +13,9 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.io import same_name
@@ -87,7 +87,7 @@ def read_folders(
     every, layout = _read_references(references, names, noisy is not None)
     truth = _chosen(every, names)
     if noisy is None:
-        mixed = every[[*filter(_MIXTURE, every)]].stack().dropna().droplevel(1)
+        mixed = every[[*filter(_MIXTURE, _names(every))]].stack().dropna().droplevel(1)
         mixes = mixed[~mixed.index.duplicated(keep=False)]
     else:
         like = DataFrame({_ONLY: ""}, truth.index)
@@ -98,7 +98,7 @@ def read_folders(
     }
     if not names and noisy is None:  # noise that no system estimates, as in LibriMix
         estimated = set().union(*found.values())
-        left = truth[[name for name in truth if name in estimated or not _NOISE(name)]]
+        left = truth[[name for name in _names(truth) if name in estimated or not _NOISE(name)]]
         truth = left if (left.count(axis=1) > 1).all() else truth
     problems = [problem for name, files in found.items() for problem in _gaps(name, files, truth)]
     lonely = truth[truth.count(axis=1) < 2]
@@ -195,8 +195,8 @@ def _matching(
         text = f"{first.iloc[0]!r} and {first.iloc[1]!r} have one name, so one of them must go"
         raise ManifestError(whose, [text])
     files = table.pivot(index="mixture", columns="source", values="path")
-    sources = sorted(files, key=lambda name: (bool(_NOISE(name)), _natural(name)))
-    return files.loc[sorted(files.index, key=_natural), sources]
+    sources = sorted(_names(files), key=lambda name: (bool(_NOISE(name)), _natural(name)))
+    return files.loc[sorted(map(str, files.index), key=_natural), sources]
 
 
 # --------------------------------------------------------------------------------------- References
@@ -241,7 +241,7 @@ def _chosen(files: DataFrame, names: Sequence[str]) -> DataFrame:
     if {*names} - {*files} or len({*names}) < len(names):
         text = f"--sources must name different ones of {_shown(files)}, got {_shown(names)}"
         raise ManifestError("the references", [text])
-    twins = {name for name in files if (match := _ESTIMATE(name)) and match[1] in files}
+    twins = {name for name in _names(files) if (match := _ESTIMATE(name)) and match[1] in files}
     sources = names or [name for name in _sources(files) if name not in twins]
     if not sources:
         text = f"{_shown(files)} are mixtures by their names: name the sources with --sources"
@@ -249,7 +249,7 @@ def _chosen(files: DataFrame, names: Sequence[str]) -> DataFrame:
     return files[sources].dropna(how="all")
 
 
-def _with_noise(truth: DataFrame, mixes: Mapping[str, str], folder: str) -> DataFrame:
+def _with_noise(truth: DataFrame, mixes: Series[Any], folder: str) -> DataFrame:
     """The clean source of every mixture and noise = noisy - clean, written to ``folder``."""
     from torch_mapss import audio
 
@@ -262,7 +262,7 @@ def _with_noise(truth: DataFrame, mixes: Mapping[str, str], folder: str) -> Data
                 f"{len(own)} and {int(noisy is not None)}"
             )
             continue
-        path = os.path.join(io.make_folder(folder), f"{io.native(io.file_name(mixture))}.wav")
+        path = os.path.join(io.make_folder(folder), f"{io.native(io.file_name(str(mixture)))}.wav")
         found[mixture] = {**own, "noise": io.written(path)}
         given = io.native(noisy), io.native(own.iloc[0])
         if os.path.exists(path) and os.path.getmtime(path) > max(map(os.path.getmtime, given)):
@@ -285,7 +285,7 @@ def _with_noise(truth: DataFrame, mixes: Mapping[str, str], folder: str) -> Data
 
 def _read_estimates(given: str, whose: str, truth: DataFrame) -> DataFrame:
     """The files of a system, in the layout in which most have the name of a reference."""
-    names = sorted(truth)
+    names = sorted(_names(truth))
     speech = [name for name in names if not _NOISE(name)] or names
     layouts = (*_OF_OUTPUTS, *["{mixture}"] * (len(speech) == 1))
     readings, examples = _readings(given, whose, layouts, names, speech[0])
@@ -330,8 +330,8 @@ def _notes(
     counts, of = truth.count(), len(truth)
     mixtures = f"{of} mixture{'' if of == 1 else 's'}"
     yield f"references: {mixtures} of the {len(counts)} sources {_shown(truth)} ({layout})"
-    if aside := [name for name in every if name not in truth]:
-        keep = " ".join([*truth, *aside])
+    if aside := [name for name in _names(every) if name not in truth]:
+        keep = " ".join([*_names(truth), *aside])
         yield f"set aside: {_shown(aside)}; --sources {keep} would take all"
     if some := [f"{source!r} in {count}" for source, count in counts.items() if count < of]:
         common = _shown(counts[counts == of].index)
@@ -350,7 +350,11 @@ def _notes(
 
 def _sources(files: DataFrame) -> list[str]:
     """All but what is called mix."""
-    return [name for name in files if not _MIXTURE(name)]
+    return [name for name in _names(files) if not _MIXTURE(name)]
+
+
+def _names(files: DataFrame) -> list[str]:
+    return [*map(str, files.columns)]
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
@@ -359,5 +363,5 @@ def _natural(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts if part)
 
 
-def _shown(names: Iterable[str], most: int = 99) -> str:
+def _shown(names: Iterable[object], most: int = 99) -> str:
     return io.listed(map(repr, names), most)

@@ -136,7 +136,8 @@ def _problems(entry: Any, where: str) -> Iterator[str]:
         yield f"{where} must be an object, got {short(entry)}"
         return
     keys = ("mixture_id", "references", "systems", "mixture", "sources")
-    name, references, systems, mixture, sources = map(entry.get, keys)
+    values: list[Any] = [*map(entry.get, keys)]
+    name, references, systems, mixture, sources = values
     count = len(references) if _are_paths(references) else 0
     named = _are_paths(sources) and len({*sources}) == len(sources) == (count or len(sources))
     where = f"mixture {str(name)!r}" if _is_name(name) else where

@@ -299,7 +299,10 @@ def load_results(
     scores, items, summary = (_table(folder, name, entries, systems) for name in _REQUIRED)
     return Results(
         folder=folder,
-        **{name: stored.get(name) for name in ("settings", "versions", "protocol", "options")},
+        settings=stored["settings"],
+        versions=stored["versions"],
+        protocol=stored.get("protocol"),
+        options=stored.get("options"),
         sha256=stored.get("sha256") or {},
         mixtures=tuple(entries),
         systems=tuple(systems),

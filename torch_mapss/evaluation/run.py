@@ -141,10 +141,9 @@ def run(
             console.complain(_estimated(scorer, [mixture for mixture, _ in pending], whole))
     try:
         with shards.only_run(folder, share), console.progress(sum(lengths), quiet) as bar:
-            for number, (mixture, systems) in enumerate(pending, 1):
-                start, length = sum(lengths[: number - 1]), lengths[number - 1]
+            for number, ((mixture, systems), length) in enumerate(zip(pending, lengths), 1):
 
-                def tell(done: int, of: int, start: float = start, length: float = length) -> None:
+                def tell(done: int, of: int, start: float = bar.n, length: float = length) -> None:
                     bar.update(start + length * done / of - bar.n)
 
                 bar.set_postfix_str(f"{number} of {len(pending)}: {mixture.name}", refresh=False)

@@ -246,7 +246,8 @@ class Scorer(NamedTuple):
         active = audio.source_activity(truth, block, block, self.mapss.config.activity)
         blocks = (active.sum(-2) >= 2).nonzero().squeeze(-1).tolist()
         seed = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
-        chance, found = random.Random(int(seed, 16)), []
+        chance = random.Random(int(seed, 16))
+        found: list[int] = []
         for part in range(count):
             own = blocks[len(blocks) * part // count : len(blocks) * (part + 1) // count]
             if own:
