@@ -12,9 +12,7 @@ from checkpoints import write_checkpoint
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
-from torch_mapss import functional as F
-from torch_mapss.audio.loudness import at_loudness
-from torch_mapss.pipeline.copies import plans, sums_of_others
+from torch_mapss.pipeline.copies import plans
 from torch_mapss.pipeline.measures import MEASURES, checked_measures
 
 FIELDS = ("clearance", "fidelity", "ps", "pm", "log_pm")
@@ -53,30 +51,6 @@ def test_each_measure_alone_is_what_it_is_beside_the_others(segment):
         for column, values in alone.utterance()._asdict().items():
             known = column in (*measure.columns, "frames")
             assert bool(values.isnan().all()) != known or column == "frames"
-
-
-def test_the_scores_are_those_of_the_functional_stage():
-    references = bursts(1.0, sources=3)
-    estimates = leaky(references)
-    mapss = small(decomposition_bank=DistortionBank(size=7))
-    bank = mapss.prepare(references, measures="decomposition")
-    scores = mapss(estimates, bank)
-    group, part = bank.groups[0], bank.groups[0].encoded["decomposition"]
-    frame = int(group.scored[2, 1])
-    sums = at_loudness(sums_of_others(references), RATE, -23.0)
-    others = mapss.decomposition_encoder(sums)[:, frame]
-    torch.testing.assert_close(part.others[0, :, frame], others)
-    given = (
-        mapss.decomposition_encoder(at_loudness(estimates, RATE, -23.0))[:, frame],
-        part.references[0, :, frame],
-        part.distortions[0, :, :, frame],
-    )
-    options = {"active": group.active[0, :, frame], "others": others}
-    torch.testing.assert_close(scores.clearance[0, :, frame], F.clearance(*given, **options))
-    there = scores.defined("fidelity")[0, :, frame]
-    fidelity = F.fidelity(*given, **options)
-    torch.testing.assert_close(scores.fidelity[0, there, frame], fidelity[there])
-    assert not scores.fidelity[0, ~there, frame].any()
 
 
 def test_a_member_is_distorted_once_and_encoded_once_for_an_encoder():

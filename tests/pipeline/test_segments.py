@@ -171,23 +171,16 @@ def test_a_deferred_bank_is_moved_joined_saved_and_loaded(tmp_path):
     for name in NAMES:
         torch.testing.assert_close(getattr(one, name), getattr(expected, name))
         assert torch.equal(getattr(one, name), getattr(other, name))
-    with pytest.raises(ValueError, match="segment=None"):
-        banks[0].recombined([[0, 0]])
     with pytest.raises(ValueError, match="other settings"):
         small(segment=1.5)(estimates, joined)
-
-
-def test_long_clips_stay_alone_where_bleed_is_all_that_is_scored():
-    mapss = small(segment=1.0, measures="bleed")
-    references = torch.stack([bursts(2.2, seed=s) for s in range(3)])
-    estimates = leaky(references)
-    banks = [mapss.prepare(x) for x in references]
-    joined = ReferenceBank.join(banks)
-    assert [group.items for group in joined.groups] == [(0,), (1,), (2,)]
-    expected = torch.cat([mapss(*pair).bleed_db for pair in zip(estimates, banks)])
-    torch.testing.assert_close(mapss(estimates, joined).bleed_db, expected, equal_nan=True)
-    with pytest.raises(ValueError, match="segment=None"):
-        banks[0].recombined([[0, 0]])
+    bleeding = [mapss.prepare(x, measures="bleed") for x in references]  # which encodes nothing
+    alone = ReferenceBank.join(bleeding)
+    assert [group.items for group in alone.groups] == [(0,), (1,)]
+    bleed = mapss(estimates, alone, measures="bleed").bleed_db
+    torch.testing.assert_close(bleed, expected.bleed_db, equal_nan=True)
+    for bank in (banks[0], bleeding[0]):
+        with pytest.raises(ValueError, match="segment=None"):
+            bank.recombined([[0, 0]])
 
 
 def test_what_has_no_segments_is_refused(monkeypatch):
