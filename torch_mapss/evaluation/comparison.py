@@ -73,9 +73,7 @@ class Comparison:
         for measure, system in best.items():
             key = system, *self._standing(str(measure), system)
             said.setdefault(key, []).append(COLUMNS[str(measure)].label)
-        parts = [
-            f"{name} {how} on {_and(on)} in {where}" for (name, how, where), on in said.items()
-        ]
+        parts = [f"{name} {how} on {_and(on)} in {n}" for (name, how, n), on in said.items()]
         return "; ".join([*parts, f"{self._certainty(ranked['group'].agg(list))}."])
 
     def _standing(self, measure: str, system: str) -> tuple[str, str]:
@@ -110,9 +108,8 @@ class Comparison:
         if proven:
             alone = "" if len(proven) == len(groups) else f" on {_and(proven)} alone"
             return f"significantly better than every other system {level}{alone}"
-        count, family = max(
-            tables.family_of(own, self.alpha) for _, own in self.pairs.groupby("measure")
-        )
+        pairs = self.pairs.groupby("measure")
+        count, family = max(tables.family_of(own, self.alpha) for _, own in pairs)
         least = significance.least_holm_p(count, family)
         if least <= self.alpha:
             return f"nothing is significantly better than every other system {level}"
@@ -142,17 +139,14 @@ class Comparison:
     def _page(self) -> Page:
         """Ranking, pairs and sources; those that have no row are left out."""
         percent = f"{100 * self.confidence:g} % interval"
-        ranked: Any = self.ranking.itertuples()
-        tested: Any = self.shown_pairs().itertuples()
+        row: Any
         ranking = [
-            [label(r.measure), r.system, str(r.n), text(r.measure, r.mean), _interval(r), r.group]
-            for r in ranked
+            [*_told(row, row.system, row.mean), row.group] for row in self.ranking.itertuples()
         ]
         pairs = [
-            [label(r.measure), f"{r.system_a} - {r.system_b}", str(r.n)]
-            + [text(r.measure, r.difference), _interval(r)]
-            + [f"{r.wins}/{r.ties}/{r.losses}", f"{r.p_holm:.2g}"]
-            for r in tested
+            _told(row, f"{row.system_a} - {row.system_b}", row.difference)
+            + [f"{row.wins}/{row.ties}/{row.losses}", f"{row.p_holm:.2g}"]
+            for row in self.shown_pairs().itertuples()
         ]
         names = self.sources["source"].unique()
         means = self.sources.set_index(["source", "system", "measure"])["mean"].to_dict()
@@ -268,9 +262,10 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
-def _interval(row: Any) -> str:
-    low, high = (text(row.measure, end) for end in (row.low, row.high))
-    return "-" if low == "-" else f"[{low}, {high}]"
+def _told(row: Any, what: str, value: float) -> list[str]:
+    """Measure, system or pair, n, mean and interval."""
+    mean, low, high = (text(row.measure, x) for x in (value, row.low, row.high))
+    return [label(row.measure), what, str(row.n), mean, "-" if low == "-" else f"[{low}, {high}]"]
 
 
 Given = Results | str | os.PathLike[str]
@@ -318,10 +313,8 @@ def compare(
     if not loaded:
         raise ValueError("results must be at least one folder, got none.")
     check_alike(loaded)
-    items, rows = (
-        pandas.concat([getattr(one, name) for one in loaded], ignore_index=True)
-        for name in ("items", "scores")
-    )
+    items = pandas.concat([one.items for one in loaded], ignore_index=True)
+    rows = pandas.concat([one.scores for one in loaded], ignore_index=True)
     scores = tables.scores_of(items, rows, weight, systems, references)
     bootstrap = significance.Bootstrap(confidence, seed=seed)
     pairs, ranking = tables.pairs_and_ranking(scores, alpha, weight, bootstrap)
@@ -346,8 +339,8 @@ def check_alike(results: Sequence[Results]) -> None:
         ]
         audio, more = (
             {
-                io.same_name(name): [one.sha256.get(path) for path in entry["references"]]
-                for name, entry in one.entries.items()
+                io.same_name(k): [*map(one.sha256.get, v["references"])]
+                for k, v in one.entries.items()
             }
             for one in (results[0], other)
         )

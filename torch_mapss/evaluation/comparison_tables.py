@@ -29,8 +29,6 @@ SOURCE_COLUMNS = ("measure", "source", "system", "n", "mean")
 _APPROXIMATE = f"interval approximate (n < {FEW})"
 #: How mixtures may be weighted, and the column of ``items.csv`` that says how much each counts.
 WEIGHTS = {"equal": "given", "duration": "seconds", "sources": "references"}
-# A mixture that lies so many standard deviations of the others from their mean moves the mean.
-_FAR = 10.0
 _KEY = ["mixture_id", "system"]
 
 
@@ -144,10 +142,7 @@ def pairs_and_ranking(
 
 
 def _means(scores: Scores, bootstrap: Bootstrap) -> DataFrame:
-    """n, mean, low, high of every system (with no ``system_b``) and of all pairs' differences.
-
-    Of all measures at once: those that have the same mixtures share the bootstrap's samples.
-    """
+    """n, mean, low, high of every system (with no ``system_b``) and of all pairs' differences."""
     from pandas import DataFrame
 
     rows, columns = [], []
@@ -232,16 +227,12 @@ def warnings(scores: Scores, measure: str, system: str) -> Iterator[str]:
 
 
 def outlier(values: Array) -> int | None:
-    """The one value of (n,) that moves their mean by more than the others vary; None: no such one.
-
-    With n values it lies more than n, and at least 10, standard deviations of the others from
-    their mean.
-    """
+    """Where one of (n,) lies max(n, 10) standard deviations of the others from their mean."""
     if len(values) < 4:
         return None
     index = int(np.argmax(np.abs(values - np.median(values))))
     others = np.delete(values, index)
-    far = abs(values[index] - others.mean()) > max(_FAR, len(values)) * others.std(ddof=1)
+    far = abs(values[index] - others.mean()) > max(10, len(values)) * others.std(ddof=1)
     return index if far else None
 
 
@@ -253,8 +244,6 @@ def source_means(scores: Scores) -> DataFrame:
     rows = rows.assign(weight=rows["mixture_id"].map(scores.weights)).dropna(subset="weight")
     measures = [measure for measure in scores.values if measure in rows]
     long = rows.melt([*_KEY, "source", "weight"], measures, "measure", "mean").dropna(subset="mean")
-    found = [
-        (*names, len(own), np.average(own["mean"], weights=own["weight"]))
-        for names, own in long.groupby(["measure", "source", "system"], sort=False)
-    ]
-    return DataFrame(found, columns=SOURCE_COLUMNS)
+    groups = long.groupby(["measure", "source", "system"], sort=False)
+    means = [(*n, len(own), np.average(own["mean"], weights=own["weight"])) for n, own in groups]
+    return DataFrame(means, columns=SOURCE_COLUMNS)

@@ -188,9 +188,7 @@ def _correlated(
         rows[name] |= {"sources": own.groupby(["track", "source"]).ngroups}
         rows[name] |= _errors(own, name, options)
     differences = []
-    cells: dict[
-        tuple[str, str, bytes], stats.Cell
-    ] = {}  # pairs mostly count what each measure does
+    cells: dict[Any, stats.Cell] = {}  # pairs mostly count what each measure does
     together = defaultdict(list)  # intervals over the same clusters, at once
     for method, key in itertools.product(METHODS, keys):
         own, of = counted[key][0], []
@@ -254,11 +252,9 @@ def _errors(stimuli: DataFrame, name: str, options: Options) -> dict[str, float]
     for method, kind in zip(METHODS, ("spearman", "pearson")):
         how: dict[str, Any] = {"convention": options.convention, "seed": options.seed}
         one = correlation_bounds(x, radius, half, m, options.confidence, kind, **how)
-        value, wide, narrow = (
-            _padded(part.numpy()[track] for track in tracks)
-            for part in (one.value, one.radius, one.half_width)
-        )
-        whole = scenario_bounds(value, wide, narrow, options.source_correlation)
+        parts = one.value, one.radius, one.half_width
+        padded = (_padded(part.numpy()[track] for track in tracks) for part in parts)
+        whole = scenario_bounds(*padded, options.source_correlation)
         found[f"{method}_radius"] = float(whole.radius)
         found[f"{method}_half_width"] = float(whole.half_width)
     return found

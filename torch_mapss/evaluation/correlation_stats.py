@@ -121,10 +121,8 @@ class Cell:
         self.clusters, index = np.unique(stimuli["cluster"], return_inverse=True)
         scores, ratings = stimuli[[measure, "rating"]].to_numpy(float).T
         #: Scores, ratings and indices of the clusters of every unit.
-        self.parts = [
-            (scores[unit], ratings[unit], index[unit])
-            for unit in stimuli.groupby("unit").indices.values()
-        ]
+        units = stimuli.groupby("unit").indices.values()
+        self.parts = [(scores[unit], ratings[unit], index[unit]) for unit in units]
         self._values = np.array([correlation(x, m, method)[0] for x, m, _ in self.parts])
         #: The correlation itself, NaN where it is undefined.
         self.value = float(self._values.mean()) if self.parts else math.nan

@@ -238,10 +238,8 @@ def _pooled(measure: str, values: NDArray[np.float64]) -> float:
 def _configuration(key: Sequence[Row], question: str) -> str:
     """What webMUSHRA reads. Its parser (yamljs) does not read the nested lists of PyYAML."""
     assets = resources.files("torch_mapss") / "assets"
-    whole, page = (
-        Template((assets / f"{name}.yaml").read_text("utf-8"))
-        for name in ("webmushra", "webmushra_page")
-    )
+    files = (assets / f"{name}.yaml" for name in ("webmushra", "webmushra_page"))
+    whole, page = (Template(file.read_text("utf-8")) for file in files)
     about = {"question": question, "text": QUESTIONS[question], "test": TEST_ID}
     pages: list[str] = []
     for row in key:

@@ -51,9 +51,8 @@ def read_ratings(paths: Sequence[str | os.PathLike[str]]) -> DataFrame:
 
     tables = []
     for path in paths:
-        table = io.read_table(
-            path, (*_CELL, "rating_score"), ("rating_score",), "the mushra.csv of webMUSHRA"
-        )
+        needed = (*_CELL, "rating_score")
+        table = io.read_table(path, needed, needed[-1:], "the mushra.csv of webMUSHRA")
         outside = table["rating_score"][~table["rating_score"].between(0.0, 100.0)]
         if len(outside):
             raise ValueError(

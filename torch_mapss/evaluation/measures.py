@@ -83,11 +83,8 @@ def present(columns: Iterable[Any], ranked: bool | None = None) -> tuple[str, ..
         ('ps', 'log_pm')
     """
     there = set(columns)
-    return tuple(
-        name
-        for name, column in COLUMNS.items()
-        if name in there and (ranked is None or column.ranked is ranked)
-    )
+    wanted = {name for name in there & {*COLUMNS} if ranked in (None, COLUMNS[name].ranked)}
+    return tuple(name for name in COLUMNS if name in wanted)
 
 
 def text(name: str, value: Any) -> str:

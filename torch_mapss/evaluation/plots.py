@@ -159,15 +159,11 @@ def plot_scores(
 
 
 def spectrogram(wave: Tensor, size: int) -> Tensor:
-    """Power in dB below the loudest bin, at most 70 dB deep.
-
-    Args:
-        wave: (T,).
-        size: of the Hann windows in samples; they are size // 4 apart and centred on multiples of
-            that, with zeros beyond the ends.
+    """Power of (T,) in dB below the loudest bin, at most 70 dB deep.
 
     Returns:
-        (size // 2 + 1, T // (size // 4) + 1).
+        (size // 2 + 1, T // (size // 4) + 1), of Hann windows of ``size`` samples that are centred
+        on multiples of size // 4, with zeros beyond the ends.
     """
     x, window = wave.detach().float().cpu(), torch.hann_window(size)
     how: dict[str, Any] = {"pad_mode": "constant", "return_complex": True}

@@ -57,11 +57,9 @@ def joined(parts: Sequence[Scores], starts: Sequence[float]) -> Scores:
 
 def frames(scores: Scores) -> dict[str, Tensor]:
     """(S', F) scores by name, NaN where they are not defined."""
-    return {
-        name: torch.where(scores.defined(name), scores.of(name), torch.nan)[0].cpu()
-        for name in FRAME_SCORES
-        if getattr(scores, name) is not None
-    }
+    names = [name for name in FRAME_SCORES if getattr(scores, name) is not None]
+    values = ((name, scores.of(name).where(scores.defined(name), torch.nan)) for name in names)
+    return {name: own[0].cpu() for name, own in values}
 
 
 def frame_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:

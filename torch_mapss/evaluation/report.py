@@ -120,10 +120,9 @@ class Report:
 
     def __repr__(self) -> str:
         """Five lines: what was scored, the means, what to know, where to go on."""
-        told = (
-            f"{measures.label(name)} {measures.text(name, self.scores[name].mean())}"
-            for name in measures.present(self.scores, ranked=True)
-        )
+        names = measures.present(self.scores, ranked=True)
+        means = {name: measures.text(name, self.scores[name].mean()) for name in names}
+        told = (f"{measures.label(name)} {mean}" for name, mean in means.items())
         known = ", ".join(dict.fromkeys(finding.kind for finding in self.findings)) or "none"
         return (
             f"Report({len(self.scores)} estimates, {len(self.references)} references, "
@@ -268,9 +267,8 @@ def plot_reports(
     if figure is None:
         width = 9.0 if len(reports) == 1 else 1.0 + 4.2 * len(reports)
         figure = plots.new_figure(width, 0.8 + 1.05 * sum(ratios))
-    axes = figure.subplots(
-        len(ratios), len(reports), sharex=True, sharey="row", squeeze=False, height_ratios=ratios
-    )
+    how: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
+    axes = figure.subplots(len(ratios), len(reports), height_ratios=ratios, **how)
     longest = 40 if len(reports) == 1 else 16  # characters that fit beside mean scores
     for column, report, title in zip(axes.T, reports, titles):
         if mixed:

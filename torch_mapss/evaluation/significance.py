@@ -1,24 +1,19 @@
 r"""Which system is better: intervals, paired tests and groups over the mixtures of a test set.
 
 The sampled unit is the *mixture*: frames and sources of one mixture share its voices and its room,
-so they are averaged first (see :mod:`torch_mapss.evaluation.report`) and never resampled.
+so they are averaged first and never resampled.
 
-* *Intervals* of means and of mean differences are BCa bootstrap intervals (Efron 1987). They need
-  many mixtures: of normal data a nominal 95 % holds the true mean in 85 % of cases with six
-  mixtures, 90 % with ten and 92 % with twenty to thirty; below :data:`FEW` they are called
-  approximate.
+* *Intervals* are BCa bootstrap intervals (Efron 1987). They need many mixtures: of normal data a
+  nominal 95 % holds the true mean in 85 % of cases with six mixtures, 90 % with ten and 92 % with
+  twenty to thirty; below :data:`FEW` they are called approximate.
 * *Tests* are Wilcoxon's signed rank tests of paired differences (zeros are ranked, then left out:
-  Pratt 1959), corrected for the number of pairs by Holm's step-down. With n mixtures no p is below
-  :math:`2^{1-n}`, so a small set cannot order its systems however far they lie apart:
-  :func:`least_holm_p`.
-* *Ties*: numbers that are equal but for rounding are equal (:func:`merge_ties`), in ranks, signs
-  and intervals alike.
+  Pratt 1959), with Holm's correction. With n mixtures no p is below :math:`2^{1-n}`, so a small set
+  cannot order its systems however far they lie apart: :func:`least_holm_p`.
 * *Groups* are a compact letter display: two systems share a letter exactly where their test finds
   no significant difference. That relation is not transitive, so a system may have several letters.
 
-Weights move means and intervals, and not the rank tests, which have none.
-
-Arrays are NumPy's, float64; n mixtures, K quantities. Imports NumPy and SciPy only.
+Numbers that are equal but for rounding are equal, in ranks, signs and intervals alike. Weights move
+means and intervals, and not the rank tests. Arrays are float64; n mixtures, K quantities.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,10 +144,8 @@ def bca(
         )
     samples = found.bootstrap_distribution
     same, undefined = (samples == value).all(-1), np.isnan(samples).any(-1)
-    low, high = (
-        np.where(undefined, math.nan, np.where(same, value[:, 0], end))
-        for end in found.confidence_interval
-    )
+    ends = np.where(same, value[:, 0], np.stack(found.confidence_interval))
+    low, high = np.where(undefined, math.nan, ends)
     return low, high
 
 
@@ -323,7 +316,5 @@ def letters(different: NDArray[np.bool_]) -> list[str]:
             groups = rest
     groups.sort(key=sorted)
     signs = [*_LETTERS, *(f"({k + 1})" for k in range(len(_LETTERS), len(groups)))]
-    return [
-        "".join(sign for sign, group in zip(signs, groups) if system in group)
-        for system in range(len(different))
-    ]
+    held = ([system in group for group in groups] for system in range(len(different)))
+    return ["".join(compress(signs, own)) for own in held]

@@ -11,21 +11,13 @@ from torch_mapss import audio
 
 
 def read_mono(path: str) -> tuple[Tensor, int]:
-    """A file as (T,) samples at its own rate in Hz.
-
-    Raises:
-        FileNotFoundError, ValueError: as :func:`torch_mapss.audio.load_audio`.
-    """
+    """A file as (T,) samples at its own rate in Hz; errors as of :func:`audio.load_audio`."""
     samples, rate = audio.load_audio(path)
     return audio.to_mono(samples), rate
 
 
 def read_together(paths: Sequence[str]) -> tuple[Tensor, int]:
-    """Files as (n, T) mono waveforms, at the highest of their rates and cut to the shortest.
-
-    Raises:
-        FileNotFoundError, ValueError: as :func:`torch_mapss.audio.load_audio`.
-    """
+    """Files as (n, T) mono waveforms, at the highest of their rates and cut to the shortest."""
     read = [read_mono(path) for path in paths]
     rate = max(found for _, found in read)  # a lower one would take away what one listens for
     waves = [audio.resample(wave, found, rate) for wave, found in read]

@@ -53,9 +53,7 @@ def worst_segments(
         Up to ``count`` rows for every measure, measure after measure: ``measure``, ``score`` (mean
         over the scored frames; of bleed, dB of the mean power), ``start``, ``end`` (seconds),
         ``frames`` (scored ones), ``title`` ("PS", or "bleed of drums"), ``value`` (the score for
-        people); ``row``, the place of the estimate in scores.csv, and what it says there:
-        ``mixture_id``, ``system``, ``source``, ``source_index`` and the paths ``estimate`` and
-        ``reference``.
+        people); ``row`` (counted in scores.csv) and what it says there, with paths to open.
 
     Raises:
         ValueError: another measure, or a count below 1.
