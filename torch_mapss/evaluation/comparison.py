@@ -139,14 +139,13 @@ class Comparison:
     def _page(self) -> Page:
         """Ranking, pairs and sources; those that have no row are left out."""
         percent = f"{100 * self.confidence:g} % interval"
-        row: Any
-        ranking = [
-            [*_told(row, row.system, row.mean), row.group] for row in self.ranking.itertuples()
-        ]
+        ranked: Any = self.ranking.itertuples()
+        tested: Any = self.shown_pairs().itertuples()
+        ranking = [[*_told(r, r.system, r.mean), r.group] for r in ranked]
         pairs = [
-            _told(row, f"{row.system_a} - {row.system_b}", row.difference)
-            + [f"{row.wins}/{row.ties}/{row.losses}", f"{row.p_holm:.2g}"]
-            for row in self.shown_pairs().itertuples()
+            _told(r, f"{r.system_a} - {r.system_b}", r.difference)
+            + [f"{r.wins}/{r.ties}/{r.losses}", f"{r.p_holm:.2g}"]
+            for r in tested
         ]
         names = self.sources["source"].unique()
         means = self.sources.set_index(["source", "system", "measure"])["mean"].to_dict()
@@ -337,12 +336,10 @@ def check_alike(results: Sequence[Results]) -> None:
                 *(relevant(each.settings) for each in (results[0], other))
             )
         ]
+        both = ((one.sha256.get, one.entries.items()) for one in (results[0], other))
         audio, more = (
-            {
-                io.same_name(k): [*map(one.sha256.get, v["references"])]
-                for k, v in one.entries.items()
-            }
-            for one in (results[0], other)
+            {io.same_name(name): [*map(get, entry["references"])] for name, entry in entries}
+            for get, entries in both
         )
         if others := [name for name in audio if audio[name] != more.get(name, audio[name])]:
             unlike.append(

@@ -252,9 +252,11 @@ def _errors(stimuli: DataFrame, name: str, options: Options) -> dict[str, float]
     for method, kind in zip(METHODS, ("spearman", "pearson")):
         how: dict[str, Any] = {"convention": options.convention, "seed": options.seed}
         one = correlation_bounds(x, radius, half, m, options.confidence, kind, **how)
-        parts = one.value, one.radius, one.half_width
-        padded = (_padded(part.numpy()[track] for track in tracks) for part in parts)
-        whole = scenario_bounds(*padded, options.source_correlation)
+        value, radii, widths = (
+            _padded(part.numpy()[track] for track in tracks)
+            for part in (one.value, one.radius, one.half_width)
+        )
+        whole = scenario_bounds(value, radii, widths, options.source_correlation)
         found[f"{method}_radius"] = float(whole.radius)
         found[f"{method}_half_width"] = float(whole.half_width)
     return found
