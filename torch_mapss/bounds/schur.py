@@ -17,9 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torch_mapss.core.diffusion_map import Embedding
-from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, scatter_factor
 from torch_mapss.core.points import Points, point_validity
-from torch_mapss.core.settings import Settings
 
 # Extra ridge of the released implementation on the Schur complement.
 REFERENCE_RIDGE = 1e-9
@@ -71,16 +69,6 @@ def schur_parts(factor: Tensor, deviations: Tensor, retained: Tensor) -> tuple[T
     halves = torch.stack([retained, ~retained], -2).to(whitened.dtype).unsqueeze(1)
     inner, discarded = (halves @ whitened.square_()).unbind(-2)  # (F, S, 2, n)
     return inner, discarded
-
-
-def full_factor(
-    deviations: Tensor, divisor: Tensor, retained: Tensor, settings: Settings
-) -> Tensor:
-    """Cholesky factor of Σ + εI; the released implementation adds 1e-9 on the discarded block."""
-    if settings.convention != "reference":
-        return ridge_factor(deviations, divisor)
-    ridge = RIDGE + REFERENCE_RIDGE * (~retained).to(deviations.dtype)
-    return scatter_factor(deviations.mT @ deviations, divisor, ridge.unsqueeze(-2))
 
 
 def nothing_discarded(embedding: Embedding, points: Points) -> Tensor:

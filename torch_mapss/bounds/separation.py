@@ -32,8 +32,8 @@ from torch import Tensor
 from torch_mapss.bounds.bootstrap import bootstrap_separation, half_width
 from torch_mapss.bounds.effective import effective_size
 from torch_mapss.bounds.schur import (
+    REFERENCE_RIDGE,
     Options,
-    full_factor,
     is_retained,
     nothing_discarded,
     schur_parts,
@@ -41,7 +41,7 @@ from torch_mapss.bounds.schur import (
 )
 from torch_mapss.core import linalg
 from torch_mapss.core.diffusion_map import Embedding
-from torch_mapss.core.mahalanobis import RIDGE, rounding_floor
+from torch_mapss.core.mahalanobis import RIDGE, rounding_floor, scatter_factor
 from torch_mapss.core.points import Points, presence, scored_outputs, split_points
 from torch_mapss.core.separation import cluster_statistics, own_and_nearest
 from torch_mapss.core.settings import Settings
@@ -72,9 +72,8 @@ def separation_widths(
     sides = separation_sides(embedding, points, settings)
     radius = _separation_radius(sides)
     if options.tail == "bootstrap":
-        score, draws = bootstrap_separation(
-            embedding, points, settings, options.draws, options.seed
-        )
+        given = embedding, points, settings, options.draws, options.seed
+        score, draws = bootstrap_separation(*given)
         tail = half_width(draws, score, options.confidence)
     else:
         tail = _separation_tail(sides, _spread(embedding, points, options), options)
@@ -94,17 +93,16 @@ def separation_sides(embedding: Embedding, points: Points, settings: Settings) -
     active, present = presence(points)
     mean, deviations, divisor = cluster_statistics(clusters, present)
     retained = is_retained(embedding, outputs.shape[-1])
-    factor = full_factor(deviations, divisor, retained, settings)
+    ridge = torch.full_like(retained, RIDGE, dtype=outputs.dtype)
+    if settings.convention == "reference":
+        ridge = ridge + REFERENCE_RIDGE * (~retained).to(ridge)
+    factor = scatter_factor(deviations.mT @ deviations, divisor, ridge.unsqueeze(-2))
     delta = outputs.unsqueeze(-3) - mean.unsqueeze(-2)  # (F, S, S', D)
     inner, discarded = (part.mT for part in schur_parts(factor, delta, retained))
     cluster = own_and_nearest(inner, active, points)
-    ridge = RIDGE if settings.convention == "reference" else 0.0
-    return Sides(
-        (inner.gather(-1, cluster) + ridge).sqrt(),
-        discarded.gather(-1, cluster),
-        cluster,
-        scored_outputs(points),
-    )
+    extra = RIDGE if settings.convention == "reference" else 0.0
+    distance = (inner.gather(-1, cluster) + extra).sqrt()
+    return Sides(distance, discarded.gather(-1, cluster), cluster, scored_outputs(points))
 
 
 def _separation_radius(sides: Sides) -> Tensor:

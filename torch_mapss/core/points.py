@@ -158,15 +158,11 @@ def refuse_broken(broken: Tensor, points: Points) -> None:
     if not bool(broken.any()):
         return
     frame, point = (int(index) for index in broken.nonzero()[0])
-    s, first = points.sources, len(points.attributed)
-    if point < first:
-        what = f"the output of source {points.attributed[point]}"
-    elif point < first + s:
-        what = f"the reference of source {point - first}"
-    else:
-        source, member = divmod(point - first - s, points.members)
-        what = f"distortion {member} of source {source}"
-    raise NonFiniteError(what, frame)
+    sources = range(points.sources)
+    names = [f"the output of source {i}" for i in points.attributed]
+    names += [f"the reference of source {i}" for i in sources]
+    names += [f"distortion {m} of source {i}" for i in sources for m in range(points.members)]
+    raise NonFiniteError(names[point], frame)
 
 
 # --------------------------------------------------------------------------------------------
@@ -243,9 +239,7 @@ def _check_distortions_left(
 ) -> None:
     """Raise ValueError if an active source has under ``minimum`` distortions (reads values)."""
     left = mask.sum(-1)
-    short = left < minimum
-    if active is not None:
-        short = short & active
+    short = left < minimum if active is None else (left < minimum) & active
     if bool(short.any()):
         frame, source = (int(index) for index in short.nonzero()[0])
         raise ValueError(

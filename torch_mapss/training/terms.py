@@ -173,11 +173,23 @@ def frame_weights(
     """(B, S', F) weights of the frames, without a gradient."""
     if weighting is None:
         return torch.ones_like(scores.active, dtype=torch.float32)
-    if callable(weighting):
-        weights = _checked(weighting(scores.detach(), call.prepared), scores.active.shape)
-    else:
-        weights = _energies(call.prepared, call.attributed, grid)
-    return weights.detach()
+    if not callable(weighting):
+        return _energies(call.prepared, call.attributed, grid).detach()
+    weights, shape = weighting(scores.detach(), call.prepared), scores.active.shape
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"weighting must return a tensor (B, S', F), got {type(weights).__name__}.")
+    try:
+        weights = weights.detach().expand(shape)
+    except RuntimeError:
+        raise ValueError(
+            f"weighting must return (B, S', F) = {tuple(shape)}, got {tuple(weights.shape)}."
+        ) from None
+    if not bool(((weights >= 0.0) & weights.isfinite()).all()):
+        raise ValueError(
+            "weighting must return finite weights of at least 0, got others. A negative weight "
+            "would reward what it should punish."
+        )
+    return weights
 
 
 def _energies(bank: ReferenceBank, index: tuple[int, ...], grid: Grid) -> Tensor:
@@ -199,20 +211,3 @@ def checked_weighting(weighting: str | Weighting | None) -> str | Weighting | No
         "weighting must be None, 'energy' or a function from scores and bank to weights "
         f"(B, S', F), got {weighting!r}."
     )
-
-
-def _checked(weights: object, shape: torch.Size) -> Tensor:
-    if not isinstance(weights, Tensor):
-        raise TypeError(f"weighting must return a tensor (B, S', F), got {type(weights).__name__}.")
-    try:
-        weights = weights.expand(shape)
-    except RuntimeError:
-        raise ValueError(
-            f"weighting must return (B, S', F) = {tuple(shape)}, got {tuple(weights.shape)}."
-        ) from None
-    if not bool(((weights >= 0.0) & weights.isfinite()).all()):
-        raise ValueError(
-            "weighting must return finite weights of at least 0, got others. A negative weight "
-            "would reward what it should punish."
-        )
-    return weights
