@@ -84,19 +84,14 @@ def test_a_step_reads_a_few_values_forward_and_none_backward(mapss, make, second
     assert not forward.uploads + backward.uploads
 
 
-def test_recomputed_chunks_read_no_more(mapss, monkeypatch):
-
-    monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 0)
-    # What a scorer's memory gives a chunk counts in these.
-    monkeypatch.setattr(frame_batches, "BATCH_BYTES", 2**22)
-    forward, backward = step(mapss, 1.0)
-    assert forward.reads.total() <= 4, forward.lines
-    assert backward.reads.total() == 0, backward.lines
-
-
-def test_without_the_check_of_samples_it_reads_two_less():
-    forward, backward = step(small(check_finite=False), 1.0)
-    assert forward.reads.total() <= 2, forward.lines
+@pytest.mark.parametrize(("checked", "most"), [(True, 4), (False, 2)])
+def test_recomputed_chunks_read_no_more_and_unchecked_samples_two_less(monkeypatch, checked, most):
+    if checked:
+        monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 0)
+        # What a scorer's memory gives a chunk counts in these.
+        monkeypatch.setattr(frame_batches, "BATCH_BYTES", 2**22)
+    forward, backward = step(small(check_finite=checked), 1.0)
+    assert forward.reads.total() <= most, forward.lines
     assert backward.reads.total() == 0, backward.lines
 
 
@@ -237,8 +232,8 @@ def mapss_of(encoder: Any = "waveform", **options: Any) -> MAPSS:
 SCORER, FRAMES = mapss_of(align_polarity=True), mapss_of(Frames())
 
 
-def empty_signals(*shape: int, requires_grad: bool = True) -> tuple[Tensor, Tensor]:
-    estimates = torch.empty(*shape, 4000, device="cuda", requires_grad=requires_grad)
+def empty_signals(*shape: int) -> tuple[Tensor, Tensor]:
+    estimates = torch.empty(*shape, 4000, device="cuda", requires_grad=True)
     return estimates, torch.empty(*shape, 4000, device="cuda")
 
 
@@ -249,33 +244,22 @@ def assert_slopes(score: Tensor, leaf: Tensor) -> None:
 
 
 @pytest.mark.usefixtures("fake")
-def test_scores_and_their_gradients():
+def test_scores_their_gradients_and_bounds_on_another_device():
     estimates, references = empty_signals(1, 3)
     bank = SCORER.prepare(references)
     assert bank.device.type == "cuda"
     scores = SCORER(estimates, bank)
     found = [x for x in vars(scores).values() if isinstance(x, Tensor) and x.ndim == 3]
+    for bounds in SCORER.bound_systems([estimates.detach()] * 2, bank):
+        found += [bounds.scores.ps, *bounds.ps, *bounds.pm, *bounds.fidelity]
     assert {x.device.type for x in found} == {"cuda"}
     names = ("ps", "log_pm", "pm", "clearance", "distortion_ratio")
     assert_slopes(torch.stack([getattr(scores, name).sum() for name in names]).sum(), estimates)
 
 
 @pytest.mark.usefixtures("fake")
-def test_a_step_of_training_with_lengths():
+def test_a_step_of_training_with_lengths_on_another_device():
     estimates, references = empty_signals(2, 2)
     loss = MAPSSLoss(FRAMES)
     assert_slopes(loss(estimates, references, lengths=(4000, 3300)), estimates)
-
-
-@pytest.mark.usefixtures("fake")
-def test_scores_and_bounds_of_two_systems():
-    estimates, references = empty_signals(1, 3, requires_grad=False)
-    for found in SCORER.bound_systems([estimates, estimates], SCORER.prepare(references)):
-        parts = (found.scores.ps, *found.ps, *found.pm, *found.fidelity)
-        assert {x.device.type for x in parts} == {"cuda"}
-
-
-@pytest.mark.usefixtures("fake")
-def test_loudness():
-    waves = torch.empty(2, 16_000, device="cuda", requires_grad=True)
-    assert_slopes(normalize_loudness(waves, 16_000).sum(), waves)
+    assert_slopes(normalize_loudness(estimates, 16_000).sum(), estimates)

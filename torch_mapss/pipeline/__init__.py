@@ -9,12 +9,12 @@
    (``mapss.prepare`` ends here);
 6. :mod:`~torch_mapss.pipeline.score`: estimates normalised and encoded; then the one loop over
    blocks of frames, whose embeddings come from the bank, or of a long clip are made on demand
-   (:mod:`~torch_mapss.pipeline.segments`);
+   (:mod:`~torch_mapss.pipeline.segments`); values written to their frames; bleed, which needs no
+   embeddings;
 7. :mod:`torch_mapss.core.frame_batches`: a block in batches that memory holds;
 8. the score function of each of the :mod:`~torch_mapss.pipeline.measures`, in
    :mod:`torch_mapss.core`;
-9. :mod:`~torch_mapss.pipeline.scores`: values written to their frames, and the record that is
-   returned. Bleed, which needs no embeddings, is computed in step 6.
+9. :mod:`~torch_mapss.pipeline.scores`: the record that is returned.
 
 How to read what comes out:
 

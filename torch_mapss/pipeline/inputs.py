@@ -83,11 +83,12 @@ class Call(NamedTuple):
     def ordered(self, order: Tensor) -> Call:
         """The call with estimates in another order: (B, S') the estimate that takes each place."""
         waves, clips = self.estimates
-        each = (
-            clip._replace(waves=taken(clip.waves, own), valid=taken(clip.valid, own))
-            for clip, own in ((clip, order[list(clip.items)]) for clip in clips)
+        orders = (order[list(each.items)] for each in clips)
+        new = (
+            each._replace(waves=taken(each.waves, own), valid=taken(each.valid, own))
+            for each, own in zip(clips, orders)
         )
-        estimates = Signals(taken(waves, order), tuple(each))
+        estimates = Signals(taken(waves, order), tuple(new))
         return self._replace(estimates=estimates, order=order)
 
 

@@ -188,9 +188,9 @@ def embedded_estimates(
     """Estimates of a call that have the length of a group, embedded: by measure (b, S', F, M)."""
     config, waves = encoding.config, call.estimates.clips[number].waves
     waves = at_loudness(waves, config.grid.sample_rate, config.loudness)
-    return encoding.by_measure(
-        measures, waves * call.signs(number) if config.align_polarity else waves
-    )
+    if config.align_polarity:
+        waves = waves * call.signs(number)
+    return encoding.by_measure(measures, waves)
 
 
 def scored_estimates(call: Call, block: Block, active: Tensor) -> Tensor:
