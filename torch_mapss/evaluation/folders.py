@@ -291,7 +291,7 @@ def _read_estimates(given: str, whose: str, truth: DataFrame) -> DataFrame:
     readings, examples = _readings(given, whose, layouts, names, speech[0])
 
     def paired(files: DataFrame) -> int:
-        return int((files.reindex_like(truth).notna() & truth.notna()).sum(axis=None))
+        return int((files.reindex_like(truth).notna() & truth.notna()).to_numpy().sum())
 
     best = max(readings.values(), key=paired)
     if best.index.intersection(truth.index).empty:
