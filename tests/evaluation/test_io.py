@@ -178,7 +178,7 @@ def test_tables_of_spreadsheet_programs_are_read(tmp_path: Path, content: bytes)
         (b"a,ps,a\n1,2,3\n", ["'a' twice"]),
         ("a,ps\n\né,1\n".encode("cp1252"), ["line 3 is not UTF-8: save it as UTF-8 CSV"]),
         ("a,ps\né,1\n".encode("utf-16-le"), ["UTF-8"]),
-        ("a,ps\ne,1\n".encode("utf-16-le"), ["lacks 'ps'"]),
+        ("a,ps\ne,1\n".encode("utf-16-le"), ["'ps' in its header"]),
         (b"\n", ["No columns"]),
         (b"", ["No columns"]),
     ],
