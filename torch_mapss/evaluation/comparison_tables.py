@@ -92,18 +92,15 @@ def scores_of(
 
     values = {measure: table(measure) for measure in measures}
     scored = {measure: own for measure, own in values.items() if own.notna().any(axis=None)}
+    errors = {name: table(f"{name}_se") for name in measures if f"{name}_se" in items}
     weights = table(WEIGHTS[weight]).max(axis=1)
+    weights = weights.where(weights > 0.0, 1.0)  # a failed mixture has no score and no length
     failed = items[items["status"] == "failed"]
+    reasons = dict(zip(zip(failed["system"], failed["mixture_id"]), failed["reason"]))
     key = [*_KEY, "source"]
     rows = _one_spelling(rows, key).drop_duplicates(key)
-    return Scores(
-        scored or values,
-        {measure: table(f"{measure}_se") for measure in measures if f"{measure}_se" in items},
-        table("given").notna(),
-        weights.where(weights > 0.0, 1.0),  # of a failed mixture, which has no score and no length
-        dict(zip(zip(failed["system"], failed["mixture_id"]), failed["reason"])),
-        rows[rows["system"].isin(names)].set_index(["mixture_id", "source"]),
-    )
+    rows = rows[rows["system"].isin(names)].set_index(["mixture_id", "source"])
+    return Scores(scored or values, errors, table("given").notna(), weights, reasons, rows)
 
 
 def _one_spelling(table: DataFrame, columns: Sequence[str]) -> DataFrame:

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 AXES = (("clearance", "fidelity"), ("ps", "pm"))
 # Leakage and distortion, told apart by colour and lightness, for the colour-blind and in print. Not
 # by dashes, which would look like the gaps of frames that are not scored.
-_STYLES: tuple[dict[str, Any], ...] = (
-    {"color": "#0b4f79", "linewidth": 1.7},
-    {"color": "#e8871e", "linewidth": 1.2},
-)
+_STYLES: Any = ({"color": "#0b4f79", "linewidth": 1.7}, {"color": "#e8871e", "linewidth": 1.2})
 _MEANINGS = ("1 = no leakage", "1 = undistorted")
 _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
 INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"

@@ -198,17 +198,11 @@ class Report:
         folder = io.make_folder(folder)
         io.write_table(os.path.join(folder, "scores.csv"), self.scores)
         io.write_table(os.path.join(folder, "frames.csv"), self.frame_table())
-        content = {
-            "scores": self.table(),
-            "means": self.means(),
-            "standard_errors": self.errors,
-            "settings": self.settings,
-            "versions": self.versions,
-            "notes": self.notes,
-            "warnings": [finding._asdict() for finding in self.findings],
-            "device": self.device,
-            "measures": self.meanings(),
-        }
+        content: dict[str, Any] = {"scores": self.table(), "means": self.means()}
+        content |= {"standard_errors": self.errors, "settings": self.settings}
+        content |= {"versions": self.versions, "notes": self.notes}
+        content |= {"warnings": [finding._asdict() for finding in self.findings]}
+        content |= {"device": self.device, "measures": self.meanings()}
         io.write_json(os.path.join(folder, "report.json"), content)
         return folder
 

@@ -129,19 +129,12 @@ def bca(
         found = np.where(np.abs(found - value) <= tolerance, value, found)  # BCa counts ties
         return found.reshape(-1, *indices.shape[:-1])
 
+    options: Any = {"confidence_level": how.confidence, "n_resamples": how.draws, "method": "BCa"}
+    options |= {"batch": max(1, _BLOCK // max(units, size)), "vectorized": True, "axis": -1}
+    options["random_state"] = np.random.default_rng(how.seed)  # its name in all releases of SciPy
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # of samples that are all the same, which are seen below
-        found: Any = stats.bootstrap(
-            (np.arange(units),),
-            of_indices,
-            vectorized=True,
-            axis=-1,
-            n_resamples=how.draws,
-            batch=max(1, _BLOCK // max(units, size)),
-            confidence_level=how.confidence,
-            method="BCa",
-            random_state=np.random.default_rng(how.seed),  # its name in all releases of SciPy
-        )
+        found: Any = stats.bootstrap((np.arange(units),), of_indices, **options)
     samples = found.bootstrap_distribution
     same, undefined = (samples == value).all(-1), np.isnan(samples).any(-1)
     ends = np.where(same, value[:, 0], np.stack(found.confidence_interval))
