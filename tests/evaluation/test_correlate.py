@@ -236,8 +236,6 @@ def test_tables_of_ratings_are_read(tmp_path):
     assert [*zip(found.table["system"], found.table["rating"])] == [("ref", 5.0), ("A", 3.5)]
     assert found.table["is_system"].all()
     assert found.notes[0].startswith("1 rows")
-    with pytest.raises(FileNotFoundError):
-        load_ratings(tmp_path / "none.csv")
 
 
 @pytest.mark.parametrize(
@@ -260,10 +258,9 @@ def test_tables_of_ratings_are_refused(tmp_path, text, columns, said):
 TABLE = "track;system;source;mean_rating\nCaf\u00e9;A;vocals;61,5\nCaf\u00e9;B;vocals;48,25\n"
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_tables_of_spreadsheets_and_names_in_two_unicode_forms_meet(tmp_path, encoding):
+def test_tables_of_spreadsheets_and_names_in_two_unicode_forms_meet(tmp_path):
     path = tmp_path / "r.csv"
-    path.write_text(TABLE, encoding=encoding)
+    path.write_text(TABLE, encoding="utf-16")
     found = load_ratings(path)
     assert list(found.table["rating"]) == [61.5, 48.25]
     assert len(join(outputs("A", "B", track="Cafe\u0301"), found).table) == 2

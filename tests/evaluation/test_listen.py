@@ -330,11 +330,9 @@ PLAIN = HEADER.format("")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n", "lacks"),
         (f"{PLAIN}\nt-q,p01,C1,x\n", "line 2: rating_score"),
         (f"{PLAIN}\nt-q,p01,C1,5\nt-q,p01,C1,101\n", "line 3: rating_score"),
         (f"{PLAIN}\nt-q,p77,C1,5\n", "'p77'"),
-        (f"{PLAIN}\nt-q,25,p1,C1,5\n", "line 2"),
     ],
 )
 def test_ratings_that_are_none(made, folder, tmp_path, capsys, text, message):
