@@ -100,37 +100,6 @@ def as_index(rows: Rows, device: torch.device) -> tuple[Tensor, ...]:
     return tuple(torch.from_numpy(rows).to(device))
 
 
-class EmbeddingBuffer:
-    """Embeddings of the distortions of one measure (b, S, P, F, M), filled row by row.
-
-    Present members are moved to the front, so that no place stays empty needlessly.
-
-    Args:
-        present: (b, S, P) bool, which of the members that are made a source has.
-        device: where embeddings are.
-    """
-
-    def __init__(self, present: np.ndarray, device: torch.device) -> None:
-        count = present.sum(-1)  # (b, S)
-        filled = np.arange(count.max(initial=0)) < count[..., None]
-        self.shape = filled.shape
-        self.slots = np.where(present, present.cumsum(-1) - 1, -1)  # -1: not here
-        self.mask = None if filled.all() else torch.from_numpy(filled).to(device)  # (b, S, P)
-        self.values = torch.empty(0)  # (b, S, P, F, M) once any is known; 0 where not present
-
-    def mine(self, rows: Rows) -> np.ndarray:
-        """Which of some rows belong here, as an index."""
-        return np.flatnonzero(self.slots[tuple(rows)] >= 0)
-
-    def put(self, rows: Rows, values: Tensor) -> None:
-        """Store embeddings (n, F, M) of rows from here."""
-        if self.values.ndim == 1:
-            blank = values.new_empty if self.mask is None else values.new_zeros
-            self.values = blank((*self.shape, *values.shape[1:]))
-        slots = np.stack([*rows[:2], self.slots[tuple(rows)]])
-        self.values[as_index(slots, values.device)] = values
-
-
 class Copies(NamedTuple):
     """What is made of references for some measures."""
 
@@ -186,24 +155,33 @@ class Copies(NamedTuple):
             encoding: from an encoder and waveforms to embeddings (n, F, M).
             references, others: embeddings (b, S, F, M) by measure.
         """
-        users: dict[Encoder, list[EmbeddingBuffer]] = {}
-        buffers: dict[str, EmbeddingBuffer] = {}
-        for name, present in self.present.items():
-            buffers[name] = EmbeddingBuffer(present, waves.device)
-            users.setdefault(self.config.encoder_of(name), []).append(buffers[name])
+        # Present members are moved to the front, so that no place stays empty needlessly.
+        slots = {name: np.where(x, x.cumsum(-1) - 1, -1) for name, x in self.present.items()}
+        counts = {name: present.sum(-1, keepdims=True) for name, present in self.present.items()}
+        filled = {name: np.arange(count.max()) < count for name, count in counts.items()}
+        users: dict[Encoder, list[str]] = {}
+        for name in slots:
+            users.setdefault(self.config.encoder_of(name), []).append(name)
+        found: dict[str, Tensor] = {}  # (b, S, P, F, M)
         for rows, made in self.made(waves, start):
             levelled = level(rows, made)
-            for encoder, some in users.items():
-                parts = [buffer.mine(rows) for buffer in some]
-                needed = np.unique(np.concatenate(parts))
+            for encoder, names in users.items():
+                parts = {name: np.flatnonzero(slots[name][tuple(rows)] >= 0) for name in names}
+                needed = np.unique(np.concatenate([*parts.values()]))
                 if len(needed) == 0:
                     continue
                 values = encoding(encoder, _picked(levelled, needed))
-                for buffer, mine in zip(some, parts):
-                    buffer.put(rows[:, mine], _picked(values, np.searchsorted(needed, mine)))
-        for name in self.present:  # none is held longer than it is needed
-            buffer = buffers.pop(name)
-            yield name, Encoded(references[name], buffer.values, buffer.mask, others.get(name))
+                for name, mine in parts.items():
+                    if name not in found:
+                        found[name] = values.new_zeros(*filled[name].shape, *values.shape[1:])
+                    item, source, member = rows[:, mine]
+                    slot = slots[name][item, source, member]
+                    index = as_index(np.stack([item, source, slot]), values.device)
+                    found[name][index] = _picked(values, np.searchsorted(needed, mine))
+        for name, present in filled.items():
+            mask = None if present.all() else torch.from_numpy(present).to(waves.device)
+            # None is held longer than it is needed.
+            yield name, Encoded(references[name], found.pop(name), mask, others.get(name))
 
 
 def copies_of(config: Config, plan: Plan, measured: Mapping[str, Measured]) -> Copies:
