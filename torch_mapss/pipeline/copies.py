@@ -146,8 +146,8 @@ class Copies(NamedTuple):
         references: Mapping[str, Tensor],
         others: Mapping[str, Tensor],
         start: int = 0,
-    ) -> Iterator[tuple[str, Encoded]]:
-        """All copies, each made once and encoded once for every encoder, measure by measure.
+    ) -> dict[str, Encoded]:
+        """All copies, each made once and encoded once for every encoder, by measure.
 
         Args:
             waves, start: as for :meth:`made`.
@@ -178,10 +178,14 @@ class Copies(NamedTuple):
                     slot = slots[name][item, source, member]
                     index = as_index(np.stack([item, source, slot]), values.device)
                     found[name][index] = _picked(values, np.searchsorted(needed, mine))
-        for name, present in filled.items():
-            mask = None if present.all() else torch.from_numpy(present).to(waves.device)
-            # None is held longer than it is needed.
-            yield name, Encoded(references[name], found.pop(name), mask, others.get(name))
+        masks = {
+            name: None if present.all() else torch.from_numpy(present).to(waves.device)
+            for name, present in filled.items()
+        }
+        return {
+            name: Encoded(references[name], found[name], mask, others.get(name))
+            for name, mask in masks.items()
+        }
 
 
 def copies_of(config: Config, plan: Plan, measured: Mapping[str, Measured]) -> Copies:

@@ -76,7 +76,7 @@ def encoded_group(
         others = encoding.by_measure(summed, normalised(sums_of_others(given)))
     for copies in planned_copies(config, measures, waves, audible, clips.items, pieces=False):
         made = copies.encode(waves, lambda _, x: normalised(x), encoding, references, others)
-        for name, part in made:
+        for name, part in made.items():
             parts[name] = part
             audible = audible & part.usable().unsqueeze(1)
     scored = scored_frames(audible, clips.valid)

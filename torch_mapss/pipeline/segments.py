@@ -194,8 +194,9 @@ def encoded_span(
         inside = slice(own.start - left, own.stop - left)
         level = functools.partial(levelled, inside, deferred[plan.name].gains)
         encode = functools.partial(encoding, frames=frames)
-        for name, part in copies.encode(piece, level, encode, references, others, left):
-            clean, usable = cleaned(part)
+        parts = copies.encode(piece, level, encode, references, others, left)
+        for name in plan.users:  # none is held longer than it is needed
+            clean, usable = cleaned(parts.pop(name))
             yield name, clean.at(0, slice(None)), usable
 
 
