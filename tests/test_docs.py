@@ -16,6 +16,7 @@ from clouds import clouds
 from torch import Tensor
 
 import torch_mapss
+from torch_mapss import MAPSS, SeparationLoss
 from torch_mapss import functional as F
 
 ROOT = Path(__file__).parents[1]
@@ -90,10 +91,24 @@ def test_examples_in_docstrings_run(name: str) -> None:
     assert found.failed == 0
 
 
-# What the letters beside the fields of a record stand for in the calls below.
+# What the letters of the documentation stand for in the calls below.
 SIZES = {"B": 2, "S": 2, "T": 4000, "F": 12, "P": 6, "M": 8, "n": 2, "N": 14}
 FIELD = re.compile(r"^    (\w+): [^#\n]*#(.*)$", re.MULTILINE)
 SHAPE = re.compile(r"\((|(?:\.\.\.|[A-Za-z]'?)(?:, ?(?:\.\.\.|[A-Z]'?(?:-1)?))*),?\)")
+
+
+def stated(text: str, lead: tuple[int, ...] = (), **sizes: int) -> tuple[int, ...]:
+    """The first shape in a text, in numbers."""
+    found = SHAPE.search(text)
+    assert found is not None, text
+    letters = found[1].replace("...", "*lead").replace("'", "").replace("b", "B")
+    return tuple(eval(f"[{letters}]", {**SIZES, **sizes, "lead": lead}))
+
+
+def said(thing: Any, of: str, lead: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The shape that a docstring states of an argument, or of what it returns."""
+    mark = "Returns:\n" if of == "Returns" else f" {of}: "
+    return stated((thing.__doc__ or "").split(mark)[1], lead)
 
 
 def check_record(record: Any, lead: tuple[int, ...] = (), **sizes: int) -> int:
@@ -102,20 +117,19 @@ def check_record(record: Any, lead: tuple[int, ...] = (), **sizes: int) -> int:
     fields = {n: (getattr(record, n), text) for n, text in FIELD.findall(source)}
     tensors = {n: given for n, given in fields.items() if isinstance(given[0], Tensor)}
     for name, (value, text) in tensors.items():
-        stated = SHAPE.search(text)
-        assert stated is not None, (name, text)
-        shape = stated[1].replace("...", "*lead").replace("'", "").replace("b", "B")
-        assert [*value.shape] == eval(f"[{shape}]", {**SIZES, **sizes, "lead": lead}), name
+        assert value.shape == stated(text, lead, **sizes), name
     return len(tensors)
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
 def test_shapes_of_functions_of_embeddings(lead: tuple[int, ...]) -> None:
-    embeddings = clouds(*lead, distortions=SIZES["P"])
-    active = torch.ones(*lead, 2, dtype=torch.bool)
-    mask = torch.ones(*lead, 2, SIZES["P"], dtype=torch.bool)
+    given = dict(zip(("outputs", "references", "distortions"), clouds(*lead, distortions=6)))
+    for score in (F.perceptual_separation, F.clearance):
+        assert all(x.shape == said(score, name, lead) for name, x in given.items())
+        masks = {name: torch.ones(said(score, name, lead)).bool() for name in ("active", "mask")}
     for score in (F.perceptual_separation, F.perceptual_match, F.clearance, F.fidelity):
-        assert score(*embeddings, active=active, mask=mask, attributed=(1, 0)).shape == (*lead, 2)
+        assert score(**given, **masks, attributed=(1, 0)).shape == said(score, "Returns", lead)
+    embeddings = tuple(given.values())
     assert check_record(F.separation_distances(*embeddings), lead) == 2
     for bounds in (F.separation_bounds, F.match_bounds):
         assert check_record(bounds(*embeddings), lead) >= 3
@@ -127,6 +141,8 @@ def test_shapes_of_the_pipeline() -> None:
     references = voices(2, samples=SIZES["T"])
     estimates, mapss = leaky(references), small(size=SIZES["P"])
     scores = mapss(estimates, references)
+    for thing in (MAPSS.forward, SeparationLoss.forward):
+        assert references.shape == said(thing, "estimates") == said(thing, "references")
     assert check_record(scores) == 15
     assert check_record(scores.utterance()) == 9
     bounds = mapss.bounds(estimates, references)

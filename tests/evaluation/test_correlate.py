@@ -158,6 +158,18 @@ def test_intervals_resample_tracks():
     assert found.reasons == []
 
 
+def test_intervals_cover_what_they_are_of():
+    """Tracks of a known mean correlation: nine in ten 90 % intervals hold it."""
+    rng, hits = np.random.default_rng(0), 0
+    unit, ratings = np.repeat(np.arange(20), 6), np.tile(np.arange(6.0), 20)
+    for trial in range(50):
+        scores = np.where(rng.random(20)[:, None] < 0.7, np.arange(6.0), rng.random((20, 6)))
+        data = table(scores.ravel(), ratings, unit)
+        found = estimate(data, confidence=0.9, draws=200, seed=trial)
+        hits += found.low <= 0.7 <= found.high
+    assert 0.80 * 50 <= hits <= 0.98 * 50
+
+
 def test_p_of_permutations_is_that_of_all_of_them():
     x, m = np.array([1.0, 2.0, 3.0, 4.0, 6.0]), np.array([2.0, 1.0, 4.0, 3.0, 5.0])
     one = cell(table(x, m, np.zeros(5, dtype=int)), "pcc")
@@ -166,6 +178,15 @@ def test_p_of_permutations_is_that_of_all_of_them():
     found = permutation_p(one, draws=20000)
     assert found == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 20000))
     assert permutation_p(one, draws=3) >= 0.25  # never 0
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_p_is_uniform_where_nothing_is_to_be_found(pooling):
+    rng, unit = np.random.default_rng(2), np.repeat(np.arange(4), 5)
+    tables = (table(rng.normal(size=20), rng.normal(size=20), unit) for _ in range(100))
+    found = [permutation_p(cell(data, "srcc", pooling), draws=99) for data in tables]
+    assert stats.kstest(found, "uniform").pvalue > 1e-3
+    assert np.mean(np.array(found) <= 0.05) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
 
 
 def test_differences_are_paired():

@@ -172,6 +172,19 @@ def test_least_p_is_reached_and_the_fewest_mixtures_are_just_enough():
     assert significance.least_mixtures(3, alpha=0.01) == 10
 
 
+def test_chance_of_any_rejection_holds_without_pairs_that_cannot_reject():
+    """Five systems alike; two of them with so few mixtures that their pairs cannot reject."""
+    rng, wrong = np.random.default_rng(7), 0
+    for _ in range(150):
+        values = rng.normal(size=(12, 5))
+        values[4:, 3:] = np.nan
+        differences = (values[:, a] - values[:, b] for a, b in itertools.combinations(range(5), 2))
+        tests = [significance.paired_test(d[np.isfinite(d)]) for d in differences]
+        p, least = np.array([(test.p_wilcoxon, test.least_p) for test in tests]).T
+        wrong += bool((significance.holm(p, least, 0.05) <= 0.05).any())
+    assert wrong / 150 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 150)
+
+
 @given(st.integers(0, 8), st.integers(0, 2**28 - 1))
 @settings(max_examples=200, deadline=None)
 def test_letters_are_shared_exactly_where_nothing_tells_apart(count, bits):
