@@ -173,7 +173,8 @@ class Copies(NamedTuple):
                 values = encoding(encoder, _picked(levelled, needed))
                 for name, mine in parts.items():
                     if name not in found:
-                        found[name] = values.new_zeros(*filled[name].shape, *values.shape[1:])
+                        blank = values.new_empty if filled[name].all() else values.new_zeros
+                        found[name] = blank((*filled[name].shape, *values.shape[1:]))
                     item, source, member = rows[:, mine]
                     slot = slots[name][item, source, member]
                     index = as_index(np.stack([item, source, slot]), values.device)
