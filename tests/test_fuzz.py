@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torch_mapss import (
-    MAPSS,
     MAPSSLoss,
     MatchLoss,
     PerceptualMatch,
@@ -204,7 +203,7 @@ def reshaped(chance: random.Random, x: Tensor) -> Any:
 
 
 @fuzzed(drawn_calls(False))
-def test_functions_of_embeddings(drawn: dict[str, Any]) -> None:
+def test_functions_of_embeddings(drawn):
     names = ("outputs", "references", "distortions")
     points = [drawn[name] for name in names]
     options = {name: value for name, value in drawn.items() if name not in names}
@@ -236,7 +235,7 @@ SCORERS = tuple(
 
 
 @fuzzed(drawn_calls(True), st.sampled_from(SCORERS))
-def test_the_pipeline(given_: dict[str, Any], mapss: MAPSS) -> None:
+def test_the_pipeline(given_, mapss):
     scores = outcome(lambda: mapss(**given_))
     if scores is None:
         return
@@ -259,7 +258,7 @@ LOSSES = (
 
 
 @fuzzed(drawn_calls(True), st.sampled_from(SCORERS), st.sampled_from(LOSSES))
-def test_losses(given_: dict[str, Any], mapss: MAPSS, make: Any) -> None:
+def test_losses(given_, mapss, make):
     estimates = given_["estimates"]
     if isinstance(estimates, Tensor) and estimates.dtype.is_floating_point:
         given_["estimates"] = estimates.detach().clone().requires_grad_()
@@ -282,7 +281,7 @@ METRICS = (
 
 
 @fuzzed(drawn_calls(True), st.sampled_from(SCORERS), st.sampled_from(METRICS))
-def test_metrics(given_: dict[str, Any], mapss: MAPSS, make: Any) -> None:
+def test_metrics(given_, mapss, make):
     metric = make(mapss)
     outcome(lambda: metric.update(given_["estimates"], given_["references"], given_.get("lengths")))
     high = 1.32 if metric.value.column == "ps_pesq" else 1.0
@@ -291,7 +290,7 @@ def test_metrics(given_: dict[str, Any], mapss: MAPSS, make: Any) -> None:
 
 
 @fuzzed(drawn_calls(True), st.booleans(), st.booleans(), st.booleans())
-def test_evaluate(given_: dict[str, Any], permute: bool, trim: bool, bounds: bool) -> None:
+def test_evaluate(given_, permute, trim, bounds):
     given_.pop("lengths", None)
     for name in ("estimates", "references"):
         x = given_[name]

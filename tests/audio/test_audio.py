@@ -44,10 +44,8 @@ def speech_like(seconds: float, rate: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(0.3 * carrier * syllables * phrase * drift + floor)
 
 
-# ---------------------------------------------------------------------------------------------
 # Loudness oracles. Written from the standard without the code under test: the published 48 kHz
 # table run by scipy's recursion, and at other rates scipy's own bilinear transform.
-# ---------------------------------------------------------------------------------------------
 
 TABLE_48K = (
     (
@@ -105,7 +103,7 @@ def sine(sections: list[tuple[float, float]], rate: int, hertz: float = 1000.0) 
 
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-def test_k_weighting_equals_the_recursion(rate: int, dtype: torch.dtype, tolerance: float) -> None:
+def test_k_weighting_equals_the_recursion(rate, dtype, tolerance):
     x = noise(rate // 2 + 17, seed=rate)
     x[:100] += 3  # a step: the high-pass must be at rest before the first sample
     expected = k_weighted(x.numpy(), rate)
@@ -113,7 +111,7 @@ def test_k_weighting_equals_the_recursion(rate: int, dtype: torch.dtype, toleran
     assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max()
 
 
-def test_sines_read_what_the_standard_says() -> None:
+def test_sines_read_what_the_standard_says():
     # BS.1770-4, annex 1: 0 dBFS at 997 Hz in one channel reads -3.01.
     x = sine([(0, 5)], 48000, hertz=997)
     assert float(audio.integrated_loudness(x, 48000)) == pytest.approx(-3.01, abs=0.01)
@@ -139,7 +137,7 @@ EBU_CASES = {
 @pytest.mark.parametrize(
     ("case", "rate"), [*((case, 16000) for case in EBU_CASES), ("1", 8000), ("5", 44100)]
 )
-def test_ebu_tech_3341(case: str, rate: int) -> None:
+def test_ebu_tech_3341(case, rate):
     sections, expected = EBU_CASES[case]
     mono = [(level + 10 * math.log10(2), seconds) for level, seconds in sections]
     # At 8 kHz the bilinear transform itself reads 1 kHz 0.2 LU low, so the tone is placed where it
@@ -156,7 +154,7 @@ def test_ebu_tech_3341(case: str, rate: int) -> None:
 
 
 @pytest.mark.parametrize("rate", [*RATES, 11025])  # a block is no whole number of samples, too
-def test_loudness_of_speech_like_noise(rate: int) -> None:
+def test_loudness_of_speech_like_noise(rate):
     pyloudnorm = pytest.importorskip("pyloudnorm")
     for level in (1.0, 1e-2):
         x = level * speech_like(6.05, rate)
@@ -170,7 +168,7 @@ def test_loudness_of_speech_like_noise(rate: int) -> None:
 
 
 @pytest.mark.parametrize(("samples", "gain"), [(3200, 1.0), (48000, 1e-5)])
-def test_short_or_very_quiet_signals_are_ungated(samples: int, gain: float) -> None:
+def test_short_or_very_quiet_signals_are_ungated(samples, gain):
     x = gain * speech_like(samples / 16000, 16000)
     expected = lufs(np.mean(k_weighted(x.numpy(), 16000) ** 2))
     assert (expected < -100) == (gain < 1)
@@ -178,7 +176,7 @@ def test_short_or_very_quiet_signals_are_ungated(samples: int, gain: float) -> N
     assert audio.integrated_loudness(x[100:101], 16000).isfinite()
 
 
-def test_the_absolute_gate_is_absolute() -> None:
+def test_the_absolute_gate_is_absolute():
     # Half the signal lies 20 dB below the gate: it must not pull the mean down by 3 dB.
     tone = sine([(-60, 4), (-90, 4)], 16000)
     loud = sine([(-60, 4)], 16000)
@@ -188,7 +186,7 @@ def test_the_absolute_gate_is_absolute() -> None:
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_silence_is_minus_infinity_and_stays(dtype: torch.dtype) -> None:
+def test_silence_is_minus_infinity_and_stays(dtype):
     x = torch.zeros(2, 16000, dtype=dtype)
     x[1] = (0.1 * noise(16000)).to(dtype)
     x.requires_grad_()
@@ -205,7 +203,7 @@ def test_silence_is_minus_infinity_and_stays(dtype: torch.dtype) -> None:
     assert (gradient[1] != 0).any()
 
 
-def test_silence_is_what_stays_below_a_peak() -> None:
+def test_silence_is_what_stays_below_a_peak():
     x = torch.tensor([[0.0, 2e-31], [0.0, 2e-30], [0.0, 0.0]])
     assert audio.is_silent(x).tolist() == [True, False, True]
     expected = audio.normalize_loudness(torch.tensor([0.0, 1.0]), 16000)
@@ -216,7 +214,7 @@ def test_silence_is_what_stays_below_a_peak() -> None:
 @pytest.mark.parametrize(
     ("rate", "target"), [(8000, -23.0), (16000, -30.0), (44100, -23.0), (16000, -80.0)]
 )
-def test_normalised_output_reads_the_target(rate: int, target: float) -> None:
+def test_normalised_output_reads_the_target(rate, target):
     x = torch.stack([speech_like(4, rate, seed=k) * 10.0 ** (k - 2) for k in range(4)])
     y = audio.normalize_loudness(x, rate, target=target, peak=math.inf)
     for row in y:  # a target below the gate is that of the whole signal
@@ -228,7 +226,7 @@ def test_normalised_output_reads_the_target(rate: int, target: float) -> None:
 
 @pytest.mark.parametrize("seconds", [0.2, 3.0])
 @pytest.mark.parametrize("gain", [25.0, 1e-2, 1e-5, 1e-12, 1e-20, 1e10, -1.0])
-def test_gain_changes_nothing_and_leaves_a_gradient(gain: float, seconds: float) -> None:
+def test_gain_changes_nothing_and_leaves_a_gradient(gain, seconds):
     x = speech_like(seconds, 16000).float()
     expected = audio.normalize_loudness(x, 16000) * math.copysign(1, gain)
     leaf = (gain * x).requires_grad_()
@@ -240,7 +238,7 @@ def test_gain_changes_nothing_and_leaves_a_gradient(gain: float, seconds: float)
     assert g.abs().max() * abs(gain) > 1e-3
 
 
-def test_peak_is_limited_by_scaling() -> None:
+def test_peak_is_limited_by_scaling():
     x = 1e-3 * noise(16000, seed=1)
     x[8000] = 25.0
     free = audio.normalize_loudness(x, 16000, peak=math.inf)
@@ -256,7 +254,7 @@ def test_peak_is_limited_by_scaling() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3), (2, 1, 4)])
-def test_batching_equals_looping(shape: tuple[int, ...]) -> None:
+def test_batching_equals_looping(shape):
     rows = math.prod(shape)
     x = torch.stack([speech_like(1.3, 8000, seed=k) * 10.0**-k for k in range(rows)])
     x[-1] = 0 if rows > 2 else x[-1]
@@ -283,7 +281,7 @@ def short_signal(kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["plain", "silent span", "loud", "peak", "short"])
-def test_gradients_against_differences(kind: str) -> None:
+def test_gradients_against_differences(kind):
     x = short_signal(kind)
     window = slice(1995, 2005) if kind != "short" else slice(300, 310)
     weight = noise(len(x), seed=6)
@@ -302,7 +300,7 @@ def test_gradients_against_differences(kind: str) -> None:
     assert abs(float((g * x).sum())) < 1e-9 * float(g.norm() * x.norm())
 
 
-def test_loudness_refuses_what_it_cannot_measure() -> None:
+def test_loudness_refuses_what_it_cannot_measure():
     x = noise(2, 800)
     x[1, 7] = torch.nan
     for function in (audio.integrated_loudness, audio.normalize_loudness):
@@ -323,7 +321,7 @@ def test_loudness_refuses_what_it_cannot_measure() -> None:
 @pytest.mark.parametrize(
     ("dtype", "full"), [("int8", 2**7), ("int16", 2**15), ("int32", 2**31), (">i2", 2**15)]
 )
-def test_integers_are_scaled(dtype: str, full: int) -> None:
+def test_integers_are_scaled(dtype, full):
     x = np.array([[-full, 0, full // 2]], dtype=dtype)
     expected = torch.tensor([[-1.0, 0.0, 0.5]])
     assert torch.equal(audio.as_waveform(x), expected)
@@ -336,7 +334,7 @@ def test_integers_are_scaled(dtype: str, full: int) -> None:
     assert audio.as_waveform(view).tolist() == [5.0, 3.0, 1.0]
 
 
-def test_floats_keep_or_gain_precision() -> None:
+def test_floats_keep_or_gain_precision():
     for low in (torch.float16, torch.bfloat16, torch.float32):
         assert audio.as_waveform(torch.ones(3, dtype=low)).dtype == torch.float32
     assert audio.as_waveform(torch.ones(3, dtype=torch.float64)).dtype == torch.float64
@@ -357,14 +355,14 @@ def test_floats_keep_or_gain_precision() -> None:
         torch.ones(3, dtype=torch.bool),
     ],
 )
-def test_other_types_are_refused_by_name(bad: object) -> None:
+def test_other_types_are_refused_by_name(bad):
     with pytest.raises(TypeError, match="estimates must"):
         audio.as_waveform(bad, "estimates")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="time axis"):
         audio.as_waveform(torch.tensor(1.0))
 
 
-def test_mono_is_the_mean() -> None:
+def test_mono_is_the_mean():
     x = noise(2, 3, 10)
     assert torch.allclose(audio.to_mono(x), (x[:, 0] + x[:, 1] + x[:, 2]) / 3)
     for wrong in (torch.ones(5), torch.ones(0, 5)):
@@ -373,7 +371,7 @@ def test_mono_is_the_mean() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_resampling_moves_a_tone(dtype: torch.dtype) -> None:
+def test_resampling_moves_a_tone(dtype):
     x = torch.stack([sine([(-6, 1)], 44100), sine([(-6, 1)], 44100, hertz=440)]).to(dtype)
     y = audio.resample(x, 44100, 16000)
     assert y.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -389,7 +387,7 @@ def test_resampling_moves_a_tone(dtype: torch.dtype) -> None:
     assert (g != 0).any()
 
 
-def test_rates_must_be_whole_and_workable() -> None:
+def test_rates_must_be_whole_and_workable():
     x = torch.ones(100)
     assert audio.resample(x, 16000, 16000) is x
     for bad in (16000.5, "16000", True, None):
@@ -426,9 +424,7 @@ def write(path: Path, seconds: float = 0.5, channels: int = 2, **kwargs: str) ->
         ("gsm.wav", "WAV", "GSM610", None),  # which cannot be wound back
     ],
 )
-def test_formats_are_read_and_refused_where_cut(
-    tmp_path: Path, name: str, format: str, subtype: str, tolerance: float | None
-) -> None:
+def test_formats_are_read_and_refused_where_cut(tmp_path, name, format, subtype, tolerance):
     if format not in soundfile.available_formats():
         pytest.skip(f"this libsndfile has no {format}")
     path, channels = tmp_path / name, 1 if subtype == "GSM610" else 2
@@ -452,7 +448,7 @@ def test_formats_are_read_and_refused_where_cut(
             audio.load_audio(path)
 
 
-def test_an_mp3_that_states_no_length_is_read(tmp_path: Path) -> None:
+def test_an_mp3_that_states_no_length_is_read(tmp_path):
     # libsndfile guesses the length from the first, smallest frame: not a reason to call it cut.
     if "MP3" not in soundfile.available_formats():
         pytest.skip("this libsndfile has no MP3")
@@ -471,7 +467,7 @@ def test_an_mp3_that_states_no_length_is_read(tmp_path: Path) -> None:
     assert abs(wave.shape[1] - len(x)) < 4000
 
 
-def test_wav_with_other_chunks_or_another_length_in_its_header(tmp_path: Path) -> None:
+def test_wav_with_other_chunks_or_another_length_in_its_header(tmp_path):
     path = tmp_path / "a.wav"
     samples = write(path)
     content = path.read_bytes()
@@ -490,7 +486,7 @@ def test_wav_with_other_chunks_or_another_length_in_its_header(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("frames", "words"), [(9000, "cut short"), (0, "cannot decode")])
-def test_flac_whose_header_says_more_or_nothing(tmp_path: Path, frames: int, words: str) -> None:
+def test_flac_whose_header_says_more_or_nothing(tmp_path, frames, words):
     path = tmp_path / "a.flac"
     write(path)
     content = bytearray(path.read_bytes())
@@ -519,7 +515,7 @@ def set_length(path: Path, size: int) -> None:
         ("short.flac", b"fLaC", "cannot decode"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+def test_other_files_are_refused(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=words) as caught:
         audio.load_audio(tmp_path / name)
@@ -529,9 +525,7 @@ def test_other_files_are_refused(tmp_path: Path, name: str, content: bytes, word
         audio.load_audio(tmp_path / "none.wav")
 
 
-def test_a_file_that_is_missing_a_folder_or_may_not_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_missing_a_folder_or_may_not_be_read(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         audio.load_audio(tmp_path / "nowhere.wav")
     with pytest.raises(ValueError, match="folder"):
@@ -551,7 +545,7 @@ def test_a_file_that_is_missing_a_folder_or_may_not_be_read(
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_samples_that_are_not_finite(tmp_path: Path, bad: float) -> None:
+def test_samples_that_are_not_finite(tmp_path, bad):
     x = np.zeros((100, 2), dtype=np.float32)
     x[60:, 1] = bad
     x[90, 0] = bad
@@ -562,7 +556,7 @@ def test_samples_that_are_not_finite(tmp_path: Path, bad: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="locales of POSIX")
-def test_names_outside_ascii_in_the_c_locale_and_a_light_import(tmp_path: Path) -> None:
+def test_names_outside_ascii_in_the_c_locale_and_a_light_import(tmp_path):
     path = tmp_path / "Größe 音.wav"
     write(path)
     code = (
@@ -579,7 +573,7 @@ def test_names_outside_ascii_in_the_c_locale_and_a_light_import(tmp_path: Path) 
 
 @given(st.integers(0, 3000), st.integers(1, 500), st.integers(1, 500))
 @settings(max_examples=100, deadline=None)
-def test_frames_are_those_that_fit(samples: int, receptive_field: int, hop: int) -> None:
+def test_frames_are_those_that_fit(samples, receptive_field, hop):
     fits = [s for s in range(0, samples, hop) if s + receptive_field <= samples]
     assert audio.frame_count(samples, receptive_field, hop) == len(fits)
     x = torch.arange(2 * samples, dtype=torch.float64).reshape(2, samples)
@@ -592,7 +586,7 @@ def test_frames_are_those_that_fit(samples: int, receptive_field: int, hop: int)
     assert times.tolist() == [(s + receptive_field / 2) / 100 for s in fits]
 
 
-def test_frame_rms_equals_a_loop_and_keeps_the_digits_of_quiet_frames() -> None:
+def test_frame_rms_equals_a_loop_and_keeps_the_digits_of_quiet_frames():
     x = noise(2, 2, 2000, dtype=torch.float32)
     for receptive_field, hop in ((400, 320), (97, 31), (5, 9), (1, 1)):
         got = audio.frame_rms(x, receptive_field, hop)
@@ -610,7 +604,7 @@ def test_frame_rms_equals_a_loop_and_keeps_the_digits_of_quiet_frames() -> None:
     assert gradcheck(lambda y: audio.frame_rms(y, 10, 7), loud)
 
 
-def test_activity_is_relative_to_the_source_itself() -> None:
+def test_activity_is_relative_to_the_source_itself():
     # RMS of the whole is 1 / sqrt(2); the threshold is 0.0707.
     x = torch.zeros(3, 8000)
     x[:, :4000] = 1.0
@@ -629,7 +623,7 @@ def test_activity_is_relative_to_the_source_itself() -> None:
     assert not audio.source_activity(1e-31 * x[1], 400, 320, threshold=0.0).any()
 
 
-def test_frame_arguments() -> None:
+def test_frame_arguments():
     for error, words, call in (
         (TypeError, "hop must be a whole number", lambda: audio.frame_count(100, 10, 2.5)),
         (ValueError, "hop must be at least 1", lambda: audio.frame_count(100, 10, 0)),
@@ -641,7 +635,7 @@ def test_frame_arguments() -> None:
             call()
 
 
-def test_si_sdr_of_a_known_ratio_and_by_its_definition() -> None:
+def test_si_sdr_of_a_known_ratio_and_by_its_definition():
     # An error orthogonal to reference and to constants, of energy set from the ratio.
     t = torch.arange(1000, dtype=torch.float64) / 1000
     s, error = torch.sin(2 * math.pi * 5 * t), torch.sin(2 * math.pi * 9 * t)
@@ -662,7 +656,7 @@ def test_si_sdr_of_a_known_ratio_and_by_its_definition() -> None:
     torch.testing.assert_close(matching.pairwise_si_sdr(e, s), audio.si_sdr(*pairs))
 
 
-def test_si_sdr_ends() -> None:
+def test_si_sdr_ends():
     x = noise(400, seed=3)
     end = 10 * math.log10(torch.finfo(torch.float64).eps)
     zero = torch.zeros(400, dtype=torch.float64)
@@ -677,7 +671,7 @@ def test_si_sdr_ends() -> None:
     assert audio.si_sdr(x.half(), x.half()).dtype == torch.float32
 
 
-def test_si_sdr_gradient_and_scale() -> None:
+def test_si_sdr_gradient_and_scale():
     e, s = noise(2, 20, seed=1), noise(2, 20, seed=2)
     assert gradcheck(audio.si_sdr, (e.clone().requires_grad_(), s.clone().requires_grad_()))
     for gain in (1e-25, 1e200, -3.0):
@@ -685,7 +679,7 @@ def test_si_sdr_gradient_and_scale() -> None:
 
 
 @pytest.mark.parametrize(("estimates", "sources"), [(1, 1), (1, 3), (2, 2), (2, 4), (4, 4)])
-def test_matching_equals_trying_all(estimates: int, sources: int) -> None:
+def test_matching_equals_trying_all(estimates, sources):
     # Weak mixtures, so that the best total is not the best for each.
     s = noise(2, 3, sources, 40, seed=sources)
     e = noise(2, 3, estimates, sources, seed=7).abs() @ s
@@ -698,7 +692,7 @@ def test_matching_equals_trying_all(estimates: int, sources: int) -> None:
         assert tuple(got[index].tolist()) == orders[int(np.argmax(totals))]
 
 
-def test_matching_with_silence_and_other_levels() -> None:
+def test_matching_with_silence_and_other_levels():
     s = noise(3, 500, seed=1)
     e = torch.stack([-s[1], 1e-6 * s[2], 40 * s[0] + 7])
     assert audio.match_sources(e, s).tolist() == [1, 2, 0]
@@ -711,7 +705,7 @@ def test_matching_with_silence_and_other_levels() -> None:
     assert sorted(silent.tolist()) == [0, 1, 2]
 
 
-def test_matching_refuses_what_does_not_fit() -> None:
+def test_matching_refuses_what_does_not_fit():
     for shapes in (((3, 9), (2, 9)), ((2, 9), (2, 8)), ((2, 2, 9), (3, 2, 9)), ((9,), (9,))):
         with pytest.raises(ValueError, match="number of sources only"):
             audio.match_sources(*map(torch.ones, shapes))
@@ -722,7 +716,7 @@ def test_matching_refuses_what_does_not_fit() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_device_gives_the_same_numbers() -> None:
+def test_the_device_gives_the_same_numbers():
     x = torch.stack([speech_like(2, 16000, seed=k) for k in range(3)]).float()
     x[2] = 0
     y = x.cuda()
@@ -732,7 +726,7 @@ def test_the_device_gives_the_same_numbers() -> None:
     assert audio.match_sources(y[[1, 0]], y).device == y.device
 
 
-def test_a_constant_offset_makes_no_silence_active_and_nothing_louder() -> None:
+def test_a_constant_offset_makes_no_silence_active_and_nothing_louder():
     wave = 0.05 * noise(1, 32_000).float()
     loud, offset = (float(audio.integrated_loudness(wave + x, 16_000)) for x in (0.0, 0.005))
     assert offset == pytest.approx(loud, abs=0.01)
@@ -748,7 +742,7 @@ def test_a_constant_offset_makes_no_silence_active_and_nothing_louder() -> None:
 
 
 @pytest.mark.parametrize("step", [1600, 8000])
-def test_gain_from_segments_shorter_than_the_filter(step: int) -> None:
+def test_gain_from_segments_shorter_than_the_filter(step):
     waves = 0.05 * noise(2, 30_000).float()
     found = loudness.gain_to(waves, 16_000, -23.0, 2 * step)
     loud = loudness.at_loudness(waves, 16_000, -23.0)

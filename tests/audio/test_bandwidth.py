@@ -32,19 +32,19 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_edge_of_a_band_is_found(case: str) -> None:
+def test_the_edge_of_a_band_is_found(case):
     make, edge = CASES[case]
     assert float(bandwidth(make(), RATE)) == pytest.approx(edge, abs=200.0)
 
 
-def test_rare_sounds_count_and_pauses_do_not() -> None:
+def test_rare_sounds_count_and_pauses_do_not():
     wave = band(2000.0, 4.0)
     wave[:16_000] = 0.0
     wave[20_000:26_400] += 0.05 * band(8000.0 - 1.0, 0.4, seed=1)  # one consonant in ten
     assert float(bandwidth(wave, RATE)) > 7500.0
 
 
-def test_noise_fills_the_band_and_silence_none() -> None:
+def test_noise_fills_the_band_and_silence_none():
     waves = torch.stack([band(7999.0), torch.zeros(2 * RATE), torch.full((2 * RATE,), 0.5)])
     found = bandwidth(waves, RATE)
     assert found.dtype == torch.float64

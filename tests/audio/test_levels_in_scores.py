@@ -35,7 +35,7 @@ def gradient(mapss: MAPSS, estimates: Tensor, references: Any) -> tuple[Tensor, 
 
 
 @pytest.mark.parametrize("silent", [0, 2])
-def test_a_silent_source_of_three_leaves_two(silent: int) -> None:
+def test_a_silent_source_of_three_leaves_two(silent):
     # Noise depends on the index of a source, which changes when one before it is left out.
     ps, pm = (DistortionBank(k, without=("noise",), size=6) for k in ("separation", "match"))
     mapss = small(separation_bank=ps, match_bank=pm)
@@ -48,7 +48,7 @@ def test_a_silent_source_of_three_leaves_two(silent: int) -> None:
     near(three[..., audible], two, rtol=0, atol=1e-3)
 
 
-def test_a_silent_estimate_scores_low_with_finite_gradients(mapss: MAPSS) -> None:
+def test_a_silent_estimate_scores_low_with_finite_gradients(mapss):
     references, estimates = voices(2), leaky(voices(2), 0.05)
     clean = scores_of(mapss, estimates, references)
     estimates[0, 1] = 0.0
@@ -61,7 +61,7 @@ def test_a_silent_estimate_scores_low_with_finite_gradients(mapss: MAPSS) -> Non
 
 
 @pytest.mark.parametrize("seconds", [0.2, 0.025])
-def test_clips_shorter_than_a_loudness_block(mapss: MAPSS, seconds: float) -> None:
+def test_clips_shorter_than_a_loudness_block(mapss, seconds):
     references = voices(samples=round(seconds * RATE))
     estimates = leaky(references)
     scores = scores_of(mapss, estimates, references)
@@ -72,7 +72,7 @@ def test_clips_shorter_than_a_loudness_block(mapss: MAPSS, seconds: float) -> No
 
 
 @pytest.mark.parametrize("who", ["estimates", "references", "one"])
-def test_very_quiet_sources_score_as_at_normal_level(mapss: MAPSS, who: str) -> None:
+def test_very_quiet_sources_score_as_at_normal_level(mapss, who):
     references = voices()
     estimates = leaky(references)
     normal = scores_of(mapss, estimates, references)
@@ -83,7 +83,7 @@ def test_very_quiet_sources_score_as_at_normal_level(mapss: MAPSS, who: str) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_the_quietest_and_the_loudest_numbers_of_a_type(mapss: MAPSS, dtype: torch.dtype) -> None:
+def test_the_quietest_and_the_loudest_numbers_of_a_type(mapss, dtype):
     references = voices()
     unit = leaky(references).double()
     unit = unit / unit.abs().max()
@@ -93,7 +93,7 @@ def test_the_quietest_and_the_loudest_numbers_of_a_type(mapss: MAPSS, dtype: tor
         assert scores.pm.isfinite().all()
 
 
-def test_a_loud_estimate_is_not_clipped(mapss: MAPSS) -> None:
+def test_a_loud_estimate_is_not_clipped(mapss):
     references = voices()
     unit = leaky(references) / leaky(references).abs().max()
     loud, normal = (scores_of(mapss, gain * unit, references) for gain in (25, 1))
@@ -102,7 +102,7 @@ def test_a_loud_estimate_is_not_clipped(mapss: MAPSS) -> None:
     near(25 * slope, quiet, rtol=1e-2, atol=1e-3 * float(quiet.abs().max()))
 
 
-def test_scores_of_any_estimate_stay_in_the_unit_interval(mapss: MAPSS) -> None:
+def test_scores_of_any_estimate_stay_in_the_unit_interval(mapss):
     references = voices()
     made = {
         "perfect": references,

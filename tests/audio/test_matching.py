@@ -26,7 +26,7 @@ def lag_by_numpy(estimate: Tensor, reference: Tensor, limit: int) -> tuple[int, 
 
 @pytest.mark.parametrize("samples", [700, 150_001])  # one piece, and three
 @pytest.mark.parametrize("delay", [0, 3, -250, 400])
-def test_lag_is_where_the_correlation_is_largest(samples: int, delay: int) -> None:
+def test_lag_is_where_the_correlation_is_largest(samples, delay):
     reference = noise(samples)
     estimate = shift(reference, -delay) + 0.7 * noise(samples, seed=1)
     found = estimate_lag(-estimate, reference, 500)  # an inverted estimate is as late
@@ -36,7 +36,7 @@ def test_lag_is_where_the_correlation_is_largest(samples: int, delay: int) -> No
         assert (int(found.samples), float(found.correlation)) == pytest.approx(expected, abs=1e-9)
 
 
-def test_lags_of_a_batch_are_those_of_its_rows() -> None:
+def test_lags_of_a_batch_are_those_of_its_rows():
     references = noise(2, 3, 2000)
     delays = torch.tensor([[5, -7, 0], [40, 1, -90]])
     rows = zip(references.flatten(0, 1), delays.flatten().tolist())
@@ -44,7 +44,7 @@ def test_lags_of_a_batch_are_those_of_its_rows() -> None:
     assert torch.equal(estimate_lag(estimates, references, 100).samples, delays)
 
 
-def test_of_equal_peaks_the_shortest_lag_is_taken() -> None:
+def test_of_equal_peaks_the_shortest_lag_is_taken():
     tone = torch.sin(2 * torch.pi * torch.arange(8000) / 80)
     assert int(estimate_lag(tone, tone, 400).samples) == 0
     assert int(estimate_lag(shift(tone, -30), tone, 400).samples) == -10  # which is 30, inverted
@@ -52,7 +52,7 @@ def test_of_equal_peaks_the_shortest_lag_is_taken() -> None:
     assert (int(found.samples), float(found.correlation)) == (0, 0.0)
 
 
-def test_shift_moves_and_fills_with_zeros() -> None:
+def test_shift_moves_and_fills_with_zeros():
     wave = torch.arange(1.0, 6.0)
     assert shift(wave, 2).tolist() == [3, 4, 5, 0, 0]
     assert shift(wave, -2).tolist() == [0, 0, 1, 2, 3]
@@ -63,7 +63,7 @@ def test_shift_moves_and_fills_with_zeros() -> None:
         shift(wave, 1.5)  # type: ignore[arg-type]
 
 
-def test_shapes_of_a_lag_and_what_holds_no_sound() -> None:
+def test_shapes_of_a_lag_and_what_holds_no_sound():
     with pytest.raises(ValueError, match="one shape"):
         estimate_lag(noise(2, 100), noise(3, 100), 10)
     with pytest.raises(ValueError, match="at least 0"):

@@ -23,7 +23,7 @@ def report() -> Report:
     return evaluate(estimates=MADE, references=TRUTH, mapss=SCORER)
 
 
-def test_versa_metric_is_evaluate(report: Report) -> None:
+def test_versa_metric_is_evaluate(report):
     for given in ((MADE.numpy(), TRUTH.numpy()), (MADE, TRUTH)):
         found = mapss_metric(*given, RATE, SCORER)
         assert len(found) == 3 * len(COLUMNS)
@@ -45,7 +45,7 @@ def test_versa_metric_is_evaluate(report: Report) -> None:
 
 
 @pytest.mark.parametrize("gains", [None, [1.0], [0.8, 1.2]])
-def test_museval_arrays_are_evaluated(report: Report, gains: list[float] | None) -> None:
+def test_museval_arrays_are_evaluated(report, gains):
     def shaped(waves: torch.Tensor) -> np.ndarray:  # float64, (sources, samples, channels)
         return (waves if gains is None else waves.double()[..., None] * torch.tensor(gains)).numpy()
 
@@ -57,10 +57,9 @@ def test_museval_arrays_are_evaluated(report: Report, gains: list[float] | None)
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [(4800,), (2, 2, 4800), (4800, 2), (4800, 2, 2), (2,), (1, 2, 4800, 1)],
+    "shape", [(4800,), (2, 2, 4800), (4800, 2), (4800, 2, 2), (2,), (1, 2, 4800, 1)]
 )
-def test_shapes_that_are_refused(shape: tuple[int, ...]) -> None:
+def test_shapes_that_are_refused(shape):
     for bad in (0, 1):
         given: list[Any] = [np.ones((2, 4800)), np.ones((2, 4800))]
         given[bad] = np.ones(shape)

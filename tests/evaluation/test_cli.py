@@ -51,12 +51,7 @@ def score(files: Files, *options: str) -> int:
     )
 
 
-# ----------------------------------------------------------------------------------------- scoring
-
-
-def test_score_prints_and_writes_what_evaluate_finds(
-    tmp_path: Path, files: Files, capsys: Capture
-) -> None:
+def test_score_prints_and_writes_what_evaluate_finds(tmp_path, files, capsys):
     out, config = tmp_path / "new" / "nested", tmp_path / "c.yaml"
     config.write_text("confidence: 0.9\n")
     given = ("--out", str(out), "--plot", "--bounds", "--config", str(config))
@@ -72,9 +67,7 @@ def test_score_prints_and_writes_what_evaluate_finds(
     assert {path.name for path in out.iterdir()} == names
 
 
-def test_options_and_settings_files_reach_the_scorer(
-    tmp_path: Path, files: Files, capsys: Capture
-) -> None:
+def test_options_and_settings_files_reach_the_scorer(tmp_path, files, capsys):
     out, config = tmp_path / "o", tmp_path / "settings.yaml"
     config.write_text(
         "convention: reference\nseed: 7\nalign_polarity: true\nalpha: 0.5\nenergy: 0.9\n"
@@ -101,15 +94,12 @@ def test_options_and_settings_files_reach_the_scorer(
     "changed",
     [{"tail": "bootstrap"}, {"bounds_convention": "derived"}, {"bounds_convention": "reference"}],
 )
-def test_settings_of_bounds_reach_them(files: Files, changed: dict[str, Any]) -> None:
+def test_settings_of_bounds_reach_them(files, changed):
     given: dict[str, Any] = {"references": files[0], "estimates": files[1], "bounds": True}
     given |= {"mapss": small_mapss(), "measures": "separation", "sample_frames": 4}
     plain, report = evaluate(**given).scores, evaluate(**given, **changed).scores
     assert report["ps"].equals(plain["ps"])  # the scores stay those of the paper
     assert (report["ps_tail"] != plain["ps_tail"]).all()
-
-
-# ------------------------------------------------------------------------------------------ errors
 
 
 def error_of(capsys: Capture) -> str:
@@ -147,7 +137,7 @@ BAD_OPTIONS = (
 )
 
 
-def test_errors_are_one_line(tmp_path: Path, files: Files, capsys: Capture) -> None:
+def test_errors_are_one_line(tmp_path, files, capsys):
     references, estimates = files
     (broken := tmp_path / "broken.wav").write_bytes(b"RIFF nonsense")
     (taken := tmp_path / "taken").write_text("mine")
@@ -170,7 +160,7 @@ def test_errors_are_one_line(tmp_path: Path, files: Files, capsys: Capture) -> N
     assert taken.read_text() == "mine"
 
 
-def test_wrong_usage_exits_with_two(capsys: Capture) -> None:
+def test_wrong_usage_exits_with_two(capsys):
     for arguments in ([], ["score"], ["score", "--nonsense"], ["evaluate", "m.json"], ["sing"]):
         with pytest.raises(SystemExit) as stopped:
             cli.main(arguments)
@@ -178,9 +168,7 @@ def test_wrong_usage_exits_with_two(capsys: Capture) -> None:
         assert "usage: torch-mapss" in capsys.readouterr().err
 
 
-def test_interruptions_and_unexpected_errors(
-    files: Files, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_interruptions_and_unexpected_errors(files, monkeypatch, capsys):
     unexpected = ["error: unexpected ZeroDivisionError: division by zero", cli.DEBUG]
     for raised, code, told in (
         (KeyboardInterrupt(), 130, ["torch-mapss: interrupted\n"]),
@@ -193,7 +181,7 @@ def test_interruptions_and_unexpected_errors(
         assert all(part in error for part in told)
 
 
-def test_warnings_are_one_line(tmp_path: Path, files: Files, capsys: Capture) -> None:
+def test_warnings_are_one_line(tmp_path, files, capsys):
     references, estimates = files
     write(Path(references[1]), torch.zeros(8000))
     assert score((references, estimates), "--bank-size", "2") == 0
@@ -205,10 +193,7 @@ def test_warnings_are_one_line(tmp_path: Path, files: Files, capsys: Capture) ->
     assert "0 of 2 estimates have scored frames" in out
 
 
-# ------------------------------------------------------------------------------------------- words
-
-
-def test_help_needs_neither_torch_nor_much_time() -> None:
+def test_help_needs_neither_torch_nor_much_time():
     code = (
         "import sys, torch_mapss.evaluation.cli\n"
         "try: torch_mapss.evaluation.cli.main(['score', '--help'])\n"
@@ -224,7 +209,7 @@ def test_help_needs_neither_torch_nor_much_time() -> None:
         assert words in told
 
 
-def test_encoders_and_distortions_are_listed(capsys: Capture) -> None:
+def test_encoders_and_distortions_are_listed(capsys):
     assert cli.main(["encoders"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for row, line in zip(encoder_table(), lines[2:]):
@@ -238,7 +223,7 @@ def test_encoders_and_distortions_are_listed(capsys: Capture) -> None:
     assert all(name.split("/", 1)[1] in told for name in names[1])
 
 
-def test_options_are_few_and_explained() -> None:
+def test_options_are_few_and_explained():
     (commands,) = (a for a in cli.build_parser()._actions if a.dest == "command")
     total = 0
     for name, command in commands.choices.items():  # type: ignore[union-attr]
@@ -250,14 +235,11 @@ def test_options_are_few_and_explained() -> None:
     assert total <= 67
 
 
-# ------------------------------------------------------------------------------- names and locales
-
-
 NAMES = ("Füße é", "鼓手")
 
 
 @pytest.mark.slow
-def test_names_survive_where_file_names_are_bytes(tmp_path: Path) -> None:
+def test_names_survive_where_file_names_are_bytes(tmp_path):
     truth = sources(seconds=0.3)
     references = write_all(tmp_path / "wahr", truth, NAMES)
     estimates = write_all(tmp_path / "geschätzt", leaky(truth), NAMES)
@@ -294,13 +276,10 @@ def test_names_survive_where_file_names_are_bytes(tmp_path: Path) -> None:
         assert [*items["system"], *items["status"]] == [system, "ok"]
 
 
-# ------------------------------------------------------------------ streams, folders and processes
-
-
 @pytest.mark.parametrize("option", ["--out", "--plot"])
 def test_a_folder_that_cannot_be_written_to_is_told_before_scoring(
-    option: str, tmp_path: Path, files: Files, monkeypatch: Patch, capsys: Capture
-) -> None:
+    option, tmp_path, files, monkeypatch, capsys
+):
     early = Mock(side_effect=AssertionError("scored before the folder was looked at"))
     monkeypatch.setattr("torch_mapss.evaluation.score.evaluate", early)
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
@@ -309,7 +288,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_scoring(
     assert "cannot be written to" in error_of(capsys)
 
 
-def test_where_the_plot_went_is_told(tmp_path: Path, files: Files, capsys: Capture) -> None:
+def test_where_the_plot_went_is_told(tmp_path, files, capsys):
     for given, written in (("plain", "plain.png"), ("", "scores.png")):
         assert score(files, "--measures", "bleed", "--plot", str(tmp_path / given)) == 0
         assert (tmp_path / written).is_file()
@@ -317,8 +296,8 @@ def test_where_the_plot_went_is_told(tmp_path: Path, files: Files, capsys: Captu
 
 
 def test_every_process_says_which_one_it_is_and_tracebacks_are_shown_on_request(
-    files: Files, monkeypatch: Patch, capsys: Capture
-) -> None:
+    files, monkeypatch, capsys
+):
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), (cli.DEBUG, "1")):
         monkeypatch.setenv(name, value)
     assert score((files[0], ["/nowhere.wav", "/nowhere.wav"])) == 2
@@ -327,7 +306,7 @@ def test_every_process_says_which_one_it_is_and_tracebacks_are_shown_on_request(
     assert error.splitlines()[-1].startswith("torch-mapss: error in process 1: ")
 
 
-def test_options_of_the_encoder_reach_it(tmp_path: Path, files: Files, monkeypatch: Patch) -> None:
+def test_options_of_the_encoder_reach_it(tmp_path, files, monkeypatch):
     seen: dict[str, Any] = {}
 
     def noted(**options: Any) -> None:
@@ -344,12 +323,9 @@ def test_options_of_the_encoder_reach_it(tmp_path: Path, files: Files, monkeypat
     assert seen == {**given, "encoder": "some/where", "layer": 4, "segment": None}
 
 
-# ---------------------------------------------------------------------- messages, options, figures
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["module://nowhere.to.be.found", "foo", "svg"])
-def test_figures_need_no_backend(tmp_path: Path, backend: str) -> None:
+def test_figures_need_no_backend(tmp_path, backend):
     code = (
         "import os, sys\nfrom torch_mapss.evaluation import plots\n"
         "plots.save_figure(plots.new_figure(2, 2), sys.argv[1])\nimport matplotlib\n"
@@ -364,7 +340,7 @@ def test_figures_need_no_backend(tmp_path: Path, backend: str) -> None:
     assert chosen == backend or backend != "svg"
 
 
-def test_devices_and_threads(monkeypatch: Patch) -> None:
+def test_devices_and_threads(monkeypatch):
     monkeypatch.setattr("torch_mapss.core.devices.best_device", lambda: torch.device("meta"))
     assert options.device_of_options("auto") == "meta"
     assert options.device_of_options("cpu") == "cpu"
@@ -372,9 +348,6 @@ def test_devices_and_threads(monkeypatch: Patch) -> None:
     with options.threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
-
-
-# ------------------------------------------------------------- packages that are missing or broken
 
 
 PARTS = {

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 from typing import Any
 
 import pandas
-import pytest
 import torch
 from separations import small_mapss
 
@@ -16,9 +14,7 @@ from torch_mapss.audio.loudness import integrated_loudness
 from torch_mapss.evaluation import cli, demo, plots
 
 
-def test_scores_fall_with_the_grade_and_everything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_fall_with_the_grade_and_everything_is_written(tmp_path, capsys, monkeypatch):
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("the demo opened a connection")
 
@@ -54,7 +50,7 @@ def test_scores_fall_with_the_grade_and_everything_is_written(
     torch.testing.assert_close(both, low + high, atol=1e-4, rtol=0.0)
 
 
-def test_clips_and_what_is_done_to_them() -> None:
+def test_clips_and_what_is_done_to_them():
     waves, rate = demo.voices()
     assert (rate, waves.shape) == (16_000, (2, 48_000))
     level = integrated_loudness(waves, rate)

@@ -49,8 +49,6 @@ def refused(*arguments: Any, **options: Any) -> str:
     return "\n".join(error.value.problems)
 
 
-# ------------------------------------------------------------------------- The layouts of test sets
-
 # Name -> files of references, files of the system, templates that say the same, mixtures, sources.
 LAYOUTS: dict[str, tuple[list[str], list[str], str, Sequence[str], Sequence[str]]] = {
     "musdb": (
@@ -106,7 +104,7 @@ PLAIN = [name for name in LAYOUTS if name != "a part twice"]
     ("name", "template"),
     [*((name, "") for name in PLAIN), *((n, x[2]) for n, x in LAYOUTS.items() if x[2])],
 )
-def test_layouts_of_test_sets(tmp_path: Path, name: str, template: str) -> None:
+def test_layouts_of_test_sets(tmp_path, name, template):
     references, estimates, _, mixtures, names = LAYOUTS[name]
     corpus = read(tmp_path, references, estimates, *filter(None, template.split("|")))
     assert tuple(mixture.name for mixture in corpus.mixtures) == tuple(mixtures)
@@ -127,7 +125,7 @@ def test_layouts_of_test_sets(tmp_path: Path, name: str, template: str) -> None:
     assert ("'noise'" in told) == (name == "librimix")
 
 
-def test_enhancement_sets_have_noise_as_second_reference(tmp_path: Path) -> None:
+def test_enhancement_sets_have_noise_as_second_reference(tmp_path):
     """Clean, noisy, enhanced: noise = noisy - clean."""
     speech, noise = sources(2, 0.3)
     for k in ("1", "2"):
@@ -155,10 +153,7 @@ def test_enhancement_sets_have_noise_as_second_reference(tmp_path: Path) -> None
         read_folders(clean, {"A": made})
 
 
-# ----------------------------------------------------------------------- What is understood besides
-
-
-def test_what_a_system_lacks_throughout_is_null(tmp_path: Path) -> None:
+def test_what_a_system_lacks_throughout_is_null(tmp_path):
     songs, names = ("a", "b"), ("bass", "drums", "vocals")
     truth = touch(tmp_path / "r", *grid(songs, names))
     whole = touch(tmp_path / "w", *grid(songs, names), "c/bass.wav", "a/other.wav")
@@ -170,7 +165,7 @@ def test_what_a_system_lacks_throughout_is_null(tmp_path: Path) -> None:
     assert "'whole': 1 mixtures without references" in told
 
 
-def test_sources_are_chosen_by_name(tmp_path: Path) -> None:
+def test_sources_are_chosen_by_name(tmp_path):
     given = tmp_path, grid(("s1", "s2", "noise", "mix"), "abc"), grid(("s1", "s2"), "abc")
     for names in (["noise", "s2", "s1"], ["mix", "s2"]):
         assert read(*given, sources=names).mixtures[0].sources == tuple(names)
@@ -179,7 +174,7 @@ def test_sources_are_chosen_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["{}/{}.wav", "{}/{}/take.wav"])
-def test_mixtures_may_have_sources_of_their_own(tmp_path: Path, layout: str) -> None:
+def test_mixtures_may_have_sources_of_their_own(tmp_path, layout):
     """A set whose tracks have different stems, also in a folder each."""
     files = grid(("t1",), ("vocals", "bass"), layout) + grid(("t2",), ("vocals", "guitar"), layout)
     corpus = read(tmp_path, files, files)
@@ -190,7 +185,7 @@ def test_mixtures_may_have_sources_of_their_own(tmp_path: Path, layout: str) -> 
     assert len(corpus.notes) == 2
 
 
-def test_names_in_two_unicode_forms_are_paired(tmp_path: Path) -> None:
+def test_names_in_two_unicode_forms_are_paired(tmp_path):
     (one, other), (_, e) = (
         [unicodedata.normalize(form, text) for form in ("NFC", "NFD")] for text in ("Café", "é")
     )
@@ -199,9 +194,6 @@ def test_names_in_two_unicode_forms_are_paired(tmp_path: Path) -> None:
     assert len(corpus.mixtures) == 3
     for mixture in corpus.mixtures:
         assert all(Path(path).exists() for path in (*mixture.references, *mixture.systems["A"]))
-
-
-# ---------------------------------------------------------------------------------- What is refused
 
 
 PAIRS = grid(("a", "b"), ("x", "y"))
@@ -244,16 +236,14 @@ REFUSED: dict[str, tuple[list[str], list[str], str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(tmp_path: Path, name: str) -> None:
+def test_what_is_refused(tmp_path, name):
     references, estimates, forms, words = REFUSED[name]
     text = refused(tmp_path, references, estimates, *(forms.split("|") if forms else ()))
     for part in words.split("|"):
         assert part in text
 
 
-def test_the_command_says_what_it_understood(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_it_understood(tmp_path, capsys):
     for k in range(2):
         for name, wave in zip(("vocals", "drums"), sources(2, 0.3, seed=k)):
             write(tmp_path / "refs" / f"song{k}" / f"{name}.wav", wave)

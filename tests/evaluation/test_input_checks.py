@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ def late(waves: Tensor, milliseconds: float) -> Tensor:
     return shift(waves, -round(milliseconds * RATE / 1000))
 
 
-def test_plain_separations_are_nothing_to_tell(mapss: MAPSS) -> None:
+def test_plain_separations_are_nothing_to_tell(mapss):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report = evaluate(estimates=MADE, references=TRUTH, mapss=mapss)
@@ -49,7 +48,7 @@ def test_plain_separations_are_nothing_to_tell(mapss: MAPSS) -> None:
         assert row.estimate_bandwidth == row.reference_bandwidth == RATE / 2
 
 
-# ---------------------- Arrays: kind, estimates, references, words (None: nothing is told), options
+# Arrays: kind, estimates, references, words (None: nothing is told), options
 
 NARROW = resample(resample(TRUTH, RATE, 8000), 8000, RATE)
 ONE_WIDE = torch.stack([NARROW[0], TRUTH[1]])
@@ -95,19 +94,14 @@ CASES: list[tuple[str, Tensor, Tensor, str | None, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "estimates", "references", "words", "options"), CASES)
-def test_what_is_told_of_arrays(
-    mapss: MAPSS, kind: str, estimates: Tensor, references: Tensor, words: str | None, options: Any
-) -> None:
+def test_what_is_told_of_arrays(mapss, kind, estimates, references, words, options):
     told = "; ".join(found(scored(mapss, estimates, references, measures="bleed", **options), kind))
     assert bool(told) == (words is not None)
     for part in (words or "").split("|"):
         assert part in told
 
 
-# -------------------------------------------------------------------------------------------- Files
-
-
-def test_channels_that_cancel_are_named(tmp_path: Path, mapss: MAPSS) -> None:
+def test_channels_that_cancel_are_named(tmp_path, mapss):
     unlike = torch.randn(2, 8000, generator=torch.Generator().manual_seed(0))
     channels = {
         "good": torch.stack([MADE[0], 0.5 * MADE[0]]),
@@ -123,7 +117,7 @@ def test_channels_that_cancel_are_named(tmp_path: Path, mapss: MAPSS) -> None:
     assert "residue.wav': its 2 channels cancel each other; their mean lies 46 dB" in texts[1]
 
 
-def test_low_rates_are_told(tmp_path: Path, mapss: MAPSS) -> None:
+def test_low_rates_are_told(tmp_path, mapss):
     paths = [write(tmp_path / f"{k}.wav", x, 8000) for k, x in enumerate(sources(rate=8000))]
     report = scored(mapss, paths, paths, measures="bleed")
     (text,) = found(report, "rate")
@@ -133,7 +127,7 @@ def test_low_rates_are_told(tmp_path: Path, mapss: MAPSS) -> None:
 
 
 @pytest.mark.parametrize("rate", [1000, 3999, 400_000])
-def test_absurd_rates_are_refused(tmp_path: Path, mapss: MAPSS, rate: int) -> None:
+def test_absurd_rates_are_refused(tmp_path, mapss, rate):
     paths = [write(tmp_path / f"{k}.wav", wave, rate) for k, wave in enumerate(TRUTH)]
     for given, more, said in ((TRUTH, {"sample_rate": rate}, "sample_rate"), (paths, {}, "0.wav'")):
         with pytest.raises(ValueError, match=f"{said}.* must be .*{rate}"):
@@ -142,7 +136,7 @@ def test_absurd_rates_are_refused(tmp_path: Path, mapss: MAPSS, rate: int) -> No
         MAPSS("mel", sample_rate=rate)
 
 
-def test_a_constant_offset_is_told_with_its_size(tmp_path: Path, mapss: MAPSS) -> None:
+def test_a_constant_offset_is_told_with_its_size(tmp_path, mapss):
     quiet = 0.2 * TRUTH
     quiet[0, :4000] = 0.0
     paths = write_all(tmp_path / "r", quiet + torch.tensor([[0.005], [0.0]]))
@@ -153,11 +147,8 @@ def test_a_constant_offset_is_told_with_its_size(tmp_path: Path, mapss: MAPSS) -
     assert "e/b.wav' has a constant offset of -0.0099 (" in texts[1]
 
 
-# ---------------------------------------------------- Silence and delay: what becomes of the scores
-
-
 @pytest.mark.parametrize("level", [0.0, 0.25])
-def test_a_silent_estimate_is_told_and_counted(mapss: MAPSS, level: float) -> None:
+def test_a_silent_estimate_is_told_and_counted(mapss, level):
     made = MADE.clone()
     made[1] = level  # digital silence, or a constant
     with pytest.warns(UserWarning, match="'estimate 2' is silent"):
@@ -168,7 +159,7 @@ def test_a_silent_estimate_is_told_and_counted(mapss: MAPSS, level: float) -> No
     assert math.isfinite(report.rows[1].log_pm)
 
 
-def test_muted_frames_are_counted_and_bounded_means_resist_them(mapss: MAPSS) -> None:
+def test_muted_frames_are_counted_and_bounded_means_resist_them(mapss):
     made = MADE.clone()
     made[0, 3000:5000] = 0.0
     report = scored(mapss, made)
@@ -181,7 +172,7 @@ def test_muted_frames_are_counted_and_bounded_means_resist_them(mapss: MAPSS) ->
 
 
 @pytest.mark.parametrize("delay", [40.0, -30.0])
-def test_alignment_removes_a_lag_and_what_it_leaves_bare(mapss: MAPSS, delay: float) -> None:
+def test_alignment_removes_a_lag_and_what_it_leaves_bare(mapss, delay):
     given = late(TRUTH, delay)
     report, left = scored(mapss, given, align="shift", bounds=True), scored(mapss, given)
     assert [(row.lag_ms, row.shift_ms) for row in left.rows] == [(delay, 0.0)] * 2
@@ -200,7 +191,7 @@ def test_alignment_removes_a_lag_and_what_it_leaves_bare(mapss: MAPSS, delay: fl
     assert report.rows[0].ps_tail > 0
 
 
-def test_lags_that_are_not_removed(mapss: MAPSS) -> None:
+def test_lags_that_are_not_removed(mapss):
     truth = torch.randn(2, 3 * RATE, generator=torch.Generator().manual_seed(0))
     options: dict[str, Any] = {"align": "shift", "measures": "bleed"}
     report = scored(mapss, late(truth, 700.0), truth, **options)
@@ -212,7 +203,7 @@ def test_lags_that_are_not_removed(mapss: MAPSS) -> None:
         scored(mapss, TRUTH, align="warp")
 
 
-def test_findings_and_samples_that_were_not_looked_at_do_not_stop_it(mapss: MAPSS) -> None:
+def test_findings_and_samples_that_were_not_looked_at_do_not_stop_it(mapss):
     report, scores = scored(mapss, MADE.flip(0)), mapss(MADE.flip(0), TRUTH)
     assert torch.equal(report.ps[report.active], scores.ps[0][scores.active[0]])
     (made := MADE.clone())[0, 100] = torch.nan

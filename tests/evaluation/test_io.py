@@ -16,10 +16,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# -------------------------------------------------------------------------------------- writing
-
-
-def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_alone(tmp_path):
     path = tmp_path / "a.csv"
     io.write_bytes(path, b"old")
 
@@ -33,7 +30,7 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.csv"]
 
 
-def test_what_a_kill_left_is_cleared_away_later(tmp_path: Path) -> None:
+def test_what_a_kill_left_is_cleared_away_later(tmp_path):
     path = tmp_path / ("long" * 60 + ".csv")
     left: list[Path] = []
 
@@ -51,7 +48,7 @@ def test_what_a_kill_left_is_cleared_away_later(tmp_path: Path) -> None:
     assert names(tmp_path) == [path.name]
 
 
-def test_many_writers_leave_one_whole_file(tmp_path: Path) -> None:
+def test_many_writers_leave_one_whole_file(tmp_path):
     path = tmp_path / "a.csv"
     contents = [bytes([65 + k]) * 100_000 for k in range(8)]
 
@@ -68,7 +65,7 @@ def test_many_writers_leave_one_whole_file(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.csv"]
 
 
-def test_a_folder_is_filled_at_once_or_not_at_all(tmp_path: Path) -> None:
+def test_a_folder_is_filled_at_once_or_not_at_all(tmp_path):
     out = tmp_path / "out"
     with pytest.raises(FileNotFoundError), io.filled_at_once(out) as folder:
         os.rename(Path(folder, "b"), Path(folder, "a"))
@@ -83,10 +80,7 @@ def test_a_folder_is_filled_at_once_or_not_at_all(tmp_path: Path) -> None:
     assert names(out) == ["a", "b"]
 
 
-# ---------------------------------------------------------------------------------------- names
-
-
-def test_names_of_files_are_safe_and_unlike() -> None:
+def test_names_of_files_are_safe_and_unlike():
     texts = ["song", "Song", "song.", "song ", "a/b", "a\\b", "a_b", "CON", "con", "aux.x", ".."]
     texts += ["漢" * 100, "漢" * 101, "é" * 200, "a" * 300, "\ud800", "x:y", ".hidden", ""]
     made = [io.file_name(text) for text in texts]
@@ -114,11 +108,11 @@ def test_names_of_files_are_safe_and_unlike() -> None:
         ([], ()),
     ],
 )
-def test_display_names(paths: list[str], names: tuple[str, ...]) -> None:
+def test_display_names(paths, names):
     assert io.display_names(paths) == names
 
 
-def test_folders_are_made_unless_a_file_is_in_the_way(tmp_path: Path) -> None:
+def test_folders_are_made_unless_a_file_is_in_the_way(tmp_path):
     (tmp_path / "taken").write_text("mine")
     for path in ("taken", "taken/below"):
         with pytest.raises(ValueError, match=r"taken.* (File exists|Not a directory)"):
@@ -128,10 +122,7 @@ def test_folders_are_made_unless_a_file_is_in_the_way(tmp_path: Path) -> None:
     assert (tmp_path / "a/b/c").stat().st_mode == (tmp_path / "taken").stat().st_mode
 
 
-# --------------------------------------------------------------------------------------- tables
-
-
-def test_tables_line_up_for_wide_and_combining_characters() -> None:
+def test_tables_line_up_for_wide_and_combining_characters():
     lines = io.text_table(["n", "x"], [["鼓", "1"], ["e\u0301", "2"], ["ab", "3"]]).split("\n")
     assert lines == ["n   x", "--  -", "鼓  1", "e\u0301   2", "ab  3"]
 
@@ -153,7 +144,7 @@ TABS = TABLE.replace("one, or", "one\t or").replace(",", "\t").replace("0.94", "
         TABS.encode(),
     ],
 )
-def test_tables_of_spreadsheet_programs_are_read(tmp_path: Path, content: bytes) -> None:
+def test_tables_of_spreadsheet_programs_are_read(tmp_path, content):
     (path := tmp_path / "t.csv").write_bytes(content)
     found = io.read_table(path, ["mixture_id", "ps"], ["ps", "pm"])
     assert list(found.columns) == ["mixture_id", "ps", "reason"]
@@ -183,9 +174,7 @@ def test_tables_of_spreadsheet_programs_are_read(tmp_path: Path, content: bytes)
         (b"", ["No columns"]),
     ],
 )
-def test_what_is_no_table_is_refused_with_its_cause(
-    tmp_path: Path, content: bytes, said: list[str]
-) -> None:
+def test_what_is_no_table_is_refused_with_its_cause(tmp_path, content, said):
     (path := tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(ValueError) as error:
         io.read_table(path, ["a", "ps"], ["ps"])

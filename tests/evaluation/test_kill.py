@@ -51,7 +51,7 @@ def wait_for_rows(process: subprocess.Popen[bytes], out: Path, count: int) -> fl
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kills", "seconds"), [(3, 0.3), (3, 7.0), (20, 0.3)])
-def test_kills_at_random_moments_change_nothing(tmp_path: Path, kills: int, seconds: float) -> None:
+def test_kills_at_random_moments_change_nothing(tmp_path, kills, seconds):
     """Also within the segments of longer files."""
     chance, once = random.Random(kills), tmp_path / "once"
     manifest = write_manifest(tmp_path / "set", MIXTURES, ("one", "two"), seconds)

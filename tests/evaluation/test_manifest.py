@@ -41,7 +41,7 @@ BROKEN = (
 
 
 @pytest.mark.parametrize(("text", "message"), BROKEN)
-def test_broken_manifests(tmp_path: Path, text: str | None, message: str) -> None:
+def test_broken_manifests(tmp_path, text, message):
     path = tmp_path / "m.json"
     if text is not None:
         path.write_text(text, encoding="utf-8")
@@ -57,9 +57,7 @@ def test_broken_manifests(tmp_path: Path, text: str | None, message: str) -> Non
         assert len(load_manifest(path)) == 1  # what is shown is valid
 
 
-def test_all_problems_are_listed_at_once(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_problems_are_listed_at_once(corpus, tmp_path, capsys):
     entries, out = entries_of(corpus), tmp_path / "out"
     entries[0]["references"][0] = "m0/truth/gone.wav"
     entries[1]["systems"]["bad"].append("m1/bad/c.wav")
@@ -87,7 +85,7 @@ def test_all_problems_are_listed_at_once(
     assert len(printed.strip().splitlines()) == 9
 
 
-def test_what_is_fine(corpus: Path) -> None:
+def test_what_is_fine(corpus):
     """A byte order mark, further keys, a mixture without systems; not all without."""
     entries = entries_of(corpus)
     entries[0] |= {"remark": "anything", "systems": {}}
@@ -100,7 +98,7 @@ def test_what_is_fine(corpus: Path) -> None:
         load_manifest(save_manifest(corpus.parent, entries, "none.json"))
 
 
-def test_entries_of_python(corpus: Path) -> None:
+def test_entries_of_python(corpus):
     """Tuples are lists; objects that are no JSON are shown."""
     (entry, *_) = entries_of(corpus)
     as_tuples = entry | {"references": tuple(entry["references"])}
@@ -123,7 +121,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changed", "message"), WRONG)
-def test_manifests_with_wrong_entries(corpus: Path, changed: dict[str, Any], message: str) -> None:
+def test_manifests_with_wrong_entries(corpus, changed, message):
     entries = [entries_of(corpus)[0] | changed]
     with pytest.raises(ManifestError, match=message):
         read_entries(entries, "given", str(corpus.parent))
@@ -131,7 +129,7 @@ def test_manifests_with_wrong_entries(corpus: Path, changed: dict[str, Any], mes
         load_manifest(save_manifest(corpus.parent, entries, "wrong.json"))
 
 
-def test_backslashes_separate_folders_as_well(tmp_path: Path) -> None:
+def test_backslashes_separate_folders_as_well(tmp_path):
     path = write_manifest(tmp_path, 1, ("good",))
     path.write_text(path.read_text().replace("/", "\\\\"))
     (mixture,) = load_manifest(path)
@@ -139,7 +137,7 @@ def test_backslashes_separate_folders_as_well(tmp_path: Path) -> None:
     assert os.path.isfile(mixture.locate(mixture.references[0]))
 
 
-def test_reading_is_linear_in_mixtures(tmp_path: Path) -> None:
+def test_reading_is_linear_in_mixtures(tmp_path):
     paths = [write(tmp_path / f"{name}.wav", torch.zeros(8)) for name in "ab"]
     entries = [
         {"mixture_id": f"m{k}", "references": paths, "systems": {"x": paths}} for k in range(2000)

@@ -14,15 +14,7 @@ import numpy as np
 import pytest
 import torch
 from pandas.testing import assert_frame_equal
-from separations import (
-    leaky,
-    save_manifest,
-    score_set,
-    small_mapss,
-    sources,
-    write,
-    write_manifest,
-)
+from separations import leaky, save_manifest, score_set, small_mapss, sources, write, write_manifest
 
 from torch_mapss import evaluate, evaluate_set
 from torch_mapss.evaluation.manifest import load_manifest
@@ -35,10 +27,7 @@ def scored(path: Path, out: Path, **options: Any) -> Results:
     return load_results(out)
 
 
-# ---------------------------------------------------------------------------------------- content
-
-
-def test_rows_and_frames_are_those_of_single_mixtures(manifest: Path, results: Results) -> None:
+def test_rows_and_frames_are_those_of_single_mixtures(manifest, results):
     folder = manifest.parent / "m1"
     report = evaluate(
         references=[folder / "truth" / f"{name}.wav" for name in "ab"],
@@ -68,7 +57,7 @@ def test_rows_and_frames_are_those_of_single_mixtures(manifest: Path, results: R
     assert row["ps"] == pytest.approx(alone.ps.item(), rel=1e-6)
 
 
-def test_rows_are_the_means_of_the_frames(results: Results) -> None:
+def test_rows_are_the_means_of_the_frames(results):
     for row in records(results.scores):
         frames = results.frames(row["mixture_id"]).systems[row["system"]]
         place = list(frames.attributed).index(row["source_index"])
@@ -82,7 +71,7 @@ def test_rows_are_the_means_of_the_frames(results: Results) -> None:
             assert row[name] == pytest.approx(means[name], rel=1e-5)
 
 
-def test_cells_have_the_type_of_their_column(results: Results) -> None:
+def test_cells_have_the_type_of_their_column(results):
     row, item = records(results.scores)[0], records(results.items)[0]
     for kind, names in (
         (int, ("source_index", "frames", "estimate_rate", "silent")),
@@ -96,7 +85,7 @@ def test_cells_have_the_type_of_their_column(results: Results) -> None:
     assert (item["references"], item["seconds"]) == (2, pytest.approx(0.3))
 
 
-def test_names_paths_hashes_and_the_statement(manifest: Path, results: Results) -> None:
+def test_names_paths_hashes_and_the_statement(manifest, results):
     assert results.mixtures == ("m0", "m1", "m2")
     assert results.systems == ("good", "bad")
     assert list(results.scores["source"]) == ["Größe", "<b>", "<b>", *"abab" * 2]
@@ -116,7 +105,7 @@ def test_names_paths_hashes_and_the_statement(manifest: Path, results: Results) 
         assert part in text
 
 
-def test_audio_that_moved_is_found(tmp_path: Path) -> None:
+def test_audio_that_moved_is_found(tmp_path):
     path = write_manifest(tmp_path / "one" / "set", 1, ("x",))
     one = load_manifest(path)[0]
     other = load_manifest(write_manifest(tmp_path / "y", 1))[0]._replace(name="other")
@@ -131,12 +120,7 @@ def test_audio_that_moved_is_found(tmp_path: Path) -> None:
         assert moved.audio("m0").references[0] == str(tmp_path / expected / "truth/a.wav")
 
 
-# --------------------------------------------------------------------------------------- going on
-
-
-def test_frames_of_added_lost_and_failed_systems(
-    manifest: Path, results: Results, tmp_path: Path
-) -> None:
+def test_frames_of_added_lost_and_failed_systems(manifest, results, tmp_path):
     folder, out = tmp_path / "set", tmp_path / "out"
     shutil.copytree(manifest.parent, folder)
     entries = json.loads(manifest.read_text(encoding="utf-8"))[1:2]
@@ -161,7 +145,7 @@ def test_frames_of_added_lost_and_failed_systems(
     assert found.items[["seconds", "ps"]].iloc[1].isna().all()
 
 
-def test_trimmed_systems_of_unlike_length_share_a_file(tmp_path: Path) -> None:
+def test_trimmed_systems_of_unlike_length_share_a_file(tmp_path):
     path = write_manifest(tmp_path / "set", 1)
     short = leaky(sources(seconds=0.3))[0, :4000]
     write(tmp_path / "set/m0/good/a.wav", short)
@@ -173,12 +157,7 @@ def test_trimmed_systems_of_unlike_length_share_a_file(tmp_path: Path) -> None:
     assert bad.active[:, -2:].any()
 
 
-# ----------------------------------------------------------------------------------------- refused
-
-
-def test_folders_that_are_no_results_are_refused(
-    manifest: Path, results: Results, tmp_path: Path
-) -> None:
+def test_folders_that_are_no_results_are_refused(manifest, results, tmp_path):
     for folder in (tmp_path / "none", manifest, manifest.parent):
         with pytest.raises(ValueError, match=r"is no folder of results: settings\.json"):
             load_results(folder)
@@ -197,9 +176,7 @@ def test_folders_that_are_no_results_are_refused(
         results.frames("m7")
 
 
-def test_tables_saved_by_a_spreadsheet_program_read_the_same(
-    results: Results, tmp_path: Path
-) -> None:
+def test_tables_saved_by_a_spreadsheet_program_read_the_same(results, tmp_path):
     folder = tmp_path / "res"
     shutil.copytree(results.folder, folder)
     for name in ("scores.csv", "items.csv", "summary.csv"):
@@ -222,9 +199,7 @@ CHANGED = (
 
 
 @pytest.mark.parametrize(("old", "new", "said"), CHANGED)
-def test_tables_that_were_changed_are_refused(
-    results: Results, tmp_path: Path, old: str, new: str, said: str
-) -> None:
+def test_tables_that_were_changed_are_refused(results, tmp_path, old, new, said):
     shutil.copytree(results.folder, tmp_path / "res")
     text = (path := tmp_path / "res" / "items.csv").read_text(encoding="utf-8")
     assert old in text

@@ -15,22 +15,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from separations import (
-    leaky,
-    save_manifest,
-    score_set,
-    small_mapss,
-    sources,
-    write,
-    write_manifest,
-)
+from separations import leaky, save_manifest, score_set, small_mapss, sources, write, write_manifest
 
 from torch_mapss import MAPSS, compare, evaluate, evaluate_set
 from torch_mapss.evaluation import cli, console, io, tables
 from torch_mapss.evaluation import run as runs
 from torch_mapss.evaluation.commands import options
 from torch_mapss.evaluation.measures import COLUMNS
-from torch_mapss.evaluation.results import Results, frames_path, load_results, read_frames
+from torch_mapss.evaluation.results import frames_path, load_results, read_frames
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -60,9 +52,6 @@ def prepared(monkeypatch: Patch) -> list[int]:
     return calls
 
 
-# ----------------------------------------------------------------------------- means and commands
-
-
 def check_aggregation(out: Path) -> None:
     """Sources to items to sets, redone from the tables on disk."""
     scores, items, summary = (pd.read_csv(out / name) for name in TABLES)
@@ -77,7 +66,7 @@ def check_aggregation(out: Path) -> None:
     assert list(items["estimates"]) == list(scores.groupby(keys, sort=False).size())
 
 
-def test_means_can_be_redone_from_the_tables(results: Results) -> None:
+def test_means_can_be_redone_from_the_tables(results):
     check_aggregation(Path(results.folder))
     summary = results.summary.set_index("system")
     good, bad = (summary.loc[name, ["ps", "clearance"]] for name in ("good", "bad"))
@@ -88,9 +77,7 @@ def test_means_can_be_redone_from_the_tables(results: Results) -> None:
     assert summary.loc["bad", "ps"] != pytest.approx(over_rows["bad"], rel=1e-6)
 
 
-def test_the_public_call_scores_a_set_for_compare(
-    manifest: Path, tmp_path: Path, prepared: list[int], monkeypatch: Patch
-) -> None:
+def test_the_public_call_scores_a_set_for_compare(manifest, tmp_path, prepared, monkeypatch):
     monkeypatch.chdir(manifest.parent)
     given: dict[str, Any] = {"out": tmp_path, "mapss": small_mapss()}
     results = evaluate_set(entries_of(manifest), **given, measures="decomposition")
@@ -101,9 +88,7 @@ def test_the_public_call_scores_a_set_for_compare(
         evaluate_set(entries_of(manifest), **given, banksize=3)
 
 
-def test_the_summary_is_printed_and_settings_can_be_used_again(
-    manifest: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_the_summary_is_printed_and_settings_can_be_used_again(manifest, tmp_path, capsys):
     path, out = (
         save_manifest(manifest.parent, entries_of(manifest)[1:2], "one.json"),
         tmp_path / "a",
@@ -128,7 +113,7 @@ def test_the_summary_is_printed_and_settings_can_be_used_again(
     assert same_tables(out, tmp_path / "c")
 
 
-def test_permutation_rates_channels_and_equal_systems(manifest: Path, tmp_path: Path) -> None:
+def test_permutation_rates_channels_and_equal_systems(manifest, tmp_path):
     folder = tmp_path / "set"
     shutil.copytree(manifest.parent / "m1", folder / "m1")
     high = leaky(sources(seconds=0.3, seed=1, rate=48_000), 0.1)
@@ -150,10 +135,7 @@ def test_permutation_rates_channels_and_equal_systems(manifest: Path, tmp_path: 
     assert any("'high' and 'copy' have the same files" in line for line in outcome.warnings)
 
 
-# ------------------------------------------------------------------------------ mixtures that fail
-
-
-def test_failures_keep_the_others_and_are_tried_again(tmp_path: Path, prepared: list[int]) -> None:
+def test_failures_keep_the_others_and_are_tried_again(tmp_path, prepared):
     path, out = write_manifest(tmp_path / "set", 2, ("one", "two")), tmp_path / "out"
     some = {"measures": ("decomposition", "separation")}
     reference, estimate = (tmp_path / "set" / f"m1/{kind}/a.wav" for kind in ("truth", "one"))
@@ -190,8 +172,8 @@ def test_failures_keep_the_others_and_are_tried_again(tmp_path: Path, prepared: 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSPC])
 def test_frames_that_cannot_be_written_fail_their_mixture_or_end_the_run(
-    number: int, tmp_path: Path, monkeypatch: Patch
-) -> None:
+    number, tmp_path, monkeypatch
+):
     """Invalid for one mixture, or a disk that is full for all: then nothing is noted."""
     path, write_with = write_manifest(tmp_path / "set", 2, ("sys",)), io.write_with
     out, given = tmp_path / "out", {"measures": "bleed"}
@@ -214,7 +196,7 @@ def test_frames_that_cannot_be_written_fail_their_mixture_or_end_the_run(
     assert [*read_frames(frames_path(str(out), "m0")).systems] == ["sys"]
 
 
-def test_an_undefined_mixture_is_no_failure(tmp_path: Path) -> None:
+def test_an_undefined_mixture_is_no_failure(tmp_path):
     path = write_manifest(tmp_path / "set", 2, ("sys",))
     write(tmp_path / "set" / "m0" / "truth" / "a.wav", torch.zeros(4800))
     with pytest.warns(UserWarning, match="no frame"):
@@ -225,9 +207,7 @@ def test_an_undefined_mixture_is_no_failure(tmp_path: Path) -> None:
     assert list(outcome.results.summary["undefined"]) == [1]
 
 
-def test_a_file_that_changes_meanwhile_is_a_failure(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_a_file_that_changes_meanwhile_is_a_failure(tmp_path, monkeypatch, capsys):
     path, out, join = write_manifest(tmp_path, 2, ("good",)), tmp_path / "out", tables.join
     with monkeypatch.context() as patched:
         touch = (tmp_path / "m0/good/a.wav").touch
@@ -238,12 +218,7 @@ def test_a_file_that_changes_meanwhile_is_a_failure(
     assert evaluate_command(path, out) == options.OK
 
 
-# ----------------------------------------------------------------------------------------- resuming
-
-
-def test_results_of_other_settings_are_not_overwritten(
-    manifest: Path, results: Results, tmp_path: Path
-) -> None:
+def test_results_of_other_settings_are_not_overwritten(manifest, results, tmp_path):
     (tmp_path / "scores.csv").write_text("mine")
     with pytest.raises(ValueError, match=r"scores\.csv"):
         score_set(manifest, tmp_path)
@@ -255,9 +230,7 @@ def test_results_of_other_settings_are_not_overwritten(
         score_set(manifest, out, bounds=True)
 
 
-def test_lost_and_added_mixtures_are_scored(
-    manifest: Path, results: Results, tmp_path: Path, prepared: list[int]
-) -> None:
+def test_lost_and_added_mixtures_are_scored(manifest, results, tmp_path, prepared):
     out, whole = tmp_path / "out", Path(results.folder)
     shutil.copytree(whole, out)
     (out / "scores.csv").unlink()
@@ -267,10 +240,7 @@ def test_lost_and_added_mixtures_are_scored(
     assert same_tables(out, whole)
 
 
-# ------------------------------------------------------------------------------------------- names
-
-
-def test_any_mixture_id_is_scored(tmp_path: Path) -> None:
+def test_any_mixture_id_is_scored(tmp_path):
     path = write_manifest(tmp_path, 1, ("sys",))
     (entry,) = entries_of(path)
     names = ["漢" * 100, "a/b:c", "a_b_c", "CON", "x" * 300, "Mixture", "mixture"]
@@ -282,7 +252,7 @@ def test_any_mixture_id_is_scored(tmp_path: Path) -> None:
         assert results.frames(name).systems["sys"].active.shape[0] == 2
 
 
-def test_names_that_are_no_utf8_are_scored(tmp_path: Path) -> None:
+def test_names_that_are_no_utf8_are_scored(tmp_path):
     path = write_manifest(tmp_path, 1, ("good",))
     (entry,) = entries_of(path)
     odd = "m0/good/caf\udce9.wav"  # the byte E9, as Python has it
@@ -299,7 +269,7 @@ def test_names_that_are_no_utf8_are_scored(tmp_path: Path) -> None:
         assert len(outcome.results.scores) == 2
 
 
-def test_names_in_two_unicode_forms_are_one(tmp_path: Path) -> None:
+def test_names_in_two_unicode_forms_are_one(tmp_path):
     """System names of a manifest, and paths written in another form than the files have."""
     path = write_manifest(tmp_path, 2, ("é",))
     entries = entries_of(path)
@@ -315,12 +285,7 @@ def test_names_in_two_unicode_forms_are_one(tmp_path: Path) -> None:
         assert Path(outcome.results.audio(mixture).estimates["é"][0]).exists()
 
 
-# ------------------------------------------------------------------------ excerpts, channels, time
-
-
-def test_excerpts_come_with_standard_errors_and_an_estimate_of_time(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_excerpts_come_with_standard_errors_and_an_estimate_of_time(tmp_path, monkeypatch, capsys):
     songs = write_manifest(tmp_path / "songs", 2, seconds=5.0)
     monkeypatch.setattr(runs, "_LONG_S", 5.0)
     whole = score_set(songs, tmp_path / "whole", measures="decomposition", quiet=False)
@@ -349,8 +314,8 @@ def test_excerpts_come_with_standard_errors_and_an_estimate_of_time(
 
 
 def test_systems_of_a_long_mixture_share_a_pass_and_fail_alone(
-    tmp_path: Path, prepared: list[int], monkeypatch: Patch, capsys: Capture
-) -> None:
+    tmp_path, prepared, monkeypatch, capsys
+):
     path = write_manifest(tmp_path / "set", 1, ("A", "short", "B"), 3.0)
     write(tmp_path / "set" / "m0" / "short" / "a.wav", torch.ones(20_000))
     monkeypatch.setattr(console, "INTERVAL", 0.01)
@@ -373,7 +338,7 @@ def test_systems_of_a_long_mixture_share_a_pass_and_fail_alone(
     assert MAPSS("mel", segment="auto").config.segment == 60
 
 
-def test_each_channel_may_be_scored() -> None:
+def test_each_channel_may_be_scored():
     """Left and right swapped lower the score only if each channel is scored."""
     left = sources(2, 0.5, seed=1)
     right = sources(2, 0.5, seed=2).flip(0)

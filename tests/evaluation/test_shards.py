@@ -16,7 +16,7 @@ from torch_mapss import evaluate_set
 from torch_mapss.audio import resample
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation import run as runs
-from torch_mapss.evaluation.results import Results, records
+from torch_mapss.evaluation.results import records
 from torch_mapss.evaluation.shards import Share, local_device, only_run
 
 NAMES = (
@@ -34,9 +34,6 @@ QUICK = ("--encoder", "mel", "--bank-size", "5", "--measures", "decomposition")
 def alone(monkeypatch: Patch) -> None:
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
-
-
-# --------------------------------------------------------------------------------------- launchers
 
 
 TASKS = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
@@ -57,9 +54,7 @@ LAUNCHED: list[tuple[dict[str, str], Share | str]] = [
 
 
 @pytest.mark.parametrize(("variables", "expected"), LAUNCHED)
-def test_who_shares_the_work(
-    variables: dict[str, str], expected: Share | str, monkeypatch: Patch
-) -> None:
+def test_who_shares_the_work(variables, expected, monkeypatch):
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     if isinstance(expected, str):  # variables that make no sense are named
@@ -69,7 +64,7 @@ def test_who_shares_the_work(
         assert Share.of(None) == expected
 
 
-def test_shares_are_named_from_one_or_from_zero() -> None:
+def test_shares_are_named_from_one_or_from_zero():
     for count in (1, 4):
         shares = [{Share.of(f"{k + one}/{count}") for k in range(count)} for one in (0, 1)]
         assert shares[0] == shares[1]
@@ -78,7 +73,7 @@ def test_shares_are_named_from_one_or_from_zero() -> None:
             Share.of(text)
 
 
-def test_the_gpu_of_a_task(monkeypatch: Patch) -> None:
+def test_the_gpu_of_a_task(monkeypatch):
     assert local_device("cuda") == "cuda"
     monkeypatch.setenv("SLURM_LOCALID", "3")
     for count, expected in ((1, "cuda:0"), (8, "cuda:3")):  # each task may see its own alone
@@ -89,7 +84,7 @@ def test_the_gpu_of_a_task(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_shares_the_work_and_writes_one_table(tmp_path: Path) -> None:
+def test_torchrun_shares_the_work_and_writes_one_table(tmp_path):
     path = write_manifest(tmp_path / "set", 3, ("one",))
     done = subprocess.run(
         [
@@ -110,12 +105,7 @@ def test_torchrun_shares_the_work_and_writes_one_table(tmp_path: Path) -> None:
         pd.testing.assert_frame_equal(found, once, rtol=1e-5)
 
 
-# ------------------------------------------------------------------------------------------ shares
-
-
-def test_shares_make_the_tables_of_one_run(
-    manifest: Path, results: Results, tmp_path: Path, capsys: Capture
-) -> None:
+def test_shares_make_the_tables_of_one_run(manifest, results, tmp_path, capsys):
     first = score_set(manifest, tmp_path, share=Share.of("1/2"), quiet=False)
     assert first.missing > 0
     assert "share 1 of 2 (counted from 0)" in capsys.readouterr().err
@@ -127,7 +117,7 @@ def test_shares_make_the_tables_of_one_run(
         assert (tmp_path / name).read_bytes() == Path(results.folder, name).read_bytes()
 
 
-def test_a_last_call_joins_shares(tmp_path: Path, capsys: Capture) -> None:
+def test_a_last_call_joins_shares(tmp_path, capsys):
     path, out = write_manifest(tmp_path / "set", 3, ("one",)), tmp_path / "out"
     broken = tmp_path / "set" / "m1" / "one" / "a.wav"
     broken.write_bytes(broken.read_bytes()[:100])
@@ -145,12 +135,7 @@ def test_a_last_call_joins_shares(tmp_path: Path, capsys: Capture) -> None:
     assert "1 of 3 pairs of mixture and system are done already; 1 that failed" in told
 
 
-# ------------------------------------------------------------------------------------ interruptions
-
-
-def test_an_interruption_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     path, made = write_manifest(tmp_path / "set", 3, ("one",)), runs._records
 
     def interrupted(scorer: Any, mixture: Any, *rest: Any) -> Any:
@@ -165,10 +150,7 @@ def test_an_interruption_says_how_to_go_on(
     assert "the same command goes on from there" in told
 
 
-# ----------------------------------------------------------------------------- findings over a set
-
-
-def test_findings_of_a_set_are_told_once_and_counted(tmp_path: Path) -> None:
+def test_findings_of_a_set_are_told_once_and_counted(tmp_path):
     path = write_manifest(tmp_path / "set", 3, ("one", "two"))
     for k in (0, 2):
         write(tmp_path / "set" / f"m{k}" / "one" / "a.wav", torch.zeros(4800))

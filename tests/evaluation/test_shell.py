@@ -62,9 +62,7 @@ BUFFERING = pytest.mark.parametrize("unbuffered", ["1", pytest.param("", marks=p
 
 @pytest.mark.slow
 @BUFFERING
-def test_a_closed_pipe_loses_no_file_and_hides_no_failure(
-    folder: Path, tmp_path: Path, unbuffered: str
-) -> None:
+def test_a_closed_pipe_loses_no_file_and_hides_no_failure(folder, tmp_path, unbuffered):
     out = tmp_path / "o"
     arguments = [*score_of(folder), "--out", str(out), "--plot"]
     assert into_a_closed_pipe(arguments, PYTHONUNBUFFERED=unbuffered) == (0, "")
@@ -84,7 +82,7 @@ def test_a_closed_pipe_loses_no_file_and_hides_no_failure(
 
 @BUFFERING
 @pytest.mark.parametrize("word", ["--help", pytest.param("encoders", marks=pytest.mark.slow)])
-def test_words_into_a_closed_pipe_or_onto_a_full_disk(word: str, unbuffered: str) -> None:
+def test_words_into_a_closed_pipe_or_onto_a_full_disk(word, unbuffered):
     assert into_a_closed_pipe([word], PYTHONUNBUFFERED=unbuffered) == (0, "")
     check_full_disk([word], unbuffered)
 
@@ -100,25 +98,20 @@ def check_full_disk(arguments: list[str], unbuffered: str) -> None:
 
 
 @pytest.mark.slow
-def test_closed_streams_are_no_files_of_ours(folder: Path, tmp_path: Path) -> None:
+def test_closed_streams_are_no_files_of_ours(folder, tmp_path):
     command = [sys.executable, "-m", "torch_mapss", *score_of(folder), "--out", str(tmp_path / "o")]
     shell = " ".join(f"'{word}'" for word in command) + " >&- 2>&-"
     assert subprocess.run(["sh", "-c", shell], env=environment(), timeout=300).returncode == 0
     assert (tmp_path / "o" / "scores.csv").read_text().startswith("source,")
 
 
-# --------------------------------------------------------------------------------------- progress
-
-
-def test_durations() -> None:
+def test_durations():
     told = {0.4: "0 s", 59.4: "59 s", 61.0: "1 min", 3599.0: "1 h 0 min", 8000.0: "2 h 13 min"}
     assert {seconds: console.duration(seconds) for seconds in told} == told
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_progress_is_a_bar_on_a_terminal_else_lines(
-    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_is_a_bar_on_a_terminal_else_lines(terminal, monkeypatch, capsys):
     monkeypatch.setattr(console, "INTERVAL", 0.05)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     with console.progress(4.0) as bar:
@@ -136,15 +129,11 @@ def test_progress_is_a_bar_on_a_terminal_else_lines(
     assert capsys.readouterr().err == ""
 
 
-# ---------------------------------------------------------------------------------------- threads
-
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 @pytest.mark.parametrize("given", [{}, *({name: "active"} for name in NAMES)], ids=str)
-def test_idle_threads_sleep_unless_someone_chose(
-    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_threads_sleep_unless_someone_chose(given, monkeypatch):
     for name in NAMES:
         monkeypatch.setenv(name, given.get(name, ""))  # so that it is put back
         if name not in given:
@@ -158,7 +147,7 @@ def test_idle_threads_sleep_unless_someone_chose(
 
 
 @pytest.mark.slow
-def test_the_command_line_sets_it_before_torch_loads() -> None:
+def test_the_command_line_sets_it_before_torch_loads():
     code = (
         "from torch_mapss.evaluation.cli import main\nmain(['encoders'])\n"
         "import os, torch\nprint(os.environ['OMP_WAIT_POLICY'])"

@@ -50,14 +50,14 @@ def differs(folder: Path, capsys: Capture, *options: str) -> str:
     return capsys.readouterr().out
 
 
-def test_untouched_results_pass(whole: Path, capsys: Capture) -> None:
+def test_untouched_results_pass(whole, capsys):
     assert command(whole) == 0
     printed = capsys.readouterr().out
     for told in ("12 audio files compared by SHA-256, 8 rows", "6 estimates", "Nothing differs."):
         assert told in printed
 
 
-def test_other_audio(copied: Path, capsys: Capture) -> None:
+def test_other_audio(copied, capsys):
     write(copied / "set/m1/bad/b.wav", leaky(sources(seconds=0.3), 0.9)[1])
     (copied / "set/m0/truth/a.wav").unlink()
     printed = differs(copied, capsys, "--pairs", "4")
@@ -77,7 +77,7 @@ def test_other_audio(copied: Path, capsys: Capture) -> None:
     assert "--audio-root DIR" in printed
 
 
-def test_tables_that_were_touched_up(copied: Path, capsys: Capture) -> None:
+def test_tables_that_were_touched_up(copied, capsys):
     for name, column, changed in (("scores", "ps", 0.999), ("summary", "clearance", 0.1)):
         table = pandas.read_csv(path := copied / f"out/{name}.csv")
         table.loc[0, column] = changed
@@ -96,7 +96,7 @@ def test_tables_that_were_touched_up(copied: Path, capsys: Capture) -> None:
         assert told in printed
 
 
-def test_frames_that_were_touched_up(copied: Path, capsys: Capture) -> None:
+def test_frames_that_were_touched_up(copied, capsys):
     path = Path(copied / "out/frames/m1.npz")
     with np.load(path) as content:
         frames = dict(content)
@@ -113,7 +113,7 @@ def test_frames_that_were_touched_up(copied: Path, capsys: Capture) -> None:
     assert "cannot be read as frame scores" in differs(copied, capsys, "--pairs", "0")
 
 
-def test_settings_that_were_touched_up(copied: Path, capsys: Capture) -> None:
+def test_settings_that_were_touched_up(copied, capsys):
     path = copied / "out" / "settings.json"
     stored = json.loads(path.read_text(encoding="utf-8"))
     # Options of bounds without any are no difference.
@@ -131,7 +131,7 @@ def test_settings_that_were_touched_up(copied: Path, capsys: Capture) -> None:
     assert "hashes of audio files: none" in differs(copied, capsys, "--pairs", "0")
 
 
-def test_results_without_any_score_are_nothing_to_compare(tmp_path: Path, capsys: Capture) -> None:
+def test_results_without_any_score_are_nothing_to_compare(tmp_path, capsys):
     manifest = write_manifest(tmp_path / "set", 1, ("good",))
     write(tmp_path / "set/m0/good/a.wav", sources(1, 0.5)[0])  # longer than its reference
     assert cli.main(["evaluate", str(manifest), "--out", str(tmp_path / "out"), *QUICK]) == 1
@@ -143,14 +143,12 @@ def test_results_without_any_score_are_nothing_to_compare(tmp_path: Path, capsys
         assert "Nothing differs" not in printed
 
 
-def test_many_differences_are_counted() -> None:
+def test_many_differences_are_counted():
     found = Verification([f"file {k}: x" for k in range(50)], 0, 1).summary()
     assert "differs: file 19: x\nand 30 differences more." in found
 
 
-def test_results_of_python_need_a_scorer(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_of_python_need_a_scorer(tmp_path, capsys, monkeypatch):
     manifest = write_manifest(tmp_path / "set", 1)
     score_set(manifest, tmp_path / "out")
     assert command(tmp_path) == 2
@@ -167,9 +165,6 @@ def test_results_of_python_need_a_scorer(
     assert command(tmp_path) == 0
 
 
-# -------------------------------------------------------------------------------------- protocol
-
-
 def louder(waveform: torch.Tensor, sample_rate: int, amount: float) -> torch.Tensor:
     return torch.tanh(amount * waveform)
 
@@ -178,7 +173,7 @@ def identity(mapss: MAPSS, **more: Any) -> str:
     return protocol_id({**settings_of(mapss, Request()), **more})
 
 
-def test_the_id_follows_every_setting_and_nothing_else() -> None:
+def test_the_id_follows_every_setting_and_nothing_else():
     base = identity(small_mapss())
     assert base == identity(small_mapss())
     assert base == identity(small_mapss(), bounds=True, confidence=0.9, key="x")
@@ -197,7 +192,7 @@ def test_the_id_follows_every_setting_and_nothing_else() -> None:
 
 
 @pytest.mark.slow
-def test_weights_count_and_not_their_place(tmp_path: Path) -> None:
+def test_weights_count_and_not_their_place(tmp_path):
     model = write_checkpoint(tmp_path / "one", "wav2vec2", seed=0)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     pickle_weights(tmp_path / "two", model)  # the older format, under the older names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,13 +61,7 @@ def dns(root: Path, voices: Tensor, rate: int) -> list[str]:
     ("name", "build", "rows"),
     [("score_musdb", musdb, 8), ("score_librimix", librimix, 4), ("score_dns", dns, 2)],
 )
-def test_a_miniature_is_scored(
-    name: str,
-    build: Callable[[Path, Tensor, int], list[str]],
-    rows: int,
-    voices: tuple[Tensor, int],
-    tmp_path: Path,
-) -> None:
+def test_a_miniature_is_scored(name, build, rows, voices, tmp_path):
     arguments = build(tmp_path, *voices)
     out = tmp_path / "results"
     assert recipe(name).main([*arguments, "--out", str(out), *SMALL]) == 0

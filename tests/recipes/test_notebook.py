@@ -10,7 +10,7 @@ NOTEBOOK = Path(__file__).parents[2] / "recipes" / "first_look.ipynb"
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_and_shows_its_pictures() -> None:
+def test_the_notebook_runs_and_shows_its_pictures():
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

@@ -15,7 +15,7 @@ from torch_mapss.evaluation.results import load_results, records
 scoring = recipe("toolkit_scoring")
 
 
-def test_speechbrain_batches() -> None:
+def test_speechbrain_batches():
     mapss = small_mapss()
     targets = torch.stack([sources(2, 0.3, seed=k) for k in range(2)])
     made = torch.stack([leaky(truth, 0.3) for truth in targets])
@@ -35,7 +35,7 @@ def lists(folder: Path, kind: str, waves: dict[str, torch.Tensor]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def test_espnet_lists(tmp_path: Path) -> None:
+def test_espnet_lists(tmp_path):
     truth = {f"utt{k}": sources(2, 0.3, seed=k) for k in range(2)}
     made = {key: leaky(waves, 0.2) for key, waves in truth.items()}
     made["utt1"] = made["utt1"].flip(0)  # comes in the other order
@@ -50,7 +50,7 @@ def test_espnet_lists(tmp_path: Path) -> None:
     assert min(row["ps"] for row in records(results.scores)) > 0.7  # attributed rightly
 
 
-def test_lists_that_do_not_fit(tmp_path: Path) -> None:
+def test_lists_that_do_not_fit(tmp_path):
     path = tmp_path / "a.scp"
     path.write_text("u1 sox in.wav -t wav - |\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="expected KEY PATH"):

@@ -85,10 +85,7 @@ def found(sent: PerceptualSeparation) -> dict[int, dict[Any, Any]]:
 
 ITEMS = 7
 # Items of each process, batch by batch: uneven last batches, and a process without any.
-SPLITS = {
-    "split": ([[0, 1, 2], [3]], [[4, 5], [6]]),
-    "empty": ([[0, 1, 2, 3], [4, 5, 6]], []),
-}
+SPLITS = {"split": ([[0, 1, 2], [3]], [[4, 5], [6]]), "empty": ([[0, 1, 2, 3], [4, 5, 6]], [])}
 
 
 def accumulated(batches: list[list[int]]) -> MetricCollection:
