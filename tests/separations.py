@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,10 +43,8 @@ def leaky(references: Tensor, amount: float = 0.2) -> Tensor:
 def write(path: Path, wave: Tensor, rate: int = RATE) -> str:
     """A float WAV of a (T,) or (C, T) waveform: samples survive exactly."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    samples = np.atleast_2d(wave.numpy()).T
-    # An open file: soundfile cannot open some names in the C locale.
-    with open(path, "wb") as file:
-        soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
+    with open(path, "wb") as file:  # soundfile cannot open some names in the C locale
+        soundfile.write(file, np.atleast_2d(wave).T, rate, format="WAV", subtype="FLOAT")
     return str(path)
 
 
@@ -77,17 +77,14 @@ def write_manifest(
     return save_manifest(folder, entries)
 
 
-_OF_RUN = ("share", "quiet")
-
-
 def score_set(path: Path, out: Path, mapss: MAPSS | None = None, **options: Any) -> Any:
     """What a run over a manifest finds, with :func:`small_mapss` unless another is given."""
     from torch_mapss.evaluation.manifest import load_manifest
     from torch_mapss.evaluation.run import run
     from torch_mapss.evaluation.score import Scorer
 
-    mixtures, told = load_manifest(path), {k: options.pop(k) for k in _OF_RUN if k in options}
-    return run(mixtures, out, Scorer.of(options, mapss=mapss or small_mapss()), **told)
+    told = {k: options.pop(k) for k in ("share", "quiet") if k in options}
+    return run(load_manifest(path), out, Scorer.of(options, mapss=mapss or small_mapss()), **told)
 
 
 def save_manifest(folder: Path, entries: Any, name: str = "manifest.json") -> Path:
@@ -97,12 +94,24 @@ def save_manifest(folder: Path, entries: Any, name: str = "manifest.json") -> Pa
     return path
 
 
+def entries_of(path: Path) -> Any:
+    """The entries of a manifest, or whatever a JSON file holds."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def environment(**changes: str) -> dict[str, str]:
     """For a subprocess: this one's, one thread, the package of this checkout."""
-    root = str(Path(__file__).resolve().parents[1])
-    here = os.environ.get("PYTHONPATH")
-    path = root if not here else os.pathsep.join([here, root])
+    here = os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, here))
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **changes}
+
+
+def python(*arguments: str, changes: Any = (), **options: Any) -> str:
+    """What a process of Python's own prints; the test fails with its errors."""
+    command, env = [sys.executable, *arguments], environment(**dict(changes))
+    done = subprocess.run(command, env=env, capture_output=True, encoding="utf-8", **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 WILD = "<script>alert('1')</script> \"é\" 声"

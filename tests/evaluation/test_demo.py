@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
 
 import pandas
 import torch
@@ -15,10 +14,7 @@ from torch_mapss.evaluation import cli, demo, plots
 
 
 def test_scores_fall_with_the_grade_and_everything_is_written(tmp_path, capsys, monkeypatch):
-    def refused(*_: Any, **__: Any) -> None:
-        raise AssertionError("the demo opened a connection")
-
-    monkeypatch.setattr(socket.socket, "connect", refused)
+    monkeypatch.setattr(socket.socket, "connect", None)  # as long as it opens none
     monkeypatch.setattr(demo, "MAPSS", lambda _: small_mapss(6))
     voices, rate = demo.voices()
     monkeypatch.setattr(demo, "voices", lambda: (voices[:, :24_000], rate))
@@ -41,9 +37,8 @@ def test_scores_fall_with_the_grade_and_everything_is_written(tmp_path, capsys, 
     for grade in grades:
         assert {path.name for path in (out / grade).iterdir()} >= {"frames.csv", "report.json"}
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
-    clips = {path.stem for path in (out / "audio").iterdir()}
-    assert len(clips) == 9
-    assert "poor_high_voice" in clips
+    assert len([*(out / "audio").iterdir()]) == 9
+    assert (out / "audio/poor_high_voice.wav").exists()
     # All are at one level, so the mixture is the sum of the references.
     names = ("reference_low_voice", "reference_high_voice", "mixture")
     low, high, both = (load_audio(out / "audio" / f"{name}.wav")[0] for name in names)

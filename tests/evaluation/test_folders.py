@@ -119,9 +119,7 @@ def test_layouts_of_test_sets(tmp_path, name, template):
     has = name in ("musdb", "wsj0-2mix", "asteroid", "no names of sources", "one mixture")
     assert (first is not None and "mix" in first) == has
     told = "".join(corpus.notes)
-    assert ("set aside" in told) == any(
-        "mix" in Path(path).stem or "mix" in path for path in references
-    )
+    assert ("set aside" in told) == any("mix" in path for path in references)
     assert ("'noise'" in told) == (name == "librimix")
 
 
@@ -132,9 +130,8 @@ def test_enhancement_sets_have_noise_as_second_reference(tmp_path):
         write(tmp_path / "clean" / f"clean_fileid_{k}.wav", speech, 16_000)
         write(tmp_path / "noisy" / f"book_9_snr5_fileid_{k}.wav", speech + noise, 16_000)
         write(tmp_path / "enh" / f"enh_fileid_{k}.wav", speech + 0.1 * noise, 16_000)
-    clean, noisy, made = (
-        f"{tmp_path}/{d}/*_fileid_{{mixture}}.wav" for d in ("clean", "noisy", "enh")
-    )
+    forms = (f"{tmp_path}/{d}/*_fileid_{{mixture}}.wav" for d in ("clean", "noisy", "enh"))
+    clean, noisy, made = forms
     derived = tmp_path / "out" / "noise"
     options = {"noisy": noisy, "derived": str(derived)}
     corpus = read_folders(clean, {"A": made}, **options)
@@ -186,10 +183,8 @@ def test_mixtures_may_have_sources_of_their_own(tmp_path, layout):
 
 
 def test_names_in_two_unicode_forms_are_paired(tmp_path):
-    (one, other), (_, e) = (
-        [unicodedata.normalize(form, text) for form in ("NFC", "NFD")] for text in ("Café", "é")
-    )
-    files = grid((one, "b", "c"), ("é", "x")), grid((other, "b", "c"), (e, "x"))
+    other, e = (unicodedata.normalize("NFD", text) for text in ("Café", "é"))
+    files = grid(("Café", "b", "c"), ("é", "x")), grid((other, "b", "c"), (e, "x"))
     corpus = read(tmp_path, *files, sources=[e, "x"])
     assert len(corpus.mixtures) == 3
     for mixture in corpus.mixtures:
@@ -218,9 +213,7 @@ REFUSED: dict[str, tuple[list[str], list[str], str, str]] = {
     ),
     "mixtures alone": (grid("ab", ("mix", "noisy")), PAIRS, "{mixture}/{source}.wav|", "--sources"),
     "template": (
-        PAIRS,
-        PAIRS,
-        "{mixture}/{source}.flac|",
+        *(PAIRS, PAIRS, "{mixture}/{source}.flac|"),
         "cannot be read as '{mixture}/{source}.flac', there is 'a/x.wav'",
     ),
     "other names": (
