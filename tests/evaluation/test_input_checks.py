@@ -147,21 +147,18 @@ def test_a_constant_offset_is_told_with_its_size(tmp_path, mapss):
     assert "e/b.wav' has a constant offset of -0.0099 (" in texts[1]
 
 
-@pytest.mark.parametrize("level", [0.0, 0.25])
+@pytest.mark.parametrize("level", [0.0, 0.25])  # digital silence, or a constant
 def test_a_silent_estimate_is_told_and_counted(mapss, level):
-    made = MADE.clone()
-    made[1] = level  # digital silence, or a constant
+    (made := MADE.clone())[1] = level
     with pytest.warns(UserWarning, match="'estimate 2' is silent"):
         report = evaluate(estimates=made, references=TRUTH, mapss=mapss)
     assert [row.silent for row in report.rows] == [False, True]
-    assert "1 is silent" in report.summary()
-    assert "Warning: 'estimate 2' is silent" in report.summary()
+    assert all(x in report.summary() for x in ("1 is silent", "Warning: 'estimate 2' is silent"))
     assert math.isfinite(report.rows[1].log_pm)
 
 
 def test_muted_frames_are_counted_and_bounded_means_resist_them(mapss):
-    made = MADE.clone()
-    made[0, 3000:5000] = 0.0
+    (made := MADE.clone())[0, 3000:5000] = 0.0
     report = scored(mapss, made)
     starts = torch.arange(len(report.times)) * 320
     inside = (starts >= 3000) & (starts + 400 <= 5000) & report.active[0]

@@ -27,12 +27,6 @@ def started(manifest: Path, out: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def finish(manifest: Path, out: Path) -> None:
-    process = started(manifest, out)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors.decode(errors="replace")
-
-
 def finished_rows(out: Path) -> set[tuple[str, str]]:
     """The pairs of mixture and system that are scored."""
     files = (out / "progress").glob("[!.]*.json")
@@ -76,6 +70,8 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kills, seconds):
             process.communicate()
             found += process.returncode == -signal.SIGKILL
             assert finished_rows(out) >= kept
-        finish(manifest, out)
+        process = started(manifest, out)
+        assert process.communicate(timeout=300)[1].decode(errors="replace") == ""
+        assert process.returncode == 0
         for name in (*FILES, *(f"frames/m{place}.npz" for place in range(MIXTURES))):
             assert (out / name).read_bytes() == (once / name).read_bytes()

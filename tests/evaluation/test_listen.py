@@ -29,8 +29,7 @@ SYSTEMS = ("one", "two", "three", "four")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("set")
-    path = write_manifest(root, 3, SYSTEMS, seconds=0.7)
+    path = write_manifest(root := tmp_path_factory.mktemp("set"), 3, SYSTEMS, seconds=0.7)
     quiet = 1e-3 * leaky(sources(2, 0.7, seed=2), 0.2)  # levels differ between systems
     write_all(root / "m2" / "two", quiet)
     score_set(path, root / "out")
@@ -175,9 +174,7 @@ def test_configurations_have_all_documented_options_and_name_what_is_there(made)
                 assert (made / path.removeprefix("configs/mapss/")).is_file()
 
 
-def test_nothing_is_left_where_a_file_is_missing_or_broken_midway(
-    folder, results, tmp_path, capsys
-):
+def test_nothing_is_left_where_a_file_is_missing_or_broken(folder, results, tmp_path, capsys):
     there = Path(results.locate(choose(results, 2)[-1][0]["reference"]))
     content, old = there.read_bytes(), tmp_path / "old"
     old.mkdir()
@@ -234,12 +231,8 @@ def answers(path: Path, key: DataFrame, scores: Any) -> Path:
 
 
 def given_score(listener: str, page: str, condition: str) -> int:
-    if condition == "reference":
-        return 100 if listener == "ann" else 90
-    if condition == "anchor35":
-        return 10
-    number = int(page.rpartition("-p")[2])
-    return 10 * int(condition[1:]) + number + (20 if listener == "ann" else 0)
+    ends, number = {"reference": 100 - 10 * (listener == "bob"), "anchor35": 10}, int(page[-2:])
+    return ends.get(condition) or 10 * int(condition[1:]) + number + 20 * (listener == "ann")
 
 
 def test_ratings_come_back_under_their_names(made, folder, tmp_path):
@@ -287,8 +280,7 @@ def test_who_a_listener_is(made, tmp_path, recwarn, form, sessions, listeners, w
         for who, score in zip(sessions, (40, 45, 60))
         for row in records(key)
     ]
-    path = tmp_path / "m.csv"
-    path.write_text("\n".join([HEADER.format(form), *rows]) + "\n", encoding="utf-8")
+    (path := tmp_path / "m.csv").write_text("\n".join([HEADER.format(form), *rows]) + "\n")
     stimuli, single = rating_tables(read_ratings([path]), key)
     assert [*stimuli["n_ratings"]] == [len(listeners)] * 3
     # One session that rates a page again counts once.
@@ -324,22 +316,17 @@ def test_ratings_of_another_test_are_refused(folder, tmp_path, capsys):
     assert cli.main([*read, str(out)]) == 0
 
 
-PLAIN = HEADER.format("")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"{PLAIN}\nt-q,p01,C1,x\n", "line 2: rating_score"),
-        (f"{PLAIN}\nt-q,p01,C1,5\nt-q,p01,C1,101\n", "line 3: rating_score"),
-        (f"{PLAIN}\nt-q,p77,C1,5\n", "'p77'"),
+        ("t-q,p01,C1,x\n", "line 2: rating_score"),
+        ("t-q,p01,C1,5\nt-q,p01,C1,101\n", "line 3: rating_score"),
+        ("t-q,p77,C1,5\n", "'p77'"),
     ],
 )
 def test_ratings_that_are_none(made, folder, tmp_path, capsys, text, message):
-    path = tmp_path / "mushra.csv"
-    path.write_text(text, encoding="utf-8")
+    (path := tmp_path / "mushra.csv").write_text(f"{HEADER.format('')}\n{text}")
     command = ["listen", str(folder), "--ratings", str(path), "--out"]
-    assert cli.main([*command, str(made)]) == 2
-    assert message in capsys.readouterr().err
-    assert cli.main([*command, str(folder)]) == 2  # where there is no key
-    assert "stimuli.csv" in capsys.readouterr().err
+    for out, told in ((made, message), (folder, "stimuli.csv")):  # where there is no key
+        assert cli.main([*command, str(out)]) == 2
+        assert told in capsys.readouterr().err
