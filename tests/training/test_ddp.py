@@ -91,14 +91,10 @@ SPLITS = {"split": ([[0, 1, 2], [3]], [[4, 5], [6]]), "empty": ([[0, 1, 2, 3], [
 def accumulated(batches: list[list[int]]) -> MetricCollection:
     mapss, (preds, target) = small(), pair(ITEMS)
     target[4] = 0.0  # one undefined item
-    collection = MetricCollection(
-        {
-            "ps": PerceptualSeparation(mapss, keep_items=True),
-            "pm": PerceptualMatch(mapss),
-            "each": PerceptualSeparation(mapss, reduction="source"),
-            "frames": PerceptualSeparation(mapss, reduction="none"),
-        }
-    )
+    metrics = {"ps": PerceptualSeparation(mapss, keep_items=True), "pm": PerceptualMatch(mapss)}
+    metrics |= {"each": PerceptualSeparation(mapss, reduction="source")}
+    metrics |= {"frames": PerceptualSeparation(mapss, reduction="none")}
+    collection = MetricCollection(metrics)
     for items in batches:
         collection.update(preds[items], target[items])
     return collection
@@ -113,13 +109,8 @@ def run_split(rank: int, split: str) -> dict[str, Any]:
         skipped, rows = collection["ps"].skipped, collection["ps"].item_scores()
     before, started = collection["pm"].seen.item(), time.monotonic()
     values = {name: value.numpy() for name, value in collection.compute().items()}
-    return {
-        "values": values,
-        "seconds": time.monotonic() - started,
-        "skipped": skipped,
-        "rows": rows.numpy(),
-        "seen": (before, collection["pm"].seen.item()),
-    }
+    found = {"values": values, "seconds": time.monotonic() - started, "skipped": skipped}
+    return found | {"rows": rows.numpy(), "seen": (before, collection["pm"].seen.item())}
 
 
 def run_alone(rank: int) -> float:
@@ -156,8 +147,6 @@ BATCHES = {"voices": (False, False), "one silent": (False, True)}
 # Mixtures of each process, and which of them are silent.
 SHARES = {"uneven": ((0, 1, 2), (3,)), "silent": ((0, 1), (2, 3))}
 SILENT = {"uneven": (), "silent": (1, 2, 3)}
-
-
 SCORER = small(Weighted())  # whose encoder has weights, which stay as they are
 
 

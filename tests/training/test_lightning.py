@@ -25,13 +25,8 @@ from torch_mapss.metrics import perceptual_match, perceptual_separation  # noqa:
 from torch_mapss.training.curriculum import Fraction, Quantile  # noqa: E402
 from torch_mapss.training.lightning import CurriculumCallback  # noqa: E402
 
-QUIET = {
-    "accelerator": "cpu",
-    "devices": 1,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "log_every_n_steps": 1,
-}
+QUIET = {"accelerator": "cpu", "devices": 1, "log_every_n_steps": 1}
+QUIET |= {"enable_progress_bar": False, "enable_model_summary": False}
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -157,26 +152,26 @@ def test_lengths_any_order_all_measures_and_a_hook_of_your_own():
     assert callback.events[0].statistics["50 % quantile of PS"] == pytest.approx(float(median))
 
 
-@pytest.mark.parametrize("missing", ["outputs", "mapss", "hook", "trigger"])
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (trigger(), {"attributed": (0, 1), "pit": "si_sdr"}, "pit='si_sdr' looks for the source"),
+        ("ps", {}, "FrameTrigger, got str"),
+        (trigger(), {"mapss": "mel"}, "mapss must be"),
+        (trigger(), {"attributed": "ab"}, "attributed must be"),
+    ],
+)
+def test_settings_that_make_no_sense(given, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        CurriculumCallback(given, **options)
+
+
+@pytest.mark.parametrize("missing", ["outputs", "mapss", "hook"])
 def test_what_is_missing_is_named(missing):
     model, callback = Model(small()), CurriculumCallback(trigger())
-    if missing == "trigger":
-        with pytest.raises(ValueError, match="pit='si_sdr' looks for the source"):
-            CurriculumCallback(trigger(), attributed=(0, 1), pit="si_sdr")
-        for given, options, message in (
-            ("ps", {}, "FrameTrigger, got str"),
-            (trigger(), {"mapss": "mel"}, "mapss must be"),
-            (trigger(), {"attributed": "ab"}, "attributed must be"),
-        ):
-            with pytest.raises(TypeError, match=message):
-                CurriculumCallback(given, **options)
-        return
+    step = lambda batch, batch_idx: batch[0].mean()  # noqa: E731
     name, value, expected = {
-        "outputs": (
-            "validation_step",
-            lambda batch, batch_idx: batch[0].mean(),
-            "with 'preds' and 'tar",
-        ),
+        "outputs": ("validation_step", step, "with 'preds' and 'tar"),
         "mapss": ("mapss", None, r"Model\.mapss should be a torch_mapss\.MAPSS, got NoneType"),
         "hook": ("on_curriculum_stage", None, r"Model has no method on_curriculum_stage\(stage\)"),
     }[missing]
@@ -236,12 +231,10 @@ def test_half_precision_rounds_no_monitored_score(precision):
     if precision == "bf16-true":
         preds, target = preds.bfloat16(), target.bfloat16()
     expected = float(PerceptualSeparation(mapss)(preds, target))
-    callback = CurriculumCallback(trigger(), mapss)
-    model = Model(mapss)
+    callback, model = CurriculumCallback(trigger(), mapss), Model(mapss)
     trainer = fit(model, callback, 1, loader(preds, target, batch=4), precision=precision)
-    logged = trainer.callback_metrics
     for name in ("val/ps", "single"):
-        assert logged[name].dtype == torch.float32
-        assert float(logged[name]) == expected
+        value = trainer.callback_metrics[name]
+        assert (float(value), value.dtype) == (expected, torch.float32)
     assert expected != float(torch.tensor(expected).bfloat16())
     assert model.single["ps"].item_sum.dtype == torch.float64
