@@ -64,10 +64,9 @@ def test_files_score_as_the_pipeline_does(tmp_path, mapss):
 
 def test_only_what_is_asked_for_is_there(mapss):
     found = scored(mapss, measures="decomposition")
-    assert list(found.frames) == ["clearance", "fidelity"]
+    assert [*found.frames] == [*found.means()] == ["clearance", "fidelity"]
     assert found.ps is None
     assert "ps" not in found.rows[0]
-    assert set(found.means()) == {"clearance", "fidelity"}
     with pytest.raises(AttributeError, match="'ps' is no column"):
         _ = found.rows[0].ps
 
@@ -83,17 +82,13 @@ def test_clearance_and_fidelity_need_no_checkpoint(mapss, tmp_path):
     paths = write_all(tmp_path, TRUTH)
     entry = {"mixture_id": "m", "references": paths, "systems": {"s": paths}}
     results = evaluate_set([entry], out=tmp_path / "o", measures="decomposition", **nowhere)
-    assert results is not None
     assert results.measures == ("clearance", "fidelity")
 
 
 def test_bleed_is_scored_where_only_others_are_active(mapss):
-    truth = sources(2, 1.0)
-    truth[0, RATE // 2 :] = 0.0
-    made = truth.clone()
-    made[0] += 0.1 * truth[1]
+    (truth := sources(2, 1.0))[0, RATE // 2 :] = 0.0
+    (made := truth.clone())[0] += 0.1 * truth[1]
     found = scored(mapss, made, truth, measures="bleed")
-    assert found.bleed_db is not None
     assert bool(found.bleed_db[0, found.times > 0.52].isfinite().all())
     assert bool(found.bleed_db[1].isnan().all())
     assert -25.0 < found.rows[0].bleed_db < -15.0
@@ -114,9 +109,8 @@ def test_stereo_at_another_rate_scores_as_a_hand_made_mono_file(tmp_path, mapss)
     for one, other in zip(found.rows, plain.rows):
         assert (one.ps, one.pm) == pytest.approx((other.ps, other.pm), abs=2e-2)
     assert found.rows[0].estimate_rate == found.rows[0].reference_rate == 44_100
-    said = "\n".join(found.notes)
-    assert said.count("2 channels averaged") == 4
-    assert said.count("resampled from 44100 to 16000 Hz") == 4
+    for words in ("2 channels averaged", "resampled from 44100 to 16000 Hz"):
+        assert "\n".join(found.notes).count(words) == 4
     assert "resampled from 44100" in found.summary()
 
 
@@ -246,10 +240,8 @@ def test_words_names_and_a_small_table(tmp_path, report, mapss):
     assert len(repr(found).splitlines()) == 5
     assert "2 estimates, 2 references, 24 frames at 16000 Hz" in repr(found)
     html = found._repr_html_()
-    assert "Sängerin &lt;b&gt;" in html
-    assert "鼓 &amp; b" in html
-    assert "<b>" not in html
-    assert html.count("<tr") == 4
+    assert all(name in html for name in ("Sängerin &lt;b&gt;", "鼓 &amp; b"))
+    assert (html.count("<b>"), html.count("<tr")) == (0, 4)
     assert (found == found, found == report, hash(found) == hash(found)) == (True, False, True)
     paths = [[write(tmp_path / f"{x}{k}/x.wav", TRUTH[k]) for k in (0, 1)] for x in "es"]
     found = scored(mapss, *paths, measures="separation")  # equal stems are told apart

@@ -27,13 +27,15 @@ def scored(path: Path, out: Path, **options: Any) -> Results:
     return load_results(out)
 
 
+@pytest.fixture
+def copied(results: Results, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(results.folder, tmp_path / "copy"))
+
+
 def test_rows_and_frames_are_those_of_single_mixtures(manifest, results):
     folder = manifest.parent / "m1"
-    report = evaluate(
-        references=[folder / "truth" / f"{name}.wav" for name in "ab"],
-        estimates=[folder / "bad" / f"{name}.wav" for name in "ab"],
-        mapss=small_mapss(),
-    )
+    truth, made = ([folder / kind / f"{name}.wav" for name in "ab"] for kind in ("truth", "bad"))
+    report = evaluate(references=truth, estimates=made, mapss=small_mapss())
     found = results.frames("m1")
     assert [*found.systems] == ["good", "bad"]
     np.testing.assert_allclose(found.times, report.times.numpy())
@@ -86,8 +88,7 @@ def test_cells_have_the_type_of_their_column(results):
 
 
 def test_names_paths_hashes_and_the_statement(manifest, results):
-    assert results.mixtures == ("m0", "m1", "m2")
-    assert results.systems == ("good", "bad")
+    assert (results.mixtures, results.systems) == (("m0", "m1", "m2"), ("good", "bad"))
     assert list(results.scores["source"]) == ["Größe", "<b>", "<b>", *"abab" * 2]
     audio = results.audio("m0")
     assert audio.sources == ("Größe", "<b>")
@@ -147,45 +148,39 @@ def test_frames_of_added_lost_and_failed_systems(manifest, results, tmp_path):
 
 def test_trimmed_systems_of_unlike_length_share_a_file(tmp_path):
     path = write_manifest(tmp_path / "set", 1)
-    short = leaky(sources(seconds=0.3))[0, :4000]
-    write(tmp_path / "set/m0/good/a.wav", short)
-    given = {"trim": True, "measures": "separation"}
-    found = scored(path, tmp_path / "out", **given).frames("m0")
+    write(tmp_path / "set/m0/good/a.wav", leaky(sources(seconds=0.3))[0, :4000])
+    found = scored(path, tmp_path / "out", trim=True, measures="separation").frames("m0")
     good, bad = found.systems["good"], found.systems["bad"]
     assert good.scores["ps"].shape == bad.scores["ps"].shape == (2, len(found.times))
     assert not good.active[:, -2:].any()
     assert bad.active[:, -2:].any()
 
 
-def test_folders_that_are_no_results_are_refused(manifest, results, tmp_path):
+def test_folders_that_are_no_results_are_refused(manifest, results, copied, tmp_path):
     for folder in (tmp_path / "none", manifest, manifest.parent):
         with pytest.raises(ValueError, match=r"is no folder of results: settings\.json"):
             load_results(folder)
-    unfinished = tmp_path / "unfinished"
-    shutil.copytree(results.folder, unfinished)
-    (unfinished / "summary.csv").unlink()
+    (copied / "summary.csv").rename(away := copied / "away.csv")
     with pytest.raises(ValueError, match=r"summary\.csv missing.*goes on where it stopped"):
-        load_results(unfinished)
-    shutil.copy(Path(results.folder) / "summary.csv", unfinished)
-    listed = json.loads((unfinished / "mixtures.json").read_text())
+        load_results(copied)
+    away.rename(copied / "summary.csv")
+    listed = json.loads((copied / "mixtures.json").read_text())
     for content, said in (({}, "cannot be read as part of results"), (listed, "format 99")):
-        (unfinished / "mixtures.json").write_text(json.dumps({**content, "format": 99}))
+        (copied / "mixtures.json").write_text(json.dumps({**content, "format": 99}))
         with pytest.raises(ValueError, match=said):
-            load_results(unfinished)
+            load_results(copied)
     with pytest.raises(ValueError, match="holds no mixture 'm7'; it holds 'm0', 'm1', 'm2'"):
         results.frames("m7")
 
 
-def test_tables_saved_by_a_spreadsheet_program_read_the_same(results, tmp_path):
-    folder = tmp_path / "res"
-    shutil.copytree(results.folder, folder)
+def test_tables_saved_by_a_spreadsheet_program_read_the_same(results, copied):
     for name in ("scores.csv", "items.csv", "summary.csv"):
-        with open(folder / name, encoding="utf-8", newline="") as file:
+        with open(copied / name, encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))
         rows = [[re.sub(r"^(-?\d+)\.(\d+)$", r"\1,\2", cell) for cell in row] for row in rows]
-        with open(folder / name, "w", encoding="utf-8-sig", newline="") as file:
+        with open(copied / name, "w", encoding="utf-8-sig", newline="") as file:
             csv.writer(file, delimiter=";").writerows(rows)
-    found = load_results(folder)
+    found = load_results(copied)
     for name in ("scores", "items", "summary"):
         expected = getattr(results, name)
         assert_frame_equal(getattr(found, name), expected, check_index_type=False)
@@ -199,10 +194,9 @@ CHANGED = (
 
 
 @pytest.mark.parametrize(("old", "new", "said"), CHANGED)
-def test_tables_that_were_changed_are_refused(results, tmp_path, old, new, said):
-    shutil.copytree(results.folder, tmp_path / "res")
-    text = (path := tmp_path / "res" / "items.csv").read_text(encoding="utf-8")
+def test_tables_that_were_changed_are_refused(copied, old, new, said):
+    text = (copied / "items.csv").read_text(encoding="utf-8")
     assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
+    (copied / "items.csv").write_text(text.replace(old, new), encoding="utf-8")
     with pytest.raises(ValueError, match=f"items.csv.*{said}"):
-        load_results(tmp_path / "res")
+        load_results(copied)

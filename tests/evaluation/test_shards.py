@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from separations import environment, score_set, small_mapss, sources, write, write_manifest
+from separations import python, score_set, small_mapss, sources, write, write_manifest
 
 from torch_mapss import evaluate_set
 from torch_mapss.audio import resample
@@ -24,20 +23,18 @@ NAMES = (
     *("SLURM_PROCID", "SLURM_LOCALID"),
 )
 
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 TABLES = ("scores.csv", "items.csv", "summary.csv")
 QUICK = ("--encoder", "mel", "--bank-size", "5", "--measures", "decomposition")
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: Patch) -> None:
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
 
 
 TASKS = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
-LAUNCHED: list[tuple[dict[str, str], Share | str]] = [
+LAUNCHED = [
     ({}, Share(0, 1)),
     ({"WORLD_SIZE": "1"}, Share(0, 1)),
     ({"WORLD_SIZE": "3", "RANK": "2"}, Share(2, 3)),
@@ -86,22 +83,13 @@ def test_the_gpu_of_a_task(monkeypatch):
 @pytest.mark.slow
 def test_torchrun_shares_the_work_and_writes_one_table(tmp_path):
     path = write_manifest(tmp_path / "set", 3, ("one",))
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", "--no-python", sys.executable, "-m", "torch_mapss"),
-            *("evaluate", str(path), "--out", str(tmp_path / "out"), *QUICK),
-        ],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    scored_once = tmp_path / "once"
-    assert cli.main(["evaluate", str(path), "--out", str(scored_once), *QUICK, "--quiet"]) == 0
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python")
+    command = ("evaluate", str(path), *QUICK, "--out")
+    out = (tmp_path / "out", tmp_path / "once")
+    python(*launch, sys.executable, "-m", "torch_mapss", *command, str(out[0]), timeout=300)
+    assert cli.main([*command, str(out[1]), "--quiet"]) == 0
     for name in TABLES:  # the number of threads changes last digits
-        found, once = (pd.read_csv(folder / name) for folder in (tmp_path / "out", scored_once))
+        found, once = (pd.read_csv(folder / name) for folder in out)
         pd.testing.assert_frame_equal(found, once, rtol=1e-5)
 
 

@@ -19,8 +19,7 @@ QUICK = ("--encoder", "mel", "--bank-size", "10")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sources, estimates of them, and a manifest of which one system fails."""
-    place = tmp_path_factory.mktemp("shell")
-    truth = sources(seconds=0.3)
+    place, truth = tmp_path_factory.mktemp("shell"), sources(seconds=0.3)
     write_all(place / "truth", truth)
     write_all(place / "made", leaky(truth))
     write_manifest(place / "set", 1, ("good", "bad"))
@@ -36,23 +35,19 @@ def score_of(folder: Path) -> list[str]:
     ]
 
 
-def started(arguments: list[str], stdout: int, **env: str) -> tuple[int, str]:
+def started(arguments: list[str], stdout: int, unbuffered: str) -> tuple[int, str]:
     """Exit code and error stream of a command."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torch_mapss", *arguments],
-        env=environment(**env),
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        timeout=300,
-    )
+    command, env = [sys.executable, "-m", "torch_mapss"], environment(PYTHONUNBUFFERED=unbuffered)
+    given = {"env": env, "stdout": stdout, "stderr": subprocess.PIPE, "timeout": 300}
+    done = subprocess.run([*command, *arguments], **given)
     return done.returncode, done.stderr.decode()
 
 
-def into_a_closed_pipe(arguments: list[str], **env: str) -> tuple[int, str]:
+def into_a_closed_pipe(arguments: list[str], unbuffered: str) -> tuple[int, str]:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        return started(arguments, writer, **env)
+        return started(arguments, writer, unbuffered)
     finally:
         os.close(writer)
 
@@ -65,13 +60,11 @@ BUFFERING = pytest.mark.parametrize("unbuffered", ["1", pytest.param("", marks=p
 def test_a_closed_pipe_loses_no_file_and_hides_no_failure(folder, tmp_path, unbuffered):
     out = tmp_path / "o"
     arguments = [*score_of(folder), "--out", str(out), "--plot"]
-    assert into_a_closed_pipe(arguments, PYTHONUNBUFFERED=unbuffered) == (0, "")
+    assert into_a_closed_pipe(arguments, unbuffered) == (0, "")
     names = {path.name for path in out.iterdir()}
     assert {"scores.csv", "frames.csv", "report.json", "scores.png"} <= names
     arguments = ["evaluate", str(folder / "set" / "manifest.json"), *QUICK]
-    code, said = into_a_closed_pipe(
-        [*arguments, "--out", str(tmp_path / "e")], PYTHONUNBUFFERED=unbuffered
-    )
+    code, said = into_a_closed_pipe([*arguments, "--out", str(tmp_path / "e")], unbuffered)
     assert code == 1
     (line,) = said.strip().splitlines()
     assert line.startswith("torch-mapss: failed: mixture 'm0', system 'bad'")
@@ -83,7 +76,7 @@ def test_a_closed_pipe_loses_no_file_and_hides_no_failure(folder, tmp_path, unbu
 @BUFFERING
 @pytest.mark.parametrize("word", ["--help", pytest.param("encoders", marks=pytest.mark.slow)])
 def test_words_into_a_closed_pipe_or_onto_a_full_disk(word, unbuffered):
-    assert into_a_closed_pipe([word], PYTHONUNBUFFERED=unbuffered) == (0, "")
+    assert into_a_closed_pipe([word], unbuffered) == (0, "")
     check_full_disk([word], unbuffered)
 
 
@@ -91,7 +84,7 @@ def check_full_disk(arguments: list[str], unbuffered: str) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full")
     with open("/dev/full", "wb") as full:
-        code, said = started(arguments, full.fileno(), PYTHONUNBUFFERED=unbuffered)
+        code, said = started(arguments, full.fileno(), unbuffered)
     assert code == 2
     (line,) = said.strip().splitlines()
     assert line.startswith("torch-mapss: error: the output cannot be printed: No space left")
@@ -121,9 +114,9 @@ def test_progress_is_a_bar_on_a_terminal_else_lines(terminal, monkeypatch, capsy
             bar.update(done - bar.n)
     told = capsys.readouterr().err
     assert ("scoring: 100%|" in told) == terminal
-    if not terminal:
-        assert all(line.startswith("torch-mapss: scoring: ") for line in told.splitlines())
-        assert any("50%, m1, " in line and "left" in line for line in told.splitlines())
+    for line in [] if terminal else told.splitlines():
+        assert line.startswith("torch-mapss: scoring: ")
+    assert terminal or any("50%, m1, " in x and "left" in x for x in told.splitlines())
     with console.progress(4.0, quiet=True) as bar:
         bar.update(2.0)
     assert capsys.readouterr().err == ""

@@ -78,8 +78,7 @@ def test_between_excerpts_there_is_no_stretch():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One mixture; system "good" has a second of strong leakage from 1.0 to 2.0 s."""
-    root = tmp_path_factory.mktemp("set")
-    path = write_manifest(root, 1, ("good", "bad"), seconds=3.0)
+    path = write_manifest(root := tmp_path_factory.mktemp("set"), 1, ("good", "bad"), seconds=3.0)
     truth = sources(2, 3.0, seed=0)
     made = leaky(truth, 0.1)
     made[0, RATE : 2 * RATE] = truth[1, RATE : 2 * RATE]
@@ -105,9 +104,7 @@ def test_the_place_of_leakage_is_found_and_its_sound_is_the_files_own(folder, re
     assert worst.frames == np.isfinite(values).sum()
     estimate, reference = write_segments(results, found, tmp_path)
     assert Path(estimate).name.startswith("ps_001_m0_good_a_")
-    first, last = (
-        round(second * RATE) for second in (worst.start - CONTEXT_S, worst.end + CONTEXT_S)
-    )
+    first, last = round((worst.start - CONTEXT_S) * RATE), round((worst.end + CONTEXT_S) * RATE)
     for path, given in ((estimate, "good/a.wav"), (reference, "truth/a.wav")):
         made, rate = soundfile.read(path, dtype="float32")
         truth, _ = soundfile.read(folder.parent / "m0" / given, dtype="float32")
@@ -129,9 +126,8 @@ def test_order_and_choice(folder, results, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split()[:4] == ["PS", "m0", "good", "a"]
     assert [line.split()[0] for line in lines[2:6]] == ["PS", "PS", "log", "log"]
-    names = sorted(path.name for path in (tmp_path / "wav").iterdir())
-    assert len(names) == 8
-    assert names[-1].startswith("ps_002_m0_good_")
+    *others, last = sorted(path.name for path in (tmp_path / "wav").iterdir())
+    assert (len(others), last[:15]) == (7, "ps_002_m0_good_")
 
 
 @pytest.mark.parametrize("third", [False, True])
@@ -156,8 +152,8 @@ def test_bleed_is_worst_where_it_is_highest_and_names_the_source(results, tmp_pa
     (one,) = worst_segments(Made(**{**vars(results), **changed}), 5, ("bleed_db",)).itertuples()
     assert (one.title, one.source, one.frames) == ("bleed of a", "b", 20)
     assert one.score == pytest.approx(-18.0, abs=1e-3)
-    assert one.start == pytest.approx(real.times[60] - 0.01, abs=1e-6)
-    assert one.end == pytest.approx(real.times[79] + 0.01, abs=1e-6)
+    span = real.times[60] - 0.01, real.times[79] + 0.01
+    assert (one.start, one.end) == pytest.approx(span, abs=1e-6)
 
 
 def test_sets_without_a_score_say_so(folder, tmp_path, capsys):
@@ -168,8 +164,7 @@ def test_sets_without_a_score_say_so(folder, tmp_path, capsys):
         evaluate_set([still], out=tmp_path / "out", mapss=small_mapss())
     assert cli.main(["worst", str(tmp_path / "out"), "--wav", str(tmp_path / "wav")]) == 0
     out = capsys.readouterr().out
-    assert "No estimate has enough scored frames" in out
-    assert "`reason` of scores.csv" in out
+    assert all(x in out for x in ("No estimate has enough scored frames", "`reason` of scores.csv"))
 
 
 def test_audio_that_was_moved(folder, tmp_path, capsys):
