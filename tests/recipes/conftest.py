@@ -29,5 +29,4 @@ def rated(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         entries.append({**entry, "references": names, "systems": systems})
     (folder / "mapss.json").write_text(json.dumps(entries))
     (folder / "ratings.csv").write_text("\n".join(lines) + "\n")
-    manifest, ratings = folder / "mapss.json", folder / "ratings.csv"
-    return ["--manifest", str(manifest), "--ratings", str(ratings)]
+    return ["--manifest", f"{folder}/mapss.json", "--ratings", f"{folder}/ratings.csv"]

@@ -14,19 +14,17 @@ from torch_mapss.encoders import load_encoder
 
 @pytest.fixture(scope="module")
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoints") / "small"
-    write_whisper(folder)
+    write_whisper(folder := tmp_path_factory.mktemp("checkpoints") / "small")
     return folder
 
 
 @pytest.mark.slow
 def test_layers_are_encoders_of_their_own(whisper, rated, tmp_path):
-    script = recipe("listeners")
     arguments = [*rated, "--encoders", f"{whisper}@0", f"{whisper}@1", "--out", str(tmp_path)]
     arguments += ["--sample-frames", "3", "--bank-size", "6", "--no-rivals", "--no-variants"]
-    rows = script.main(arguments)["scores"]
-    names, systems = rows.distinct("encoder"), ("s0", "s1", "s2")
-    for system in systems:
+    rows = recipe("listeners").main(arguments)["scores"]
+    names = rows.distinct("encoder")
+    for system in ("s0", "s1", "s2"):
         one, other = (rows.where(encoder=e, mixture="t0", system=system)[0] for e in names)
         assert one["ps"] != other["ps"]
         assert one["clearance"] != other["clearance"]
@@ -36,15 +34,13 @@ def test_layers_are_encoders_of_their_own(whisper, rated, tmp_path):
     layers = page.split("| layer | interference |")[1].splitlines()[2:4]
     assert [line.split("|")[1].strip() for line in layers] == ["0", "1"]
     assert float(layers[0].split("|")[2]) <= 1.0
-    assert str(Path(rated[1]).parent) not in page
-    assert str(whisper) not in page
+    assert not any(str(folder) in page for folder in (Path(rated[1]).parent, whisper))
 
 
 @pytest.mark.slow
 def test_overlay_of_two_encoders(rated, tmp_path):
-    script = recipe("overlays")
     arguments = [*rated[:2], "--out", str(tmp_path), "--encoders", "mel", "waveform"]
-    found = script.main([*arguments, "--system", "s2"])
+    found = recipe("overlays").main([*arguments, "--system", "s2"])
     assert set(found) == {"mel", "waveform"}
     assert found["mel"]["times"].shape == found["mel"]["ps"].shape
     assert bool(found["mel"]["clearance"].nanmean() < 0.95)
@@ -64,5 +60,4 @@ def test_a_random_twin_is_drawn_anew_and_alike(tmp_path, monkeypatch):
 
 def test_every_published_shape_is_known():
     script = recipe("untrained")
-    known = {row.name for row in script.encoder_table()}
-    assert set(script.SHAPES) <= known
+    assert {*script.SHAPES} <= {row.name for row in script.encoder_table()}

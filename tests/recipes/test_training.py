@@ -119,9 +119,8 @@ def test_pools_of_one_seed_give_equal_mixtures_whatever_is_prepared(speech):
 
 
 def test_held_out_results_come_from_whole_banks(speech, tmp_path):
-    voices = train.load_voices(str(speech))
     options = train.arguments(call(speech, tmp_path, "--target", "low"))
-    held = train.HeldOut(voices, options)
+    held = train.HeldOut(train.load_voices(str(speech)), options)
     assert held.mapss.config.banks["separation_bank"] == DistortionBank("separation")
     leaky = held.references + 0.5 * held.references.flip(1)
     found = held.results(lambda mix: leaky)
@@ -142,12 +141,10 @@ def test_what_the_recipe_refuses(speech, tmp_path):
 
 def test_validation_never_sees_the_test():
     marks = {"a": list(range(8)), "b": list(range(4))}
-    learnt, held = train.split(marks)
-    assert learnt == {"a": [0, 1, 2, 3, 4, 5], "b": [0, 1, 2]}
-    assert held == {"a": [6, 7], "b": [3]}
-    learnt, checked = train.split(marks, validate=True)
-    assert learnt == {"a": [0, 1, 2, 3], "b": [0, 1]}
-    assert checked == {"a": [4, 5], "b": [2]}
+    held = {"a": [6, 7], "b": [3]}
+    assert (*train.split(marks),) == ({"a": [0, 1, 2, 3, 4, 5], "b": [0, 1, 2]}, held)
+    checked = {"a": [4, 5], "b": [2]}
+    assert (*train.split(marks, validate=True),) == ({"a": [0, 1, 2, 3], "b": [0, 1]}, checked)
     with pytest.raises(SystemExit, match=r"\['b'\] .* at least 3"):
         train.split({"a": [0, 1, 2], "b": [0, 1]}, validate=True)
 
