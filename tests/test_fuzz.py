@@ -41,8 +41,6 @@ NAMES = re.compile(
 )
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 OTHERS = (torch.int16, torch.int32, torch.uint8, torch.int64, torch.bool, torch.complex64)
-
-
 OPTIONS = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 
@@ -155,12 +153,9 @@ def points_options(
         made["active"] = torch.rand(sources, generator=generator) < 0.7
     if draw(st.booleans()):
         made["mask"] = torch.rand([*sources, members], generator=generator) < 0.8
-    for name, values in {
-        "convention": ["reference"],
-        "alpha": [0.0, 0.5, 2.0, torch.nan],
-        "time": [2.0, 0.5, 0.0, -1.0],
-        "energy": [0.5, 1.0, 0.0, 1.5],
-    }.items():
+    options = {"convention": ["reference"], "alpha": [0.0, 0.5, 2.0, torch.nan]}
+    options |= {"time": [2.0, 0.5, 0.0, -1.0], "energy": [0.5, 1.0, 0.0, 1.5]}
+    for name, values in options.items():
         if chance.randrange(6) == 0:
             made[name] = draw(st.sampled_from(values))
     return made
@@ -228,10 +223,8 @@ def test_functions_of_embeddings(drawn):
                 assert (part >= 0.0).all()
 
 
-SCORERS = tuple(
-    small(size=3, **options)
-    for options in ({}, {"trim": True}, {"check_finite": False}, {"align_polarity": True})
-)
+CONFIGS = {}, {"trim": True}, {"check_finite": False}, {"align_polarity": True}
+SCORERS = tuple(small(size=3, **options) for options in CONFIGS)
 
 
 @fuzzed(drawn_calls(True), st.sampled_from(SCORERS))
@@ -249,7 +242,7 @@ def test_the_pipeline(given_, mapss):
 
 
 LOSSES = (
-    lambda m: SeparationLoss(m),
+    SeparationLoss,
     lambda m: SeparationLoss(m, mode="log", pit="si_sdr", reduction="none"),
     lambda m: MatchLoss(m, reduction="item", weighting="energy"),
     lambda m: MatchLoss(m, mode="log1p", frames=4),
@@ -272,7 +265,7 @@ def test_losses(given_, mapss, make):
 
 
 METRICS = (
-    lambda m: PerceptualSeparation(m),
+    PerceptualSeparation,
     lambda m: PerceptualSeparation(m, reduction="pesq"),
     lambda m: PerceptualMatch(m, reduction="source", keep_items=True),
     lambda m: PerceptualMatch(m, reduction="none"),
@@ -296,9 +289,8 @@ def test_evaluate(given_, permute, trim, bounds):
         x = given_[name]
         if isinstance(x, Tensor | np.ndarray) and x.ndim == 3 and len(x):
             given_[name] = x[0]
-    report = outcome(
-        lambda: evaluate(**given_, mapss=SCORERS[0], permute=permute, trim=trim, bounds=bounds)
-    )
+    given_ |= {"permute": permute, "trim": trim, "bounds": bounds}
+    report = outcome(lambda: evaluate(**given_, mapss=SCORERS[0]))
     if report is None:
         return
     check_scores(report.ps, nan=True)

@@ -1,4 +1,4 @@
-"""One scored set for the tests of sets, results and shares."""
+"""A small scorer, and one scored set for the tests of sets, results and shares."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from separations import save_manifest, score_set, sources, write, write_manifest
+from separations import save_manifest, score_set, small_mapss, sources, write, write_manifest
 
+from torch_mapss import MAPSS
 from torch_mapss.evaluation.results import Results, load_results
+
+
+@pytest.fixture(scope="session")
+def mapss() -> MAPSS:
+    return small_mapss()
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +29,12 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def results(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    out = tmp_path_factory.mktemp("scored")
-    score_set(manifest, out)
-    return load_results(out)
+def folder(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    score_set(manifest, out := tmp_path_factory.mktemp("scored"))
+    return out
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    """Of the folder above, or of one that a module has in its place."""
+    return load_results(folder)

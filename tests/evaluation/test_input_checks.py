@@ -19,11 +19,6 @@ MADE = leaky(TRUTH)
 THREE = sources(3)
 
 
-@pytest.fixture(scope="module")
-def mapss() -> MAPSS:
-    return small_mapss()
-
-
 def found(report: Report, kind: str) -> list[str]:
     return [finding.text for finding in report.findings if finding.kind == kind]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import shutil
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from pandas import DataFrame
+from pandas import DataFrame, read_csv
 from separations import leaky, save_manifest, score_set, sources, write_all, write_manifest
 
 from torch_mapss import audio
@@ -36,14 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
-@pytest.fixture(scope="module")
-def results(folder: Path) -> Results:
-    return load_results(folder)
-
-
 def rows_of(path: Path) -> list[dict[str, str]]:
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return records(read_csv(path, dtype=str, keep_default_na=False))
 
 
 @pytest.fixture(scope="module")

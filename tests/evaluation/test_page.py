@@ -26,8 +26,8 @@ from torch_mapss.evaluation.worst import CONTEXT_S
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return load_results(wild_results(tmp_path_factory.mktemp("set")))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wild_results(tmp_path_factory.mktemp("set"))
 
 
 def written(results: Results, folder: Path, **options: Any) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,17 @@ from torch_mapss.evaluation.page.tracks import address
 
 browser = pytest.importorskip("browser", reason="the browser test needs websockets")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        browser.executable() is None and os.environ.get("CI") != "true",
-        reason="no Chromium on this machine",
-    ),
-]
-Open = Callable[..., Any]
+absent = browser.executable() is None and os.environ.get("CI") != "true"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(absent, reason="no Chromium on this machine")]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(wild_results(tmp_path_factory.mktemp("set")))
+    return wild_results(tmp_path_factory.mktemp("set"))
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Open]:
+def start(tmp_path: Path) -> Any:
     opened: list[Any] = []
 
     def begin(page: Path | str, width: int = 1280) -> Any:
@@ -72,14 +65,9 @@ def test_page(folder, start, width):
     opened.until(lambda: opened.run("document.querySelectorAll('#table tbody tr').length") == 8)
     # It fits the window, its charts are drawn, names are text.
     assert opened.run("document.documentElement.scrollWidth <= innerWidth")
-    for what, count in (
-        ("#boxes .boxlayer .trace", 2),
-        ("#boxes .errorbar", 2),
-        ("#boxes .annotation", 2),
-        ("#pairs tbody tr", 1),
-        ("#curves image", 3),
-        ("td script, td i", 0),
-    ):
+    counts = {"#boxes .boxlayer .trace": 2, "#boxes .errorbar": 2, "#boxes .annotation": 2}
+    counts |= {"#pairs tbody tr": 1, "#curves image": 3, "td script, td i": 0}
+    for what, count in counts.items():
         assert opened.run(f"document.querySelectorAll('{what}').length") == count, what
     assert WILD in column(opened, "system")
     # Every number of a table is in the window, where rows are cards as well.
@@ -87,7 +75,6 @@ def test_page(folder, start, width):
         "[...document.querySelectorAll('#table td, #worst td')].every((td) => {"
         " const r = td.getBoundingClientRect(); return r.left >= 0 && r.right <= innerWidth; })"
     )
-
     # A header sorts, a second click the other way round, and says so.
     button = "document.querySelector('#table th[data-name=pm] button')"
     opened.run(f"{button}.click()")
@@ -97,14 +84,12 @@ def test_page(folder, start, width):
     assert up == sorted(up)
     assert down == sorted(up, reverse=True)
     assert opened.run(f"{button}.parentNode.getAttribute('aria-sort')") == "descending"
-
     # The filter.
     opened.run(
         "{ const f = document.getElementById('filter'); f.value = 'm1 good';"
         " f.dispatchEvent(new Event('input')); }"
     )
     assert column(opened, "mixture") == ["m1", "m1"]
-
     # A worst moment plays at its time, and the playhead follows.
     shown = opened.run("document.querySelector('#worst td[data-name=start]').textContent")
     begin = 60.0 * float(shown.split(":")[0]) + float(shown.split(":")[1])
@@ -116,7 +101,6 @@ def test_page(folder, start, width):
     opened.until(lambda: clock(opened) > began + 0.1)
     assert opened.run("parseFloat(document.getElementById('head').style.left)") > place
     assert opened.run("document.getElementById('head').style.display") == "block"
-
     # A key switches to the reference at the same instant.
     pause(opened)
     before = clock(opened)
@@ -128,7 +112,6 @@ def test_page(folder, start, width):
     opened.key(" ")
     opened.until(lambda: is_playing(opened))
     pause(opened)
-
     # A click into the chart goes there.
     spot = opened.run(
         "{ document.getElementById('stage').scrollIntoView({block: 'center'});"
@@ -137,7 +120,6 @@ def test_page(folder, start, width):
     )
     opened.click(*spot)
     opened.until(lambda: abs(clock(opened) - 0.5) < 0.03)
-
     # Nothing was complained of, and nothing left the file.
     assert opened.complaints() == []
     assert opened.requests() == [page.as_uri()]

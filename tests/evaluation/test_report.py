@@ -10,18 +10,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from separations import RATE, leaky, small_mapss, sources, write, write_all
+from separations import RATE, leaky, sources, write, write_all
 
 from torch_mapss import MAPSS, Report, evaluate, evaluate_set
 from torch_mapss.audio.waveforms import resample
 
 TRUTH = sources()
 MADE = leaky(TRUTH)
-
-
-@pytest.fixture(scope="module")
-def mapss() -> MAPSS:
-    return small_mapss()
 
 
 def scored(mapss: MAPSS, estimates: Any = MADE, references: Any = TRUTH, **options: Any) -> Report:

@@ -87,11 +87,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
-@pytest.fixture(scope="module")
-def results(folder: Path) -> Results:
-    return load_results(folder)
-
-
 def test_the_place_of_leakage_is_found_and_its_sound_is_the_files_own(folder, results, tmp_path):
     found = worst_segments(results, 1, ("ps",))
     (worst,) = found.itertuples()

@@ -91,18 +91,14 @@ def test_a_compiled_call_has_the_eager_gradient(name):
 
 def test_compiled_code_calls_the_eager_function(monkeypatch):
     """Without the compiler, which takes seconds to load: what is called is what it leaves alone."""
-    kept: list[Callable] = []
+    left_out: list[Callable] = []
 
-    def disable(function: Callable) -> Callable:
-        kept.append(function)
-        return function
-
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: not kept)
-    monkeypatch.setattr(torch.compiler, "disable", disable)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: not left_out)
+    monkeypatch.setattr(torch.compiler, "disable", lambda f: left_out.append(f) or f)
     (preds, target), mapss = pair(1), small()
     singles = lambda p, t: perceptual_match(p, t, mapss), PerceptualMatch(mapss)
     steps = {name: make(mapss) for name, make in STEPS.items() if name != "encoder"}
     for step in (*steps.values(), *singles, PerceptualSeparation(mapss).update):
-        kept.clear()
+        left_out.clear()
         step(preds, target)
-        assert kept
+        assert left_out

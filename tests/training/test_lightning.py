@@ -142,8 +142,7 @@ def test_lengths_any_order_all_measures_and_a_hook_of_your_own():
     model = Model(mapss, lengths=torch.tensor([SAMPLES, 2400]))
     model.mapss = None
     fit(model, callback, 1, loader(preds.flip(1), target))
-    assert seen[0] == 0
-    assert seen[-1] == 1
+    assert (seen[0], seen[-1]) == (0, 1)
     scores = mapss(preds, target, lengths=[SAMPLES, 2400])
     counts = {name: int(scores.defined(name).sum()) for name in levels}
     assert callback.events[0].frames == counts
@@ -207,19 +206,16 @@ def test_recipe_logs_fires_and_resumes(tmp_path):
     assert column(log, "curriculum/held") == [1.0, 0.0]
     assert trainer.model.train_set.stage == 1
     assert trainer.model.loss.mapss is trainer.model.mapss
-
     # In the middle: one epoch has held, one more is needed. A fresh trigger would need two.
     options = [*SMALL, "--out", str(tmp_path / "b"), "--resume"]
     resumed = module.main([*options, str(tmp_path / "a/epoch=0.ckpt"), "--epochs", "2"])
     log = tmp_path / "b/log/version_0/metrics.csv"
     assert column(log, "curriculum/stage") == [1.0]
     assert [event.epoch for event in resumed.callbacks[0].events] == [2]
-
     # After a firing: the stage is set before the first step.
     later = module.main([*options, str(tmp_path / "a/epoch=1.ckpt"), "--epochs", "2"])
     assert later.model.train_set.stage == 1
     assert [event.epoch for event in later.callbacks[0].events] == [2]
-
     weights = torch.load(tmp_path / "a/last.ckpt", weights_only=True)["state_dict"]
     assert all(name.startswith("network.") for name in weights)
 

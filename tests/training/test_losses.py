@@ -69,9 +69,11 @@ def references() -> Tensor:
         (MatchLoss, "energy", {}, lambda s: (1 - s.log_pm).log()),
         (MAPSSLoss, "mine", {}, lambda s: 1 - s.ps + 0.1 * (1 - s.log_pm).log()),
         (
-            functools.partial(MAPSSLoss, separation=0),
-            None,
-            {"match": 0.3, "match_mode": "log", "clearance": 0.5},
+            *(
+                MAPSSLoss,
+                None,
+                {"separation": 0, "match": 0.3, "match_mode": "log", "clearance": 0.5},
+            ),
             lambda s: -0.3 * s.log_pm + 0.5 * (1 - s.clearance),
         ),
     ],
