@@ -60,9 +60,7 @@ def small_mapss(size: int = 5, **options: Any) -> MAPSS:
     return MAPSS("mel", **banks, **options)
 
 
-def write_manifest(
-    folder: Path, mixtures: int = 3, systems: Sequence[str] = ("good", "bad"), seconds: float = 0.3
-) -> Path:
+def write_manifest(folder: Path, mixtures=3, systems=("good", "bad"), seconds=0.3) -> Path:
     """A test set of two sources with a manifest; systems leak more and more."""
     entries = []
     for k in range(mixtures):

@@ -144,9 +144,7 @@ def drawn_calls(draw: st.DrawFn, waves: bool) -> dict[str, Any]:
     return made if waves else points_options(draw, chance, made, [*lead, sources], members)
 
 
-def points_options(
-    draw: st.DrawFn, chance: random.Random, made: dict[str, Any], sources: list[int], members: int
-) -> dict[str, Any]:
+def points_options(draw, chance, made, sources: list[int], members: int) -> dict[str, Any]:
     """Masks and settings, which functions of embeddings take."""
     generator = torch.Generator().manual_seed(chance.randrange(2**31))
     if draw(st.booleans()):

@@ -407,9 +407,7 @@ def write(path: Path, seconds: float = 0.5, channels: int = 2, **kwargs: str) ->
         ("a.wav", "WAV", "FLOAT", 1e-7),
         ("a.wav", "WAV", "DOUBLE", 1e-7),
         ("a.w64", "W64", "PCM_24", 2**-23),
-        ("a.flac", "FLAC", "PCM_16", 2**-15),
-        ("a.aiff", "AIFF", "PCM_16", 2**-15),
-        ("a.au", "AU", "PCM_16", 2**-15),
+        *((f"a.{kind}", kind.upper(), "PCM_16", 2**-15) for kind in ("flac", "aiff", "au")),
         ("a.ogg", "OGG", "VORBIS", None),
         ("a.mp3", "MP3", "MPEG_LAYER_III", None),
         ("gsm.wav", "WAV", "GSM610", None),  # which cannot be wound back
@@ -497,20 +495,13 @@ def set_length(path: Path, size: int) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("empty.wav", b"", "empty"),
-        ("text.wav", b"this is no audio " * 50, "cannot decode"),
-        ("text.raw", b"abcd" * 50, "cannot decode"),
-        ("short.flac", b"fLaC", "cannot decode"),
-    ],
-)
-def test_other_files_are_refused(tmp_path, name, content, words):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=words) as caught:
-        audio.load_audio(tmp_path / name)
-    assert name in str(caught.value)
+def test_other_files_are_refused(tmp_path):
+    contents = {"empty.wav": b"", "text.wav": b"this is no audio " * 50, "text.raw": b"abcd" * 50}
+    for name, content in (contents | {"short.flac": b"fLaC"}).items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match="cannot decode" if content else "empty") as caught:
+            audio.load_audio(tmp_path / name)
+        assert name in str(caught.value)
     write(tmp_path / "none.wav", seconds=0)
     with pytest.raises(ValueError, match=r"none\.wav.* holds none"):
         audio.load_audio(tmp_path / "none.wav")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -56,12 +54,13 @@ def test_museval_arrays_are_evaluated(report, gains):
             assert one[name] == pytest.approx(other[name], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "shape", [(4800,), (2, 2, 4800), (4800, 2), (4800, 2, 2), (2,), (1, 2, 4800, 1)]
-)
+SHAPES = (4800,), (2, 2, 4800), (4800, 2), (4800, 2, 2), (2,), (1, 2, 4800, 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_shapes_that_are_refused(shape):
     for bad in (0, 1):
-        given: list[Any] = [np.ones((2, 4800)), np.ones((2, 4800))]
+        given = [np.ones((2, 4800)), np.ones((2, 4800))]
         given[bad] = np.ones(shape)
         with pytest.raises(ValueError, match=rf"{('pred', 'gt')[bad]} must be \(S, T\)"):
             mapss_metric(*given, RATE, SCORER)

@@ -33,9 +33,7 @@ def grid(outer: Sequence[str], inner: Sequence[str], form: str = "{}/{}.wav") ->
     return [form.format(one, other) for one in outer for other in inner]
 
 
-def read(
-    root: Path, references: list[str], estimates: list[str], *forms: str, **options: Any
-) -> Corpus:
+def read(root: Path, references: Any, estimates: Any, *forms: str, **options: Any) -> Corpus:
     """Files of the references and of system A, whose templates are the forms."""
     truth, made = touch(root / "r", *references), touch(root / "a", *estimates)
     if forms:

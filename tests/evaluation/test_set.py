@@ -83,7 +83,6 @@ def test_the_public_call_scores_a_set_for_compare(manifest, tmp_path, prepared, 
     monkeypatch.chdir(manifest.parent)
     given: dict[str, Any] = {"out": tmp_path, "mapss": small_mapss()}
     results = evaluate_set(entries_of(manifest), **given, measures="decomposition")
-    assert results is not None
     assert len(prepared) == 3  # once for all systems of a mixture
     assert list(compare(results).systems) == ["good", "bad"]
     with pytest.raises(TypeError, match="banksize"):

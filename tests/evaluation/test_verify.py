@@ -97,8 +97,7 @@ def test_tables_that_were_touched_up(copied, capsys):
 
 def test_frames_that_were_touched_up(copied, capsys):
     path = Path(copied / "out/frames/m1.npz")
-    with np.load(path) as content:
-        frames = dict(content)
+    frames = dict(np.load(path))
     place = frames["systems"].tolist().index("bad")
     names = [name for name in frames if name.startswith(f"{place}.") and frames[name].dtype == "f4"]
     assert len(names) >= 8

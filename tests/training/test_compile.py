@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from test_metrics import METRICS, pair, small
@@ -13,16 +11,15 @@ from torch_mapss import MAPSS, MAPSSLoss, PerceptualMatch, PerceptualSeparation
 from torch_mapss import functional as F
 from torch_mapss.metrics import perceptual_match, perceptual_separation
 
-Step = Callable[[Tensor, Tensor], Tensor]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def compiled(function: Callable, backend: str = "eager") -> Callable:
+def compiled(function, backend: str = "eager"):
     torch._dynamo.reset()
     return torch.compile(function, backend=backend)
 
 
-def updating(mapss: MAPSS) -> Step:
+def updating(mapss: MAPSS):
     """A step of metrics that are made before, as a compiled module holds them."""
     metrics = [metric_class(mapss, pit="si_sdr", keep_items=True) for metric_class in METRICS]
 
@@ -50,7 +47,7 @@ def embeddings(preds: Tensor, target: Tensor) -> Tensor:
     return ps + F.perceptual_match(outputs, target[..., 96:104], points, log=True)
 
 
-STEPS: dict[str, Callable[[MAPSS], Step]] = {
+STEPS = {
     "MAPSS": lambda m: lambda p, t: m(p, t).ps,
     "bank": lambda m: lambda p, t: m(p, m.prepare(t)).log_pm,
     "prepare": lambda m: lambda p, t: bank_of(t, m),
@@ -91,7 +88,7 @@ def test_a_compiled_call_has_the_eager_gradient(name):
 
 def test_compiled_code_calls_the_eager_function(monkeypatch):
     """Without the compiler, which takes seconds to load: what is called is what it leaves alone."""
-    left_out: list[Callable] = []
+    left_out = []
 
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: not left_out)
     monkeypatch.setattr(torch.compiler, "disable", lambda f: left_out.append(f) or f)
