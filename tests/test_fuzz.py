@@ -76,9 +76,7 @@ def check_scores(scores: Tensor, low: float = 0.0, high: float = 1.0, nan: bool 
     scores = scores.detach()
     if nan:
         scores = scores[~scores.isnan()]
-    assert scores.isfinite().all()
-    assert (scores >= low).all()
-    assert (scores <= high).all()
+    assert (scores.isfinite() & (scores >= low) & (scores <= high)).all()
 
 
 @st.composite
@@ -217,8 +215,7 @@ def test_functions_of_embeddings(drawn):
         bounds = outcome(lambda f=function: f(*points, **options))
         if bounds is not None:
             for part in (bounds.radius, bounds.tail, bounds.total):
-                assert not part.isnan().any()
-                assert (part >= 0.0).all()
+                assert (part >= 0.0).all()  # and not NaN
 
 
 CONFIGS = {}, {"trim": True}, {"check_finite": False}, {"align_polarity": True}

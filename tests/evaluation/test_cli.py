@@ -197,8 +197,7 @@ def test_encoders_and_distortions_are_listed(capsys):
     lines = capsys.readouterr().out.splitlines()
     for row, line in zip(encoder_table(), lines[2:]):
         layer = "-" if row.layer is None else str(row.layer)
-        assert line.split()[0] == row.name
-        assert line.split()[-1] == layer
+        assert (line.split()[0], line.split()[-1]) == (row.name, layer)
     assert cli.main(["distortions"]) == 0
     told = capsys.readouterr().out
     names = [DistortionBank(kind).names(16_000) for kind in ("separation", "match")]

@@ -1,7 +1,5 @@
 """The demo: offline, quick, and its scores fall as its estimates get worse."""
 
-from __future__ import annotations
-
 import socket
 
 import pandas

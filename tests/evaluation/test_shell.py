@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from separations import environment, leaky, sources, write_all, write_manifest
+from separations import environment, leaky, python, sources, write_all, write_manifest
 
 from torch_mapss.evaluation import cli, console
 
@@ -140,11 +140,9 @@ def test_idle_threads_sleep_unless_someone_chose(given, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_command_line_sets_it_before_torch_loads():
-    code = (
-        "from torch_mapss.evaluation.cli import main\nmain(['encoders'])\n"
-        "import os, torch\nprint(os.environ['OMP_WAIT_POLICY'])"
-    )
-    plain = {name: value for name, value in os.environ.items() if name not in NAMES}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=plain)
-    assert done.stdout.split()[-1] == b"passive"
+def test_the_command_line_sets_it_before_torch_loads(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    code = "from torch_mapss.evaluation.cli import main\nmain(['encoders'])\n"
+    printed = python("-c", f"{code}import os, torch\nprint(os.environ['OMP_WAIT_POLICY'])")
+    assert printed.split()[-1] == "passive"

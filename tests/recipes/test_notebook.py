@@ -1,7 +1,5 @@
 """The notebook of the first look runs, offline, and shows its pictures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -653,8 +653,7 @@ def test_metrics_of_one_scorer_take_banks_of_their_own_measures(references):
     mapss, estimates = scorer(), leaky(references)
     pair = mapss.prepare(references, measures="decomposition")
     ps = mapss.prepare(references, measures="separation")
-    metrics = [(Clearance(mapss), pair), (PerceptualSeparation(mapss), ps)]
-    metrics.append((Bleed(mapss), ps))
+    metrics = [(Clearance(mapss), pair), (PerceptualSeparation(mapss), ps), (Bleed(mapss), ps)]
     for gain in (1.0, 0.9, 0.8):
         for metric, bank in metrics:
             metric.update(gain * estimates, bank)
