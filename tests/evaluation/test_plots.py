@@ -105,13 +105,10 @@ def test_figures_are_written_by_suffix(tmp_path, report):
 @pytest.mark.slow
 def test_nothing_global_changes_and_no_display_is_needed(tmp_path):
     code = (
-        "import sys, torch, matplotlib\n"
-        "before = dict(matplotlib.rcParams)\n"
-        "from torch_mapss.evaluation import plots\n"
-        "figure = plots.new_figure(4, 2)\n"
+        "import sys, torch, matplotlib\nbefore = dict(matplotlib.rcParams)\n"
+        "from torch_mapss.evaluation import plots\nfigure = plots.new_figure(4, 2)\n"
         "plots.plot_scores(figure.subplots(), torch.arange(3.0), {'ps': torch.rand(3)})\n"
-        "plots.save_figure(figure, sys.argv[1])\n"
-        "assert dict(matplotlib.rcParams) == before\n"
+        "plots.save_figure(figure, sys.argv[1])\nassert dict(matplotlib.rcParams) == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     env = {"MPLBACKEND": "TkAgg", "DISPLAY": ""}  # needs a display which is not there

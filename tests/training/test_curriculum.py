@@ -133,21 +133,13 @@ def test_every_field_counts_where_it_is_defined():
     assert Quantile("log_pm", 0.5, above=-3.0).level == -3.0
     assert median(patience=np.int64(2)).patience == 2
     there = torch.tensor([[[True, True, False, False]]])
-    found = Scores(
-        there,
-        torch.arange(4),
-        ("decomposition", "bleed"),
-        clearance=torch.tensor([[[0.9, 0.05, 0.0, 0.0]]]),
-        fidelity=torch.tensor([[[0.8, 0.0, 0.0, 0.0]]]),
-        bleed_db=torch.tensor([[[NAN, NAN, -20.0, NAN]]]),
-        clearance_defined=there,
-        fidelity_defined=there & torch.tensor([True, False, False, False]),
-    )
-    trigger = FrameTrigger(
-        Quantile("clearance", 0.0, below=0.1),
-        Quantile("fidelity", 0.5, above=0.7),
-        Trend("bleed_db", span=2, below=0.5),
-    )
+    values = {"clearance": [0.9, 0.05, 0.0, 0.0], "fidelity": [0.8, 0.0, 0.0, 0.0]}
+    values |= {"bleed_db": [NAN, NAN, -20.0, NAN]}
+    given = {name: torch.tensor([[levels]]) for name, levels in values.items()}
+    given |= {"clearance_defined": there, "fidelity_defined": there & (given["fidelity"] > 0.0)}
+    found = Scores(there, torch.arange(4), ("decomposition", "bleed"), **given)
+    rules = Quantile("clearance", 0.0, below=0.1), Quantile("fidelity", 0.5, above=0.7)
+    trigger = FrameTrigger(*rules, Trend("bleed_db", span=2, below=0.5))
     assert trigger.update(found) is None  # no slope yet
     event = trigger.update(found)
     assert event.frames == {"clearance": 2, "fidelity": 1, "bleed_db": 1}
