@@ -39,7 +39,7 @@ or :math:`\tfrac12 A_{ij}\lambda_j^t/(\lambda_j - \lambda_i)` for discarded i, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,7 +79,7 @@ class Embedding(NamedTuple):
     dimension: Tensor  # (F,) int64, d
     squared_distances: Tensor  # (F, N, N) D² of the points, detached
     degenerate: Tensor  # (F,) bool: the bandwidth is zero and there is no map
-    again: Tensor  # () bool: to be made anew with ``may_sync``
+    again: Tensor  # () bool: must be computed again with ``may_sync=True``
     discarded: Tensor | None = None  # (F, N, N-1) columns from d on, zero before; detached
     precision: torch.dtype = torch.float64  # of the eigendecomposition
 
@@ -120,7 +120,9 @@ def embed(
         refuse_broken(broken, points)
     else:
         x.masked_fill_(broken.any(-1)[:, None, None], 0.0)
-    spectrum = _decomposed(x, parts, valid, settings, may_sync)
+    reference = settings.convention == "reference"
+    graph = gaussian_kernel(x, parts, valid, may_sync, reference)
+    spectrum = _decomposed(*graph, valid, settings, may_sync)
     dimension, degenerate = spectrum.dimension, spectrum.degenerate
     others = None
     if discarded:
@@ -154,27 +156,28 @@ class _Spectrum(NamedTuple):
 
 
 def _decomposed(
-    x: Tensor,
-    parts: Sequence[Tensor],
+    kernel: Tensor,
+    squared: Tensor,
+    degenerate: Tensor,
+    imprecise: Tensor,
     valid: Tensor | None,
     settings: Settings,
     may_sync: bool,
     single: bool = False,
 ) -> _Spectrum:
-    """Steps 1 to 4 of the module; ``single``: for losses on single coordinates, all N-1 of them."""
-    reference = settings.convention == "reference"
-    kernel, squared, degenerate, imprecise = gaussian_kernel(x, parts, valid, may_sync, reference)
+    """Steps 2 to 4 of the module; ``single``: for losses on single coordinates, all N-1 of them."""
     s, root = Operator.apply(kernel, valid, settings.alpha)
-    count = torch.full(x.shape[:1], x.shape[-2] - 1, device=x.device)
+    most = kernel.shape[-1] - 1
+    count = torch.full(kernel.shape[:1], most, device=kernel.device)
     if valid is not None:
         count = (valid.sum(-1) - 1).clamp(min=0)
-    width = None if may_sync and not single else x.shape[-2] - 1
+    width = None if may_sync and not single else most
     phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
         s, count, settings, width, not single
     )
     present = root > 0.0
     scale = present.to(root.dtype)
-    if not reference:
+    if settings.convention != "reference":
         scale = torch.where(present, 1.0 / torch.where(present, root, 1.0), 0.0)
     retained = torch.where(degenerate[:, None, None], 0.0, phi * scale.unsqueeze(-1))
     return _Spectrum(
@@ -255,7 +258,8 @@ def diffusion_map(
         if bool(broken.any()):  # one non-finite matrix makes an entire batched ``eigh`` fail
             frame, point = (int(index) for index in broken.nonzero()[0])
             raise NonFiniteError(f"point {point}", frame, lead)
-        found = _decomposed(x, [part], valid, settings, may_sync=True, single=True)
+        graph = gaussian_kernel(x, [part], valid, True, convention == "reference")
+        found = _decomposed(*graph, valid, settings, may_sync=True, single=True)
         eigenvalues = torch.where(found.degenerate.unsqueeze(-1), 0.0, found.eigenvalues)
         coordinates = found.all_coordinates(settings.time)
         return DiffusionMap(

@@ -54,10 +54,10 @@ class Bounds(NamedTuple):
 
 
 class Started(NamedTuple):
-    """Frames that are scored, but for what their values would tell."""
+    """Batches of frames whose values have not been read."""
 
     points: Points
-    batches: Sequence[Callable[[bool], Scored]]  # the score of each batch, given ``may_sync``
+    batches: list[Callable[[bool], Scored]]  # the score of each batch, given ``may_sync``
     results: list[Scored]  # of each batch
 
 
@@ -112,24 +112,28 @@ def start(
     firsts = range(0, max(points.frames, 1), size)  # one, empty, where there are no frames
 
     def scored(first: int, part: tuple[Tensor, ...], may_sync: bool) -> Scored:
-        frames, names = slice(first, first + len(part[0])), list[str]()
+        frames = slice(first, first + len(part[0]))
+        names: list[str] = []
 
         def values(*embeddings: Tensor) -> tuple[Tensor, ...]:
-            batch = points.batch(frames, embeddings)
-            with torch.autocast(batch.outputs.device.type, enabled=False):
-                found, again = score(batch, settings, may_sync)
+            found, again = score(points.batch(frames, embeddings), settings, may_sync)
             names[:] = found
             return *found.values(), again
 
-        made = functools.partial(_Recomputed.apply, values) if recomputed else values
         try:
-            *tensors, again = made(*part)
+            with torch.autocast(part[0].device.type, enabled=False):
+                if not recomputed:
+                    return score(points.batch(frames, part), settings, may_sync)
+                *tensors, again = _Recomputed.apply(values, *part)
         except NonFiniteError as error:
             raise NonFiniteError(error.what, first + error.frame, points.lead) from None
         return dict(zip(names, tensors)), again
 
-    batches = [functools.partial(scored, first, part) for first, part in zip(firsts, parts)]
-    return Started(points, batches, [batch(may_sync) for batch in batches])
+    work = Started(points, [], [])
+    for first, part in zip(firsts, parts):
+        work.batches.append(functools.partial(scored, first, part))
+        work.results.append(work.batches[-1](may_sync))
+    return work
 
 
 def finish(works: Sequence[Started]) -> list[dict[str, Tensor]]:
@@ -165,7 +169,7 @@ class _Recomputed(torch.autograd.Function):
         wanted = ctx.needs_input_grad[1:]
         saved = ctx.saved_tensors  # once: activation checkpointing hands them out once
         leaves = [x.detach().requires_grad_(w) for x, w in zip(saved, wanted)]
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.autocast(saved[0].device.type, enabled=False):
             results = ctx.values(*leaves)
         live = [(r, g.detach()) for r, g in zip(results, gradients) if r.requires_grad]
         if not live:

@@ -114,6 +114,7 @@ def score(
                 if not graph:
                     write(started)
                     started = []
+                    del held, points, work  # before the bank makes those of the next measure
             for scores, which in zip(written, scored):
                 scores.write("active", place, which)
         write(started)

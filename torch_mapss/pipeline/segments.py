@@ -198,6 +198,7 @@ def encoded_span(
         for name in plan.users:  # none is held longer than it is needed
             clean, usable = cleaned(parts.pop(name))
             yield name, clean.at(0, slice(None)), usable
+            del clean
 
 
 def levelled(inside: slice, gains: Tensor, rows: Rows, made: Tensor) -> Tensor:
