@@ -456,12 +456,12 @@ def test_padded_batches_score_as_the_mixtures_alone():
         assert float(grad[item, :, length:].abs().sum()) == 0.0
 
 
-@pytest.mark.parametrize("pit", [None, "si_sdr"])
-def test_unchecked_samples_take_out_their_mixture(references, pit):
+@pytest.mark.parametrize(("pit", "si_sdr"), [(None, 0.0), ("si_sdr", 0.0), (None, 0.1)])
+def test_unchecked_samples_take_out_their_mixture(references, pit, si_sdr):
     estimates = leaky(references)
     broken = estimates.clone()
     broken[2, 1, 700] = math.nan
-    loss = MAPSSLoss(scorer(check_finite=False), pit=pit)
+    loss = MAPSSLoss(scorer(check_finite=False), pit=pit, si_sdr=si_sdr)
     value, grad = gradient(loss, broken, references)
     expected, _ = gradient(loss, estimates[:2], references[:2])
     torch.testing.assert_close(value, expected)
@@ -617,8 +617,14 @@ def test_weights_may_change_between_calls(references):
     pair.weights |= {"bleed": 0.1, "match": 0.1, "separation": 1.0}  # settings: their defaults
     assert bool(pair(estimates, references).isfinite())
     none = dict.fromkeys(("separation", "match"), 0.0)
-    for wrong, message in (({"no": 1.0}, "no"), ({"match": -5.0}, "match"), (none, "every")):
-        spoilt = MAPSSLoss(scorer())
+    fidelity = none | {"fidelity": 1.0}
+    for wrong, message, pit in (
+        ({"no": 1.0}, "no", None),
+        ({"match": -5.0}, "match", None),
+        (none, "every", None),
+        (fidelity, "needs a term of leakage", "loss"),
+    ):
+        spoilt = MAPSSLoss(scorer(), pit=pit)
         spoilt.weights |= wrong
         with pytest.raises(ValueError, match=message):
             spoilt(estimates, references)
@@ -628,7 +634,9 @@ def test_waveforms_beside_a_bank_are_its_references(references):
     loss = MAPSSLoss(scorer(trim=True), extra=lambda e, r: (e - r).square().mean(-1))
     estimates, bank = leaky(references), loss.mapss.prepare(references)
     expected = loss(estimates, references)
-    torch.testing.assert_close(loss(estimates, bank, waveforms=references), expected)
+    leaf = references.clone().requires_grad_()
+    torch.testing.assert_close(loss(estimates, bank, waveforms=leaf), expected)
+    assert not loss(estimates, bank, waveforms=leaf).requires_grad
     longer = torch.nn.functional.pad(references, (0, 40), value=1.0)
     torch.testing.assert_close(loss(estimates, longer), expected)  # trimmed alike
     for wrong in (references[:1], references[:, :1], longer):

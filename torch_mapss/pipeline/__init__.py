@@ -1,7 +1,7 @@
-"""Waveforms -> frame scores. The way of a call ``mapss(estimates, references)``:
+"""Waveforms -> frame scores. The path of a call ``mapss(estimates, references)``:
 
 1. :meth:`torch_mapss.MAPSS.forward`, with the settings of :mod:`~torch_mapss.pipeline.config`;
-2. :mod:`~torch_mapss.pipeline.inputs`: everything that can be refused; plain waveforms by length;
+2. :mod:`~torch_mapss.pipeline.inputs`: arguments are checked, waveforms grouped by length;
 3. :mod:`~torch_mapss.pipeline.prepare`: references normalised, their activity found;
 4. :mod:`~torch_mapss.pipeline.copies`, called by it: distortions made and encoded, each once for
    all measures; the references themselves are encoded along with them;
@@ -24,16 +24,18 @@ How to read what comes out:
 * PS is B/(A + B): A the distance of an output to the cluster of its own source, B to the closest
   other one. 1: no leakage; ½: as near to both; 0: another source. PS divides by A and so reacts to
   strong distortion as well; B alone (``foreign_distance``) does not.
-* PM is the share of a source's own distortions that lie farther out than the output. It saturates:
-  an audible artefact is often 1e-50. ``log_pm`` keeps ranking there and has a gradient.
+* PM is the share of a source's own distortions that lie farther out than the output, by a Gamma
+  distribution fitted to their distances. It saturates: an audible artefact is often 1e-50.
+  ``log_pm`` keeps ranking there and has a gradient.
 * A frame is scored for its active sources when at least two are active; ``active`` says where.
-  Elsewhere scores are 0 in the record (never in a mean), NaN in metrics, tables and files;
-  ``defined(field)`` says where a field has a value. What was not computed is None.
+  In other frames the fields of the record are 0 (``bleed_db``: NaN) and left out of means; metrics,
+  tables and files have NaN there. ``defined(field)`` says where a field has a value. What was not
+  computed is None.
 * Bleed is the level of an output, in dB relative to its level where its own source is active, in
   the frames where that source pauses and another one is active; NaN elsewhere.
 * ``utterance()`` gives means over the scored frames, and ``ps_pesq``, the paper's PESQ-like pooling
   with its own range [1.085, 1.315].
-* Compare scores of one encoder, one layer and one bank only.
+* Compare scores only if encoder, layer and bank are the same.
 
 Example:
     >>> import torch

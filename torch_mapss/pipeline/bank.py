@@ -44,11 +44,12 @@ class Encoded(NamedTuple):
         )
 
     def usable(self) -> Tensor:
-        """(b, F) frames in which all embeddings are finite."""
+        """(b, S, F) frames in which all embeddings of a source are finite."""
         # A sum over features keeps NaN and infinity, and does not copy a view.
-        parts = self.references, self.distortions.flatten(1, 2), self.others
-        found = [x.sum(-1).isfinite().all(1) for x in parts if x is not None]
-        return torch.stack(found).all(0)
+        found = self.distortions.sum(-1).isfinite().all(2)
+        for part in (self.references, self.others):
+            found = found if part is None else found & part.sum(-1).isfinite()
+        return found
 
     @property
     def frame_bytes(self) -> int:
@@ -70,8 +71,8 @@ class Group(NamedTuple):
     items: tuple[int, ...]  # their places in the batch
     samples: int  # length as handed in, before resampling
     waves: Tensor  # (b, S, T) normalised references at the encoder's rate
-    valid: Tensor  # (b, S) bool: without a bad sample
-    audible: Tensor  # (b, S, F) bool: source active by itself and embeddings finite
+    audible: Tensor  # (b, S, F) bool: source active by itself
+    valid: Tensor  # (b, S, F) bool: source without a bad sample, and its embeddings finite
     scored: Tensor  # (n, 2) int64: (item of the group, frame) with at least two active sources
     encoded: dict[str, Encoded]  # by measure
     # The same of a long clip, whose distortions are made and encoded whenever it is scored.
@@ -85,13 +86,13 @@ class Group(NamedTuple):
 
     @property
     def active(self) -> Tensor:
-        """(b, S, F) bool: where a source is active; nowhere in a mixture with a bad sample."""
+        """(b, S, F) bool: where a source is active, in frames in which all sources are valid."""
         return active_sources(self.audible, self.valid)
 
 
 def active_sources(audible: Tensor, valid: Tensor) -> Tensor:
-    """(b, S, F) bool: audible (b, S, F), in mixtures whose sources (b, S) are all valid."""
-    return audible & valid.all(-1)[:, None, None]
+    """(b, S, F) bool: audible (b, S, F), in frames in which all sources are valid (b, S, F)."""
+    return audible & valid.all(1, keepdim=True)
 
 
 def scored_frames(audible: Tensor, valid: Tensor) -> Tensor:
@@ -164,7 +165,7 @@ class ReferenceBank:
             f"  measures: {', '.join(self.measures)},\n"
             f"  frames: {scored} with at least two active sources,\n"
             f"  memory: {self.nbytes / 2**20:.1f} MiB on {self.device},\n"
-            f"  encoders: {', '.join(sorted(encoders))})"
+            f"  encoders: {', '.join(sorted(encoders)) or 'none'})"
         )
 
     def to(self, device: torch.device | str) -> ReferenceBank:
@@ -180,6 +181,7 @@ class ReferenceBank:
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> ReferenceBank:
         return replace(self, groups=tree_map_only(Tensor, change, self.groups))
 
+    @torch.inference_mode(False)  # as what `prepare` makes, it serves in training too
     def recombined(self, index: Tensor | Sequence[Sequence[int]]) -> ReferenceBank:
         """The bank of new mixtures of the same sources, without preparing anything again.
 
@@ -227,10 +229,10 @@ class ReferenceBank:
         def pick(tensor: Tensor) -> Tensor:
             return tensor[chosen, source]  # a group that is alone holds the mixtures in order
 
-        waves, valid, audible = map(pick, (group.waves, group.valid, group.audible))
+        waves, audible, valid = map(pick, (group.waves, group.audible, group.valid))
         items, scored = tuple(range(len(chosen))), scored_frames(audible, valid)
         encoded = tree_map_only(Tensor, pick, group.encoded)
-        new = Group(items, group.samples, waves, valid, audible, scored, encoded)
+        new = Group(items, group.samples, waves, audible, valid, scored, encoded)
         return replace(self, groups=(new,))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -238,12 +240,14 @@ class ReferenceBank:
         torch.save({"format": FORMAT, "bank": self}, path)
 
     @staticmethod
+    @torch.inference_mode(False)
     def load(
         path: str | os.PathLike[str], map_location: torch.device | str | None = None
     ) -> ReferenceBank:
         """Read a bank written by :meth:`save`; no code in the file is run.
 
         Raises:
+            FileNotFoundError: no such file.
             ValueError: the file holds something else, or a bank of another format.
         """
         records: list[Any] = [ReferenceBank, Group, Encoded, Deferred, Measured]
@@ -263,12 +267,14 @@ class ReferenceBank:
         return bank
 
     @staticmethod
+    @torch.inference_mode(False)
     def join(banks: Iterable[ReferenceBank]) -> ReferenceBank:
         """One bank of the mixtures of several, in order: a ``collate_fn`` for cached banks.
 
         Mixtures of equal length and equal shapes are stacked, so that they are scored together.
 
         Raises:
+            TypeError: something else than banks.
             ValueError: no bank, or banks of different settings, measures or numbers of sources.
         """
         given = list(banks)
@@ -304,14 +310,14 @@ def _stacked(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def _stack(groups: Sequence[Group]) -> Group:
-    waves, valid, audible = map(torch.cat, zip(*((g.waves, g.valid, g.audible) for g in groups)))
+    waves, audible, valid = map(torch.cat, zip(*((g.waves, g.audible, g.valid) for g in groups)))
     encoded = {
         name: _stack_encoded([group.encoded[name] for group in groups])
         for name in groups[0].encoded
     }
     items = tuple(item for group in groups for item in group.items)
     scored = scored_frames(audible, valid)
-    return Group(items, groups[0].samples, waves, valid, audible, scored, encoded)
+    return Group(items, groups[0].samples, waves, audible, valid, scored, encoded)
 
 
 def _stack_encoded(parts: Sequence[Encoded]) -> Encoded:

@@ -183,6 +183,10 @@ class Copies(NamedTuple):
             name: None if present.all() else torch.from_numpy(present).to(waves.device)
             for name, present in filled.items()
         }
+        for name in masks:
+            if name not in found:  # silence may have no distortion at all
+                frames = references[name].shape[-2:]
+                found[name] = references[name].new_zeros((*filled[name].shape, *frames))
         return {
             name: Encoded(references[name], found[name], mask, others.get(name))
             for name, mask in masks.items()
@@ -243,8 +247,7 @@ def _check_members(count: np.ndarray, active: Tensor, items: Sequence[int], name
     least = MEASURES[name].least_members
     if (count >= least).all():
         return
-    audible = active.any(-1).cpu().numpy() | ~count.any()  # without any, none is encoded
-    bad = np.argwhere((count < least) & audible)
+    bad = np.argwhere((count < least) & active.any(-1).cpu().numpy())
     if len(bad):
         row, source = bad[0].tolist()
         raise ValueError(

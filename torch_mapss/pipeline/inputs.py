@@ -29,7 +29,7 @@ class Clips(NamedTuple):
     items: tuple[int, ...]  # their places in the batch
     samples: int  # length as handed in
     waves: Tensor  # (b, sources, T) at the encoder's rate
-    valid: Tensor  # (b, sources) bool: False had a bad sample, and is silenced
+    valid: Tensor  # (b, sources) bool; False: had a NaN or infinite sample, and was zeroed
 
 
 class Signals(NamedTuple):
@@ -72,7 +72,7 @@ class Call(NamedTuple):
         return torch.where(products.sum(-1, keepdim=True) < 0.0, -1.0, 1.0)
 
     def pairs(self) -> Iterator[tuple[Clips, Tensor]]:
-        """Of each length: estimates, and all references (b, S, T) at their rate."""
+        """For each length: the estimates, and all references (b, S, T) at the encoder's rate."""
         if self.references is not None and self.bank is None:
             held = [clips.waves for clips in self.references.clips]
         else:
@@ -106,7 +106,7 @@ def validate(
     measures: str | Iterable[str] | None = None,
     frames: int | None = None,
 ) -> Call:
-    """Everything about a call that can be refused.
+    """Check a call, and group its waveforms by length.
 
     Args:
         config: whose rate, frames, ``trim`` and ``check_finite`` apply.
@@ -170,7 +170,7 @@ def validate_references(
     lengths: Tensor | Sequence[int] | None,
     measures: Sequence[str],
 ) -> Signals:
-    """The same of ``prepare``. Arguments and errors as :func:`validate`."""
+    """Check the arguments of :meth:`MAPSS.prepare`; they and errors are as in :func:`validate`."""
     waves = _references(references)
     true = _true_lengths(config, lengths, *waves.shape[::2])
     config.check(measures, waves.shape[1], max(true))
@@ -180,7 +180,7 @@ def validate_references(
 def valid_waveforms(
     waves: Tensor, name: str, lengths: Sequence[int], check: bool
 ) -> tuple[Tensor, Tensor]:
-    """Refuse non-finite samples; unchecked, silence the sources that have them.
+    """Refuse non-finite samples, or (without ``check``) zero the sources that have them.
 
     Padding beyond a mixture's length may hold anything.
 
@@ -316,11 +316,11 @@ def _true_lengths(
     grid, rate, shortest = config.grid, config.sample_rate, min(true)
     least = -(-grid.receptive_field * rate // grid.sample_rate)  # samples of one frame
     if shortest < least:
+        widest = max(config.encoders.values(), key=lambda slot: slot.frames.receptive_field)
         raise ValueError(
-            f"references: mixture {true.index(shortest)} has {shortest} samples "
-            f"({1000 * shortest / rate:.1f} ms), but one frame of encoder "
-            f"{config.encoders['encoder'].name!r} needs at least {least} samples "
-            f"({1000 * least / rate:.1f} ms) at {rate} Hz. Pass a longer clip."
+            f"estimates and references: mixture {true.index(shortest)} has {shortest} samples "
+            f"({1000 * shortest / rate:.1f} ms), but one frame of encoder {widest.name!r} needs at "
+            f"least {least} samples ({1000 * least / rate:.1f} ms) at {rate} Hz. Pass longer clips."
         )
     return true
 

@@ -58,26 +58,27 @@ class MAPSS(nn.Module):
         sample_rate: of the waveforms handed in, in Hz; they are resampled to the encoder's rate,
             which None says they already have.
         fs: another name of ``sample_rate``.
-        trim: cut estimates and references to the shorter of them instead of refusing.
+        trim: cut estimates and references to the shorter of them instead of refusing. A bank is
+            never cut.
         align_polarity: flip an estimate whose correlation with its reference is negative.
             Checkpoints react to polarity, listeners do not.
         alpha, time, energy, max_dimension, convention, eigh: of the diffusion map, see
             :func:`torch_mapss.functional.perceptual_separation`.
         loudness: target of the normalisation of every waveform, in LUFS.
         activity: a source is active where its RMS exceeds this share of its RMS over all samples.
-        check_finite: look for NaN and infinite samples and refuse them. Without, the mixture of
-            such a source is left out, undefined; a training step on an accelerator then
-            synchronises twice instead of four times.
-        segment: seconds. Longer clips are distorted, encoded and scored in segments of at most so
-            much, in memory that grows with them by some copies of their waveforms alone; they have
-            no gradients. Encoders whose frames depend on their receptive field alone (``"mel"``,
-            ``"waveform"``) give the scores of the whole clip up to rounding. Transformers receive
-            the segment with a second more on each side, so that scores depend on it. ``"auto"`` is
-            60, or what the encoder accepts at once. None: everything is scored whole.
-        memory: to work in, besides waveforms, weights and results: bytes, a text like ``"2GiB"``,
-            or ``"auto"``: 1 GiB on a CPU (a quarter of what is free, if that is less), a quarter of
-            what is free on CUDA. How many distortions are made, clips encoded and frames scored at
-            a time follows from it, and no score.
+        check_finite: look for NaN and infinite samples and refuse them. If False, a mixture with
+            such a sample is not scored; a training step on an accelerator then synchronises twice
+            instead of four times.
+        segment: seconds. Longer clips are distorted, encoded and scored in segments of at most this
+            length, without gradients; memory grows by a few copies of the waveforms only. Encoders
+            whose frames depend on their receptive field alone (``"mel"``, ``"waveform"``) give the
+            scores of the whole clip up to rounding. Transformers receive the segment with a second
+            more on each side, so their scores depend on it. ``"auto"`` is 60, or what the encoder
+            accepts at once. None: everything is scored whole.
+        memory: working memory, in addition to waveforms, weights and results: bytes, a text like
+            ``"2GiB"``, or ``"auto"``: 1 GiB on a CPU (a quarter of what is free, if that is less),
+            a quarter of what is free on CUDA. It decides how many distortions are made, clips
+            encoded and frames scored at a time, and does not change scores.
         dtype, device, local_files_only, cache_dir: of an encoder that is given by name.
 
     The encoder is frozen and shared, and is neither part of ``state_dict()`` nor of

@@ -1,4 +1,9 @@
-"""The measures: each is one record of :data:`MEASURES`, and is added by adding one."""
+"""The measures: each is one record of :data:`MEASURES`.
+
+A new one is a record here and its score function in :mod:`torch_mapss.core`; its fields are those
+of :class:`~torch_mapss.Scores`, its columns those of ``UtteranceScores``. Everything else follows:
+preparing, scoring in memory and in segments, ``measures=``, banks on disk.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +74,9 @@ _ALL = (
 #: All measures by name, in the order of every table.
 MEASURES: dict[str, Measure] = {measure.name: measure for measure in _ALL}
 #: The measure that gives a score of frames or of utterances.
-MEASURE_OF = {score: m.name for m in _ALL for score in (*m.fields, *m.columns)}
+MEASURE_OF = {
+    score: m.name for m in _ALL for score in (*m.fields, *m.columns, f"{m.name}_dimension")
+}
 
 
 def checked_measures(measures: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -122,7 +122,7 @@ _REMEDY = (
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Within, an error of a device out of memory says what helps."""
+    """Add advice to out-of-memory errors."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -27,7 +27,6 @@ def with_bank(config: Config, call: Call, warn: bool = False) -> Call:
     return call._replace(bank=prepare(config, call.references, call.measures, warn))
 
 
-@explained()
 @torch.inference_mode(False)  # a bank made in validation serves in training too
 @torch.no_grad()
 def prepare(
@@ -46,13 +45,14 @@ def prepare(
         RuntimeError: an encoder gave no finite number at all.
     """
     encoding = Encoding(config, references.waves.device)
-    groups = tuple(
-        deferred_group(config, clips, measures)
-        if config.is_long(clips.samples)
-        else encoded_group(config, clips, measures, encoding)
-        for clips in references.clips
-    )
-    encoding.check()
+    with explained():
+        groups = tuple(
+            deferred_group(config, clips, measures)
+            if config.is_long(clips.samples)
+            else encoded_group(config, clips, measures, encoding)
+            for clips in references.clips
+        )
+        encoding.check()
     bank = ReferenceBank(groups, references.waves.shape[-1], config.bank_settings(measures))
     if warn:
         warn_unscored(bank)
@@ -72,15 +72,16 @@ def encoded_group(
     references = encoding.by_measure([measure.name for measure in used], waves)
     others: dict[str, Tensor] = {}
     parts: dict[str, Encoded] = {}
+    valid = clips.valid.unsqueeze(-1).expand(audible.shape)
     if summed := [measure.name for measure in used if measure.others and waves.shape[1] > 2]:
         others = encoding.by_measure(summed, normalised(sums_of_others(given)))
     for copies in planned_copies(config, measures, waves, audible, clips.items, pieces=False):
         made = copies.encode(waves, lambda _, x: normalised(x), encoding, references, others)
         for name, part in made.items():
             parts[name] = part
-            audible = audible & part.usable().unsqueeze(1)
-    scored = scored_frames(audible, clips.valid)
-    return Group(clips.items, clips.samples, waves, clips.valid, audible, scored, parts)
+            valid = valid & part.usable()
+    scored = scored_frames(audible, valid)
+    return Group(clips.items, clips.samples, waves, audible, valid, scored, parts)
 
 
 def warn_unscored(bank: ReferenceBank) -> None:

@@ -43,7 +43,7 @@ class Scores:
     Where a value is not :meth:`defined` it is 0, without gradient (``bleed_db``: NaN).
     """
 
-    active: Tensor  # (B, S', F) bool: source active, and at least one other
+    active: Tensor  # (B, S', F) bool: scored: source and at least one other active, frame drawn
     times: Tensor  # (F,) seconds, centre of the encoder's receptive field
     measures: tuple[str, ...]  # those computed, see torch_mapss.pipeline.measures
     clearance: Tensor | None = None  # (B, S', F) in [0, 1], 1: no leakage

@@ -65,10 +65,9 @@ def deferred_group(config: Config, clips: Clips, measures: Sequence[str]) -> Gro
     if waves.shape[1] > 2 and any(MEASURES[name].others for name in deferred):
         others = sums_of_others(clips.waves)
         others = others * _gains(config, others[0])
-    scored = scored_frames(audible, clips.valid)
-    return Group(
-        clips.items, clips.samples, waves, clips.valid, audible, scored, {}, deferred, others
-    )
+    valid = clips.valid.unsqueeze(-1).expand(audible.shape)
+    scored = scored_frames(audible, valid)
+    return Group(clips.items, clips.samples, waves, audible, valid, scored, {}, deferred, others)
 
 
 def _gains(config: Config, waves: Tensor) -> Tensor:
@@ -207,7 +206,7 @@ def levelled(inside: slice, gains: Tensor, rows: Rows, made: Tensor) -> Tensor:
 
 def cleaned(part: Encoded) -> tuple[Encoded, Tensor]:
     """Embeddings of one clip with frames that hold bad numbers as zeros; which (F,) hold none."""
-    (usable,) = part.usable()
+    usable = part.usable().all(1)[0]
     if devices.is_accelerator(usable.device) or not bool(usable.all()):
         zeroed = tree_map_only(
             Tensor, lambda x: torch.where(usable.unsqueeze(-1), x, 0.0), part._replace(mask=None)

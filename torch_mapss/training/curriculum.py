@@ -11,9 +11,9 @@ Belongs to no training framework: it takes numbers, keeps numbers, and its ``sta
 plain Python values. It never sees a graph. In distributed training hand every process the gathered
 frames, or let one decide for all.
 
-An *epoch* is what lies between two calls of :meth:`FrameTrigger.step`. An epoch in which a
-statistic is undefined (no scored frame, NaN) is ignored: it neither fires, nor breaks a run of
-good epochs, nor counts as a best one.
+An *epoch* is what lies between two calls of :meth:`FrameTrigger.step`. An epoch without a scored
+frame (all NaN) is ignored: it neither fires, nor breaks a run of good epochs, nor counts as a best
+one. A condition whose statistic is not defined yet, as a trend in the first epoch, does not hold.
 """
 
 from __future__ import annotations
@@ -376,7 +376,7 @@ class FrameTrigger:
     # ------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides later epochs, as plain values (JSON holds them).
+        """Everything that decides later epochs, as plain Python values.
 
         Call it between epochs: frames observed in an unfinished one are not part of it.
         """

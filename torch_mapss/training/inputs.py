@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss import audio
-from torch_mapss.core import devices
+from torch_mapss.core import checks, devices
 from torch_mapss.pipeline import inputs
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.config import Config
@@ -87,7 +87,8 @@ def truth_of(config: Config, call: Call, waveforms: Tensor | None) -> Tensor:
             "extra needs the references as waveforms, and a bank was handed in. Pass them "
             "along: loss(estimates, bank, waveforms=references)."
         )
-    waves = audio.as_waveform(waveforms, "waveforms")
+    waves = audio.as_waveform(waveforms, "waveforms").detach()
+    checks.check_devices(estimates=call.estimates.waves, waveforms=waves)
     expected = bank.batch, bank.sources, bank.samples
     if tuple(waves.shape) != expected:
         raise ValueError(
@@ -104,7 +105,7 @@ def ordered(call: Call, pit: str | None, losses: Callable[[Call], Tensor]) -> Ca
     Args:
         call: as validated.
         pit: ``"si_sdr"``, ``"loss"``, or None: as they came.
-        losses: (B,) losses of a call, which ``"loss"`` makes least.
+        losses: (B,) losses of a call, which ``"loss"`` minimises.
     """
     if pit != "loss":
         return call if pit is None else call.ordered(best_order(call))

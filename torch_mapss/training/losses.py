@@ -14,7 +14,8 @@ All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estim
 * *Undefined is zero.* A source for which a term is defined in no frame (silent reference, no frame
   with two active sources) adds exactly zero and gets exactly zero gradient; means run over what
   is defined: frames of a source, sources of a mixture, mixtures of the batch. If nothing is
-  defined the loss is a zero that can be back-propagated, and a warning says so once.
+  defined the loss is a zero that can be back-propagated, and a warning says so once (on an
+  accelerator only with ``check_finite``, since it reads values).
 * *Full precision.* Half-precision estimates are lifted to float32, autocast is switched off inside,
   and the manifold runs in float64; the gradient comes back in the dtype of the estimates, held
   at its largest finite number. Call ``backward()`` outside the autocast block, as PyTorch
@@ -26,10 +27,10 @@ All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estim
 * *Eager under compilation.* A compiled step leaves its graph at the loss and goes on after it.
 * *Means of a process.* Data-parallel training averages gradients over processes, each of which has
   averaged over what is defined in its own batch: a process with nothing defined, or with fewer
-  mixtures, weighs as much as the others, and halves a gradient of two. ``reduction="global"`` is
-  exact: sums and counts are added up over all processes (one small collective a call, so every
-  process must call it), the loss is the mean over all mixtures, the same on every process, and
-  the average of the gradients is its gradient.
+  mixtures, counts as much as the others. ``reduction="global"`` is exact: sums and counts are
+  added up over all processes (one small collective a call, so every process must call it), the
+  loss is the mean over all mixtures, the same on every process, and the average of the gradients
+  is its gradient.
 * *Estimates first.* A loss is not symmetric. References that require a gradient beside estimates
   that do not are refused as swapped; where nothing requires a gradient, as in validation, a swap
   cannot be detected.
@@ -51,7 +52,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_mapss.core import checks
+from torch_mapss.core import checks, devices
 from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.inputs import Call, check_pit
@@ -123,17 +124,11 @@ class PerceptualLoss(nn.Module):
         self.settings = dict(settings)
         for term in FRAME_TERMS.values():
             term.check(self.settings)
+        self.pit = check_pit(pit, None, PIT)
         # The measures refuse weights that leave out every term.
         self.mapss = resolve(mapss, encoder, options, self.measures)
         self.reduction = checks.check_choice(reduction, "reduction", REDUCTIONS)
         self.weighting = checked_weighting(weighting)
-        self.pit = check_pit(pit, None, PIT)
-        if pit == "loss" and not {"clearance", "separation"} & self._weighted():
-            # A swap of two outputs lies on the line of leakage: distortion alone does not tell it.
-            raise ValueError(
-                'pit="loss" needs a term of leakage (clearance or separation), which tells swapped '
-                f'outputs, got the weights {self.weights}. Use pit="si_sdr".'
-            )
         self.frames = None if frames is None else checks.check_whole(frames, "frames", 1)
         self.seed = checks.check_seed(seed)
         #: Calls made in training mode, which choose the random frames: set it to resume exactly.
@@ -157,6 +152,12 @@ class PerceptualLoss(nn.Module):
             raise ValueError(
                 f"the weights {self.weights} leave out every term of the scores. Give one of them "
                 "a weight, or use SI-SDR (torch_mapss.audio.si_sdr) without this loss."
+            )
+        if self.pit == "loss" and not {"clearance", "separation"} & self._weighted():
+            # A swap of two outputs lies on the line of leakage: distortion alone does not tell it.
+            raise ValueError(
+                'pit="loss" needs a term of leakage (clearance or separation), which tells swapped '
+                f'outputs, got the weights {self.weights}. Use pit="si_sdr".'
             )
         return tuple(name for name in MEASURES if name in wanted)
 
@@ -254,7 +255,7 @@ class PerceptualLoss(nn.Module):
         empty = all(len(group.scored) == 0 for group in bank.groups)
         if "bleed" not in self.measures and empty:
             self._warned = True
-        elif self.mapss.config.check_finite:
+        elif self.mapss.config.check_finite or not devices.is_accelerator(defined.device):
             self._warned = not bool(defined.any())
         if self._warned:
             checks.warn_user(

@@ -149,7 +149,7 @@ def negative_si_sdr(call: Call) -> tuple[Tensor, Tensor]:
     defined = torch.zeros(values.shape, dtype=torch.bool, device=values.device)
     for clips, references in call.pairs():
         references = devices.picked(references, 1, call.attributed)
-        active = ~audio.is_silent(references) & clips.valid
+        active = ~audio.is_silent(references) & clips.valid.all(-1, keepdim=True)
         place = (devices.placed(clips.items, values.device),)
         found = audio.si_sdr(clips.waves, references.to(values.dtype))
         values = values.index_put(place, torch.where(active, -found, 0.0))
