@@ -132,6 +132,7 @@ TABS = TABLE.replace("one, or", "one\t or").replace(",", "\t").replace("0.94", "
         TABLE.replace("\n", "\r\n").encode(),
         SEMICOLONS.encode(),
         "\n".join(line and f"{line},," for line in TABLE.split("\n")).encode(),  # empty columns
+        TABLE.replace("m2,nan,", "m2,nan,,,").encode(),  # in a row
         b"sep=;\n" + SEMICOLONS.encode(),
         TABS.encode(),
     ],
@@ -148,22 +149,28 @@ def test_tables_of_spreadsheet_programs_are_read(tmp_path, content):
     assert list(found.index - stated) == [2, 4, 5]  # rows as a spreadsheet counts them
 
 
+def test_blank_lines_come_first_and_marks_in_a_name_separate_nothing(tmp_path):
+    for text in ('\n;;\na;"b, c, d, or e"\n1;2\n', 'a\t"b, c, d, or e"\n1\t2\n'):
+        (path := tmp_path / "t.csv").write_text(text)
+        assert io.read_table(path, ["a"], ["a"])["b, c, d, or e"].tolist() == ["2"]
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (b"a,b\n1,x\n", ["'ps'", "'a', 'b'"]),
         (b'a,ps\n1,2\n3,"0,94"\n', ["line 3", "ps", "'0,94'"]),
         (b"a,ps\n1,good\n", ["line 2", "'good'"]),
-        (b"a,ps\n1,2\na,ps\n", ["line 3", "'ps'"]),
-        (b"a,ps\n1,2,3\n", ["line 2, saw 3"]),
-        (b"sep=;\na;ps\n1;2;3\n", ["Expected 2 fields in line 3, saw 3"]),
-        (b'a,ps\n1,"2\n', ["cannot be read", "inside string"]),
+        (b"a,ps\n1,2\na,ps\n", ["line 3 is its header again"]),
+        (b"a,ps\n1,2,3\n", ["line 2 has 3 cells and its header 2"]),
+        (b"sep=;\na;ps\n1;2;3\n", ["line 3 has 3 cells and its header 2"]),
+        (b'a,ps\n1,"2\n', ["line 2 cannot be read"]),
         (b"a,ps,a\n1,2,3\n", ["'a' twice"]),
         ("a,ps\n\né,1\n".encode("cp1252"), ["line 3 is not UTF-8: save it as UTF-8 CSV"]),
         ("a,ps\né,1\n".encode("utf-16-le"), ["UTF-8"]),
-        ("a,ps\ne,1\n".encode("utf-16-le"), ["'ps' in its header"]),
-        (b"\n", ["No columns"]),
-        (b"", ["No columns"]),
+        ("a,ps\ne,1\n".encode("utf-16-le"), ["zero bytes, as UTF-16 does"]),
+        (b"\n", ["is empty"]),
+        (b"", ["is empty"]),
     ],
 )
 def test_what_is_no_table_is_refused_with_its_cause(tmp_path, content, said):

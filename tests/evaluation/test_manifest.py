@@ -62,10 +62,11 @@ def test_all_problems_are_listed_at_once(corpus, tmp_path, capsys):
     assert not out.exists()
     printed = capsys.readouterr().err
     for problem in (
-        "wrong.json has 8 problems:",
+        "wrong.json has 9 problems:",
         "mixture 'm0', references: no file",
         "gone.wav",
         "mixture 'm1', system 'bad': must have one path per reference (2)",
+        "m1/bad/c.wav",
         "mixture 'm1', system 'none': estimates no source at all",
         "mixture_id 'm0' is used 2 times",
         "mixture 'late': references must be a list of at least two paths, got [",
@@ -74,7 +75,7 @@ def test_all_problems_are_listed_at_once(corpus, tmp_path, capsys):
         "mixture '7': references must be a list of at least two paths",
     ):
         assert problem in printed
-    assert len(printed.strip().splitlines()) == 9
+    assert len(printed.strip().splitlines()) == 10
 
 
 def test_what_is_fine(corpus):
@@ -119,6 +120,21 @@ def test_manifests_with_wrong_entries(corpus, changed, message):
         read_entries(entries, "given", str(corpus.parent))
     with pytest.raises(ManifestError, match=message):
         load_manifest(save_manifest(corpus.parent, entries, "wrong.json"))
+
+
+def test_an_entry_that_is_wrong_is_looked_through_to_its_end(corpus):
+    wrong = entries_of(corpus)[0] | {"systems": 3, "references": ["gone.wav", 4, "lost.wav"]}
+    with pytest.raises(ManifestError) as error:
+        read_entries([entries_of(corpus)[0], wrong], "given", str(corpus.parent))
+    said = "\n".join(error.value.problems)
+    for problem in (
+        "references must be",
+        "systems must be",
+        "gone.wav",
+        "lost.wav",
+        "used 2 times",
+    ):
+        assert problem in said
 
 
 def test_backslashes_separate_folders_as_well(tmp_path):

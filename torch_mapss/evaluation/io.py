@@ -6,6 +6,7 @@ Imports nothing heavy at the top, so that ``--help`` answers at once.
 from __future__ import annotations
 
 import codecs
+import csv
 import errno
 import hashlib
 import io
@@ -359,38 +360,56 @@ def read_table(
     except UnicodeDecodeError as error:
         line = 1 + data[: error.start].count(b"\n")
         raise refused(f"line {line} is not UTF-8: save it as UTF-8 CSV") from None
+    if "\0" in decoded:
+        raise refused("holds zero bytes, as UTF-16 does: save it as UTF-8 CSV")
     stated = re.match(r'"?sep=([,;\t])"?\r?\n', decoded, re.IGNORECASE)  # Excel's
-    separator = stated[1] if stated else max(",;\t", key=decoded.partition("\n")[0].count)
-    head = 2 if stated else 1  # line of the header
-    cells: dict[str, Any] = {"sep": separator, "dtype": object, "na_filter": False}
-    cells |= {"header": None, "skiprows": head - 1, "skip_blank_lines": False}
-    try:  # no header: pandas takes the first cells of lines longer than it for an index
-        table = pandas.read_csv(io.StringIO(decoded, newline=""), **cells).fillna("")
-    except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
-        raise refused(f"cannot be read: {str(error).strip()}") from None
-    names = [*table.iloc[0].str.strip()]
+    first = decoded[stated.end() :] if stated else decoded
+    first = next((line for line in first.splitlines() if line.strip(",;\t ")), "")
+
+    def quality(mark: str) -> tuple[int, int]:
+        cells = [cell.strip() for cell in next(csv.reader([first], delimiter=mark))]
+        return len({*cells} & {*required}), len(cells)
+
+    separator = stated[1] if stated else max(",;\t", key=quality)
+    rows: list[list[str]] = []
+    try:  # not by pandas, which takes the first cells of longer lines for an index
+        rows.extend(csv.reader(io.StringIO(decoded, newline=""), delimiter=separator, strict=True))
+    except csv.Error as error:
+        raise refused(f"line {len(rows) + 1} cannot be read ({error})") from None
+    skipped = 1 if stated else 0
+    filled = {k: row for k, row in enumerate(rows, 1) if k > skipped and any(map(str.strip, row))}
+    if not filled:
+        raise refused("is empty")
+    head = min(filled)
+    names = [name.strip() for name in filled.pop(head)]
     known = f" in its header: {listed(map(repr, names), 12)}"
     if missing := [name for name in required if name not in names]:
         raise refused(f"lacks {', '.join(map(repr, missing))}{known}")
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise refused(f"has {twice[0]!r} twice{known}")
-    # Rows as a spreadsheet counts them.
-    table.index = pandas.RangeIndex(len(table), name="line") + head
-    table = table.set_axis(names, axis=1).iloc[1:].replace(r"^\s+$", "", regex=True)
-    table = table[table.ne("").any(axis=1)]
-    table = table[[name for name in names if name]]
-    for name in names:
-        if not name or (name not in numbers if text is None else name in text):
+    for line, row in filled.items():
+        if any(map(str.strip, row[len(names) :])):
+            raise refused(
+                f"line {line} has {len(row)} cells and its header {len(names)}: is a separator or "
+                "a quotation mark missing or too many?"
+            )
+        if [cell.strip() for cell in row] == names:
+            raise refused(f"line {line} is its header again: cut joined tables apart")
+    cells = [[*row, *[""] * len(names)][: len(names)] for row in filled.values()]
+    index = pandas.Index([*filled], dtype="int64", name="line")  # rows as a spreadsheet counts
+    table = pandas.DataFrame(cells, index, names, dtype=object)[[name for name in names if name]]
+    for name in table:
+        if name not in numbers if text is None else name in text:
             continue
         values = table[name].str.strip().replace("", "nan")
         if separator != ",":
             values = values.str.replace(",", ".")
         wrong = pandas.to_numeric(values, errors="coerce").isna() & values.str.lower().ne("nan")
         if wrong.any():
+            cell = table.loc[wrong.idxmax(), name]
+            hint = " Decimal commas need columns separated by semicolons or tabs." * ("," in cell)
             raise ValueError(
-                f"{where}, line {wrong.idxmax()}: {name} must be a number, got "
-                f"{table.loc[wrong.idxmax(), name]!r}. Decimal commas are read where semicolons "
-                "or tabs separate the columns."
+                f"{where}, line {wrong.idxmax()}: {name} must be a number, got {cell!r}.{hint}"
             )
         table[name] = values.astype(float)
     return table

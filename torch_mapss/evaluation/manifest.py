@@ -98,16 +98,15 @@ def read_entries(entries: Any, name: str, folder: str) -> tuple[Mixture, ...]:
     mixtures: list[Mixture] = []
     spelled: dict[str, str] = {}  # names of systems that are one text in two Unicode forms
     for place, entry in enumerate(entries):
-        if wrong := [*_problems(entry, f"entry {place}")]:
-            problems += wrong
+        problems += _problems(entry, f"entry {place}")
+        if not isinstance(entry, dict):
             continue
-        systems = {
-            spelled.setdefault(io.same_name(system), system): tuple(paths)
-            for system, paths in entry["systems"].items()
-        }
-        mixture = Mixture(str(entry["mixture_id"]), tuple(entry["references"]), systems, folder)
-        more = {"mixture": entry.get("mixture"), "sources": tuple(entry.get("sources") or ())}
-        mixtures.append(mixture._replace(**more))
+        own: dict[str, Any] = entry["systems"] if isinstance(entry.get("systems"), dict) else {}
+        systems = {spelled.setdefault(io.same_name(s), s): _paths(own[s], None) for s in own}
+        names = str(entry.get("mixture_id", f"entry {place}")), _paths(entry.get("references"))
+        mixture = entry["mixture"] if _is_path(entry.get("mixture")) else None
+        sources = tuple(entry.get("sources") or ()) if not problems else ()
+        mixtures.append(Mixture(*names, systems, folder, mixture, sources))
         problems += _missing_files(mixtures[-1])
     counts = Counter(io.same_name(mixture.name) for mixture in mixtures)
     problems += [f"mixture_id {n!r} is used {k} times" for n, k in counts.items() if k > 1]
@@ -128,6 +127,12 @@ def _is_path(value: Any) -> bool:
 
 def _are_paths(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) > 1 and all(map(_is_path, value))
+
+
+def _paths(value: Any, *others: None) -> tuple[Any, ...]:
+    """The paths in a list, and what else it may hold: a wrong one is told as such."""
+    listed = value if isinstance(value, list | tuple) else ()
+    return tuple(path for path in listed if _is_path(path) or path in others)
 
 
 def _problems(entry: Any, where: str) -> Iterator[str]:
