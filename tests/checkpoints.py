@@ -12,12 +12,7 @@ from torch import Tensor, nn
 FAMILIES = ("wav2vec2", "hubert", "wavlm", "mert")
 LAYERS = 3
 WIDTH = 32
-_CLASSES = {
-    "wav2vec2": "Wav2Vec2",
-    "hubert": "Hubert",
-    "wavlm": "WavLM",
-    "mert": "Hubert",
-}
+_CLASSES = {"wav2vec2": "Wav2Vec2", "hubert": "Hubert", "wavlm": "WavLM", "mert": "Hubert"}
 
 
 def small_config(family: str, large: bool, **changes: Any) -> Any:

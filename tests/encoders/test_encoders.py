@@ -65,10 +65,7 @@ def stock_features(waves: Tensor, bands: int = 80) -> Tensor:
     from transformers import WhisperFeatureExtractor
 
     return WhisperFeatureExtractor(feature_size=bands)(
-        list(waves.float().numpy()),
-        sampling_rate=16_000,
-        padding="do_not_pad",
-        return_tensors="pt",
+        list(waves.float().numpy()), sampling_rate=16_000, padding="do_not_pad", return_tensors="pt"
     ).input_features
 
 

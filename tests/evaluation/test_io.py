@@ -150,9 +150,8 @@ def test_tables_of_spreadsheet_programs_are_read(tmp_path, content):
 
 
 def test_blank_lines_come_first_and_marks_in_a_name_separate_nothing(tmp_path):
-    for text in ('\n;;\na;"b, c, d, or e"\n1;2\n', 'a\t"b, c, d, or e"\n1\t2\n'):
-        (path := tmp_path / "t.csv").write_text(text)
-        assert io.read_table(path, ["a"], ["a"])["b, c, d, or e"].tolist() == ["2"]
+    (path := tmp_path / "t.csv").write_text('\n;;\na;"b, c, d, or e"\n1;2\n')
+    assert io.read_table(path, ["a"], ["a"])["b, c, d, or e"].tolist() == ["2"]
 
 
 @pytest.mark.parametrize(

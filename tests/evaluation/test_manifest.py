@@ -122,21 +122,6 @@ def test_manifests_with_wrong_entries(corpus, changed, message):
         load_manifest(save_manifest(corpus.parent, entries, "wrong.json"))
 
 
-def test_an_entry_that_is_wrong_is_looked_through_to_its_end(corpus):
-    wrong = entries_of(corpus)[0] | {"systems": 3, "references": ["gone.wav", 4, "lost.wav"]}
-    with pytest.raises(ManifestError) as error:
-        read_entries([entries_of(corpus)[0], wrong], "given", str(corpus.parent))
-    said = "\n".join(error.value.problems)
-    for problem in (
-        "references must be",
-        "systems must be",
-        "gone.wav",
-        "lost.wav",
-        "used 2 times",
-    ):
-        assert problem in said
-
-
 def test_backslashes_separate_folders_as_well(tmp_path):
     path = write_manifest(tmp_path, 1, ("good",))
     path.write_text(path.read_text().replace("/", "\\\\"))

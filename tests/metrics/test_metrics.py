@@ -165,7 +165,6 @@ def test_reductions(metric_class):
     rows = metric.item_scores()
     assert rows.isnan().nonzero().tolist() == [[0, 1]]
     torch.testing.assert_close(metric.compute(), rows.nanmean(0))
-
     preds, target = pair(2)
     metric = metric_class(mapss, reduction="none")
     metric.update(preds, target, lengths=[SAMPLES, 2400])
@@ -539,7 +538,6 @@ def test_only_metrics_of_equal_settings_are_merged():
     found = metrics.compute()
     assert found["one"] == PerceptualSeparation(one)(preds, target)
     assert found["two"] == PerceptualSeparation(two)(preds, target)
-
     each, none = ({"keep_items": True}, {"reduction": "none"})
     kept = {"each": PerceptualSeparation(one, **each), "none": PerceptualSeparation(one, **none)}
     metrics = MetricCollection(kept)
@@ -547,7 +545,6 @@ def test_only_metrics_of_equal_settings_are_merged():
     metrics.update(preds, target)
     assert metrics["each"].item_scores().shape == (4, 2)
     assert metrics.compute()["none"].shape == (4, 2, 9)
-
     each = PerceptualSeparation(one, reduction="source")
     metrics = MetricCollection({"mean": PerceptualSeparation(one), "each": each})
     metrics.update(preds, target)

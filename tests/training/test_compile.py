@@ -89,7 +89,6 @@ def test_a_compiled_call_has_the_eager_gradient(name):
 def test_compiled_code_calls_the_eager_function(monkeypatch):
     """Without the compiler, which takes seconds to load: what is called is what it leaves alone."""
     left_out = []
-
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: not left_out)
     monkeypatch.setattr(torch.compiler, "disable", lambda f: left_out.append(f) or f)
     (preds, target), mapss = pair(1), small()
