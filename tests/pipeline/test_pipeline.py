@@ -175,14 +175,16 @@ def test_a_bank_of_other_distortions_is_refused(one, other):
         scorer(other)(references, bank)
 
 
-def test_a_bank_made_in_inference_mode_serves_in_training():
+def test_a_bank_made_in_inference_mode_serves_in_training(tmp_path):
     references = voices()
     mapss = small()
     with torch.inference_mode():
         bank = mapss.prepare(references.clone())
-        made = bank.recombined([[0, 0]]), ReferenceBank.join([bank])
+        bank.save(tmp_path / "bank.pt")
+        read = ReferenceBank.load(tmp_path / "bank.pt")
+        made = bank.recombined([[0, 0]]), ReferenceBank.join([bank, bank]), read
     for own in (bank, *made):
-        estimates = leaky(references, 0.3).requires_grad_()
+        estimates = leaky(references, 0.3).expand(own.batch, -1, -1).clone().requires_grad_()
         MatchLoss(mapss)(estimates, own).backward()
         assert estimates.grad.abs().sum() > 0
 

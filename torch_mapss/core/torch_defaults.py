@@ -54,5 +54,6 @@ def _own_dtype() -> AbstractContextManager[None]:
 
 def _own_device() -> torch.device | nullcontext[None]:
     # Entered only where needed: as a mode it would see every call of torch.
-    plain = torch.empty(0).device.type == "cpu"  # torch 2.6 cannot always name its default
+    # Of torch 2.6 `get_default_device` fails after `set_default_device(None)`.
+    plain = torch.empty(0).device.type == "cpu"
     return nullcontext() if plain else torch.device("cpu")

@@ -102,7 +102,7 @@ def read_entries(entries: Any, name: str, folder: str) -> tuple[Mixture, ...]:
         if not isinstance(entry, dict):
             continue
         own: dict[str, Any] = entry["systems"] if isinstance(entry.get("systems"), dict) else {}
-        systems = {spelled.setdefault(io.same_name(s), s): _paths(own[s], None) for s in own}
+        systems = {spelled.setdefault(io.same_name(s), s): _paths(own[s], null=True) for s in own}
         names = str(entry.get("mixture_id", f"entry {place}")), _paths(entry.get("references"))
         mixture = entry["mixture"] if _is_path(entry.get("mixture")) else None
         sources = tuple(entry.get("sources") or ()) if not problems else ()
@@ -129,10 +129,10 @@ def _are_paths(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) > 1 and all(map(_is_path, value))
 
 
-def _paths(value: Any, *others: None) -> tuple[Any, ...]:
-    """The paths in a list, and what else it may hold: a wrong one is told as such."""
+def _paths(value: Any, null: bool = False) -> tuple[Any, ...]:
+    """The paths in a list, and its nulls if wanted; anything else :func:`_problems` tells."""
     listed = value if isinstance(value, list | tuple) else ()
-    return tuple(path for path in listed if _is_path(path) or path in others)
+    return tuple(path for path in listed if _is_path(path) or (null and path is None))
 
 
 def _problems(entry: Any, where: str) -> Iterator[str]:

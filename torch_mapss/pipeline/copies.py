@@ -179,18 +179,14 @@ class Copies(NamedTuple):
                     slot = slots[name][item, source, member]
                     index = as_index(np.stack([item, source, slot]), values.device)
                     found[name][index] = _picked(values, np.searchsorted(needed, mine))
-        masks = {
-            name: None if present.all() else torch.from_numpy(present).to(waves.device)
-            for name, present in filled.items()
-        }
-        for name in masks:
+        encoded = {}
+        for name, present in filled.items():
+            own = references[name]
             if name not in found:  # silence may have no distortion at all
-                frames = references[name].shape[-2:]
-                found[name] = references[name].new_zeros((*filled[name].shape, *frames))
-        return {
-            name: Encoded(references[name], found[name], mask, others.get(name))
-            for name, mask in masks.items()
-        }
+                found[name] = own.new_zeros((*present.shape, *own.shape[-2:]))
+            mask = None if present.all() else torch.from_numpy(present).to(waves.device)
+            encoded[name] = Encoded(own, found[name], mask, others.get(name))
+        return encoded
 
 
 def copies_of(config: Config, plan: Plan, measured: Mapping[str, Measured]) -> Copies:

@@ -1,8 +1,9 @@
 """The measures: each is one record of :data:`MEASURES`.
 
 A new one is a record here and its score function in :mod:`torch_mapss.core`; its fields are those
-of :class:`~torch_mapss.Scores`, its columns those of ``UtteranceScores``. Everything else follows:
-preparing, scoring in memory and in segments, ``measures=``, banks on disk.
+of :class:`~torch_mapss.Scores`, its columns those of ``UtteranceScores``. Preparing, scoring in
+memory and in segments, ``measures=`` and banks on disk follow from the record; bounds, a metric and
+a term of the losses are added where those of the others are.
 """
 
 from __future__ import annotations
