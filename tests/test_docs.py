@@ -143,8 +143,8 @@ def test_shapes_of_the_pipeline() -> None:
     scores = mapss(estimates, references)
     for thing in (MAPSS.forward, SeparationLoss.forward):
         assert references.shape == said(thing, "estimates") == said(thing, "references")
-    assert check_record(scores) == 15
-    assert check_record(scores.utterance()) == 9
+    assert check_record(scores) == 16
+    assert check_record(scores.utterance()) == 12
     bounds = mapss.bounds(estimates, references)
     assert check_record(bounds) >= 1
     for part in (bounds.clearance, bounds.fidelity, bounds.ps, bounds.pm):

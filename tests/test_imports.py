@@ -29,7 +29,7 @@ LAYERS = (
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 SUBPACKAGES = [*LEVEL]
 SHORTCUTS = {"curriculum", "lightning"}  # public paths into training
-OTHERS = {"", "__main__", "_lazy", *SHORTCUTS}
+OTHERS = {"", "__main__", "_lazy", "score_table", *SHORTCUTS}  # leaves and shortcuts
 
 
 def module_name(path: Path) -> str:

@@ -123,7 +123,7 @@ def test_fidelity_is_one_less_the_rms_of_what_is_missing():
     frames = torch.tensor([[1.0, 0.5, 0.9, 0.0], [1.0] * 4, [0.3] * 4], dtype=torch.float64)
     defined = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
     leaf = frames.clone().requires_grad_()
-    pooled = F.pool_fidelity(leaf, defined)
+    pooled = F.pool_fidelity(leaf, defined=defined)
     assert abs(float(pooled[0].detach()) - (1.0 - math.sqrt(0.125))) < 1e-12
     assert float(pooled[1].detach()) == 1.0
     assert pooled[2].isnan()  # undefined in three of four
@@ -132,8 +132,8 @@ def test_fidelity_is_one_less_the_rms_of_what_is_missing():
     assert (g[~defined] == 0.0).all()
     assert (g[1] == 0.0).all()
     two = torch.tensor([True, True, False, False])
-    torch.testing.assert_close(F.pool_fidelity(frames[0], None, two), pooled[0].detach())
-    assert F.pool_fidelity(frames[0], defined[2], two).isfinite()  # in one of two that count
+    torch.testing.assert_close(F.pool_fidelity(frames[0], two), pooled[0].detach())
+    assert F.pool_fidelity(frames[0], two, defined[2]).isfinite()  # in one of two that count
     assert F.pool_fidelity(frames[0], active=torch.zeros(4, dtype=torch.bool)).isnan()
 
 

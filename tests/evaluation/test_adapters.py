@@ -9,7 +9,7 @@ from separations import RATE, leaky, small_mapss, sources
 
 from torch_mapss import Report, evaluate
 from torch_mapss.evaluation.adapters import evaluate_museval, mapss_metric, mapss_setup
-from torch_mapss.evaluation.measures import COLUMNS
+from torch_mapss.score_table import SCORES
 
 TRUTH = sources(2, 0.3)
 MADE = leaky(TRUTH, 0.3)
@@ -24,8 +24,8 @@ def report() -> Report:
 def test_versa_metric_is_evaluate(report):
     for given in ((MADE.numpy(), TRUTH.numpy()), (MADE, TRUTH)):
         found = mapss_metric(*given, RATE, SCORER)
-        assert len(found) == 3 * len(COLUMNS)
-        for name in COLUMNS:
+        assert len(found) == 3 * len(SCORES)
+        for name in SCORES:
             expected = [report.means()[name], *(row[name] for row in report.rows)]
             made = [found[f"mapss_{name}{end}"] for end in ("", "_src1", "_src2")]
             assert made == pytest.approx(expected, nan_ok=True)

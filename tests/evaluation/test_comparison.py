@@ -18,8 +18,8 @@ import torch_mapss
 from torch_mapss.evaluation import cli, tables
 from torch_mapss.evaluation.comparison import Comparison, compare, compare_ranked
 from torch_mapss.evaluation.comparison_tables import outlier
-from torch_mapss.evaluation.measures import COLUMNS, RANKED
 from torch_mapss.evaluation.results import Results
+from torch_mapss.score_table import RANKED, SCORES
 
 Scores = dict[str, list[float]]
 ROW_COLUMNS = ("mixture_id", "system", "source", "source_index")
@@ -29,7 +29,7 @@ def items(scores: Scores, measures: Any = ("ps", "log_pm"), **columns: Any) -> l
     """Rows of ``items.csv`` of made-up PS; the other measures follow it."""
     return [
         {"mixture_id": f"m{place}", "system": system, "seconds": 1.0, "references": 2}
-        | {m: value if COLUMNS[m].higher_is_better else -value for m in measures}
+        | {m: value if SCORES[m].higher_is_better else -value for m in measures}
         | {"status": "ok" if value == value else "undefined", "reason": ""}
         | {name: values[place] for name, values in columns.items()}
         for system, values in scores.items()
@@ -365,7 +365,6 @@ import time
 import numpy as np
 from pandas import DataFrame
 from torch_mapss.evaluation.comparison import compare
-from torch_mapss.evaluation.measures import RANKED
 from torch_mapss.evaluation.results import Results
 rng = np.random.default_rng(0)
 items = DataFrame(

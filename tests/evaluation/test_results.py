@@ -18,8 +18,8 @@ from separations import leaky, save_manifest, score_set, small_mapss, sources, w
 
 from torch_mapss import evaluate, evaluate_set
 from torch_mapss.evaluation.manifest import load_manifest
-from torch_mapss.evaluation.measures import COLUMNS, FRAME_SCORES
 from torch_mapss.evaluation.results import Results, frames_path, load_results, records
+from torch_mapss.score_table import FRAME_SCORES, SCORES
 
 
 def scored(path: Path, out: Path, **options: Any) -> Results:
@@ -48,7 +48,7 @@ def test_rows_and_frames_are_those_of_single_mixtures(manifest, results):
         np.testing.assert_allclose(values, getattr(report, name).numpy(), rtol=1e-6)
     rows = results.scores.query("mixture_id == 'm1' and system == 'bad'")
     for row, expected in zip(records(rows), report.rows, strict=True):
-        for name in COLUMNS:
+        for name in SCORES:
             assert row[name] == pytest.approx(expected[name], rel=1e-8, nan_ok=True)
         assert (row["frames"], row["status"]) == (expected.frames, "ok")
         assert row["estimate"] == f"m1/bad/{row['source']}.wav"
@@ -77,13 +77,13 @@ def test_cells_have_the_type_of_their_column(results):
     row, item = records(results.scores)[0], records(results.items)[0]
     for kind, names in (
         (int, ("source_index", "frames", "estimate_rate", "silent")),
-        (float, (*COLUMNS, "estimate_bandwidth", "lag_ms")),
+        (float, (*SCORES, "estimate_bandwidth", "lag_ms")),
         (str, ("mixture_id", "source", "estimate")),
     ):
         assert {type(row[name]) for name in names} == {kind}
     assert "ps_tail" not in row
     assert type(records(results.summary)[0]["rates"]) is str
-    assert results.measures == tuple(COLUMNS)
+    assert results.measures == tuple(SCORES)
     assert (item["references"], item["seconds"]) == (2, pytest.approx(0.3))
 
 

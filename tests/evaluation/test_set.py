@@ -30,8 +30,8 @@ from torch_mapss import MAPSS, compare, evaluate, evaluate_set
 from torch_mapss.evaluation import cli, console, io, tables
 from torch_mapss.evaluation import run as runs
 from torch_mapss.evaluation.commands import options
-from torch_mapss.evaluation.measures import COLUMNS
 from torch_mapss.evaluation.results import frames_path, load_results, read_frames
+from torch_mapss.score_table import SCORES
 
 TABLES = ("scores.csv", "items.csv", "summary.csv")
 
@@ -57,7 +57,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def check_aggregation(out: Path) -> None:
     """Sources to items to sets, redone from the tables on disk."""
     scores, items, summary = (pd.read_csv(out / name) for name in TABLES)
-    names = [name for name in COLUMNS if name in scores]
+    names = [name for name in SCORES if name in scores]
     keys = ["mixture_id", "system"]
     for table, below, by in ((items, scores, keys), (summary, items, keys[1:])):
         expected = [own[names].mean() for _, own in below.groupby(by, sort=False)]

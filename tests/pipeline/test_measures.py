@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss.pipeline.copies import plans
 from torch_mapss.pipeline.measures import MEASURES, checked_measures
+from torch_mapss.score_table import scores_of
 
 FIELDS = ("clearance", "fidelity", "ps", "pm", "log_pm")
 
@@ -22,7 +23,8 @@ def test_names_of_measures():
     assert checked_measures(None) == tuple(MEASURES)
     assert checked_measures("match") == ("match",)
     assert checked_measures(["bleed", "decomposition"]) == ("decomposition", "bleed")
-    for wrong in ("both", [], ["ps"], "clearance", "log_pm", "ps_pesq"):
+    assert checked_measures(["ps_pesq", "clearance"]) == ("decomposition", "separation")
+    for wrong in ("both", [], ["ps", "both"], [None]):
         with pytest.raises(ValueError, match="measures"):
             checked_measures(wrong)
     with pytest.raises(TypeError, match="measures"):
@@ -49,7 +51,7 @@ def test_each_measure_alone_is_what_it_is_beside_the_others(segment):
                 with pytest.raises(ValueError, match=field):
                     alone.of(field)
         for column, values in alone.utterance()._asdict().items():
-            known = column in (*measure.columns, "frames")
+            known = column in (*scores_of([name]), "frames")
             assert bool(values.isnan().all()) != known or column == "frames"
 
 

@@ -137,6 +137,7 @@ def test_every_field_counts_where_it_is_defined():
     values |= {"bleed_db": [NAN, NAN, -20.0, NAN]}
     given = {name: torch.tensor([[levels]]) for name, levels in values.items()}
     given |= {"clearance_defined": there, "fidelity_defined": there & (given["fidelity"] > 0.0)}
+    given |= {"bleed_defined": ~given["bleed_db"].isnan()}
     found = Scores(there, torch.arange(4), ("decomposition", "bleed"), **given)
     rules = Quantile("clearance", 0.0, below=0.1), Quantile("fidelity", 0.5, above=0.7)
     trigger = FrameTrigger(*rules, Trend("bleed_db", span=2, below=0.5))

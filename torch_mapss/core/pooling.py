@@ -13,6 +13,8 @@ from torch import Tensor
 from torch_mapss.core import checks
 from torch_mapss.core.autograd import safe_sqrt
 
+LEAST_DISTANCE = 1e-6
+
 
 def _frames_first(frames: Tensor, active: Tensor | None) -> tuple[Tensor, Tensor]:
     checks.check_floating(frames, "frames")
@@ -76,14 +78,15 @@ def pool_log_match_compressed(frames: Tensor, active: Tensor | None = None) -> T
 
 
 def pool_fidelity(
-    frames: Tensor, defined: Tensor | None = None, active: Tensor | None = None
+    frames: Tensor, active: Tensor | None = None, defined: Tensor | None = None
 ) -> Tensor:
     """Utterance fidelity: 1 - RMS(1 - F) over the defined frames, which bad moments weigh in.
 
     Args:
         frames: (..., F) fidelity of every frame in [0, 1].
-        defined: (..., F) bool, where fidelity is defined (clearance at least 0.1); all by default.
         active: (..., F) bool, frames that count; all by default.
+        defined: (..., F) bool, where fidelity is defined (clearance at least 0.1); where it is
+            active by default.
 
     Returns:
         (...) in [0, 1]; NaN where no frame counts, or fidelity is undefined in more than half of
@@ -99,6 +102,24 @@ def pool_fidelity(
     enough = 2 * defined.sum(-1) >= active.sum(-1).clamp(min=1)
     square = masked_mean((1.0 - torch.where(defined, frames, 1.0)).square(), defined)
     return torch.where(enough, 1.0 - safe_sqrt(torch.where(enough, square, 0.0)), torch.nan)
+
+
+def pool_log_distance(frames: Tensor, active: Tensor | None = None) -> Tensor:
+    """Utterance log distance: the mean logarithm of distances, those below 1e-6 counted as 1e-6.
+
+    Args:
+        frames: (..., F) distances, at least 0. One below 1e-6 is rounding, and its logarithm must
+            not outweigh all others.
+        active: (..., F) bool, frames that count; all by default.
+
+    Returns:
+        (...); NaN where no frame is active.
+
+    Raises:
+        TypeError, ValueError: as :func:`pool_match`.
+    """
+    frames, active = _frames_first(frames, active)
+    return masked_mean(frames.clamp(min=LEAST_DISTANCE).log(), active)
 
 
 def pool_power_db(frames: Tensor, active: Tensor | None = None) -> Tensor:

@@ -18,10 +18,10 @@ from torch_mapss.evaluation import comparison_tables as tables
 from torch_mapss.evaluation import io, significance
 from torch_mapss.evaluation.comparison_tables import WEIGHTS, Scores
 from torch_mapss.evaluation.manifest import CONTROL, short
-from torch_mapss.evaluation.measures import COLUMNS, label, text
 from torch_mapss.evaluation.protocol import relevant
 from torch_mapss.evaluation.results import Results, load_results
 from torch_mapss.evaluation.text_page import Page, Table
+from torch_mapss.score_table import SCORES, score_label, score_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,7 +72,7 @@ class Comparison:
         said: dict[tuple[str, str, str], list[str]] = {}
         for measure, system in best.items():
             key = system, *self._standing(str(measure), system)
-            said.setdefault(key, []).append(COLUMNS[str(measure)].label)
+            said.setdefault(key, []).append(SCORES[str(measure)].label)
         parts = [f"{name} {how} on {_and(on)} in {n}" for (name, how, n), on in said.items()]
         return "; ".join([*parts, f"{self._certainty(ranked['group'].agg(list))}."])
 
@@ -81,7 +81,7 @@ class Comparison:
         from pandas import DataFrame
 
         own = self.values[measure][system].dropna()
-        better = 1.0 if COLUMNS[measure].higher_is_better else -1.0
+        better = 1.0 if SCORES[measure].higher_is_better else -1.0
         others = [name for name in self.systems if name != system]
         found = {name: self.scores.difference(measure, system, name) for name in others}
         leads = (better * DataFrame(found)).loc[own.index].fillna(np.inf)
@@ -101,7 +101,7 @@ class Comparison:
         """
         level = f"at level {self.alpha:g}"
         proven = [
-            COLUMNS[measure].label
+            SCORES[measure].label
             for measure, (best, *others) in groups.items()
             if others and not {*best} & {*"".join(others)}
         ]
@@ -150,7 +150,11 @@ class Comparison:
         names = self.sources["source"].unique()
         means = self.sources.set_index(["source", "system", "measure"])["mean"].to_dict()
         sources = [
-            [source, system, *(text(m, means.get((source, system, m))) for m in self.measures)]
+            [
+                source,
+                system,
+                *(score_text(m, means.get((source, system, m))) for m in self.measures),
+            ]
             for source in (names if len(names) <= _MOST_SOURCES else ())
             for system in self.systems
         ]
@@ -158,13 +162,13 @@ class Comparison:
         shown = [
             Table(["measure", "system", "n", "mean", percent, "group"], ranking, 2),
             Table(columns, pairs, 2),
-            Table(["source", "system", *map(label, self.measures)], sources, 2),
+            Table(["source", "system", *map(score_label, self.measures)], sources, 2),
         ]
         return Page(self.answer(), [table for table in shown if table.rows], self.notes())
 
     def notes(self) -> list[str]:
         """What a reader of the tables must know, sentence by sentence."""
-        lower = [COLUMNS[m].label for m in self.measures if not COLUMNS[m].higher_is_better]
+        lower = [SCORES[m].label for m in self.measures if not SCORES[m].higher_is_better]
         lines = [
             "n: mixtures. Intervals: BCa bootstrap over mixtures. Systems sharing a letter do not "
             f"differ significantly (Wilcoxon signed rank, Holm, level {self.alpha:g})."
@@ -187,7 +191,7 @@ class Comparison:
         if self.weight != "equal":
             lines.append(f"Means and intervals, not tests, weigh mixtures by {self.weight}.")
         for measure, system in self.ranking[["measure", "system"]].to_numpy():
-            about = f"{COLUMNS[measure].label} of {system}"
+            about = f"{SCORES[measure].label} of {system}"
             lines += [f"{about}: {own}." for own in tables.warnings(self.scores, measure, system)]
         failed = [
             f"Failed: mixture {mixture!r}, system {system!r}: {reason}"
@@ -263,8 +267,14 @@ def _and(names: Sequence[str]) -> str:
 
 def _told(row: Any, what: str, value: float) -> list[str]:
     """Measure, system or pair, n, mean and interval."""
-    mean, low, high = (text(row.measure, x) for x in (value, row.low, row.high))
-    return [label(row.measure), what, str(row.n), mean, "-" if low == "-" else f"[{low}, {high}]"]
+    mean, low, high = (score_text(row.measure, x) for x in (value, row.low, row.high))
+    return [
+        score_label(row.measure),
+        what,
+        str(row.n),
+        mean,
+        "-" if low == "-" else f"[{low}, {high}]",
+    ]
 
 
 Given = Results | str | os.PathLike[str]

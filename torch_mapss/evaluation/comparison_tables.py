@@ -12,8 +12,8 @@ import numpy as np
 
 from torch_mapss.evaluation import io, significance
 from torch_mapss.evaluation.manifest import CONTROL
-from torch_mapss.evaluation.measures import COLUMNS, present, text
 from torch_mapss.evaluation.significance import FEW, Array, Bootstrap
+from torch_mapss.score_table import SCORES, present, score_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -159,7 +159,7 @@ def _tested(scores: Scores, measure: str, means: DataFrame, alpha: float) -> Dat
     """The pairs of one measure: tests of the first's being better, on the mixtures of both."""
     from pandas import DataFrame
 
-    better = 1.0 if COLUMNS[measure].higher_is_better else -1.0
+    better = 1.0 if SCORES[measure].higher_is_better else -1.0
     tests = []
     for a, b, n, scale in means[["system_a", "system_b", "n", "scale"]].itertuples(index=False):
         test = {"undefined": int((scores.given[a] & scores.given[b]).sum()) - n, "note": "n < 2"}
@@ -183,7 +183,7 @@ def _ranked(
     """The systems of one measure, best mean first, with their groups."""
     means = means.rename(columns={"system_a": "system"}).reset_index(drop=True)
     means["undefined"] = scores.given.sum().to_numpy() - means["n"]
-    lower = not COLUMNS[measure].higher_is_better
+    lower = not SCORES[measure].higher_is_better
     means = means.sort_values("mean", ascending=lower, kind="stable")
     different = np.zeros((len(means), len(means)), dtype=bool)
     different[np.triu_indices(len(means), 1)] = pairs["p_holm"] <= alpha
@@ -213,7 +213,7 @@ def warnings(scores: Scores, measure: str, system: str) -> Iterator[str]:
     index = outlier(values.to_numpy())
     if index is not None:
         name = values.index[index]
-        both = text(measure, values.mean()), text(measure, values.drop(name).mean())
+        both = score_text(measure, values.mean()), score_text(measure, values.drop(name).mean())
         if both[0] != both[1]:
             yield f"{name} moves the mean: {both[0]} with it, {both[1]} without"
     if measure in scores.errors:  # of means of independent excerpts

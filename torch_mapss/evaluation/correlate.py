@@ -27,11 +27,10 @@ from torch_mapss.evaluation import correlation_stats as stats
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.correlation_stats import METHODS, Options
 from torch_mapss.evaluation.correlation_tables import Correlation
-from torch_mapss.evaluation.measures import COLUMNS as MEASURES
-from torch_mapss.evaluation.measures import label, present
 from torch_mapss.evaluation.ratings import KEYS, Stimuli, join, load_ratings
 from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.significance import FEW, holm
+from torch_mapss.score_table import SCORES, present, score_label
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -107,7 +106,7 @@ def scored_outputs(
     table = table[table["status"] != "failed"]
     if table.empty:
         raise ValueError(f"{io.shown(results)!r} holds no scored output.")
-    parts = [f"{name}{part}" for name in MEASURES for part in ("", "_radius", "_tail")]
+    parts = [f"{name}{part}" for name in SCORES for part in ("", "_radius", "_tail")]
     found = table[["system", "source", *(name for name in parts if name in table)]]
     found = found.assign(track=table["mixture_id"]).set_axis(_outputs(table), axis=0)
     for path in rivals:
@@ -146,9 +145,9 @@ def correlate_stimuli(
     options = options or Options()
     stimuli = joined.table.replace([np.inf, -np.inf], np.nan)  # as the logarithm of 0
     bounds = {f"{name}_{part}" for name in stimuli for part in ("radius", "tail")}
-    apart = {*KEYS, "is_system", "rating", "cluster", *MEASURES, *bounds}
+    apart = {*KEYS, "is_system", "rating", "cluster", *SCORES, *bounds}
     known = [*present(stimuli), *(name for name in stimuli if name not in apart)]
-    names = [n for n in known if n not in MEASURES or not MEASURES[n].diagnostic]
+    names = [n for n in known if n not in SCORES or not SCORES[n].diagnostic]
     names = names if measures is None else list(measures)
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -169,7 +168,7 @@ def correlate_stimuli(
         units += [where | row for name in names for row in _units(own, name)]
     found = DataFrame(rows, columns=COLUMNS), DataFrame(differences, columns=DIFFERENCES)
     each = DataFrame(units, columns=UNITS)
-    labels = {name: label(name, unit=False) if name in MEASURES else name for name in names}
+    labels = {name: score_label(name, unit=False) if name in SCORES else name for name in names}
     return Correlation(*found, each, stimuli, labels, joined.notes, options)
 
 
@@ -178,7 +177,7 @@ def _correlated(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of ``correlations.csv`` and of ``differences.csv`` of one question and pooling."""
     pairs = itertools.combinations(names, 2) if options.draws else ()
-    keys = [*((name,) for name in names), *(pair for pair in pairs if {*pair} & {*MEASURES})]
+    keys = [*((name,) for name in names), *(pair for pair in pairs if {*pair} & {*SCORES})]
     counted = {key: stats.usable(stimuli, key, pooling) for key in keys}
     rows: dict[str, dict[str, Any]] = {}
     for name in names:

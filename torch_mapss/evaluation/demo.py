@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from torch_mapss import audio
-from torch_mapss.evaluation import io, measures, plots
-from torch_mapss.evaluation.measures import COLUMNS
+from torch_mapss.evaluation import io, plots
 from torch_mapss.evaluation.report import Report, plot_reports
 from torch_mapss.evaluation.score import evaluate
 from torch_mapss.pipeline.mapss import MAPSS
+from torch_mapss.score_table import SCORES, present, score_label, score_text
 
 VOICES = ("low voice", "high voice")
 _CLIPS = ("voice_low.flac", "voice_high.flac")
@@ -102,15 +102,15 @@ def run(folder: str | os.PathLike[str], encoder: str = "mel") -> str:
 
 def text(reports: Sequence[Report]) -> str:
     """The table of the demo, with what its numbers mean."""
-    names = [n for n in measures.present(reports[0].scores, ranked=True) if n != "bleed_db"]
-    columns = ["estimate", "source", "leakage", *map(measures.label, names)]
+    names = [n for n in present(reports[0].scores, ranked=True) if n != "bleed_db"]
+    columns = ["estimate", "source", "leakage", *map(score_label, names)]
     rows = [
         [grade.name, row.source, f"{grade.leakage_db:g} dB"]
-        + [measures.text(name, row[name]) for name in names]
+        + [score_text(name, row[name]) for name in names]
         for grade, report in zip(GRADES, reports)
         for row in report.rows
     ]
-    meanings = [f"{COLUMNS[name].meaning}." for name in names]
+    meanings = [f"{SCORES[name].meaning}." for name in names]
     table = io.text_table(columns, rows, left=2)
     return "\n".join([table, "", *meanings, "All fall from good to poor."])
 

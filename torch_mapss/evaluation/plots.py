@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.evaluation import io
-from torch_mapss.evaluation.measures import COLUMNS, label
+from torch_mapss.score_table import SCORES, score_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,12 +145,12 @@ def plot_scores(
         y = values.detach().cpu().numpy()
         # Dots, as wide as the line, for frames between gaps. Not clipped: a line along 0 or 1
         # would lose half its width to the frame.
-        ax.plot(x, y, ".-", markersize=2, label=label(name), zorder=3, clip_on=False, **style)
+        ax.plot(x, y, ".-", markersize=2, label=score_label(name), zorder=3, clip_on=False, **style)
         if half_widths and name in half_widths:
             half = half_widths[name].detach().cpu().numpy()
             low, high = (y - half).clip(0.0, 1.0), (y + half).clip(0.0, 1.0)
             ax.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0, zorder=2)
-    names = "\n".join(map(label, scores))
+    names = "\n".join(map(score_label, scores))
     ax.set(ylim=(0.0, 1.0), yticks=(0.0, 0.5, 1.0), ylabel=names, xlabel="time (s)")
     plain_axes(ax, "y")
 
@@ -257,9 +257,9 @@ def system_scatter(values: _Values, ranking: DataFrame, x: str, y: str, percent:
 
 def _axis(ax: Any, axis: str, measure: str, values: DataFrame) -> None:
     """Scores in [0, 1] on their whole range; log PM, which has no lower end, so that it shows."""
-    low, high = COLUMNS[measure].limits
+    low, high = SCORES[measure].limits
     lowest = float(np.nanmin(values.to_numpy(), initial=0.0))
-    limits: dict[str, Any] = {f"{axis}label": label(measure)}
+    limits: dict[str, Any] = {f"{axis}label": score_label(measure)}
     if low is not None and high is not None:
         margin = 0.02 * (high - low)
         limits[f"{axis}lim"] = low - margin, high + margin

@@ -11,15 +11,11 @@ from torch import Tensor
 
 from torch_mapss.core.frame_batches import Bounds
 from torch_mapss.core.pooling import masked_mean
-from torch_mapss.evaluation.measures import COLUMNS, FRAME_SCORES, present
-from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
+from torch_mapss.score_table import FRAME_SCORES, present, scores_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-# A distance below this is rounding; its logarithm must not outweigh all others.
-_LEAST_DISTANCE = 1e-6
 
 
 def _tensors(scores: Scores) -> dict[str, Tensor]:
@@ -76,13 +72,7 @@ def columns(scores: Scores, bounds: ScoreBounds | None = None) -> DataFrame:
     import pandas
 
     pooled, active = scores.utterance()._asdict(), scores.active
-    computed = {name for measure in scores.measures for name in MEASURES[measure].columns}
-    found = {name: pooled[name] for name in COLUMNS if name in computed}
-    if scores.ps is not None:
-        away = scores.of("foreign_distance")
-        found["attributed_distance"] = masked_mean(scores.of("attributed_distance"), active)
-        found["foreign_distance"] = masked_mean(away, active)
-        found["log_foreign_distance"] = masked_mean(away.clamp(min=_LEAST_DISTANCE).log(), active)
+    found = {name: pooled[name] for name in scores_of(scores.measures)}
     for name in ("separation_dimension", "match_dimension"):
         each = getattr(scores, name)
         if each is not None:

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from torch_mapss.evaluation import io, measures, plots
+from torch_mapss.evaluation import io, plots
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.input_checks import Finding
-from torch_mapss.evaluation.measures import COLUMNS, FRAME_SCORES
 from torch_mapss.evaluation.protocol import versions
 from torch_mapss.evaluation.text_page import Page, Table
+from torch_mapss.score_table import FRAME_SCORES, SCORES, present, score_label, score_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ class SourceRow(dict[str, Any]):
     """One estimate in numbers, NaN where undefined; ``row["ps"]`` or ``row.ps``.
 
     ``source`` (name of its reference), ``source_index``, ``estimate`` and ``reference`` (paths, or
-    names of arrays); the scores of :data:`~torch_mapss.evaluation.measures.COLUMNS` that were
+    names of arrays); the scores of :data:`~torch_mapss.score_table.SCORES` that were
     computed, with ``_se`` (standard error over excerpts), ``_radius`` and ``_tail`` (of bounds)
     behind their names; ``separation_dimension``, ``match_dimension`` (mean d of the maps);
     ``frames`` (scored), ``total_frames``, ``muted_frames`` (scored ones in which the estimate lies
@@ -106,7 +106,7 @@ class Report:
 
     def means(self) -> dict[str, float]:
         """The item's scores: means over the estimates that have one, else NaN."""
-        return {name: float(self.scores[name].mean()) for name in measures.present(self.scores)}
+        return {name: float(self.scores[name].mean()) for name in present(self.scores)}
 
     def summary(self) -> str:
         """A table to print, with counts, what the numbers mean, and what was done to the input."""
@@ -114,15 +114,15 @@ class Report:
 
     def meanings(self) -> list[str]:
         """What its scores mean, a sentence each."""
-        return [f"{COLUMNS[name].meaning}." for name in measures.present(self.scores, ranked=True)]
+        return [f"{SCORES[name].meaning}." for name in present(self.scores, ranked=True)]
 
     __str__ = summary
 
     def __repr__(self) -> str:
         """Five lines: what was scored, the means, what to know, where to go on."""
-        names = measures.present(self.scores, ranked=True)
-        means = {name: measures.text(name, self.scores[name].mean()) for name in names}
-        told = (f"{measures.label(name)} {mean}" for name, mean in means.items())
+        names = present(self.scores, ranked=True)
+        means = {name: score_text(name, self.scores[name].mean()) for name in names}
+        told = (f"{score_label(name)} {mean}" for name, mean in means.items())
         known = ", ".join(dict.fromkeys(finding.kind for finding in self.findings)) or "none"
         return (
             f"Report({len(self.scores)} estimates, {len(self.references)} references, "
@@ -154,13 +154,13 @@ class Report:
         blank = [""] * len(below)
         columns = [["source", *self.sources, *below]]
         columns.append(["estimate", *(clip.name for clip in self.estimates), *blank])
-        for name in measures.present(self.scores, ranked=True):
-            shown = {measures.label(name): self.scores[name]}
+        for name in present(self.scores, ranked=True):
+            shown = {score_label(name): self.scores[name]}
             if f"{name}_tail" in self.scores:
                 shown["±"] = self.scores[f"{name}_radius"] + self.scores[f"{name}_tail"]
             for label, values in shown.items():
                 last = [values.mean(), *([self.errors[name]] if self.errors else [])]
-                columns.append([label, *(measures.text(name, x) for x in [*values, *last])])
+                columns.append([label, *(score_text(name, x) for x in [*values, *last])])
         counts = (f"{row.frames}/{row.total_frames}" for row in self.rows)
         header, *rows = zip(*columns, ["frames", *counts, *blank])
         return Table(header, rows, left=2)
@@ -293,7 +293,7 @@ def _draw_source(
         widths = {name: report.bounds.get(f"{name}_total") for name in scores}
         bands = {name: values[index] for name, values in widths.items() if values is not None}
         plots.plot_scores(ax, report.times, scores, bands)
-        means += [f"{measures.label(name)} {row[name]:.2f}" for name in scores]
+        means += [f"{score_label(name)} {row[name]:.2f}" for name in scores]
     plots.draw_spectrogram(axes[-1], report.estimates[index].wave[:length], report.sample_rate)
     axes[0].set_title(plots.short_name(report.sources[index], longest), **_NAMES)
     caption = ", ".join(means) if row.frames else "not scored"

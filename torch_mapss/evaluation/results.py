@@ -10,7 +10,7 @@ On disk, UTF-8, numbers with nine digits, ``nan`` for undefined:
   ``mixtures``, each with ``mixture_id``, ``references``, ``sources`` (their names), ``mixture``
   (path or null) and ``systems``;
 * ``scores.csv``, ``items.csv``, ``summary.csv``: per estimate, per mixture and system, per system;
-  the scores among their columns are those of :data:`torch_mapss.evaluation.measures.COLUMNS`;
+  the scores among their columns are those of :data:`torch_mapss.score_table.SCORES`;
 * ``frames/MIXTURE.npz``: the frame scores of its systems, see :func:`write_frames`;
 * ``progress``: finished pairs, see :mod:`torch_mapss.evaluation.shards`.
 """
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.manifest import FORMAT
-from torch_mapss.evaluation.measures import FRAME_SCORES, present
+from torch_mapss.score_table import FRAME_SCORES, present
 
 if TYPE_CHECKING:
     from pandas import DataFrame

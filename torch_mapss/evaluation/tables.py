@@ -8,14 +8,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_mapss.evaluation import io, measures
+from torch_mapss.evaluation import io
 from torch_mapss.evaluation.input_checks import Finding
 from torch_mapss.evaluation.manifest import CONTROL, Mixture, Record, listed
-from torch_mapss.evaluation.measures import COLUMNS
 from torch_mapss.evaluation.report import Report
 from torch_mapss.evaluation.results import Results, load_results, records
 from torch_mapss.evaluation.shards import Share, finished, lock
 from torch_mapss.evaluation.text_page import Page, Table
+from torch_mapss.score_table import RANKED, SCORES, present, score_label, score_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -45,20 +45,20 @@ class Outcome(NamedTuple):
                 "tables, or the same command without --shard."
             )
         summary, excerpts = self.results.summary, self.results.settings.get("excerpts")
-        names = measures.present(summary.columns, ranked=True)
+        names = present(summary.columns, ranked=True)
         counts = ("scored", "undefined", "failed")
 
         def shown(row: Mapping[str, Any], name: str) -> str:
-            error = measures.text(name, math.nan if excerpts is None else row[f"{name}_se"])
-            return measures.text(name, row[name]) + ("" if error == "-" else f" ±{error}")
+            error = score_text(name, math.nan if excerpts is None else row[f"{name}_se"])
+            return score_text(name, row[name]) + ("" if error == "-" else f" ±{error}")
 
         rows = [
             [row["system"], *(shown(row, n) for n in names), *(str(row[n]) for n in counts)]
             for row in records(summary)
         ]
-        table = Table(["system", *map(measures.label, names), *counts], rows)
+        table = Table(["system", *map(score_label, names), *counts], rows)
         notes = [
-            *(f"{COLUMNS[name].meaning}." for name in names),
+            *(f"{SCORES[name].meaning}." for name in names),
             "Means over the estimates of a mixture, then over mixtures; undefined and failed ones "
             "are left out.",
             "scored, undefined, failed: mixtures.",
@@ -152,8 +152,8 @@ def _scores(pairs: Sequence[Record]) -> DataFrame:
     import pandas
 
     found = _rounded(pandas.DataFrame([row for record in pairs for row in record["rows"]]))
-    if not measures.present(found.columns):  # every pair failed
-        found = found.assign(**dict.fromkeys(measures.RANKED, float("nan")))
+    if not present(found.columns):  # every pair failed
+        found = found.assign(**dict.fromkeys(RANKED, float("nan")))
     return found[[*_FIRST, *(c for c in found if c not in (*_FIRST, *_LAST)), *_LAST]]
 
 
@@ -161,14 +161,14 @@ def _items(scores: DataFrame, pairs: Sequence[Record]) -> DataFrame:
     """One row per mixture and system: means over its estimates."""
     import pandas
 
-    names = [*measures.present(scores.columns)]
+    names = [*present(scores.columns)]
     means = scores.groupby(["mixture_id", "system"], sort=False)[names].mean().reset_index()
     return _rounded(means.join(pandas.DataFrame([record["item"] for record in pairs])))
 
 
 def _summary(items: DataFrame, scores: DataFrame, rate: int) -> DataFrame:
     """One row per system: means over its mixtures."""
-    names = [*measures.present(items.columns)]
+    names = [*present(items.columns)]
     groups = items.groupby("system", sort=False)
     found, errors = groups[names].mean(), items.filter(regex="_se$")
     squares = errors.pow(2).groupby(items["system"], sort=False).mean()

@@ -16,13 +16,13 @@ import torch
 from torch_mapss.core.checks import differing
 from torch_mapss.evaluation import io, pooled
 from torch_mapss.evaluation.manifest import short
-from torch_mapss.evaluation.measures import present
 from torch_mapss.evaluation.options import request_of
 from torch_mapss.evaluation.protocol import protocol_id, relevant, settings_of
 from torch_mapss.evaluation.results import Results, SystemFrames
 from torch_mapss.evaluation.score import evaluate
 from torch_mapss.pipeline.measures import checked_measures
 from torch_mapss.pipeline.scores import Scores
+from torch_mapss.score_table import SCORES, present
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _ROUNDING, _TOLERANCE = 1e-5, 1e-3
 # Differences that are told one by one: of a set whose audio has moved, every file is one.
 _PRINTED = 20
-_SPLIT = ("clearance", "fidelity")  # not defined in every frame that is scored
 _PAIR = ["mixture_id", "system"]
 _ROW = [*_PAIR, "source"]
 
@@ -185,7 +184,10 @@ def _from_frames(results: Results, differences: list[str]) -> Iterator[DataFrame
 def _scores(frames: SystemFrames, measures: tuple[str, ...]) -> Scores:
     """Frames of a file as they came out of the scorer."""
     values = {name: torch.from_numpy(x).double()[None] for name, x in frames.scores.items()}
-    defined = {f"{name}_defined": ~x.isnan() for name, x in values.items() if name in _SPLIT}
+    defined_fields = {name: SCORES[name].defined_field for name in values}
+    defined = {
+        field: ~values[name].isnan() for name, field in defined_fields.items() if field != "active"
+    }
     values |= {name: x.nan_to_num() for name, x in values.items() if name != "bleed_db"}
     active = torch.from_numpy(frames.active)[None]
     return Scores(active, torch.empty(0), measures, **values, **defined)

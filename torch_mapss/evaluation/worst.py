@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from torch_mapss.core.checks import check_whole
 from torch_mapss.evaluation import io, sounds
-from torch_mapss.evaluation.measures import COLUMNS, label, present, text
 from torch_mapss.evaluation.results import Results, records
+from torch_mapss.score_table import SCORES, present, score_label, score_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -71,7 +71,7 @@ def worst_segments(
         about = {"row": place, **{key: row[key] for key in keys}}
         for name in worst.keys() & curves:
             found = _of_estimate(name, times, curves[name], results.sampled, count)
-            sign = 1.0 if COLUMNS[name].higher_is_better else -1.0
+            sign = 1.0 if SCORES[name].higher_is_better else -1.0
             every = [*worst[name], *({**one, **about} for one in found)]
             worst[name] = sorted(every, key=lambda one: sign * one["score"])[:count]
     for name, segments in worst.items():
@@ -79,9 +79,9 @@ def worst_segments(
             one |= {role: results.locate(one[role]) for role in ("estimate", "reference")}
             other = _bleeding(results, one) if name == "bleed_db" else ""
             large = abs(one["score"]) >= 1e5
-            score = f"{one['score']:.3g}" if large else text(name, one["score"])
-            one |= {"measure": name, "value": f"{score} {COLUMNS[name].unit}".strip()}
-            one["title"] = label(name, unit=False) + (f" of {other}" if other else "")
+            score = f"{one['score']:.3g}" if large else score_text(name, one["score"])
+            one |= {"measure": name, "value": f"{score} {SCORES[name].unit}".strip()}
+            one["title"] = score_label(name, unit=False) + (f" of {other}" if other else "")
     columns = ("measure", "score", "start", "end", "frames", "title", "value", "row", *keys)
     return DataFrame([one for found in worst.values() for one in found], columns=columns)
 

@@ -1,9 +1,9 @@
-"""The measures: each is one record of :data:`MEASURES`.
+"""The measures: how each family of scores is computed, one record of :data:`MEASURES`.
 
-A new one is a record here and its score function in :mod:`torch_mapss.core`; its fields are those
-of :class:`~torch_mapss.Scores`, its columns those of ``UtteranceScores``. Preparing, scoring in
-memory and in segments, ``measures=`` and banks on disk follow from the record; bounds, a metric and
-a term of the losses are added where those of the others are.
+What a score is called and how it is read is told in :mod:`torch_mapss.score_table`. A new measure
+is a record here and its score function in :mod:`torch_mapss.core`; its fields are those of
+:class:`~torch_mapss.Scores`. Preparing, scoring in memory and in segments, ``measures=`` and banks
+on disk follow from the record.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch_mapss.core.decomposition import decomposition_scores
 from torch_mapss.core.frame_batches import Score
 from torch_mapss.core.match import match_scores
 from torch_mapss.core.separation import separation_scores
+from torch_mapss.score_table import SCORES
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,6 @@ class Measure:
 
     name: str
     fields: tuple[str, ...]  # of Scores that it fills, (B, S', F); those to be shown come first
-    columns: tuple[str, ...]  # of UtteranceScores
     encoder: str | None = None
     bank: str | None = None
     score: Score | None = None  # points of frames -> fields by name
@@ -42,7 +42,6 @@ _ALL = (
     Measure(
         "decomposition",
         ("clearance", "fidelity", "distortion_ratio", "clearance_defined", "fidelity_defined"),
-        ("clearance", "fidelity"),
         encoder="decomposition_encoder",
         bank="decomposition_bank",
         score=decomposition_scores,
@@ -52,7 +51,6 @@ _ALL = (
     Measure(
         "separation",
         ("ps", "attributed_distance", "foreign_distance"),
-        ("ps", "ps_pesq"),
         encoder="encoder",
         bank="separation_bank",
         score=separation_scores,
@@ -62,47 +60,50 @@ _ALL = (
     Measure(
         "match",
         ("pm", "log_pm"),
-        ("pm", "log_pm", "log_pm_compressed"),
         encoder="match_encoder",
         bank="match_bank",
         score=match_scores,
         least_members=2,  # PM takes a variance of them
         spectrum=True,
     ),
-    Measure("bleed", ("bleed_db",), ("bleed_db",)),
+    Measure("bleed", ("bleed_db", "bleed_defined")),
 )
 
 #: All measures by name, in the order of every table.
 MEASURES: dict[str, Measure] = {measure.name: measure for measure in _ALL}
-#: The measure that gives a score of frames or of utterances.
-MEASURE_OF = {
-    score: m.name for m in _ALL for score in (*m.fields, *m.columns, f"{m.name}_dimension")
-}
+
+
+def measure_of(name: str) -> str:
+    """The measure that a score, or another field of :class:`~torch_mapss.Scores`, belongs to."""
+    if name in SCORES:
+        return SCORES[name].measure
+    for measure in _ALL:
+        if name in (*measure.fields, f"{measure.name}_dimension"):
+            return measure.name
+    return name
 
 
 def checked_measures(measures: str | Iterable[str] | None) -> tuple[str, ...]:
     """Names of measures in the order of :data:`MEASURES`; None: all.
 
+    Args:
+        measures: a name or several, of measures or of scores, which stand for their measure.
+
     Raises:
         TypeError: neither a name nor several.
-        ValueError: a name that is no measure, or none at all.
+        ValueError: a name that is no measure and no score, or none at all.
     """
     if measures is None:
         return tuple(MEASURES)
-    given = (measures,) if isinstance(measures, str) else measures
-    if not isinstance(given, Iterable):
+    names = (measures,) if isinstance(measures, str) else measures
+    if not isinstance(names, Iterable):
         raise TypeError(f"measures must be a name or several, got {measures!r}.")
-    names = list(given)
-    for name in names:
-        if name in MEASURE_OF:
-            measure = MEASURE_OF[name]
-            raise ValueError(
-                f"{name!r} is a score of measure {measure!r}: pass measures={measure!r}."
-            )
+    wanted = [measure_of(name) if isinstance(name, str) else name for name in names]
+    for name in wanted:
         checks.check_choice(name, "measures", tuple(MEASURES))
-    if not names:
+    if not wanted:
         raise ValueError(f"measures must name at least one of {', '.join(MEASURES)}, got none.")
-    return tuple(name for name in MEASURES if name in names)
+    return tuple(name for name in MEASURES if name in wanted)
 
 
 def with_encoder(measures: Iterable[str]) -> list[Measure]:

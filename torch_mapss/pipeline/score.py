@@ -271,6 +271,7 @@ def scores_of(config: Config, written: FrameScores) -> Scores:
     found: dict[str, Tensor] = {}
     if "bleed" in call.measures:
         found["bleed_db"] = bleed(config, call)
+        found["bleed_defined"] = ~found["bleed_db"].isnan()
     for measure in with_encoder(call.measures):
         found |= {field: written.of(field) for field in measure.fields}
         if measure.spectrum:  # the same for all estimates of a frame

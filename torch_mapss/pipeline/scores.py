@@ -11,15 +11,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torch_mapss.core import pooling
 from torch_mapss.core.frame_batches import Bounds
-from torch_mapss.core.pooling import (
-    masked_mean,
-    pool_fidelity,
-    pool_log_match_compressed,
-    pool_power_db,
-    pool_separation,
-)
-from torch_mapss.pipeline.measures import MEASURE_OF
+from torch_mapss.pipeline.measures import measure_of
+from torch_mapss.score_table import SCORES, Score
+
+# Fields that are defined elsewhere than where the estimate is scored -> the bool field that says
+# where. The ratio is fidelity without its cap, and has a value also where fidelity has none.
+_DEFINED_FIELDS = {
+    score.frame_field: score.defined_field
+    for score in SCORES.values()
+    if score.frame_field is not None
+}
+_DEFINED_FIELDS["distortion_ratio"] = "clearance_defined"
 
 
 class UtteranceScores(NamedTuple):
@@ -33,6 +37,9 @@ class UtteranceScores(NamedTuple):
     bleed_db: Tensor  # (B, S') mean power in the own source's pauses, dB; lower is better
     ps_pesq: Tensor  # (B, S') PESQ-like pooling of PS, [1.085, 1.315]
     log_pm_compressed: Tensor  # (B, S') mean of -log(1 - log PM), <= 0: single frames count less
+    attributed_distance: Tensor  # (B, S') mean A, to the source's own cluster (PS)
+    foreign_distance: Tensor  # (B, S') mean B, to the closest other cluster (PS)
+    log_foreign_distance: Tensor  # (B, S') mean log B
     frames: Tensor  # (B, S') int64, how many frames are scored
 
 
@@ -57,6 +64,7 @@ class Scores:
     distortion_ratio: Tensor | None = None  # (B, S', F) >= 0, 1 - fidelity without its cap
     clearance_defined: Tensor | None = None  # (B, S', F) bool
     fidelity_defined: Tensor | None = None  # (B, S', F) bool
+    bleed_defined: Tensor | None = None  # (B, S', F) bool
     separation_dimension: Tensor | None = None  # (B, F) int64, d of PS's map; 0: nothing scored
     match_dimension: Tensor | None = None  # (B, F) int64, d of PM's map; 0: nothing scored
 
@@ -66,14 +74,8 @@ class Scores:
         Raises:
             ValueError: the field was not computed.
         """
-        if field == "bleed_db":
-            return ~self.of(field).isnan()
-        if field in ("clearance", "distortion_ratio"):
-            return self.active & self.of("clearance_defined")
-        if field == "fidelity":
-            return self.active & self.of("fidelity_defined")
         self.of(field)
-        return self.active
+        return self.of(_DEFINED_FIELDS.get(field, "active"))
 
     def of(self, field: str) -> Tensor:
         """A field by name; ValueError where it was not computed."""
@@ -81,7 +83,7 @@ class Scores:
         if values is None:
             raise ValueError(
                 f"{field} was not computed: measures were {', '.join(self.measures)}. Ask for "
-                f"measures={MEASURE_OF.get(field, field)!r} as well."
+                f"measures={measure_of(field)!r} as well."
             )
         return values
 
@@ -90,22 +92,24 @@ class Scores:
 
         PM's paper pooling is its plain mean [eq:avg_pooling_pm].
         """
-        blank = torch.full(self.active.shape[:2], torch.nan, device=self.active.device)
-        found = dict.fromkeys(UtteranceScores._fields, blank)
-        if self.clearance is not None:
-            found["clearance"] = masked_mean(self.clearance, self.defined("clearance"))
-            there = self.defined("fidelity")
-            found["fidelity"] = pool_fidelity(self.of("fidelity"), there, self.active)
-        if self.ps is not None:
-            found["ps"] = masked_mean(self.ps, self.active)
-            found["ps_pesq"] = pool_separation(self.ps, self.active)
-        if self.log_pm is not None:
-            found["pm"] = masked_mean(self.of("pm"), self.active)
-            found["log_pm"] = masked_mean(self.log_pm, self.active)
-            found["log_pm_compressed"] = pool_log_match_compressed(self.log_pm, self.active)
-        if self.bleed_db is not None:
-            found["bleed_db"] = pool_power_db(self.bleed_db, self.defined("bleed_db"))
-        return UtteranceScores(**found | {"frames": self.active.sum(-1)})
+        undefined = torch.full(self.active.shape[:2], torch.nan, device=self.active.device)
+        pooled = {
+            name: undefined if getattr(self, score.frame_field) is None else self._pooled(score)
+            for name, score in SCORES.items()
+            if score.frame_field is not None
+        }
+        return UtteranceScores(**pooled, frames=self.active.sum(-1))
+
+    def _pooled(self, score: Score) -> Tensor:
+        """(B, S') the frames of a score, pooled."""
+        assert score.frame_field is not None
+        assert score.pooling is not None
+        defined = self.defined(score.frame_field)
+        value: Tensor = getattr(pooling, score.pooling)(self.of(score.frame_field), defined)
+        if score.needs_majority:
+            enough = 2 * defined.sum(-1) >= self.active.sum(-1)
+            value = torch.where(enough, value, torch.nan)
+        return value
 
     def detach(self) -> Scores:
         """The same numbers without a graph."""

@@ -15,10 +15,10 @@ import numpy as np
 from torch_mapss.core.checks import check_real, warn_user
 from torch_mapss.evaluation import console, io
 from torch_mapss.evaluation.comparison import compare_ranked
-from torch_mapss.evaluation.measures import COLUMNS, label, present
 from torch_mapss.evaluation.page.tracks import make_tracks
 from torch_mapss.evaluation.results import Results, load_results, records
 from torch_mapss.evaluation.worst import frame_curves, worst_segments
+from torch_mapss.score_table import SCORES, present, score_label
 
 # Worst segments of each measure that are listed.
 _WORST = 20
@@ -121,8 +121,8 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
         "scored": f"{len(results.mixtures)} mixtures, {console.duration(seconds)} in all, by "
         f"{len(results.systems)} systems",
         "statement": results.statement(),
-        "measures": {name: label(name) for name in shown},
-        "meanings": {name: COLUMNS[name].meaning for name in shown},
+        "measures": {name: score_label(name) for name in shown},
+        "meanings": {name: SCORES[name].meaning for name in shown},
         "ranking": records(comparison.ranking),
         "pairs": records(comparison.shown_pairs()),
         "notes": comparison.notes(),

@@ -1,0 +1,231 @@
+"""The table of scores: for each what it is called, how it is read and how it is computed.
+
+The words: a **measure** is a family of scores that are computed together (decomposition,
+separation, match, bleed, and the energy ratios ``si_sdr`` and ``bss`` beside them); a **score** is
+one number of it. Tensors, metrics, losses, triggers, tables, plots and pages all read
+:data:`SCORES`, so a new score is one record here and the function that computes it.
+
+A leaf: it imports neither torch nor the rest of the package, since the command line's ``--help``
+reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Score:
+    """One score."""
+
+    name: str  # field of Scores and of UtteranceScores, column of tables
+    measure: str  # family that computes it
+    label: str  # for people
+    meaning: str  # a sentence, with the range
+    unit: str = ""  # "dB" or none
+    limits: tuple[float | None, float | None] = (None, None)  # lowest and highest value
+    digits: int = 3  # after the decimal point, for people
+    higher_is_better: bool = True
+    ranked: bool = False  # systems are ranked by it; others are poolings of one that is, or
+    diagnostic: bool = False  # say nothing of which system is better
+    frame_field: str | None = None  # field of Scores whose frames are pooled; None: no frames
+    defined_field: str = "active"  # bool field of Scores: frames in which it has a value
+    pooling: str | None = None  # frames -> utterance, a function of torch_mapss.core.pooling
+    # Undefined for an utterance unless it is defined in half of the active frames.
+    needs_majority: bool = False
+    loss_term: str | None = None  # its term in a loss
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether every frame has a value of this name."""
+        return self.frame_field == self.name
+
+
+_SHARE = (0.0, 1.0)
+_AT_MOST_0 = (None, 0.0)
+_FARTHER = "silence and muffled outputs lie farther away than the reference does"
+
+_ALL = (
+    Score(
+        "clearance",
+        "decomposition",
+        "clearance",
+        "clearance, 0 to 1: 1 = as far from the other sources as the true source is (no leakage)",
+        limits=_SHARE,
+        ranked=True,
+        frame_field="clearance",
+        defined_field="clearance_defined",
+        pooling="masked_mean",
+        loss_term="clearance_loss",
+    ),
+    Score(
+        "fidelity",
+        "decomposition",
+        "fidelity",
+        "fidelity, 0 to 1: 1 = undistorted; undefined where the output is another source",
+        limits=_SHARE,
+        ranked=True,
+        frame_field="fidelity",
+        defined_field="fidelity_defined",
+        pooling="pool_fidelity",
+        needs_majority=True,
+        loss_term="fidelity_loss",
+    ),
+    Score(
+        "ps",
+        "separation",
+        "PS",
+        "PS, Perceptual Separation, 0 to 1: 1 = no leakage from the other sources",
+        limits=_SHARE,
+        ranked=True,
+        frame_field="ps",
+        pooling="masked_mean",
+        loss_term="separation_loss",
+    ),
+    Score(
+        "pm",
+        "match",
+        "PM",
+        "PM, Perceptual Match, 0 to 1: 1 = undistorted",
+        limits=_SHARE,
+        ranked=True,
+        frame_field="pm",
+        pooling="masked_mean",
+    ),
+    Score(
+        "log_pm",
+        "match",
+        "log PM",
+        "log PM, at most 0: still ranks outputs where PM is 0",
+        limits=_AT_MOST_0,
+        digits=2,
+        ranked=True,
+        frame_field="log_pm",
+        pooling="masked_mean",
+        loss_term="match_loss",
+    ),
+    Score(
+        "bleed_db",
+        "bleed",
+        "bleed",
+        "bleed, dB: level of the output where its own source is silent and another one plays, "
+        "relative to its source; lower is better",
+        unit="dB",
+        digits=1,
+        higher_is_better=False,
+        ranked=True,
+        frame_field="bleed_db",
+        defined_field="bleed_defined",
+        pooling="pool_power_db",
+        loss_term="bleed_loss",
+    ),
+    Score(
+        "log_pm_compressed",
+        "match",
+        "log PM compressed",
+        "log PM compressed, at most 0: mean of -log(1 - log PM), which single frames move little",
+        limits=_AT_MOST_0,
+        digits=2,
+        frame_field="log_pm",
+        pooling="pool_log_match_compressed",
+    ),
+    Score(
+        "ps_pesq",
+        "separation",
+        "PS pooled",
+        "PS pooled: the paper's PESQ-like pooling of PS over time, 1.085 to 1.315",
+        frame_field="ps",
+        pooling="pool_separation",
+    ),
+    Score(
+        "attributed_distance",
+        "separation",
+        "A",
+        "A: distance to the source's own cluster in PS = B/(A + B)",
+        higher_is_better=False,
+        diagnostic=True,
+        frame_field="attributed_distance",
+        pooling="masked_mean",
+    ),
+    Score(
+        "foreign_distance",
+        "separation",
+        "B",
+        f"B: distance to the closest other cluster in PS = B/(A + B); {_FARTHER}, so it ranks "
+        "nothing",
+        diagnostic=True,
+        frame_field="foreign_distance",
+        pooling="masked_mean",
+    ),
+    Score(
+        "log_foreign_distance",
+        "separation",
+        "log B",
+        f"log B: mean logarithm of B, which ranks nothing ({_FARTHER})",
+        digits=2,
+        diagnostic=True,
+        frame_field="foreign_distance",
+        pooling="pool_log_distance",
+    ),
+)
+
+#: All scores by name, in the order of every table, plot and page.
+SCORES: dict[str, Score] = {score.name: score for score in _ALL}
+#: Names of the scores that systems are ranked by.
+RANKED = tuple(name for name, score in SCORES.items() if score.ranked)
+#: Names of the scores that every frame has.
+FRAME_SCORES = tuple(name for name, score in SCORES.items() if score.has_frames)
+
+
+def scores_of(measures: Iterable[str]) -> tuple[str, ...]:
+    """Names of the scores that some measures compute, in order.
+
+    Example:
+        >>> scores_of(["match"])
+        ('pm', 'log_pm', 'log_pm_compressed')
+    """
+    wanted = set(measures)
+    return tuple(name for name, score in SCORES.items() if score.measure in wanted)
+
+
+def present(columns: Iterable[Any], ranked: bool | None = None) -> tuple[str, ...]:
+    """Names of the scores among the columns of a table, in order.
+
+    Args:
+        columns: names, e.g. ``results.items.columns``.
+        ranked: those alone by which systems are ranked (True), or the others (False).
+
+    Example:
+        >>> present(["system", "log_pm", "ps", "foreign_distance"], ranked=True)
+        ('ps', 'log_pm')
+    """
+    names = set(columns)
+    return tuple(
+        name for name, score in SCORES.items() if name in names and ranked in (None, score.ranked)
+    )
+
+
+def score_text(name: str, value: Any) -> str:
+    """A score for people: "-" where it is undefined.
+
+    Example:
+        >>> score_text("ps", 0.98765), score_text("log_pm", -12.3456), score_text("ps", math.nan)
+        ('0.988', '-12.35', '-')
+    """
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.{SCORES[name].digits}f}"
+
+
+def score_label(name: str, unit: bool = True) -> str:
+    """The name of a score for people, with its unit.
+
+    Example:
+        >>> score_label("log_pm"), score_label("bleed_db")
+        ('log PM', 'bleed (dB)')
+    """
+    score = SCORES[name]
+    return f"{score.label} ({score.unit})" if score.unit and unit else score.label
