@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -100,7 +99,6 @@ def scored_frames(audible: Tensor, valid: Tensor) -> Tensor:
     return (active_sources(audible, valid).sum(1) >= 2).nonzero()
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ReferenceBank:
     """References, distorted and encoded once, to be compared with any number of estimates.
 
@@ -110,11 +108,24 @@ class ReferenceBank:
     graph. Its size is about
     S · (sum of P over the measures) · F · M numbers, see ``nbytes``; of clips longer than a segment
     it holds what it takes to make their distortions again, little more than the references.
+
+    Not a dataclass: frameworks convert and count the fields of those that they find in a batch.
     """
 
-    groups: tuple[Group, ...]
-    samples: int  # longest length T, as handed in
-    settings: Mapping[str, Any]  # sample rate, loudness, …; by measure encoder and distortions
+    def __init__(
+        self, groups: tuple[Group, ...], samples: int, settings: Mapping[str, Any]
+    ) -> None:
+        self.groups = groups
+        self.samples = samples  # longest length T, as handed in
+        self.settings = settings  # sample rate, loudness, …; by measure encoder and distortions
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """A single tensor (B,), the lengths in samples.
+
+        Lightning iterates what it finds in a batch to learn how many mixtures a step has, and so
+        weights the mean of an epoch.
+        """
+        yield torch.tensor(self.lengths, dtype=torch.int64, device="cpu")
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -179,7 +190,8 @@ class ReferenceBank:
         return self._mapped(lambda tensor: tensor.pin_memory())
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> ReferenceBank:
-        return replace(self, groups=tree_map_only(Tensor, change, self.groups))
+        groups = tree_map_only(Tensor, change, self.groups)
+        return ReferenceBank(groups, self.samples, self.settings)
 
     @torch.inference_mode(False)  # as what `prepare` makes, it serves in training too
     def recombined(self, index: Tensor | Sequence[Sequence[int]]) -> ReferenceBank:
@@ -233,7 +245,7 @@ class ReferenceBank:
         items, scored = tuple(range(len(chosen))), scored_frames(audible, valid)
         encoded = tree_map_only(Tensor, pick, group.encoded)
         new = Group(items, group.samples, waves, audible, valid, scored, encoded)
-        return replace(self, groups=(new,))
+        return ReferenceBank((new,), self.samples, self.settings)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the bank to a file for :meth:`load`."""
@@ -297,7 +309,7 @@ class ReferenceBank:
                 groups.append(group._replace(items=tuple(item + offset for item in group.items)))
             offset += bank.batch
         samples = max(bank.samples for bank in given)
-        return replace(given[0], groups=_stacked(groups), samples=samples)
+        return ReferenceBank(_stacked(groups), samples, given[0].settings)
 
 
 def _stacked(groups: Sequence[Group]) -> tuple[Group, ...]:
