@@ -53,7 +53,8 @@ _ALL = (
         "clearance",
         "decomposition",
         "clearance",
-        "clearance, 0 to 1: 1 = as far from the other sources as the true source is (no leakage)",
+        "clearance, 0 to 1: 1 = at least as far from the other sources as the true source is "
+        "(quiet leakage can remain), 0 = another source",
         limits=_SHARE,
         ranked=True,
         frame_field="clearance",
@@ -189,6 +190,48 @@ def scores_of(measures: Iterable[str]) -> tuple[str, ...]:
     """
     wanted = set(measures)
     return tuple(name for name, score in SCORES.items() if score.measure in wanted)
+
+
+def score_names(names: str | Iterable[str], available: Iterable[str] = SCORES) -> tuple[str, ...]:
+    """Names of the scores that names of measures and of scores stand for, each once.
+
+    A measure stands for its available scores except diagnostic ones; any available column, a
+    diagnostic score too, can be named itself.
+
+    Args:
+        names: one name or several, in the order wanted.
+        available: columns to choose from, e.g. ``results.items.columns``. Those that are no scores
+            (measures of somebody else's) can be named as well.
+
+    Raises:
+        TypeError: something other than text among the names.
+        ValueError: a name that stands for nothing available.
+
+    Example:
+        >>> score_names(["fidelity", "decomposition"])
+        ('fidelity', 'clearance')
+        >>> score_names("match", ["ps", "log_pm"])
+        ('log_pm',)
+    """
+    columns = tuple(available)
+    chosen: list[str] = []
+    for name in [names] if isinstance(names, str) else names:
+        if not isinstance(name, str):
+            raise TypeError(f"measures must be names, got {name!r}.")
+        if name in columns:
+            chosen.append(name)
+            continue
+        family = [score for score in scores_of([name]) if not SCORES[score].diagnostic]
+        members = [score for score in family if score in columns]
+        if not members:
+            families = dict.fromkeys(
+                SCORES[column].measure for column in columns if column in SCORES
+            )
+            raise ValueError(
+                f"measures must be of {', '.join([*columns, *families])}, got {name!r}."
+            )
+        chosen += members
+    return tuple(dict.fromkeys(chosen))
 
 
 def present(columns: Iterable[Any], ranked: bool | None = None) -> tuple[str, ...]:

@@ -19,18 +19,19 @@ from scipy import stats
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.correlate import (
     Correlation,
-    Options,
-    _correlated,
     correlate,
     correlate_stimuli,
+    correlate_table,
+    correlated,
 )
 from torch_mapss.evaluation.correlation_stats import (
     METHODS,
     POOLINGS,
-    Cell,
+    CorrelationSettings,
+    SampledCorrelation,
     correlation,
     permutation_p,
-    usable,
+    usable_stimuli,
 )
 from torch_mapss.evaluation.ratings import KEYS, Stimuli, join, load_ratings, match_names
 from torch_mapss.evaluation.results import FORMAT
@@ -58,7 +59,7 @@ def made_up(tracks: int, systems: int, seed: int = 0, sources: int = 1) -> panda
 def estimate(data: Any, pooling: str = "per_track", method: str = "srcc", **options: Any) -> Any:
     """value, low, high, p, clusters and reasons: of x, or of x less ps where there is one."""
     names = [name for name in ("x", "ps") if name in data]
-    rows, differences = _correlated(data, names, pooling, Options(**options))
+    rows, differences = correlated(data, names, pooling, CorrelationSettings(**options))
     if len(names) == 2:
         (row,) = (row for row in differences if row["method"] == method)
         return SimpleNamespace(value=row["difference"], **row)
@@ -67,8 +68,8 @@ def estimate(data: Any, pooling: str = "per_track", method: str = "srcc", **opti
     return SimpleNamespace(**row)
 
 
-def cell(data: pandas.DataFrame, method: str, pooling: str = "per_track") -> Cell:
-    return Cell(usable(data, ["x"], pooling)[0], "x", method)
+def cell(data: pandas.DataFrame, method: str, pooling: str = "per_track") -> SampledCorrelation:
+    return SampledCorrelation(usable_stimuli(data, ["x"], pooling)[0], "x", method)
 
 
 @pytest.mark.parametrize(("method", "reference"), [("srcc", "spearmanr"), ("pcc", "pearsonr")])
@@ -123,8 +124,8 @@ def test_what_does_not_count_and_why():
     data = made_up(4, 4, seed=1)
     data.loc[:1, "x"] = math.nan  # two of track 0 are left
     data.loc[4:7, "x"] = 0.0  # a measure that says the same of all
-    assert {*usable(data, ["x"], "per_track")[0].unit} == {2, 3}
-    assert len(usable(data, ["x"], "pooled")[0]) == 14
+    assert {*usable_stimuli(data, ["x"], "per_track")[0].unit} == {2, 3}
+    assert len(usable_stimuli(data, ["x"], "pooled")[0]) == 14
     assert estimate(data, draws=20).reasons == [  # also of a correlation that is there
         "1 of 4 tracks and sources: fewer than 3 systems with a score",
         "1 of 4 tracks and sources: scores do not vary",
@@ -193,7 +194,7 @@ def test_differences_are_paired():
     data, rng = made_up(12, 5, seed=8), np.random.default_rng(1)
     data["ps"] = data.x + rng.normal(0, 6, len(data))
     found = estimate(data)
-    good, bad = (Cell(data, name, "srcc") for name in ("x", "ps"))
+    good, bad = (SampledCorrelation(data, name, "srcc") for name in ("x", "ps"))
     assert found.value == pytest.approx(good.value - bad.value)
     assert found.low < found.value < found.high
     assert found.clusters == 12
@@ -201,7 +202,7 @@ def test_differences_are_paired():
     assert (same.value, same.low, same.high, same.clusters) == (0.0, 0.0, 0.0, 12)
     data.loc[data.unit < 4, "ps"] = math.nan  # compared on what both have
     found = estimate(data)
-    good, bad = (Cell(data[data.unit >= 4], name, "srcc") for name in ("x", "ps"))
+    good, bad = (SampledCorrelation(data[data.unit >= 4], name, "srcc") for name in ("x", "ps"))
     assert found.clusters == 8
     assert found.value == pytest.approx(good.value - bad.value)
 
@@ -327,7 +328,7 @@ def cells(found: Correlation, **wanted: str) -> dict[str, Any]:
 
 
 def test_every_measure_meets_every_question():
-    found = correlate_stimuli(Stimuli(stimuli()), None, Options(draws=200))
+    found = correlate_stimuli(Stimuli(stimuli()), None, CorrelationSettings(draws=200))
     assert len(found.rows) == 2 * 3 * 2
     row = cells(found, question="quality", measure="log_pm", pooling="per_track")
     assert row["srcc"] == row["pcc"] == pytest.approx(1.0)
@@ -348,7 +349,7 @@ def test_errors_of_scores_widen_the_correlation():
     given = pandas.concat([quality(3, 9).assign(source=name) for name in ("vocals", "drums")])
 
     def widths(**options: Any) -> dict[str, Any]:
-        found = correlate_stimuli(Stimuli(given), ["ps"], Options(draws=0, **options))
+        found = correlate_stimuli(Stimuli(given), ["ps"], CorrelationSettings(draws=0, **options))
         return cells(found, pooling="per_track")
 
     derived, printed = widths(), widths(convention="paper", source_correlation=1.0)
@@ -394,7 +395,7 @@ def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
     given.assign(source_index=0, source="ref").to_csv(rivals, index=False)
     found = correlate(results, ratings, rivals=[rivals], draws=100)
     assert list(found.labels) == ["ps", "log_pm", "pesq"]
-    again = correlate_stimuli(Stimuli(stimuli(6)), None, Options(draws=100))
+    again = correlate_stimuli(Stimuli(stimuli(6)), None, CorrelationSettings(draws=100))
     assert_frame_equal(found.rows, again.rows)
     out = Path(found.save(tmp_path / "new" / "out"))
     written = pandas.read_csv(out / "correlations.csv", keep_default_na=False, na_values=["nan"])
@@ -405,7 +406,7 @@ def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
     assert "source 'ref' of the results taken as 'vocals' in 6 track(s)" in page
     tex = (out / "correlations_quality.tex").read_text(encoding="utf-8")
     assert tex.count(r"\\") == 2 + 3
-    assert "100.0\\%" in tex
+    assert "log PM & 1.000 & 1.000" in tex
     for question in QUESTIONS:
         assert (out / f"correlations_{question}.png").stat().st_size > 5000
     assert len(pandas.read_csv(out / "stimuli.csv")) == 60
@@ -417,11 +418,11 @@ def test_folders_and_rivals_become_tables_and_plots(files, tmp_path):
 def test_what_is_resampled_and_every_reason_is_said():
     given = quality(4).assign(log_foreign_distance=1.0)
     given["cluster"] = given["system"]
-    found = correlate_stimuli(Stimuli(given), None, Options(draws=50, cluster="system"))
+    found = correlate_stimuli(Stimuli(given), None, CorrelationSettings(draws=50, cluster="system"))
     assert {*zip(found.rows["cluster"], found.rows["clusters"])} == {("system", 5)}
     assert "Intervals resample systems" in found.summary()
     assert list(found.labels) == ["ps", "log_pm", "pesq"]  # diagnostics wait to be asked for
-    found = correlate_stimuli(Stimuli(quality(1)), ["log_pm"], Options(draws=0))
+    found = correlate_stimuli(Stimuli(quality(1)), ["log_pm"], CorrelationSettings(draws=0))
     row = cells(found, pooling="pooled")
     assert row["reason"] == "no draws: no interval, no p; one cluster: no interval"
     assert all(reason in found.summary() for reason in row["reason"].split("; "))
@@ -450,3 +451,70 @@ def test_the_command(files, tmp_path, capsys):
     assert (tmp_path / "c" / "correlations.csv").exists()
     assert cli.main([*arguments, "--columns", "track=item"]) == 2
     assert "'item'" in capsys.readouterr().err
+
+
+def test_a_table_that_has_both_gives_the_same_numbers():
+    joined = stimuli(6)
+    expected = correlate_stimuli(Stimuli(joined), None, CorrelationSettings(draws=100))
+    table = joined.drop(columns=["scenario", "cluster"])
+    unrated = table.head(1).assign(rating=math.nan)
+    table = pandas.concat([table, unrated], ignore_index=True)
+    correlation_of_table = correlate_table(table, draws=100)
+    assert_frame_equal(correlation_of_table.rows, expected.rows)
+    assert_frame_equal(correlation_of_table.differences, expected.differences)
+    assert_frame_equal(correlation_of_table.units, expected.units)
+    # Families name the scores that the table has; what is compared within can be any column.
+    match = correlate_table(table.drop(columns="source"), "match", draws=0)
+    assert list(match.labels) == ["log_pm"]
+    systems = correlate_table(table, ["ps"], cluster="system", draws=0)
+    assert {*systems.rows["clusters"]} == {5}
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "message"),
+    [
+        ({"rating": "mos"}, {}, "lacks rating"),
+        ({}, {"cluster": "talker"}, "lacks talker"),
+        ({}, {"measures": ["sdr"]}, "measures must be of ps, log_pm, pesq, separation, match"),
+        ({}, {"draws": -1}, "draws"),
+        ({}, {"confidence": 95}, "confidence"),
+    ],
+)
+def test_tables_that_cannot_be_correlated_are_refused(columns, settings, message):
+    table = quality(2).rename(columns=columns)
+    with pytest.raises(ValueError, match=message):
+        correlate_table(table, **settings)
+
+
+def test_tables_without_a_rating_and_unknown_settings_are_refused():
+    table = quality(2)
+    with pytest.raises(ValueError, match="holds no rating"):
+        correlate_table(table.assign(rating=math.nan))
+    with pytest.raises(TypeError, match="settings must be of confidence"):
+        correlate_table(table, drawz=3)
+
+
+def test_scores_of_which_lower_is_better_are_turned(tmp_path):
+    """Quiet bleed goes with high ratings: that is agreement, and a positive correlation."""
+    joined = quality(8)
+    joined["bleed_db"] = -20.0 - 0.2 * joined["rating"]
+    found = correlate_stimuli(Stimuli(joined), None, CorrelationSettings(draws=50))
+    for pooling in POOLINGS:
+        row = cells(found, measure="bleed_db", pooling=pooling)
+        assert (row["srcc"], row["pcc"]) == (pytest.approx(1.0), pytest.approx(1.0))
+    between = found.differences.set_index(["pooling", "method", "measure_a", "measure_b"])
+    log_pm_less_bleed = between.loc[("per_track", "srcc", "log_pm", "bleed_db"), "difference"]
+    expected = cells(found, measure="log_pm", pooling="per_track")["srcc"] - 1.0
+    assert log_pm_less_bleed == pytest.approx(expected)
+    assert found.units.query("measure == 'bleed_db'")["srcc"].tolist() == [pytest.approx(1.0)] * 8
+    assert "Lower is better in bleed: the sign is turned" in found.summary()
+    assert "Higher counts as better in pesq" in found.summary()
+    out = Path(found.save(tmp_path))
+    stored = pandas.read_csv(out / "stimuli.csv")["bleed_db"]
+    np.testing.assert_allclose(stored, joined["bleed_db"], rtol=1e-8)  # as it was measured
+    # Fractions everywhere: no table has per cent.
+    for name in ("correlations.md", "correlations_quality.tex"):
+        text = (out / name).read_text(encoding="utf-8")
+        assert "1.000" in text
+        assert "%}" not in text
+        assert "100.0" not in text

@@ -1,8 +1,14 @@
-"""Do scores agree with listeners? Results of ``evaluate`` and ratings -> correlations.
+"""Do scores agree with listeners? Scores and ratings -> correlations.
 
 For every scenario, question and measure: SRCC and PCC over the systems of a track and source,
 averaged as the paper does, and pooled over all stimuli; intervals, p-values, and what the
 errors of the scores themselves may change (radius and half-width [sec:propagate_ci_to_corr]).
+
+:func:`correlate` reads a results folder and a file of ratings. :func:`correlate_table` takes any
+table that has both, and is what recipes and pages call: correlations are computed here alone.
+
+Correlations are of *agreement*: a score of which lower is better (bleed) has its sign turned, so
+that +1 means for every score that listeners agree with it.
 """
 
 from __future__ import annotations
@@ -25,27 +31,29 @@ from torch_mapss.bounds.frames import check_confidence
 from torch_mapss.core import checks
 from torch_mapss.evaluation import correlation_stats as stats
 from torch_mapss.evaluation import io
-from torch_mapss.evaluation.correlation_stats import METHODS, Options
-from torch_mapss.evaluation.correlation_tables import Correlation
+from torch_mapss.evaluation.correlation_stats import METHODS, CorrelationSettings
+from torch_mapss.evaluation.correlation_tables import Correlation, is_turned
 from torch_mapss.evaluation.ratings import KEYS, Stimuli, join, load_ratings
 from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.significance import FEW, holm
-from torch_mapss.score_table import SCORES, present, score_label
+from torch_mapss.score_table import SCORES, present, score_label, score_names
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-COLUMNS = (
+CORRELATION_COLUMNS = (
     *("scenario", "question", "measure", "pooling", "tracks", "sources", "stimuli"),
     *("srcc", "srcc_low", "srcc_high", "pcc", "pcc_low", "pcc_high", "p", "p_pcc", "p_holm"),
     *("srcc_radius", "srcc_half_width", "pcc_radius", "pcc_half_width"),
     *("cluster", "clusters", "undefined", "reason"),
 )
-DIFFERENCES = (
+DIFFERENCE_COLUMNS = (
     *("scenario", "question", "pooling", "method", "measure_a", "measure_b"),
     *("cluster", "clusters", "difference", "low", "high"),
 )
-UNITS = ("scenario", "question", "track", "source", "measure", "systems", "srcc", "pcc")
+UNIT_COLUMNS = ("scenario", "question", "track", "source", "measure", "systems", "srcc", "pcc")
+# What a table of stimuli may lack, and what stands there then.
+_DEFAULTS = {"scenario": "all", "question": "rating", "source": "", "system": ""}
 _OUTPUT = ["mixture_id", "system", "source_index"]
 
 
@@ -58,7 +66,7 @@ def correlate(
     controls: bool = False,
     rivals: Sequence[str | os.PathLike[str]] = (),
     measures: Sequence[str] | None = None,
-    **options: Any,
+    **settings: Any,
 ) -> Correlation:
     """Correlate the scores of a results folder with ratings.
 
@@ -68,27 +76,93 @@ def correlate(
         columns: names of its columns where they are not the usual ones.
         sources: source of the results -> source of the ratings, where names differ.
         controls: count hidden references and anchors too.
-        rivals: CSV files of other measures of the same outputs: ``mixture_id, system,
-            source_index`` and one column per measure.
-        measures: only these; all there are by default, but for diagnostics (B, log B).
-        options: of :class:`Options`, by name.
+        rivals: CSV files of other measures of the same outputs, higher is better: ``mixture_id,
+            system, source_index`` and one column per measure.
+        measures: only these, by names of measures and of scores (and of the columns of
+            ``rivals``); all there are by default, but for diagnostics (B, log B).
+        settings: of :class:`CorrelationSettings`, by name.
 
     Returns:
         A :class:`Correlation`.
 
     Raises:
-        TypeError: an option that :class:`Options` lacks.
+        TypeError: a setting that :class:`CorrelationSettings` lacks.
         ValueError: files that cannot be read or do not belong together, settings out of range.
     """
-    how = Options(**options)
-    check_confidence(how.confidence)
-    checks.check_choice(how.convention, "convention", CONVENTIONS)
-    checks.check_whole(how.draws, "draws", 0)
-    checks.check_real(how.source_correlation, "source_correlation", "[-1, 1]")
+    checked = checked_settings(**settings)
     outputs = scored_outputs(results, rivals)
-    given = load_ratings(ratings, columns, how.cluster)
-    joined = join(outputs, given, sources=sources, controls=controls)
-    return correlate_stimuli(joined, measures, how)
+    rated = load_ratings(ratings, columns, checked.cluster)
+    joined = join(outputs, rated, sources=sources, controls=controls)
+    return correlate_stimuli(joined, measures, checked)
+
+
+def correlate_table(
+    table: DataFrame, measures: str | Sequence[str] | None = None, **settings: Any
+) -> Correlation:
+    """Correlate scores with ratings that stand in one table already.
+
+    The function to call where neither a results folder nor a file of ratings is at hand: it gives
+    the same numbers as :func:`correlate`.
+
+    Args:
+        table: one row per rated output. ``track`` names what outputs are compared within, and
+            ``rating`` is higher for better ones; further columns are scores and other measures,
+            NaN where undefined. Scores of which lower is better are turned, other measures must
+            be higher for better outputs. ``source``, ``system``, ``question`` and ``scenario``
+            may be absent.
+        measures: columns to correlate, or names of measures (families); all but diagnostics by
+            default.
+        settings: of :class:`CorrelationSettings`, by name; ``cluster`` is a column of the table.
+
+    Returns:
+        A :class:`Correlation`. Its ``rows`` have the mean over tracks with interval and p for
+        every measure, ``differences`` those of pairs of measures, ``units`` the correlation of
+        every track and source.
+
+    Raises:
+        TypeError: a setting that :class:`CorrelationSettings` lacks.
+        ValueError: columns that are missing, no rating, or settings out of range.
+
+    Example:
+        >>> import pandas
+        >>> rated = pandas.DataFrame({"track": ["t"] * 4, "system": [*"abcd"]})
+        >>> rated = rated.assign(rating=[1, 2, 3, 4], ps=[0.1, 0.3, 0.2, 0.9])
+        >>> rated = rated.assign(bleed_db=[-10.0, -30.0, -20.0, -40.0])
+        >>> found = correlate_table(rated, draws=0)
+        >>> per_track = found.rows[found.rows["pooling"] == "per_track"]
+        >>> per_track[["measure", "srcc"]].to_numpy().tolist()
+        [['ps', 0.8], ['bleed_db', 0.8]]
+    """
+    checked = checked_settings(**settings)
+    needed = ["track", "rating", *{checked.cluster} - {"source", "system"}]
+    lacking = [name for name in needed if name not in table]
+    if lacking:
+        raise ValueError(
+            f"table must have the columns {', '.join(needed)}, and lacks {', '.join(lacking)}; it "
+            f"has {', '.join(map(str, table.columns))}."
+        )
+    absent = {name: text for name, text in _DEFAULTS.items() if name not in table}
+    stimuli = table.assign(**absent).dropna(subset="rating").reset_index(drop=True)
+    if stimuli.empty:
+        raise ValueError("table holds no rating: `rating` is empty or NaN in every row.")
+    stimuli["cluster"] = stimuli[checked.cluster].astype(str)
+    return correlate_stimuli(Stimuli(stimuli), measures, checked)
+
+
+def checked_settings(**settings: Any) -> CorrelationSettings:
+    """Settings by name; TypeError and ValueError as :func:`correlate_table` says."""
+    unknown = sorted({*settings} - {*CorrelationSettings._fields})
+    if unknown:
+        raise TypeError(
+            f"settings must be of {', '.join(CorrelationSettings._fields)}, got "
+            f"{', '.join(unknown)}."
+        )
+    checked = CorrelationSettings(**settings)
+    check_confidence(checked.confidence)
+    checks.check_choice(checked.convention, "convention", CONVENTIONS)
+    checks.check_real(checked.source_correlation, "source_correlation", "[-1, 1]")
+    draws = checks.check_whole(checked.draws, "draws", 0)
+    return checked._replace(draws=draws)
 
 
 def scored_outputs(
@@ -100,40 +174,49 @@ def scored_outputs(
         ``track``, ``system``, ``source``, all scores and their ``_radius`` and ``_tail``.
 
     Raises:
-        ValueError: no folder of results, or a table without the columns that name an output.
+        ValueError: not a results folder, or a table without the columns that name an output.
     """
-    table = load_results(results).scores
-    table = table[table["status"] != "failed"]
-    if table.empty:
+    rows = load_results(results).scores
+    rows = rows[rows["status"] != "failed"]
+    if rows.empty:
         raise ValueError(f"{io.shown(results)!r} holds no scored output.")
-    parts = [f"{name}{part}" for name in SCORES for part in ("", "_radius", "_tail")]
-    found = table[["system", "source", *(name for name in parts if name in table)]]
-    found = found.assign(track=table["mixture_id"]).set_axis(_outputs(table), axis=0)
+    names = [f"{name}{suffix}" for name in SCORES for suffix in ("", "_radius", "_tail")]
+    outputs = rows[["system", "source", *(name for name in names if name in rows)]]
+    outputs = outputs.assign(track=rows["mixture_id"]).set_axis(_output_keys(rows), axis=0)
     for path in rivals:
-        content = "a table of other measures"
-        words = io.read_table(path, _OUTPUT, content=content)
-        digits = [str(name) for name in words if words[name].str.contains(r"\d").any()]
-        numbers = [name for name in digits if name not in (*_OUTPUT, "source")]
-        other = io.read_table(path, _OUTPUT, numbers, content)
-        other = other[numbers].set_axis(_outputs(other), axis=0)
-        if not other.index.is_unique or not other.index.isin(found.index).any():
+        rival = _rival_scores(path)
+        if not rival.index.is_unique or not rival.index.isin(outputs.index).any():
             raise ValueError(
                 f"{io.shown(path)!r} must have one row for each output of {io.shown(results)!r}: "
                 "mixture_id, system and source_index as in its scores.csv."
             )
-        new = other.reindex(found.index)
-        found[numbers] = new.fillna(found.reindex(columns=numbers))
-    return found.reset_index(drop=True)
+        columns = [*rival.columns]
+        aligned = rival.reindex(outputs.index)
+        outputs[columns] = aligned.fillna(outputs.reindex(columns=columns))
+    return outputs.reset_index(drop=True)
 
 
-def _outputs(table: DataFrame) -> list[str]:
-    """What names the outputs of a table."""
-    names = table[_OUTPUT].astype(str).apply(lambda own: own.str.strip().map(io.same_name))
+def _rival_scores(path: str | os.PathLike[str]) -> DataFrame:
+    """The columns of numbers in a table of other measures, by output."""
+    content = "a table of other measures"
+    texts = io.read_table(path, _OUTPUT, content=content)
+    with_digits = [name for name in texts if texts[name].str.contains(r"\d").any()]
+    measures = [str(name) for name in with_digits if name not in (*_OUTPUT, "source")]
+    table = io.read_table(path, _OUTPUT, measures, content)
+    return table[measures].set_axis(_output_keys(table), axis=0)
+
+
+def _output_keys(table: DataFrame) -> list[str]:
+    """What names the outputs of a table, as one text each."""
+    texts = table[_OUTPUT].astype(str)
+    names = texts.apply(lambda column: column.str.strip().map(io.same_name))
     return names.agg("\n".join, axis=1).tolist()
 
 
 def correlate_stimuli(
-    joined: Stimuli, measures: Sequence[str] | None = None, options: Options | None = None
+    joined: Stimuli,
+    measures: str | Sequence[str] | None = None,
+    settings: CorrelationSettings | None = None,
 ) -> Correlation:
     """Correlations of stimuli that :func:`torch_mapss.evaluation.ratings.join` gave their scores.
 
@@ -142,64 +225,79 @@ def correlate_stimuli(
     """
     from pandas import DataFrame
 
-    options = options or Options()
+    settings = settings or CorrelationSettings()
     stimuli = joined.table.replace([np.inf, -np.inf], np.nan)  # as the logarithm of 0
-    bounds = {f"{name}_{part}" for name in stimuli for part in ("radius", "tail")}
-    apart = {*KEYS, "is_system", "rating", "cluster", *SCORES, *bounds}
-    known = [*present(stimuli), *(name for name in stimuli if name not in apart)]
-    names = [n for n in known if n not in SCORES or not SCORES[n].diagnostic]
-    names = names if measures is None else list(measures)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(
-            f"measures has {', '.join(unknown)}, which the results lack; they have "
-            f"{', '.join(known)}."
-        )
+    names = _measures_of(stimuli, measures)
+    oriented = _oriented(stimuli, names)
     rows, differences, units = [], [], []
-    for (scenario, question), own in stimuli.groupby(["scenario", "question"], sort=False):
-        unit = own.groupby(["track", "source"], sort=False).ngroup()
-        own = own.assign(unit=unit, cluster=own["cluster"].factorize()[0])
-        where = {"scenario": scenario, "question": question}
+    for (scenario, question), group in oriented.groupby(["scenario", "question"], sort=False):
+        unit = group.groupby(["track", "source"], sort=False).ngroup()
+        group = group.assign(unit=unit, cluster=group["cluster"].factorize()[0])
+        place = {"scenario": scenario, "question": question}
         for pooling in stats.POOLINGS:
-            about = {**where, "pooling": pooling, "cluster": options.cluster}
-            here, between = _correlated(own, names, pooling, options)
-            rows += [about | row for row in here]
-            differences += [about | row for row in between]
-        units += [where | row for name in names for row in _units(own, name)]
-    found = DataFrame(rows, columns=COLUMNS), DataFrame(differences, columns=DIFFERENCES)
-    each = DataFrame(units, columns=UNITS)
-    labels = {name: score_label(name, unit=False) if name in SCORES else name for name in names}
-    return Correlation(*found, each, stimuli, labels, joined.notes, options)
+            head = {**place, "pooling": pooling, "cluster": settings.cluster}
+            measure_rows, difference_rows = correlated(group, names, pooling, settings)
+            rows += [head | row for row in measure_rows]
+            differences += [head | row for row in difference_rows]
+        units += [place | row for name in names for row in _unit_rows(group, name)]
+    return Correlation(
+        rows=DataFrame(rows, columns=CORRELATION_COLUMNS),
+        differences=DataFrame(differences, columns=DIFFERENCE_COLUMNS),
+        units=DataFrame(units, columns=UNIT_COLUMNS),
+        stimuli=stimuli,
+        labels={n: score_label(n, unit=False) if n in SCORES else n for n in names},
+        notes=joined.notes,
+        settings=settings,
+    )
 
 
-def _correlated(
-    stimuli: DataFrame, names: Sequence[str], pooling: str, options: Options
+def _measures_of(stimuli: DataFrame, measures: str | Sequence[str] | None) -> list[str]:
+    """Columns to correlate: those asked for, or every score and other measure but diagnostics."""
+    bounds = {f"{name}_{suffix}" for name in stimuli for suffix in ("radius", "tail")}
+    described = {*KEYS, "is_system", "rating", "cluster", *SCORES, *bounds}
+    numeric = stimuli.select_dtypes("number").columns
+    rivals = [name for name in stimuli if name not in described and name in numeric]
+    available = [*present(stimuli), *rivals]
+    if measures is not None:
+        return [*score_names(measures, available)]
+    return [name for name in available if name not in SCORES or not SCORES[name].diagnostic]
+
+
+def _oriented(stimuli: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Stimuli whose every measure is higher for better ones."""
+    return stimuli.assign(**{name: -stimuli[name] for name in names if is_turned(name)})
+
+
+def correlated(
+    stimuli: DataFrame, names: Sequence[str], pooling: str, settings: CorrelationSettings
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of ``correlations.csv`` and of ``differences.csv`` of one question and pooling."""
-    pairs = itertools.combinations(names, 2) if options.draws else ()
-    keys = [*((name,) for name in names), *(pair for pair in pairs if {*pair} & {*SCORES})]
-    counted = {key: stats.usable(stimuli, key, pooling) for key in keys}
+    pairs = itertools.combinations(names, 2) if settings.draws else ()
+    pairs_of_scores = [pair for pair in pairs if {*pair} & {*SCORES}]
+    keys = [*((name,) for name in names), *pairs_of_scores]
+    usable = {key: stats.usable_stimuli(stimuli, key, pooling) for key in keys}
     rows: dict[str, dict[str, Any]] = {}
     for name in names:
-        own, reasons = counted[name,]
-        rows[name] = {"measure": name, "tracks": own["track"].nunique(), "reasons": reasons}
-        rows[name] |= {"stimuli": len(own), "undefined": len(stimuli) - len(own)}
-        rows[name] |= {"sources": own.groupby(["track", "source"]).ngroups}
-        rows[name] |= _errors(own, name, options)
+        counted, reasons = usable[name,]
+        rows[name] = {"measure": name, "tracks": counted["track"].nunique(), "reasons": reasons}
+        rows[name] |= {"stimuli": len(counted), "undefined": len(stimuli) - len(counted)}
+        rows[name] |= {"sources": counted.groupby(["track", "source"]).ngroups}
+        rows[name] |= _error_columns(counted, name, settings)
     differences = []
-    cells: dict[Any, stats.Cell] = {}  # pairs mostly count what each measure does
-    together = defaultdict(list)  # intervals over the same clusters, at once
+    # Two measures are mostly compared on the stimuli that each has alone.
+    correlations: dict[Any, stats.SampledCorrelation] = {}
+    same_clusters = defaultdict(list)  # intervals over the same clusters are made at once
     for method, key in itertools.product(METHODS, keys):
-        own, of = counted[key][0], []
+        counted, terms = usable[key][0], []
         for name in key:
-            which = name, method, own.index.to_numpy().tobytes()
-            if which not in cells:
-                cells[which] = stats.Cell(own, name, method)
-            of.append(cells[which])
-        value, clusters = reduce(sub, (cell.value for cell in of)), of[0].clusters
+            identity = name, method, counted.index.to_numpy().tobytes()
+            if identity not in correlations:
+                correlations[identity] = stats.SampledCorrelation(counted, name, method)
+            terms.append(correlations[identity])
+        value, clusters = reduce(sub, (term.value for term in terms)), terms[0].clusters
         if len(key) == 1:
             row, ends = rows[key[0]], (f"{method}_low", f"{method}_high")
-            p = stats.permutation_p(of[0], draws=options.draws, seed=options.seed)
+            p = stats.permutation_p(terms[0], draws=settings.draws, seed=settings.seed)
             row |= {method: value, "p" if method == "srcc" else "p_pcc": p}
         else:
             row, ends = dict(zip(("measure_a", "measure_b"), key)), ("low", "high")
@@ -208,34 +306,49 @@ def _correlated(
         row |= {"clusters": len(clusters), **dict.fromkeys(ends, math.nan)}
         if math.isnan(value):
             continue
-        if options.draws == 0:
+        if settings.draws == 0:
             row["reasons"].append("no draws: no interval, no p")
         if len(clusters) < 2:
             row["reasons"].append("one cluster: no interval")
-        elif options.draws > 0:
-            together[clusters.tobytes()].append((row, ends, of))
+        elif settings.draws > 0:
+            same_clusters[clusters.tobytes()].append((row, ends, terms))
             if len(clusters) < FEW:
                 row["reasons"].append(f"{len(clusters)} clusters: interval approximate")
-    for same in together.values():
-        for (row, ends, _), *found in zip(same, *stats.intervals([of for *_, of in same], options)):
-            row |= dict(zip(ends, map(float, found)))
-            if not np.isfinite(found).all():
-                row["reasons"].append("no interval: undefined in some samples of clusters")
-    for row, p in zip(rows.values(), holm(np.array([row["p"] for row in rows.values()]))):
+    for waiting in same_clusters.values():
+        _add_intervals(waiting, settings)
+    adjusted = holm(np.array([row["p"] for row in rows.values()]))
+    for row, p in zip(rows.values(), adjusted):
         row |= {"p_holm": p, "reason": "; ".join(dict.fromkeys(row["reasons"]))}
     return [*rows.values()], differences
 
 
-def _units(stimuli: DataFrame, name: str) -> Iterator[dict[str, Any]]:
-    for (track, source), own in stimuli.groupby(["track", "source"], sort=False):
-        x, m = own[[name, "rating"]].dropna().to_numpy(float).T
+def _add_intervals(waiting: Sequence[Any], settings: CorrelationSettings) -> None:
+    """Fill in the intervals of rows over the same clusters.
+
+    Args:
+        waiting: row, names of its two ends, correlations (the second is subtracted).
+        settings: of the bootstrap.
+    """
+    lows, highs = stats.intervals([terms for *_, terms in waiting], settings)
+    for (row, names, _), low, high in zip(waiting, lows, highs):
+        row |= dict(zip(names, (float(low), float(high))))
+        if not np.isfinite([low, high]).all():
+            row["reasons"].append("no interval: undefined in some samples of clusters")
+
+
+def _unit_rows(stimuli: DataFrame, name: str) -> Iterator[dict[str, Any]]:
+    """Rows of ``per_track.csv`` of one measure."""
+    for (track, source), unit in stimuli.groupby(["track", "source"], sort=False):
+        x, m = unit[[name, "rating"]].dropna().to_numpy(float).T
         row = {"track": track, "source": source, "measure": name, "systems": len(x)}
         for method in METHODS if len(x) >= stats.LEAST_SYSTEMS else ():
             row[method] = float(stats.correlation(x, m, method)[0])
         yield row
 
 
-def _errors(stimuli: DataFrame, name: str, options: Options) -> dict[str, float]:
+def _error_columns(
+    stimuli: DataFrame, name: str, settings: CorrelationSettings
+) -> dict[str, float]:
     """What the errors of the scores may change in SRCC and PCC [sec:propagate_ci_to_corr].
 
     Radius and half-width of each, over units; none where a score has no bounds.
@@ -245,20 +358,20 @@ def _errors(stimuli: DataFrame, name: str, options: Options) -> dict[str, float]
     if not len(table) or not np.isfinite(table).all():
         return {}
     units = stimuli.groupby("unit").indices.values()
-    x, radius, half, m = (_padded(column[unit] for unit in units) for column in table.T)
+    x, radius, half_width, m = (_padded(column[unit] for unit in units) for column in table.T)
     tracks = stimuli.drop_duplicates("unit").sort_values("unit").groupby("track").indices.values()
-    found = {}
+    errors = {}
     for method, kind in zip(METHODS, ("spearman", "pearson")):
-        how: dict[str, Any] = {"convention": options.convention, "seed": options.seed}
-        one = correlation_bounds(x, radius, half, m, options.confidence, kind, **how)
-        value, radii, widths = (
-            _padded(part.numpy()[track] for track in tracks)
-            for part in (one.value, one.radius, one.half_width)
+        options: dict[str, Any] = {"convention": settings.convention, "seed": settings.seed}
+        units_bounds = correlation_bounds(
+            x, radius, half_width, m, settings.confidence, kind, **options
         )
-        whole = scenario_bounds(value, radii, widths, options.source_correlation)
-        found[f"{method}_radius"] = float(whole.radius)
-        found[f"{method}_half_width"] = float(whole.half_width)
-    return found
+        fields = units_bounds.value, units_bounds.radius, units_bounds.half_width
+        by_track = [_padded(field.numpy()[track] for track in tracks) for field in fields]
+        scenario = scenario_bounds(*by_track, settings.source_correlation)
+        errors[f"{method}_radius"] = float(scenario.radius)
+        errors[f"{method}_half_width"] = float(scenario.half_width)
+    return errors
 
 
 def _padded(rows: Iterable[NDArray[Any]]) -> torch.Tensor:

@@ -14,6 +14,7 @@ Ranks are average ranks; numbers equal but for rounding are tied
 
 Here `stimuli` is a table of one question and scenario: ``unit`` (index of the track and source),
 ``cluster`` (index of what is resampled), ``rating``, and the measures, NaN where undefined.
+Measures are *oriented*: higher is better.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _BLOCK = 2**20
 _Array = NDArray[Any]
 
 
-class Options(NamedTuple):
+class CorrelationSettings(NamedTuple):
     """How correlations are computed."""
 
     confidence: float = 0.95  # of intervals and half-widths, in (0, 1)
@@ -52,28 +53,28 @@ class Options(NamedTuple):
     cluster: str = "track"
 
 
-def usable(
+def usable_stimuli(
     stimuli: DataFrame, measures: Sequence[str], pooling: str
 ) -> tuple[DataFrame, list[str]]:
-    """The stimuli that count for all of some measures, and why others do not.
+    """The stimuli that count for all of these measures, and why others do not.
 
-    Those with scores; per track, where there are enough of them that differ. Pooled, all are of
-    one unit.
+    A stimulus needs all scores. Per track, only units with enough systems whose scores and ratings
+    vary count; pooled, all stimuli are one unit.
     """
     pooled = pooling == "pooled"
-    least, what = (2, "stimuli") if pooled else (LEAST_SYSTEMS, "systems")
+    least, counted = (2, "stimuli") if pooled else (LEAST_SYSTEMS, "systems")
     stimuli = stimuli.assign(unit=0) if pooled else stimuli
-    every, names = stimuli["unit"].nunique(), [*measures, "rating"]
-    stimuli = stimuli.dropna(subset=names)
-    units = stimuli.groupby("unit")[names]
+    unit_count, columns = stimuli["unit"].nunique(), [*measures, "rating"]
+    stimuli = stimuli.dropna(subset=columns)
+    units = stimuli.groupby("unit")[columns]
     enough = units.size() >= least
     low, high = units.min()[enough], units.max()[enough]
     constant = high - low <= rounding(np.maximum(low.abs(), high.abs()))
-    counts = {f"fewer than {least} {what} with a score": every - enough.sum()}
-    counts |= {"scores do not vary": constant[names[0]].sum()}
+    counts = {f"fewer than {least} {counted} with a score": unit_count - enough.sum()}
+    counts |= {"scores do not vary": constant[columns[0]].sum()}
     counts |= {"ratings do not vary": constant["rating"].sum()}
-    of = "" if pooled else f"{{}} of {every} tracks and sources: "
-    reasons = [of.format(count) + reason for reason, count in counts.items() if count]
+    share = "" if pooled else f"{{}} of {unit_count} tracks and sources: "
+    reasons = [share.format(count) + reason for reason, count in counts.items() if count]
     varied = constant.index[~constant.any(axis=1)]
     return stimuli if pooled else stimuli[stimuli["unit"].isin(varied)], reasons
 
@@ -99,11 +100,11 @@ def correlation(x: _Array, m: _Array, method: str, times: _Array | None = None) 
 def _ranks(x: _Array, times: _Array) -> _Array:
     """(R, n) average ranks of (n,) values that occur ``times`` (R, n) times."""
     order = np.argsort(x, kind="stable")
-    first = np.flatnonzero(np.r_[True, np.diff(x[order]) > 0.0])  # of each group of ties
-    size = np.add.reduceat(times[:, order], first, axis=1)
+    group_starts = np.flatnonzero(np.r_[True, np.diff(x[order]) > 0.0])  # of ties
+    size = np.add.reduceat(times[:, order], group_starts, axis=1)
     ranks = np.cumsum(size, axis=1) - size + (size + 1.0) / 2.0
     group = np.empty(len(x), dtype=int)
-    group[order] = np.repeat(np.arange(len(first)), np.diff(np.r_[first, len(x)]))
+    group[order] = np.repeat(np.arange(len(group_starts)), np.diff(np.r_[group_starts, len(x)]))
     return ranks[:, group]
 
 
@@ -113,66 +114,72 @@ def _varies(x: _Array, times: _Array) -> _Array:
     return np.where(present, x, -np.inf).max(-1) > np.where(present, x, np.inf).min(-1)
 
 
-class Cell:
+class SampledCorrelation:
     """One measure of usable stimuli against one question, for any sample of clusters."""
 
     def __init__(self, stimuli: DataFrame, measure: str, method: str) -> None:
         self.method, self.size = method, len(stimuli)
         self.clusters, index = np.unique(stimuli["cluster"], return_inverse=True)
         scores, ratings = stimuli[[measure, "rating"]].to_numpy(float).T
+        rows_of_units = stimuli.groupby("unit").indices.values()
         #: Scores, ratings and indices of the clusters of every unit.
-        units = stimuli.groupby("unit").indices.values()
-        self.parts = [(scores[unit], ratings[unit], index[unit]) for unit in units]
-        self._values = np.array([correlation(x, m, method)[0] for x, m, _ in self.parts])
+        self.units = [(scores[rows], ratings[rows], index[rows]) for rows in rows_of_units]
+        self._values = np.array([correlation(x, m, method)[0] for x, m, _ in self.units])
         #: The correlation itself, NaN where it is undefined.
-        self.value = float(self._values.mean()) if self.parts else math.nan
+        self.value = float(self._values.mean()) if self.units else math.nan
         # A unit within one cluster is drawn as a whole, and its correlation stays what it is.
-        self._whole = all(np.ptp(own) == 0 for *_, own in self.parts)
+        self._undivided = all(np.ptp(clusters) == 0 for *_, clusters in self.units)
 
     def sampled(self, times: _Array) -> _Array:
         """(R,) the correlation where cluster k occurs ``times[:, k]`` times, of (R, clusters)."""
-        if self._whole:
-            own = times[:, [index[0] for *_, index in self.parts]]
-            return own @ self._values / own.sum(-1)
-        drawn = ((x, m, self.method, times[:, index]) for x, m, index in self.parts)
-        return np.nanmean([correlation(*one) for one in drawn], axis=0)
+        if self._undivided:
+            weights = times[:, [clusters[0] for *_, clusters in self.units]]
+            return weights @ self._values / weights.sum(-1)
+        values = [correlation(x, m, self.method, times[:, index]) for x, m, index in self.units]
+        return np.nanmean(values, axis=0)
 
 
-def intervals(wanted: Sequence[Sequence[Cell]], options: Options) -> tuple[_Array, _Array]:
-    """(K,) ends of intervals over the same clusters: of the correlation of a cell, or of two less.
+def intervals(
+    terms_of_rows: Sequence[Sequence[SampledCorrelation]], settings: CorrelationSettings
+) -> tuple[_Array, _Array]:
+    """(K,) ends of intervals over the same clusters.
 
-    All share the samples of the bootstrap.
+    Args:
+        terms_of_rows: K rows of one correlation, or of two of which the second is subtracted.
+        settings: confidence, draws and seed. All rows share the samples of the bootstrap.
     """
-    cells = {cell for of in wanted for cell in of}
+    correlations = {term for terms in terms_of_rows for term in terms}
 
     def sampled(times: _Array) -> _Array:
-        made = {cell: cell.sampled(times) for cell in cells}
-        return np.stack([reduce(sub, (made[cell] for cell in of)) for of in wanted])
+        values = {term: term.sampled(times) for term in correlations}
+        return np.stack([reduce(sub, map(values.get, terms)) for terms in terms_of_rows])
 
-    how = Bootstrap(options.confidence, options.draws, options.seed)
-    size = max(cell.size for cell in cells)
-    return bca(sampled, len(wanted[0][0].clusters), how, size, scale=1.0)
+    bootstrap = Bootstrap(settings.confidence, settings.draws, settings.seed)
+    size = max(term.size for term in correlations)
+    return bca(sampled, len(terms_of_rows[0][0].clusters), bootstrap, size, scale=1.0)
 
 
-def permutation_p(cell: Cell, *, draws: int = 2000, seed: int = 0) -> float:
+def permutation_p(sampled: SampledCorrelation, *, draws: int = 2000, seed: int = 0) -> float:
     """Two-sided p-value of no association: the share of permutations at least as extreme.
 
     The identity counts as one of them, so that p is never 0: its least value is 1/(draws + 1).
     """
-    if draws < 1 or math.isnan(cell.value):
+    if draws < 1 or math.isnan(sampled.value):
         return math.nan
     rng, extreme = np.random.default_rng(seed), 0
-    parts = [[_standard(v, cell.method) for v in (x, m)] for x, m, _ in cell.parts]
-    block = max(1, _BLOCK // max(len(x) for x, _ in parts))
-    for start in range(0, draws, block):
-        total = np.zeros(min(block, draws - start))
-        for x, m in parts:
+    method = sampled.method
+    units = [(_standardised(x, method), _standardised(m, method)) for x, m, _ in sampled.units]
+    block = max(1, _BLOCK // max(len(x) for x, _ in units))
+    for drawn in range(0, draws, block):
+        total = np.zeros(min(block, draws - drawn))
+        for x, m in units:
             total += rng.permuted(np.tile(m, (len(total), 1)), axis=1) @ x
-        extreme += int((np.abs(total / len(parts)) >= abs(cell.value) * (1.0 - 1e-9)).sum())
+        least = abs(sampled.value) * (1.0 - 1e-9)
+        extreme += int((np.abs(total / len(units)) >= least).sum())
     return (1 + extreme) / (draws + 1)
 
 
-def _standard(values: _Array, method: str) -> _Array:
+def _standardised(values: _Array, method: str) -> _Array:
     """Values (or their ranks), centred and of length 1: their products are correlations."""
     if method == "srcc":
         (values,) = _ranks(merge_ties(values), np.ones((1, len(values))))

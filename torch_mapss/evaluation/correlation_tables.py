@@ -13,10 +13,11 @@ import numpy as np
 
 from torch_mapss.core.checks import check_choice
 from torch_mapss.evaluation import io
-from torch_mapss.evaluation.correlation_stats import METHODS, Options
+from torch_mapss.evaluation.correlation_stats import METHODS, CorrelationSettings
 from torch_mapss.evaluation.plots import new_figure, plain_axes, save_figure
 from torch_mapss.evaluation.ratings import KEYS
 from torch_mapss.evaluation.text_page import Page, Table
+from torch_mapss.score_table import SCORES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,42 +43,72 @@ class Correlation:
     stimuli: DataFrame  # ratings and scores
     labels: Mapping[str, str]  # measure -> name in tables
     notes: tuple[str, ...]
-    options: Options
+    settings: CorrelationSettings
 
     def summary(self) -> str:
-        """A table, in %, for each scenario and question, to print."""
+        """A table for each scenario and question, to print."""
         return self._page().text()
 
     def _repr_html_(self) -> str:
         return self._page().html()
 
     def _page(self) -> Page:
-        tables, reasons = [], dict[str, list[str]]()
-        for key, own in self.rows.groupby(["scenario", "question"], sort=False):
-            title, lines, errors = _title(*map(str, key)), [], []
-            pooled = own[own["pooling"] == "pooled"].set_index("measure")
-            for row in own[own["pooling"] == "per_track"].to_dict("records"):
-                whole, name = pooled.loc[row["measure"]], self.labels[row["measure"]]
-                lines.append(
-                    [name, *(_interval(row, method) for method in METHODS), _p(row["p_holm"])]
-                    + [*(_percent(whole[method]) for method in METHODS), str(whole["stimuli"])]
-                )
-                for part in () if math.isnan(row["srcc_radius"]) else ("radius", "half_width"):
-                    found = (_percent(row[f"{method}_{part}"]) for method in METHODS)
-                    errors.append([f"{name} {part.replace('_', '-')}", *found])
-            tables.append(Table(_HEADER, lines, title=title))
-            tables += [Table(_ERRORS, errors)] if errors else []
-            noted = own[own["reason"] != ""]
-            for measure, pooling, text in noted[["measure", "pooling", "reason"]].to_numpy():
-                for reason in text.split("; "):
-                    where = f"{self.labels[measure]} ({pooling})"
-                    reasons.setdefault(f"{title}: {reason}", []).append(where)
+        tables, notes = [], []
+        for (scenario, question), rows in self.rows.groupby(["scenario", "question"], sort=False):
+            title = _title(str(scenario), str(question))
+            tables += self._tables(title, rows)
+            notes += self._reasons(title, rows)
+        return Page("", tables, [f"{note}." for note in (*self._reading(), *notes)])
+
+    def _tables(self, title: str, rows: DataFrame) -> list[Table]:
+        """Correlations of one scenario and question, and what errors of the scores change."""
+        lines, errors = [], []
+        pooled_rows = rows[rows["pooling"] == "pooled"].set_index("measure")
+        for row in rows[rows["pooling"] == "per_track"].to_dict("records"):
+            pooled, label = pooled_rows.loc[row["measure"]], self.labels[row["measure"]]
+            intervals = [_interval(row, method) for method in METHODS]
+            values = [_number(pooled[method]) for method in METHODS]
+            lines.append([label, *intervals, _p(row["p_holm"]), *values, str(pooled["stimuli"])])
+            for column in () if math.isnan(row["srcc_radius"]) else ("radius", "half_width"):
+                numbers = [_number(row[f"{method}_{column}"]) for method in METHODS]
+                errors.append([f"{label} {column.replace('_', '-')}", *numbers])
+        table = Table(_HEADER, lines, title=title)
+        return [table, Table(_ERRORS, errors)] if errors else [table]
+
+    def _reasons(self, title: str, rows: DataFrame) -> list[str]:
+        """Why numbers are missing or approximate, and for which measures."""
+        places_by_reason: dict[str, list[str]] = {}
+        with_reason = rows[rows["reason"] != ""]
+        for measure, pooling, text in with_reason[["measure", "pooling", "reason"]].to_numpy():
+            for reason in text.split("; "):
+                place = f"{self.labels[measure]} ({pooling})"
+                places_by_reason.setdefault(f"{title}: {reason}", []).append(place)
+        notes = []
+        for reason, places in places_by_reason.items():
+            everywhere = len(places) == 2 * len(self.labels)
+            notes.append(reason if everywhere else f"{reason} ({', '.join(places)})")
+        return notes
+
+    def _reading(self) -> list[str]:
+        """How the numbers are read."""
         units = {"track": "tracks", "source": "sources", "system": "systems"}
-        cluster = self.options.cluster
+        cluster = self.settings.cluster
         notes = [
-            "Correlations in %, over the systems of a track and source, averaged, with the "
-            f"{100 * self.options.confidence:g} % interval; pooled: over all n stimuli at once; p "
+            "Correlations over the systems of a track and source, averaged, with the "
+            f"{100 * self.settings.confidence:g} % interval; pooled: over all n stimuli at once; p "
             "corrected for the number of measures (Holm)",
+        ]
+        lower = [self.labels[name] for name in self.labels if is_turned(name)]
+        if lower:
+            notes.append(
+                f"Lower is better in {', '.join(lower)}: the sign is turned, so that +1 is "
+                "agreement for every score"
+            )
+        rivals = [name for name in self.labels if name not in SCORES]
+        if rivals:
+            notes.append(f"Higher counts as better in {', '.join(rivals)}")
+        return [
+            *notes,
             *self.notes,
             f"Intervals resample {units.get(cluster, f'{cluster} (--cluster)')}: they hold for "
             "others like those, and take what was rated within each as given",
@@ -87,14 +118,10 @@ class Correlation:
             "p pooled exchanges all ratings, as if all outputs were independent: too small where "
             "tracks differ",
         ]
-        for reason, of in reasons.items():
-            every = len(of) == 2 * len(self.labels)
-            notes.append(reason if every else f"{reason} ({', '.join(of)})")
-        return Page("", tables, [f"{note}." for note in notes])
 
     def _rows_of(self, question: str) -> DataFrame:
-        own = self.rows["question"] == question
-        return self.rows[own & (self.rows["pooling"] == "per_track")]
+        asked = self.rows["question"] == question
+        return self.rows[asked & (self.rows["pooling"] == "per_track")]
 
     def plot(self, question: str | None = None) -> Figure:
         """Ratings of one question over scores, a panel for each scenario and measure.
@@ -103,33 +130,38 @@ class Correlation:
             ImportError: matplotlib is missing.
             ValueError: no such question.
         """
-        asked = list(self.stimuli["question"].unique())
-        question = asked[0] if question is None else question
-        check_choice(question, "question", asked)
+        questions = list(self.stimuli["question"].unique())
+        question = questions[0] if question is None else question
+        check_choice(question, "question", questions)
         rows, columns = self._rows_of(question), min(len(self.labels), 4)
         lines = -(-len(rows) // columns)
         figure = new_figure(3.1 * columns, 2.8 * lines + 0.3)
         axes = figure.subplots(lines, columns, squeeze=False, sharey=True)
         for ax, row in zip(axes.flat, rows.to_dict("records")):
-            here = (self.stimuli[name] == row[name] for name in ("question", "scenario"))
-            own = self.stimuli[np.logical_and(*here)].dropna(subset=[row["measure"]])
-            x = own[row["measure"]].to_numpy(float)
-            tracks = own["track"].factorize()[0]
-            ax.scatter(x, own["rating"], c=tracks, cmap="turbo", s=12, alpha=0.8)
-            values = ", ".join(f"{m.upper()} {_percent(row[m])}" for m in METHODS)
-            name = self.labels[row["measure"]]
-            ax.set_title(f"{_title(row['scenario'], name)}\n{values}", fontsize=9)
-            middle = max(float(np.median(np.abs(x))), 1e-12) if len(x) else 1.0
-            if np.abs(x).max(initial=0.0) > _WIDE * middle:
-                ax.set_xscale("symlog", linthresh=middle)
-            ax.set_xlabel(name, fontsize=8)
-            ax.tick_params(labelsize=7)
-            plain_axes(ax, "both")
+            self._draw_panel(ax, row)
         for ax in axes.flat[len(rows) :]:
             ax.remove()
         for line in axes:
             line[0].set_ylabel(f"rating: {question}")
         return figure
+
+    def _draw_panel(self, ax: Any, row: Mapping[Any, Any]) -> None:
+        """Ratings over the scores of one measure, a colour for each track."""
+        same = [self.stimuli[name] == row[name] for name in ("question", "scenario")]
+        stimuli = self.stimuli[np.logical_and(*same)].dropna(subset=[row["measure"]])
+        x = stimuli[row["measure"]].to_numpy(float)
+        tracks = stimuli["track"].factorize()[0]
+        ax.scatter(x, stimuli["rating"], c=tracks, cmap="turbo", s=12, alpha=0.8, zorder=3)
+        values = ", ".join(f"{method.upper()} {_number(row[method])}" for method in METHODS)
+        label = self.labels[row["measure"]]
+        ax.set_title(f"{_title(row['scenario'], label)}\n{values}", fontsize=9)
+        middle = max(float(np.median(np.abs(x))), 1e-12) if len(x) else 1.0
+        if np.abs(x).max(initial=0.0) > _WIDE * middle:
+            ax.set_xscale("symlog", linthresh=middle)
+        lower = " (lower is better)" if is_turned(row["measure"]) else ""
+        ax.set_xlabel(f"{label}{lower}; a colour for each track", fontsize=8)
+        ax.tick_params(labelsize=7)
+        plain_axes(ax, "both")
 
     def _latex(self, question: str) -> str:
         """As the paper lays it out; by hand, since pandas needs another package for it."""
@@ -144,9 +176,9 @@ class Correlation:
             r"\textbf{Measure}" + r" & \textbf{SRCC} & \textbf{PCC}" * len(scenarios) + r" \\",
             r"\midrule",
         ]
-        for measure, own in rows.groupby("measure", sort=False):
-            found = own.set_index("scenario").loc[scenarios, [*METHODS]].to_numpy().ravel()
-            cells = ["--" if math.isnan(value) else rf"{_percent(value)}\%" for value in found]
+        for measure, group in rows.groupby("measure", sort=False):
+            values = group.set_index("scenario").loc[scenarios, [*METHODS]].to_numpy().ravel()
+            cells = ["--" if math.isnan(value) else _number(value) for value in values]
             lines.append(" & ".join([_tex(self.labels[str(measure)]), *cells]) + r" \\")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
@@ -160,9 +192,13 @@ class Correlation:
             ValueError: the folder is a file, or cannot be made.
         """
         folder = io.make_folder(folder)
-        stimuli = self.stimuli[[*KEYS, "rating", *self.labels]]
-        tables = (self.rows, self.differences, self.units, stimuli)
-        for name, table in zip(("correlations", "differences", "per_track", "stimuli"), tables):
+        tables = {
+            "correlations": self.rows,
+            "differences": self.differences,
+            "per_track": self.units,
+            "stimuli": self.stimuli[[*KEYS, "rating", *self.labels]],
+        }
+        for name, table in tables.items():
             io.write_table(os.path.join(folder, f"{name}.csv"), table)
         page = self._page().markdown("Correlation with listeners")
         io.write_bytes(os.path.join(folder, "correlations.md"), page.encode())
@@ -173,25 +209,30 @@ class Correlation:
         return folder
 
 
-def _title(scenario: str, question: str) -> str:
-    return question if scenario == "all" else f"{question}, {scenario}"
+def is_turned(name: str) -> bool:
+    """Whether lower is better in a measure, so that correlations turn its sign."""
+    return name in SCORES and not SCORES[name].higher_is_better
 
 
-def _percent(value: float) -> str:
+def _title(scenario: str, text: str) -> str:
+    return text if scenario == "all" else f"{text}, {scenario}"
+
+
+def _number(value: float) -> str:
     if math.isnan(value):
         return "–"
     # Printed half-widths have no limit: of scores that hardly differ they reach any size.
-    return f"{100 * value:.1f}" if abs(value) < 10.0 else f"{100 * value:.0e}"
+    return f"{value:.3f}" if abs(value) < 10.0 else f"{value:.0e}"
 
 
 def _interval(row: Mapping[Any, Any], method: str) -> str:
-    value, *ends = (_percent(row[f"{method}{end}"]) for end in ("", "_low", "_high"))
-    return value if math.isnan(row[f"{method}_low"]) else f"{value} [{', '.join(ends)}]"
+    value, low, high = (_number(row[f"{method}{suffix}"]) for suffix in ("", "_low", "_high"))
+    return value if math.isnan(row[f"{method}_low"]) else f"{value} [{low}, {high}]"
 
 
 def _p(value: float) -> str:
     return "–" if math.isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _tex(words: str) -> str:
-    return " ".join(words.split()).translate(_TEX)
+def _tex(text: str) -> str:
+    return " ".join(text.split()).translate(_TEX)
