@@ -1,5 +1,7 @@
 """An independent oracle of clearance and fidelity: float64 NumPy/SciPy, one output of one frame.
 
+Clearance is defined where another source is active, fidelity where the own one is as well.
+
 Written from the definition alone: explicit powers of P, ``scipy.optimize.nnls``.
 """
 
@@ -49,20 +51,22 @@ def pair(
     active = np.ones(s, bool) if active is None else active
     mask = np.ones((s, p), bool) if mask is None else mask
     rest = [j for j in range(s) if active[j] and j != own]
-    if not active[own] or not rest:
+    if not rest:
         return UNDEFINED
     points = [output, references[own], *(references[j] for j in rest)]
     if others is not None and len(rest) > 1:
         points.append(others[own])
     foreign = slice(2, len(points))
     for j in range(s):
-        points += [distortions[j, k] for k in range(p) if active[j] and mask[j, k]]
+        points += [distortions[j, k] for k in range(p) if j in (own, *rest) and mask[j, k]]
     psi = diffusion_points(np.array(points), alpha, time)
     e, u = psi[0] - psi[1], psi[foreign] - psi[1]
     length = np.linalg.norm(u, axis=1)
     if length.min() < 1e-10:
         return UNDEFINED
     clearance = min(1.0, float(np.min(np.linalg.norm(e - u, axis=1) / length)))
+    if not active[own]:
+        return Pair(clearance, np.nan, np.nan)
     ratio = float(nnls(u.T, e)[1] / length.min())
     fidelity = max(0.0, 1.0 - ratio) if clearance >= 0.1 else np.nan
     return Pair(clearance, fidelity, ratio)

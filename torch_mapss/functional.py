@@ -162,7 +162,9 @@ def clearance(
             grow with 2^S: 8 are fast).
         distortions: (..., S, P, M) embeddings of the distorted references, P at least 2; 20 do.
         attributed: (S',) the source of each output, no duplicates; all in order by default.
-        active: (..., S) bool; an inactive source leaves the graph with its distortions and output.
+        active: (..., S) bool. An inactive source leaves the graph with its distortions, except that
+            of its own output: what leaks into a source's pauses counts, so the embeddings of a
+            source must be finite there as well.
         mask: (..., S, P) bool, False where a distortion is absent.
         others: (..., S, M) embedding of the sum of the *other* references, for each source. From
             three sources on it is a further foreign point where two or more other sources are
@@ -172,8 +174,9 @@ def clearance(
 
     Returns:
         (..., S') in [0, 1]; float64 if an input is, else float32. 0 without gradient where
-        undefined: own source inactive or no other active, an own reference that coincides with a
-        foreign point, or more than half of the pairs of points coincident (no bandwidth).
+        undefined: no other source active, an own reference that coincides with a foreign point, or
+        more than half of the pairs of points coincident (no bandwidth). A source that is silent
+        throughout has no level that its output could be compared at: leave that output out.
 
     Raises:
         TypeError: inputs not floating point, masks not bool.
@@ -211,7 +214,7 @@ def fidelity(
 
     Returns:
         (..., S') in [0, 1]; float64 if an input is, else float32. 0 without gradient where
-        undefined: where clearance is undefined or below 0.1.
+        undefined: where the own source is inactive, or clearance undefined or below 0.1.
 
     Raises:
         TypeError, ValueError: as :func:`clearance`.

@@ -110,7 +110,7 @@ def _subset(points: Points, reference: Prepared, size: int) -> Points:
 
 def _scores(points: Points, time: int) -> tuple[float, float]:
     found = run(points, Settings(time=time), decomposition_scores)
-    return pooled(found["clearance"], found["fidelity"], found["clearance_defined"])
+    return pooled(found["clearance"], found["fidelity"], found["distortion_ratio_defined"])
 
 
 def without_map(points: Points) -> tuple[Tensor, Tensor, Tensor]:

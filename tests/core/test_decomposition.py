@@ -61,9 +61,8 @@ def test_equals_the_oracle(sources, time, masked, summed):
         frame = {k: v if v is None else v[f].numpy() for k, v in options.items()}
         points = y[f, i].numpy(), r[f].numpy(), d[f].numpy()
         expected = oracle.pair(*points, i, alpha=alpha, time=time, **frame)
-        names = "clearance", "fidelity", "distortion_ratio"
-        for name, value, where in zip(names, expected, ("clearance", "fidelity", "clearance")):
-            assert bool(found[f"{where}_defined"][f, i]) == (not np.isnan(value))
+        for name, value in zip(("clearance", "fidelity", "distortion_ratio"), expected):
+            assert bool(found[f"{name}_defined"][f, i]) == (not np.isnan(value))
             assert float(found[name][f, i]) == pytest.approx(np.nan_to_num(value), abs=1e-9)
 
 
@@ -136,11 +135,51 @@ def test_inactive_sources_and_masked_members_leave(measure):
     found = measure(y, r, d, active=active, mask=mask, others=others)
     smaller = measure(y[:, left], r[:, left], d[:, left][:, :, members], others=others[:, left])
     torch.testing.assert_close(found[:, left], smaller, rtol=0, atol=1e-12)
-    assert (found[:, 2] == 0).all()
     single = measure(*(x.float() for x in (y, r, d)))
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), measure(y, r, d), rtol=0, atol=1e-4)
     assert measure(y[:0], r[:0], d[:0]).shape == (0, 4)
+
+
+def test_in_a_pause_the_own_source_stays_and_clearance_alone_is_defined():
+    y, r, d, others = scene(3, sources=3)
+    resting = torch.tensor([[False, True, True], [False, True, False], [False, False, False]])
+    found = scored(y, r, d, active=resting, others=others)
+    everyone = scored(y, r, d, others=others)
+    assert found["clearance_defined"][:, 0].tolist() == [True, True, False]
+    torch.testing.assert_close(found["clearance"][0, 0], everyone["clearance"][0, 0])
+    pair = scored(y[:, [0, 1]], r[:, [0, 1]], d[:, [0, 1]])
+    torch.testing.assert_close(found["clearance"][1, 0], pair["clearance"][1, 0])
+    assert found["clearance_defined"][1].tolist() == [True, False, True]  # 1 plays alone
+    for name in ("fidelity", "distortion_ratio"):
+        assert not found[f"{name}_defined"][:, 0].any()
+        assert (found[name][:, 0] == 0).all()
+    assert not found["clearance_defined"][2].any()
+
+
+@pytest.mark.parametrize("sources", [2, 3, 4])
+def test_gradients_in_pauses_against_differences(sources):
+    points = scene(2, sources=sources, distortions=4, features=5, seed=sources)
+    points[0][:, 0] += 0.5 * (points[1][:, 1] - points[1][:, 0])  # leakage, so below the cap
+    active = torch.ones(2, sources, dtype=torch.bool)
+    active[:, 0] = False
+    active[1, 2:] = False
+    loss = weighted(active=active)
+    for seed in range(2):
+        assert_derivative(loss, points, random_direction(points, seed))
+    outputs = points[0].clone().requires_grad_()
+    loss(outputs, *points[1:]).backward()
+    assert (outputs.grad[:, 0] != 0).any(-1).all()
+
+
+def test_what_rests_must_be_finite_for_its_own_output_alone():
+    y, r, d, _ = scene(2, sources=3)
+    r[:, 2] = torch.nan
+    active = torch.tensor([True, True, False])
+    kept = F.clearance(y[:, :2], r, d, active=active, attributed=(0, 1))
+    assert torch.isfinite(kept).all()
+    with pytest.raises(ValueError, match="reference of source 2"):
+        F.clearance(y, r, d, active=active)
 
 
 def test_the_sum_enters_only_where_two_others_are_active():
@@ -148,7 +187,8 @@ def test_the_sum_enters_only_where_two_others_are_active():
     active = torch.tensor([True, True, False])
     without = F.clearance(y, r, d, active=active)
     with_sum = F.clearance(y, r, d, active=active, others=others)
-    torch.testing.assert_close(with_sum, without, rtol=0, atol=1e-12)
+    torch.testing.assert_close(with_sum[:, :2], without[:, :2], rtol=0, atol=1e-12)
+    assert (with_sum[:, 2] != without[:, 2]).any()  # which rests while both others are active
     assert (F.clearance(y, r, d, others=others) != F.clearance(y, r, d)).any()
     alone = F.clearance(others[:, :1], r, d, attributed=(0,), others=others)  # both others at once
     assert alone.abs().max() < 1e-9
@@ -259,12 +299,15 @@ def move(place: str, y: Tensor, r: Tensor, d: Tensor) -> None:
 
 
 @pytest.mark.parametrize("sources", [2, 3])
+@pytest.mark.parametrize("rests", [False, True])
 @pytest.mark.parametrize("place", ["own", "other", "mean", "far", "coincident", "simplex"])
-def test_gradients_are_finite_at_special_places(place, sources):
+def test_gradients_are_finite_at_special_places(place, rests, sources):
     y, r, d, others = scene(2, sources=sources, distortions=4, features=sources * 6)
     move(place, y, r, d)
     leaves = [x.requires_grad_() for x in (y, r, d, others)]
-    value = weighted()(*leaves)
+    active = torch.ones(2, sources, dtype=torch.bool)
+    active[:, 0] = not rests
+    value = weighted(active=active)(*leaves)
     gradients = torch.autograd.grad(value, leaves, allow_unused=True)
     assert torch.isfinite(value)
     assert all(torch.isfinite(g).all() for g in gradients if g is not None)

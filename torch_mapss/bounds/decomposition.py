@@ -21,7 +21,7 @@ from torch import Tensor
 from torch_mapss.bounds.schur import Options
 from torch_mapss.core.decomposition import Graphs, decomposed, scored_graphs
 from torch_mapss.core.frame_batches import Score, Scored
-from torch_mapss.core.points import Points, presence
+from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
 
 BATCH_BYTES = 2**26  # working memory of the versions of a batch of graphs
@@ -55,7 +55,7 @@ def decomposition_errors(options: Options, *, scores: bool = False) -> Score:
 def _standard_errors(graphs: Graphs, points: Points, settings: Settings) -> dict[str, Tensor]:
     """Of clearance and fidelity (G,), in batches of graphs of bounded memory."""
     (g, n), s, p = graphs.present.shape, points.sources, points.members
-    members = presence(points)[1][..., 1:].repeat_interleave(len(points.attributed), 0)
+    members = graphs.present[:, n - s * p :].unflatten(1, (s, p))
     left_out = torch.eye(s * p, dtype=torch.bool, device=members.device)
     left_out = torch.nn.functional.pad(left_out, (n - s * p, 0))  # the distortions come last
     size = max(1, BATCH_BYTES // (8 * 6 * s * p * n * (1 + graphs.foreign.shape[-1])))

@@ -1,10 +1,10 @@
 r"""Clearance and fidelity: the displacement of an output, split in diffusion coordinates.
 
-Every output has a graph of its own: the output, the references, the distortions of the active
-sources and, where two or more *other* sources are active, the sum of these. :math:`\psi_i` are
-the diffusion coordinates of its points [eq:embedding_short] with all columns. With the output y,
-its own reference o, the foreign points J (the other active references and their sum),
-:math:`e = \psi_y - \psi_o` and :math:`u_j = \psi_j - \psi_o`:
+Every output has a graph of its own: the output, its own reference, the other active references, the
+distortions of all these and, where two or more *other* sources are active, the sum of these.
+:math:`\psi_i` are the diffusion coordinates of its points [eq:embedding_short] with all columns.
+With the output y, its own reference o, the foreign points J (the other active references and their
+sum), :math:`e = \psi_y - \psi_o` and :math:`u_j = \psi_j - \psi_o`:
 
 * **clearance** :math:`C = \min(1, \min_J |\psi_y - \psi_j| / |u_j|)`: as far from the other sources
   as the true source is;
@@ -13,6 +13,11 @@ its own reference o, the foreign points J (the other active references and their
   has :math:`F = 1`, so F is undefined where C < ``LEAST_CLEARANCE``.
 
 BSS Eval's split into interference and artefacts, per frame and in the geometry of an encoder.
+
+**Where they are defined.** Clearance: wherever another source is active, whether the own source is
+or not. In a pause of the own source its reference and distortions stay in the graph of its output
+(and of no other), so what leaks into the pause counts, as it does in an energy ratio. Fidelity:
+where the own source and another one are active, since a pause holds nothing to be distorted.
 
 **No eigenvectors.** Distances between diffusion coordinates are those between the rows of
 :math:`P^t`, weighted by :math:`1/\pi` [eq:diff_euclid_dist_equal_short]. So row i of
@@ -38,7 +43,6 @@ from torch_mapss.core.points import (
     joined,
     presence,
     refuse_broken,
-    scored_outputs,
 )
 from torch_mapss.core.settings import Settings
 
@@ -59,8 +63,9 @@ class Decomposition(NamedTuple):
     clearance: Tensor  # in [0, 1]; 0 where undefined
     fidelity: Tensor  # in [0, 1]; 0 where undefined
     distortion_ratio: Tensor  # |e_dist| / min |u_j|, not capped: what training reads
-    clearance_defined: Tensor  # bool
-    fidelity_defined: Tensor  # bool
+    clearance_defined: Tensor  # bool: another source is active
+    fidelity_defined: Tensor  # bool: own source active as well, and the output is no other source
+    distortion_ratio_defined: Tensor  # bool: own source active as well
 
 
 class Graphs(NamedTuple):
@@ -70,8 +75,9 @@ class Graphs(NamedTuple):
     kernel: Tensor  # (G, N, N), 0 at absent points; differentiable
     present: Tensor  # (G, N) bool
     own: Tensor  # (G,) source of the output
+    own_active: Tensor  # (G,) bool
     foreign: Tensor  # (G, J) bool, which of the references and of the sum are foreign points
-    defined: Tensor  # (G,) bool: own source active together with another one, bandwidth not zero
+    defined: Tensor  # (G,) bool: another source is active, and the bandwidth is not zero
 
 
 def decomposition_scores(
@@ -136,9 +142,11 @@ def output_graphs(points: Points, may_sync: bool) -> tuple[Graphs, Tensor]:
     complete = points.active is None and points.mask is None
     valid = None if complete else present
     kernel, _, degenerate, imprecise = gaussian_kernel(x, parts, valid, may_sync)
-    defined = scored_outputs(points).flatten() & ~degenerate
     own = points.source_index().repeat(points.frames)
-    return Graphs(kernel, present, own, foreign, defined), again | imprecise.any()
+    own_active = points.of_outputs(presence(points)[0]).flatten()
+    defined = foreign.any(-1) & ~degenerate
+    graphs = Graphs(kernel, present, own, own_active, foreign, defined)
+    return graphs, again | imprecise.any()
 
 
 def _parts(points: Points) -> list[Tensor]:
@@ -154,17 +162,22 @@ def _parts(points: Points) -> list[Tensor]:
 
 def _presence(points: Points) -> tuple[Tensor, Tensor]:
     """Which points are present (G, N), and which of references and sum are foreign (G, J)."""
-    count = len(points.attributed)
-    active, cluster = presence(points)
-    mine = points.of_outputs(active).unsqueeze(-1)
-    every = torch.arange(points.sources, device=active.device)
-    foreign = active.unsqueeze(1) & (every != points.source_index().unsqueeze(-1))
-    parts = [mine, active.unsqueeze(1).expand(-1, count, -1)]
+    active, _ = presence(points)
+    sources = torch.arange(points.sources, device=active.device)
+    own = sources == points.source_index().unsqueeze(-1)  # (S', S)
+    foreign = active.unsqueeze(1) & ~own  # (F, S', S)
+    output = active.any(-1)[:, None, None].expand(-1, len(own), 1)
+    # The own source stays through its pauses, all others leave in theirs.
+    references = foreign | (own & output)
+    members = references.unsqueeze(-1).expand(*references.shape, points.members)
+    if points.mask is not None:
+        members = members & points.mask.unsqueeze(1)
+    parts = [output, references]
     if points.others is not None:
-        several = (foreign.sum(-1, keepdim=True) >= 2) & mine
+        several = foreign.sum(-1, keepdim=True) >= 2
         parts.append(several)
         foreign = torch.cat([foreign, several], -1)
-    parts.append(cluster[..., 1:].flatten(1).unsqueeze(1).expand(-1, count, -1))
+    parts.append(members.flatten(2))
     return torch.cat(parts, -1).flatten(0, 1), foreign.flatten(0, 1)
 
 
@@ -238,13 +251,15 @@ def _split(e: Tensor, u: Tensor, graphs: Graphs) -> Decomposition:
     ratio = _length(e - (leaked.unsqueeze(-1) * u).sum(2)) / nearest
     fidelity = torch.where(ratio < 1.0, 1.0 - ratio, 0.0)
 
-    clear = defined & (clearance >= LEAST_CLEARANCE)
+    ratio_defined = defined & graphs.own_active.unsqueeze(-1)
+    fidelity_defined = ratio_defined & (clearance >= LEAST_CLEARANCE)
     return Decomposition(
         torch.where(defined, clearance, 0.0),
-        torch.where(clear, fidelity, 0.0),
-        torch.where(defined, ratio, 0.0),
+        torch.where(fidelity_defined, fidelity, 0.0),
+        torch.where(ratio_defined, ratio, 0.0),
         defined,
-        clear,
+        fidelity_defined,
+        ratio_defined,
     )
 
 

@@ -41,7 +41,14 @@ class Measure:
 _ALL = (
     Measure(
         "decomposition",
-        ("clearance", "fidelity", "distortion_ratio", "clearance_defined", "fidelity_defined"),
+        (
+            "clearance",
+            "fidelity",
+            "distortion_ratio",
+            "clearance_defined",
+            "fidelity_defined",
+            "distortion_ratio_defined",
+        ),
         encoder="decomposition_encoder",
         bank="decomposition_bank",
         score=decomposition_scores,

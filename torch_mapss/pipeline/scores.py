@@ -23,7 +23,7 @@ _DEFINED_FIELDS = {
     for score in SCORES.values()
     if score.frame_field is not None
 }
-_DEFINED_FIELDS["distortion_ratio"] = "clearance_defined"
+_DEFINED_FIELDS["distortion_ratio"] = "distortion_ratio_defined"
 
 
 class UtteranceScores(NamedTuple):
@@ -64,6 +64,7 @@ class Scores:
     distortion_ratio: Tensor | None = None  # (B, S', F) >= 0, 1 - fidelity without its cap
     clearance_defined: Tensor | None = None  # (B, S', F) bool
     fidelity_defined: Tensor | None = None  # (B, S', F) bool
+    distortion_ratio_defined: Tensor | None = None  # (B, S', F) bool
     bleed_defined: Tensor | None = None  # (B, S', F) bool
     separation_dimension: Tensor | None = None  # (B, F) int64, d of PS's map; 0: nothing scored
     match_dimension: Tensor | None = None  # (B, F) int64, d of PM's map; 0: nothing scored
