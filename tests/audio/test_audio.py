@@ -17,6 +17,7 @@ import soundfile
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle_loudness import TABLE_48K, k_weighted, lufs, speech_like
 from scipy import signal
 from separations import python
 from torch import Tensor
@@ -32,53 +33,6 @@ def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Ten
     return 10 * bursts.noise(*shape, seed=seed, dtype=torch.float64).to(dtype)
 
 
-def speech_like(seconds: float, rate: int, seed: int = 0) -> Tensor:
-    """Syllables of low-passed noise at 4 a second, with pauses and a slow drift of level."""
-    rng = np.random.default_rng(seed)
-    t = np.arange(int(seconds * rate)) / rate
-    b, a = signal.butter(1, [150 / (rate / 2), 1000 / (rate / 2)], "bandpass")
-    carrier = signal.lfilter(b, a, rng.standard_normal(len(t)))
-    syllables = np.clip(np.sin(2 * np.pi * 4 * t), 0, None) ** 2
-    phrase = (np.sin(2 * np.pi * 0.35 * t + rng.uniform(0, 6)) > -0.5) * 1.0
-    drift = 10 ** (0.4 * np.sin(2 * np.pi * 0.11 * t))
-    floor = 1e-3 * rng.standard_normal(len(t))
-    return torch.from_numpy(0.3 * carrier * syllables * phrase * drift + floor)
-
-
-# Loudness oracles. Written from the standard without the code under test: the published 48 kHz
-# table run by scipy's recursion, and at other rates scipy's own bilinear transform.
-
-SHELF = (1.53512485958697, -2.69169618940638, 1.19839281085285)
-TABLE_48K = (
-    (SHELF, (1.0, -1.69065929318241, 0.73248077421585)),
-    ((1.0, -2.0, 1.0), (1.0, -1.99004745483398, 0.99007225036621)),
-)
-
-
-def sections_at(rate: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Analogue zeros and poles read off the 48 kHz table, moved to `rate` by scipy.
-
-    z = (1 + s) / (1 - s) inverts to s = (z - 1) / (z + 1); a section with natural frequency |p| at
-    48 kHz belongs at tan(pi f0 / rate), f0 = atan(|p|) 48000 / pi. `bilinear_zpk` with fs = 1/2
-    uses s = (z - 1) / (z + 1).
-    """
-    out = []
-    for b, a in TABLE_48K:
-        zeros, poles = ((np.roots(c) - 1) / (np.roots(c) + 1) for c in (b, a))
-        gain = np.polyval(b, -1) / np.polyval(a, -1)  # response at s = infinity, as z -> -1
-        corner = np.sqrt(np.prod(poles).real)
-        scale = np.tan(np.arctan(corner) * 48000 / rate) / corner
-        z, p, k = signal.bilinear_zpk(zeros * scale, poles * scale, gain, fs=0.5)
-        out.append(signal.zpk2tf(z, p, k))
-    return out
-
-
-def k_weighted(x: np.ndarray, rate: int) -> np.ndarray:
-    for b, a in TABLE_48K if rate == 48000 else sections_at(rate):
-        x = signal.lfilter(b, a, x)
-    return x
-
-
 def loudness_oracle(x: Tensor, rate: int) -> float:
     """BS.1770-4, one channel, block by block."""
     y, step = k_weighted(x.double().numpy(), rate), round(rate / 10)
@@ -86,10 +40,6 @@ def loudness_oracle(x: Tensor, rate: int) -> float:
     power = np.maximum(z, 1e-99)
     above = power[lufs(power) > -70]
     return float(lufs(above[lufs(above) > lufs(above.mean()) - 10].mean()))
-
-
-def lufs(power: np.ndarray) -> np.ndarray:
-    return -0.691 + 10 * np.log10(power)
 
 
 def sine(sections: list[tuple[float, float]], rate: int, hertz: float = 1000.0) -> Tensor:

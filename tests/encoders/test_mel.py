@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torchaudio
 from bursts import noise
 
 from torch_mapss.encoders import (
@@ -25,6 +26,29 @@ def test_filters_have_equal_area_whatever_the_default_dtype(default):
         torch.set_default_dtype(torch.float32)
     assert torch.allclose(area, torch.ones(20, dtype=torch.float64), atol=1e-4)
     assert torch.equal(filters, mel_filterbank(31, 16_000, 512))
+
+
+@pytest.mark.parametrize(
+    ("bands", "rate", "size", "top"),
+    [(80, 16_000, 512, None), (128, 44_100, 2048, 20_000.0), (23, 8000, 256, 800.0)],
+)
+def test_filters_are_those_of_torchaudio_in_double(bands, rate, size, top):
+    torch.set_default_dtype(torch.float64)
+    try:
+        expected = torchaudio.functional.melscale_fbanks(
+            size // 2 + 1, 0.0, top or rate / 2, bands, rate, norm="slaney", mel_scale="slaney"
+        )
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(mel_filterbank(bands, rate, size, top), expected, rtol=1e-13, atol=0)
+
+
+def test_making_filters_sets_no_default_of_the_process(monkeypatch):
+    def refuse(_: object) -> None:
+        raise AssertionError("another thread would see it")
+
+    monkeypatch.setattr(torch, "set_default_dtype", refuse)
+    assert mel_filterbank(17, 16_000, 512).dtype == torch.float64
 
 
 @pytest.mark.parametrize(("bands", "floor", "context"), [(80, 1e-5, 0), (40, 1e-3, 2)])

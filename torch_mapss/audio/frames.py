@@ -33,7 +33,8 @@ def frame_times(frames: int, receptive_field: int, hop: int, sample_rate: int) -
     frames, hop = check_whole(frames, "frames", 0), check_whole(hop, "hop", 1)
     receptive_field = check_whole(receptive_field, "receptive_field", 1)
     rate = check_whole(sample_rate, "sample_rate", 1)
-    return (torch.arange(frames, dtype=torch.float64) * hop + receptive_field / 2) / rate
+    index = torch.arange(frames, dtype=torch.float64, device="cpu")
+    return (index * hop + receptive_field / 2) / rate
 
 
 def frame_signal(wave: Tensor, receptive_field: int, hop: int) -> Tensor:
@@ -75,7 +76,8 @@ def frame_rms(wave: Tensor, receptive_field: int, hop: int) -> Tensor:
     wave = check_floating(wave, "wave")
     frames = frame_count(wave.shape[-1], receptive_field, hop)
     if frames == 0 or wave.numel() == 0:
-        return back(torch.zeros(*wave.shape[:-1], frames, dtype=torch.float64), wave.device)
+        nothing = torch.zeros(*wave.shape[:-1], frames, dtype=torch.float64, device="cpu")
+        return back(nothing, wave.device)
     squares = wide(wave).square().reshape(-1, 1, wave.shape[-1])
     power = torch.nn.functional.avg_pool1d(squares, receptive_field, hop)
     return back(safe_sqrt(power.reshape(*wave.shape[:-1], frames)), wave.device)

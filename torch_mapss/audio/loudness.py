@@ -47,6 +47,9 @@ _LOUDNESS_OFFSET = -0.691  # dB, equation 2: a 997 Hz sine of amplitude 1 reads 
 _ABSOLUTE_GATE = -70.0  # LUFS
 _RELATIVE_GATE = -10.0  # LU
 _HOPS_PER_BLOCK = 4  # blocks of 400 ms every 100 ms
+# Mean square, at peak 1, below which a signal is silent where its reference plays: its level is
+# then free, and the limit of its peak decides.
+_LEAST_POWER = 1e-20
 
 # Length of the K-weighting's impulse response that is used, in seconds. The high-pass decays as
 # exp(-240 t): what lies beyond 0.15 s sums to less than 1e-14 (benchmarks/loudness.py).
@@ -74,7 +77,7 @@ def _k_response(sample_rate: int, length: int, dtype: torch.dtype, device: torch
     """K-weighting on the grid of a real FFT of `length` points, `(length // 2 + 1,)` complex."""
     # Cached across calls, so never an inference tensor: those cannot be used in a graph later on.
     with torch.inference_mode(False), torch.no_grad():
-        half = torch.arange(length // 2 + 1, dtype=torch.float64) * (math.pi / length)
+        half = torch.arange(length // 2 + 1, dtype=torch.float64, device="cpu") * (math.pi / length)
         response = _section_response(_SHELF_48K, sample_rate, half)
         response = response * _section_response(_HIGH_PASS_48K, sample_rate, half)
         return response.to(dtype).to(device)
@@ -230,11 +233,21 @@ def normalize_loudness(
     return at_loudness(check_samples(wave, "wave"), rate, target, peak)
 
 
-def at_loudness(wave: Tensor, rate: int, target: float, peak: float = 1.0) -> Tensor:
-    """:func:`normalize_loudness` of a waveform that is checked already."""
+def at_loudness(
+    wave: Tensor, rate: int, target: float, peak: float = 1.0, gates: Tensor | None = None
+) -> Tensor:
+    """:func:`normalize_loudness` of a waveform that is checked already.
+
+    Args:
+        wave, rate, target, peak: as there.
+        gates: `(..., K)` bool, the blocks whose mean power is brought to `target`, of another
+            signal by :func:`passing_blocks`; None: those that pass the wave's own gates. The whole
+            signal counts where no block does.
+    """
     unit, _, silent = unit_peak(wave)
     blocks, whole = _powers(unit, rate)
-    loud = unit * _gain(blocks, whole, silent.squeeze(-1), target).unsqueeze(-1)
+    gain = _gain(blocks, whole, silent.squeeze(-1), target, gates)
+    loud = unit * gain.unsqueeze(-1)
     if peak == math.inf:
         return loud
     highest = loud.abs().amax(-1, keepdim=True)
@@ -242,15 +255,36 @@ def at_loudness(wave: Tensor, rate: int, target: float, peak: float = 1.0) -> Te
     return loud * torch.where(silent, 1.0, peak / highest.clamp(min=peak))
 
 
-def _gain(blocks: Tensor, whole: Tensor, silent: Tensor, target: float) -> Tensor:
-    """Gain `(...)` that brings signals of these powers to `target`; 1 for silence."""
+@torch.no_grad()
+def passing_blocks(wave: Tensor, rate: int, target: float) -> Tensor:
+    """The blocks of 400 ms that pass the gates of signals `(..., T)` at `target`, `(..., K)` bool.
+
+    An output that is levelled by the blocks of its reference has one gain, from where its source
+    plays: nothing that it adds in the pauses changes its level.
+    """
+    unit, _, silent = unit_peak(wave)
+    return _passing(*_powers(unit, rate), target) & ~silent
+
+
+def _passing(blocks: Tensor, whole: Tensor, target: float) -> Tensor:
+    """The blocks `(..., K)` that pass both gates once the signals are at `target`; no gradient."""
     # The gain depends on the gates and they on the gain: a fixed point, started from the ungated
     # loudness, which does not depend on the input's scale either. Only blocks within a few dB of
     # the absolute gate can change, so two rounds settle it; four cost little.
-    power = whole
+    blocks, power = blocks.detach(), whole.detach()
     for _ in range(4):
-        gate = _gated(blocks.detach(), target - _lufs(power.detach()))
-        power = _gated_power(blocks, whole, gate)
+        gates = _gated(blocks, target - _lufs(power))
+        power = _gated_power(blocks, whole.detach(), gates)
+    return gates
+
+
+def _gain(
+    blocks: Tensor, whole: Tensor, silent: Tensor, target: float, gates: Tensor | None
+) -> Tensor:
+    """Gain `(...)` that brings the `gates` of signals at peak 1 to `target`; 1 for silence."""
+    if gates is None:
+        gates = _passing(blocks, whole, target)
+    power = _gated_power(blocks, whole, gates).clamp(min=_LEAST_POWER)
     power = torch.where(silent, 1.0, power)
     return torch.where(silent, 1.0, 10 ** ((target - _lufs(power)) / 20))
 
@@ -295,20 +329,39 @@ class Meter:
         self._whole[rows] += squares.sum(-1) / self.samples
         self._peak[rows] = torch.maximum(self._peak[rows], own.abs().amax(-1))
 
-    def gain(self, target: float, peak: float = 1.0) -> Tensor:
-        """What to multiply each signal by, the shape of the leading axes; 1 for silence."""
+    def gain(self, target: float, peak: float = 1.0, gates: Tensor | None = None) -> Tensor:
+        """What to multiply each signal by, the shape of the leading axes; 1 for silence.
+
+        Args:
+            target, peak, gates: as for :func:`at_loudness`.
+        """
+        blocks, whole, highest, silent = self._at_peak_one()
+        gain = _gain(blocks, whole, silent, target, gates)
+        return torch.where(silent, 1.0, gain / highest * (peak / gain.clamp(min=peak)))
+
+    def passing_blocks(self, target: float) -> Tensor:
+        """:func:`passing_blocks` of the signals."""
+        blocks, whole, _, silent = self._at_peak_one()
+        return _passing(blocks, whole, target) & ~silent.unsqueeze(-1)
+
+    def _at_peak_one(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Powers of blocks and of the whole at peak 1; the former peak, and who is silent."""
         silent = self._peak < SILENCE_PEAK
         highest = torch.where(silent, 1.0, self._peak)
         blocks = _blocks(self._hops / highest.square().unsqueeze(-1))
-        gain = _gain(blocks, self._whole / highest.square(), silent, target)
-        return torch.where(silent, 1.0, gain / highest * (peak / gain.clamp(min=peak)))
+        return blocks, self._whole / highest.square(), highest, silent
 
 
-def gain_to(wave: Tensor, rate: int, target: float, at_once: int) -> Tensor:
-    """Gain (n,) that brings long waveforms (n, T) to ``target``, ``at_once`` samples a time."""
+def metered(wave: Tensor, rate: int, at_once: int) -> Meter:
+    """A :class:`Meter` of long waveforms (n, T), which heard ``at_once`` samples a time."""
     meter = Meter(wave.shape[:-1], wave.shape[-1], rate, wave)
     step = max(1, at_once // (len(wave) * meter.hop)) * meter.hop
     for start in range(0, wave.shape[-1], step):
         piece = wave[:, max(start - meter.lead, 0) : start + step]
         meter.add((slice(None),), piece, start)
-    return meter.gain(target)
+    return meter
+
+
+def gain_to(wave: Tensor, rate: int, target: float, at_once: int) -> Tensor:
+    """Gain (n,) that brings long waveforms (n, T) to ``target``, ``at_once`` samples a time."""
+    return metered(wave, rate, at_once).gain(target)

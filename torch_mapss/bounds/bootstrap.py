@@ -57,7 +57,8 @@ def resampled_counts(present: Tensor, draws: int, seed: int) -> Tensor:
     sources, members = present.shape[1:]
     generator = torch.Generator("cpu").manual_seed(seed)
     # Members first: those that pad a batch come last, and so move no number of the others.
-    uniform = torch.rand(members, draws, sources, generator=generator, dtype=torch.float64)
+    shape = members, draws, sources
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu")
     uniform = uniform.permute(1, 2, 0).to(present.device).unsqueeze(1)
     if bool(present.all()):
         present = present[:1]

@@ -309,7 +309,8 @@ def _jittered_width(
 ) -> Tensor:
     """[eq:srcc_hw]: the quantile at ``level`` of the absolute change."""
     generator = torch.Generator("cpu").manual_seed(seed)
-    normal = torch.randn(draws, x.shape[-1], generator=generator, dtype=torch.float64)
+    shape = draws, x.shape[-1]
+    normal = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
     normal = normal.to(x.device).reshape(draws, *[1] * (x.ndim - 1), x.shape[-1])
     value, rating = _spearman(x, m, present), _ranks(m, present)
     changes = []
