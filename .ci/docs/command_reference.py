@@ -66,7 +66,7 @@ def arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 class CommandReference(SphinxDirective):
-    """A section for each command: what it does, its usage, its options, and the notes below them."""
+    """A section for each command: its description, usage, options and closing notes."""
 
     def run(self) -> list[nodes.Node]:
         parser = build_parser()

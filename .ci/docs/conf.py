@@ -57,10 +57,8 @@ def describe_fields(
         lines += ["", "Attributes:", *(f"    {field}: {text}" for field, text in fields), ""]
 
 
-def skip_fields(
-    app: Any, what: str, name: str, obj: Any, skip: bool, options: Any
-) -> bool | None:
-    """Fields of named tuples are described with the class; "alias for field number" says nothing."""
+def skip_fields(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Fields of named tuples are described with their class."""
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
