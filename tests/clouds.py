@@ -81,13 +81,13 @@ def assert_derivative(
     leaves = [a.detach().clone().requires_grad_() for a in arguments]
     gradients = torch.autograd.grad(f(*leaves), leaves, allow_unused=True)
     exact = sum(float((g * d).sum()) for g, d in zip(gradients, direction) if g is not None)
-    found = []
+    actual = []
     for h in (2e-6, 1e-5, 1e-4):
         with torch.no_grad():
-            found.append(float(numerical_derivative(f, arguments, direction, h)))
-        if abs(found[-1] - exact) <= atol + rtol * abs(found[-1]):
+            actual.append(float(numerical_derivative(f, arguments, direction, h)))
+        if abs(actual[-1] - exact) <= atol + rtol * abs(actual[-1]):
             return
-    raise AssertionError(f"derivative {exact}, differences {found}")
+    raise AssertionError(f"derivative {exact}, differences {actual}")
 
 
 def random_direction(arguments: Sequence[Tensor], seed: int) -> list[Tensor]:

@@ -85,8 +85,8 @@ def backward(score: Tensor) -> dict[Tensor, Tensor]:
 def _grad(outputs: Any, inputs: Any, weights: Any, allow_unused: bool = False) -> Any:
     """What the package asks of ``torch.autograd.grad``."""
     del allow_unused
-    found = _walked(outputs, weights)
-    return tuple(found.get(leaf) for leaf in inputs)
+    actual = _walked(outputs, weights)
+    return tuple(actual.get(leaf) for leaf in inputs)
 
 
 def _walked(outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> dict[Tensor, Tensor]:
@@ -96,23 +96,23 @@ def _walked(outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> dict[Tensor
         incoming.setdefault(output.grad_fn, {})[output.output_nr] = weight
     waiting = _arrows(list(incoming))
     ready = [root for root in incoming if waiting.get(root, 0) == 0]
-    found: dict[Tensor, Tensor] = {}
+    actual: dict[Tensor, Tensor] = {}
     with torch.no_grad():
         while ready:
             node = ready.pop()
-            given = incoming.pop(node, {})
+            arguments = incoming.pop(node, {})
             if hasattr(node, "variable"):
-                found[node.variable] = given[0]
+                actual[node.variable] = arguments[0]
                 continue
-            for (target, place), gradient in _gradients(node, given):
+            for (target, position), gradient in _gradients(node, arguments):
                 if gradient is not None:
-                    gradient = _fitted(gradient, target._input_metadata[place], node)
+                    gradient = _fitted(gradient, target._input_metadata[position], node)
                     slot = incoming.setdefault(target, {})
-                    slot[place] = slot[place] + gradient if place in slot else gradient
+                    slot[position] = slot[position] + gradient if position in slot else gradient
                 waiting[target] -= 1
                 if waiting[target] == 0:
                     ready.append(target)
-    return found
+    return actual
 
 
 def _arrows(roots: list[Any]) -> dict[Any, int]:
@@ -133,16 +133,16 @@ def _gradients(node: Any, given: dict[int, Tensor]) -> list[tuple[tuple[Any, int
     """The arrows out of a node with the gradients that go along them."""
     arguments: list[Tensor | None] = []
     ours = isinstance(node, torch.autograd.function.BackwardCFunction)
-    for place, like in enumerate(node._input_metadata):
-        gradient = given.get(place)
+    for position, template in enumerate(node._input_metadata):
+        gradient = given.get(position)
         if gradient is None and ours and getattr(node, "materialize_grads", True):
-            gradient = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+            gradient = torch.zeros(template.shape, dtype=template.dtype, device=template.device)
         arguments.append(gradient)
     results = node.apply(*arguments) if ours else node(*arguments)
     results = results if isinstance(results, tuple) else (results,)
     arrows = list(node.next_functions)
     if ours:  # it returns one gradient for every argument, be it a tensor or not
-        results = [g for g, wanted in zip(results, node.needs_input_grad) if wanted]
+        results = [g for g, expected in zip(results, node.needs_input_grad) if expected]
         arrows = [arrow for arrow in arrows if arrow[0] is not None]
         assert len(results) == len(arrows)
     return [(arrow, g) for arrow, g in zip(arrows, results) if arrow[0] is not None]

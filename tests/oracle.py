@@ -46,10 +46,10 @@ class DiffusionMap:
 
 def retained_dimension(eigenvalues: Array, energy: float, convention: str) -> int:
     """[eq:truncation_threshold_short], over the N-1 non-trivial eigenvalues."""
-    last, total = len(eigenvalues), eigenvalues.sum()
-    reached = [k for k in range(1, last + 1) if eigenvalues[:k].sum() >= energy * total]
-    d = 1 if total <= 0.0 else min([*reached, last])
-    while convention == "paper" and d < last and eigenvalues[d - 1] - eigenvalues[d] <= TIE:
+    final, total = len(eigenvalues), eigenvalues.sum()
+    reached = [k for k in range(1, final + 1) if eigenvalues[:k].sum() >= energy * total]
+    d = 1 if total <= 0.0 else min([*reached, final])
+    while convention == "paper" and d < final and eigenvalues[d - 1] - eigenvalues[d] <= TIE:
         d += 1
     return d
 
@@ -139,13 +139,13 @@ def embed_frame(
     present = np.ones(dist.shape[:2], bool) if mask is None else np.asarray(mask, bool)
     if on.sum() < 2:
         return None
-    own = [o for o, s in enumerate(owner) if on[s]]
+    custom = [o for o, s in enumerate(owner) if on[s]]
     sources = [s for s in range(len(dist)) if on[s]]
     counts = [int(present[s].sum()) for s in sources]
     assert min(counts) > 0, "an active source has no distortion left"
-    points = np.concatenate([out[own], ref[sources], *(dist[s][present[s]] for s in sources)])
+    points = np.concatenate([out[custom], ref[sources], *(dist[s][present[s]] for s in sources)])
     row = iter(range(len(points)))
-    rows = [dict(zip(own, row)), dict(zip(sources, row))]
+    rows = [dict(zip(custom, row)), dict(zip(sources, row))]
     members = {s: [next(row) for _ in range(n)] for s, n in zip(sources, counts)}
     return Frame(diffusion_map(points, **options), owner, *rows, members)
 
@@ -185,12 +185,12 @@ def separation(*points: ArrayLike, convention: str = "paper", **options: Any) ->
     closest = np.full(len(a), -1, dtype=np.int64)
     frame = embed_frame(*points, convention=convention, **options)
     for o, row in frame.output_row.items() if frame else ():
-        own, psi, to = frame.attributed[o], frame.map.retained, {}
+        custom, psi, to = frame.attributed[o], frame.map.retained, {}
         for j in frame.sources:
             mean, covariance = cluster_statistics(psi[frame.cluster_rows(j)])
             to[j] = distance(squared_mahalanobis(psi[row] - mean, covariance), convention)
-        closest[o] = min((j for j in frame.sources if j != own), key=to.__getitem__)
-        a[o], b[o] = to[own], to[int(closest[o])]
+        closest[o] = min((j for j in frame.sources if j != custom), key=to.__getitem__)
+        a[o], b[o] = to[custom], to[int(closest[o])]
         ps[o] = b[o] / (a[o] + b[o]) if a[o] + b[o] > 0.0 else 0.5  # [eq:PS_final]
         if convention == "reference":
             ps[o] = min(max(1.0 - a[o] / (a[o] + b[o] + 1e-6), 0.0), 1.0)

@@ -120,9 +120,9 @@ def _separation_sides(frame: Frame, output: int, convention: str) -> tuple[Side,
         delta = psi[frame.output_row[output]] - mean
         length = distance(max(schur.a(delta), 0.0), _graph(convention))
         sides[j] = Side(length, schur.b(delta), schur.sigma_d, len(rows))
-    own = frame.attributed[output]
-    foreign = min((j for j in sides if j != own), key=lambda j: sides[j].distance)
-    return sides[own], sides[foreign]
+    custom = frame.attributed[output]
+    foreign = min((j for j in sides if j != custom), key=lambda j: sides[j].distance)
+    return sides[custom], sides[foreign]
 
 
 def _separation_widths(
@@ -132,13 +132,15 @@ def _separation_widths(
 
     The tail is the gradient norm of PS [eq:finite_sample_error_ps] times the errors of A and B.
     """
-    own, foreign = _separation_sides(frame, output, convention)
-    a, b = own.distance, foreign.distance
-    radius = (b * math.sqrt(own.discarded) + a * math.sqrt(foreign.discarded)) / (a + b) ** 2
+    custom, foreign = _separation_sides(frame, output, convention)
+    a, b = custom.distance, foreign.distance
+    radius = (b * math.sqrt(custom.discarded) + a * math.sqrt(foreign.discarded)) / (a + b) ** 2
     lipschitz = math.hypot(a, b) / (a + b) ** 2
     events = 4 if convention == "derived" else 2  # mean and covariance, of one or either cluster
-    n = max(int(EFFECTIVE * own.n), 3) if convention == "reference" else None  # the own cluster's
-    errors = [_side_error(side, delta / events, convention, n=n) for side in (own, foreign)]
+    n = (
+        max(int(EFFECTIVE * custom.n), 3) if convention == "reference" else None
+    )  # the own cluster's
+    errors = [_side_error(side, delta / events, convention, n=n) for side in (custom, foreign)]
     if convention == "paper":
         return radius, lipschitz * math.sqrt(sum(errors))
     tail = lipschitz * math.hypot(*errors)
@@ -159,8 +161,8 @@ def _side_error(
     n = EFFECTIVE * side.n if n is None else n
     trace, log = float(np.trace(sigma)), math.log(2.0 / delta)
     r = trace / top
-    first = r / n if convention == "paper" else math.sqrt(r / n)
-    delta_mu, relative = math.sqrt(2.0 * top * log / n), constant * (first + (r + log) / n)
+    earlier = r / n if convention == "paper" else math.sqrt(r / n)
+    delta_mu, relative = math.sqrt(2.0 * top * log / n), constant * (earlier + (r + log) / n)
     a = side.distance
     if convention != "derived":
         return 2.0 * math.sqrt(a) * delta_mu * math.sqrt(top / floored) + a * relative

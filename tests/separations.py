@@ -68,8 +68,8 @@ def write_manifest(folder: Path, mixtures=3, systems=("good", "bad"), seconds=0.
         write_all(folder / f"m{k}" / "truth", truth)
         references = [f"m{k}/truth/{name}.wav" for name in "ab"]
         entry: dict[str, Any] = {"mixture_id": f"m{k}", "references": references, "systems": {}}
-        for place, system in enumerate(systems):
-            write_all(folder / f"m{k}" / system, leaky(truth, 0.1 + 0.4 * place))
+        for position, system in enumerate(systems):
+            write_all(folder / f"m{k}" / system, leaky(truth, 0.1 + 0.4 * position))
             entry["systems"][system] = [f"m{k}/{system}/{name}.wav" for name in "ab"]
         entries.append(entry)
     return save_manifest(folder, entries)
@@ -99,8 +99,8 @@ def entries_of(path: Path) -> Any:
 
 def environment(**changes: str) -> dict[str, str]:
     """For a subprocess: this one's, one thread, the package of this checkout."""
-    here = os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, here))
+    present = os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, present))
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **changes}
 
 
@@ -126,10 +126,10 @@ def wild_results(folder: Path) -> Path:
             write(folder / "truth" / name, wave)
         entry: dict[str, Any] = {"mixture_id": f"m{k}", "sources": ["a & b", "<i>c</i>"]}
         entry |= {"references": [f"truth/{name}" for name in names], "systems": {}}
-        for place, (system, waves) in enumerate(made.items()):
+        for position, (system, waves) in enumerate(made.items()):
             for name, wave in zip(names, waves):
-                write(folder / f"s{place}" / name, wave)
-            entry["systems"][system] = [f"s{place}/{name}" for name in names]
+                write(folder / f"s{position}" / name, wave)
+            entry["systems"][system] = [f"s{position}/{name}" for name in names]
         write(folder / f"mix{k}.wav", truth.sum(0))
         entries.append({**entry, "mixture": f"mix{k}.wav"})
     score_set(save_manifest(folder, entries), folder / "results")

@@ -35,19 +35,19 @@ def test_equals_the_oracle_with_ragged_masks(convention, sources, count, feature
     active = torch.ones(sources, dtype=torch.bool)
     if sources > 2:
         active[1] = False
-    given = {"active": active, "mask": mask, "convention": convention}
+    arguments = {"active": active, "mask": mask, "convention": convention}
     plain = {"active": active.numpy(), "mask": mask.numpy(), "convention": convention}
     separated = oracle.separation(*arrays(*embeddings), **plain)
     matched = oracle.match(*arrays(*embeddings), **plain)
-    ps = F.perceptual_separation(*embeddings, **given)
-    distances = F.separation_distances(*embeddings, **given)
-    pm = F.perceptual_match(*embeddings, **given)
-    log_pm = F.perceptual_match(*embeddings, log=True, **given)
+    ps = F.perceptual_separation(*embeddings, **arguments)
+    distances = F.separation_distances(*embeddings, **arguments)
+    pm = F.perceptual_match(*embeddings, **arguments)
+    log_pm = F.perceptual_match(*embeddings, log=True, **arguments)
     on = active.numpy()
 
-    def close(found, expected, **tolerance):
-        assert np.allclose(found.numpy()[on], expected[on], **tolerance)
-        assert (found.numpy()[~on] == 0.0).all()
+    def close(actual, expected, **tolerance):
+        assert np.allclose(actual.numpy()[on], expected[on], **tolerance)
+        assert (actual.numpy()[~on] == 0.0).all()
 
     close(ps, separated.ps, rtol=0, atol=1e-9)
     close(distances.attributed, separated.A, rtol=1e-9)
@@ -56,10 +56,10 @@ def test_equals_the_oracle_with_ragged_masks(convention, sources, count, feature
     if convention == "paper":
         close(log_pm, matched.log_pm, rtol=1e-9, atol=1e-9)
     single = [x.float() for x in embeddings]
-    found = F.perceptual_separation(*single, **given)
-    assert found.dtype == torch.float32
-    close(found, separated.ps, rtol=0, atol=1e-4)
-    close(F.perceptual_match(*single, **given), matched.pm, rtol=0, atol=1e-4)
+    actual = F.perceptual_separation(*single, **arguments)
+    assert actual.dtype == torch.float32
+    close(actual, separated.ps, rtol=0, atol=1e-4)
+    close(F.perceptual_match(*single, **arguments), matched.pm, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_equals_the_oracle_with_ragged_masks(convention, sources, count, feature
     ],
 )
 def test_outputs_alone_and_settings_equal_the_oracle(options, tolerance):
-    outputs, *others = clouds(sources=3, distortions=15, features=6, seed=3)
-    embeddings = outputs[list(options.get("attributed", range(3)))], *others
+    outputs, *variants = clouds(sources=3, distortions=15, features=6, seed=3)
+    embeddings = outputs[list(options.get("attributed", range(3)))], *variants
     expected = oracle.separation(*arrays(*embeddings), **options).ps
-    found = F.perceptual_separation(*embeddings, **options)
-    assert np.allclose(found.numpy(), expected, rtol=0, atol=tolerance)
+    actual = F.perceptual_separation(*embeddings, **options)
+    assert np.allclose(actual.numpy(), expected, rtol=0, atol=tolerance)
     expected = oracle.match(*arrays(*embeddings), **options).pm
-    found = F.perceptual_match(*embeddings, **options)
-    assert np.allclose(found.numpy(), expected, rtol=0, atol=tolerance)
+    actual = F.perceptual_match(*embeddings, **options)
+    assert np.allclose(actual.numpy(), expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(("bits", "tolerance"), [(64, 1e-8), (32, 1e-4)])
@@ -100,13 +100,13 @@ def test_reference_convention_equals_the_reference_implementation(bits, toleranc
 
 def test_reference_convention_rounds_a_tail_below_its_precision_to_zero():
     embeddings = clouds(200, distortions=20, features=6, seed=23, away=1.0)
-    found = F.perceptual_match(*embeddings, convention="reference")
+    actual = F.perceptual_match(*embeddings, convention="reference")
     log_pm = F.perceptual_match(*embeddings, convention="reference", log=True)
     small = log_pm < math.log(1e-16)
     assert (small & (log_pm > -700.0)).any()  # Q itself is far from 0 in float64
     assert not small.all()
-    assert (found[small] == 0.0).all()
-    torch.testing.assert_close(found[~small].log(), log_pm[~small])
+    assert (actual[small] == 0.0).all()
+    torch.testing.assert_close(actual[~small].log(), log_pm[~small])
 
 
 SCORES = {
@@ -117,8 +117,8 @@ SCORES = {
 
 
 def both(*embeddings, **options):
-    found = [score(*embeddings, **options) for score in SCORES.values()]
-    return torch.stack(found).clamp(min=-50.0)
+    actual = [score(*embeddings, **options) for score in SCORES.values()]
+    return torch.stack(actual).clamp(min=-50.0)
 
 
 def test_order_of_sources_and_distortions_does_not_matter():
@@ -126,8 +126,8 @@ def test_order_of_sources_and_distortions_does_not_matter():
     order = [2, 0, 1]
     members = torch.randperm(12, generator=torch.Generator().manual_seed(0))
     mixed = distortions[:, order][:, :, members]
-    found = both(outputs[:, order], references[:, order], mixed)
-    torch.testing.assert_close(found, both(outputs, references, distortions)[..., order])
+    actual = both(outputs[:, order], references[:, order], mixed)
+    torch.testing.assert_close(actual, both(outputs, references, distortions)[..., order])
 
 
 def test_absent_distortions_and_inactive_sources_change_nothing():
@@ -138,13 +138,13 @@ def test_absent_distortions_and_inactive_sources_change_nothing():
     torch.testing.assert_close(both(outputs, references, more, mask=mask.expand(2, 15)), expected)
     third = [torch.cat([x, torch.randn_like(x[:, :1])], 1) for x in (outputs, references)]
     third.append(torch.cat([distortions, torch.randn_like(distortions[:, :1])], 1))
-    found = both(*third, active=torch.tensor([True, True, False]))
-    torch.testing.assert_close(found[..., :2], expected)
-    assert (found[..., 2] == 0.0).all()
+    actual = both(*third, active=torch.tensor([True, True, False]))
+    torch.testing.assert_close(actual[..., :2], expected)
+    assert (actual[..., 2] == 0.0).all()
     active = torch.tensor([[True, True], [True, False], [False, False], [True, True]])
-    found = both(outputs, references, distortions, active=active)
-    assert (found[:, 1:3] == 0.0).all()  # frames without two active sources
-    torch.testing.assert_close(found[:, ::3], expected[:, ::3])
+    actual = both(outputs, references, distortions, active=active)
+    assert (actual[:, 1:3] == 0.0).all()  # frames without two active sources
+    torch.testing.assert_close(actual[:, ::3], expected[:, ::3])
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -158,10 +158,10 @@ def test_moving_turning_and_scaling_all_embeddings_changes_nothing(scale):
 def test_batching_equals_looping():
     embeddings = clouds(2, 3, sources=3, distortions=10, seed=5)
     active = torch.rand(2, 3, 3, generator=torch.Generator().manual_seed(3)) > 0.2
-    whole = both(*embeddings, active=active)
+    full = both(*embeddings, active=active)
     for i in np.ndindex(2, 3):
-        one = both(*[x[i] for x in embeddings], active=active[i])
-        torch.testing.assert_close(whole[:, i[0], i[1]], one)
+        left = both(*[x[i] for x in embeddings], active=active[i])
+        torch.testing.assert_close(full[:, i[0], i[1]], left)
 
 
 def test_scores_lie_in_the_unit_interval_and_log_agrees():
@@ -205,9 +205,9 @@ def test_signs_of_eigenvectors_do_not_matter(monkeypatch):
         return values, vectors * sign
 
     monkeypatch.setattr(torch.linalg, "eigh", flipped)
-    again = both(*embeddings)
-    torch.testing.assert_close(again, plain, rtol=0, atol=1e-9)
-    for a, b in zip(torch.autograd.grad(again.sum(), embeddings), before):
+    repeated = both(*embeddings)
+    torch.testing.assert_close(repeated, plain, rtol=0, atol=1e-9)
+    for a, b in zip(torch.autograd.grad(repeated.sum(), embeddings), before):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * float(b.abs().max()))
 
 
@@ -254,9 +254,9 @@ def test_non_finite_embeddings_of_absent_points_do_not_matter():
     assert torch.isfinite(both(*spoiled(1, (2, 1), math.nan), active=active)).all()
 
 
-def call(**given):
+def call(**arguments):
     names = "outputs", "references", "distortions"
-    return F.perceptual_match(**{**dict(zip(names, clouds(3, distortions=6))), **given})
+    return F.perceptual_match(**{**dict(zip(names, clouds(3, distortions=6))), **arguments})
 
 
 @pytest.mark.parametrize(
@@ -289,13 +289,13 @@ def test_bad_input_is_refused(arguments, error, words):
 def test_too_few_sources_and_distortions():
     mask = torch.ones(2, 6, dtype=torch.bool)
     mask[0, 1:] = False
-    for function, given, options, words in (
+    for function, arguments, options, words in (
         (F.perceptual_separation, clouds(2, sources=1, distortions=6), {}, "two sources"),
         (F.perceptual_separation, clouds(2, distortions=1), {}, "two distortions"),
         (F.perceptual_match, clouds(3, distortions=6), {"mask": mask}, "leaves 1 distortions"),
     ):
         with pytest.raises(ValueError, match=words):
-            function(*given, **options)
+            function(*arguments, **options)
     assert torch.isfinite(call(mask=mask, active=torch.tensor([False, True]))).all()
 
 
@@ -333,8 +333,8 @@ def test_special_places_and_bounds_in_single_precision() -> None:
     distortions[:, 0] = references[:, :1]  # a collapsed cluster
     outputs[:, 0] = references[:, 0]
     outputs[1, 0] += 0.5
-    found = F.perceptual_match(outputs, references, distortions, eigh="float32")
-    assert found[:, 0].tolist() == [1.0, 0.0, 1.0]
+    actual = F.perceptual_match(outputs, references, distortions, eigh="float32")
+    assert actual[:, 0].tolist() == [1.0, 0.0, 1.0]
     points = outputs, references, clouds(3, distortions=12, seed=5)[2]
     for bound in (F.separation_bounds, F.match_bounds):
         for convention in ("paper", "reference", "derived"):
@@ -354,7 +354,7 @@ def test_a_scorer_takes_it_and_banks_do_not_depend_on_it(decomposed: list[torch.
     assert single.describe()["eigh"] == "float32"
     bank = double.prepare(references)
     scores = double(references + 0.3 * references.flip(1), bank)
-    found = single(references + 0.3 * references.flip(1), bank)
+    actual = single(references + 0.3 * references.flip(1), bank)
     assert set(decomposed) == {torch.float64, torch.float32}
-    torch.testing.assert_close(found.ps, scores.ps, rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(found.log_pm, scores.log_pm, rtol=2e-2, atol=1e-3)
+    torch.testing.assert_close(actual.ps, scores.ps, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(actual.log_pm, scores.log_pm, rtol=2e-2, atol=1e-3)

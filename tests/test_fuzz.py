@@ -66,8 +66,8 @@ def outcome(call: Callable[[], Any]) -> Any:
             return call()
     except (ValueError, TypeError) as error:
         refusal = error
-    own = type(refusal) in (ValueError, TypeError, NonFiniteError)
-    if not own or not NAMES.search(str(refusal)):
+    custom = type(refusal) in (ValueError, TypeError, NonFiniteError)
+    if not custom or not NAMES.search(str(refusal)):
         raise AssertionError(f"no refusal of the library's own: {refusal!r}") from refusal
     return None
 
@@ -92,8 +92,8 @@ def drawn_calls(draw: st.DrawFn, waves: bool) -> dict[str, Any]:
         size = chance.choice([1, 399, 400, 401, 719, *[1500, 2400, 3200] * 4])
     elif chance.randrange(5) == 0:
         size = draw(st.sampled_from([1, 2, 5, 0]))
-    own, references = ("estimates" if waves else "outputs"), "references"
-    shapes = {own: [*lead, sources, size], references: [*lead, sources, size]}
+    custom, references = ("estimates" if waves else "outputs"), "references"
+    shapes = {custom: [*lead, sources, size], references: [*lead, sources, size]}
     if not waves:
         shapes["distortions"] = [*lead, sources, members, size]
     if chance.randrange(20 if waves else 7) == 0:  # one shape that does not fit
@@ -108,7 +108,7 @@ def drawn_calls(draw: st.DrawFn, waves: bool) -> dict[str, Any]:
             x = 0.1 * x + 0.2 * torch.sin(2 * torch.pi * pitch * torch.arange(shape[-1]))
         made[name] = x.round(decimals=15 if waves else draw(st.sampled_from([0, 1, 15])))  # ties
     kinds = ["plain", "equal", "twins", "constant", "inverted", "leaky", "collapsed", "far"]
-    spoil(made, own, draw(st.sampled_from(kinds)))
+    spoil(made, custom, draw(st.sampled_from(kinds)))
     if waves:
         for x in made.values():
             for _ in range(draw(st.integers(0, 2))):  # silence, whole or from the middle on
@@ -116,13 +116,13 @@ def drawn_calls(draw: st.DrawFn, waves: bool) -> dict[str, Any]:
                 if x.numel():
                     x[item, source, draw(st.sampled_from([0, 0, size // 2])) :] = 0.0
     level = draw(st.sampled_from([1.0, 1.0, 1e-5, 25.0, 1e-30, 1e30]))
-    for name in [own] if waves else made:
+    for name in [custom] if waves else made:
         made[name] = made[name] * level
     if chance.randrange(6) == 0:
         x = made[draw(st.sampled_from(sorted(made)))]
         if x.numel():
-            place = draw(st.integers(0, x.numel() - 1))
-            x.view(-1)[place] = draw(st.sampled_from([torch.nan, torch.inf, 1e200, -torch.inf]))
+            position = draw(st.integers(0, x.numel() - 1))
+            x.view(-1)[position] = draw(st.sampled_from([torch.nan, torch.inf, 1e200, -torch.inf]))
     for name in made:
         weights = [*[torch.float32, torch.float32 if waves else torch.float64] * 20]
         made[name] = made[name].to(chance.choice([*weights, *FLOATS, *OTHERS]))
@@ -137,8 +137,8 @@ def drawn_calls(draw: st.DrawFn, waves: bool) -> dict[str, Any]:
         valid = st.permutations(range(sources)) | st.just((0,))
         wrong = st.lists(st.integers(-1, 4), max_size=5) | st.sampled_from([0, "0", 0.5])
         made["attributed"] = draw(valid | valid | wrong)
-        if chance.randrange(2) and getattr(made[own], "ndim", 0) >= 2:
-            made[own] = made[own][..., :1, :]
+        if chance.randrange(2) and getattr(made[custom], "ndim", 0) >= 2:
+            made[custom] = made[custom][..., :1, :]
     return made if waves else points_options(draw, chance, made, [*lead, sources], members)
 
 
@@ -214,8 +214,8 @@ def test_functions_of_embeddings(drawn):
     for function in (F.separation_bounds, F.match_bounds):
         bounds = outcome(lambda f=function: f(*points, **options))
         if bounds is not None:
-            for part in (bounds.radius, bounds.tail, bounds.total):
-                assert (part >= 0.0).all()  # and not NaN
+            for piece in (bounds.radius, bounds.tail, bounds.total):
+                assert (piece >= 0.0).all()  # and not NaN
 
 
 CONFIGS = {}, {"trim": True}, {"check_finite": False}, {"align_polarity": True}
@@ -231,9 +231,9 @@ def test_the_pipeline(given_, mapss):
         check_scores(values)
         assert (values[~scores.active] == 0.0).all()
     check_scores(scores.log_pm, -torch.inf, 0.0)
-    found = scores.utterance()
-    check_scores(found.ps, nan=True)
-    assert torch.equal(found.ps.isnan(), found.frames == 0)
+    actual = scores.utterance()
+    check_scores(actual.ps, nan=True)
+    assert torch.equal(actual.ps.isnan(), actual.frames == 0)
 
 
 LOSSES = (

@@ -33,8 +33,8 @@ OTHERS = {"", "__main__", "_lazy", "score_table", *SHORTCUTS}  # leaves and shor
 
 
 def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    pieces = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(pieces[:-1] if pieces[-1] == "__init__" else pieces)
 
 
 MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -49,25 +49,25 @@ def imports(module: str, *, late: bool) -> set[str]:
     path = MODULES[module]
     tree = ast.parse(path.read_text("utf-8"))
     home = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    found: set[str] = set()
+    actual: set[str] = set()
     for node in ast.walk(tree) if late else top_level(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            actual |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             source = resolve_name("." * node.level + (node.module or ""), home)
             below = (f"{source}.{alias.name}" for alias in node.names)
-            found |= {name if name in MODULES else source for name in below}
-    return (found & MODULES.keys()) - {module}
+            actual |= {name if name in MODULES else source for name in below}
+    return (actual & MODULES.keys()) - {module}
 
 
 def top_level(tree: ast.AST) -> list[ast.AST]:
     """Statements that run on import: not in functions, not under TYPE_CHECKING."""
-    found: list[ast.AST] = []
+    actual: list[ast.AST] = []
     for node in ast.iter_child_nodes(tree):
         late = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         if not late and not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node)):
-            found += [node, *top_level(node)]
-    return found
+            actual += [node, *top_level(node)]
+    return actual
 
 
 ALL = {name: imports(name, late=True) for name in MODULES}
@@ -78,7 +78,7 @@ def reachable(start: str, among: dict[str, set[str]]) -> set[str]:
     seen, waiting = set[str](), set(among[start])
     while waiting:
         seen |= waiting
-        waiting = set().union(*(among[here] for here in waiting)) - seen
+        waiting = set().union(*(among[present] for present in waiting)) - seen
     return seen
 
 
@@ -90,17 +90,17 @@ def test_every_module_is_in_a_subpackage() -> None:
 def test_imports_go_down(name: str) -> None:
     for module in MODULES:
         if subpackage(module) == name:
-            for other in ALL[module]:
-                there = subpackage(other)
-                assert there not in SHORTCUTS, f"{module} imports the shortcut {other}"
+            for variant in ALL[module]:
+                there = subpackage(variant)
+                assert there not in SHORTCUTS, f"{module} imports the shortcut {variant}"
                 if there not in (name, *OTHERS):
-                    assert LEVEL[there] < LEVEL[name], f"{module} imports {other}, not below it"
+                    assert LEVEL[there] < LEVEL[name], f"{module} imports {variant}, not below it"
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     """Late imports and those for type hints included; an ``__init__`` only collects names."""
     collects = {name for name, path in MODULES.items() if path.name == "__init__.py"}
-    inner = {name: found - collects for name, found in ALL.items()}
+    inner = {name: actual - collects for name, actual in ALL.items()}
     assert not [name for name in MODULES if name in reachable(name, inner)]
     assert not [name for name in MODULES if name in reachable(name, ON_IMPORT)]
 
@@ -117,7 +117,7 @@ def test_losses_and_scores_never_reach_bounds() -> None:
     for name in MODULES:
         if subpackage(name) in ("training", "pipeline"):
             reached = reachable(name, ON_IMPORT)
-            assert not [other for other in reached if subpackage(other) == "bounds"], name
+            assert not [variant for variant in reached if subpackage(variant) == "bounds"], name
 
 
 def test_importing_loads_nothing_heavy_and_a_call_needs_none_of_it() -> None:

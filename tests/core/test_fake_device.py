@@ -35,8 +35,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 def cloud(dtype: torch.dtype = torch.float32, outputs: int = SOURCES) -> tuple[Tensor, ...]:
     shapes = (outputs,), (SOURCES,), (SOURCES, DISTORTIONS)
-    like = {"dtype": dtype, "device": "cuda"}
-    made = [torch.empty(FRAMES, *shape, FEATURES, **like) for shape in shapes]
+    template = {"dtype": dtype, "device": "cuda"}
+    made = [torch.empty(FRAMES, *shape, FEATURES, **template) for shape in shapes]
     return made[0].requires_grad_(), made[1], made[2].requires_grad_()
 
 
@@ -73,17 +73,17 @@ def test_recomputed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_batches, "BATCH_BYTES", two)
     monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 0)
     with fake_device():
-        given = cloud()
-        assert_there(F.perceptual_separation(*given), *given)
+        arguments = cloud()
+        assert_there(F.perceptual_separation(*arguments), *arguments)
 
 
 def test_the_map_of_points() -> None:
     with fake_device():
         points = torch.empty(2, 9, 3, device="cuda", requires_grad=True)
         mask = torch.ones(2, 9, dtype=torch.bool, device="cuda")
-        found = F.diffusion_map(points, mask=mask)
-        assert {x.device.type for x in vars(found).values()} == {"cuda"}
-        assert_there(found.retained, points)
+        actual = F.diffusion_map(points, mask=mask)
+        assert {x.device.type for x in vars(actual).values()} == {"cuda"}
+        assert_there(actual.retained, points)
 
 
 @pytest.mark.parametrize("convention", ["paper", "reference", "derived"])
@@ -92,8 +92,8 @@ def test_bounds(convention: str) -> None:
         points = cloud()
         for tail in ("concentration", "bootstrap"):
             options: dict[str, Any] = {"convention": convention, "tail": tail, "draws": 3}
-            found = F.separation_bounds(*points, n_eff="bartlett", **options)
-            assert {x.device.type for x in found} == {"cuda"}
+            actual = F.separation_bounds(*points, n_eff="bartlett", **options)
+            assert {x.device.type for x in actual} == {"cuda"}
             assert {x.device.type for x in F.match_bounds(*points, **options)} == {"cuda"}
 
 
@@ -101,7 +101,7 @@ def test_bounds_of_the_map_and_of_utterances_and_what_they_assume() -> None:
     with fake_device():
         points = cloud()
         frames, radius, tail = (torch.empty(2, 3, 50, device="cuda") for _ in range(3))
-        found = (
+        actual = (
             F.truncation_bounds(F.diffusion_map(torch.empty(2, 9, 3, device="cuda"))),
             utterance.pool_match_bounds(radius, tail),
             utterance.pool_separation_bounds(frames, radius, tail),
@@ -109,7 +109,7 @@ def test_bounds_of_the_map_and_of_utterances_and_what_they_assume() -> None:
             diagnostics.bank_correlation(*points),
             diagnostics.source_correlation(*points, draws=3),
         )
-        assert {x.device.type for record in found for x in record} == {"cuda"}
+        assert {x.device.type for record in actual for x in record} == {"cuda"}
 
 
 def test_the_incomplete_gamma_function_and_pooling() -> None:

@@ -94,15 +94,15 @@ def with_gradients(function: Function, k: Tensor, x: Tensor) -> tuple[Tensor, Te
 def assert_accurate(points: Sequence[tuple[float, float]], tolerance: float = 1e-10) -> None:
     """All six numbers at all points, in one call of the library each."""
     k, x = pair_of(points)
-    found: dict[str, list[float]] = {}
+    actual: dict[str, list[float]] = {}
     for name, function in (("value", gammaincc), ("log", log_gammaincc)):
         columns = with_gradients(function, k, x)
-        found |= {name + end: c.tolist() for end, c in zip(("", "_k", "_x"), columns)}
+        actual |= {name + end: c.tolist() for end, c in zip(("", "_k", "_x"), columns)}
     for i, point in enumerate(points):
         for name, expected in oracle(*point).items():
-            error = abs(mpf(found[name][i]) - expected)
+            error = abs(mpf(actual[name][i]) - expected)
             limit = max(tolerance * abs(expected), FLOOR)
-            assert error <= limit, (name, point, found[name][i], float(expected))
+            assert error <= limit, (name, point, actual[name][i], float(expected))
 
 
 def around(k: float, widths: Sequence[float]) -> list[tuple[float, float]]:
@@ -198,9 +198,9 @@ def test_gradcheck(function: Function) -> None:
 @BOTH
 def test_same_value_with_and_without_gradients_and_on_repetition(function: Function) -> None:
     k, x = log_grid()
-    found, again = (with_gradients(function, k, x) for _ in range(2))
-    assert torch.equal(found[0], function(k, x))
-    assert all(map(torch.equal, found, again))
+    actual, repeated = (with_gradients(function, k, x) for _ in range(2))
+    assert torch.equal(actual[0], function(k, x))
+    assert all(map(torch.equal, actual, repeated))
 
 
 @BOTH
@@ -309,11 +309,11 @@ def test_broadcast_strides_and_empty(function: Function) -> None:
     base = (torch.rand(4, 6, dtype=torch.float64, generator=draw) + 0.1).requires_grad_()
     k = base[:, ::2].T  # (3, 4), not contiguous
     x = 3 * torch.rand(5, 1, 4, dtype=torch.float64, generator=draw)
-    whole = function(k, x)
-    assert whole.shape == (5, 3, 4)
+    full = function(k, x)
+    assert full.shape == (5, 3, 4)
     alone = torch.stack([function(k[i, j], x[b, 0, j]) for b, i, j in np.ndindex(5, 3, 4)])
-    torch.testing.assert_close(whole.reshape(-1), alone, rtol=1e-14, atol=0)
-    (together,) = torch.autograd.grad(whole.sum(), base)
+    torch.testing.assert_close(full.reshape(-1), alone, rtol=1e-14, atol=0)
+    (together,) = torch.autograd.grad(full.sum(), base)
     (one_by_one,) = torch.autograd.grad(alone.sum(), base)
     torch.testing.assert_close(together, one_by_one, rtol=1e-13, atol=0)
     empty = torch.ones(0, 3, dtype=torch.float64, requires_grad=True)

@@ -60,8 +60,8 @@ def test_outputs_alone_as_in_training(name, masked):
     loss = weighted(MEASURES[name], mask=mask if masked else None)
     (expected, _, _) = pulled(loss, embeddings)
     leaf = embeddings[0].clone().requires_grad_()
-    (found,) = torch.autograd.grad(loss(leaf, *embeddings[1:]), leaf)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    (actual,) = torch.autograd.grad(loss(leaf, *embeddings[1:]), leaf)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", MEASURES)
@@ -87,8 +87,8 @@ def test_map_through_inner_products_and_squares_of_single_coordinates(read, time
     weight = torch.randn(9, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def loss(x: Tensor) -> Tensor:
-        found = read(F.diffusion_map(x, energy=0.9, time=time).retained)
-        return (found * weight[:, : found.shape[-1]]).sum()
+        actual = read(F.diffusion_map(x, energy=0.9, time=time).retained)
+        return (actual * weight[:, : actual.shape[-1]]).sum()
 
     assert_derivative(loss, [points], random_direction([points], 2))
 
@@ -112,8 +112,8 @@ def symmetric_sources(seed=0):
     generator = torch.Generator().manual_seed(seed)
     cluster = torch.randn(9, 5, generator=generator, dtype=torch.float64)
     cluster = 0.5 * cluster + torch.tensor([1.0, 0.5, -1.0, 0.3, 0.0], dtype=torch.float64)
-    whole = turned(cluster)
-    return whole[:, 0], whole[:, 1], whole[:, 2:]
+    full = turned(cluster)
+    return full[:, 0], full[:, 1], full[:, 2:]
 
 
 @pytest.mark.parametrize("name", MEASURES)
@@ -178,11 +178,13 @@ def test_collapsed_cluster_gives_the_defined_value_without_gradient(name):
     assert F.perceptual_match(outputs, references, distortions)[0] == 0.0
     outputs[0] = references[0]
     assert F.perceptual_match(outputs, references, distortions)[0] == 1.0
-    first = pulled(lambda *e: MEASURES[name](*e)[..., 0].sum(), (outputs, references, distortions))
+    earlier = pulled(
+        lambda *e: MEASURES[name](*e)[..., 0].sum(), (outputs, references, distortions)
+    )
     if name == "ps":
-        assert all(torch.isfinite(g).all() for g in first)
+        assert all(torch.isfinite(g).all() for g in earlier)
     else:
-        assert all(g.abs().max() == 0.0 for g in first)
+        assert all(g.abs().max() == 0.0 for g in earlier)
 
 
 def test_collapse_is_not_a_question_of_rounding():
@@ -223,8 +225,8 @@ def test_recomputed_chunks_give_the_same_gradient(monkeypatch):
     expected = pulled(F_sum(F.perceptual_separation), embeddings)
     for limit in ("BATCH_BYTES", "GRAPH_BYTES"):
         monkeypatch.setattr(frame_batches, limit, 1)
-        found = pulled(F_sum(F.perceptual_separation), embeddings)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+        actual = pulled(F_sum(F.perceptual_separation), embeddings)
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", MEASURES)
@@ -233,8 +235,8 @@ def test_all_energy_of_a_kernel_of_low_rank(name, time):
     # Points on a line: most eigenvalues are zero, and with energy 1 they are retained as well.
     embeddings = clouds(distortions=20, features=1, seed=31, spread=0.3)
     points = torch.cat([embeddings[0], embeddings[1], embeddings[2].flatten(0, 1)])
-    found = F.diffusion_map(points, energy=1.0)
-    assert (found.eigenvalues[: int(found.dimension)] == 0.0).any()
+    actual = F.diffusion_map(points, energy=1.0)
+    assert (actual.eigenvalues[: int(actual.dimension)] == 0.0).any()
     loss = weighted(MEASURES[name], time=time, energy=1.0)
     for seed in range(3):
         assert_derivative(loss, embeddings, random_direction(embeddings, seed))

@@ -104,6 +104,6 @@ def test_a_forked_child_makes_threads_of_its_own() -> None:
     queue = context.Queue()
     child = context.Process(target=_in_child, args=(queue,))
     child.start()
-    found = queue.get(timeout=60)
+    actual = queue.get(timeout=60)
     child.join(timeout=60)
-    assert found == pytest.approx(expected)
+    assert actual == pytest.approx(expected)

@@ -25,13 +25,13 @@ def cloud(n, m, seed=0, dtype=torch.float64):
 @pytest.mark.parametrize(("alpha", "time"), [(1.0, 1), (0.5, 2), (0.0, 0.5)])
 def test_equals_the_oracle(convention, n, m, alpha, time):
     points = cloud(n, m, seed=n)
-    found = F.diffusion_map(points, alpha=alpha, time=time, convention=convention)
+    actual = F.diffusion_map(points, alpha=alpha, time=time, convention=convention)
     expected = oracle.diffusion_map(points.numpy(), alpha=alpha, time=time, convention=convention)
-    assert int(found.dimension) == expected.d
-    assert np.allclose(found.eigenvalues.numpy(), expected.eigenvalues, rtol=0, atol=1e-12)
-    assert np.allclose(found.stationary.numpy(), expected.stationary, rtol=1e-10, atol=0)
+    assert int(actual.dimension) == expected.d
+    assert np.allclose(actual.eigenvalues.numpy(), expected.eigenvalues, rtol=0, atol=1e-12)
+    assert np.allclose(actual.stationary.numpy(), expected.stationary, rtol=1e-10, atol=0)
     d = expected.d
-    retained = found.retained.numpy()
+    retained = actual.retained.numpy()
     assert (retained[:, d:] == 0.0).all()
     signs = np.sign((retained[:, :d] * expected.retained).sum(0))
     assert np.allclose(signs * retained[:, :d], expected.retained, rtol=0, atol=1e-9)
@@ -41,8 +41,8 @@ def test_equals_the_oracle(convention, n, m, alpha, time):
 def test_euclidean_distances_are_diffusion_distances(time):
     """[eq:diff_euclid_dist_equal_short], in the full space."""
     points = cloud(24, 5, seed=3)
-    found = F.diffusion_map(points, time=time)
-    squared = (found.coordinates.unsqueeze(0) - found.coordinates.unsqueeze(1)).square().sum(-1)
+    actual = F.diffusion_map(points, time=time)
+    squared = (actual.coordinates.unsqueeze(0) - actual.coordinates.unsqueeze(1)).square().sum(-1)
     known = oracle.diffusion_map(points.numpy(), time=time)
     expected = oracle.diffusion_distances(known.transition, known.stationary, time)
     assert np.allclose(squared.numpy(), expected, rtol=0, atol=1e-10)
@@ -55,26 +55,26 @@ def test_mask_equals_leaving_points_out(convention):
     mask[[2, 3, 11, 19]] = False
     spoiled = points.clone()
     spoiled[~mask] = torch.nan  # what is absent may hold anything
-    found = F.diffusion_map(spoiled, mask=mask, convention=convention)
+    actual = F.diffusion_map(spoiled, mask=mask, convention=convention)
     expected = F.diffusion_map(points[mask], convention=convention)
-    assert int(found.dimension) == int(expected.dimension)
-    torch.testing.assert_close(found.eigenvalues[:15], expected.eigenvalues)
-    assert (found.eigenvalues[15:] == 0.0).all()
-    assert (found.retained[~mask] == 0.0).all()
-    inner = found.retained[mask] @ found.retained[mask].mT
+    assert int(actual.dimension) == int(expected.dimension)
+    torch.testing.assert_close(actual.eigenvalues[:15], expected.eigenvalues)
+    assert (actual.eigenvalues[15:] == 0.0).all()
+    assert (actual.retained[~mask] == 0.0).all()
+    inner = actual.retained[mask] @ actual.retained[mask].mT
     torch.testing.assert_close(inner, expected.retained @ expected.retained.mT)
-    assert (found.stationary[~mask] == 0.0).all()
+    assert (actual.stationary[~mask] == 0.0).all()
 
 
 def test_a_disconnected_graph_keeps_one_non_trivial_coordinate_at_one():
     points = cloud(20, 5, seed=11)
     points[:5] += 1e4  # the second eigenvalue is 1 to rounding: tied with the trivial one
-    found = F.diffusion_map(points, energy=0.5)
-    assert abs(float(found.eigenvalues[0]) - 1.0) < 1e-12
-    first = found.retained[:, 0]
-    assert first[:5].std() < 1e-9
-    assert first[5:].std() < 1e-9
-    assert (first[0] - first[-1]).abs() > 1.0
+    actual = F.diffusion_map(points, energy=0.5)
+    assert abs(float(actual.eigenvalues[0]) - 1.0) < 1e-12
+    earlier = actual.retained[:, 0]
+    assert earlier[:5].std() < 1e-9
+    assert earlier[5:].std() < 1e-9
+    assert (earlier[0] - earlier[-1]).abs() > 1.0
 
 
 def dimension(eigenvalues, count, **settings):
@@ -93,9 +93,9 @@ def test_a_group_tied_at_the_cut_is_retained_entire():
 def test_a_group_that_the_largest_dimension_cuts_is_dropped_whole():
     eigenvalues = torch.tensor([0.9, 0.5, 0.5, 0.5, 0.1, 0.0], dtype=torch.float64)
     count = torch.tensor(6)
-    for most, *expected in ((1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 4, 4), (9, 5, 5)):
+    for largest, *expected in ((1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 4, 4), (9, 5, 5)):
         for convention, d in zip(("paper", "reference"), expected):
-            settings = {"energy": 1.0, "convention": convention, "max_dimension": most}
+            settings = {"energy": 1.0, "convention": convention, "max_dimension": largest}
             assert dimension(eigenvalues, count, **settings) == d
     assert dimension(eigenvalues, count, energy=0.3, max_dimension=5) == 1
     leading = torch.tensor([0.9, 0.9, 0.9, 0.1], dtype=torch.float64)
@@ -105,12 +105,12 @@ def test_a_group_that_the_largest_dimension_cuts_is_dropped_whole():
 @pytest.mark.parametrize("most", [1, 5, 20])
 def test_the_largest_dimension_keeps_the_first_coordinates(most):
     points = cloud(28, 40, seed=3)
-    whole, capped = F.diffusion_map(points), F.diffusion_map(points, max_dimension=most)
-    assert whole.dimension > 20
+    full, capped = F.diffusion_map(points), F.diffusion_map(points, max_dimension=most)
+    assert full.dimension > 20
     assert int(capped.dimension) == most
-    first = whole.coordinates.clone()
-    first[:, most:] = 0.0
-    torch.testing.assert_close(capped.retained, first, rtol=0, atol=0)
+    earlier = full.coordinates.clone()
+    earlier[:, most:] = 0.0
+    torch.testing.assert_close(capped.retained, earlier, rtol=0, atol=0)
     for wrong, error in ((0, ValueError), (2.5, TypeError)):
         with pytest.raises(error, match="max_dimension"):
             F.diffusion_map(points, max_dimension=wrong)
@@ -138,9 +138,9 @@ def test_close_clumps_far_apart_keep_their_digits():
     generator = torch.Generator().manual_seed(0)
     points = 1e-6 * torch.randn(20, 3, generator=generator, dtype=torch.float64)
     points[:3] += 1.0
-    found = F.diffusion_map(points)
+    actual = F.diffusion_map(points)
     expected = oracle.diffusion_map(points.numpy())
-    assert np.allclose(found.eigenvalues.numpy(), expected.eigenvalues, rtol=0, atol=1e-9)
+    assert np.allclose(actual.eigenvalues.numpy(), expected.eigenvalues, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(

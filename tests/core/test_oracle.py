@@ -135,5 +135,5 @@ def test_errors_of_srcc_and_of_a_scenario() -> None:
     assert oracle_bounds.srcc_halfwidth(v, ratings, jitters, 0.95) == pytest.approx(0.2)
     assert oracle_bounds.scenario_radius([[0.1, 0.2], [0.6]]) == pytest.approx(0.3)
     # Fully correlated sources add up, independent trials add in squares.
-    found = oracle_bounds.scenario_halfwidth([[0.3, 0.1], [0.3]], [1.0, 0.0])
-    assert found == pytest.approx(0.5 / 3)
+    actual = oracle_bounds.scenario_halfwidth([[0.3, 0.1], [0.3]], [1.0, 0.0])
+    assert actual == pytest.approx(0.5 / 3)

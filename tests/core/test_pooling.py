@@ -21,13 +21,13 @@ def test_pesq_pooling_equals_a_loop(count):
     frames = rng.uniform(size=150)
     active = np.zeros(150, dtype=bool)
     active[rng.permutation(150)[:count]] = True
-    found = F.pool_separation(torch.from_numpy(frames), torch.from_numpy(active))
-    assert abs(float(found) - oracle_bounds.pool_separation(frames[active])) < 1e-12
+    actual = F.pool_separation(torch.from_numpy(frames), torch.from_numpy(active))
+    assert abs(float(actual) - oracle_bounds.pool_separation(frames[active])) < 1e-12
     frames = rng.uniform(size=(2, 3, 40))  # a batch with other windows
-    found = F.pool_separation(torch.from_numpy(frames), window=7, hop=3, p=2)
+    actual = F.pool_separation(torch.from_numpy(frames), window=7, hop=3, p=2)
     for index in np.ndindex(2, 3):
         expected = oracle_bounds.pool_separation(frames[index], 7, 3, 2)
-        assert abs(float(found[index]) - expected) < 1e-12
+        assert abs(float(actual[index]) - expected) < 1e-12
 
 
 def test_means_and_that_nothing_active_is_nan_and_takes_no_gradient():

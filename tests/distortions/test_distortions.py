@@ -115,7 +115,7 @@ def test_members_that_need_a_higher_rate_are_absent() -> None:
     assert made.names == bank.names(8000)
     assert made.waveforms.shape == (1, 68, 800)
     # 4000 and 6000 Hz both become 0.45 f_s = 3600 Hz, which is one member
-    dropped = [name for name, here in zip(made.names, made.mask[0]) if not here]
+    dropped = [name for name, present in zip(made.names, made.mask[0]) if not present]
     assert dropped == ["lowpass/6000Hz"]
 
 
@@ -159,14 +159,14 @@ def test_seeds_give_equal_numbers_whatever_the_global_generator_did() -> None:
     bank = DistortionBank()
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    first = bank(waves, RATE).waveforms
+    earlier = bank(waves, RATE).waveforms
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
-    assert torch.equal(DistortionBank()(waves, RATE).waveforms, first)
-    other = DistortionBank(seed=1)(waves, RATE).waveforms
+    assert torch.equal(DistortionBank()(waves, RATE).waveforms, earlier)
+    variant = DistortionBank(seed=1)(waves, RATE).waveforms
     random = torch.tensor([m.random for m in bank.members])
-    assert torch.equal(other[:, ~random], first[:, ~random])
-    assert ((other - first).abs().amax(-1)[:, random] > 1e-4).all()
+    assert torch.equal(variant[:, ~random], earlier[:, ~random])
+    assert ((variant - earlier).abs().amax(-1)[:, random] > 1e-4).all()
 
 
 def test_noise_differs_between_sources_and_members() -> None:
@@ -203,13 +203,13 @@ def test_an_item_is_distorted_alone_as_in_a_batch(kind: str) -> None:
 
 def test_a_members_copy_does_not_depend_on_the_rest_of_the_bank() -> None:
     waves = speechlike(2, 1600)
-    whole = DistortionBank("match")(waves, RATE)
+    full = DistortionBank("match")(waves, RATE)
     small = DistortionBank("match").subset(17)(waves, RATE)
-    places = [whole.names.index(name) for name in small.names]
-    both = small.mask & whole.mask[:, places]  # an equal cut-off may be masked only in the whole
-    assert both.sum() >= 30
-    expected = whole.waveforms[:, places][both]
-    torch.testing.assert_close(small.waveforms[both], expected, rtol=1e-9, atol=1e-12)
+    places = [full.names.index(name) for name in small.names]
+    joint = small.mask & full.mask[:, places]  # an equal cut-off may be masked only in the whole
+    assert joint.sum() >= 30
+    expected = full.waveforms[:, places][joint]
+    torch.testing.assert_close(small.waveforms[joint], expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["separation", "match"])
@@ -228,11 +228,11 @@ def test_chunks_make_what_the_call_makes() -> None:
     bank = DistortionBank("match")
     made = bank(waves, RATE)
     covered: list[int] = []
-    for part, copies, mask in bank.iterate(waves, RATE, chunk=20):
+    for piece, copies, mask in bank.iterate(waves, RATE, chunk=20):
         assert copies.shape[1] <= 20
-        torch.testing.assert_close(copies, made.waveforms[:, part], rtol=1e-9, atol=1e-12)
-        assert torch.equal(mask, made.mask[:, part])
-        covered += range(part.start, part.stop)
+        torch.testing.assert_close(copies, made.waveforms[:, piece], rtol=1e-9, atol=1e-12)
+        assert torch.equal(mask, made.mask[:, piece])
+        covered += range(piece.start, piece.stop)
         assert torch.is_grad_enabled()
         assert not copies.requires_grad
         copies.zero_()  # the references are not written to
@@ -255,10 +255,10 @@ def halve(waveform: Tensor, sample_rate: int, *, factor: float) -> Tensor:
 
 
 def test_own_distortions_are_appended_and_called_with_their_parameters() -> None:
-    mine = Distortion("gain/half", "gain", halve, {"factor": 0.5})
+    custom = Distortion("gain/half", "gain", halve, {"factor": 0.5})
     settings = {"snr": -20, "exponent": 0}
     loud = Distortion("noise/white/-20dB", "noise", add_noise, settings, random=True)
-    bank = DistortionBank(extra=(mine, loud))
+    bank = DistortionBank(extra=(custom, loud))
     assert bank.families["gain"] == 1
     assert bank.families["noise"] == 22
     waves = white(2, RATE)
@@ -308,8 +308,8 @@ def test_banks_compare_hash_print_and_pickle_by_their_settings() -> None:
     copy = pickle.loads(pickle.dumps(bank))
     assert bank == same == copy
     assert {bank: 1}[copy] == {bank: 1}[same] == 1
-    others = [{"kind": "separation", "without": ("noise",)}, {"seed": 3}, {"without": ("noise",)}]
-    assert all(bank != DistortionBank(**{"kind": "match", **other}) for other in others)
+    variants = [{"kind": "separation", "without": ("noise",)}, {"seed": 3}, {"without": ("noise",)}]
+    assert all(bank != DistortionBank(**{"kind": "match", **variant}) for variant in variants)
     waves = speechlike(1, 800)
     assert torch.equal(copy(waves, RATE).waveforms, bank(waves, RATE).waveforms)
     assert repr(bank) == "DistortionBank('match', size=62, seed=3)"
@@ -376,8 +376,8 @@ def test_filters_remove_the_band_they_name(family: str, hertz: int) -> None:
     assert np.interp(hertz, grid, level) == pytest.approx(-3.01, abs=0.05)
     passed = grid < 0.7 * hertz if family == "lowpass" else grid > 1.5 * hertz
     assert np.abs(level[passed]).max() < 0.05
-    beyond, least = (1.3 * hertz, -15) if family == "lowpass" else (hertz / 1.5, -25)
-    assert np.interp(beyond, grid, level) < least
+    beyond, smallest = (1.3 * hertz, -15) if family == "lowpass" else (hertz / 1.5, -25)
+    assert np.interp(beyond, grid, level) < smallest
 
 
 def test_match_notches_sit_on_the_spectral_peaks() -> None:
@@ -399,10 +399,10 @@ def test_peaks_keep_their_band_and_distance(rate: int) -> None:
     peaks = ReferenceFeatures(white(4, 2 * rate), rate).peaks
     assert peaks.shape == (4, 20)
     for row in peaks:
-        found = row[~row.isnan()]
-        assert len(found) >= (8 if rate == 8000 else 15)
-        assert ((found >= 80) & (found <= 0.45 * rate)).all()
-        gaps = found.sort().values.diff()
+        actual = row[~row.isnan()]
+        assert len(actual) >= (8 if rate == 8000 else 15)
+        assert ((actual >= 80) & (actual <= 0.45 * rate)).all()
+        gaps = actual.sort().values.diff()
         assert gaps.min() >= 300
 
 
@@ -472,18 +472,18 @@ def test_reverb_has_its_length_decay_and_scaling(
 ) -> None:
     """Impulse responses after the direct sound, of many sources' draws."""
     bank, taps = DistortionBank(kind, only=(f"reverb/{1000 * length:g}ms",)), round(length * RATE)
-    found = bank(impulse(taps + 200).expand(sources, -1), RATE).waveforms[:, 0]
-    torch.testing.assert_close(found[:, 0], torch.ones(sources, dtype=torch.float64))
-    assert found[:, taps + 1 :].abs().max() < 1e-12
-    assert (found[:, taps - 2 : taps + 1].abs().amax(-1) > 1e-7).all()  # it is that long, too
-    tails = found[:, 1 : taps + 1].square()
+    actual = bank(impulse(taps + 200).expand(sources, -1), RATE).waveforms[:, 0]
+    torch.testing.assert_close(actual[:, 0], torch.ones(sources, dtype=torch.float64))
+    assert actual[:, taps + 1 :].abs().max() < 1e-12
+    assert (actual[:, taps - 2 : taps + 1].abs().amax(-1) > 1e-7).all()  # it is that long, too
+    tails = actual[:, 1 : taps + 1].square()
     # Amplitude decay in nepers per second, from a line through the log of the mean energy.
     time = np.arange(taps) / RATE
     slope = -np.polyfit(time, np.log(tails.mean(0).numpy()), 1)[0] / 2
     assert slope == pytest.approx(decay, abs=error)
     assert tails.sum(-1).numpy() == pytest.approx(energy, rel=2e-4)
     wave = white(2, taps + 200)  # a linear convolution with them
-    expected = [np.convolve(w, k)[: taps + 200] for w, k in zip(wave.numpy(), found.numpy())]
+    expected = [np.convolve(w, k)[: taps + 200] for w, k in zip(wave.numpy(), actual.numpy())]
     np.testing.assert_allclose(bank(wave, RATE).waveforms[:, 0], expected, rtol=0, atol=1e-12)
 
 
@@ -596,8 +596,8 @@ def test_pitch_moves_a_sine_by_the_semitones_asked(
     for semitones in (-4, -2, 2, 4) if rate == RATE else (-12, -4, 4, 12):
         moved = shift_pitch(wave, rate, semitones=semitones)
         assert moved.shape == wave.shape
-        found = 1200 * math.log2(pitch_of(moved, rate) / frequency)
-        assert found == pytest.approx(100 * semitones, abs=cents)
+        actual = 1200 * math.log2(pitch_of(moved, rate) / frequency)
+        assert actual == pytest.approx(100 * semitones, abs=cents)
         ratio = float(moved[middle].square().mean() / wave[middle].square().mean())
         assert rate != RATE or ratio == pytest.approx(1, abs=0.1)
         if rate == RATE:
@@ -607,14 +607,14 @@ def test_pitch_moves_a_sine_by_the_semitones_asked(
 @pytest.mark.parametrize("semitones", [-4, -2, 2, 4])
 @pytest.mark.parametrize("at", [0.05, 0.4, 0.9333, 1.5])
 def test_pitch_keeps_a_click_in_its_place(semitones: int, at: float) -> None:
-    place = round(at * RATE)
+    position = round(at * RATE)
     for floor in (0.0, 1e-3):
-        wave = impulse(2 * RATE, place) + white(2 * RATE, level=floor)
+        wave = impulse(2 * RATE, position) + white(2 * RATE, level=floor)
         moved = only("separation", f"pitch/{semitones:+d}st", wave)
-        near = moved[max(place - 800, 0) : place + 800].square()
-        time = torch.arange(len(near), dtype=torch.float64) - min(place, 800)
+        near = moved[max(position - 800, 0) : position + 800].square()
+        time = torch.arange(len(near), dtype=torch.float64) - min(position, 800)
         centre = float((near * time).sum() / near.sum())
-        assert abs(int(moved.abs().argmax()) - place) < 0.004 * RATE
+        assert abs(int(moved.abs().argmax()) - position) < 0.004 * RATE
         assert abs(centre) < 0.004 * RATE
 
 
@@ -626,12 +626,12 @@ def test_vibrato_has_its_rate_and_depth(rate: int, depth: float) -> None:
         if kind == "match":  # a sine: A_RMS / A_peak = 1/√2
             factor = {3: 1.0, 5: 1.3, 7: 1.6}[rate]
             depth = min(max(0.03 * factor / math.sqrt(2), 0.01), 0.05)
-        found = only(kind, f"vibrato/{rate}Hz", wave)
-        phase = np.unwrap(np.angle(scipy.signal.hilbert(found.numpy())))
+        actual = only(kind, f"vibrato/{rate}Hz", wave)
+        phase = np.unwrap(np.angle(scipy.signal.hilbert(actual.numpy())))
         change = np.gradient(phase)[2000:-2000] * RATE / (2 * math.pi * carrier) - 1
         spectrum = np.abs(np.fft.rfft(change * np.hanning(len(change)), n=1 << 18))
-        found = np.argmax(spectrum) * RATE / (1 << 18)
-        assert found == pytest.approx(rate, abs=0.1)
+        actual = np.argmax(spectrum) * RATE / (1 << 18)
+        assert actual == pytest.approx(rate, abs=0.1)
         smooth = scipy.signal.savgol_filter(change, 401, 2)
         assert smooth.max() == pytest.approx(depth, rel=0.03)
         assert smooth.min() == pytest.approx(-depth, rel=0.03)
@@ -660,11 +660,11 @@ def test_match_vibrato_depth_is_the_median_over_active_frames() -> None:
 @pytest.mark.parametrize(("frequency", "decibels"), [(500.0, -100), (3900.0, -88), (7500.0, -58)])
 def test_vibrato_interpolates_as_exactly_as_it_says(frequency: float, decibels: float) -> None:
     rate, depth = 5.0, 0.02
-    found = vibrato(sine(frequency, 1.0, level=1.0), RATE, rate=rate, depth=depth)
+    actual = vibrato(sine(frequency, 1.0, level=1.0), RATE, rate=rate, depth=depth)
     time = torch.arange(RATE, dtype=torch.float64) / RATE
     warped = time + depth / (2 * math.pi * rate) * torch.sin(2 * math.pi * rate * time)
     expected = torch.sin(2 * math.pi * frequency * warped)
-    error = (found - expected)[2000:-2000].square().mean() / expected.square().mean()
+    error = (actual - expected)[2000:-2000].square().mean() / expected.square().mean()
     assert 10 * math.log10(float(error)) < decibels
 
 
@@ -675,7 +675,15 @@ def test_members_are_described_by_content() -> None:
     ones = torch.ones(5)
     assert member(x=ones) == member(x=torch.ones(5))
     assert hash(member(x=ones)) == hash(member(x=torch.ones(5)))
-    others = [ones.bfloat16(), ones.double(), 2 * ones, ones.numpy(), torch.ones(1, 5), [1.0], 1.0]
-    texts = {member(x=x).description for x in [*others, {"y": ones}, functools.partial(halve, 1)]}
-    assert len(texts) == len(others) + 2
-    assert all(member(x=ones) != member(x=x) for x in others)
+    variants = [
+        ones.bfloat16(),
+        ones.double(),
+        2 * ones,
+        ones.numpy(),
+        torch.ones(1, 5),
+        [1.0],
+        1.0,
+    ]
+    texts = {member(x=x).description for x in [*variants, {"y": ones}, functools.partial(halve, 1)]}
+    assert len(texts) == len(variants) + 2
+    assert all(member(x=ones) != member(x=x) for x in variants)

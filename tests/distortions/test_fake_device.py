@@ -15,9 +15,9 @@ def test_copies_and_pieces_lie_where_the_references_do(kind: str) -> None:
     with fake_device():
         references = torch.empty(1, 2, 4000, device="cuda", requires_grad=True)
         bank = DistortionBank(kind, size=len(FAMILIES))  # one of each
-        found = bank(references, 16_000)
-        assert found.waveforms.device.type == found.mask.device.type == "cuda"
-        assert not found.waveforms.requires_grad  # a bank is a constant: there is no backward pass
+        actual = bank(references, 16_000)
+        assert actual.waveforms.device.type == actual.mask.device.type == "cuda"
+        assert not actual.waveforms.requires_grad  # a bank is a constant: there is no backward pass
         measured = bank.measure(references, 16_000)
         piece = references[..., 2000:]
         made = bank.iterate(piece, 16_000, range(2), 4, measured=measured, start=2000)

@@ -38,46 +38,46 @@ def scrambled(counter: list[int], key: list[int]) -> list[int]:
 
 
 def expected_normals(seed: int, start: int, length: int) -> list[float]:
-    found = []
+    actual = []
     for block in range(start // 4, (start + length - 1) // 4 + 1):
         w = scrambled([block % 2**32, block >> 32, 0, 0], [seed % 2**32, seed >> 32])
         unit = [((word >> 8) + 0.5) / 2**24 for word in w]
         for u, v in (unit[:2], unit[2:]):
             radius = math.sqrt(-2 * math.log(u))
-            found += [radius * math.cos(2 * math.pi * v), radius * math.sin(2 * math.pi * v)]
-    return found[start % 4 :][:length]
+            actual += [radius * math.cos(2 * math.pi * v), radius * math.sin(2 * math.pi * v)]
+    return actual[start % 4 :][:length]
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
 def test_words_are_the_published_ones(counter: str, key: str, answer: str) -> None:
     assert scrambled(words(counter), words(key)) == words(answer)  # the oracle itself
-    found = noise.scramble(*([torch.tensor([w]) for w in words(text)] for text in (counter, key)))
-    assert [int(word) for word in found] == words(answer)
+    actual = noise.scramble(*([torch.tensor([w]) for w in words(text)] for text in (counter, key)))
+    assert [int(word) for word in actual] == words(answer)
 
 
 @pytest.mark.parametrize("start", [0, 3, 1022, 2**31 - 5, 2**34 - 2, 2**40 + 1])
 def test_normals_are_a_function_of_seed_and_place(start: int) -> None:
     seeds = [0, 1, 2**32, 0x7FFF_FFFF_FFFF_FFFF, 123456789012345678]
-    found = noise.normals(torch.tensor(seeds), start, 21)
-    assert found.shape == (5, 21)
-    assert found.dtype == torch.float32
-    for row, seed in zip(found, seeds):
+    actual = noise.normals(torch.tensor(seeds), start, 21)
+    assert actual.shape == (5, 21)
+    assert actual.dtype == torch.float32
+    for row, seed in zip(actual, seeds):
         np.testing.assert_allclose(row, expected_normals(seed, start, 21), rtol=2e-5, atol=2e-6)
 
 
 def test_a_part_is_the_same_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = torch.tensor([[5, 2**45], [7, 9]])
-    whole = noise.normals(seeds, 0, 5000)
-    assert torch.equal(noise.normals(seeds, 1234, 777), whole[..., 1234:2011])
-    assert torch.equal(noise.normals(seeds[0, 1], 17, 400), whole[0, 1, 17:417])
+    full = noise.normals(seeds, 0, 5000)
+    assert torch.equal(noise.normals(seeds, 1234, 777), full[..., 1234:2011])
+    assert torch.equal(noise.normals(seeds[0, 1], 17, 400), full[0, 1, 17:417])
     monkeypatch.setattr(noise, "BLOCKS", 64)
-    assert torch.equal(noise.normals(seeds, 0, 5000), whole)
+    assert torch.equal(noise.normals(seeds, 0, 5000), full)
 
 
 def test_normals_are_normal_and_independent() -> None:
-    found = noise.normals(torch.arange(4), 0, 50_000).double()
-    assert scipy.stats.kstest(found.flatten().numpy(), "norm").pvalue > 1e-3
-    between = torch.corrcoef(found) - torch.eye(4, dtype=torch.float64)
+    actual = noise.normals(torch.arange(4), 0, 50_000).double()
+    assert scipy.stats.kstest(actual.flatten().numpy(), "norm").pvalue > 1e-3
+    between = torch.corrcoef(actual) - torch.eye(4, dtype=torch.float64)
     assert between.abs().max() < 0.02  # standard error 0.0045
     for lag in (1, 2, 3, 4):
-        assert abs(float((found[:, lag:] * found[:, :-lag]).mean())) < 0.01  # 0.0022
+        assert abs(float((actual[:, lag:] * actual[:, :-lag]).mean())) < 0.01  # 0.0022

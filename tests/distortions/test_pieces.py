@@ -22,8 +22,8 @@ def used_copies(bank: DistortionBank, waves: Tensor, first: int, last: int) -> T
     before, after = (round(seconds * RATE) for seconds in bank.reach(RATE))
     start, stop = max(first - before, 0), min(last + after, waves.shape[-1])
     measured = bank.measure(waves, RATE)
-    parts = bank.iterate(waves[:, start:stop], RATE, measured=measured, start=start)
-    copies = torch.cat([copies for _, copies, _ in parts], -2)
+    pieces = bank.iterate(waves[:, start:stop], RATE, measured=measured, start=start)
+    copies = torch.cat([copies for _, copies, _ in pieces], -2)
     return copies[..., first - start : last - start]
 
 
@@ -34,11 +34,11 @@ def waves() -> Tensor:
 
 def errors(bank: DistortionBank, waves: Tensor, first: int, last: int) -> dict[str, float]:
     """By member, RMS of the difference between piece and whole, in units of the reference's."""
-    whole = bank(waves, RATE)
-    expected = whole.waveforms[..., first:last]
+    full = bank(waves, RATE)
+    expected = full.waveforms[..., first:last]
     error = (used_copies(bank, waves, first, last) - expected).square().mean(-1).sqrt()
     error = error / waves.square().mean(-1, keepdim=True).sqrt()
-    return {name: float(e) for name, e in zip(whole.names, error.amax(0))}
+    return {name: float(e) for name, e in zip(full.names, error.amax(0))}
 
 
 @pytest.mark.slow
@@ -46,15 +46,15 @@ def errors(bank: DistortionBank, waves: Tensor, first: int, last: int) -> dict[s
 def test_a_piece_is_distorted_as_the_whole(kind: str, waves: Tensor) -> None:
     bank = DistortionBank(kind)
     assert torch.equal(bank.measure(waves, RATE).mask, bank(waves, RATE).mask)
-    found = errors(bank, waves, FIRST, LAST)
-    assert max(found.values()) < 3e-6, found
+    actual = errors(bank, waves, FIRST, LAST)
+    assert max(actual.values()) < 3e-6, actual
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 4000), (FIRST, LAST), (93_000, 96_000)])
 def test_a_piece_of_every_family(first: int, last: int, waves: Tensor) -> None:
-    found = errors(DistortionBank("match", size=15), waves[:1], first, last)
+    actual = errors(DistortionBank("match", size=15), waves[:1], first, last)
     # At the ends of a file its own filters wrap round a little, after 0.2 s of silence.
-    assert max(found.values()) < (3e-6 if first == FIRST else 5e-5), found
+    assert max(actual.values()) < (3e-6 if first == FIRST else 5e-5), actual
     if first == FIRST:  # in float32; a gate opens at a threshold, which rounding can cross
         bank = DistortionBank("match", without=("gate",), size=24)
         assert max(errors(bank, waves[:1].float(), first, last).values()) < 1e-5
@@ -64,35 +64,37 @@ def test_what_the_whole_is_asked_for_is_found_in_pieces_as_well(
     waves: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bank = DistortionBank(only=("noise", "pitch"))
-    known = bank.measure(waves, RATE).context
+    expected = bank.measure(waves, RATE).context
     monkeypatch.setattr(additive, "PIECE", 7000)
     monkeypatch.setattr(pitch, "PIECE", 30_000)
-    again = bank.measure(waves, RATE).context
-    assert set(known) == set(bank.names())
-    for name, value in known.items():
-        torch.testing.assert_close(again[name], value, rtol=1e-6, atol=1e-6)
+    repeated = bank.measure(waves, RATE).context
+    assert set(expected) == set(bank.names())
+    for name, value in expected.items():
+        torch.testing.assert_close(repeated[name], value, rtol=1e-6, atol=1e-6)
 
 
 def test_phases_are_carried_on_where_there_is_no_onset() -> None:
     time = torch.arange(14 * RATE, dtype=torch.float64) / RATE
     steady = 0.1 * torch.sin(2 * torch.pi * 441.7 * time)[None]  # one onset, at its start
     bank = DistortionBank(only=("pitch",))
-    whole = bank(steady, RATE).waveforms
-    first, last = 12 * RATE, 13 * RATE
-    error = used_copies(bank, steady, first, last) - whole[..., first:last]
+    full = bank(steady, RATE).waveforms
+    earlier, final = 12 * RATE, 13 * RATE
+    error = used_copies(bank, steady, earlier, final) - full[..., earlier:final]
     assert float(error.abs().max()) < 1e-6
     with pytest.raises(ValueError, match="vocoder_phases"):
         pitch.shift_pitch(steady, RATE, semitones=2.0, start=5)
 
 
 def test_pieces_are_refused_where_they_cannot_be_like_the_whole(waves: Tensor) -> None:
-    own = DistortionBank(only=("echo",), extra=(Distortion("mine", "own", halve, {"factor": 0.5}),))
+    custom = DistortionBank(
+        only=("echo",), extra=(Distortion("mine", "own", halve, {"factor": 0.5}),)
+    )
     with pytest.raises(ValueError, match=r"'mine'.*reach=.*segment=None"):
-        own.measure(waves, RATE)
+        custom.measure(waves, RATE)
     with pytest.raises(ValueError, match=r"bank.measure"):
         next(DistortionBank().iterate(waves, RATE, start=100))
     stated = Distortion("mine", "own", halve, {"factor": 0.5}, reach=(0.0, 0.0))
     bank = DistortionBank(only=("echo",), extra=(stated,))
     assert bank.reach(RATE) == pytest.approx((0.04, 0.02))
-    found = used_copies(bank, waves, FIRST, LAST)[:, -1]
-    torch.testing.assert_close(found, 0.5 * waves[:, FIRST:LAST])
+    actual = used_copies(bank, waves, FIRST, LAST)[:, -1]
+    torch.testing.assert_close(actual, 0.5 * waves[:, FIRST:LAST])

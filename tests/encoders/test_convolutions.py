@@ -42,12 +42,12 @@ def test_equals_the_stock_convolutions(kind):
     assert all(are_replaced(ours))
     for features in (stock, ours):
         wave = noise(2, 1999).requires_grad_()
-        found = features(wave)
-        weights = torch.linspace(-1.0, 1.0, found.numel()).reshape(found.shape)
-        seen.append((found.detach(), torch.autograd.grad((found * weights).sum(), wave)[0]))
-    (expected, slope), (found, gradient) = seen
-    assert found.shape == expected.shape
-    assert relative_error(found, expected) < 1e-5
+        actual = features(wave)
+        weights = torch.linspace(-1.0, 1.0, actual.numel()).reshape(actual.shape)
+        seen.append((actual.detach(), torch.autograd.grad((actual * weights).sum(), wave)[0]))
+    (expected, slope), (actual, gradient) = seen
+    assert actual.shape == expected.shape
+    assert relative_error(actual, expected) < 1e-5
     assert relative_error(gradient, slope) < 1e-5
 
 
@@ -65,9 +65,9 @@ def test_other_kernels_no_bias_and_other_widths():
     for layer in range(7):
         above = stock.conv_layers[layer].conv.in_channels
         x = torch.randn(2, above, 60, generator=torch.Generator().manual_seed(layer))
-        expected, found = stock.conv_layers[layer](x), ours.conv_layers[layer](x)
-        assert found.shape == expected.shape
-        assert relative_error(found, expected) < 1e-5
+        expected, actual = stock.conv_layers[layer](x), ours.conv_layers[layer](x)
+        assert actual.shape == expected.shape
+        assert relative_error(actual, expected) < 1e-5
 
 
 def test_gradient_against_differences():
@@ -107,9 +107,9 @@ class Convolutions(TorchDispatchMode):
 
 def test_elsewhere_the_convolutions_stay_one_dimensional():
     ours = replaced(feature_encoder())
-    with Convolutions() as here:
+    with Convolutions() as present:
         expected = ours(noise(3, 1999))
-    assert here.dims == [4] * 6  # the first is a product
+    assert present.dims == [4] * 6  # the first is a product
     ours.to("meta")
     with Convolutions() as there:
         assert ours(noise(3, 1999).to("meta")).shape == expected.shape

@@ -128,9 +128,9 @@ def test_sharded_checkpoints(tmp_path):
     expected = load_encoder(tmp_path, layer=2)(noise(1, SAMPLES))
     (tmp_path / "model.safetensors").unlink()
     model.save_pretrained(tmp_path, max_shard_size="30KB")
-    last = sorted(tmp_path.glob("model-*.safetensors"))[-1]
+    final = sorted(tmp_path.glob("model-*.safetensors"))[-1]
     assert torch.equal(load_encoder(tmp_path, layer=2)(noise(1, SAMPLES)), expected)
-    last.unlink()
+    final.unlink()
     with pytest.raises(ValueError, match="cannot be read"):
         load_encoder(tmp_path, layer=2)
 
@@ -162,8 +162,8 @@ def test_mert_is_a_hubert_at_24_khz_and_what_holds_without_a_preprocessor(folder
     with pytest.warns(UserWarning, match="24000 Hz"):
         assert load_encoder(folder("mert", preprocessor=False)).sample_rate == 24_000
     wave = speech(1, SAMPLES)
-    found = load_encoder(folder("whisper", preprocessor=False), layer=2)(wave)
-    assert torch.equal(found, load_encoder(folder("whisper"), layer=2)(wave))
+    actual = load_encoder(folder("whisper", preprocessor=False), layer=2)(wave)
+    assert torch.equal(actual, load_encoder(folder("whisper"), layer=2)(wave))
 
 
 @pytest.mark.parametrize(
@@ -177,10 +177,10 @@ def test_half_precision(folder, family, dtype, digits):
     assert single(wave.half()).dtype == single(wave.double()).dtype == torch.float32
     half = load_encoder(folder(family), layer=2, dtype=dtype)
     assert first_weight(half).dtype == half.dtype
-    found = half(wave)
-    assert found.dtype == torch.float32
-    assert relative_error(found, exact.detach()) < digits
-    found.square().sum().backward()
+    actual = half(wave)
+    assert actual.dtype == torch.float32
+    assert relative_error(actual, exact.detach()) < digits
+    actual.square().sum().backward()
     assert wave.grad.isfinite().all()
     assert wave.grad.abs().max() > 0
 
@@ -212,12 +212,12 @@ def test_silence_has_a_finite_gradient_and_autocast_changes_nothing(folder, kind
 
 def test_chunks_change_nothing(folder, monkeypatch):
     encoder, wave = load_encoder(folder("wavlm"), layer=2), noise(5, SAMPLES)
-    whole = encoder(wave)
+    full = encoder(wave)
     sizes: list[int] = []
     encode = encoder._encode
     monkeypatch.setattr(encoder, "_encode", lambda x: sizes.append(len(x)) or encode(x))
     encoder.memory_budget = 2 * encoder._item_bytes(SAMPLES)
-    assert relative_error(encoder(wave), whole) < 1e-5
+    assert relative_error(encoder(wave), full) < 1e-5
     assert sizes == [2, 2, 1]
     encoder.memory_budget = 1  # never less than an item
     encoder(wave)
@@ -252,9 +252,9 @@ def test_training_mode_and_the_global_generator_are_left_alone(folder):
     parent = nn.ModuleList([encoder]).train()
     parent.requires_grad_(True)
     wave = noise(1, SAMPLES).requires_grad_()
-    first = encoder(wave)
-    assert torch.equal(first, encoder(wave))  # dropout 0.3 and layer drop 0.5 are off
-    first.sum().backward()
+    earlier = encoder(wave)
+    assert torch.equal(earlier, encoder(wave))  # dropout 0.3 and layer drop 0.5 are off
+    earlier.sum().backward()
     assert not any(module.training for module in encoder.modules())
     assert all(p.grad is None and not p.requires_grad for p in encoder.model.parameters())
     assert torch.equal(torch.get_rng_state(), before)
@@ -271,10 +271,10 @@ def test_frame_count_is_what_comes_out(folder, name):
         encoder = load_encoder(folder(family, **options), layer=0)
     else:
         encoder = MelEncoder(context=2) if name == "context" else load_encoder(name)
-    first, hop = encoder.receptive_field, encoder.hop
-    assert name in ("context", "odd") or (encoder.sample_rate, hop, first) == (16_000, 320, 400)
-    assert encoder.frame_count(first - 1) == 0
-    for samples in [first, first + 1, first + hop - 1, first + hop, first + 1999]:
+    earlier, hop = encoder.receptive_field, encoder.hop
+    assert name in ("context", "odd") or (encoder.sample_rate, hop, earlier) == (16_000, 320, 400)
+    assert encoder.frame_count(earlier - 1) == 0
+    for samples in [earlier, earlier + 1, earlier + hop - 1, earlier + hop, earlier + 1999]:
         frames = encoder(noise(1, samples))
         assert frames.shape == (1, encoder.frame_count(samples), encoder.feature_size)
 
@@ -298,11 +298,11 @@ def test_leading_dimensions(folder, name, lead):
     wave = noise(*lead, SAMPLES)
     if lead and lead != (0,):
         wave[-1] *= 1e-4  # the level of an item does not change the others
-    found = encoder(wave)
-    assert found.shape == (*lead, encoder.frame_count(SAMPLES), encoder.feature_size)
-    for place in (0, -1) if lead != (0,) else ():
-        index = (place,) * len(lead)
-        assert relative_error(found[index], encoder(wave[index])) < 1e-5
+    actual = encoder(wave)
+    assert actual.shape == (*lead, encoder.frame_count(SAMPLES), encoder.feature_size)
+    for position in (0, -1) if lead != (0,) else ():
+        index = (position,) * len(lead)
+        assert relative_error(actual[index], encoder(wave[index])) < 1e-5
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "whisper"])
@@ -415,7 +415,7 @@ def used_names(path: Path) -> list[str]:
 def test_every_missing_weight_is_named(own_folder, family, every):
     whisper = family == "whisper"  # with its decoder, which has weights of nearly the same names
     path = own_folder(family, **({"head": "ForConditionalGeneration"} if whisper else {}))
-    whole = (path / "model.safetensors").read_bytes()
+    full = (path / "model.safetensors").read_bytes()
     names = used_names(path)
     assert len(names) == 7 + 2 * 15 if whisper else len(names) > 40  # Whisper's k has no bias
     for name in names[::every]:
@@ -423,7 +423,7 @@ def test_every_missing_weight_is_named(own_folder, family, every):
         shown = old_name(name.removeprefix("model."))
         with pytest.raises(ValueError, match=f"but {shown} is missing".replace(".", r"\.")):
             load_encoder(path, layer=2)
-        (path / "model.safetensors").write_bytes(whole)
+        (path / "model.safetensors").write_bytes(full)
     edit_weights(path, lambda t: [t.pop(n) for n in list(t) if n not in names])
     (path / "pytorch_model.bin").write_bytes(b"not read")
     load_encoder(path, layer=2)  # neither a decoder nor what is above the layer is needed
@@ -535,13 +535,13 @@ def first_weight(encoder: Any) -> Tensor:
 
 
 def test_equal_settings_share_weights_that_go_with_the_last_encoder(folder):
-    one, two = (load_encoder(folder("hubert", seed=5), layer=2) for _ in range(2))
-    assert one is not two
-    assert first_weight(one) is first_weight(two)
-    for other in ({"layer": 1}, {"layer": 2, "dtype": "float64"}):
-        assert load_encoder(folder("hubert", seed=5), **other).model is not one.model
-    weights = weakref.ref(one.model)
-    del one
+    left, two = (load_encoder(folder("hubert", seed=5), layer=2) for _ in range(2))
+    assert left is not two
+    assert first_weight(left) is first_weight(two)
+    for variant in ({"layer": 1}, {"layer": 2, "dtype": "float64"}):
+        assert load_encoder(folder("hubert", seed=5), **variant).model is not left.model
+    weights = weakref.ref(left.model)
+    del left
     gc.collect()
     assert weights() is two.model
     clear_encoder_cache()
@@ -553,28 +553,28 @@ def test_equal_settings_share_weights_that_go_with_the_last_encoder(folder):
 
 def test_other_weights_or_settings_are_another_model(own_folder):
     path = own_folder("hubert")
-    other = path.with_name("other")
-    shutil.copytree(path, other, copy_function=os.symlink)
+    variant = path.with_name("other")
+    shutil.copytree(path, variant, copy_function=os.symlink)
     config = json.loads((path / "config.json").read_text())
-    (other / "config.json").unlink()
-    (other / "config.json").write_text(json.dumps({**config, "num_attention_heads": 1}))
-    one, two = load_encoder(path, layer=2), load_encoder(other, layer=2)
-    assert one.model is not two.model
-    assert not torch.equal(one(noise(1, SAMPLES)), two(noise(1, SAMPLES)))
+    (variant / "config.json").unlink()
+    (variant / "config.json").write_text(json.dumps({**config, "num_attention_heads": 1}))
+    left, two = load_encoder(path, layer=2), load_encoder(variant, layer=2)
+    assert left.model is not two.model
+    assert not torch.equal(left(noise(1, SAMPLES)), two(noise(1, SAMPLES)))
     edit_weights(path, lambda t: t["feature_projection.projection.weight"].mul_(2))
-    assert load_encoder(path, layer=2).model is not one.model
+    assert load_encoder(path, layer=2).model is not left.model
 
 
 def test_moving_or_casting_one_encoder_leaves_the_others_alone(folder):
-    one, two, three = (load_encoder(folder(), layer=2) for _ in range(3))
+    left, two, three = (load_encoder(folder(), layer=2) for _ in range(3))
     expected = two(noise(1, SAMPLES))
-    nn.ModuleList([one]).to("meta")
-    assert (one.device.type, first_weight(one).device.type) == ("meta", "meta")
+    nn.ModuleList([left]).to("meta")
+    assert (left.device.type, first_weight(left).device.type) == ("meta", "meta")
     assert (two.device.type, first_weight(two).device.type) == ("cpu", "cpu")
     nn.ModuleList([three]).half().to(torch.bfloat16).double()  # precision is a setting
     assert first_weight(three).dtype == torch.float32
     assert torch.equal(three(noise(1, SAMPLES)), expected)
-    assert load_encoder(folder(), layer=2).to("meta").model is one.model
+    assert load_encoder(folder(), layer=2).to("meta").model is left.model
 
 
 def test_state_dict_holds_no_frozen_weights(folder):
@@ -584,14 +584,14 @@ def test_state_dict_holds_no_frozen_weights(folder):
             self.head = nn.Linear(2, 2)
             self.encoder = load_encoder(path, layer=2)
 
-    model, other = Model(folder()), Model(folder("hubert", seed=7))
-    expected = other.encoder(noise(1, SAMPLES))
+    model, variant = Model(folder()), Model(folder("hubert", seed=7))
+    expected = variant.encoder(noise(1, SAMPLES))
     assert set(model.state_dict()) == {"head.weight", "head.bias"}
-    other.load_state_dict(model.state_dict(), strict=True)
-    assert torch.equal(other.head.weight, model.head.weight)
+    variant.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(variant.head.weight, model.head.weight)
     foreign = {f"encoder.model.{k}": v for k, v in model.encoder.model.state_dict().items()}
-    other.load_state_dict({**model.state_dict(), **foreign}, strict=True)
-    assert torch.equal(other.encoder(noise(1, SAMPLES)), expected)
+    variant.load_state_dict({**model.state_dict(), **foreign}, strict=True)
+    assert torch.equal(variant.encoder(noise(1, SAMPLES)), expected)
 
 
 def test_copies_share_and_pickles_reload(folder):
@@ -601,15 +601,15 @@ def test_copies_share_and_pickles_reload(folder):
     clone = copy.deepcopy(nn.ModuleList([encoder]))[0]
     content = pickle.dumps(encoder)
     assert len(content) < 3000
-    for other in (clone, copy.copy(encoder), pickle.loads(content)):
-        assert first_weight(other) is first_weight(encoder)
-        assert (other.layer, other.memory_budget) == (1, 12_345)
+    for variant in (clone, copy.copy(encoder), pickle.loads(content)):
+        assert first_weight(variant) is first_weight(encoder)
+        assert (variant.layer, variant.memory_budget) == (1, 12_345)
     clone.to("meta")
     assert encoder.device.type == "cpu"
     for encoder in (MelEncoder(40, context=1).half(), WaveformEncoder().half()):
         expected = encoder(noise(1, SAMPLES))
-        for other in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
-            assert torch.equal(other(noise(1, SAMPLES)), expected)
+        for variant in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
+            assert torch.equal(variant(noise(1, SAMPLES)), expected)
 
 
 @pytest.mark.slow
@@ -630,9 +630,9 @@ assert (encoder(wave) - expected).abs().max() < 1e-5
 def test_log_mel_equals_the_feature_extractor(samples, bands):
     waves = speech(2, 9761, seed=1)[:, :samples]
     waves[1] *= 1e-3  # the floor is each clip's own
-    found, expected = log_mel(waves.float(), bands), stock_features(waves, bands)
-    assert found.shape == expected.shape == (2, bands, samples // 160)
-    assert relative_error(found, expected) < 1e-5
+    actual, expected = log_mel(waves.float(), bands), stock_features(waves, bands)
+    assert actual.shape == expected.shape == (2, bands, samples // 160)
+    assert relative_error(actual, expected) < 1e-5
     assert relative_error(log_mel(waves, bands), expected) < 1e-5
 
 
@@ -688,10 +688,10 @@ def test_own_encoder_may_belong_to_a_model_that_is_trained():
         setattr(stub, name, getattr(Stub, name))
     encoder = as_encoder(stub)
     parent = nn.ModuleDict({"shared": stub}).train().requires_grad_(True)
-    first = encoder(noise(2, 1000))
+    earlier = encoder(noise(2, 1000))
     assert parent["shared"] is stub
-    assert torch.equal(first, encoder(noise(2, 1000)))
-    assert not first.requires_grad
+    assert torch.equal(earlier, encoder(noise(2, 1000)))
+    assert not earlier.requires_grad
 
 
 class Late(Encoder):

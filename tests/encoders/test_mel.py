@@ -60,8 +60,8 @@ def test_mel_by_hand(bands, floor, context):
     angle = -2 * torch.pi * torch.outer(torch.arange(257, dtype=torch.float64), time) / 512
     spectra = []
     for frame in range((2400 - 400) // 320 + 1):  # a plain Fourier sum, one frame at a time
-        part = window * wave[320 * frame : 320 * frame + 400]
-        power = (angle.cos() @ part) ** 2 + (angle.sin() @ part) ** 2
+        piece = window * wave[320 * frame : 320 * frame + 400]
+        power = (angle.cos() @ piece) ** 2 + (angle.sin() @ piece) ** 2
         spectra.append((mel_filterbank(bands, 16_000, 512).T @ power + floor).log())
     expected = [
         torch.cat(spectra[f - context : f + context + 1])

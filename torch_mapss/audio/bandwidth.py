@@ -48,8 +48,8 @@ def bandwidth(wave: Tensor, sample_rate: int) -> Tensor:
     rate = check_whole(sample_rate, "sample_rate", 1)
     wave = with_samples(wave, "wave").detach()
     rows = wave.reshape(-1, wave.shape[-1])
-    found = torch.stack([_row_bandwidth(row, rate) for row in rows])
-    return found.reshape(wave.shape[:-1])
+    bandwidths = torch.stack([_row_bandwidth(row, rate) for row in rows])
+    return bandwidths.reshape(wave.shape[:-1])
 
 
 def _row_bandwidth(row: Tensor, rate: int) -> Tensor:

@@ -86,11 +86,11 @@ _LAST_PAGE = re.compile("lacks an end-of-stream bit|Junk after the last page")
 
 def _is_cut(log: str) -> bool:
     """Whether a file is cut short that libsndfile reads without an error, by its log."""
-    for size, present in (map(int, found) for found in _ANNOUNCED.findall(log)):
+    for size, present in (map(int, match) for match in _ANNOUNCED.findall(log)):
         # A writer to a pipe does not know the length, and states (nearly) the largest number.
-        known = not any(0 <= 2**bits - size <= 2**16 for bits in (31, 32, 63, 64))
+        is_length = not any(0 <= 2**bits - size <= 2**16 for bits in (31, 32, 63, 64))
         # 1: some writers count the pad byte of an odd chunk and do not write it
-        if known and size - present > 1:
+        if is_length and size - present > 1:
             return True
     return bool(_LAST_PAGE.search(log))
 

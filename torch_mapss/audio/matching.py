@@ -104,8 +104,11 @@ def match_sources(estimates: Tensor, references: Tensor) -> Tensor:
     from scipy.optimize import linear_sum_assignment
 
     *leading, count, samples = (1, *with_samples(estimates, "estimates").shape)
-    *others, sources, length = (1, *with_samples(references, "references").shape)
-    fits = min(estimates.ndim, references.ndim) >= 2 and (leading, samples) == (others, length)
+    *reference_leading, sources, length = (1, *with_samples(references, "references").shape)
+    fits = min(estimates.ndim, references.ndim) >= 2 and (leading, samples) == (
+        reference_leading,
+        length,
+    )
     if not fits or count > sources:
         raise ValueError(
             "estimates (..., S', T) and references (..., S, T) may differ in the number of sources "
@@ -233,8 +236,8 @@ def _cross_correlation(e: Tensor, s: Tensor, limit: int) -> Tensor:
     """
     length = fast_length(s.shape[-1] + limit)
     product = torch.fft.rfft(s, n=length).conj() * torch.fft.rfft(e, n=length)
-    found = torch.fft.irfft(product, n=length)
-    return torch.cat([found[..., length - limit :], found[..., : limit + 1]], -1)
+    correlation = torch.fft.irfft(product, n=length)
+    return torch.cat([correlation[..., length - limit :], correlation[..., : limit + 1]], -1)
 
 
 def shift(wave: Tensor, samples: int) -> Tensor:

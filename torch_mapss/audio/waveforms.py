@@ -135,17 +135,17 @@ def resample(wave: Tensor, orig: int, new: int) -> Tensor:
 SOURCE_RATES = 4000, 384_000
 
 
-def check_source_rate(rate: int, what: str) -> int:
-    """``rate``, if recordings have such a one; ``what`` names it.
+def check_source_rate(rate: int, name: str) -> int:
+    """``rate``, if recordings have such a rate; ``name`` is the argument it came as.
 
     Raises:
         TypeError: it is no whole number.
         ValueError: it lies outside of :data:`SOURCE_RATES`.
     """
     lowest, highest = SOURCE_RATES
-    if not lowest <= check_whole(rate, what) <= highest:
+    if not lowest <= check_whole(rate, name) <= highest:
         raise ValueError(
-            f"{what} must be from {lowest} to {highest} Hz, got {rate}: below there is no band to "
+            f"{name} must be from {lowest} to {highest} Hz, got {rate}: below there is no band to "
             "judge a separation by. Check the rate, and state the true one."
         )
     return int(rate)

@@ -12,28 +12,28 @@ class _Once(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(derivative: Tensor, what: str, *sources: Tensor) -> Tensor:
+    def forward(derivative: Tensor, subject: str, *sources: Tensor) -> Tensor:
         return derivative.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.what = inputs[1]
+        ctx.subject = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
-            f"{ctx.what} have first derivatives only, but a second one was asked for (as a "
+            f"{ctx.subject} have first derivatives only, but a second one was asked for (as a "
             "gradient penalty or a Hessian does): it is not implemented. Detach the inputs, "
             "or differentiate once."
         )
 
 
-def once(derivative: Tensor, what: str, *sources: Tensor) -> Tensor:
+def once(derivative: Tensor, subject: str, *sources: Tensor) -> Tensor:
     """``derivative``, which depends on ``sources``; differentiating it again is an error.
 
     Args:
         derivative: any shape.
-        what: what has only first derivatives, in the plural: the subject of the error.
+        subject: what has first derivatives only, in the plural; begins the error message.
         sources: tensors of the graph it depends on; empty ones will do.
 
     ``once_differentiable`` alone would not do: it watches the incoming gradient only, so a
@@ -41,10 +41,10 @@ def once(derivative: Tensor, what: str, *sources: Tensor) -> Tensor:
     """
     if not torch.is_grad_enabled():  # nobody records it
         return derivative
-    return _Once.apply(derivative, what, *sources)
+    return _Once.apply(derivative, subject, *sources)
 
 
 def safe_sqrt(square: Tensor) -> Tensor:
     """Square root with derivative 0 at 0."""
-    some = square != 0.0  # NaN is some
-    return torch.where(some, torch.where(some, square, 1.0).sqrt(), 0.0)
+    nonzero = square != 0.0  # NaN counts as non-zero, so it propagates
+    return torch.where(nonzero, torch.where(nonzero, square, 1.0).sqrt(), 0.0)

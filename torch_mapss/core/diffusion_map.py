@@ -113,25 +113,34 @@ def embed(
     Raises:
         NonFiniteError: a present point is not finite, where values may be read.
     """
-    parts = points.outputs, points.references, points.distortions.flatten(1, 2)
-    x, valid = joined(*parts), point_validity(points)
+    point_groups = points.outputs, points.references, points.distortions.flatten(1, 2)
+    x, valid = joined(*point_groups), point_validity(points)
     broken = broken_points(x, valid)
     if may_sync:
         refuse_broken(broken, points)
     else:
         x.masked_fill_(broken.any(-1)[:, None, None], 0.0)
     reference = settings.convention == "reference"
-    graph = gaussian_kernel(x, parts, valid, may_sync, reference)
+    graph = gaussian_kernel(x, point_groups, valid, may_sync, reference)
     spectrum = _decomposed(*graph, valid, settings, may_sync)
     dimension, degenerate = spectrum.dimension, spectrum.degenerate
-    others = None
+    discarded_coordinates = None
     if discarded:
-        every = spectrum.all_coordinates(settings.time)
-        index = torch.arange(every.shape[-1], device=every.device)
-        others = torch.where((index >= dimension.unsqueeze(-1)).unsqueeze(-2), every, 0.0)
-    again = broken.any() | spectrum.imprecise.any()
+        all_coordinates = spectrum.all_coordinates(settings.time)
+        index = torch.arange(all_coordinates.shape[-1], device=all_coordinates.device)
+        is_discarded = (index >= dimension.unsqueeze(-1)).unsqueeze(-2)
+        discarded_coordinates = torch.where(is_discarded, all_coordinates, 0.0)
+    needs_values = broken.any() | spectrum.imprecise.any()
     retained, squared = spectrum.retained, spectrum.squared_distances
-    return Embedding(retained, dimension, squared, degenerate, again, others, settings.precision)
+    return Embedding(
+        coordinates=retained,
+        dimension=dimension,
+        squared_distances=squared,
+        degenerate=degenerate,
+        again=needs_values,
+        discarded=discarded_coordinates,
+        precision=settings.precision,
+    )
 
 
 class _Spectrum(NamedTuple):
@@ -167,11 +176,11 @@ def _decomposed(
 ) -> _Spectrum:
     """Steps 2 to 4 of the module; ``single``: for losses on single coordinates, all N-1 of them."""
     s, root = Operator.apply(kernel, valid, settings.alpha)
-    most = kernel.shape[-1] - 1
-    count = torch.full(kernel.shape[:1], most, device=kernel.device)
+    columns = kernel.shape[-1] - 1
+    count = torch.full(kernel.shape[:1], columns, device=kernel.device)
     if valid is not None:
         count = (valid.sum(-1) - 1).clamp(min=0)
-    width = None if may_sync and not single else most
+    width = None if may_sync and not single else columns
     phi, dimension, eigenvalues, vectors = RetainedEigenvectors.apply(
         s, count, settings, width, not single
     )
@@ -249,23 +258,23 @@ def diffusion_map(
     valid = None
     if mask is not None:
         valid = checks.check_bool(mask, "mask", (*lead, n)).reshape(-1, n)
-    part = points.reshape(-1, n, m)
+    frames = points.reshape(-1, n, m)
     with torch.autocast(points.device.type, enabled=False):
-        x = joined(part)
+        x = joined(frames)
         if valid is not None:
             valid = valid.to(x.device)
         broken = broken_points(x, valid)
         if bool(broken.any()):  # one non-finite matrix makes an entire batched ``eigh`` fail
             frame, point = (int(index) for index in broken.nonzero()[0])
             raise NonFiniteError(f"point {point}", frame, lead)
-        graph = gaussian_kernel(x, [part], valid, True, convention == "reference")
-        found = _decomposed(*graph, valid, settings, may_sync=True, single=True)
-        eigenvalues = torch.where(found.degenerate.unsqueeze(-1), 0.0, found.eigenvalues)
-        coordinates = found.all_coordinates(settings.time)
+        graph = gaussian_kernel(x, [frames], valid, True, convention == "reference")
+        spectrum = _decomposed(*graph, valid, settings, may_sync=True, single=True)
+        eigenvalues = torch.where(spectrum.degenerate.unsqueeze(-1), 0.0, spectrum.eigenvalues)
+        coordinates = spectrum.all_coordinates(settings.time)
         return DiffusionMap(
             eigenvalues=eigenvalues.reshape(*lead, n - 1),
-            dimension=torch.where(found.degenerate, 1, found.dimension).reshape(lead),
-            stationary=found.root.square().reshape(*lead, n),
-            retained=found.retained.reshape(*lead, n, n - 1),
+            dimension=torch.where(spectrum.degenerate, 1, spectrum.dimension).reshape(lead),
+            stationary=spectrum.root.square().reshape(*lead, n),
+            retained=spectrum.retained.reshape(*lead, n, n - 1),
             coordinates=coordinates.reshape(*lead, n, n - 1),
         )

@@ -126,7 +126,7 @@ def start(
                     return score(points.batch(frames, part), settings, may_sync)
                 *tensors, again = _Recomputed.apply(values, *part)
         except NonFiniteError as error:
-            raise NonFiniteError(error.what, first + error.frame, points.lead) from None
+            raise NonFiniteError(error.point, first + error.frame, points.lead) from None
         return dict(zip(names, tensors)), again
 
     work = Started(points, [], [])

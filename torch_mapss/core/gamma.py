@@ -236,18 +236,18 @@ def _by_series(k: Tensor, x: Tensor) -> _Tail:
     e^w = x^k / Gamma(1 + k). Q = -expm1(w) - e^w (S - 1) has two positive parts, and so has
     dP/dk = e^w ((log x - psi(1 + k)) S + dS/dk) two negative ones.
     """
-    power, rest, rest_k = torch.ones_like(x), torch.zeros_like(x), torch.zeros_like(x)
+    power, series, series_k = torch.ones_like(x), torch.zeros_like(x), torch.zeros_like(x)
     for n in range(1, 16):
         power = power * (-x / n)
         term = power / (k + n)
-        rest += term
-        rest_k += n * term / (k + n)
+        series += term
+        series_k += n * term / (k + n)
     log_x = x.log()
     w = k * log_x - _log_gamma_one(k)
-    scale, total = w.exp(), 1.0 + k * rest
+    scale, total = w.exp(), 1.0 + k * series
     p = scale * total
-    q = -torch.expm1(w) - scale * k * rest
-    value_k = -scale * ((log_x - torch.digamma(1.0 + k)) * total + rest_k)
+    q = -torch.expm1(w) - scale * k * series
+    value_k = -scale * ((log_x - torch.digamma(1.0 + k)) * total + series_k)
     value_x = -torch.exp((k.log() + w - x - log_x).clamp_max(_EXP_LIMIT))
     return _from_lower(p, torch.where(p < 0.5, 1.0 - p, q), value_k, value_x)
 
@@ -280,10 +280,10 @@ class _GammaTail(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(k: Tensor, x: Tensor, most: Sequence[float]) -> Any:
+    def forward(k: Tensor, x: Tensor, largest: Sequence[float]) -> Any:
         tail = _tail(k, x)
         slopes = tail.value_k, tail.log_k, tail.value_x, tail.log_x
-        limits = most[0], most[0], most[1], most[1]
+        limits = largest[0], largest[0], largest[1], largest[1]
         return tail.value, tail.log, *(t.clamp(-m, m) for t, m in zip(slopes, limits))
 
     @staticmethod
@@ -295,16 +295,16 @@ class _GammaTail(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, value: Tensor | None, log: Tensor | None, *_: Any) -> Any:
         k, x, *slopes = ctx.saved_tensors
-        found: list[Tensor | None] = []
+        gradients: list[Tensor | None] = []
         for of_value, of_log, needed in zip(slopes[::2], slopes[1::2], ctx.needs_input_grad):
             pairs = [(g, s) for g, s in ((value, of_value), (log, of_log)) if g is not None]
             terms = [g * once(s, _WHAT, k, x) for g, s in pairs] if needed else []
-            found.append(sum(terms[1:], terms[0]) if terms else None)
-        return *found, None
+            gradients.append(sum(terms[1:], terms[0]) if terms else None)
+        return *gradients, None
 
 
-def _as_real(value: Tensor | float, like: Tensor | float, name: str) -> Tensor:
-    device = like.device if isinstance(like, Tensor) else None
+def _as_real(value: Tensor | float, companion: Tensor | float, name: str) -> Tensor:
+    device = companion.device if isinstance(companion, Tensor) else None
     tensor = value if isinstance(value, Tensor) else torch.tensor(value, device=device)
     if tensor.is_complex():
         raise TypeError(
@@ -316,7 +316,7 @@ def _as_real(value: Tensor | float, like: Tensor | float, name: str) -> Tensor:
 
 def both_tails(k: Tensor | float, x: Tensor | float) -> tuple[Tensor, Tensor]:
     """:func:`gammaincc` and :func:`log_gammaincc` of the same arguments, from one quadrature."""
-    shape, point = given = _as_real(k, x, "k"), _as_real(x, k, "x")
+    shape, point = arguments = _as_real(k, x, "k"), _as_real(x, k, "x")
     if shape.dim() > 0 and point.dim() > 0 and shape.device != point.device:
         raise ValueError(
             f"k and x must lie on one device, got {shape.device} and {point.device}: they cannot "
@@ -328,10 +328,10 @@ def both_tails(k: Tensor | float, x: Tensor | float) -> tuple[Tensor, Tensor]:
     real = dtype.is_floating_point
     dtype = torch.promote_types(dtype, torch.float32) if real else torch.get_default_dtype()
     # Gradients stay below the largest finite number of their type.
-    most = [torch.finfo(t.dtype).max if t.is_floating_point() else math.inf for t in given]
+    largest = [torch.finfo(t.dtype).max if t.is_floating_point() else math.inf for t in arguments]
     working = devices.working_device(device)
-    pair = torch.broadcast_tensors(*(t.to(working).to(torch.float64) for t in given))
-    value, log, *_ = _GammaTail.apply(*pair, most)
+    pair = torch.broadcast_tensors(*(t.to(working).to(torch.float64) for t in arguments))
+    value, log, *_ = _GammaTail.apply(*pair, largest)
     return value.to(dtype).to(device), log.to(dtype).to(device)
 
 

@@ -28,10 +28,10 @@ class GaussianKernel(torch.autograd.Function):
 
     With G = dL/dK, E = -G ∘ K / s is dL/dD² at fixed s, and dL/ds = Σ G ∘ K ∘ D² / s² falls on
     the one or two pairs the median is made of. dL/dx_i = 2 Σ_j (E_ij + E_ji)(x_i - x_j), which is
-    one product with a graph Laplacian. ``x`` holds the rows of all parts; each part that wants a
-    gradient gets its rows of that product. ``parts`` are these, then an empty clone of each: every
-    gradient of a score leaves through here, and through the clones it refuses to be differentiated
-    again (saving the parts themselves would take their memory).
+    one product with a graph Laplacian. ``x`` holds the rows of all groups; each group that wants a
+    gradient gets its rows of that product. ``point_groups`` are these, then an empty clone of each:
+    every gradient of a score leaves through here, and through the clones it refuses to be
+    differentiated again (saving the groups themselves would take their memory).
     """
 
     @staticmethod
@@ -42,7 +42,7 @@ class GaussianKernel(torch.autograd.Function):
         factor: float,
         middle: bool,
         may_sync: bool,
-        *parts: Tensor,
+        *point_groups: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         squared, (lower, upper), imprecise = _distances_and_median(x, valid, middle, may_sync)
         median = (lower + upper) / 2.0
@@ -51,11 +51,11 @@ class GaussianKernel(torch.autograd.Function):
         kernel = (squared / -scale[:, None, None]).exp_()
         if valid is not None:
             kernel = kernel.masked_fill_(~_pairs(valid), 0.0)
-        count = len(parts) // 2
+        count = len(point_groups) // 2
         ctx.save_for_backward(
-            x, squared, kernel, scale, lower, upper, degenerate, valid, *parts[count:]
+            x, squared, kernel, scale, lower, upper, degenerate, valid, *point_groups[count:]
         )
-        ctx.factor, ctx.counts = factor, [part.shape[-2] for part in parts[:count]]
+        ctx.factor, ctx.counts = factor, [group.shape[-2] for group in point_groups[:count]]
         ctx.mark_non_differentiable(squared, degenerate, imprecise)
         return kernel, squared, degenerate, imprecise
 
@@ -63,7 +63,7 @@ class GaussianKernel(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         # Read once: activation checkpointing hands them out once.
         x, squared, kernel, scale, lower, upper, degenerate, valid, *anchors = ctx.saved_tensors
-        found: list[Tensor | None] = []
+        gradients: list[Tensor | None] = []
         with torch.no_grad():
             weighted = (grad * kernel).div_(-scale[:, None, None])
             weighted.masked_fill_(degenerate[:, None, None], 0.0)
@@ -73,15 +73,18 @@ class GaussianKernel(torch.autograd.Function):
                 tied = _tied(squared, valid, middle, rounding)
                 share = bandwidth * (ctx.factor / 2.0) / tied.sum((-2, -1)).clamp(min=1)
                 weighted.add_(tied * share[:, None, None])
-            first = 0
-            for count, anchor, wanted in zip(ctx.counts, anchors, ctx.needs_input_grad[5:]):
-                gradient = _laplacian(weighted, first, count) @ x if wanted else None
-                first += count
+            first_row = 0
+            for count, anchor, needs_gradient in zip(ctx.counts, anchors, ctx.needs_input_grad[5:]):
+                gradient = _laplacian(weighted, first_row, count) @ x if needs_gradient else None
+                first_row += count
                 if gradient is not None:
                     gradient = checks.narrowed(gradient, anchor.dtype).to(anchor.device)
-                found.append(gradient)
-        what = "diffusion maps and the scores read off them"
-        guarded = (g if g is None else once(g, what, anchor) for g, anchor in zip(found, anchors))
+                gradients.append(gradient)
+        subject = "diffusion maps and the scores read off them"
+        guarded = (
+            None if gradient is None else once(gradient, subject, anchor)
+            for gradient, anchor in zip(gradients, anchors)
+        )
         return *[None] * 5, *guarded, *[None] * len(anchors)
 
 
@@ -97,13 +100,13 @@ def _tied(squared: Tensor, valid: Tensor | None, middle: Tensor, rounding: Tenso
     return tied if valid is None else tied.logical_and_(_pairs(valid))
 
 
-def _laplacian(weighted: Tensor, first: int, count: int) -> Tensor:
+def _laplacian(weighted: Tensor, first_row: int, count: int) -> Tensor:
     """``count`` rows from ``first`` on of 2 (diag(W1) - W), W = E + Eᵀ."""
-    rows = slice(first, first + count)
+    rows = slice(first_row, first_row + count)
     laplacian = weighted[:, rows] + weighted[:, :, rows].mT
     degree = laplacian.sum(-1)
     laplacian = laplacian.mul_(-2.0)
-    laplacian.diagonal(offset=first, dim1=-2, dim2=-1).add_(2.0 * degree)
+    laplacian.diagonal(offset=first_row, dim1=-2, dim2=-1).add_(2.0 * degree)
     return laplacian
 
 
@@ -155,13 +158,13 @@ def _middle_of_pairs(squared: Tensor, valid: Tensor | None, middle: bool) -> tup
     rank = (total + 1) // 2
     odd: Tensor | bool = total % 2 == 1
     if valid is not None:
-        here = valid[:, rows] & valid[:, columns]
-        present = here.sum(-1)
-        odd = present % 2 == 1
-        below = rank - (present + 1) // 2
-        position = (~here).cumsum(-1)
+        pair_present = valid[:, rows] & valid[:, columns]
+        pair_count = pair_present.sum(-1)
+        odd = pair_count % 2 == 1
+        below = rank - (pair_count + 1) // 2
+        position = (~pair_present).cumsum(-1)
         outside = torch.where(position <= below.unsqueeze(-1), -torch.inf, torch.inf)
-        values = torch.where(here, values, outside.to(values.dtype))
+        values = torch.where(pair_present, values, outside.to(values.dtype))
     lower, following = _ordered_pair(values, rank)
     if not middle or odd is True:
         return lower, lower
@@ -176,17 +179,17 @@ def _ordered_pair(values: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     By NumPy on the CPU, whose partition is ten times faster than sorting; by sorting elsewhere:
     kthvalue and median have no deterministic form on accelerators.
     """
-    last = min(rank, values.shape[-1] - 1)
+    next_rank = min(rank, values.shape[-1] - 1)
     if devices.is_accelerator(values.device):
         ordered = values.sort(-1).values
     else:
-        ordered = torch.from_numpy(np.partition(values.numpy(), (rank - 1, last), axis=-1))
-    return ordered[..., rank - 1].clone(), ordered[..., last].clone()
+        ordered = torch.from_numpy(np.partition(values.numpy(), (rank - 1, next_rank), axis=-1))
+    return ordered[..., rank - 1].clone(), ordered[..., next_rank].clone()
 
 
 def gaussian_kernel(
     x: Tensor,
-    parts: Sequence[Tensor],
+    point_groups: Sequence[Tensor],
     valid: Tensor | None,
     may_sync: bool,
     reference: bool = False,
@@ -195,14 +198,14 @@ def gaussian_kernel(
 
     Args:
         x: points (F, N, M), which are used up (centred in place).
-        parts: (F, n, M) what they are made of.
+        point_groups: (F, n, M) the tensors that x was joined from.
         valid: (F, N) which are present; None: all.
         may_sync: whether values may be read.
         reference: exp(-D²/(2 σ²)), lower middle value.
     """
-    anchors = (part[:0].clone() for part in parts)
+    anchors = (group[:0].clone() for group in point_groups)
     return GaussianKernel.apply(
-        centre(x, valid), valid, 1.0 + reference, not reference, may_sync, *parts, *anchors
+        centre(x, valid), valid, 1.0 + reference, not reference, may_sync, *point_groups, *anchors
     )
 
 

@@ -29,8 +29,8 @@ _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}  # by process (a fork has
 def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (F, n), ascending, and eigenvectors (F, n, n) of symmetric (F, n, n)."""
 
-    def decompose(part: Tensor) -> tuple[Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(part)
+    def decompose(batch: Tensor) -> tuple[Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh(batch)
         return values, vectors.mT  # LAPACK writes columns: rows are what joins without a turn
 
     values, rows = _in_parts(decompose, matrices)
@@ -39,7 +39,7 @@ def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 def eigvalsh(matrices: Tensor) -> Tensor:
     """Eigenvalues (F, n), ascending, of symmetric (F, n, n)."""
-    (values,) = _in_parts(lambda part: (torch.linalg.eigvalsh(part),), matrices)
+    (values,) = _in_parts(lambda batch: (torch.linalg.eigvalsh(batch),), matrices)
     return values
 
 
@@ -51,9 +51,9 @@ def _in_parts(
     threads = min(allowed, len(matrices) // LEAST_PART)
     if matrices.device.type != "cpu" or threads < 2 or _own_core() is None:
         return decompose(matrices)
-    parts = matrices.split(-(-len(matrices) // threads))
-    found = list(_pool(allowed).map(decompose, parts))
-    return tuple(torch.cat(pieces) for pieces in zip(*found))
+    batches = matrices.split(-(-len(matrices) // threads))
+    decompositions = list(_pool(allowed).map(decompose, batches))
+    return tuple(torch.cat(pieces) for pieces in zip(*decompositions))
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:

@@ -67,9 +67,9 @@ def moments(values: Tensor, weights: Tensor, count: Tensor) -> tuple[Tensor, Ten
 def is_collapsed(mean: Tensor, variance: Tensor, floor: Tensor, settings: Settings) -> Tensor:
     """Where a cluster's squared distances have no positive mean or variance beyond rounding."""
     mean, variance = mean.detach(), variance.detach()
-    least = floor + RIDGE if settings.convention == "reference" else floor
+    smallest_mean = floor + RIDGE if settings.convention == "reference" else floor
     spread = (16.0 * torch.finfo(settings.precision).eps * mean).square()
-    return (mean <= least) | (variance <= spread)
+    return (mean <= smallest_mean) | (variance <= spread)
 
 
 def of_match(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
@@ -81,8 +81,8 @@ def of_match(embedding: Embedding, points: Points, settings: Settings) -> dict[s
     than -inf, since it enters means.
     """
     deviations, output, present, count = attributed_deviations(embedding, points)
-    both = torch.cat([deviations, output.unsqueeze(-2)], -2)
-    squared = cluster_distances(deviations, (count - 1).clamp(min=1), both)
+    offsets = torch.cat([deviations, output.unsqueeze(-2)], -2)
+    squared = cluster_distances(deviations, (count - 1).clamp(min=1), offsets)
     floor = rounding_floor(embedding).unsqueeze(-1)
     g, a = squared[..., :-1], squared[..., -1]
     a = torch.where(a <= floor, 0.0, a)

@@ -52,8 +52,8 @@ class Points(NamedTuple):
 
     def embeddings(self) -> tuple[Tensor, ...]:
         """All tensors of embeddings, frame first."""
-        found = self.outputs, self.references, self.distortions
-        return found if self.others is None else (*found, self.others)
+        tensors = self.outputs, self.references, self.distortions
+        return tensors if self.others is None else (*tensors, self.others)
 
     def batch(self, frames: slice, embeddings: tuple[Tensor, ...]) -> Points:
         """Those of some frames, whose ``embeddings`` are given; masks where they are scored."""
@@ -94,8 +94,8 @@ def point_validity(points: Points) -> Tensor | None:
     if points.active is None and points.mask is None:
         return None
     active, present = presence(points)
-    parts = points.of_outputs(active), present[..., 0], present[..., 1:].flatten(1)
-    return torch.cat(parts, -1)
+    validity = points.of_outputs(active), present[..., 0], present[..., 1:].flatten(1)
+    return torch.cat(validity, -1)
 
 
 def split_points(coordinates: Tensor, points: Points) -> tuple[Tensor, Tensor]:
@@ -121,29 +121,35 @@ class NonFiniteError(ValueError):
     """An embedding that is present is NaN, infinite or huge.
 
     Args:
-        what: point, in words.
-        frame: of all frames that are scored.
+        point: which point, in words.
+        frame: index among the frames that are scored.
         lead: see :class:`Points`.
     """
 
-    def __init__(self, what: str, frame: int, lead: torch.Size | None = None) -> None:
-        self.what, self.frame = what, frame
-        where = f"frame {frame}" if lead is None else checks.describe_frame(frame, lead)
-        super().__init__(
-            f"embeddings must be finite (and below 1e150): {what} holds NaN, infinite or huge "
-            f"values in {where}. Repair it, or take its source out of that frame with active, or a "
-            "point with mask."
+    def __init__(self, point: str, frame: int, lead: torch.Size | None = None) -> None:
+        super().__init__(point, frame, lead)  # pickle calls the constructor with these
+        self.point, self.frame, self.lead = point, frame, lead
+
+    def __str__(self) -> str:
+        """The message."""
+        frame = f"frame {self.frame}"
+        if self.lead is not None:
+            frame = checks.describe_frame(self.frame, self.lead)
+        return (
+            f"embeddings must be finite (and below 1e150): {self.point} holds NaN, infinite or "
+            f"huge values in {frame}. Repair it, or take its source out of that frame with active, "
+            "or a point with mask."
         )
 
 
-def joined(*parts: Tensor) -> Tensor:
+def joined(*point_groups: Tensor) -> Tensor:
     """Parts (F, n, M) as (F, N, M) float64 without a graph, on a device that has float64."""
-    frames, _, features = parts[0].shape
-    device = devices.working_device(parts[0].device)
-    counts = [part.shape[1] for part in parts]
+    frames, _, features = point_groups[0].shape
+    device = devices.working_device(point_groups[0].device)
+    counts = [group.shape[1] for group in point_groups]
     points = torch.empty(frames, sum(counts), features, dtype=torch.float64, device=device)
-    for rows, part in zip(points.split(counts, 1), parts):
-        rows.copy_(part.detach())
+    for rows, group in zip(points.split(counts, 1), point_groups):
+        rows.copy_(group.detach())
     return points
 
 
@@ -190,12 +196,12 @@ def checked_points(
         ValueError: ranks or shapes that do not fit, S < 2, P < 2, different devices, a bad
             ``attributed``, or an active source with fewer than ``minimum_distortions`` left.
     """
-    given = {"outputs": outputs, "references": references, "distortions": distortions}
-    given |= {} if others is None else {"others": others}
-    for name, tensor in given.items():
+    embeddings = {"outputs": outputs, "references": references, "distortions": distortions}
+    embeddings |= {} if others is None else {"others": others}
+    for name, tensor in embeddings.items():
         checks.check_floating(tensor, name)
     _check_shapes(outputs, references, distortions)
-    checks.check_devices(**given, active=active, mask=mask)
+    checks.check_devices(**embeddings, active=active, mask=mask)
     if others is not None and others.shape != references.shape:
         raise ValueError(
             "others must have the shape of references: the sum of the other references for each "
@@ -211,7 +217,10 @@ def checked_points(
         mask = checks.check_bool(mask, "mask", (*lead, sources, count))
         mask = mask.reshape(frames, sources, count)
         _check_distortions_left(mask, active, minimum_distortions, lead)
-    flat = {n: checks.lifted(x).reshape(frames, *x.shape[len(lead) :]) for n, x in given.items()}
+    flat = {
+        name: checks.lifted(tensor).reshape(frames, *tensor.shape[len(lead) :])
+        for name, tensor in embeddings.items()
+    }
     return Points(**flat, attributed=index, active=active, mask=mask, lead=lead)
 
 

@@ -36,18 +36,20 @@ def own_and_nearest(squared: Tensor, active: Tensor, points: Points) -> Tensor:
     Returns:
         (..., F, S', 2) int64; the second means nothing where no other source is active.
     """
-    own = points.source_index().unsqueeze(-1)
-    foreign = (torch.arange(points.sources, device=own.device) != own) & active.unsqueeze(-2)
+    attributed = points.source_index().unsqueeze(-1)
+    foreign = (
+        torch.arange(points.sources, device=attributed.device) != attributed
+    ) & active.unsqueeze(-2)
     nearest = torch.where(foreign, squared, torch.inf).argmin(-1, keepdim=True)
-    return torch.cat([own.expand_as(nearest), nearest], -1)
+    return torch.cat([attributed.expand_as(nearest), nearest], -1)
 
 
 def ratio(a: Tensor, b: Tensor, convention: str) -> Tensor:
     """PS of A and B [eq:PS_final]; ½ where both are 0."""
     if convention == "reference":
         return 1.0 - a / (a + b + RIDGE)
-    some = a + b > 0.0
-    return torch.where(some, b / torch.where(some, a + b, 1.0), 0.5)
+    positive = a + b > 0.0
+    return torch.where(positive, b / torch.where(positive, a + b, 1.0), 0.5)
 
 
 def of_separation(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
@@ -59,11 +61,13 @@ def of_separation(embedding: Embedding, points: Points, settings: Settings) -> d
     squared = cluster_distances(deviations, divisor, delta).mT  # (F, S', S)
     cluster = own_and_nearest(squared.detach(), active, points)
     # Picked by a one-hot sum: its backward is deterministic on every device.
-    every = torch.arange(points.sources, device=squared.device)
-    both = torch.where(every == cluster.unsqueeze(-1), squared.unsqueeze(-2), 0.0).sum(-1)
+    source_index = torch.arange(points.sources, device=squared.device)
+    distances = torch.where(source_index == cluster.unsqueeze(-1), squared.unsqueeze(-2), 0.0).sum(
+        -1
+    )
     scored = scored_outputs(points)
     ridge = RIDGE if settings.convention == "reference" else 0.0
-    a, b = safe_sqrt(torch.where(scored.unsqueeze(-1), both + ridge, 0.0)).unbind(-1)
+    a, b = safe_sqrt(torch.where(scored.unsqueeze(-1), distances + ridge, 0.0)).unbind(-1)
     defined = scored & ~embedding.degenerate.unsqueeze(-1)
     ps = torch.where(defined, ratio(a, b, settings.convention), 0.5)
     return {

@@ -137,8 +137,8 @@ class RetainedEigenvectors(torch.autograd.Function):
         )
         # Rows of c that belong to retained eigenvectors are replaced, frame by frame.
         rows = c[:, -columns:].flip(-2)
-        both = inside.unsqueeze(-1) & inside.unsqueeze(-2)
-        rows = torch.where(both, inner, torch.where(inside.unsqueeze(-2), rows, 0.0))
+        both_retained = inside.unsqueeze(-1) & inside.unsqueeze(-2)
+        rows = torch.where(both_retained, inner, torch.where(inside.unsqueeze(-2), rows, 0.0))
         half = vectors @ torch.cat([c[:, :-columns], rows.flip(-2)], -2) @ v_d.mT
         return half + half.mT, None, None, None, None
 
@@ -164,18 +164,18 @@ def retained_dimension(eigenvalues: Tensor, count: Tensor, settings: Settings) -
     total = cumulative[..., -1:]
     d = (cumulative < settings.energy * total).sum(-1) + 1
     index = torch.arange(1, eigenvalues.shape[-1] + 1, device=eigenvalues.device)
-    most, tie = settings.max_dimension, TIE[settings.eigh]
+    max_dimension, tie = settings.max_dimension, TIE[settings.eigh]
     if settings.convention != "reference":
         following = torch.nn.functional.pad(eigenvalues[..., 1:], (0, 1), value=-1.0)
         closed = (eigenvalues - following <= tie) & (index < count.unsqueeze(-1))
         candidates = torch.where(closed | (index < d.unsqueeze(-1)), index[-1], index)
         d = candidates.amin(-1)
-        if most is not None:
-            within = torch.where(closed | (index > most), 0, index).amax(-1)
+        if max_dimension is not None:
+            within = torch.where(closed | (index > max_dimension), 0, index).amax(-1)
             leading = torch.where(closed, index[-1], index).amin(-1)
-            d = torch.where(d > most, torch.where(within > 0, within, leading), d)
-    elif most is not None:
-        d = d.clamp(max=most)
+            d = torch.where(d > max_dimension, torch.where(within > 0, within, leading), d)
+    elif max_dimension is not None:
+        d = d.clamp(max=max_dimension)
     return torch.minimum(d, count.clamp(min=1))
 
 
@@ -195,8 +195,10 @@ def _retained_coefficients(
     upper = 0.25 * ahead * ratio
     if norms is not None:
         upper = upper + torch.triu(_rotation_terms(a, norms, lam, safe, settings), 1)
-    own = settings.time * safe.pow(settings.time - 1.0) * a.diagonal(dim1=-2, dim2=-1) * positive
-    return upper + upper.mT + torch.diag_embed(0.5 * own)
+    diagonal = (
+        settings.time * safe.pow(settings.time - 1.0) * a.diagonal(dim1=-2, dim2=-1) * positive
+    )
+    return upper + upper.mT + torch.diag_embed(0.5 * diagonal)
 
 
 def _divided_powers(lam: Tensor, safe: Tensor, positive: Tensor, time: float) -> Tensor:

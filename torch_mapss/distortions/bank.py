@@ -137,9 +137,9 @@ class DistortionBank:
         shape = (*check_references(references).shape[:-1], len(names))
         waveforms = references.new_empty(*shape, references.shape[-1])
         mask = torch.empty(shape, dtype=torch.bool, device=references.device)
-        for part, copies, present in self.iterate(references, sample_rate, sources):
-            waveforms[..., part, :] = copies
-            mask[..., part] = present
+        for members, copies, present in self.iterate(references, sample_rate, sources):
+            waveforms[..., members, :] = copies
+            mask[..., members] = present
         return Distorted(waveforms, mask, names)
 
     def measure(
@@ -244,12 +244,12 @@ class DistortionBank:
             references = faded(references, sample_rate, start, measured.length)
         task = self._task(references, sample_rate, sources, start)
         with torch.no_grad():
-            found = measure_members(task) if measured is None else measured
-        for first in range(0, len(task.members), chunk):
-            part = slice(first, min(first + chunk, len(task.members)))
+            measured_members = measure_members(task) if measured is None else measured
+        for first_member in range(0, len(task.members), chunk):
+            members = slice(first_member, min(first_member + chunk, len(task.members)))
             with torch.no_grad():  # inside the loop: a generator must not hold it while suspended
-                copies = task.copies(part, found)
-            yield part, copies, found.mask[..., part]
+                copies = task.copies(members, measured_members)
+            yield members, copies, measured_members.mask[..., members]
 
     def available(self, sample_rate: int | None) -> tuple[Distortion, ...]:
         """The members that exist at a sample rate in Hz; None: all."""

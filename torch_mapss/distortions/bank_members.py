@@ -51,15 +51,15 @@ def selected(
     members: tuple[Distortion, ...], chosen: Iterable[str], argument: str, kind: str
 ) -> tuple[Distortion, ...]:
     """The members of which they, or their family, are among the chosen."""
-    wanted = {chosen} if isinstance(chosen, str) else set(chosen)
+    selection = {chosen} if isinstance(chosen, str) else set(chosen)
     families = dict.fromkeys(member.family for member in members)
-    unknown = wanted - set(families) - {member.name for member in members}
+    unknown = selection - set(families) - {member.name for member in members}
     if unknown:
         raise ValueError(
             f"{argument} names {sorted(unknown)}, which are no families or members of "
             f"{bank_name(kind)}. Families: {', '.join(families)}; members: DistortionBank.names()."
         )
-    return tuple(member for member in members if {member.family, member.name} & wanted)
+    return tuple(member for member in members if {member.family, member.name} & selection)
 
 
 def extras(extra: Iterable[Distortion]) -> tuple[Distortion, ...]:

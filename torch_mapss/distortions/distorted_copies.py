@@ -27,11 +27,11 @@ class Draw:
     """
 
     seeds: tuple[Any, ...]  # nested like the leading axes
-    like: Tensor
+    reference: Tensor
 
     def __call__(self, length: int, start: int = 0) -> Tensor:
-        seeds = torch.tensor(self.seeds, dtype=torch.int64, device=self.like.device)
-        return normals(seeds, start, length).to(self.like.dtype)
+        seeds = torch.tensor(self.seeds, dtype=torch.int64, device=self.reference.device)
+        return normals(seeds, start, length).to(self.reference.dtype)
 
 
 def stable_seed(seed: int, source: int, name: str) -> int:
@@ -51,10 +51,10 @@ class CopyTask:
     sources: tuple[int, ...]  # index of each of the S sources
     start: int  # position of the first sample in its signal
 
-    def copies(self, part: slice, measured: Measured) -> Tensor:
+    def copies(self, members: slice, measured: Measured) -> Tensor:
         """Copies (..., S, p, T) by some of the members; the reference where one does not exist."""
-        found = []
-        for group in _groups(self.members[part], part.start):
+        copies = []
+        for group in _groups(self.members[members], members.start):
             member = self.members[group[0]]
             made = self._made(group, measured)
             if member.measured:  # which may be absent
@@ -62,8 +62,8 @@ class CopyTask:
                 made = torch.where(present, made, self.references.unsqueeze(-2))
             if _PAPER.get(member.name) != member.function:
                 _check_finite(member.name, made)  # the paper's are, wherever the references are
-            found.append(made)
-        return torch.cat(found, -2)
+            copies.append(made)
+        return torch.cat(copies, -2)
 
     def context(self, group: range, values: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """What the members of a group must know of entire references, by name."""
@@ -72,30 +72,30 @@ class CopyTask:
             return {}
         arguments = self._arguments(group, values)
         arguments.pop("start", None)
-        found = member.context(self._input(member), self.sample_rate, **arguments)
+        contexts = member.context(self._input(member), self.sample_rate, **arguments)
         if not member.batched:
-            return {member.name: found}
+            return {member.name: contexts}
         axis = self.references.ndim - 1
-        return {self.members[i].name: one for i, one in zip(group, found.unbind(axis))}
+        return {self.members[i].name: context for i, context in zip(group, contexts.unbind(axis))}
 
     def _made(self, group: range, measured: Measured) -> Tensor:
         """(..., S, p, T), checked."""
         member = self.members[group[0]]
         arguments = self._arguments(group, [measured.values[index] for index in group])
         if member.context is not None and measured.context:
-            found = [measured.context[self.members[index].name] for index in group]
+            contexts = [measured.context[self.members[index].name] for index in group]
             axis = self.references.ndim - 1
-            arguments["context"] = torch.stack(found, axis) if member.batched else found[0]
-        given = self.references
-        before = None if given.is_inference() else given._version
+            arguments["context"] = torch.stack(contexts, axis) if member.batched else contexts[0]
+        references = self.references
+        before = None if references.is_inference() else references._version
         copy = member.function(self._input(member), self.sample_rate, **arguments)
-        if before is not None and given._version != before:
+        if before is not None and references._version != before:
             raise ValueError(
                 f"distortion {member.name!r} changed its input in place: the members after it "
                 f"would distort something else than the reference. Return a new tensor, e.g. of "
                 f"wave.clone()."
             )
-        shape = given.shape
+        shape = references.shape
         if member.batched:
             shape = torch.Size([*shape[:-1], len(group), shape[-1]])
         if not isinstance(copy, Tensor) or copy.shape != shape:
@@ -104,30 +104,30 @@ class CopyTask:
                 f"distortion {member.name!r} must return a tensor of its input's shape "
                 f"{tuple(shape)}, got {got}. Keep every leading axis and the length."
             )
-        return (copy if member.batched else copy.unsqueeze(-2)).to(given)
+        return (copy if member.batched else copy.unsqueeze(-2)).to(references)
 
     def _input(self, member: Distortion) -> Tensor:
         return self.references.unsqueeze(-2) if member.batched else self.references
 
     def _arguments(self, group: range, values: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
         """Everything a group's function is called with after the references."""
-        first = self.members[group[0]]
+        leader = self.members[group[0]]
         members = [self.members[index] for index in group]
-        arguments: dict[str, Any] = dict(first.parameters)
-        if first.batched:
-            for key, value in first.parameters.items():
+        arguments: dict[str, Any] = dict(leader.parameters)
+        if leader.batched:
+            for key, value in leader.parameters.items():
                 if isinstance(value, float):
                     column = [[member.parameters[key]] for member in members]
                     arguments[key] = torch.tensor(column, dtype=torch.float64, device="cpu")
-            for key in first.measured:
+            for key in leader.measured:
                 arguments[key] = torch.stack([value[key] for value in values], -2)
         else:
             arguments |= values[0]
-        if first.random:
+        if leader.random:
             rows = [[stable_seed(self.seed, s, m.name) for m in members] for s in self.sources]
-            seeds = tuple(tuple(row) if first.batched else row[0] for row in rows)
+            seeds = tuple(tuple(row) if leader.batched else row[0] for row in rows)
             arguments["noise"] = Draw(seeds, self.references)
-        if first.timed:
+        if leader.timed:
             arguments["start"] = self.start
         return arguments
 
@@ -167,7 +167,7 @@ def measure_members(task: CopyTask, pieces: bool = False) -> Measured:
 
 def _present(task: CopyTask, values: Sequence[dict[str, Tensor]]) -> Tensor:
     """(..., S, P) which members exist."""
-    found: list[Tensor] = []
+    masks: list[Tensor] = []
     for i, member in enumerate(task.members):
         present = torch.ones_like(task.references[..., 0], dtype=torch.bool)
         for value in values[i].values():
@@ -176,8 +176,8 @@ def _present(task: CopyTask, values: Sequence[dict[str, Tensor]]) -> Tensor:
         for j in range(i):
             if key and key in values[j] and task.members[j].family == member.family:
                 present = present & (values[i][key] != values[j][key]).squeeze(-1)
-        found.append(present)
-    return torch.stack(found, -1)
+        masks.append(present)
+    return torch.stack(masks, -1)
 
 
 def _check_finite(name: str, copy: Tensor) -> None:

@@ -90,7 +90,8 @@ class Distortion:
     @functools.cached_property
     def description(self) -> str:
         """All fields as text, the same in every process: functions by name, tensors by content."""
-        return str({each.name: _described(getattr(self, each.name)) for each in fields(self)})
+        described = {field.name: _described(getattr(self, field.name)) for field in fields(self)}
+        return str(described)
 
     def __eq__(self, other: object) -> bool:
         """Members of equal fields are equal."""
@@ -115,7 +116,7 @@ def _described(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_described(entry) for entry in value]
     if isinstance(value, functools.partial):
-        return [_described(part) for part in (value.func, value.args, value.keywords)]
+        return [_described(piece) for piece in (value.func, value.args, value.keywords)]
     if hasattr(value, "__qualname__"):  # the repr of a function holds its address in memory
         return f"{value.__module__}.{value.__qualname__}"
     return repr(value)
@@ -136,14 +137,16 @@ class Measured(NamedTuple):
     context: dict[str, Tensor]
     length: int
 
-    def of_sources(self, some: slice) -> Measured:
+    def of_sources(self, sources: slice) -> Measured:
         """The same for some of the S sources."""
         axis = self.mask.ndim - 2
 
         def pick(tensor: Tensor) -> Tensor:
-            return tensor[(slice(None),) * axis + (some,)]
+            return tensor[(slice(None),) * axis + (sources,)]
 
-        values = tuple({key: pick(x) for key, x in each.items()} for each in self.values)
+        values = tuple(
+            {key: pick(x) for key, x in member_values.items()} for member_values in self.values
+        )
         context = {name: pick(x) for name, x in self.context.items()}
         return Measured(pick(self.mask), values, context, self.length)
 

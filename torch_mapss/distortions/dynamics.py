@@ -68,7 +68,7 @@ BEATING: dict[str, Any] = {"batched": True, "timed": True, "reach": (0.0, 0.0)}
 CLIPPING: dict[str, Any] = {"batched": True, "reach": (0.0, 0.0)}
 
 
-def centred_mean(flags: Tensor, window: int, like: Tensor) -> Tensor:
+def centred_mean(flags: Tensor, window: int, waveform: Tensor) -> Tensor:
     """Share of true flags within ±window/2, of those inside the signal: (..., T) -> (..., T).
 
     By differences of whole-number running sums, hence exact: no rounding opens a closed gate.
@@ -78,9 +78,9 @@ def centred_mean(flags: Tensor, window: int, like: Tensor) -> Tensor:
     total = running[..., -1:].expand(*running.shape[:-1], half)
     running = torch.cat([pad(running, (half + 1, 0)), total], -1)
     inside = running[..., 2 * half + 1 :] - running[..., :count]
-    place = torch.arange(count, device=flags.device)
-    size = (place + half + 1).clamp(max=count) - (place - half).clamp(min=0)
-    return inside.to(like) / size.to(like)
+    sample_index = torch.arange(count, device=flags.device)
+    size = (sample_index + half + 1).clamp(max=count) - (sample_index - half).clamp(min=0)
+    return inside.to(waveform) / size.to(waveform)
 
 
 def clip(waveform: Tensor, sample_rate: int, *, threshold: float | Tensor) -> Tensor:

@@ -59,28 +59,32 @@ def normals(seeds: Tensor, start: int, length: int) -> Tensor:
     Returns:
         (..., length) float32 on the device of `seeds`; of 24 bits each, so that |x| < 5.9.
     """
-    first, last = start // 4, -(-(start + length) // 4)
+    first_block, end_block = start // 4, -(-(start + length) // 4)
     key = (seeds & WORD).unsqueeze(-1), (seeds >> 32).unsqueeze(-1)
-    step = max(1, last - first)
+    step = max(1, end_block - first_block)
     if seeds.device.type == "cpu":
         step = max(1, BLOCKS // max(1, seeds.numel()))
     zero = torch.zeros(1, dtype=torch.int64, device=seeds.device)
-    found = torch.empty(*seeds.shape, 4 * (last - first), device=seeds.device)
-    for low in range(first, last, step):
-        high = min(low + step, last)
+    numbers = torch.empty(*seeds.shape, 4 * (end_block - first_block), device=seeds.device)
+    for low in range(first_block, end_block, step):
+        high = min(low + step, end_block)
         block = torch.arange(low, high, device=seeds.device)
         words = scramble((block & WORD, block >> 32, zero, zero), key)
-        part = found[..., 4 * (low - first) : 4 * (high - first)].unflatten(-1, (-1, 4))
+        quadruples = numbers[..., 4 * (low - first_block) : 4 * (high - first_block)].unflatten(
+            -1, (-1, 4)
+        )
         for pair in (0, 2):
-            part[..., pair], part[..., pair + 1] = box_muller(words[pair], words[pair + 1])
-    skip = start - 4 * first
-    return found[..., skip : skip + length]
+            quadruples[..., pair], quadruples[..., pair + 1] = box_muller(
+                words[pair], words[pair + 1]
+            )
+    skip = start - 4 * first_block
+    return numbers[..., skip : skip + length]
 
 
-def box_muller(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+def box_muller(radius_word: Tensor, angle_word: Tensor) -> tuple[Tensor, Tensor]:
     """Two independent standard normal numbers (float32) of two random words."""
-    radius = _uniform(one).log_().mul_(-2).sqrt_()
-    angle = _uniform(other).mul_(2 * math.pi)
+    radius = _uniform(radius_word).log_().mul_(-2).sqrt_()
+    angle = _uniform(angle_word).mul_(2 * math.pi)
     return radius * angle.cos(), angle.sin_().mul_(radius)
 
 

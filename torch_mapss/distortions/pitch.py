@@ -114,17 +114,17 @@ def vocoder_phases(waveform: Tensor, sample_rate: int, *, semitones: float) -> T
     step, hops, length = anchor(ratio, window), ratio.numerator, waveform.shape[-1]
     at_once = max(1, PIECE // step)
     ones = waveform.new_ones(*waveform.shape[:-1], 1, window // 2 + 1)
-    found = [torch.complex(ones, torch.zeros_like(ones))]
-    for first in range(0, length // step, at_once):
-        count = min(at_once, length // step - first)
-        left = first * step - lead(window) if first else 0
-        piece = waveform[..., left : (first + count) * step + window]
-        frames = analysis_frames(
-            piece, ratio, window, count * hops + 1, first * step - left if first else 0
-        )
-        phases, _ = vocoder_frames(*frames, ratio, found[-1][..., -1, :] if first else None)
-        found.append(phases[..., hops::hops, :])
-    return torch.cat(found, -2)
+    anchor_phases = [torch.complex(ones, torch.zeros_like(ones))]
+    for first_anchor in range(0, length // step, at_once):
+        count = min(at_once, length // step - first_anchor)
+        left = first_anchor * step - lead(window) if first_anchor else 0
+        piece = waveform[..., left : (first_anchor + count) * step + window]
+        offset = first_anchor * step - left if first_anchor else 0
+        frames = analysis_frames(piece, ratio, window, count * hops + 1, offset)
+        first_phase = anchor_phases[-1][..., -1, :] if first_anchor else None
+        phases, _ = vocoder_frames(*frames, ratio, first_phase)
+        anchor_phases.append(phases[..., hops::hops, :])
+    return torch.cat(anchor_phases, -2)
 
 
 def stretch(
@@ -178,20 +178,21 @@ def vocoder_frames(
     spectrum = torch.fft.rfft(current)
     size = magnitude(spectrum)
     turns = running_turns(angle(spectrum * torch.fft.rfft(previous).conj()))
-    start = spectrum / size.where(size > 0, 1)
-    start = torch.where(size > 0, start, torch.ones_like(start))
+    unit_phase = spectrum / size.where(size > 0, 1)
+    unit_phase = torch.where(size > 0, unit_phase, torch.ones_like(unit_phase))
     delay = float(1 - ratio) * energy_centre(current)
     if first_phase is not None:
-        start = torch.cat([first_phase.unsqueeze(-2), start[..., 1:, :]], -2)
+        unit_phase = torch.cat([first_phase.unsqueeze(-2), unit_phase[..., 1:, :]], -2)
         delay = torch.cat([torch.zeros_like(delay[..., :1, :]), delay[..., 1:, :]], -2)
-    place = torch.arange(current.shape[-2], device=current.device)
-    last = torch.where(onset, place, 0)
-    last[..., 0] = 0
-    last = last.cummax(-1).values.unsqueeze(-1)
-    everywhere = last.expand(turns.shape)
+    frame_index = torch.arange(current.shape[-2], device=current.device)
+    last_onset = torch.where(onset, frame_index, 0)
+    last_onset[..., 0] = 0
+    last_onset = last_onset.cummax(-1).values.unsqueeze(-1)
+    everywhere = last_onset.expand(turns.shape)
     since = (turns - turns.gather(-2, everywhere)).to(torch.int32)  # whole turns drop out
-    phase = since.to(size.dtype) * (2 * torch.pi / TURN) + moving(delay.gather(-2, last), window)
-    return start.gather(-2, everywhere) * torch.complex(phase.cos(), phase.sin()), size
+    phase = since.to(size.dtype) * (2 * torch.pi / TURN)
+    phase = phase + moving(delay.gather(-2, last_onset), window)
+    return unit_phase.gather(-2, everywhere) * torch.complex(phase.cos(), phase.sin()), size
 
 
 def running_turns(gain: Tensor) -> Tensor:
@@ -205,10 +206,10 @@ def running_turns(gain: Tensor) -> Tensor:
 
 def energy_centre(frames: Tensor) -> Tensor:
     """Centre of energy, in samples after the middle: (..., N) -> (..., 1); 0 for silence."""
-    place = torch.arange(frames.shape[-1], dtype=frames.dtype, device=frames.device)
+    sample_index = torch.arange(frames.shape[-1], dtype=frames.dtype, device=frames.device)
     power = frames.square()
     total = power.sum(-1, keepdim=True)
-    moment = (power * (place - frames.shape[-1] // 2)).sum(-1, keepdim=True)
+    moment = (power * (sample_index - frames.shape[-1] // 2)).sum(-1, keepdim=True)
     return torch.where(total > 0, moment / total.where(total > 0, 1), 0)
 
 
@@ -258,8 +259,8 @@ def overlap_add(frames: Tensor) -> Tensor:
     hann = torch.hann_window(window, dtype=frames.dtype, device=frames.device)
     total = add_quarters(frames * hann)
     weight = add_quarters(hann.square().expand(count, window))
-    start = window // 2
-    return total[..., start:] / weight[start:].clamp(min=0.1)  # below only in the last half frame
+    half = window // 2
+    return total[..., half:] / weight[half:].clamp(min=0.1)  # below only in the last half frame
 
 
 def add_quarters(frames: Tensor) -> Tensor:
@@ -272,12 +273,12 @@ def add_quarters(frames: Tensor) -> Tensor:
     return total.flatten(-2)
 
 
-def band_edge(bins: int, length: int, sample_rate: int, like: Tensor) -> Tensor:
+def band_edge(bins: int, length: int, sample_rate: int, waveform: Tensor) -> Tensor:
     """Gains of the first bins of a spectrum, (bins,), falling from 1 to 0 over the last 100 Hz.
 
     A band cut off at once rings for ever: what lies at its edge would be heard minutes away.
     """
-    left = torch.arange(bins - 1, -1, -1, device=like.device, dtype=like.dtype)
+    left = torch.arange(bins - 1, -1, -1, device=waveform.device, dtype=waveform.dtype)
     return 0.5 - 0.5 * torch.cos(torch.pi * (left * (sample_rate / length / EDGE)).clamp(max=1))
 
 
@@ -333,10 +334,10 @@ def warp(waveform: Tensor, sample_rate: int, offset: Tensor) -> Tensor:
     dense = oversample(pad(waveform, (MARGIN, MARGIN)), sample_rate)
     fine = OVERSAMPLING * offset
     integer = fine.floor()
-    place = OVERSAMPLING * (torch.arange(length, device=waveform.device) + MARGIN)
+    sample_index = OVERSAMPLING * (torch.arange(length, device=waveform.device) + MARGIN)
     # Not torch.broadcast_shapes, whose first call imports a computer algebra system.
     shape = torch.Size([*(waveform[..., 0] + offset[..., 0]).shape, length])
-    index = (place + integer.long()).clamp(2, dense.shape[-1] - 4).expand(shape)
+    index = (sample_index + integer.long()).clamp(2, dense.shape[-1] - 4).expand(shape)
     dense = dense.expand(*shape[:-1], -1)
     weights = lagrange(fine - integer)
     return sum(
@@ -360,9 +361,9 @@ def lagrange(fraction: Tensor) -> list[Tensor]:
     distances = [fraction - j for j in nodes]
     weights = []
     for i in nodes:
-        others = [d for j, d in zip(nodes, distances) if j != i]
         scale = math.prod(i - j for j in nodes if j != i)
-        product = others[0] * others[1] * (others[2] * others[3]) * others[4]
+        a, b, c, d, e = (distance for j, distance in zip(nodes, distances) if j != i)
+        product = a * b * (c * d) * e
         weights.append(product / scale)
     return weights
 

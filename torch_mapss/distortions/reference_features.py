@@ -88,13 +88,13 @@ class ReferenceFeatures:
         inside = (hertz >= LOWEST_PEAK) & (hertz <= HIGHEST * self.sample_rate)
         floor = PEAK_FLOOR * power.amax(-1, keepdim=True)
         left = torch.where(maxima & inside & (power > floor), power, 0)
-        found = []
+        peaks = []
         for _ in range(NOTCHES):
             height, index = left.max(-1, keepdim=True)
             frequency = hertz[index]
             left = torch.where((hertz - frequency).abs() < PEAK_SPACING, 0, left)
-            found.append(torch.where(height > 0, frequency, torch.nan))
-        return torch.cat(found, -1)
+            peaks.append(torch.where(height > 0, frequency, torch.nan))
+        return torch.cat(peaks, -1)
 
     @cached_property
     def cumulative_energy(self) -> Tensor:
@@ -104,7 +104,7 @@ class ReferenceFeatures:
         """
         rows = self.waveform.reshape(-1, self.waveform.shape[-1])
         size = max(1, ROWS // rows.shape[-1])
-        shares = torch.cat([_cumulative_energy(some) for some in rows.split(size)])
+        shares = torch.cat([_cumulative_energy(batch) for batch in rows.split(size)])
         return shares.reshape(*self.waveform.shape[:-1], -1)
 
 
@@ -113,10 +113,10 @@ def percentile(values: Tensor, percent: int) -> Tensor:
 
     Like `torch.quantile`, which refuses more than 2^24 values, but sorts only the upper end.
     """
-    index, rest = divmod(percent * (values.shape[-1] - 1), 100)
+    index, remainder = divmod(percent * (values.shape[-1] - 1), 100)
     upper = values.topk(values.shape[-1] - index, dim=-1).values  # down to the lower neighbour
     low, high = upper[..., -1:], upper[..., -2:-1]
-    return torch.lerp(low, high, rest / 100) if rest else low
+    return torch.lerp(low, high, remainder / 100) if remainder else low
 
 
 def welch_spectrum(waveform: Tensor, window: int) -> Tensor:
@@ -127,8 +127,10 @@ def welch_spectrum(waveform: Tensor, window: int) -> Tensor:
     hann = torch.hann_window(window, dtype=waveform.dtype, device=waveform.device)
     frames = padded.unfold(-1, window, hop)
     size = max(1, ROWS // (window * max(1, frames[..., 0, 0].numel())))
-    parts = (torch.fft.rfft(some * hann).abs().square().sum(-2) for some in frames.split(size, -2))
-    return sum(parts, start=torch.zeros_like(hann[: window // 2 + 1])) / frames.shape[-2]
+    spectra = (
+        torch.fft.rfft(batch * hann).abs().square().sum(-2) for batch in frames.split(size, -2)
+    )
+    return sum(spectra, start=torch.zeros_like(hann[: window // 2 + 1])) / frames.shape[-2]
 
 
 def _cumulative_energy(waveform: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ def samples(seconds: float, sample_rate: int) -> int:
     return max(1, round(seconds * sample_rate))
 
 
-def frequencies(length: int, sample_rate: int, like: Tensor) -> Tensor:
+def frequencies(length: int, sample_rate: int, waveform: Tensor) -> Tensor:
     """Bin centres in Hz of a real FFT of `length`, shape (length // 2 + 1,)."""
-    bins = torch.arange(length // 2 + 1, device=like.device, dtype=like.dtype)
+    bins = torch.arange(length // 2 + 1, device=waveform.device, dtype=waveform.dtype)
     return bins * (sample_rate / length)
 
 

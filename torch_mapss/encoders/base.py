@@ -130,19 +130,21 @@ class Encoder(nn.Module):
     def _check(self, waveform: Tensor) -> None:
         """Refuse what cannot be encoded here, see `forward`."""
         check_floating(waveform, "waveform")
-        found, least = waveform.shape[-1] if waveform.dim() else 0, self.receptive_field
-        rate, most = self.sample_rate, self.maximum_samples
-        if found < least:
+        samples, shortest = waveform.shape[-1] if waveform.dim() else 0, self.receptive_field
+        rate, longest = self.sample_rate, self.maximum_samples
+        if samples < shortest:
             raise ValueError(
-                f"waveform has {found} samples ({1000 * found / rate:.1f} ms), but encoder "
-                f"{self.name!r} needs at least {least} samples ({1000 * least / rate:.1f} ms) at "
-                f"{rate} Hz for a single frame. Pass a longer signal, with time on the last axis."
+                f"waveform has {samples} samples ({1000 * samples / rate:.1f} ms), but encoder "
+                f"{self.name!r} needs at least {shortest} samples "
+                f"({1000 * shortest / rate:.1f} ms) at {rate} Hz for a single frame. Pass a longer "
+                "signal, with time on the last axis."
             )
-        if most is not None and found > most:
+        if longest is not None and samples > longest:
             raise ValueError(
-                f"waveform has {found} samples ({found / rate:.2f} s), but encoder {self.name!r} "
-                f"has positions for at most {most} ({most / rate:g} s at {rate} Hz). Score it in "
-                "segments: MAPSS(..., segment=20), or --segment 20 on the command line."
+                f"waveform has {samples} samples ({samples / rate:.2f} s), but encoder "
+                f"{self.name!r} has positions for at most {longest} ({longest / rate:g} s at "
+                f"{rate} Hz). Score it in segments: MAPSS(..., segment=20), or --segment 20 on the "
+                "command line."
             )
 
     def _cast(self, waveform: Tensor) -> Tensor:
@@ -162,10 +164,10 @@ class Encoder(nn.Module):
             encode = functools.partial(
                 recompute_in_backward, encode, use_reentrant=False, preserve_rng_state=False
             )
-        most = min(memory or self.memory_budget, self.memory_budget)
-        fitting = max(1, most // max(1, self._item_bytes(samples)))
-        found = [encode(chunk) for chunk in flat.split(fitting)]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        budget = min(memory or self.memory_budget, self.memory_budget)
+        fitting = max(1, budget // max(1, self._item_bytes(samples)))
+        embeddings = [encode(chunk) for chunk in flat.split(fitting)]
+        return embeddings[0] if len(embeddings) == 1 else torch.cat(embeddings)
 
     def _encode(self, flat: Tensor) -> Tensor:
         """(N, T) -> (N, F, M)."""

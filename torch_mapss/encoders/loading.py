@@ -80,9 +80,9 @@ def find_checkpoint(
     if not folder.is_dir():
         hub_id = name.count("/") == 1 and not name.startswith((".", "~", "/")) and "\\" not in name
         if not hub_id or folder.is_file():
-            what = "is a file" if folder.is_file() else "does not exist"
+            problem = "is a file" if folder.is_file() else "does not exist"
             raise ValueError(
-                f"encoder {name!r} must be a folder with {CONFIG} and weights, but {what}."
+                f"encoder {name!r} must be a folder with {CONFIG} and weights, but {problem}."
             )
         folder = _hub_folder(name, local_files_only, cache_dir, weights)
     lacking = weights and not _weight_files(folder)
@@ -198,13 +198,13 @@ def _check_report(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
     ignored = {_bare(name) for name in report["unexpected_keys"]}
     missing = (_old_name(name) for name in sorted(report["missing_keys"]))
     problems = [f"{name} is missing" for name in missing if _bare(name) not in ignored]
-    for name, found, expected in report["mismatched_keys"]:
-        problems.append(f"{name} has shape {tuple(found)} instead of {tuple(expected)}")
+    for name, shape, expected in report["mismatched_keys"]:
+        problems.append(f"{name} has shape {tuple(shape)} instead of {tuple(expected)}")
     if problems:
-        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        omitted = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
         raise ValueError(
             f"checkpoint {checkpoint.name!r} must hold every weight of the layers in use, but "
-            f"{'; '.join(problems[:5])}{more}. They would be random: use a complete checkpoint "
+            f"{'; '.join(problems[:5])}{omitted}. They would be random: use a complete checkpoint "
             f"that agrees with its {CONFIG}."
         )
 
@@ -216,8 +216,8 @@ def _old_name(name: str) -> str:
 
 def _bare(name: str) -> str:
     """Without the prefix that a checkpoint with a head has."""
-    first, _, rest = name.partition(".")
-    return rest if first in ("wav2vec2", "hubert", "wavlm", "model") else name
+    prefix, _, bare = name.partition(".")
+    return bare if prefix in ("wav2vec2", "hubert", "wavlm", "model") else name
 
 
 @contextmanager

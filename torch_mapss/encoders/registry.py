@@ -117,10 +117,10 @@ def as_encoder(encoder: Any, **options: Any) -> Encoder:
     """
     if isinstance(encoder, str | os.PathLike):
         return load_encoder(encoder, **options)
-    given = sorted(name for name, value in options.items() if value is not None)
-    if given:
+    option_names = sorted(name for name, value in options.items() if value is not None)
+    if option_names:
         raise ValueError(
-            f"{', '.join(given)} cannot be applied to an encoder that is already made "
+            f"{', '.join(option_names)} cannot be applied to an encoder that is already made "
             f"({type(encoder).__name__}): pass a name, or set it when making the encoder."
         )
     return encoder if isinstance(encoder, Encoder) else CustomEncoder(encoder)
@@ -145,10 +145,10 @@ def encoder_row(
         ValueError, OSError, ImportError: as `load_encoder`.
     """
     name = os.fspath(name_or_path)
-    if (known := known_row(name)) is not None:
-        return known
-    found = described(checkpoint_of(name), local_files_only, cache_dir, weights=False)
-    return found[-1]._replace(name=name)
+    if (row := known_row(name)) is not None:
+        return row
+    rows = described(checkpoint_of(name), local_files_only, cache_dir, weights=False)
+    return rows[-1]._replace(name=name)
 
 
 def known_row(name: str) -> EncoderRow | None:
@@ -208,10 +208,12 @@ def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     Raises:
         ValueError: there is no such dtype.
     """
-    found = getattr(torch, _SHORT.get(dtype, dtype), dtype) if isinstance(dtype, str) else dtype
-    if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+    resolved = getattr(torch, _SHORT.get(dtype, dtype), dtype) if isinstance(dtype, str) else dtype
+    if resolved is not None and not (
+        isinstance(resolved, torch.dtype) and resolved.is_floating_point
+    ):
         raise ValueError(
             f"dtype should be float32, float64, bfloat16 or float16, not {dtype!r}: an encoder "
             "computes in floating point. Pass one of these, as a name or a torch.dtype."
         )
-    return found
+    return resolved

@@ -141,17 +141,19 @@ class TransformerEncoder(Encoder):
     def __deepcopy__(self, memo: dict[int, Any]) -> TransformerEncoder:
         memo[id(self)] = clone = type(self).__new__(type(self))
         # Dictionaries of nn.Module are copied, the model in them is not.
-        own = {k: copy.copy(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()}
-        clone.__dict__.update(own)
+        attributes = {
+            k: copy.copy(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()
+        }
+        clone.__dict__.update(attributes)
         return clone
 
     def __reduce__(self) -> tuple[Any, ...]:
-        now = self._source._replace(
+        source = self._source._replace(
             device=str(self.device),
             memory_budget=self.memory_budget,
             activation_checkpointing=self.activation_checkpointing,
         )
-        return _restore, (now,)
+        return _restore, (source,)
 
 
 # --- Loading ------------------------------------------------------------------------------------
