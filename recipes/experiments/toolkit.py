@@ -232,13 +232,13 @@ def target_scores(
     source: int = 0,
     frames: int | None = None,
 ) -> dict[str, float]:
-    """What one estimate (T,) of one source scores: the names of `MEASURES`, and frames."""
+    """What one estimate (T,) of one source scores: the names of `MEASURES`, bleed and frames."""
     given = estimate[None, None]
     found = mapss(given, bank, attributed=(source,), frames=frames, measures=bank.measures)
     utterance = found.utterance()
     scores = {
         name: float(getattr(utterance, name)[0, 0])
-        for name in MEASURES
+        for name in (*MEASURES, "bleed_db")
         if getattr(utterance, name, None) is not None
     }
     if found.foreign_distance is not None:
