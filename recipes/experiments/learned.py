@@ -1,17 +1,18 @@
-"""What learned encoders hear: encoders x scores against the ratings of several sets, on one page.
+"""What learned encoders hear: encoders by scores against listeners, for several rated sets.
 
-    python recipes/experiments/learned.py --manifest gensvs/mapss.json --ratings gensvs/ratings.csv \
-        --encoders mel waveform whisper-tiny.en@2 whisper-tiny.en@3 whisper-random@2 \
-        --objective gensvs/objective.csv --out runs/learned \
-        --also ward2018/mapss.json ward2018/ratings.csv track \
-        --also p835ref/mapss_by_talker.json p835ref/ratings_by_talker.csv track
+    python recipes/experiments/learned.py --out runs/learned \
+        --manifest DATA/gensvs/mapss.json --ratings DATA/gensvs/ratings.csv \
+        --objective DATA/gensvs/objective.csv --also DATA/ward2018 DATA/p835ref \
+        --encoders mel waveform whisper-tiny.en@2 whisper-tiny.en@3 whisper-random@2
 
-``--manifest`` names the set that the page is about; ``--also`` names further sets, on which the
-same encoders show what they cost. Paths are folders of your own: no data comes with the package.
-SRCC is pooled over all outputs of a set, and the mean of the SRCC within its tracks; intervals
-resample tracks. All tracks and all frames; ``--also-frames N`` draws N frames a clip for PS and PM
-of the further sets. Clearance, fidelity and bleed are kept in a file of their own (``pair.csv``) and
-PS and PM in another (``map.csv``): each row says the commit that made it, and the page repeats it.
+``--manifest`` is the set that the page is about. ``--also`` are folders of further ones, on which a
+reader sees what the same encoders cost: ``mapss.json`` and ``ratings.csv`` in it, or, where there
+are, ``mapss_by_talker.json`` and ``ratings_by_talker.csv``. No data comes with the package.
+
+SRCC is taken over all outputs of a set (pooled), and over the systems of a track and averaged
+(within tracks); intervals resample tracks. Every frame counts; ``--also-frames N`` draws N frames a
+clip for PS and PM of further sets. Two files keep the rows: ``pair.csv`` clearance, fidelity and
+bleed, ``map.csv`` PS and PM; each row says the commit that made it, and the page repeats it.
 
 Weights: ``benchmarks/whisper_from_ctranslate2.py`` turns a CTranslate2 model into a folder for
 ``--encoders FOLDER@LAYER``; ``untrained.py`` makes the same shapes with random weights.
@@ -20,21 +21,43 @@ Weights: ``benchmarks/whisper_from_ctranslate2.py`` turns a CTranslate2 model in
 from __future__ import annotations
 
 import argparse
-import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import rated
 import toolkit
+
+from torch_mapss.score_table import SCORES
 
 KEYS = ("dataset", "encoder", "mixture", "system", "source")
 # File of rows -> measures that are computed together in it.
 FAMILIES = {"pair": ("decomposition", "bleed"), "map": ("separation", "match")}
-SCORES = {
+NAMES = {
     "pair": ("clearance", "fidelity", "bleed_db"),
     "map": ("ps", "pm", "log_pm", "log_pm_compressed"),
 }
+SHOWN = (*NAMES["pair"][:2], *NAMES["map"])
+# Beginnings of the names of other measures that are lower for better outputs.
+LOWER_IS_BETTER = ("emb_mse", "fad", "multi_res_loss")
+OTHERS = (
+    "Measures that are lower for better outputs are turned, so that every number says how well "
+    "an order agrees with the listeners'. Bleed is ours and reads no encoder."
+)
+LAYERS = (
+    "Within tracks. **Bold** is the best layer by these very ratings. `max-min` is the paper's "
+    "rule, the layer with the best of the worst of SRCC and PCC of PS and PM; it reads the ratings "
+    "too. The last line does not judge a layer by the tracks that it was chosen on: each track has "
+    "the layer that is best on the other tracks."
+)
+POOLINGS = {"pooled": "pooled", "per_track": "within tracks"}
+
+
+# ------------------------------------------------------------------------------------------------
+# Scores
+# ------------------------------------------------------------------------------------------------
 
 
 class RatedSet(NamedTuple):
@@ -48,18 +71,16 @@ class RatedSet(NamedTuple):
 
 def rated_sets(options: argparse.Namespace) -> list[RatedSet]:
     """The set that the page is about, then the others."""
-    rows = [(options.manifest, options.ratings, options.unit, options.sample_frames)]
-    for manifest, ratings, unit in options.also:
-        rows.append((Path(manifest), Path(ratings), unit, options.also_frames))
-    return [
-        RatedSet(
-            manifest.parent.name,
-            argparse.Namespace(**{**vars(options), "manifest": manifest}),
-            rated.Ratings(ratings, unit),
-            frames,
-        )
-        for manifest, ratings, unit, frames in rows
-    ]
+    files = [(options.manifest, options.ratings, options.sample_frames)]
+    for folder in options.also:
+        suffix = "_by_talker" if (folder / "mapss_by_talker.json").exists() else ""
+        manifest, ratings = folder / f"mapss{suffix}.json", folder / f"ratings{suffix}.csv"
+        files.append((manifest, ratings, options.also_frames))
+    sets = []
+    for manifest, ratings, map_frames in files:
+        of_set = argparse.Namespace(**{**vars(options), "manifest": manifest})
+        sets.append(RatedSet(manifest.parent.name, of_set, rated.Ratings(ratings), map_frames))
+    return sets
 
 
 def score(options: argparse.Namespace, family: str) -> toolkit.Rows:
@@ -71,7 +92,7 @@ def score(options: argparse.Namespace, family: str) -> toolkit.Rows:
         "sample_frames": options.sample_frames,
         "also_frames": options.also_frames,
     }
-    columns = (*SCORES[family], "frames", "commit")
+    columns = (*NAMES[family], "frames", "commit")
     rows = toolkit.Rows(options.out, KEYS, columns, settings, family)
     commit = toolkit.commit()  # once: the folder may move on while this runs
     for rated_set in rated_sets(options):
@@ -94,36 +115,229 @@ def score_set(
     prefix = rated_set.name, toolkit.shown(encoder)
     rate = mapss.grid.sample_rate
     for mixture in toolkit.load_mixtures(rated_set.options, rate, systems=True):
-        prepare = functools.partial(
-            mapss.prepare, mixture.references[None], measures=FAMILIES[family]
-        )
         bank = None
         for system, source_index, output in rated_set.ratings.outputs(mixture, controls=True):
             key = *prefix, mixture.name, system, mixture.sources[source_index]
-            if rows.has(*key):
-                continue
-            bank = prepare() if bank is None else bank
-            scores = toolkit.target_scores(mapss, bank, output, source_index, frames)
-            kept = {name: scores.get(name) for name in (*SCORES[family], "frames")}
-            rows.add(*key, **kept, commit=commit)
+            if not rows.has(*key):
+                if bank is None:
+                    bank = mapss.prepare(mixture.references[None], measures=FAMILIES[family])
+                scores = toolkit.target_scores(mapss, bank, output, source_index, frames)
+                kept = {name: scores.get(name) for name in (*NAMES[family], "frames")}
+                rows.add(*key, **kept, commit=commit)
+
+
+# ------------------------------------------------------------------------------------------------
+# Tables of stimuli
+# ------------------------------------------------------------------------------------------------
+
+
+def key_of(score_name: str, encoder: str) -> str:
+    """Column of a score by an encoder in a table of stimuli."""
+    return f"{score_name} {encoder}"
+
+
+def table_of(
+    rows_by_family: Mapping[str, toolkit.Rows], rated_set: RatedSet, question: str
+) -> pd.DataFrame:
+    """The stimuli of a question with every score by every encoder, higher for better outputs."""
+    merged: dict[tuple[str, str, str], dict[str, str]] = {}
+    columns: dict[str, str] = {}
+    for family, rows in rows_by_family.items():
+        for row in rows.where(dataset=rated_set.name):
+            output = {name: row[name] for name in ("mixture", "system", "source")}
+            line = merged.setdefault(tuple(output.values()), output)
+            for name in NAMES[family]:
+                columns[key_of(name, row["encoder"])] = name
+                line[key_of(name, row["encoder"])] = row[name]
+    table = rated.stimuli(merged.values(), [*columns], question, rated_set.ratings)
+    turned = [key for key, name in columns.items() if not SCORES[name].higher_is_better]
+    table[turned] = -table[turned]
+    return table
+
+
+def with_objective(table: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[str]]:
+    """The table with the measures of a CSV file beside its own, and their names."""
+    measures = pd.read_csv(path).rename(columns={"track": "mixture"})
+    measures = measures.set_index(["mixture", "system"])
+    names = [*measures.select_dtypes("number")]
+    lower = [name for name in names if name.startswith(LOWER_IS_BETTER)]
+    measures[lower] = -measures[lower]
+    return table.join(measures[names], on=["mixture", "system"]), names
+
+
+# ------------------------------------------------------------------------------------------------
+# The page
+# ------------------------------------------------------------------------------------------------
+
+
+def encoders_of(table: pd.DataFrame) -> list[str]:
+    """Encoders that have scores in a table, in order of appearance."""
+    keys = [column.partition(" ") for column in table if " " in str(column)]
+    return list(dict.fromkeys(encoder for name, _, encoder in keys if name in SCORES))
+
+
+def crossed(table: pd.DataFrame, pooling: str) -> str:
+    """SRCC of every encoder (lines) and score (columns)."""
+    lines = []
+    for encoder in encoders_of(table):
+        keys = [key_of(name, encoder) for name in SHOWN]
+        estimates = [
+            rated.correlation(table, key, pooling=pooling) if key in table else rated.UNDEFINED
+            for key in keys
+        ]
+        lines.append([f"`{encoder}`", *map(str, estimates)])
+    return toolkit.markdown(["encoder", *(toolkit.LABELS[name] for name in SHOWN)], lines)
+
+
+def gains(table: pd.DataFrame, base: str) -> str:
+    """SRCC within tracks of clearance and fidelity less that of another encoder, paired."""
+    lines = []
+    for encoder in encoders_of(table):
+        if encoder != base:
+            cells = [
+                str(rated.correlation(table, key_of(name, encoder), key_of(name, base)))
+                for name in ("clearance", "fidelity")
+            ]
+            lines.append([f"`{encoder}`", *cells])
+    return toolkit.markdown([f"less `{base}`", "clearance", "fidelity"], lines)
+
+
+def objective_table(table: pd.DataFrame, names: Sequence[str]) -> str:
+    """SRCC of the measures of others, the best pooled first; bleed among them."""
+    lines = []
+    for name in names:
+        estimates = [rated.correlation(table, name, pooling=pooling) for pooling in POOLINGS]
+        label = name.partition(" ")[0] if " " in name else name
+        lines.append((-estimates[0].value, [f"`{label}`", *map(str, estimates)]))
+    lines.sort(key=lambda line: line[0])
+    return toolkit.markdown(["measure", *POOLINGS.values()], [cells for _, cells in lines])
+
+
+def models_of(encoders: Sequence[str]) -> dict[str, list[str]]:
+    """Model -> its layers among the encoders, as NAME@LAYER, where there are several."""
+    models: dict[str, list[str]] = {}
+    for encoder in encoders:
+        if "@" in encoder:
+            models.setdefault(encoder.rpartition("@")[0], []).append(encoder)
+    by_layer = {m: sorted(e, key=lambda e: int(e.rpartition("@")[2])) for m, e in models.items()}
+    return {model: layers for model, layers in by_layer.items() if len(layers) > 1}
+
+
+def max_min(table: pd.DataFrame, layers: Sequence[str]) -> list[float]:
+    """Of each layer, the worst of SRCC and PCC of PS and PM: the paper takes the greatest."""
+    worst = []
+    for encoder in layers:
+        values = [
+            rated.correlation(table, key_of(name, encoder), method=method).value
+            for name in ("ps", "pm")
+            for method in rated.METHODS
+        ]
+        worst.append(min(values))
+    return worst
+
+
+def left_out(table: pd.DataFrame, name: str, layers: Sequence[str]) -> float:
+    """Mean SRCC of each track at the layer that is best on all other tracks."""
+    by_layer = [rated.by_unit(table, key_of(name, encoder)) for encoder in layers]
+    units = [unit for unit in by_layer[0] if all(unit in values for values in by_layer)]
+    if len(units) < 2:
+        return math.nan
+    held_out = []
+    for unit in units:
+        means = [sum(values[u] for u in units if u != unit) for values in by_layer]
+        held_out.append(by_layer[means.index(max(means))][unit])
+    return sum(held_out) / len(held_out)
+
+
+def layer_tables(table: pd.DataFrame) -> list[str]:
+    """For every model: SRCC within tracks by layer, max-min, and layers chosen on other tracks."""
+    text = []
+    for model, layers in models_of(encoders_of(table)).items():
+        columns = [
+            [rated.correlation(table, key_of(name, encoder)).value for encoder in layers]
+            for name in SHOWN
+        ]
+        columns.append(max_min(table, layers))
+        lines = []
+        for index, encoder in enumerate(layers):
+            cells = []
+            for values in columns:
+                best = max(value for value in values if math.isfinite(value))
+                cell = toolkit.number(values[index])
+                cells.append(f"**{cell}**" if values[index] == best else cell)
+            lines.append([encoder.rpartition("@")[2], *cells])
+        chosen = [toolkit.number(left_out(table, name, layers)) for name in SHOWN]
+        lines.append(["layer of the other tracks", *chosen, ""])
+        header = [f"`{model}`, layer", *(toolkit.LABELS[name] for name in SHOWN), "max-min"]
+        text += ["", toolkit.markdown(header, lines)]
+    return text
+
+
+def versions(rows_by_family: Mapping[str, toolkit.Rows]) -> str:
+    """Which commit made which rows."""
+    parts = []
+    for family, rows in rows_by_family.items():
+        commits = ", ".join(rows.distinct("commit"))
+        parts.append(f"{', '.join(FAMILIES[family])}: commit {commits}")
+    return "Rows by " + "; ".join(parts) + "."
+
+
+def page(
+    options: argparse.Namespace,
+    arguments: Sequence[str] | None,
+    rows_by_family: Mapping[str, toolkit.Rows],
+) -> list[str]:
+    """All sections."""
+    main_set, *further = rated_sets(options)
+    outputs = rows_by_family["pair"].where(
+        dataset=main_set.name, encoder=toolkit.shown(options.encoders[0])
+    )
+    about = (
+        f"{len(outputs)} outputs of {len({row['mixture'] for row in outputs})} mixtures of "
+        f"`{main_set.name}`, every frame, `{options.convention}` convention. "
+        f"{versions(rows_by_family)} SRCC; in brackets the 95 % interval over tracks (BCa "
+        "bootstrap). With five systems a track the SRCC within a track takes few values: a tenth "
+        "is noise."
+    )
+    text = toolkit.page_head(f"{main_set.name}: what encoders hear", __file__, arguments, about)
+    base = toolkit.shown(options.encoders[0])
+    for question in main_set.ratings.questions:
+        table = table_of(rows_by_family, main_set, question)
+        for pooling, words in POOLINGS.items():
+            text += ["", f"## {question}, {words}", "", crossed(table, pooling)]
+        text += ["", f"Within tracks, less `{base}`, paired:", "", gains(table, base)]
+        bleed = [key_of("bleed_db", base)]
+        names: list[str] = []
+        if options.objective is not None:
+            table, names = with_objective(table, options.objective)
+        text += ["", f"## {question}: other measures", "", OTHERS, ""]
+        text += [objective_table(table, [*bleed, *names])]
+        text += ["", f"## {question}: which layer", "", LAYERS, *layer_tables(table)]
+    for rated_set in further:
+        count = rated_set.map_frames
+        drawn = f"PS and PM of {count} frames a clip, drawn at random" if count else "every frame"
+        text += ["", f"## The same encoders on `{rated_set.name}`", ""]
+        text += [f"SRCC within tracks; clearance and fidelity of every frame; {drawn}."]
+        for question in rated_set.ratings.questions:
+            table = table_of(rows_by_family, rated_set, question)
+            text += ["", f"### {question}", "", crossed(table, "per_track")]
+            text += ["", f"Less `{base}`, paired:", "", gains(table, base)]
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, toolkit.Rows]:
     parser = toolkit.parser(__doc__, ratings=True)
-    parser.add_argument("--unit", default="track", metavar="COLUMN", help="default: %(default)s")
+    parser.add_argument("--also", type=Path, nargs="+", default=[], help="folders of further sets")
     parser.add_argument(
-        "--also",
-        nargs=3,
-        action="append",
-        default=[],
-        metavar=("MANIFEST", "RATINGS", "UNIT"),
-        help="a further set",
+        "--also-frames", type=int, metavar="N", help="of their clips, for PS and PM"
     )
-    parser.add_argument("--also-frames", type=int, metavar="N", help="of its clips, for PS and PM")
     parser.add_argument("--objective", type=Path, help="CSV: track, system, other measures")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=[*FAMILIES])
     options = parser.parse_args(arguments)
-    return {family: score(options, family) for family in options.families}
+    rows_by_family = {family: score(options, family) for family in options.families}
+    if len(rows_by_family) == len(FAMILIES):
+        toolkit.finish(options, "learned", page(options, arguments, rows_by_family))
+    return rows_by_family
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import pandas as pd
 import rated
 import rivals
 import toolkit
@@ -76,68 +77,88 @@ def vary(options: argparse.Namespace, ratings: rated.Ratings, encoder: str) -> t
 # ------------------------------------------------------------------------------------------------
 
 
-class Column:
+class Column(NamedTuple):
     """One measure by one encoder: where its numbers are."""
 
-    def __init__(self, label: str, encoder: str, rows: Sequence[rated.Row], name: str) -> None:
-        self.label, self.encoder, self.rows, self.name = label, encoder, rows, name
+    label: str
+    encoder: str  # "" of a measure that has none
+    rows: Sequence[rated.Row]
+    name: str  # column of the rows
 
-    def by_track(self, question: str, ratings: rated.Ratings, method: str = "SRCC") -> Any:
-        return rated.by_track(self.rows, self.name, question, ratings, method)
+    @property
+    def key(self) -> str:
+        """Column of a table of all measures."""
+        return f"{self.name} {self.encoder}".strip()
 
 
-def columns(rows: toolkit.Rows, others: toolkit.Rows | None) -> list[Column]:
+def columns(rows: toolkit.Rows, rival_rows: toolkit.Rows | None) -> list[Column]:
     """All measures of all encoders, then the rivals."""
-    found = [
+    encoded = [
         Column(toolkit.LABELS[name], encoder, rows.where(encoder=encoder), name)
         for encoder in rows.distinct("encoder")
         for name in toolkit.MEASURES
     ]
-    names = () if others is None else [n for n in others.columns if n in rivals.RIVALS]
-    return found + [Column(rivals.RIVALS[n].label, "", others.where(), n) for n in names]
+    if rival_rows is None:
+        return encoded
+    names = [name for name in rival_rows.columns if name in rivals.RIVALS]
+    return encoded + [Column(rivals.RIVALS[n].label, "", rival_rows.where(), n) for n in names]
 
 
-def crossed(found: Sequence[Column], ratings: rated.Ratings, question: str) -> str:
+def all_measures(measures: Sequence[Column], question: str, ratings: rated.Ratings) -> pd.DataFrame:
+    """The stimuli of a question with every measure in the column of its key."""
+    merged: dict[tuple[str, str, str], dict[str, str]] = {}
+    for column in measures:
+        for row in column.rows:
+            output = {name: row[name] for name in ("mixture", "system", "source")}
+            line = merged.setdefault(tuple(output.values()), output)
+            line[column.key] = row[column.name]
+    return rated.stimuli(merged.values(), [c.key for c in measures], question, ratings)
+
+
+def crossed(measures: Sequence[Column], table: pd.DataFrame) -> str:
     """All measures against one question, the best SRCC first."""
     lines = []
-    for column in found:
-        by = {m: column.by_track(question, ratings, m) for m in rated.METHODS}
-        one, other = (rated.averaged(values.values()) for values in by.values())
-        if one.tracks:
-            cells = [column.label, column.encoder, str(one), str(other), str(one.tracks)]
-            lines.append((-one.value, cells))
+    for column in measures:
+        srcc, pcc = (rated.correlation(table, column.key, method=m) for m in rated.METHODS)
+        if srcc.tracks:
+            cells = [column.label, column.encoder, str(srcc), str(pcc), str(srcc.tracks)]
+            lines.append((-srcc.value, cells))
     lines.sort(key=lambda pair: pair[0])
-    header = ["measure", "encoder", *rated.METHODS, "tracks"]
+    header = ["measure", "encoder", *rated.METHODS.values(), "tracks"]
     return toolkit.markdown(header, [line for _, line in lines])
 
 
-def differences(found: Sequence[Column], ratings: rated.Ratings, question: str) -> str:
+def differences(measures: Sequence[Column], table: pd.DataFrame) -> str:
     """By how much clearance and fidelity of the first encoder correlate better, paired."""
-    first = found[0].encoder
-    own = {c.name: c.by_track(question, ratings) for c in found if c.encoder in (first, "")}
+    main = measures[0].encoder
+    of_main = {c.name: c for c in measures if c.encoder in (main, "")}
     lines = []
     for name in AGAINST:
-        if own.get(name):
-            label = toolkit.LABELS[name] if name in toolkit.LABELS else rivals.RIVALS[name].label
-            lines.append([label, *(str(rated.difference(own[p], own[name])) for p in PAIR)])
+        if name in of_main and table[of_main[name].key].notna().any():
+            pairs = [(of_main[pair].key, of_main[name].key) for pair in PAIR]
+            cells = [str(rated.correlation(table, *keys)) for keys in pairs]
+            lines.append([of_main[name].label, *cells])
     return toolkit.markdown(["minus", *PAIR], lines)
 
 
 def variant_table(rows: toolkit.Rows, ratings: rated.Ratings, encoder: str) -> str:
     """SRCC of clearance and fidelity with every question, and less the default's."""
+    inside = rows.where(encoder=encoder)
+    tables = {
+        question: rated.stimuli(inside, variants.COLUMNS, question, ratings)
+        for question in ratings.questions
+    }
+    cases = [(kind, table) for kind in PAIR for table in tables.values()]
     lines = []
-    here = rows.where(encoder=encoder)
     for name in variants.NAMES:
         line = [name]
-        for kind in PAIR:
-            for question in ratings.questions:
-                own, default = (
-                    rated.by_track(here, f"{which}: {kind}", question, ratings)
-                    for which in (name, variants.DEFAULT)
-                )
-                less = rated.difference(own, default)
-                cell = str(rated.averaged(own.values()))
-                line.append(cell if name == variants.DEFAULT else f"{cell} ({less.value:+.2f})")
+        for kind, table in cases:
+            cell = str(rated.correlation(table, f"{name}: {kind}"))
+            if name != variants.DEFAULT:
+                default = f"{variants.DEFAULT}: {kind}"
+                change = rated.correlation(table, f"{name}: {kind}", default).value
+                cell = f"{cell} ({change:+.2f})"
+            line.append(cell)
         lines.append(line)
     header = [f"{kind}/{question}" for kind in PAIR for question in ratings.questions]
     return toolkit.markdown([f"`{encoder}`", *header], lines)
@@ -161,32 +182,34 @@ def control_means(rows: Sequence[rated.Row]) -> str:
     return toolkit.markdown(["", "outputs", *(toolkit.LABELS[n] for n in names)], lines)
 
 
-def _main(found: Sequence[Column]) -> list[Column]:
+def _main(measures: Sequence[Column]) -> list[Column]:
     """The measures of the first encoder that tracks and systems are looked at by."""
     names = (*PAIR, "ps", "log_pm")
-    return [c for c in found if c.encoder == found[0].encoder and c.name in names]
+    return [c for c in measures if c.encoder == measures[0].encoder and c.name in names]
 
 
-def tracks(found: Sequence[Column], ratings: rated.Ratings, question: str) -> str:
+def tracks(measures: Sequence[Column], table: pd.DataFrame) -> str:
     """SRCC of each track, the worst of clearance first."""
-    shown = _main(found)
-    values = [column.by_track(question, ratings) for column in shown]
-    units = sorted(values[0], key=lambda unit: values[0][unit])
+    shown = _main(measures)
+    values = [rated.by_unit(table, column.key) for column in shown]
     lines = [
-        [" ".join(unit), *(toolkit.number(v.get(unit, math.nan)) for v in values)] for unit in units
+        [unit, *(toolkit.number(value.get(unit, math.nan)) for value in values)]
+        for unit in sorted(values[0], key=lambda name: values[0][name])
     ]
     return toolkit.markdown(["track", *(column.label for column in shown)], lines)
 
 
-def systems(found: Sequence[Column], ratings: rated.Ratings, question: str) -> str:
+def systems(measures: Sequence[Column], table: pd.DataFrame) -> str:
     """By how many ranks each system is placed too high (+) or too low (-)."""
-    shown = _main(found)
-    values = [rated.misplaced(c.rows, c.name, question, ratings) for c in shown]
-    lines = [
-        [system, str(len(values[0][system]))]
-        + [f"{sum(v[system]) / len(v[system]):+.1f}" if system in v else "–" for v in values]
-        for system in sorted(values[0])
-    ]
+    shown = _main(measures)
+    offsets = [rated.misplaced(table, column.key) for column in shown]
+    lines = []
+    for system in sorted(offsets[0]):
+        cells = [
+            f"{sum(ranks[system]) / len(ranks[system]):+.1f}" if system in ranks else "–"
+            for ranks in offsets
+        ]
+        lines.append([system, str(len(offsets[0][system])), *cells])
     return toolkit.markdown(["system", "tracks", *(column.label for column in shown)], lines)
 
 
@@ -205,45 +228,43 @@ def saturation(rows: toolkit.Rows) -> str:
     return toolkit.markdown(header, lines)
 
 
-def layers_of(found: Sequence[Column]) -> dict[str, int]:
+def layers_of(measures: Sequence[Column]) -> dict[str, int]:
     """Encoders that are layers of one model."""
-    return {c.encoder: int(c.encoder.rpartition("@")[2]) for c in found if "@" in c.encoder}
+    return {c.encoder: int(c.encoder.rpartition("@")[2]) for c in measures if "@" in c.encoder}
 
 
-def max_min(found: Sequence[Column], ratings: rated.Ratings) -> str:
+def max_min(measures: Sequence[Column], tables: Mapping[str, pd.DataFrame]) -> str:
     """The worst of SRCC and PCC of PS and PM by layer: the paper takes the layer with the best."""
     lines = []
-    for encoder, layer in layers_of(found).items():
+    for encoder, layer in layers_of(measures).items():
+        keys = [c.key for c in measures if c.encoder == encoder and c.name in ("ps", "pm")]
         line = [str(layer)]
-        for question in ratings.questions:
+        for table in tables.values():
             values = [
-                rated.averaged(c.by_track(question, ratings, method).values()).value
-                for c in found
-                if c.encoder == encoder and c.name in ("ps", "pm")
+                rated.correlation(table, key, method=method).value
+                for key in keys
                 for method in rated.METHODS
             ]
             line.append(toolkit.number(min(values)))
         lines.append(line)
-    return toolkit.markdown(["layer", *ratings.questions], lines)
+    return toolkit.markdown(["layer", *tables], lines)
 
 
-def draw_layers(found: Sequence[Column], ratings: rated.Ratings, path: Any) -> None:
+def draw_layers(measures: Sequence[Column], tables: Mapping[str, pd.DataFrame], path: Any) -> None:
     """SRCC over the layers of an encoder, a panel for every question."""
-    layers = layers_of(found)
-    figure = toolkit.new_figure(4.2 * len(ratings.questions), 3.2)
-    grid = figure.subplots(1, len(ratings.questions), squeeze=False, sharey=True)[0]
-    for axis, question in zip(grid, ratings.questions):
+    layers = layers_of(measures)
+    figure = toolkit.new_figure(4.2 * len(tables), 3.2)
+    panels = figure.subplots(1, len(tables), squeeze=False, sharey=True)[0]
+    for axis, (question, table) in zip(panels, tables.items()):
         for name in (*PAIR, "ps", "pm", "log_pm"):
-            of = {c.encoder: c for c in found if c.name == name and c.encoder in layers}
-            made = {
-                e: rated.averaged(c.by_track(question, ratings).values()) for e, c in of.items()
-            }
-            values = [made[encoder].value for encoder in layers if encoder in made]
-            axis.plot([*layers.values()], values, "o-", label=toolkit.LABELS[name], markersize=3)
+            of_layers = [c for c in measures if c.name == name and c.encoder in layers]
+            values = [rated.correlation(table, column.key).value for column in of_layers]
+            numbers = [layers[column.encoder] for column in of_layers]
+            axis.plot(numbers, values, "o-", label=toolkit.LABELS[name], markersize=3)
         axis.set(title=question, xlabel="layer")
         axis.grid(alpha=0.3)
-    grid[0].set_ylabel("SRCC")
-    grid[0].legend(fontsize=7)
+    panels[0].set_ylabel("SRCC")
+    panels[0].legend(fontsize=7)
     toolkit.save_figure(figure, path)
 
 
@@ -251,21 +272,22 @@ def page(
     options: argparse.Namespace,
     arguments: Sequence[str] | None,
     rows: toolkit.Rows,
-    others: toolkit.Rows | None,
+    rival_rows: toolkit.Rows | None,
     varied: toolkit.Rows | None,
 ) -> list[str]:
     """All sections."""
     ratings = rated.Ratings(options.ratings, options.unit)
-    found = columns(rows, others)
-    main = found[0].encoder
+    measures = columns(rows, rival_rows)
+    tables = {q: all_measures(measures, q, ratings) for q in ratings.questions}
+    main = measures[0].encoder
     text = f"{toolkit.subset(options, rows)} Correlations over the systems of a track, averaged; in"
     text += " brackets the 95 % interval over tracks (BCa bootstrap). Hidden references and anchors"
     text += f" are not among them. Of the paper, on other data and encoders: {PAPER}."
     name = f"{options.manifest.parent.name}: measures against listeners"
     made = toolkit.page_head(name, __file__, arguments, text)
-    for question in ratings.questions:
-        made += ["", f"## {question}", "", crossed(found, ratings, question), ""]
-        if (less := differences(found, ratings, question)).count("\n") > 1:
+    for question, table in tables.items():
+        made += ["", f"## {question}", "", crossed(measures, table), ""]
+        if (less := differences(measures, table)).count("\n") > 1:
             made += [f"SRCC of clearance and fidelity less that of others (`{main}`, paired):", ""]
             made += [less]
     made += ["", f"## Means, `{main}`", "", control_means(rows.where(encoder=main)), ""]
@@ -276,13 +298,13 @@ def page(
         made += ["plain differences of embeddings, split in the same way.", ""]
         for encoder in varied.distinct("encoder"):
             made += [variant_table(varied, ratings, encoder), ""]
-    if len(layers_of(found)) > 1 and "separation" in options.measures:
-        made += ["", "## Layers", "", f"{max_min.__doc__}", "", max_min(found, ratings)]
-    for question in ratings.questions:
-        made += ["", f"## Where it goes wrong: {question}", "", tracks(found, ratings, question)]
+    if len(layers_of(measures)) > 1 and "separation" in options.measures:
+        made += ["", "## Layers", "", f"{max_min.__doc__}", "", max_min(measures, tables)]
+    for question, table in tables.items():
+        made += ["", f"## Where it goes wrong: {question}", "", tracks(measures, table)]
         made += ["", "By how many ranks a system is placed too high (+) or too low (-):", ""]
-        made += [systems(found, ratings, question)]
-    if others is not None:
+        made += [systems(measures, table)]
+    if rival_rows is not None:
         missing = [list(pair) for pair in rivals.not_run().items()]
         made += ["", "## Not run", "", toolkit.markdown(["measure", "why"], missing)]
     return made
@@ -298,12 +320,14 @@ def main(arguments: Sequence[str] | None = None) -> Mapping[str, toolkit.Rows | 
     options = parser.parse_args(arguments)
     ratings = rated.Ratings(options.ratings, options.unit)
     rows = score(options, ratings)
-    others = None if options.no_rivals else rivals.run(options)
+    rival_rows = None if options.no_rivals else rivals.run(options)
     varied = None if options.no_variants else vary(options, ratings, options.encoders[0])
-    toolkit.finish(options, "listeners", page(options, arguments, rows, others, varied))
+    toolkit.finish(options, "listeners", page(options, arguments, rows, rival_rows, varied))
     if sum("@" in encoder for encoder in rows.distinct("encoder")) > 1:
-        draw_layers(columns(rows, None), ratings, options.out / "layers.png")
-    return {"scores": rows, "rivals": others, "variants": varied}
+        measures = columns(rows, None)
+        tables = {q: all_measures(measures, q, ratings) for q in ratings.questions}
+        draw_layers(measures, tables, options.out / "layers.png")
+    return {"scores": rows, "rivals": rival_rows, "variants": varied}
 
 
 if __name__ == "__main__":

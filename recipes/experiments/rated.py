@@ -4,38 +4,47 @@ Ratings are the CSV of ``torch-mapss correlate``: ``track, system, question, mea
 ``source`` where there are several. ``track`` is the manifest's mixture_id; where outputs of several
 mixtures were rated against each other (one condition a mixture), a further column names what they
 have in common. Systems called ``control:NAME`` are hidden references and anchors.
+
+Correlations and intervals are those of :mod:`torch_mapss.evaluation.correlation_stats`.
 """
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+import pandas as pd
 import toolkit
-from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-METHODS: dict[str, Callable[..., Any]] = {"SRCC": stats.spearmanr, "PCC": stats.pearsonr}
+from torch_mapss.evaluation import correlation_stats
+from torch_mapss.evaluation.correlation_stats import CorrelationSettings, SampledCorrelation
+
+METHODS = {"srcc": "SRCC", "pcc": "PCC"}
 CONTROL = "control:"
+SETTINGS = CorrelationSettings(seed=toolkit.SEED)
+
+Row = Mapping[str, str]
 
 
 class Estimate(NamedTuple):
-    """A mean over tracks with its interval."""
+    """A correlation, or a difference of two, with its interval."""
 
     value: float
     low: float  # of the 95 % interval over tracks (BCa bootstrap)
     high: float
-    tracks: int
+    tracks: int  # units that count: tracks and sources
 
     def __str__(self) -> str:
-        if math.isnan(self.low):
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
             return toolkit.number(self.value)
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+UNDEFINED = Estimate(math.nan, math.nan, math.nan, 0)
 
 
 class Ratings:
@@ -50,20 +59,16 @@ class Ratings:
     """
 
     def __init__(self, path: Path, unit: str = "track") -> None:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
-        lacking = {"track", "system", "question", "mean_rating", unit} - set(
-            rows[0] if rows else ()
-        )
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+        lacking = {"track", "system", "question", "mean_rating", unit} - set(table)
         if lacking:
             raise SystemExit(f"{path} lacks the columns {', '.join(sorted(lacking))}.")
-        self.questions = tuple(dict.fromkeys(row["question"] for row in rows))
-        self._found: dict[tuple[str, str, str], dict[str, float]] = {}
-        self._units: dict[str, str] = {}
-        for row in rows:
-            self._units[row["track"]] = row[unit]
-            key = row["track"], row["system"].removeprefix(CONTROL), row.get("source") or ""
-            self._found.setdefault(key, {})[row["question"]] = float(row["mean_rating"])
+        self.questions = tuple(table["question"].unique())
+        self._units = dict(zip(table["track"], table[unit]))
+        self._by_output: dict[tuple[str, str, str], dict[str, float]] = {}
+        for row in table.to_dict("records"):
+            key = row["track"], row["system"].removeprefix(CONTROL), row.get("source", "")
+            self._by_output.setdefault(key, {})[row["question"]] = float(row["mean_rating"])
 
     def unit(self, track: str) -> str:
         """What a track is compared within."""
@@ -71,72 +76,91 @@ class Ratings:
 
     def of(self, track: str, system: str, source: str) -> dict[str, float]:
         """By question; of a track with ratings of one source, whatever its name is."""
-        name = track, system.removeprefix(CONTROL)
-        exact = self._found.get((*name, source))
-        if exact is None:
-            fitting = [said for key, said in self._found.items() if key[:2] == name]
-            exact = fitting[0] if len(fitting) == 1 else {}
-        return exact
+        output = track, system.removeprefix(CONTROL)
+        if (*output, source) in self._by_output:
+            return self._by_output[(*output, source)]
+        candidates = [rating for key, rating in self._by_output.items() if key[:2] == output]
+        return candidates[0] if len(candidates) == 1 else {}
 
     def outputs(
         self, mixture: toolkit.Mixture, controls: bool = False
     ) -> Iterator[tuple[str, int, Tensor]]:
         """System, source and wave of every output that was rated."""
-        for system, place, output in mixture.outputs(controls):
-            if self.of(mixture.name, system, mixture.sources[place]):
-                yield system, place, output
+        for system, source_index, output in mixture.outputs(controls):
+            if self.of(mixture.name, system, mixture.sources[source_index]):
+                yield system, source_index, output
 
 
 # ------------------------------------------------------------------------------------------------
 # Correlations
 # ------------------------------------------------------------------------------------------------
 
-Row = Mapping[str, str]
 
-
-def by_track(
-    rows: Iterable[Row], measure: str, question: str, ratings: Ratings, method: str = "SRCC"
-) -> dict[tuple[str, str], float]:
-    """Correlation over the systems of every unit and source, where it is defined.
+def stimuli(
+    rows: Iterable[Row], measures: Sequence[str], question: str, ratings: Ratings
+) -> pd.DataFrame:
+    """One line per rated output of a system, as `correlation_stats` takes them.
 
     Args:
-        rows: with ``mixture``, ``system``, ``source`` and the measure; controls are left out.
-        measure: column of the scores.
+        rows: with ``mixture``, ``system``, ``source`` and the measures; controls are left out.
+        measures: columns of scores.
         question: of the ratings.
         ratings: of the outputs.
-        method: a key of `METHODS`.
+
+    Returns:
+        Indexed by mixture, system and source: ``unit_name`` and its number ``unit``, ``cluster``,
+        ``rating`` and the measures, NaN where undefined.
     """
-    pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    lines = []
     for row in rows:
-        said = ratings.of(row["mixture"], row["system"], row["source"])
-        score = float(row[measure] or "nan")
-        if question in said and math.isfinite(score) and not row["system"].startswith(CONTROL):
-            unit = ratings.unit(row["mixture"]), row["source"]
-            pairs.setdefault(unit, []).append((score, said[question]))
-    found = {unit: _correlated(np.array(both), method) for unit, both in pairs.items()}
-    return {unit: value for unit, value in found.items() if math.isfinite(value)}
+        rating = ratings.of(row["mixture"], row["system"], row["source"])
+        if question in rating and not row["system"].startswith(CONTROL):
+            unit = ratings.unit(row["mixture"])
+            scores = {name: float(row.get(name) or "nan") for name in measures}
+            output = {name: row[name] for name in ("mixture", "system", "source")}
+            unit_name = f"{unit} {row['source']}"
+            lines.append(
+                {**output, "track": unit, "unit_name": unit_name, "rating": rating[question]}
+                | scores
+            )
+    keys = ["mixture", "system", "source"]
+    table = pd.DataFrame(lines, columns=[*keys, "track", "unit_name", "rating", *measures])
+    table = table.assign(unit=table["unit_name"].factorize()[0])
+    return table.assign(cluster=table["track"].factorize()[0]).set_index(keys)
 
 
-def _correlated(pairs: NDArray[Any], method: str) -> float:
-    if len(pairs) < 3 or (np.ptp(pairs, axis=0) == 0).any():
-        return math.nan
-    return float(METHODS[method](*pairs.T)[0])
+def correlation(
+    table: pd.DataFrame, *measures: str, method: str = "srcc", pooling: str = "per_track"
+) -> Estimate:
+    """Correlation of a measure with the ratings; of two measures, by how much the first is better.
+
+    Args:
+        table: of `stimuli`.
+        measures: one column of scores, or two, which then count the same outputs.
+        method: a key of `METHODS`.
+        pooling: ``"per_track"`` averages over tracks and sources, ``"pooled"`` takes all outputs
+            as one.
+    """
+    if table[[*measures]].isna().any(axis=1).all():
+        return UNDEFINED
+    usable, _ = correlation_stats.usable_stimuli(table, measures, pooling)
+    terms = [SampledCorrelation(usable, name, method) for name in measures]
+    values = [term.value for term in terms]
+    value = values[0] - values[1] if len(values) > 1 else values[0]
+    count = usable["unit"].nunique() if pooling == "per_track" else len(usable)
+    if math.isnan(value) or len(terms[0].clusters) < 2:
+        return Estimate(value, math.nan, math.nan, count)
+    (low,), (high,) = correlation_stats.intervals([terms], SETTINGS)
+    return Estimate(value, float(low), float(high), count)
 
 
-def averaged(values: Iterable[float]) -> Estimate:
-    """Mean with its interval over tracks."""
-    found = np.array(list(values))
-    mean = float(found.mean()) if len(found) else math.nan
-    if len(found) < 3 or np.ptp(found) == 0:
-        return Estimate(mean, math.nan, math.nan, len(found))
-    drawn = stats.bootstrap((found,), np.mean, rng=np.random.default_rng(toolkit.SEED))
-    low, high = map(float, drawn.confidence_interval)
-    return Estimate(mean, low, high, len(found))
-
-
-def difference(one: Mapping[Any, float], other: Mapping[Any, float]) -> Estimate:
-    """By how much the first correlates better, paired over tracks."""
-    return averaged(one[track] - other[track] for track in one if track in other)
+def by_unit(table: pd.DataFrame, measure: str, method: str = "srcc") -> dict[str, float]:
+    """Correlation over the systems of every track and source, where it is defined."""
+    usable, _ = correlation_stats.usable_stimuli(table, [measure], "per_track")
+    return {
+        str(name): SampledCorrelation(group, measure, method).value
+        for name, group in usable.groupby("unit_name", sort=False)
+    }
 
 
 def by_condition(
@@ -144,7 +168,9 @@ def by_condition(
     column: str,
     measures: Sequence[str],
     ratings: Ratings,
-    **here: str,
+    *,
+    question: str,
+    **wanted: Any,
 ) -> dict[str, list[Estimate]]:
     """Each condition, a value of ``column`` -> SRCC of the measures with a question.
 
@@ -153,31 +179,22 @@ def by_condition(
         column: that names the condition.
         measures: columns of scores.
         ratings: of the outputs.
-        here: ``question``, and values of other columns.
+        question: of the ratings.
+        wanted: values of other columns.
     """
-    question = here.pop("question")
-    found = {}
-    for name in rows.distinct(column):
-        inside = rows.where(**here, **{column: name})
-        tracks = [by_track(inside, measure, question, ratings) for measure in measures]
-        found[name] = [averaged(track.values()) for track in tracks]
-    return found
+    estimates = {}
+    for condition in rows.distinct(column):
+        inside = rows.where(**wanted, **{column: condition})
+        table = stimuli(inside, measures, question, ratings)
+        estimates[condition] = [correlation(table, name) for name in measures]
+    return estimates
 
 
-def misplaced(
-    rows: Sequence[Row], measure: str, question: str, ratings: Ratings
-) -> dict[str, list[float]]:
+def misplaced(table: pd.DataFrame, measure: str) -> dict[str, list[float]]:
     """By how many ranks each system is placed higher than by the listeners, in each unit."""
-    units: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
-    for row in rows:
-        said = ratings.of(row["mixture"], row["system"], row["source"])
-        score = float(row[measure] or "nan")
-        if question in said and math.isfinite(score) and not row["system"].startswith(CONTROL):
-            unit = ratings.unit(row["mixture"]), row["source"]
-            units.setdefault(unit, []).append((row["system"], score, said[question]))
-    found: dict[str, list[float]] = {}
-    for group in units.values():
-        systems, scores, rated = zip(*group)
-        for system, off in zip(systems, stats.rankdata(scores) - stats.rankdata(rated)):
-            found.setdefault(system, []).append(float(off))
-    return found
+    offsets: dict[str, list[float]] = {}
+    for _, group in table.dropna(subset=measure).groupby("unit_name", sort=False):
+        offset = stats.rankdata(group[measure]) - stats.rankdata(group["rating"])
+        for system, ranks in zip(group.index.get_level_values("system"), offset):
+            offsets.setdefault(system, []).append(float(ranks))
+    return offsets

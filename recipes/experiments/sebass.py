@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -239,26 +240,26 @@ def scored(options: argparse.Namespace, scenario: str, manifest_path: Path, tabl
 
 
 def main_table(
-    found: Mapping[str, Any], tables: Mapping[str, Path]
+    rows_by_scenario: Mapping[str, Any], tables: Mapping[str, Path]
 ) -> tuple[list[str], list[list[str]]]:
     """SRCC and PCC of every scenario, a line for each measure of each encoder and each rival."""
     cells: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for scenario, one in found.items():
-        rated_here = rated.Ratings(tables[scenario])
-        (question,) = rated_here.questions
-        for column in listeners.columns(one["scores"], one["rivals"]):
+    for scenario, rows in rows_by_scenario.items():
+        ratings_of_scenario = rated.Ratings(tables[scenario])
+        (question,) = ratings_of_scenario.questions
+        columns = listeners.columns(rows["scores"], rows["rivals"])
+        table = listeners.all_measures(columns, question, ratings_of_scenario)
+        for column in columns:
             kind = column.encoder and ("waveform" if column.encoder == "waveform" else "SSL")
-            values = [
-                rated.averaged(column.by_track(question, rated_here, m).values()).value
-                for m in rated.METHODS
-            ]
+            values = [rated.correlation(table, column.key, method=m).value for m in rated.METHODS]
             line = cells.setdefault((column.label, kind), {})
             line[scenario] = [toolkit.number(100 * value) for value in values]
-    header = ["Measure", "features", *(f"{s}: {m}" for s in found for m in rated.METHODS)]
-    lines = [
-        [*name, *(cell for s in found for cell in line.get(s, ["–", "–"]))]
-        for name, line in cells.items()
-    ]
+    methods = rated.METHODS.values()
+    header = ["Measure", "features", *(f"{s}: {m}" for s in rows_by_scenario for m in methods)]
+    lines = []
+    for name, line in cells.items():
+        values_of_line = [line.get(scenario, ["–", "–"]) for scenario in rows_by_scenario]
+        lines.append([*name, *itertools.chain(*values_of_line)])
     return header, lines
 
 

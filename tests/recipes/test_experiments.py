@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from recipe_scripts import EXPERIMENTS, RATE, recipe, voice, write
@@ -237,12 +239,14 @@ def test_correlations_by_track_and_their_differences(tmp_path):
             rows.append({**row, "good": str(place), "fair": str(swapped)})
     (tmp_path / "ratings.csv").write_text("\n".join(lines))
     ratings = script.Ratings(tmp_path / "ratings.csv", "group")
-    good, fair = (script.by_track(rows, name, "q", ratings) for name in ("good", "fair"))
-    assert list(good.values()) == pytest.approx([1.0] * 6)
-    assert script.averaged(fair.values()).value == pytest.approx(0.9)
-    found = script.difference(good, fair)
-    assert found.value == pytest.approx(0.1)
-    assert 0.0 <= found.low < found.value < found.high <= 0.2
+    table = script.stimuli(rows, ["good", "fair"], "q", ratings)
+    assert list(script.by_unit(table, "good").values()) == pytest.approx([1.0] * 6)
+    assert script.correlation(table, "fair").value == pytest.approx(0.9)
+    difference = script.correlation(table, "good", "fair")
+    assert difference.value == pytest.approx(0.1)
+    assert 0.0 <= difference.low < difference.value < difference.high <= 0.2
+    assert script.correlation(table, "fair", pooling="pooled").tracks == 24
+    assert script.misplaced(table, "fair")["s"].count(1.0) == 3
     with pytest.raises(SystemExit, match="nobody"):
         script.Ratings(tmp_path / "ratings.csv", "nobody")
 
@@ -255,12 +259,59 @@ def test_one_page_of_all_measures_against_listeners(rated, tmp_path):
     assert len(found["scores"]) == 4 * 4 + 4 * 3  # the hidden reference by the first encoder
     assert len(found["variants"]) == 4 * 3
     page = page_of(tmp_path)
-    for part in ("## interference", "| t0 voice |", "| PS | mel | 1.00 |", "| ref | 4 | 1.00 |"):
+    for part in (
+        "## interference",
+        "| t0 voice |",
+        "| PS | mel | 1.00 [1.00, 1.00] |",
+        "| ref | 4 | 1.00 |",
+    ):
         assert part in page, part
     assert "without a map" in page
     arguments += ["--no-rivals", "--no-variants", "--unit", "group"]
     together = script.main(arguments)
     assert len(together["scores"]) == 28
+
+
+@pytest.mark.slow
+def test_encoders_on_several_rated_sets_beside_other_measures(rated, tmp_path):
+    script = recipe("learned")
+    further = tmp_path / "further"
+    shutil.copytree(Path(rated[1]).parent, further)
+    leaks = {"s0": 0.05, "s1": 0.3, "s2": 0.9}
+    lines = [f"t{t},{system},{leak},{-leak}" for t in range(4) for system, leak in leaks.items()]
+    objective = tmp_path / "objective.csv"
+    objective.write_text("track,system,emb_mse_x,upside_down\n" + "\n".join(lines))
+    out = tmp_path / "out"
+    arguments = [*rated, "--out", str(out), "--also", str(further), "--also-frames", "4"]
+    arguments += ["--objective", str(objective), "--encoders", "mel", "waveform", *SMALL[2:]]
+    rows = script.main(arguments)
+    assert [len(rows[family]) for family in ("pair", "map")] == [2 * 2 * 16] * 2
+    page = page_of(out)
+    for part in (
+        "| `mel` | 1.00 [1.00, 1.00] |",
+        "| `waveform` | 0.00 [0.00, 0.00] | 0.00 [0.00, 0.00] |",  # less mel
+        "## The same encoders on `further`",
+        "| `emb_mse_x` | 0.9",  # lower is better: turned
+    ):
+        assert part in page, part
+    assert page.count("### interference") == 1
+    again = script.main([*arguments, "--families", "pair"])  # nothing anew, and no page
+    assert len(again["pair"]) == 64
+
+
+def test_a_layer_is_not_judged_by_the_tracks_it_was_chosen_on():
+    script = recipe("learned")
+    # Layer 0 is right on tracks 0 and 1, layer 1 on track 2.
+    orders = {
+        "ps n@0": [[1, 2, 3], [1, 2, 3], [3, 2, 1]],
+        "ps n@1": [[3, 2, 1], [2, 1, 3], [1, 2, 3]],
+    }
+    table = pd.DataFrame({name: np.ravel(order) for name, order in orders.items()})
+    units = np.repeat([0, 1, 2], 3)
+    table = table.assign(rating=[1, 2, 3] * 3, unit=units, cluster=units, unit_name=units)
+    layers = ["n@0", "n@1"]
+    # Left out: track 0 gets layer 1 (-1), track 1 either (tie: layer 0, +1), track 2 layer 0 (-1).
+    assert script.left_out(table, "ps", layers) == pytest.approx(-1 / 3)
 
 
 def test_every_family_is_left_out_once_and_the_next_one_overdone():
