@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Sequence
 
+from torch_mapss.core.checks import check_whole
 from torch_mapss.distortions import additive, dynamics, echoes, filters, pitch
 from torch_mapss.distortions.distortion import Distortion
 from torch_mapss.distortions.reference_features import SpectralPeak
@@ -90,6 +91,7 @@ def distinct(members: tuple[Distortion, ...], kind: str) -> tuple[Distortion, ..
 
 def spread(members: tuple[Distortion, ...], size: int, kind: str) -> tuple[Distortion, ...]:
     """`size` members, as evenly over the families, and within each, as counts allow."""
+    size = check_whole(size, "size")
     if not 1 <= size <= len(members):
         raise ValueError(
             f"size must lie between 1 and {len(members)} for {bank_name(kind)}, got {size}."
@@ -105,13 +107,13 @@ def spread(members: tuple[Distortion, ...], size: int, kind: str) -> tuple[Disto
 def _quotas(counts: dict[str, int], size: int) -> dict[str, int]:
     """Distribute `size` members over families, one each a round; the last to every n-th."""
     quota = dict.fromkeys(counts, 0)
-    left = size
-    while left:
+    undealt = size
+    while undealt:
         open_families = [family for family, count in counts.items() if quota[family] < count]
-        dealt = min(left, len(open_families))
+        dealt = min(undealt, len(open_families))
         for index in evenly(len(open_families), dealt):
             quota[open_families[index]] += 1
-        left -= dealt
+        undealt -= dealt
     return quota
 
 

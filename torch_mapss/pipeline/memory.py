@@ -5,6 +5,7 @@ A budget changes how many things are done at a time, never what is computed.
 
 from __future__ import annotations
 
+import numbers
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ def checked_memory(memory: Any) -> int | None:
         TypeError: neither.
         ValueError: no amount of memory, or less than 16 MiB.
     """
-    if isinstance(memory, bool) or not isinstance(memory, int | float | str):
+    if isinstance(memory, bool) or not isinstance(memory, numbers.Real | str):
         raise TypeError(
             f"memory must be a number of bytes, a text like '2GiB' or 'auto', got {memory!r}."
         )

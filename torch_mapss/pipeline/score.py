@@ -54,7 +54,7 @@ def bounding(
     """Bounds, and scores read off the same maps; see :meth:`torch_mapss.MAPSS.bounds`."""
     from torch_mapss.bounds import frames as bounds
 
-    convention = convention or config.settings.convention
+    convention = config.settings.convention if convention is None else convention
     checked = bounds.check_options(bounds.Options(confidence, convention, **options))
     functions = {
         measure.name: getattr(bounds, f"{measure.name}_errors")(checked, scores=True)

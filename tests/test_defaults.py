@@ -1,0 +1,31 @@
+"""Public functions where torch has another default device and dtype: the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from public_calls import CALLS, same
+
+
+@pytest.fixture
+def plain_defaults() -> Iterator[None]:
+    """Torch's own defaults again after the test."""
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device("cpu")
+
+
+@pytest.mark.usefixtures("plain_defaults")
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_defaults_change_no_number(name: str, dtype: torch.dtype) -> None:
+    expected = CALLS[name]()
+    torch.set_default_dtype(dtype)
+    torch.set_default_device("meta")
+    result = CALLS[name]()
+    assert torch.get_default_dtype() == dtype
+    assert torch.get_default_device().type == "meta"
+    torch.set_default_device("cpu")
+    assert same(result, expected)
