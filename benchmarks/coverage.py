@@ -29,8 +29,8 @@ from torch import Tensor
 
 from torch_mapss.bounds.bootstrap import bootstrap_match, bootstrap_separation, half_width
 from torch_mapss.bounds.match import match_widths
-from torch_mapss.bounds.schur import Options
 from torch_mapss.bounds.separation import separation_widths
+from torch_mapss.bounds.settings import BoundSettings
 from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.mahalanobis import RIDGE
@@ -43,13 +43,13 @@ CORRELATION = 0.3
 KURTOSIS = {"Gaussian": 3.0, "heavy-tailed": 9.0, "correlated": 3.0}  # of one coordinate
 SCALES = {"small": (1.0 / 30.0, 1.0), "far": (1.0, 20.0)}  # of coordinates, of distances
 KINDS = {"PS": [*KURTOSIS, *SCALES], "PM": [*KURTOSIS]}
-ROWS: dict[str, Options] = {
-    "paper": Options(convention="paper"),
-    "reference": Options(convention="reference"),
-    "derived": Options(convention="derived"),
+ROWS: dict[str, BoundSettings] = {
+    "paper": BoundSettings(convention="paper"),
+    "reference": BoundSettings(convention="reference"),
+    "derived": BoundSettings(convention="derived"),
 }
-PS_ROWS = {"derived, Bartlett": Options(convention="derived", n_eff="bartlett")}
-PM_ROWS = {"derived, box not cut": Options(convention="derived", cap=math.inf)}
+PS_ROWS = {"derived, Bartlett": BoundSettings(convention="derived", n_eff="bartlett")}
+PM_ROWS = {"derived, box not cut": BoundSettings(convention="derived", cap=math.inf)}
 
 
 class Sample(NamedTuple):

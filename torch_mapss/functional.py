@@ -24,6 +24,9 @@ Measure, call, equation (labels of the paper's source):
    * - their half-width
      - ``functional.decomposition_bounds``
      - none: jackknife
+   * - that of the utterance
+     - ``bounds.utterance_decomposition_bounds``
+     - none: jackknife
    * - PS from embeddings
      - ``functional.perceptual_separation``
      - ``eq:PS_final``

@@ -18,7 +18,7 @@ import variants
 from torch import Tensor
 
 from torch_mapss.bounds.frames import decomposition_errors
-from torch_mapss.bounds.schur import Options
+from torch_mapss.bounds.settings import BoundSettings
 from torch_mapss.core.decomposition import decomposition_scores
 from torch_mapss.core.frame_batches import run
 from torch_mapss.core.points import Points
@@ -39,7 +39,7 @@ def drawn(points: Points, size: int, generator: torch.Generator) -> Points:
 def covered(every: Sequence[Points], size: int) -> dict[str, list[Tensor]]:
     """Kind -> spread over draws, half-widths and whether they hold, of all frames."""
     found: dict[str, list[Tensor]] = {f"{kind} {part}": [] for kind in KINDS for part in "swh"}
-    bounded = decomposition_errors(Options(confidence=0.95), scores=True)
+    bounded = decomposition_errors(BoundSettings(confidence=0.95), scores=True)
     for points in every:
         generator = torch.Generator().manual_seed(toolkit.SEED)
         draws = [drawn(points, size, generator) for _ in range(DRAWS)]

@@ -17,7 +17,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_mapss import functional as F
-from torch_mapss.bounds import bootstrap, effective, frames, match, schur, separation
+from torch_mapss.bounds import (
+    bootstrap,
+    correlation_bounds,
+    effective,
+    frames,
+    match,
+    schur,
+    separation,
+    source_correlation,
+)
+from torch_mapss.bounds.settings import named_settings
 from torch_mapss.core.diffusion_map import embed
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.mahalanobis import ridge_factor
@@ -211,14 +221,14 @@ def test_two_corners_are_the_maximum_of_all_eight() -> None:
     assert bool((change(2.0 * uniform[4:7] - 1.0) <= found + 1e-14).all())
 
 
-@pytest.mark.parametrize("time", [1.0, 2.0])
+@pytest.mark.parametrize("time", [1.0, 3.0])
 def test_truncation_of_the_embedding(time: float) -> None:
     points = torch.cat([x.flatten(1, -2) for x in clouds(4, seed=9)], 1)
     mask = torch.ones(4, points.shape[1], dtype=torch.bool)
     mask[2, 5:9] = False
     m = F.diffusion_map(points, energy=0.8, time=time, mask=mask)
-    found = frames.truncation_bounds(m, 0.9, time=time, c=1.5)
-    sure = frames.truncation_bounds(m, 0.9, time=time, convention="derived")
+    found = frames.truncation_bounds(m, 0.9, c=1.5)
+    sure = frames.truncation_bounds(m, 0.9, convention="derived")
     for frame in range(4):
         single = oracle.diffusion_map(points[frame][mask[frame]].numpy(), energy=0.8, time=time)
         expected = oracle_bounds.truncation_expectation(single, time)
@@ -231,6 +241,46 @@ def test_truncation_of_the_embedding(time: float) -> None:
         assert sure.bound[frame] < found.bound[frame]
     whole = F.diffusion_map(points, energy=1.0)
     assert frames.truncation_bounds(whole).bound.abs().max() == 0.0
+
+
+def test_truncation_is_that_of_the_time_of_the_map() -> None:
+    points = torch.cat([x.flatten(1, -2) for x in clouds(1, seed=9)], 1)[0]
+    discarded = []
+    for time in (1.0, 3.0):
+        m = F.diffusion_map(points, energy=0.8, time=time)
+        left = m.coordinates[:, int(m.dimension) :].square().sum(-1)  # E² of every point
+        expected = float((m.stationary * left).sum().sqrt())
+        assert float(frames.truncation_bounds(m).expectation) == pytest.approx(expected, rel=1e-9)
+        discarded.append(expected)
+    assert discarded[1] < 0.1 * discarded[0]
+
+
+def test_another_default_device_changes_no_bound() -> None:
+    points = clouds(6, distortions=8)
+    scores, ratings = torch.rand(12), torch.rand(12)
+    widths = torch.full((12,), 0.05)
+
+    def values() -> list[Tensor]:
+        together = source_correlation(*points, draws=5)
+        correlation = correlation_bounds(scores, widths, widths, ratings, method="spearman")
+        return [*together, *correlation]
+
+    expected = values()
+    try:
+        torch.set_default_device("meta")
+        found = values()
+    finally:
+        torch.set_default_device(None)
+    for value, same in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, same, equal_nan=True)
+
+
+def test_a_misspelt_option_is_named() -> None:
+    with pytest.raises(TypeError, match="no option 'drawn'; did you mean 'draws'"):
+        named_settings(0.95, "paper", {"drawn": 3})
+    with pytest.raises(ValueError, match="draws"):
+        named_settings(0.95, "paper", {"draws": 0})
+    assert named_settings(0.9, "derived", {"cap": 1.0}).cap == 1.0
 
 
 @pytest.mark.parametrize("tail", ["concentration", "bootstrap"])
@@ -438,6 +488,6 @@ def test_settings_are_checked(setting: dict[str, Any], error: type[Exception]) -
         if alone.get(name, measure) == measure:
             with pytest.raises(error, match=name):
                 ours(*clouds(), **setting)
-    if name in ("c", "time", "confidence"):
+    if name in ("c", "confidence"):
         with pytest.raises(error, match=name):
             frames.truncation_bounds(F.diffusion_map(clouds()[2][0]), **setting)

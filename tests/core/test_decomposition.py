@@ -12,7 +12,13 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from torch_mapss import functional as F
-from torch_mapss.core.decomposition import decomposition_scores, nonnegative_least_squares
+from torch_mapss.bounds import utterance_decomposition_bounds
+from torch_mapss.core.decomposition import (
+    decomposed,
+    decomposition_scores,
+    nonnegative_least_squares,
+    output_graphs,
+)
 from torch_mapss.core.frame_batches import run
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
@@ -338,6 +344,53 @@ def test_half_widths_are_records_that_grow_with_confidence():
         assert ((bounds.tail >= 0) & (bounds.tail <= 1)).all()
     wider = F.decomposition_bounds(y, r, d, mask=mask, others=others, confidence=0.99)
     assert (wider.clearance.tail >= found.clearance.tail).all()
+
+
+def test_half_width_of_an_utterance_does_not_shrink_with_its_length():
+    """All frames are compared with the same distortions."""
+    y, r, d, others = scene(3, sources=3, distortions=5)
+    once = utterance_decomposition_bounds(y, r, d, others=others)
+    longer = [x.repeat(4, *[1] * (x.ndim - 1)) for x in (y, r, d, others)]
+    for short, long in zip(once, utterance_decomposition_bounds(*longer[:3], others=longer[3])):
+        assert short.tail.shape == (3,)
+        torch.testing.assert_close(long.tail, short.tail)
+        assert (short.tail > 0).any()
+    single = utterance_decomposition_bounds(y[:1], r[:1], d[:1], others=others[:1])
+    frame = F.decomposition_bounds(y[0], r[0], d[0], others=others[0])
+    for of_utterance, of_frame in zip(single, frame):
+        torch.testing.assert_close(of_utterance.tail, of_frame.tail)
+    resting = torch.tensor([True, False, False]).expand(3, 3)
+    undefined = utterance_decomposition_bounds(y, r, d, active=resting)
+    assert undefined.clearance.tail.isnan().tolist() == [True, False, False]
+    assert undefined.fidelity.tail.isnan().all()
+    with pytest.raises(ValueError, match="needs frames"):
+        utterance_decomposition_bounds(y[0], r[0], d[0])
+
+
+def test_half_width_of_an_utterance_by_hand():
+    """Pooled scores of frames whose kernels lack one member, a jackknife of each source."""
+    y, r, d, _ = scene(3, distortions=4)
+    found = utterance_decomposition_bounds(y, r, d, attributed=None, confidence=0.8)
+    for name, half_widths in zip(("clearance", "fidelity"), found):
+        for output in range(2):
+            expected = 0.0
+            for source in range(2):
+                pooled = []
+                for member in range(4):
+                    frames = []
+                    for f in range(3):
+                        points = Points(y[f : f + 1], r[f : f + 1], d[f : f + 1], (0, 1))
+                        graphs, _ = output_graphs(points, True)
+                        keep = graphs.present.clone()
+                        keep[:, 3 + 4 * source + member] = False
+                        parts = decomposed(graphs, keep.unsqueeze(1), 1.0, 1)
+                        frames.append(float(getattr(parts, name)[output, 0]))
+                    squared = np.square(1.0 - np.array(frames)).mean()
+                    mean = np.mean(frames) if name == "clearance" else 1.0 - np.sqrt(squared)
+                    pooled.append(mean)
+                expected += np.sqrt(3 / 4 * np.square(pooled - np.mean(pooled)).sum())
+            expected *= 1.2815515655446004  # normal quantile of 0.9
+            assert float(half_widths.tail[output]) == pytest.approx(expected, abs=1e-9)
 
 
 def test_half_width_against_members_taken_out_of_the_kernel():

@@ -44,6 +44,7 @@ from torch_mapss.bounds.frames import (
     match_bounds,
     separation_bounds,
     truncation_bounds,
+    utterance_decomposition_bounds,
 )
 from torch_mapss.bounds.utterance import pool_match_bounds, pool_separation_bounds
 from torch_mapss.core.frame_batches import Bounds
@@ -63,4 +64,5 @@ __all__ = [
     "source_correlation",
     "spearman",
     "truncation_bounds",
+    "utterance_decomposition_bounds",
 ]

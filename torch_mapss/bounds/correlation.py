@@ -33,7 +33,7 @@ from torch import Tensor
 
 from torch_mapss.bounds.bootstrap import quantile
 from torch_mapss.bounds.effective import normal_quantile
-from torch_mapss.bounds.frames import check_confidence
+from torch_mapss.bounds.settings import check_confidence
 from torch_mapss.core import checks, devices
 from torch_mapss.core.pooling import masked_mean
 

@@ -8,17 +8,23 @@ sources have the same kinds of distortion, so their errors do not average out.
     error = sum over sources of sqrt((n - 1) mean over its n members of (score without it - mean)^2)
 
 The half-width is this times the normal quantile, at most 1. It claims no other error.
-``benchmarks/coverage.py`` measures how often it holds against other draws of a bank.
+
+**Of an utterance** the pooled score takes the place of the frame's. All frames are compared with
+the same distortions, so a member is left out of all of them at once: the error does not shrink with
+the number of frames, as it would if every frame had drawn its own.
+
+``benchmarks/coverage.py`` measures how often both hold against other draws of a bank.
 """
 
 from __future__ import annotations
 
 from statistics import NormalDist
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_mapss.bounds.schur import Options
+from torch_mapss.bounds.settings import BoundSettings
 from torch_mapss.core.decomposition import Graphs, decomposed, scored_graphs
 from torch_mapss.core.frame_batches import Score, Scored
 from torch_mapss.core.points import Points
@@ -27,7 +33,17 @@ from torch_mapss.core.settings import Settings
 BATCH_BYTES = 2**26  # working memory of the versions of a batch of graphs
 
 
-def decomposition_errors(options: Options, *, scores: bool = False) -> Score:
+class LeftOut(NamedTuple):
+    """Scores of frames without one member of the bank each, or their sums over frames."""
+
+    clearance_left_out: Tensor  # (..., S', S, P); 0 where clearance is undefined
+    distortion_left_out: Tensor  # (..., S', S, P) squares of 1 - F; 0 where fidelity is undefined
+    members_left_out: Tensor  # (..., S', S, P) bool, or in how many frames: present in the graph
+
+
+def decomposition_errors(
+    options: BoundSettings, *, scores: bool = False, left_out: bool = False
+) -> Score:
     """A score function of radius (0) and tail of clearance and fidelity, (F, S') each.
 
     0 where the score is undefined.
@@ -35,45 +51,74 @@ def decomposition_errors(options: Options, *, scores: bool = False) -> Score:
     Args:
         options: checked; of these it reads ``confidence``.
         scores: also return what :func:`torch_mapss.core.decomposition.decomposition_scores` does.
+        left_out: also return the fields of :class:`LeftOut`, for the half-width of an utterance.
     """
-    quantile = NormalDist().inv_cdf(0.5 + options.confidence / 2.0)
 
     @torch.no_grad()
     def score(points: Points, settings: Settings, may_sync: bool) -> Scored:
-        given, graphs, again = scored_graphs(points, settings, may_sync)
-        found = given if scores else {}
-        for name, error in _standard_errors(graphs, points, settings).items():
-            defined = given[f"{name}_defined"]
-            half = (quantile * error).clamp(max=1.0).reshape(defined.shape)
-            tail = torch.where(defined, half, 0.0)
-            found = {f"{name}_radius": torch.zeros_like(tail), f"{name}_tail": tail, **found}
-        return found, again
+        values_by_name, graphs, again = scored_graphs(points, settings, may_sync)
+        without = _left_out(graphs, points, settings)
+        fidelity = 1.0 - without.distortion_left_out.sqrt()
+        errors = {}
+        for name, values in (("clearance", without.clearance_left_out), ("fidelity", fidelity)):
+            defined = values_by_name[f"{name}_defined"]
+            half_width = _half_width(values, without.members_left_out, options.confidence)
+            tail = torch.where(defined, half_width, 0.0)
+            errors |= {f"{name}_radius": torch.zeros_like(tail), f"{name}_tail": tail}
+        if left_out:
+            errors |= without._asdict()
+        return {**errors, **(values_by_name if scores else {})}, again
 
     return score
 
 
-def _standard_errors(graphs: Graphs, points: Points, settings: Settings) -> dict[str, Tensor]:
-    """Of clearance and fidelity (G,), in batches of graphs of bounded memory."""
+def utterance_half_widths(
+    sums: LeftOut, clearance_frames: Tensor, fidelity_frames: Tensor, confidence: float
+) -> tuple[Tensor, Tensor]:
+    """Half-widths (..., S') of utterance clearance and fidelity; NaN where no frame is defined.
+
+    Args:
+        sums: over the frames of each utterance, (..., S', S, P).
+        clearance_frames, fidelity_frames: (..., S') in how many frames each score is defined.
+        confidence: in (0, 1).
+    """
+    members = sums.members_left_out > 0
+    half_widths = []
+    for total, frames in (
+        (sums.clearance_left_out, clearance_frames),
+        (sums.distortion_left_out, fidelity_frames),
+    ):
+        mean = total / frames.clamp(min=1)[..., None, None]
+        pooled = 1.0 - mean.sqrt() if total is sums.distortion_left_out else mean
+        half_width = _half_width(pooled, members, confidence)
+        half_widths.append(torch.where(frames > 0, half_width, torch.nan))
+    return half_widths[0], half_widths[1]
+
+
+def _left_out(graphs: Graphs, points: Points, settings: Settings) -> LeftOut:
+    """The scores of frames (F, S', S, P) without each member, in batches of bounded memory."""
     (g, n), s, p = graphs.present.shape, points.sources, points.members
-    members = graphs.present[:, n - s * p :].unflatten(1, (s, p))
-    left_out = torch.eye(s * p, dtype=torch.bool, device=members.device)
-    left_out = torch.nn.functional.pad(left_out, (n - s * p, 0))  # the distortions come last
+    single = torch.eye(s * p, dtype=torch.bool, device=graphs.present.device)
+    single = torch.nn.functional.pad(single, (n - s * p, 0))  # the distortions come last
     size = max(1, BATCH_BYTES // (8 * 6 * s * p * n * (1 + graphs.foreign.shape[-1])))
-    errors: dict[str, list[Tensor]] = {"clearance": [], "fidelity": []}
+    clearances, distortions = [], []
     for first in range(0, max(g, 1), size):
-        part = slice(first, first + size)
-        some = Graphs(*(x[part] for x in graphs))
-        keep = some.present.unsqueeze(1) & ~left_out
-        found = decomposed(some, keep, settings.alpha, int(settings.time))
-        fidelity = (1.0 - found.distortion_ratio).clamp(min=0.0)
-        for name, values in (("clearance", found.clearance), ("fidelity", fidelity)):
-            errors[name].append(_jackknife(values.unflatten(1, (s, p)), members[part]))
-    return {name: torch.cat(found) for name, found in errors.items()}
+        batch = Graphs(*(x[first : first + size] for x in graphs))
+        keep = batch.present.unsqueeze(1) & ~single
+        scores = decomposed(batch, keep, settings.alpha, int(settings.time))
+        clearances.append(scores.clearance)
+        distorted = scores.distortion_ratio.clamp(max=1.0).square()
+        distortions.append(torch.where(scores.fidelity_defined, distorted, 0.0))
+    shape = points.frames, len(points.attributed), s, p
+    members = graphs.present[:, n - s * p :]
+    parts = torch.cat(clearances), torch.cat(distortions), members
+    return LeftOut(*(part.reshape(shape) for part in parts))
 
 
-def _jackknife(values: Tensor, members: Tensor) -> Tensor:
-    """Standard error (G,) of scores (G, S, P), each without one of the present ``members``."""
+def _half_width(values: Tensor, members: Tensor, confidence: float) -> Tensor:
+    """Jackknife half-width (...) of scores (..., S, P), each without one of the ``members``."""
     count = members.sum(-1).clamp(min=1)
     mean = torch.where(members, values, 0.0).sum(-1) / count
     squares = torch.where(members, values - mean.unsqueeze(-1), 0.0).square().sum(-1)
-    return (squares * (count - 1) / count).sqrt().sum(-1)
+    error = (squares * (count - 1) / count).sqrt().sum(-1)
+    return (NormalDist().inv_cdf(0.5 + confidence / 2.0) * error).clamp(max=1.0)

@@ -30,10 +30,19 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from torch_mapss.bounds.decomposition import decomposition_errors
+from torch_mapss.bounds.decomposition import (
+    LeftOut,
+    decomposition_errors,
+    utterance_half_widths,
+)
 from torch_mapss.bounds.match import match_widths
-from torch_mapss.bounds.schur import Options
 from torch_mapss.bounds.separation import separation_widths
+from torch_mapss.bounds.settings import (
+    CONVENTIONS,
+    BoundSettings,
+    check_confidence,
+    checked,
+)
 from torch_mapss.core import checks
 from torch_mapss.core.diffusion_map import DiffusionMap, Embedding, Read, read_map
 from torch_mapss.core.frame_batches import Bounds, Score, run
@@ -43,9 +52,7 @@ from torch_mapss.core.separation import of_separation
 from torch_mapss.core.settings import MapOptions, Settings, map_settings
 from torch_mapss.core.torch_defaults import with_torch_defaults
 
-CONVENTIONS = ("paper", "reference", "derived")
-TAILS = ("concentration", "bootstrap")
-Widths = Callable[[Embedding, Points, Settings, Options], tuple[Tensor, Tensor]]
+Widths = Callable[[Embedding, Points, Settings, BoundSettings], tuple[Tensor, Tensor]]
 
 
 class DecompositionBounds(NamedTuple):
@@ -118,8 +125,10 @@ def separation_bounds(
         TypeError, ValueError: as the score; and a setting out of its range.
     """
     convention, settings = _settings(options)
-    limits = Options(confidence, convention, tail, n_eff, c, floor=floor, draws=draws, seed=seed)
-    score = separation_errors(check_options(limits))
+    limits = BoundSettings(
+        confidence, convention, tail, n_eff, c, floor=floor, draws=draws, seed=seed
+    )
+    score = separation_errors(checked(limits))
     found = checked_points(outputs, references, distortions, attributed, active, mask, 1)
     return _of_measure(run(found, settings, score), "ps")
 
@@ -165,8 +174,10 @@ def match_bounds(
         TypeError, ValueError: as the score; and a setting out of its range.
     """
     convention, settings = _settings(options)
-    limits = Options(confidence, convention, tail, c1=c1, c2=c2, cap=cap, draws=draws, seed=seed)
-    score = match_errors(check_options(limits))
+    limits = BoundSettings(
+        confidence, convention, tail, c1=c1, c2=c2, cap=cap, draws=draws, seed=seed
+    )
+    score = match_errors(checked(limits))
     found = checked_points(outputs, references, distortions, attributed, active, mask, 2)
     return _of_measure(run(found, settings, score), "pm")
 
@@ -200,10 +211,57 @@ def decomposition_bounds(
         TypeError, ValueError: as :func:`torch_mapss.functional.clearance`; a confidence out of its
             range.
     """
-    score = decomposition_errors(check_options(Options(confidence)))
-    given = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
-    found = run(given, map_settings(alpha=alpha, time=time), score)
-    return DecompositionBounds(*(_of_measure(found, name) for name in DecompositionBounds._fields))
+    score = decomposition_errors(checked(BoundSettings(confidence)))
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
+    errors = run(points, map_settings(alpha=alpha, time=time), score)
+    return DecompositionBounds(_of_measure(errors, "clearance"), _of_measure(errors, "fidelity"))
+
+
+@with_torch_defaults
+@torch.no_grad()
+def utterance_decomposition_bounds(
+    outputs: Tensor,
+    references: Tensor,
+    distortions: Tensor,
+    *,
+    confidence: float = 0.95,
+    attributed: Sequence[int] | Tensor | None = None,
+    active: Tensor | None = None,
+    mask: Tensor | None = None,
+    others: Tensor | None = None,
+    alpha: float = 1.0,
+    time: float = 1.0,
+) -> DecompositionBounds:
+    """Half-widths of utterance clearance (mean) and fidelity (1 - RMS of 1 - F).
+
+    By a jackknife of the pooled score: all frames are compared with the same distortions, so what
+    the choice of these does to the score does not average out over frames.
+
+    Args:
+        outputs: (..., F, S', M), references: (..., F, S, M), distortions: (..., F, S, P, M): the
+            last leading dimension are the frames of an utterance.
+        confidence, attributed, active, mask, others, alpha, time: as for
+            :func:`decomposition_bounds`.
+
+    Returns:
+        Two :class:`Bounds` of (..., S') tensors, radius 0; NaN where no frame is defined.
+
+    Raises:
+        TypeError, ValueError: as :func:`decomposition_bounds`; no dimension of frames.
+    """
+    settings = checked(BoundSettings(confidence))
+    if outputs.ndim < 3:
+        raise ValueError(
+            "an utterance needs frames: outputs must have shape (..., F, S', M), got "
+            f"{tuple(outputs.shape)}. Of single frames take decomposition_bounds."
+        )
+    score = decomposition_errors(settings, scores=True, left_out=True)
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
+    errors = run(points, map_settings(alpha=alpha, time=time), score)
+    sums = LeftOut(*(errors[name].sum(-4) for name in LeftOut._fields))
+    counts = (errors[f"{name}_defined"].sum(-2) for name in DecompositionBounds._fields)
+    tails = utterance_half_widths(sums, *counts, confidence)
+    return DecompositionBounds(*(Bounds.of(torch.zeros_like(tail), tail) for tail in tails))
 
 
 def _of_measure(found: dict[str, Tensor], name: str) -> Bounds:
@@ -215,7 +273,6 @@ def truncation_bounds(
     embedded: DiffusionMap,
     confidence: float = 0.95,
     *,
-    time: float = 1.0,
     c: float = 1.0,
     convention: str = "paper",
 ) -> TruncationBounds:
@@ -231,9 +288,9 @@ def truncation_bounds(
     gives the smaller of this and Markov's :math:`(\sum\lambda^{2t}/\delta)^{1/2}`.
 
     Args:
-        embedded: of :func:`torch_mapss.functional.diffusion_map`, paper convention.
+        embedded: of :func:`torch_mapss.functional.diffusion_map`, paper convention. Its diffusion
+            time is the t of the bound.
         confidence: 1 - δ in (0, 1).
-        time: the t the map was made with.
         c: constant C, which the paper leaves open (printed bound only).
         convention: ``"paper"`` or ``"derived"``.
 
@@ -244,14 +301,13 @@ def truncation_bounds(
         TypeError, ValueError: a setting that is no number, or out of its range.
     """
     check_confidence(confidence)
-    checks.check_real(time, "time", "(0, inf)")
     checks.check_real(c, "c", "(0, inf)")
     checks.check_choice(convention, "convention", ("paper", "derived"))
     present = embedded.stationary > 0.0
     m = (present.sum(-1) - 1 - embedded.dimension).clamp(min=0)
     index = torch.arange(embedded.eigenvalues.shape[-1], device=m.device)
     discarded = index >= embedded.dimension.unsqueeze(-1)
-    powers = torch.where(discarded, embedded.eigenvalues.pow(time), 0.0)
+    powers = torch.where(discarded, embedded.eigenvalues.pow(embedded.time), 0.0)
     square = powers.square().sum(-1)
     least = torch.where(present, embedded.stationary, 1.0).amin(-1)
     following = powers.amax(-1)
@@ -271,7 +327,7 @@ def truncation_bounds(
 # --------------------------------------------------------------------------------------------
 
 
-def _errors(name: str, widths: Widths, scored: Read | None, options: Options) -> Score:
+def _errors(name: str, widths: Widths, scored: Read | None, options: BoundSettings) -> Score:
     def read(embedding: Embedding, points: Points, settings: Settings) -> dict[str, Tensor]:
         radius, tail = widths(embedding, points, settings, options)
         scores = {} if scored is None else scored(embedding, points, settings)
@@ -280,19 +336,19 @@ def _errors(name: str, widths: Widths, scored: Read | None, options: Options) ->
     return read_map(read, discarded=True)
 
 
-def separation_errors(options: Options, *, scores: bool = False) -> Score:
+def separation_errors(options: BoundSettings, *, scores: bool = False) -> Score:
     """A score function of ``ps_radius`` and ``ps_tail``, and of what PS itself returns.
 
     Making a map is most of the work, and the bounds read the scores' own.
 
     Args:
-        options: checked, see :func:`check_options`.
+        options: checked, see :func:`torch_mapss.bounds.settings.checked`.
         scores: also return what :func:`torch_mapss.core.separation.of_separation` does.
     """
     return _errors("ps", separation_widths, of_separation if scores else None, options)
 
 
-def match_errors(options: Options, *, scores: bool = False) -> Score:
+def match_errors(options: BoundSettings, *, scores: bool = False) -> Score:
     """The same of ``pm_radius`` and ``pm_tail``, and of PM."""
     return _errors("pm", match_widths, of_match if scores else None, options)
 
@@ -302,34 +358,9 @@ def match_errors(options: Options, *, scores: bool = False) -> Score:
 # --------------------------------------------------------------------------------------------
 
 
-def check_confidence(confidence: float) -> float:
-    """``confidence``; TypeError unless it is a number, ValueError unless it lies in (0, 1)."""
-    why = "It is the share of cases the interval is to hold, e.g. 0.95 (not 95)."
-    return checks.check_real(confidence, "confidence", "(0, 1)", why)
-
-
 def _settings(options: MapOptions) -> tuple[str, Settings]:
     """The convention of bounds, and the settings of the maps that they read."""
     convention = checks.check_choice(options.get("convention", "paper"), "convention", CONVENTIONS)
     printed = "paper" if convention == "derived" else convention
     maps: MapOptions = {**options, "convention": printed}
     return convention, map_settings(**maps)
-
-
-def check_options(options: Options) -> Options:
-    """The options of a bound, in range."""
-    check_confidence(options.confidence)
-    checks.check_choice(options.convention, "convention", CONVENTIONS)
-    checks.check_choice(options.tail, "tail", TAILS)
-    if isinstance(options.n_eff, str):
-        checks.check_choice(options.n_eff, "n_eff", ("bartlett",))
-    else:
-        checks.check_real(options.n_eff, "n_eff", "(0, 1]", "It is a share, or 'bartlett'.")
-    for name in ("c", "c1", "c2", "cap"):
-        if name != "cap" or options.cap != math.inf:
-            checks.check_real(getattr(options, name), name, "(0, inf)")
-    why = "It is the share of the largest eigenvalue added to the least one; the paper takes 0.05."
-    checks.check_real(options.floor, "floor", "(0, 1]", why)
-    checks.check_whole(options.draws, "draws", 1)
-    checks.check_seed(options.seed)
-    return options

@@ -24,12 +24,12 @@ from torch import Tensor
 from torch_mapss.bounds.bootstrap import bootstrap_match, half_width
 from torch_mapss.bounds.schur import (
     REFERENCE_RIDGE,
-    Options,
     is_retained,
     nothing_discarded,
     schur_parts,
     whole_space,
 )
+from torch_mapss.bounds.settings import BoundSettings
 from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.gamma import gammaincc
 from torch_mapss.core.mahalanobis import RIDGE, ridge_factor, rounding_floor
@@ -63,7 +63,7 @@ class Box(NamedTuple):
 
 
 def match_widths(
-    embedding: Embedding, points: Points, settings: Settings, options: Options
+    embedding: Embedding, points: Points, settings: Settings, options: BoundSettings
 ) -> tuple[Tensor, Tensor]:
     """Radius and tail of PM (F, S') of a batch of frames."""
     parts = match_parts(embedding, points, settings)
@@ -170,7 +170,7 @@ def corner_maxima(centre: Point, boxes: Sequence[Box]) -> list[Tensor]:
     ]
 
 
-def _radius_box(parts: MatchParts, fit: Gamma, options: Options) -> Box:
+def _radius_box(parts: MatchParts, fit: Gamma, options: BoundSettings) -> Box:
     """Of [eq:ps_bias]: the box of [eq:pm_k_bias] and [eq:pm_theta_bias], or the exact one."""
     mean, variance = moments(parts.g + parts.gaps, parts.present, parts.members)
     if options.convention == "derived":
@@ -193,7 +193,7 @@ def _radius_box(parts: MatchParts, fit: Gamma, options: Options) -> Box:
     return Box(half, (1e-6, 1e-6, 1e-8)) if reference else Box(half)
 
 
-def _tail_box(parts: MatchParts, fit: Gamma, options: Options) -> Box:
+def _tail_box(parts: MatchParts, fit: Gamma, options: BoundSettings) -> Box:
     """Of [eq:pm_prob_tail]: moments by Bernstein, k and θ to first order."""
     log = math.log(6.0 / (1.0 - options.confidence))  # ln(2/(δ/3))
     over_n = log / parts.members.clamp(min=1).to(parts.a.dtype)  # an integer divides in float32

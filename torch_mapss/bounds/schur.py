@@ -10,8 +10,6 @@ block, else a + b is not the full distance; [eq:schur] drops it.)
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -21,22 +19,6 @@ from torch_mapss.core.points import Points, point_validity
 
 # Extra ridge of the released implementation on the Schur complement.
 REFERENCE_RIDGE = 1e-9
-
-
-class Options(NamedTuple):
-    """What a bound depends on, its points apart: :func:`torch_mapss.bounds.separation_bounds`."""
-
-    confidence: float = 0.95
-    convention: str = "paper"
-    tail: str = "concentration"
-    n_eff: float | str = 0.7
-    c: float = 1.0
-    c1: float = 1.0
-    c2: float = 1.0
-    floor: float = 0.05
-    cap: float = 0.5
-    draws: int = 200
-    seed: int = 0
 
 
 def whole_space(embedding: Embedding) -> Embedding:

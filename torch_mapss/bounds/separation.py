@@ -33,12 +33,12 @@ from torch_mapss.bounds.bootstrap import bootstrap_separation, half_width
 from torch_mapss.bounds.effective import effective_size
 from torch_mapss.bounds.schur import (
     REFERENCE_RIDGE,
-    Options,
     is_retained,
     nothing_discarded,
     schur_parts,
     whole_space,
 )
+from torch_mapss.bounds.settings import BoundSettings
 from torch_mapss.core import linalg
 from torch_mapss.core.diffusion_map import Embedding
 from torch_mapss.core.mahalanobis import RIDGE, rounding_floor, scatter_factor
@@ -66,7 +66,7 @@ class Spread(NamedTuple):
 
 
 def separation_widths(
-    embedding: Embedding, points: Points, settings: Settings, options: Options
+    embedding: Embedding, points: Points, settings: Settings, options: BoundSettings
 ) -> tuple[Tensor, Tensor]:
     """Radius and tail of PS (F, S') of a batch of frames."""
     sides = separation_sides(embedding, points, settings)
@@ -113,7 +113,7 @@ def _separation_radius(sides: Sides) -> Tensor:
     return torch.where(total > 0.0, weighted / safe.square(), 0.0)
 
 
-def _spread(embedding: Embedding, points: Points, options: Options) -> Spread:
+def _spread(embedding: Embedding, points: Points, options: BoundSettings) -> Spread:
     """:class:`Spread` of every cluster, each field (F, S)."""
     _, clusters = split_points(embedding.coordinates, points)
     _, present = presence(points)
@@ -151,7 +151,7 @@ def _extreme_eigenvalues(covariance: Tensor, dimension: Tensor) -> tuple[Tensor,
     return values[..., 0], values[..., -1], trace
 
 
-def _separation_tail(sides: Sides, spread: Spread, options: Options) -> Tensor:
+def _separation_tail(sides: Sides, spread: Spread, options: BoundSettings) -> Tensor:
     """[eq:aftermizath] in the three conventions."""
     a, b = sides.distance.unbind(-1)
     slope = torch.hypot(a, b) / torch.where(a + b > 0.0, a + b, 1.0).square()
@@ -166,7 +166,7 @@ def _separation_tail(sides: Sides, spread: Spread, options: Options) -> Tensor:
     return tail.clamp(max=1.0) if reference else tail
 
 
-def _distance_error(distance: Tensor, spread: Spread, options: Options) -> Tensor:
+def _distance_error(distance: Tensor, spread: Spread, options: BoundSettings) -> Tensor:
     """ε(A) of [eq:temp_A] as printed, with Δ_μ of [eq:ps_mu] and Δ_Σ of [eq:ps_cov].
 
     In the derived convention ``|A - Â|`` from the error of A², see the module.

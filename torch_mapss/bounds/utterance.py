@@ -21,13 +21,13 @@ the sum over the windows f lies in. ``convention="derived"`` uses these; ``"pape
 [eq:pesq_pool_b], [eq:pesq_pool_h], which divide both parts by sqrt(M): right for neither.
 
 **One rule for the half-width of a mean score**, in :func:`torch_mapss.evaluate` with
-``bounds=True`` and in the metrics with ``half_width=``: frames -> utterance by
-:func:`pool_match_bounds` with its defaults, radius plus tail, for PS and PM alike; utterances ->
-sources, mixtures, sets by the mean of half-widths. That mean does not shrink with their number:
-every mixture is compared with the same distortions, so that their errors may go together. It
-bounds what truncation and finitely many distortions do to the score of these very signals. How far
-the mean over another set of files would lie is another question, which a bootstrap over files
-answers.
+``bounds=True``: frames -> utterance by :func:`pool_match_bounds` with its defaults, radius plus
+tail, for PS and PM alike, and for clearance and fidelity by the jackknife of the pooled score, see
+:mod:`torch_mapss.bounds.decomposition`; utterances -> sources, mixtures, sets by the mean of
+half-widths. That mean does not shrink with their number: every mixture is compared with the same
+distortions, so that their errors may go together. It bounds what truncation and finitely many
+distortions do to the score of these very signals. How far the mean over another set of files would
+lie is another question, which a bootstrap over files answers.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ class DiffusionMap:
     stationary: Tensor  # (..., N) π, sums to 1, 0 at absent points
     retained: Tensor  # (..., N, N-1) λ^t u, columns from d on are zero; differentiable
     coordinates: Tensor  # (..., N, N-1) λ^t u, all columns, detached
+    time: float  # t
 
 
 class Embedding(NamedTuple):
@@ -277,4 +278,5 @@ def diffusion_map(
             stationary=spectrum.root.square().reshape(*lead, n),
             retained=spectrum.retained.reshape(*lead, n, n - 1),
             coordinates=coordinates.reshape(*lead, n, n - 1),
+            time=settings.time,
         )

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from torch_mapss.bounds.correlation import CONVENTIONS, correlation_bounds, scenario_bounds
-from torch_mapss.bounds.frames import check_confidence
+from torch_mapss.bounds.settings import check_confidence
 from torch_mapss.core import checks
 from torch_mapss.evaluation import correlation_stats as stats
 from torch_mapss.evaluation import io

@@ -65,7 +65,7 @@ def checked_options(options: Mapping[str, Any], where: str = "options") -> dict[
 
 def request_of(options: Mapping[str, Any]) -> Request:
     """What is to be scored, checked; ``measures`` as a tuple."""
-    from torch_mapss.bounds.frames import CONVENTIONS, TAILS, check_confidence
+    from torch_mapss.bounds.settings import CONVENTIONS, TAILS, check_confidence
     from torch_mapss.core import checks
     from torch_mapss.pipeline.measures import checked_measures
 

@@ -53,9 +53,10 @@ def bounding(
 ) -> Task[ScoreBounds]:
     """Bounds, and scores read off the same maps; see :meth:`torch_mapss.MAPSS.bounds`."""
     from torch_mapss.bounds import frames as bounds
+    from torch_mapss.bounds.settings import named_settings
 
     convention = config.settings.convention if convention is None else convention
-    checked = bounds.check_options(bounds.Options(confidence, convention, **options))
+    checked = named_settings(confidence, convention, options)
     functions = {
         measure.name: getattr(bounds, f"{measure.name}_errors")(checked, scores=True)
         for measure in with_encoder(MEASURES)
