@@ -29,7 +29,7 @@ _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_ind
 class Waits(TorchDispatchMode):
     """Counts reads of values, and plain copies of Python lists.
 
-    :func:`torch_mapss.core.devices.placed` copies a list without waiting.
+    :func:`torch_mapss.core.devices.upload` copies a list without waiting.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Waits(TorchDispatchMode):
         unsized = name == "repeat_interleave" and not (kwargs or {}).get("output_size")
         if name in _READS or masks or unsized:
             self.read(f"boolean {name}" if masks else name)
-        if name == "lift_fresh" and not _line().endswith("of placed"):
+        if name == "lift_fresh" and not _line().endswith("of upload"):
             self.uploads[_line()] += 1
         return func(*args, **(kwargs or {}))
 

@@ -55,7 +55,7 @@ def is_accelerator(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def placed(values: Sequence[float] | Sequence[int], device: torch.device) -> Tensor:
+def upload(values: Sequence[float] | Sequence[int], device: torch.device) -> Tensor:
     """A few numbers of the host as a tensor on ``device``, without synchronising.
 
     Whole numbers become int64, others float64 (where the device has it).
@@ -65,8 +65,18 @@ def placed(values: Sequence[float] | Sequence[int], device: torch.device) -> Ten
     return back(torch.tensor(values, dtype=dtype, device="cpu"), device)
 
 
-def picked(x: Tensor, dim: int, places: Sequence[int]) -> Tensor:
-    """The ``places`` of ``x`` along ``dim``, without synchronising; ``x`` if these are all."""
-    if tuple(places) == tuple(range(x.shape[dim])):
+def select(x: Tensor, index: Sequence[int], dim: int) -> Tensor:
+    """Entries of ``x`` along ``dim``, without synchronising; ``x`` itself if these are all."""
+    if tuple(index) == tuple(range(x.shape[dim])):
         return x
-    return x.index_select(dim, placed(places, x.device))
+    return x.index_select(dim, upload(index, x.device))
+
+
+def select_sources(x: Tensor, order: Tensor) -> Tensor:
+    """Sources of ``x`` (B, S, ...) by an ``order`` (B, S') of their own for each mixture."""
+    return x[torch.arange(len(order), device=order.device).unsqueeze(-1), order]
+
+
+def restore_order(x: Tensor, order: Tensor | None) -> Tensor:
+    """Undo :func:`select_sources` of a permutation (B, S); None: nothing was permuted."""
+    return x if order is None else select_sources(x, order.argsort(-1))

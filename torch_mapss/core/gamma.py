@@ -178,7 +178,7 @@ def _rule_like(x: Tensor) -> list[tuple[Tensor, Tensor]]:
     The blocks bound the memory of large inputs; small ones take all points at once.
     """
     column = (-1,) + (1,) * x.dim()
-    nodes, weights = (devices.placed(values, x.device).view(column) for values in _RULE)
+    nodes, weights = (devices.upload(values, x.device).view(column) for values in _RULE)
     block = min(_POINTS, max(1, _BLOCK // max(1, x.numel())))
     return list(zip(nodes.split(block), weights.split(block), strict=True))
 

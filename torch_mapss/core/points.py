@@ -65,11 +65,11 @@ class Points(NamedTuple):
 
     def source_index(self) -> Tensor:
         """(S',) the source of each output."""
-        return devices.placed(self.attributed, self.device)
+        return devices.upload(self.attributed, self.device)
 
     def of_outputs(self, values: Tensor, dim: int = 1) -> Tensor:
         """Values of sources (S along ``dim``) as values of the source of each output (S')."""
-        return devices.picked(values, dim, self.attributed)
+        return devices.select(values, self.attributed, dim)
 
 
 # --------------------------------------------------------------------------------------------

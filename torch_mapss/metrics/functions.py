@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from torch_mapss.core import checks
 from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.metrics.shared_batch import Target
 from torch_mapss.metrics.values import (
@@ -21,8 +20,10 @@ from torch_mapss.metrics.values import (
     item_means,
     reduced_value,
 )
-from torch_mapss.pipeline.inputs import check_pit, in_order
+from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.inputs import check_pit
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
+from torch_mapss.pipeline.order import in_order
 
 __all__ = ["bleed", "clearance", "fidelity", "perceptual_match", "perceptual_separation"]
 
@@ -171,8 +172,9 @@ def _per_item(
             "sources of its mixture and have no speaker-wise value, use mode='permutation-wise'."
         )
     if pit is not None and check_pit(pit, None if attributed is None else tuple(attributed)):
-        true = None if lengths is None else checks.whole_numbers(lengths, "lengths")
-        preds = in_order(mapss.config, preds, target, true, {value.measure}, pit)
+        if not isinstance(target, ReferenceBank):
+            target, lengths = mapss.prepare(target, lengths, value.measure), None
+        preds = in_order(mapss.config, preds, target, pit)
     scores = mapss(preds, target, attributed, lengths, measures=value.measure)
     if reduction == "none":
         return value.frames(scores)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from torch_mapss.pipeline.bank import ReferenceBank
-from torch_mapss.pipeline.inputs import in_order
 from torch_mapss.pipeline.mapss import MAPSS
+from torch_mapss.pipeline.order import in_order
 from torch_mapss.pipeline.scores import Scores
 
 Target = Tensor | ReferenceBank
@@ -102,7 +102,9 @@ def _scored(
     measures: set[str],
 ) -> Scores:
     if wanted.pit is not None:
-        preds = in_order(mapss.config, preds, target, lengths, measures, wanted.pit)
+        if not isinstance(target, ReferenceBank):
+            target, lengths = mapss.prepare(target, lengths, measures), None
+        preds = in_order(mapss.config, preds, target, wanted.pit)
     return mapss(preds, target, wanted.attributed, lengths, measures=measures, frames=wanted.frames)
 
 

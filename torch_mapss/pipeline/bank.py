@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +15,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch_mapss.core.checks import differing
 from torch_mapss.core.points import Points
 from torch_mapss.distortions import Measured
+from torch_mapss.pipeline.activity import active_sources, frames_to_score
 
-FORMAT = 6  # of saved banks; a bank of another format is refused
+FORMAT = 7  # of saved banks; a bank of another format is refused
+
+
+# ------------------------------------------------------------------------------------------------
+# The mixtures of one length
+# ------------------------------------------------------------------------------------------------
 
 
 class Encoded(NamedTuple):
@@ -26,29 +33,28 @@ class Encoded(NamedTuple):
     mask: Tensor | None  # (b, S, P) bool, which distortions are present; None: all
     others: Tensor | None = None  # (b, S, F, M) sum of the other references
 
-    def at(self, item: Tensor | int, frame: Tensor | slice) -> Points:
-        """Frames (n,) of items (n,), with the references as outputs."""
+    def points(self, item: Tensor | int, frame: Tensor | slice) -> Points:
+        """Frames (n,) of items (n,) as graphs without outputs."""
 
-        def pick(embeddings: Tensor) -> Tensor:
+        def gather(embeddings: Tensor) -> Tensor:
             return embeddings.movedim(-2, 1)[item, frame]
 
-        references = pick(self.references)
+        references = gather(self.references)
         return Points(
+            references[:, :0],
             references,
-            references,
-            pick(self.distortions),
-            tuple(range(references.shape[1])),
+            gather(self.distortions),
+            attributed=(),
             mask=None if self.mask is None else self.mask[item].expand(len(references), -1, -1),
-            others=None if self.others is None else pick(self.others),
+            others=None if self.others is None else gather(self.others),
         )
 
     def usable(self) -> Tensor:
-        """(b, S, F) frames in which all embeddings of a source are finite."""
+        """(b, S, F) bool: frames in which all embeddings of a source are finite."""
         # A sum over features keeps NaN and infinity, and does not copy a view.
-        found = self.distortions.sum(-1).isfinite().all(2)
-        for part in (self.references, self.others):
-            found = found if part is None else found & part.sum(-1).isfinite()
-        return found
+        usable = self.distortions.sum(-1).isfinite().all(2)
+        usable = usable & self.references.sum(-1).isfinite()
+        return usable if self.others is None else usable & self.others.sum(-1).isfinite()
 
     @property
     def frame_bytes(self) -> int:
@@ -57,26 +63,23 @@ class Encoded(NamedTuple):
         return sources * (members + 1) * features * self.distortions.element_size()
 
 
-class Deferred(NamedTuple):
-    """What it takes to make any part of the distortions of a long clip for one measure."""
+class CopyRecipe(NamedTuple):
+    """What it takes to make any stretch of the distorted copies of a long clip for one measure."""
 
-    measured: Measured  # on the whole references (1, S, T)
-    gains: Tensor  # (1, S, P) what brings each copy to its level; 0 where there is none
+    measured: Measured  # on the entire references (1, S, T)
+    gains: Tensor  # (1, S, P) that bring each copy to its level; 0 where there is none
 
 
-class Group(NamedTuple):
-    """The mixtures of a batch that share one length."""
+@dataclass(frozen=True, eq=False)
+class PreparedClips:
+    """References of the mixtures of a batch that share one length; see the two kinds of it."""
 
-    items: tuple[int, ...]  # their places in the batch
+    items: tuple[int, ...]  # their indices in the batch
     samples: int  # length as handed in, before resampling
     waves: Tensor  # (b, S, T) normalised references at the encoder's rate
-    audible: Tensor  # (b, S, F) bool: source active by itself
+    audible: Tensor  # (b, S, F) bool: source loud enough by itself
     valid: Tensor  # (b, S, F) bool: source without a bad sample, and its embeddings finite
-    scored: Tensor  # (n, 2) int64: (item of the group, frame) with at least two active sources
-    encoded: dict[str, Encoded]  # by measure
-    # The same of a long clip, whose distortions are made and encoded whenever it is scored.
-    deferred: dict[str, Deferred] | None = None
-    others: Tensor | None = None  # (1, S, T) of a long clip: normalised sums of the others
+    scored: Tensor  # (n, 2) int64: item (of these clips) and frame that are scored
 
     @property
     def frames(self) -> int:
@@ -89,14 +92,33 @@ class Group(NamedTuple):
         return active_sources(self.audible, self.valid)
 
 
-def active_sources(audible: Tensor, valid: Tensor) -> Tensor:
-    """(b, S, F) bool: audible (b, S, F), in frames in which all sources are valid (b, S, F)."""
-    return audible & valid.all(1, keepdim=True)
+@dataclass(frozen=True, eq=False)
+class EncodedClips(PreparedClips):
+    """Clips whose references and distortions are encoded and held in memory."""
+
+    encoded: dict[str, Encoded]  # by measure
 
 
-def scored_frames(audible: Tensor, valid: Tensor) -> Tensor:
-    """(n, 2) item and frame where at least two sources are active."""
-    return (active_sources(audible, valid).sum(1) >= 2).nonzero()
+@dataclass(frozen=True, eq=False)
+class LongClip(PreparedClips):
+    """One clip that is longer than a segment: distorted and encoded whenever it is scored."""
+
+    recipes: dict[str, CopyRecipe]  # by measure
+    others: Tensor | None  # (1, S, T) normalised sums of the other references, where they are used
+
+
+Kind = TypeVar("Kind", bound=PreparedClips)
+
+
+def mapped(clips: Kind, change: Callable[[Tensor], Tensor]) -> Kind:
+    """The clips with every tensor changed."""
+    values = {field.name: getattr(clips, field.name) for field in fields(clips)}
+    return replace(clips, **tree_map_only(Tensor, change, values))
+
+
+# ------------------------------------------------------------------------------------------------
+# The bank
+# ------------------------------------------------------------------------------------------------
 
 
 class ReferenceBank:
@@ -113,9 +135,9 @@ class ReferenceBank:
     """
 
     def __init__(
-        self, groups: tuple[Group, ...], samples: int, settings: Mapping[str, Any]
+        self, groups: tuple[PreparedClips, ...], samples: int, settings: Mapping[str, Any]
     ) -> None:
-        self.groups = groups
+        self.groups = groups  # one for each length
         self.samples = samples  # longest length T, as handed in
         self.settings = settings  # sample rate, loudness, …; by measure encoder and distortions
 
@@ -130,13 +152,13 @@ class ReferenceBank:
     @property
     def lengths(self) -> tuple[int, ...]:
         """True length of each mixture."""
-        found = {item: group.samples for group in self.groups for item in group.items}
-        return tuple(found[item] for item in sorted(found))
+        samples = {item: clips.samples for clips in self.groups for item in clips.items}
+        return tuple(samples[item] for item in sorted(samples))
 
     @property
     def batch(self) -> int:
         """B."""
-        return len(self.lengths)
+        return sum(len(clips.items) for clips in self.groups)
 
     @property
     def sources(self) -> int:
@@ -146,7 +168,7 @@ class ReferenceBank:
     @property
     def frames(self) -> int:
         """F of the longest."""
-        return max(group.frames for group in self.groups)
+        return max(clips.frames for clips in self.groups)
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -156,8 +178,8 @@ class ReferenceBank:
     @property
     def nbytes(self) -> int:
         """Bytes its tensors keep alive, each storage counted once."""
-        tensors = (x for x in tree_leaves(self.groups) if isinstance(x, Tensor))
-        storages = (tensor.untyped_storage() for tensor in tensors)
+        leaves = tree_leaves([vars(clips) for clips in self.groups])
+        storages = [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor)]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     @property
@@ -167,31 +189,36 @@ class ReferenceBank:
 
     def __repr__(self) -> str:
         """Five lines, for ``print``."""
-        span = " to ".join(map(str, sorted({min(self.lengths), max(self.lengths)})))
-        scored = sum(len(group.scored) for group in self.groups)
-        named = (x["encoder"] for x in self.settings["measures"].values() if x)
-        encoders = {name.split(" (")[0] for name in named}
+        extremes = sorted({min(self.lengths), max(self.lengths)})
+        scored = sum(len(clips.scored) for clips in self.groups)
+        described = [
+            settings["encoder"] for settings in self.settings["measures"].values() if settings
+        ]
+        encoders = sorted({text.split(" (")[0] for text in described})
         return (
-            f"ReferenceBank({self.batch} mixtures of {self.sources} sources, {span} samples,\n"
+            f"ReferenceBank({self.batch} mixtures of {self.sources} sources, "
+            f"{' to '.join(map(str, extremes))} samples,\n"
             f"  measures: {', '.join(self.measures)},\n"
             f"  frames: {scored} with at least two active sources,\n"
             f"  memory: {self.nbytes / 2**20:.1f} MiB on {self.device},\n"
-            f"  encoders: {', '.join(sorted(encoders)) or 'none'})"
+            f"  encoders: {', '.join(encoders) or 'none'})"
         )
 
     def to(self, device: torch.device | str) -> ReferenceBank:
         """The bank with its tensors on ``device``."""
-        # A copy to the CPU that is not awaited could be read before it is there.
-        later = torch.device(device).type != "cpu"
-        return self._mapped(lambda tensor: tensor.to(device, non_blocking=later))
+        # A non-blocking copy to the CPU may be read before it completes.
+        non_blocking = torch.device(device).type != "cpu"
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> ReferenceBank:
         """The bank in page-locked memory, as DataLoader's ``pin_memory=True`` asks for."""
         return self._mapped(lambda tensor: tensor.pin_memory())
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> ReferenceBank:
-        groups = tree_map_only(Tensor, change, self.groups)
+        groups = tuple(mapped(clips, change) for clips in self.groups)
         return ReferenceBank(groups, self.samples, self.settings)
+
+    # -------------------------------------------------------------------------- new mixtures
 
     @torch.inference_mode(False)  # as what `prepare` makes, it serves in training too
     def recombined(self, index: Tensor | Sequence[Sequence[int]]) -> ReferenceBank:
@@ -213,70 +240,45 @@ class ReferenceBank:
                 new mixtures of three and more sources where "decomposition" was prepared, which
                 encodes sums of sources.
         """
-        chosen = torch.as_tensor(index, device=self.device)
-        if chosen.is_floating_point() or chosen.is_complex() or chosen.dtype == torch.bool:
-            raise TypeError(f"index must hold whole numbers, got {chosen.dtype}.")
-        group, *others = self.groups
-        if others or group.deferred is not None:
+        mixtures = torch.as_tensor(index, device=self.device)
+        if mixtures.is_floating_point() or mixtures.is_complex() or mixtures.dtype == torch.bool:
+            raise TypeError(f"index must hold whole numbers, got {mixtures.dtype}.")
+        clips = self.groups[0]
+        if len(self.groups) > 1 or not isinstance(clips, EncodedClips):
             raise ValueError(
                 "only mixtures of one length that is not scored in segments can be recombined, got "
                 f"{sorted(set(self.lengths))} samples. Cut them to one length, or pass "
                 "segment=None where they are longer than a segment."
             )
-        fits = chosen.ndim == 2 and chosen.shape[1] == self.sources and len(chosen) > 0
-        if not fits or bool(((chosen < 0) | (chosen >= self.batch)).any()):
+        fits = mixtures.ndim == 2 and mixtures.shape[1] == self.sources and len(mixtures) > 0
+        if not fits or bool(((mixtures < 0) | (mixtures >= self.batch)).any()):
             raise ValueError(
                 f"index must be (B', S) = (…, {self.sources}) mixtures in [0, {self.batch}), got "
-                f"{chosen.tolist()}."
+                f"{mixtures.tolist()}."
             )
-        sums = any(part.others is not None for part in group.encoded.values())
-        if sums and bool((chosen != chosen[:, :1]).any()):
+        has_sums = any(encoded.others is not None for encoded in clips.encoded.values())
+        if has_sums and bool((mixtures != mixtures[:, :1]).any()):
             raise ValueError(
                 'index makes new mixtures of three or more sources, of which "decomposition" '
                 "encodes sums of the others. Prepare without it: prepare(references, "
                 'measures=("separation", "match")), or prepare the new mixtures.'
             )
-        source = torch.arange(self.sources, device=chosen.device)
+        source = torch.arange(self.sources, device=mixtures.device)
 
-        def pick(tensor: Tensor) -> Tensor:
-            return tensor[chosen, source]  # a group that is alone holds the mixtures in order
+        def select(tensor: Tensor) -> Tensor:
+            return tensor[mixtures, source]  # a group that is alone holds the mixtures in order
 
-        waves, audible, valid = map(pick, (group.waves, group.audible, group.valid))
-        items, scored = tuple(range(len(chosen))), scored_frames(audible, valid)
-        encoded = tree_map_only(Tensor, pick, group.encoded)
-        new = Group(items, group.samples, waves, audible, valid, scored, encoded)
-        return ReferenceBank((new,), self.samples, self.settings)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the bank to a file for :meth:`load`."""
-        torch.save({"format": FORMAT, "bank": self}, path)
-
-    @staticmethod
-    @torch.inference_mode(False)
-    def load(
-        path: str | os.PathLike[str], map_location: torch.device | str | None = None
-    ) -> ReferenceBank:
-        """Read a bank written by :meth:`save`; no code in the file is run.
-
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: the file holds something else, or a bank of another format.
-        """
-        records: list[Any] = [ReferenceBank, Group, Encoded, Deferred, Measured]
-        try:
-            with torch.serialization.safe_globals(records):
-                stored = torch.load(path, map_location=map_location, weights_only=True)
-        except FileNotFoundError:
-            raise
-        except Exception as error:
-            raise ValueError(f"{os.fspath(path)!r} holds no saved ReferenceBank: {error}") from None
-        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-            raise ValueError(
-                f"{os.fspath(path)!r} holds no ReferenceBank of format {FORMAT}. Make it again "
-                "with MAPSS.prepare(...).save(path)."
-            )
-        bank: ReferenceBank = stored["bank"]
-        return bank
+        audible, valid = select(clips.audible), select(clips.valid)
+        mixed = EncodedClips(
+            items=tuple(range(len(mixtures))),
+            samples=clips.samples,
+            waves=select(clips.waves),
+            audible=audible,
+            valid=valid,
+            scored=frames_to_score(active_sources(audible, valid)),
+            encoded=tree_map_only(Tensor, select, clips.encoded),
+        )
+        return ReferenceBank((mixed,), self.samples, self.settings)
 
     @staticmethod
     @torch.inference_mode(False)
@@ -289,62 +291,156 @@ class ReferenceBank:
             TypeError: something else than banks.
             ValueError: no bank, or banks of different settings, measures or numbers of sources.
         """
-        given = list(banks)
-        if not given:
+        banks = list(banks)
+        if not banks:
             raise ValueError("at least one bank is needed, got none.")
         offset, groups = 0, []
-        for bank in given:
-            if not isinstance(bank, ReferenceBank):
-                raise TypeError(
-                    f"join takes ReferenceBanks, got {type(bank).__name__}. Where a data set gives "
-                    "more than banks, join the banks of the batch in a collate_fn of your own."
-                )
-            both = ({**x.settings, "sources": x.sources} for x in (given[0], bank))
-            for name, one, other in differing(*both):
-                raise ValueError(
-                    f"banks to be joined must have the same settings, but {name} is {one} in the "
-                    f"first and {other} in another."
-                )
-            for group in bank.groups:
-                groups.append(group._replace(items=tuple(item + offset for item in group.items)))
+        for bank in banks:
+            _check_joinable(banks[0], bank)
+            for clips in bank.groups:
+                groups.append(replace(clips, items=tuple(item + offset for item in clips.items)))
             offset += bank.batch
-        samples = max(bank.samples for bank in given)
-        return ReferenceBank(_stacked(groups), samples, given[0].settings)
+        samples = max(bank.samples for bank in banks)
+        return ReferenceBank(_stacked_by_length(groups), samples, banks[0].settings)
+
+    # -------------------------------------------------------------------------- files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the bank to a file for :meth:`load`."""
+        stored = {
+            "format": FORMAT,
+            "samples": self.samples,
+            "settings": _plain(self.settings),
+            "groups": [_plain(vars(clips)) for clips in self.groups],
+        }
+        torch.save(stored, path)
+
+    @staticmethod
+    @torch.inference_mode(False)
+    def load(
+        path: str | os.PathLike[str], map_location: torch.device | str | None = None
+    ) -> ReferenceBank:
+        """Read a bank written by :meth:`save`; no code in the file is run.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: the file holds something else, or a bank of another format.
+        """
+        # Plain containers: a file with records of ours would need torch's list of safe classes,
+        # which belongs to the process and would be changed under other threads.
+        try:
+            stored = torch.load(path, map_location=map_location, weights_only=True)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"{os.fspath(path)!r} holds no saved ReferenceBank, or one of an older version: "
+                f"{error}"
+            ) from None
+        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+            raise ValueError(
+                f"{os.fspath(path)!r} holds no ReferenceBank of format {FORMAT}. Make it again "
+                "with MAPSS.prepare(...).save(path)."
+            )
+        groups = tuple(_rebuilt(values) for values in stored["groups"])
+        return ReferenceBank(groups, stored["samples"], stored["settings"])
 
 
-def _stacked(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Groups of one length as one group, distortions padded to the most and masked."""
-    by_length: dict[tuple[int, ...], list[Group]] = {}
-    for group in groups:
-        alone = () if group.deferred is None else group.items
-        by_length.setdefault((group.samples, *alone), []).append(group)
-    return tuple(_stack(same) if len(same) > 1 else same[0] for same in by_length.values())
+def _plain(value: Any) -> Any:
+    """Records as dictionaries, all the way down; tensors, texts and numbers as they are."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {name: _plain(entry) for name, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_plain(entry) for entry in value)
+    return value
 
 
-def _stack(groups: Sequence[Group]) -> Group:
-    waves, audible, valid = map(torch.cat, zip(*((g.waves, g.audible, g.valid) for g in groups)))
-    encoded = {
-        name: _stack_encoded([group.encoded[name] for group in groups])
-        for name in groups[0].encoded
+def _rebuilt(values: dict[str, Any]) -> PreparedClips:
+    """The record whose fields :func:`_plain` has made dictionaries."""
+    if "encoded" in values:
+        encoded = {name: Encoded(**entry) for name, entry in values["encoded"].items()}
+        return EncodedClips(**{**values, "encoded": encoded})
+    recipes = {
+        name: CopyRecipe(Measured(**entry["measured"]), entry["gains"])
+        for name, entry in values["recipes"].items()
     }
-    items = tuple(item for group in groups for item in group.items)
-    scored = scored_frames(audible, valid)
-    return Group(items, groups[0].samples, waves, audible, valid, scored, encoded)
+    return LongClip(**{**values, "recipes": recipes})
 
 
-def _stack_encoded(parts: Sequence[Encoded]) -> Encoded:
-    most = max(part.distortions.shape[2] for part in parts)
+# ------------------------------------------------------------------------------------------------
+# Joining
+# ------------------------------------------------------------------------------------------------
+
+
+def _check_joinable(reference: ReferenceBank, bank: object) -> None:
+    """Raise TypeError or ValueError unless a bank can stand in one bank with the reference."""
+    if not isinstance(bank, ReferenceBank):
+        raise TypeError(
+            f"join takes ReferenceBanks, got {type(bank).__name__}. Where a data set gives "
+            "more than banks, join the banks of the batch in a collate_fn of your own."
+        )
+    expected = {**reference.settings, "sources": reference.sources}
+    for name, value, unlike in differing(expected, {**bank.settings, "sources": bank.sources}):
+        raise ValueError(
+            f"banks to be joined must have the same settings, but {name} is {value} in the "
+            f"first and {unlike} in another."
+        )
+
+
+def _stacked_by_length(groups: Sequence[PreparedClips]) -> tuple[PreparedClips, ...]:
+    """Clips of one length as one group, except for long clips, which are scored one by one."""
+    by_length: dict[int, list[EncodedClips]] = {}
+    order: list[int | LongClip] = []
+    for clips in groups:
+        if isinstance(clips, LongClip):
+            order.append(clips)
+        elif isinstance(clips, EncodedClips):
+            if clips.samples not in by_length:
+                order.append(clips.samples)
+            by_length.setdefault(clips.samples, []).append(clips)
+    return tuple(_stacked(by_length[key]) if isinstance(key, int) else key for key in order)
+
+
+def _stacked(groups: Sequence[EncodedClips]) -> EncodedClips:
+    """Clips of equal length as one group."""
+    if len(groups) == 1:
+        return groups[0]
+    audible = torch.cat([clips.audible for clips in groups])
+    valid = torch.cat([clips.valid for clips in groups])
+    return EncodedClips(
+        items=tuple(item for clips in groups for item in clips.items),
+        samples=groups[0].samples,
+        waves=torch.cat([clips.waves for clips in groups]),
+        audible=audible,
+        valid=valid,
+        scored=frames_to_score(active_sources(audible, valid)),
+        encoded={
+            name: _stacked_embeddings([clips.encoded[name] for clips in groups])
+            for name in groups[0].encoded
+        },
+    )
+
+
+def _stacked_embeddings(sets: Sequence[Encoded]) -> Encoded:
+    """Embeddings of clips of equal length as one, distortions padded to the most and masked."""
+    members = max(encoded.distortions.shape[2] for encoded in sets)
     distortions, masks = [], []
-    for part in parts:
-        missing = most - part.distortions.shape[2]
-        distortions.append(pad(part.distortions, (0, 0, 0, 0, 0, missing)))
-        every = torch.ones_like(part.distortions[..., 0, 0], dtype=torch.bool)
-        masks.append(pad(every if part.mask is None else part.mask, (0, missing)))
-    ragged = any(part.mask is not None or part.distortions.shape[2] < most for part in parts)
-    others = [part.others for part in parts if part.others is not None]
+    for encoded in sets:
+        missing = members - encoded.distortions.shape[2]
+        distortions.append(pad(encoded.distortions, (0, 0, 0, 0, 0, missing)))
+        mask = encoded.mask
+        if mask is None:
+            mask = torch.ones_like(encoded.distortions[..., 0, 0], dtype=torch.bool)
+        masks.append(pad(mask, (0, missing)))
+    is_ragged = any(
+        encoded.mask is not None or encoded.distortions.shape[2] < members for encoded in sets
+    )
+    others = [encoded.others for encoded in sets if encoded.others is not None]
     return Encoded(
-        torch.cat([part.references for part in parts]),
+        torch.cat([encoded.references for encoded in sets]),
         torch.cat(distortions),
-        torch.cat(masks) if ragged else None,
+        torch.cat(masks) if is_ragged else None,
         torch.cat(others) if others else None,
     )

@@ -38,6 +38,7 @@ EncoderChoice = str | os.PathLike[str] | Encoder | Callable[[Tensor], Tensor]
 CONTEXT = 1.0
 """Seconds on each side of a segment that an encoder with attention receives as well."""
 SEGMENT = 60.0  # seconds, of segment="auto"
+HOST = torch.device("cpu")
 DECOMPOSITION_MEMBERS = 20  # distortions a source, of the default bank
 
 
@@ -353,9 +354,13 @@ class Config:
         samples = -(-samples * grid.sample_rate // self.sample_rate)
         return audio.frame_count(samples, grid.receptive_field, grid.hop) > self.segment_frames
 
-    def budget(self, device: torch.device) -> Budget:
-        """What ``memory`` allows on a device."""
-        return budget(self.memory, device)
+    def budget_for(self, signals: object) -> Budget:
+        """What ``memory`` allows on the device of a tensor or bank; read once a call.
+
+        What is neither will be refused later on.
+        """
+        device = getattr(signals, "device", None)
+        return budget(self.memory, device if isinstance(device, torch.device) else HOST)
 
     def times(self, frames: int) -> Tensor:
         """(F,) seconds, the centre of each frame's receptive field."""

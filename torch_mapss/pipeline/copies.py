@@ -15,6 +15,7 @@ from torch_mapss.encoders.base import broken, is_usable
 from torch_mapss.pipeline.bank import Encoded
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.measures import MEASURES, with_encoder
+from torch_mapss.pipeline.memory import Budget
 
 MEMBERS = 8  # distortions made at a time, at most
 
@@ -27,15 +28,17 @@ MEMBERS = 8  # distortions made at a time, at most
 class Encoding:
     """Encodes on the shared frames, and remembers whether encoders gave usable numbers."""
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        self.config, self.memory = config, config.budget(device).embeddings
-        self.made: list[tuple[Tensor, str]] = []  # usable or not, and what to say if not
+    def __init__(self, config: Config, budget: Budget) -> None:
+        self.config = config
+        self.budget = budget
+        # Of each call whether it gave usable numbers, and what to say if not.
+        self._outcomes: list[tuple[Tensor, str]] = []
 
     def __call__(self, encoder: Encoder, waves: Tensor, frames: Tensor | None = None) -> Tensor:
         """Waveforms (..., T) -> their ``frames`` (None: all) as (..., F, M), in bounded memory."""
-        embeddings = encoder(waves, self.memory)
+        embeddings = encoder(waves, self.budget.embeddings)
         if embeddings.numel():
-            self.made.append((is_usable(embeddings), broken(embeddings, encoder)))
+            self._outcomes.append((is_usable(embeddings), broken(embeddings, encoder)))
         shared = self.config.grid.shared(embeddings, encoder)
         return shared if frames is None else shared[..., frames, :]
 
@@ -44,16 +47,19 @@ class Encoding:
     ) -> dict[str, Tensor]:
         """The same for each measure; an encoder that several have encodes once."""
         encoders = {name: self.config.encoder_of(name) for name in measures}
-        found = {each: self(each, waves, frames) for each in dict.fromkeys(encoders.values())}
-        return {name: found[encoder] for name, encoder in encoders.items()}
+        distinct = dict.fromkeys(encoders.values())
+        embeddings = {encoder: self(encoder, waves, frames) for encoder in distinct}
+        return {name: embeddings[encoder] for name, encoder in encoders.items()}
 
     def check(self) -> None:
         """Raise RuntimeError if a call gave no finite number; an accelerator is read once."""
-        made, self.made = self.made, []
-        usable = torch.stack([flag for flag, _ in made]).tolist() if made else []
-        for fine, (_, text) in zip(usable, made):
-            if not fine:
-                raise RuntimeError(text)
+        outcomes, self._outcomes = self._outcomes, []
+        if not outcomes:
+            return
+        flags = torch.stack([usable for usable, _ in outcomes]).tolist()
+        for is_fine, (_, message) in zip(flags, outcomes):
+            if not is_fine:
+                raise RuntimeError(message)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -66,24 +72,27 @@ class Plan(NamedTuple):
 
     name: str  # measure whose bank it is
     bank: DistortionBank
-    users: dict[str, list[int]]  # by measure, places of its members among the bank's
+    users: dict[str, list[int]]  # by measure, indices of its members among the bank's
 
 
 def plans(config: Config, measures: Iterable[str]) -> list[Plan]:
     """What to make for some measures; a bank whose members another one has is not made itself."""
     rate = config.grid.sample_rate
-    found: list[Plan] = []
-    for measure in sorted(with_encoder(measures), key=lambda each: -len(config.bank_of(each.name))):
+    largest_first = sorted(
+        with_encoder(measures), key=lambda measure: -len(config.bank_of(measure.name))
+    )
+    result: list[Plan] = []
+    for measure in largest_first:
         bank = config.bank_of(measure.name)
         members = bank.available(rate)
-        for plan in found:
+        for plan in result:
             made = plan.bank.available(rate)
             if plan.bank.seed == bank.seed and all(member in made for member in members):
                 plan.users[measure.name] = [made.index(member) for member in members]
                 break
         else:
-            found.append(Plan(measure.name, bank, {measure.name: list(range(len(members)))}))
-    return found
+            result.append(Plan(measure.name, bank, {measure.name: list(range(len(members)))}))
+    return result
 
 
 # ------------------------------------------------------------------------------------------------
@@ -92,7 +101,7 @@ def plans(config: Config, measures: Iterable[str]) -> list[Plan]:
 
 
 Rows = np.ndarray
-"""Which copies a batch of waveforms holds: (3, n) mixture, source, and place on the P axis."""
+"""Which copies a batch of waveforms holds: (3, n) mixture, source, and index on the P axis."""
 
 
 def as_index(rows: Rows, device: torch.device) -> tuple[Tensor, ...]:
@@ -104,6 +113,7 @@ class Copies(NamedTuple):
     """What is made of references for some measures."""
 
     config: Config
+    budget: Budget
     plan: Plan
     measured: Measured  # on the entire references; its mask has what any of the measures has
     present: dict[str, np.ndarray]  # (b, S, P) bool by measure: which of the bank's members it has
@@ -113,30 +123,28 @@ class Copies(NamedTuple):
 
         Args:
             waves: (b, S, T) normalised references, or a piece of them.
-            start: place of a piece's first sample.
+            start: position of a piece's first sample.
         """
         batch, sources, length = waves.shape
-        rate, at_once = self.config.grid.sample_rate, self.config.budget(waves.device).samples
-        wanted = np.any([*self.present.values()], 0)
-        step = max(1, min(sources, at_once // (batch * length)))
-        for first in range(0, sources, step):
-            some = slice(first, min(first + step, sources))
-            chunk = max(1, min(MEMBERS, at_once // waves[:, some].numel()))
-            parts = self.plan.bank.iterate(
-                waves[:, some],
-                rate,
-                range(sources)[some],
+        needed = np.any([*self.present.values()], 0)  # by any measure
+        step = max(1, min(sources, self.budget.samples // (batch * length)))
+        for source in range(0, sources, step):
+            stretch = slice(source, min(source + step, sources))
+            chunk = max(1, min(MEMBERS, self.budget.samples // waves[:, stretch].numel()))
+            for members, copies, _ in self.plan.bank.iterate(
+                waves[:, stretch],
+                self.config.grid.sample_rate,
+                range(sources)[stretch],
                 chunk,
-                measured=self.measured.of_sources(some),
+                measured=self.measured.of_sources(stretch),
                 start=start,
-            )
-            for part, made, _ in parts:
-                here = wanted[:, some, part]
-                rows = np.stack(np.nonzero(here))
+            ):
+                needed_here = needed[:, stretch, members]
+                rows = np.stack(np.nonzero(needed_here))
                 if rows.size:
                     index = as_index(rows, waves.device)
-                    made = made.flatten(0, 2) if here.all() else made[index]
-                    yield rows + [[0], [first], [part.start]], made
+                    copies = copies.flatten(0, 2) if needed_here.all() else copies[index]
+                    yield rows + [[0], [source], [members.start]], copies
 
     def encode(
         self,
@@ -155,85 +163,91 @@ class Copies(NamedTuple):
             encoding: from an encoder and waveforms to embeddings (n, F, M).
             references, others: embeddings (b, S, F, M) by measure.
         """
-        # Present members are moved to the front, so that no place stays empty needlessly.
-        slots = {name: np.where(x, x.cumsum(-1) - 1, -1) for name, x in self.present.items()}
-        counts = {name: present.sum(-1, keepdims=True) for name, present in self.present.items()}
+        # Present members are moved to the front, to avoid padding.
+        slots = {name: np.where(has, has.cumsum(-1) - 1, -1) for name, has in self.present.items()}
+        counts = {name: has.sum(-1, keepdims=True) for name, has in self.present.items()}
         filled = {name: np.arange(count.max()) < count for name, count in counts.items()}
         users: dict[Encoder, list[str]] = {}
         for name in slots:
             users.setdefault(self.config.encoder_of(name), []).append(name)
-        found: dict[str, Tensor] = {}  # (b, S, P, F, M)
-        for rows, made in self.made(waves, start):
-            levelled = level(rows, made)
+        distortions: dict[str, Tensor] = {}  # (b, S, P, F, M) by measure
+        for rows, copies in self.made(waves, start):
+            levelled = level(rows, copies)
             for encoder, names in users.items():
-                parts = {name: np.flatnonzero(slots[name][tuple(rows)] >= 0) for name in names}
-                needed = np.unique(np.concatenate([*parts.values()]))
-                if len(needed) == 0:
+                used = {name: np.flatnonzero(slots[name][tuple(rows)] >= 0) for name in names}
+                used_by_any = np.unique(np.concatenate([*used.values()]))
+                if len(used_by_any) == 0:
                     continue
-                values = encoding(encoder, _picked(levelled, needed))
-                for name, mine in parts.items():
-                    if name not in found:
-                        blank = values.new_empty if filled[name].all() else values.new_zeros
-                        found[name] = blank((*filled[name].shape, *values.shape[1:]))
-                    item, source, member = rows[:, mine]
+                embeddings = encoding(encoder, _select_rows(levelled, used_by_any))
+                for name, columns in used.items():
+                    if name not in distortions:
+                        blank = embeddings.new_empty if filled[name].all() else embeddings.new_zeros
+                        distortions[name] = blank((*filled[name].shape, *embeddings.shape[1:]))
+                    item, source, member = rows[:, columns]
                     slot = slots[name][item, source, member]
-                    index = as_index(np.stack([item, source, slot]), values.device)
-                    found[name][index] = _picked(values, np.searchsorted(needed, mine))
+                    index = as_index(np.stack([item, source, slot]), embeddings.device)
+                    position = np.searchsorted(used_by_any, columns)
+                    distortions[name][index] = _select_rows(embeddings, position)
         encoded = {}
-        for name, present in filled.items():
-            own = references[name]
-            if name not in found:  # silence may have no distortion at all
-                found[name] = own.new_zeros((*present.shape, *own.shape[-2:]))
-            mask = None if present.all() else torch.from_numpy(present).to(waves.device)
-            encoded[name] = Encoded(own, found[name], mask, others.get(name))
+        for name, has in filled.items():
+            reference = references[name]
+            if name not in distortions:  # silence may have no distortion at all
+                distortions[name] = reference.new_zeros((*has.shape, *reference.shape[-2:]))
+            mask = None if has.all() else torch.from_numpy(has).to(waves.device)
+            encoded[name] = Encoded(reference, distortions[name], mask, others.get(name))
         return encoded
 
 
-def copies_of(config: Config, plan: Plan, measured: Mapping[str, Measured]) -> Copies:
-    """What a plan makes, given what the bank of each measure found on the entire references.
+def copies_of(
+    config: Config, budget: Budget, plan: Plan, measured: Mapping[str, Measured]
+) -> Copies:
+    """What a plan makes, given what the bank of each measure measured on the entire references.
 
     Of several members that come out equal a bank has the first, so a measure's members are
     those that its own bank has: they do not depend on what else is computed.
     """
     masks = [measured[name].mask for name in plan.users]
-    host = torch.cat(masks, -1).cpu().numpy()  # an accelerator is read once
-    parts = np.split(host, np.cumsum([mask.shape[-1] for mask in masks])[:-1], -1)
+    on_host = torch.cat(masks, -1).cpu().numpy()  # an accelerator is read once
+    edges = np.cumsum([mask.shape[-1] for mask in masks])[:-1]
     present = {}
-    for (name, places), part in zip(plan.users.items(), parts):
-        present[name] = np.zeros((*part.shape[:2], masks[0].shape[-1]), bool)
-        present[name][..., places] = part
-    every = torch.from_numpy(np.any([*present.values()], 0)).to(masks[0].device)
-    return Copies(config, plan, measured[plan.name]._replace(mask=every), present)
+    for (name, indices), mask in zip(plan.users.items(), np.split(on_host, edges, -1)):
+        present[name] = np.zeros((*mask.shape[:2], masks[0].shape[-1]), bool)
+        present[name][..., indices] = mask
+    of_any = torch.from_numpy(np.any([*present.values()], 0)).to(masks[0].device)
+    return Copies(config, budget, plan, measured[plan.name]._replace(mask=of_any), present)
 
 
 def planned_copies(
     config: Config,
+    budget: Budget,
     measures: Iterable[str],
     waves: Tensor,
     active: Tensor,
     items: Sequence[int],
-    pieces: bool,
+    *,
+    in_segments: bool = False,
 ) -> Iterator[Copies]:
     """What is made of references for some measures, plan by plan.
 
     Args:
         config: of the scorer.
+        budget: of memory.
         measures: a bank is made for.
         waves: (b, S, T) normalised references.
         active: (b, S, F).
         items: mixtures of the batch that they are.
-        pieces: whether pieces of them are to be distorted.
+        in_segments: whether segments of them are to be distorted.
 
     Raises:
         ValueError: a source has frames to score but too few distortions.
     """
     rate = config.grid.sample_rate
     for plan in plans(config, measures):
-        measured = {
-            name: config.bank_of(name).measure(waves, rate, pieces=pieces and name == plan.name)
-            for name in plan.users
-        }
-        copies = copies_of(config, plan, measured)
+        measured = {}
+        for name in plan.users:
+            pieces = in_segments and name == plan.name
+            measured[name] = config.bank_of(name).measure(waves, rate, pieces=pieces)
+        copies = copies_of(config, budget, plan, measured)
         for name, present in copies.present.items():
             _check_members(present.sum(-1), active, items, name)
         yield copies
@@ -243,9 +257,9 @@ def _check_members(count: np.ndarray, active: Tensor, items: Sequence[int], name
     least = MEASURES[name].least_members
     if (count >= least).all():
         return
-    bad = np.argwhere((count < least) & active.any(-1).cpu().numpy())
-    if len(bad):
-        row, source = bad[0].tolist()
+    lacking = np.argwhere((count < least) & active.any(-1).cpu().numpy())
+    if len(lacking):
+        row, source = lacking[0].tolist()
         raise ValueError(
             f"references: source {source} of mixture {items[row]} has {int(count[row, source])} "
             f"distortions in the {name} bank, but a cluster needs at least {least}: the families "
@@ -254,7 +268,7 @@ def _check_members(count: np.ndarray, active: Tensor, items: Sequence[int], name
         )
 
 
-def _picked(values: Tensor, index: np.ndarray) -> Tensor:
+def _select_rows(values: Tensor, index: np.ndarray) -> Tensor:
     if len(index) == len(values):
         return values
     return values[torch.from_numpy(index).to(values.device)]
@@ -263,5 +277,8 @@ def _picked(values: Tensor, index: np.ndarray) -> Tensor:
 def sums_of_others(waves: Tensor) -> Tensor:
     """(..., S, T): for each source the sum of the others, at the levels that they came with."""
     sources = waves.shape[-2]
-    others = [[j for j in range(sources) if j != source] for source in range(sources)]
-    return torch.stack([waves[..., some, :].sum(-2) for some in others], -2)
+    sums = []
+    for source in range(sources):
+        others = [index for index in range(sources) if index != source]
+        sums.append(waves[..., others, :].sum(-2))
+    return torch.stack(sums, -2)

@@ -1,13 +1,8 @@
-"""Input validation: what a user hands in becomes one record of plain waveforms.
-
-:func:`validate` takes what a user hands to :class:`~torch_mapss.MAPSS` (types, shapes, devices,
-lengths, finite samples, rates, attribution) and returns one :class:`Call` of floating-point
-waveforms at the encoder's rate.
-"""
+"""Checks of what a user hands in: waveforms, their shapes and lengths, banks of references."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,161 +15,23 @@ from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.measures import checked_measures, with_encoder
 
 PIT = ("si_sdr",)
+# PIT over the loss scores every permutation: 24 of them for 4 sources.
+MOST_PERMUTED = 4
 _LIKE_SAMPLES = 100  # an axis of so many, longer than the last, is time and not sources
 
 
 class Clips(NamedTuple):
-    """The mixtures of one length, ready for an encoder."""
+    """Waveforms of the mixtures of one length, ready for an encoder."""
 
-    items: tuple[int, ...]  # their places in the batch
+    items: tuple[int, ...]  # their indices in the batch
     samples: int  # length as handed in
-    waves: Tensor  # (b, sources, T) at the encoder's rate
+    waves: Tensor  # (b, sources, T) at the encoder's rate, finite
     valid: Tensor  # (b, sources) bool; False: had a NaN or infinite sample, and was zeroed
 
 
-class Signals(NamedTuple):
-    """Validated waveforms: floating point, without padding, finite."""
-
-    waves: Tensor  # (B, sources, T) at the rate they came in; zeros in the padding
-    clips: tuple[Clips, ...]  # the same by length, at the encoder's rate
-
-
-class Call(NamedTuple):
-    """One validated call of :class:`~torch_mapss.MAPSS`."""
-
-    estimates: Signals
-    references: Signals | None  # None: they came as a bank
-    bank: ReferenceBank | None  # None: still to be prepared
-    attributed: tuple[int, ...]  # source of each estimate
-    measures: tuple[str, ...]
-    order: Tensor | None = None  # (B, S') with PIT: the estimate that stands in each place
-
-    @property
-    def sources(self) -> int:
-        """S."""
-        return self.prepared.sources if self.references is None else self.references.waves.shape[1]
-
-    @property
-    def prepared(self) -> ReferenceBank:
-        """The bank, which must have been prepared."""
-        assert self.bank is not None, "prepare the call first"
-        return self.bank
-
-    @property
-    def wants_gradient(self) -> bool:
-        """Whether a graph is recorded."""
-        return self.estimates.waves.requires_grad and torch.is_grad_enabled()
-
-    def signs(self, number: int) -> Tensor:
-        """(b, S', 1) -1 for estimates of a length whose correlation with theirs is negative."""
-        own = devices.picked(self.prepared.groups[number].waves, 1, self.attributed)
-        products = self.estimates.clips[number].waves.detach() * own
-        return torch.where(products.sum(-1, keepdim=True) < 0.0, -1.0, 1.0)
-
-    def pairs(self) -> Iterator[tuple[Clips, Tensor]]:
-        """For each length: the estimates, and all references (b, S, T) at the encoder's rate."""
-        if self.references is not None and self.bank is None:
-            held = [clips.waves for clips in self.references.clips]
-        else:
-            held = [group.waves for group in self.prepared.groups]
-        for clips, waves in zip(self.estimates.clips, held):
-            yield clips, waves.to(clips.waves.dtype)
-
-    def ordered(self, order: Tensor) -> Call:
-        """The call with estimates in another order: (B, S') the estimate that takes each place."""
-        waves, clips = self.estimates
-        orders = (order[list(each.items)] for each in clips)
-        new = (
-            each._replace(waves=taken(each.waves, own), valid=taken(each.valid, own))
-            for each, own in zip(clips, orders)
-        )
-        estimates = Signals(taken(waves, order), tuple(new))
-        return self._replace(estimates=estimates, order=order)
-
-
-def taken(x: Tensor, order: Tensor) -> Tensor:
-    """(B, S', ...) with the sources of every mixture in the ``order`` (B, S')."""
-    return x[torch.arange(len(order), device=order.device).unsqueeze(-1), order]
-
-
-def validate(
-    config: Config,
-    estimates: Tensor,
-    references: Tensor | ReferenceBank,
-    attributed: object = None,
-    lengths: Tensor | Sequence[int] | None = None,
-    measures: str | Iterable[str] | None = None,
-    frames: int | None = None,
-) -> Call:
-    """Check a call, and group its waveforms by length.
-
-    Args:
-        config: whose rate, frames, ``trim`` and ``check_finite`` apply.
-        estimates: (B, S', T) or (S', T) waveforms.
-        references: (B, S, T) or (S, T) waveforms, or a bank made of them.
-        attributed: (S',) which reference each estimate belongs to; None: all in order.
-        lengths: (B,) true lengths in samples; None: T.
-        measures: a name or several; None: those of the settings that the bank has.
-        frames: how many are scored at most; None: all.
-
-    Raises:
-        TypeError: not tensors of a type that holds audio.
-        ValueError: shapes, lengths, devices or samples that do not fit, see the message;
-            ``attributed`` missing or wrong; a bank of other settings; measures that the settings
-            cannot compute, of so many sources or of so long a clip; gradients of clips that are
-            scored in segments.
-    """
-    if frames is not None:
-        checks.check_whole(frames, "frames", 1)
-    waves = as_batch(estimates, "estimates")
-    bank, other, truth = None, None, None
-    if isinstance(references, ReferenceBank):
-        bank, sources, samples = references, references.sources, references.samples
-        wanted = _measures_of_bank(config, bank, measures)
-        _check_bank(config, bank, wanted, waves)
-    else:
-        other = _references(references)
-        _, sources, samples = other.shape
-        shapes = tuple(estimates.shape), tuple(references.shape)
-        wanted = config.measures if measures is None else checked_measures(measures)
-        checks.check_devices(estimates=waves, references=other)
-        if len(shapes[0]) != len(shapes[1]) or len(waves) != len(other):
-            raise ValueError(
-                "estimates (B, S', T) and references (B, S, T) must hold the same B mixtures, got "
-                f"{shapes[0]} and {shapes[1]}. Nothing is broadcast."
-            )
-    if waves.shape[-1] != samples:
-        _check_trim(config, waves.shape[-1], samples, lengths, bank is not None)
-        samples = min(waves.shape[-1], samples)
-        waves = waves[..., :samples]
-    true = _true_lengths(config, lengths, len(waves), samples, bank)
-    index = checks.check_attributed(attributed, waves.shape[1], sources)
-    config.check(wanted, sources, max(true))
-    if other is not None:
-        with torch.no_grad():
-            truth = _signals(config, other[..., :samples], "references", true)
-    call = Call(_signals(config, waves, "estimates", true), truth, bank, index, wanted)
-    if call.wants_gradient and any(config.is_long(length) for length in true):
-        raise ValueError(
-            "scores of clips longer than a segment have no gradient, and the estimates require "
-            "one. Cut the clips, score under torch.no_grad(), or use a MAPSS with segment=None."
-        )
-    return call
-
-
-@torch.inference_mode(False)  # a bank made in validation serves in training too
-@torch.no_grad()
-def validate_references(
-    config: Config,
-    references: Tensor,
-    lengths: Tensor | Sequence[int] | None,
-    measures: Sequence[str],
-) -> Signals:
-    """Check the arguments of :meth:`MAPSS.prepare`; they and errors are as in :func:`validate`."""
-    waves = _references(references)
-    true = _true_lengths(config, lengths, *waves.shape[::2])
-    config.check(measures, waves.shape[1], max(true))
-    return _signals(config, waves, "references", true)
+# ------------------------------------------------------------------------------------------------
+# Samples
+# ------------------------------------------------------------------------------------------------
 
 
 def valid_waveforms(
@@ -193,7 +50,7 @@ def valid_waveforms(
     checks.check_devices(**{name: waves})
     if any(length < waves.shape[-1] for length in lengths):
         samples = torch.arange(waves.shape[-1], device=waves.device)
-        inside = samples < devices.placed(lengths, waves.device)[:, None, None]
+        inside = samples < devices.upload(lengths, waves.device)[:, None, None]
         waves = torch.where(inside, waves, 0.0)
     valid = waves.detach().isfinite().all(-1)
     if not check:
@@ -209,20 +66,42 @@ def valid_waveforms(
     return waves, valid
 
 
-def _signals(config: Config, waves: Tensor, name: str, lengths: tuple[int, ...]) -> Signals:
-    waves, valid = valid_waveforms(waves, name, lengths, config.check_finite)
-    rates = config.sample_rate, config.grid.sample_rate
+def items_by_length(config: Config, lengths: Sequence[int]) -> list[tuple[int, ...]]:
+    """Which mixtures are scored together: those of one length, and each long clip by itself."""
     by_length: dict[tuple[int, ...], list[int]] = {}
-    for item, length in enumerate(lengths):  # each is scored as if it were alone
+    for item, length in enumerate(lengths):
         alone = (item,) if config.is_long(length) else ()
         by_length.setdefault((length, *alone), []).append(item)
+    return [tuple(items) for items in by_length.values()]
+
+
+def clips_of(
+    config: Config,
+    waves: Tensor,
+    valid: Tensor,
+    lengths: Sequence[int],
+    groups: Iterable[Sequence[int]],
+) -> tuple[Clips, ...]:
+    """Waveforms (B, sources, T) cut to their lengths and resampled, by groups of items.
+
+    Args:
+        config: whose rates apply.
+        waves: (B, sources, T), finite.
+        valid: (B, sources) bool.
+        lengths: (B,) true lengths in samples.
+        groups: items of one length each.
+    """
     clips = []
-    for (samples, *_), items in by_length.items():
-        neighbours = items == list(range(items[0], items[-1] + 1))  # which need no copy
-        some = waves[items[0] : items[-1] + 1] if neighbours else devices.picked(waves, 0, items)
-        resampled = audio.resample(some[..., :samples], *rates)
-        clips.append(Clips(tuple(items), samples, resampled, devices.picked(valid, 0, items)))
-    return Signals(waves, tuple(clips))
+    for items in groups:
+        samples = lengths[items[0]]
+        stretch = slice(items[0], items[-1] + 1)
+        adjacent = tuple(items) == tuple(range(items[0], items[-1] + 1))  # which need no copy
+        same_length = waves[stretch] if adjacent else devices.select(waves, items, 0)
+        resampled = audio.resample(
+            same_length[..., :samples], config.sample_rate, config.grid.sample_rate
+        )
+        clips.append(Clips(tuple(items), samples, resampled, devices.select(valid, items, 0)))
+    return tuple(clips)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -258,7 +137,8 @@ def as_batch(x: object, name: str) -> Tensor:
     return waves if waves.ndim == 3 else waves.unsqueeze(0)
 
 
-def _references(references: Tensor) -> Tensor:
+def as_references(references: Tensor) -> Tensor:
+    """``references`` as (B, S, T) floating point; raises as :func:`as_batch`, or for one source."""
     waves = as_batch(references, "references")
     if waves.shape[1] < 2:
         raise ValueError(
@@ -269,29 +149,58 @@ def _references(references: Tensor) -> Tensor:
     return waves
 
 
-def _check_trim(
-    config: Config, estimates: int, references: int, lengths: object, bank: bool
-) -> None:
-    """Raise ValueError unless waveforms of two lengths may be cut to the shorter."""
-    if not config.trim or (bank and estimates < references):
+def check_pair(waves: Tensor, estimates: Tensor, references: Tensor) -> None:
+    """Raise unless references can belong to estimates, whose ``waves`` are (B, S', T)."""
+    target = as_references(references)
+    checks.check_devices(estimates=waves, references=target)
+    if estimates.ndim != references.ndim or len(waves) != len(target):
         raise ValueError(
-            f"estimates have {estimates} samples and {'the bank' if bank else 'references'} "
-            f"{references}. They must be aligned sample by sample; if one only has a longer tail, "
+            "estimates (B, S', T) and references (B, S, T) must hold the same B mixtures, got "
+            f"{tuple(estimates.shape)} and {tuple(references.shape)}. Nothing is broadcast."
+        )
+
+
+def check_trim(
+    config: Config, samples: int, references: Tensor | ReferenceBank, lengths: object
+) -> None:
+    """Raise ValueError unless estimates of another length may be cut to the shorter.
+
+    Args:
+        config: whose ``trim`` applies.
+        samples: of the estimates.
+        references: of another length.
+        lengths: as handed in.
+    """
+    is_bank = isinstance(references, ReferenceBank)
+    expected = references.samples if is_bank else references.shape[-1]
+    if not config.trim or (is_bank and samples < expected):
+        raise ValueError(
+            f"estimates have {samples} samples and {'the bank' if is_bank else 'references'} "
+            f"{expected}. They must be aligned sample by sample; if one only has a longer tail, "
             "pass trim=True to cut both to the shorter. A bank is not cut: prepare it anew."
         )
-    if lengths is not None and not bank:
+    if lengths is not None and not is_bank:
         raise ValueError(
-            f"lengths and trim exclude each other where estimates ({estimates} samples) and "
-            f"references ({references} samples) differ. Pad both to one length first."
+            f"lengths and trim exclude each other where estimates ({samples} samples) and "
+            f"references ({expected} samples) differ. Pad both to one length first."
         )
 
 
-def _true_lengths(
+def check_gradient(config: Config, lengths: Sequence[int]) -> None:
+    """Raise ValueError where a gradient is wanted of clips that are scored in segments."""
+    if any(config.is_long(length) for length in lengths):
+        raise ValueError(
+            "scores of clips longer than a segment have no gradient, and the estimates require "
+            "one. Cut the clips, score under torch.no_grad(), or use a MAPSS with segment=None."
+        )
+
+
+def true_lengths(
     config: Config,
     lengths: Tensor | Sequence[int] | None,
     batch: int,
     samples: int,
-    bank: ReferenceBank | None = None,
+    references: Tensor | ReferenceBank,
 ) -> tuple[int, ...]:
     """The length of every mixture in samples; by default the bank's, or ``samples`` for all.
 
@@ -300,6 +209,7 @@ def _true_lengths(
         ValueError: another count than B, a length above T, one too short for a frame, or another
             one than in the bank.
     """
+    bank = references if isinstance(references, ReferenceBank) else None
     true = (samples,) * batch if bank is None else bank.lengths
     if lengths is not None:
         true = checks.whole_numbers(lengths, "lengths")
@@ -330,35 +240,36 @@ def _true_lengths(
 # ------------------------------------------------------------------------------------------------
 
 
-def _measures_of_bank(
+def measures_of_bank(
     config: Config, bank: ReferenceBank, measures: str | Iterable[str] | None
 ) -> tuple[str, ...]:
     """Those asked for; by default those of the settings that the bank was prepared for."""
-    wanted = config.measures if measures is None else checked_measures(measures)
-    missing = [m.name for m in with_encoder(wanted) if m.name not in bank.measures]
-    found = tuple(name for name in wanted if name not in missing)
-    if not found or (missing and measures is not None):
+    asked = config.measures if measures is None else checked_measures(measures)
+    missing = [m.name for m in with_encoder(asked) if m.name not in bank.measures]
+    prepared = tuple(name for name in asked if name not in missing)
+    if not prepared or (missing and measures is not None):
         raise ValueError(
             f"the bank was prepared for {', '.join(bank.measures)} and not for "
             f"{', '.join(map(repr, missing))}. Pass measures= to the call, or call "
-            f"prepare(references, measures={wanted!r})."
+            f"prepare(references, measures={asked!r})."
         )
-    return found
+    return prepared
 
 
-def _check_bank(
-    config: Config, bank: ReferenceBank, measures: Sequence[str], waves: Tensor
-) -> None:
-    made = bank.settings["measures"]  # "bleed" needs no preparing
-    there = {**bank.settings, "measures": {name: made.get(name, {}) for name in measures}}
-    unlike = [
-        f"{name} {was!r}, here {now!r}"
-        for name, was, now in checks.differing(there, config.bank_settings(measures))
+def check_bank(config: Config, bank: ReferenceBank, measures: Sequence[str], waves: Tensor) -> None:
+    """Raise ValueError unless a bank has these settings, and fits estimates (B, S', T)."""
+    by_measure = bank.settings["measures"]  # "bleed" needs no preparing
+    used = {name: by_measure.get(name, {}) for name in measures}
+    differences = [
+        f"{name} {of_bank!r}, here {of_scorer!r}"
+        for name, of_bank, of_scorer in checks.differing(
+            {**bank.settings, "measures": used}, config.bank_settings(measures)
+        )
     ]
-    if unlike:
+    if differences:
         raise ValueError(
-            f"the bank was prepared with other settings: {'; '.join(unlike)}. Prepare it again "
-            "with this MAPSS, or score with the one that made it."
+            f"the bank was prepared with other settings: {'; '.join(differences)}. Prepare it "
+            "again with this MAPSS, or score with the one that made it."
         )
     if len(waves) != bank.batch:
         raise ValueError(
@@ -392,48 +303,22 @@ def check_pit(
     return pit
 
 
-def check_permutable(call: Call, pit: str) -> None:
-    """Raise ValueError unless there is one estimate per reference, and none is attributed."""
-    if call.attributed != tuple(range(call.sources)):
-        raise ValueError(
-            f"pit={pit!r} needs one estimate per reference and no attribution, got "
-            f"attributed={call.attributed} of {call.sources} sources. Leave pit out where the "
-            "source of an estimate is known."
-        )
-
-
-@torch.no_grad()
-def best_order(call: Call) -> Tensor:
-    """The estimate that stands for each reference, by the largest total SI-SDR of a mixture.
+def check_permutable(attributed: tuple[int, ...], sources: int, pit: str) -> None:
+    """Raise ValueError unless estimates can be permuted.
 
     Args:
-        call: validated, one estimate per reference.
-
-    Returns:
-        (B, S) int64 on the device of the estimates. A silent reference takes what the others
-        leave.
+        attributed: (S',) source of each estimate.
+        sources: S.
+        pit: ``"si_sdr"``, or ``"loss"``.
     """
-    order = torch.empty(call.estimates.waves.shape[:2], dtype=torch.int64)
-    for clips, references in call.pairs():
-        best = audio.match_sources(clips.waves, references)
-        order[list(clips.items)] = best.argsort(-1).cpu()
-    return order.to(call.estimates.waves.device)
-
-
-def in_order(
-    config: Config,
-    estimates: Tensor,
-    references: Tensor | ReferenceBank,
-    lengths: Tensor | Sequence[int] | None,
-    measures: Iterable[str],
-    pit: str,
-) -> Tensor:
-    """Estimates in the order of their references, (B, S, T) or (S, T) as they came.
-
-    Raises:
-        TypeError, ValueError: input that cannot be scored, or not one estimate per reference.
-    """
-    call = validate(config, estimates, references, None, lengths, measures)
-    check_permutable(call, pit)
-    batch = estimates.reshape(-1, *estimates.shape[-2:])
-    return taken(batch, best_order(call)).reshape(estimates.shape)
+    if attributed != tuple(range(sources)):
+        raise ValueError(
+            f"pit={pit!r} needs one estimate per reference and no attribution, got "
+            f"attributed={attributed} of {sources} sources. Leave pit out where the source of an "
+            "estimate is known."
+        )
+    if pit == "loss" and sources > MOST_PERMUTED:
+        raise ValueError(
+            f"pit='loss' scores every permutation and takes at most {MOST_PERMUTED} sources, "
+            f"got {sources}. Use pit='si_sdr'."
+        )

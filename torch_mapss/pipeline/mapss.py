@@ -16,6 +16,7 @@ from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.call import Call, make_call
 from torch_mapss.pipeline.config import (
     Config,
     EncoderChoice,
@@ -23,12 +24,12 @@ from torch_mapss.pipeline.config import (
     distortion_banks,
     encoder_slots,
 )
-from torch_mapss.pipeline.inputs import Call, validate, validate_references
 from torch_mapss.pipeline.measures import checked_measures, with_encoder
 from torch_mapss.pipeline.memory import checked_memory
-from torch_mapss.pipeline.prepare import prepare, with_bank
-from torch_mapss.pipeline.score import OnSegment, bounding, score, scoring
+from torch_mapss.pipeline.prepare import prepare
+from torch_mapss.pipeline.score import bounding, score, scoring
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
+from torch_mapss.pipeline.segments import OnSegment
 
 DEFAULT_ENCODER = "wav2vec2-large"
 
@@ -262,9 +263,10 @@ class MAPSS(nn.Module):
             ValueError: shapes, lengths or samples that cannot be scored, see the message; or a
                 source that has too few distortions, as its bank holds few families.
         """
-        wanted = self.config.measures if measures is None else checked_measures(measures)
-        given = validate_references(self.config, references, lengths, wanted)
-        return prepare(self.config, given, wanted)
+        config = self.config
+        measures = config.measures if measures is None else checked_measures(measures)
+        budget = config.budget_for(references)
+        return prepare(config, references, lengths, measures, budget, warn=True)
 
     # ------------------------------------------------------------------------- scores
 
@@ -304,9 +306,11 @@ class MAPSS(nn.Module):
             ValueError: shapes, lengths, devices or samples that do not fit, see the message;
                 ``attributed`` missing or wrong; a bank of other settings.
         """
-        config = self.config
-        call = validate(config, estimates, references, attributed, lengths, measures, frames)
-        call = with_bank(config, call, warn=True)
+        config, frames = self.config, checked_frames(frames)
+        budget = config.budget_for(estimates)
+        call = make_call(
+            config, estimates, references, attributed, lengths, measures, budget, warn=True
+        )
         return score(config, [call], scoring(config), frames, generator)[0]
 
     @with_torch_defaults
@@ -344,10 +348,12 @@ class MAPSS(nn.Module):
         Raises:
             TypeError, ValueError: as for scoring, and for options that are unknown or out of range.
         """
-        config = self.config
+        config, frames = self.config, checked_frames(frames)
         task = bounding(config, confidence, convention, options)
-        call = validate(config, estimates, references, attributed, lengths, measures, frames)
-        call = with_bank(config, call, warn=True)
+        budget = config.budget_for(estimates)
+        call = make_call(
+            config, estimates, references, attributed, lengths, measures, budget, warn=True
+        )
         return score(config, [call], task, frames, generator)[0]
 
     # ------------------------------------------------------------------------- several systems
@@ -362,6 +368,7 @@ class MAPSS(nn.Module):
         *,
         measures: str | Iterable[str] | None = None,
         frames: int | None = None,
+        generator: torch.Generator | None = None,
         on_segment: OnSegment | None = None,
     ) -> list[Scores]:
         """Scores of several systems' estimates of the same mixtures.
@@ -384,8 +391,8 @@ class MAPSS(nn.Module):
         Raises:
             TypeError, ValueError: as for scoring.
         """
-        calls = self._calls(estimates, bank, attributed, measures, frames)
-        return score(self.config, calls, scoring(self.config), frames, None, on_segment)
+        calls, frames = self._calls(estimates, bank, attributed, measures), checked_frames(frames)
+        return score(self.config, calls, scoring(self.config), frames, generator, on_segment)
 
     @with_torch_defaults
     @torch.no_grad()
@@ -399,6 +406,7 @@ class MAPSS(nn.Module):
         *,
         measures: str | Iterable[str] | None = None,
         frames: int | None = None,
+        generator: torch.Generator | None = None,
         on_segment: OnSegment | None = None,
         **options: Any,
     ) -> list[ScoreBounds]:
@@ -416,8 +424,8 @@ class MAPSS(nn.Module):
             TypeError, ValueError: as :meth:`bounds`.
         """
         task = bounding(self.config, confidence, convention, options)
-        calls = self._calls(estimates, bank, attributed, measures, frames)
-        return score(self.config, calls, task, frames, None, on_segment)
+        calls, frames = self._calls(estimates, bank, attributed, measures), checked_frames(frames)
+        return score(self.config, calls, task, frames, generator, on_segment)
 
     def _calls(
         self,
@@ -425,7 +433,6 @@ class MAPSS(nn.Module):
         bank: ReferenceBank,
         attributed: Sequence[Any] | None,
         measures: str | Iterable[str] | None,
-        frames: int | None,
     ) -> list[Call]:
         indices = [None] * len(estimates) if attributed is None else list(attributed)
         if len(indices) != len(estimates) or not indices:
@@ -438,11 +445,17 @@ class MAPSS(nn.Module):
                 "bank must be a ReferenceBank, which all systems share, got "
                 f"{type(bank).__name__}. Make it once: bank = mapss.prepare(references)."
             )
-        wanted = None if measures is None else checked_measures(measures)
+        measures = None if measures is None else checked_measures(measures)
+        budget = self.config.budget_for(bank)
         return [
-            validate(self.config, waves, bank, index, None, wanted, frames)
+            make_call(self.config, waves, bank, index, None, measures, budget)
             for waves, index in zip(estimates, indices)
         ]
+
+
+def checked_frames(frames: int | None) -> int | None:
+    """How many frames to score at most; raises unless a whole number of at least 1, or None."""
+    return None if frames is None else checks.check_whole(frames, "frames", 1)
 
 
 def resolve(

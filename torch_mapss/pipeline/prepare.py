@@ -11,84 +11,97 @@ from torch import Tensor
 from torch_mapss.audio.frames import active_frames
 from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import checks, devices
-from torch_mapss.pipeline.bank import Encoded, Group, ReferenceBank, scored_frames
+from torch_mapss.pipeline import inputs
+from torch_mapss.pipeline.activity import active_sources, frames_to_score
+from torch_mapss.pipeline.bank import Encoded, EncodedClips, ReferenceBank
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.copies import Encoding, planned_copies, sums_of_others
-from torch_mapss.pipeline.inputs import Call, Clips, Signals
+from torch_mapss.pipeline.inputs import Clips
 from torch_mapss.pipeline.measures import with_encoder
-from torch_mapss.pipeline.memory import explained
-from torch_mapss.pipeline.segments import deferred_group
-
-
-def with_bank(config: Config, call: Call, warn: bool = False) -> Call:
-    """The call with a bank: references that came as waveforms are distorted and encoded."""
-    if call.references is None:
-        return call
-    return call._replace(bank=prepare(config, call.references, call.measures, warn))
+from torch_mapss.pipeline.memory import Budget, explained
+from torch_mapss.pipeline.segments import measure_long_clip
 
 
 @torch.inference_mode(False)  # a bank made in validation serves in training too
 @torch.no_grad()
 def prepare(
-    config: Config, references: Signals, measures: Sequence[str], warn: bool = True
+    config: Config,
+    references: Tensor,
+    lengths: Tensor | Sequence[int] | None,
+    measures: Sequence[str],
+    budget: Budget,
+    warn: bool,
 ) -> ReferenceBank:
-    """Distort and encode validated references, those of every length on their own.
+    """Check, distort and encode references, those of every length on their own.
 
     Args:
         config: of the scorer.
-        references: validated.
+        references: (B, S, T) or (S, T) waveforms.
+        lengths: (B,) true lengths in samples; None: T.
         measures: to be prepared.
+        budget: of memory.
         warn: name mixtures that have no frame to score.
 
     Raises:
-        ValueError: a source has too few distortions.
+        TypeError: not a tensor of a type that holds audio, lengths that are no whole numbers.
+        ValueError: references that cannot be scored, see the message; a source has too few
+            distortions.
         RuntimeError: an encoder gave no finite number at all.
     """
-    encoding = Encoding(config, references.waves.device)
+    waves = inputs.as_references(references)
+    batch, sources, samples = waves.shape
+    true = inputs.true_lengths(config, lengths, batch, samples, waves)
+    config.check(measures, sources, max(true))
+    waves, valid = inputs.valid_waveforms(waves, "references", true, config.check_finite)
+    groups = inputs.items_by_length(config, true)
+    encoding = Encoding(config, budget)
     with explained():
-        groups = tuple(
-            deferred_group(config, clips, measures)
+        prepared = tuple(
+            measure_long_clip(config, clips, measures, budget)
             if config.is_long(clips.samples)
-            else encoded_group(config, clips, measures, encoding)
-            for clips in references.clips
+            else encode_clips(config, clips, measures, encoding)
+            for clips in inputs.clips_of(config, waves, valid, true, groups)
         )
         encoding.check()
-    bank = ReferenceBank(groups, references.waves.shape[-1], config.bank_settings(measures))
+    bank = ReferenceBank(prepared, samples, config.bank_settings(measures))
     if warn:
         warn_unscored(bank)
     return bank
 
 
-def encoded_group(
+def encode_clips(
     config: Config, clips: Clips, measures: Sequence[str], encoding: Encoding
-) -> Group:
+) -> EncodedClips:
     """Mixtures of one length, with the embeddings of all their distortions."""
     grid = config.grid
     normalised = functools.partial(at_loudness, rate=grid.sample_rate, target=config.loudness)
-    given = clips.waves.clone() if clips.waves.is_inference() else clips.waves
-    waves = normalised(given)
+    unscaled = clips.waves.clone() if clips.waves.is_inference() else clips.waves
+    waves = normalised(unscaled)
     audible = active_frames(waves, grid.receptive_field, grid.hop, config.activity)
-    used = with_encoder(measures)
-    references = encoding.by_measure([measure.name for measure in used], waves)
+    embedded = with_encoder(measures)
+    references = encoding.by_measure([measure.name for measure in embedded], waves)
     others: dict[str, Tensor] = {}
-    parts: dict[str, Encoded] = {}
+    if waves.shape[1] > 2:
+        of_sums = [measure.name for measure in embedded if measure.others]
+        if of_sums:
+            others = encoding.by_measure(of_sums, normalised(sums_of_others(unscaled)))
+    encoded: dict[str, Encoded] = {}
+    for copies in planned_copies(config, encoding.budget, measures, waves, audible, clips.items):
+        encoded |= copies.encode(
+            waves, lambda _, copy: normalised(copy), encoding, references, others
+        )
     valid = clips.valid.unsqueeze(-1).expand(audible.shape)
-    if summed := [measure.name for measure in used if measure.others and waves.shape[1] > 2]:
-        others = encoding.by_measure(summed, normalised(sums_of_others(given)))
-    for copies in planned_copies(config, measures, waves, audible, clips.items, pieces=False):
-        made = copies.encode(waves, lambda _, x: normalised(x), encoding, references, others)
-        for name, part in made.items():
-            parts[name] = part
-            valid = valid & part.usable()
-    scored = scored_frames(audible, valid)
-    return Group(clips.items, clips.samples, waves, audible, valid, scored, parts)
+    for embeddings in encoded.values():
+        valid = valid & embeddings.usable()
+    scored = frames_to_score(active_sources(audible, valid))
+    return EncodedClips(clips.items, clips.samples, waves, audible, valid, scored, encoded)
 
 
 def warn_unscored(bank: ReferenceBank) -> None:
     """Warn, naming them, of mixtures in which no frame has two active sources."""
     # An accelerator is read once, whatever the number of lengths.
-    found = [devices.placed(g.items, bank.device)[g.scored[:, 0]] for g in bank.groups]
-    empty = set(range(bank.batch)) - set(torch.cat(found).tolist())
+    scored = [devices.upload(c.items, bank.device)[c.scored[:, 0]] for c in bank.groups]
+    empty = set(range(bank.batch)) - set(torch.cat(scored).tolist())
     if empty:
         checks.warn_user(
             f"mixtures {sorted(empty)} have no frame in which two sources are active: their scores "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +15,8 @@ from torch_mapss.audio.loudness import Meter, gain_to
 from torch_mapss.core import devices
 from torch_mapss.core.points import Points
 from torch_mapss.distortions import DistortionBank
-from torch_mapss.pipeline.bank import Deferred, Encoded, Group, scored_frames
+from torch_mapss.pipeline.activity import active_sources, frames_to_score
+from torch_mapss.pipeline.bank import CopyRecipe, Encoded, LongClip
 from torch_mapss.pipeline.config import CONTEXT, Config
 from torch_mapss.pipeline.copies import (
     Copies,
@@ -28,9 +28,13 @@ from torch_mapss.pipeline.copies import (
     plans,
     sums_of_others,
 )
-from torch_mapss.pipeline.inputs import Call, Clips
+from torch_mapss.pipeline.frames import Block, ClipFrames
+from torch_mapss.pipeline.inputs import Clips
 from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.memory import Budget
+
+# Called with how many segments of a long clip are scored, from 0 on, and how many there are.
+OnSegment = Callable[[int, int], object]
 
 SHORTEST_BLOCK = 5.0  # seconds; shorter ones would spend their time on what the distortions reach
 
@@ -44,61 +48,67 @@ PIECES = 4
 # ------------------------------------------------------------------------------------------------
 
 
-def deferred_group(config: Config, clips: Clips, measures: Sequence[str]) -> Group:
+def measure_long_clip(
+    config: Config, clips: Clips, measures: Sequence[str], budget: Budget
+) -> LongClip:
     """What it takes to score a clip (1, S, T) in segments; nothing is encoded yet."""
-    grid, budget = config.grid, config.budget(clips.waves.device)
-    waves = clips.waves * _gains(config, clips.waves[0])
-    parts = [
+    grid = config.grid
+    waves = clips.waves * loudness_gains(config, clips.waves[0], budget)
+    audible_by_source = [
         active_frames(wave, grid.receptive_field, grid.hop, config.activity)
         for wave in waves.split(1, 1)
     ]
-    audible = torch.cat(parts, 1)
-    deferred: dict[str, Deferred] = {}
-    for copies in planned_copies(config, measures, waves, audible, clips.items, pieces=True):
-        gains, measured = copy_gains(copies, waves, budget), copies.measured
-        for name, places in copies.plan.users.items():
-            mask = torch.from_numpy(copies.present[name][..., places]).to(waves.device)
-            values = tuple(measured.values[place] for place in places)
-            own = measured._replace(mask=mask, values=values)
-            deferred[name] = Deferred(own, gains[..., places])
+    audible = torch.cat(audible_by_source, 1)
+    recipes: dict[str, CopyRecipe] = {}
+    for copies in planned_copies(
+        config, budget, measures, waves, audible, clips.items, in_segments=True
+    ):
+        gains = copy_gains(copies, waves)
+        for name, members in copies.plan.users.items():
+            mask = torch.from_numpy(copies.present[name][..., members]).to(waves.device)
+            values = tuple(copies.measured.values[member] for member in members)
+            measured = copies.measured._replace(mask=mask, values=values)
+            recipes[name] = CopyRecipe(measured, gains[..., members])
     others = None
-    if waves.shape[1] > 2 and any(MEASURES[name].others for name in deferred):
-        others = sums_of_others(clips.waves)
-        others = others * _gains(config, others[0])
+    if waves.shape[1] > 2 and any(MEASURES[name].others for name in recipes):
+        sums = sums_of_others(clips.waves)
+        others = sums * loudness_gains(config, sums[0], budget)
     valid = clips.valid.unsqueeze(-1).expand(audible.shape)
-    scored = scored_frames(audible, valid)
-    return Group(clips.items, clips.samples, waves, audible, valid, scored, {}, deferred, others)
+    scored = frames_to_score(active_sources(audible, valid))
+    return LongClip(
+        clips.items, clips.samples, waves, audible, valid, scored, recipes=recipes, others=others
+    )
 
 
-def _gains(config: Config, waves: Tensor) -> Tensor:
-    """(n, 1) what brings waveforms (n, T) to the loudness asked for."""
-    at_once = config.budget(waves.device).samples
-    return gain_to(waves, config.grid.sample_rate, config.loudness, at_once).unsqueeze(-1)
+def loudness_gains(config: Config, waves: Tensor, budget: Budget) -> Tensor:
+    """(n, 1) gains that bring long waveforms (n, T) to the loudness of the settings."""
+    gains = gain_to(waves, config.grid.sample_rate, config.loudness, budget.samples)
+    return gains.unsqueeze(-1)
 
 
-def copy_gains(copies: Copies, waves: Tensor, budget: Budget) -> Tensor:
-    """What brings every copy of references (1, S, T) to a level, (1, S, P); 0 if there is none."""
+def copy_gains(copies: Copies, waves: Tensor) -> Tensor:
+    """(1, S, P) gains that bring each copy of references (1, S, T) to its level; 0 for none."""
     rate, samples = copies.config.grid.sample_rate, waves.shape[-1]
     meter = Meter(tuple(copies.measured.mask.shape), samples, rate, waves)
     least = max(1, round(SHORTEST_BLOCK * rate) // meter.hop)
-    step = max(least, budget.samples // PIECES // meter.hop) * meter.hop
-    for start in range(0, samples, step):
-        stop = min(start + step, samples)
-        lead = meter.lead if start else 0
-        piece, left = _piece(waves, copies.plan.bank, rate, start - lead, stop)
-        for rows, made in copies.made(piece, left):
-            own = made[:, start - lead - left : stop - left]
-            meter.add(as_index(rows, waves.device), own, start)
+    step = max(least, copies.budget.samples // PIECES // meter.hop) * meter.hop
+    for begin in range(0, samples, step):
+        end = min(begin + step, samples)
+        lead = meter.lead if begin else 0
+        piece, left = piece_around(waves, copies.plan.bank, rate, begin - lead, end)
+        for rows, copy in copies.made(piece, left):
+            metered = copy[:, begin - lead - left : end - left]
+            meter.add(as_index(rows, waves.device), metered, begin)
     return meter.gain(copies.config.loudness) * copies.measured.mask
 
 
-def _piece(
-    waves: Tensor, bank: DistortionBank, sample_rate: int, start: int, stop: int
+def piece_around(
+    waves: Tensor, bank: DistortionBank, sample_rate: int, begin: int, end: int
 ) -> tuple[Tensor, int]:
-    """Samples whose distortions from ``start`` to ``stop`` are those of the whole; its place."""
+    """Samples whose copies from ``begin`` to ``end`` are those of the whole; its position."""
     before, after = (round(reach * sample_rate) for reach in bank.reach(sample_rate))
-    left = max(0, start - before)
-    return waves[..., left : stop + after], left
+    left = max(0, begin - before)
+    return waves[..., left : end + after], left
 
 
 # ------------------------------------------------------------------------------------------------
@@ -106,127 +116,156 @@ def _piece(
 # ------------------------------------------------------------------------------------------------
 
 
-class Block(NamedTuple):
-    """Frames of the mixtures of one length, and what is compared in them."""
-
-    number: int  # of the group
-    item: Tensor  # (n,) of the group
-    frame: Tensor  # (n,)
-    outputs: list[dict[str, Tensor]]  # of each call by measure, (n, S', M)
-    # By measure: what the bank holds of the frames, and which (n,) of them have finite numbers.
-    bank: Iterable[tuple[str, Points, Tensor]]
-
-
-def spans(
-    config: Config,
-    calls: Sequence[Call],
-    number: int,
-    frames: Tensor,
-    measures: Sequence[str],
-    on_segment: Callable[[int, int], object] | None,
-) -> Iterator[Block]:
-    """Neighbouring frames of a long clip, as many as can be encoded at once, segment by segment.
+class LongClipFrames(ClipFrames):
+    """Frames of a long clip, in spans of as many as can be encoded at once.
 
     Args:
-        config: of the scorer.
-        calls: that share a bank.
-        number: of the clip's group in it.
-        frames: (n,) that are to be scored.
+        clip: of the bank.
+        estimates: of each call, (1, S', T) at the level at which they are encoded.
         measures: to be computed.
+        encoding: which is checked after each span.
         on_segment: called with how many segments are scored, and how many there are.
     """
-    group, grid = calls[0].prepared.groups[number], config.grid
-    encoding = Encoding(config, frames.device)
-    given = [call.estimates.clips[number].waves[0].detach() for call in calls]
-    gains = [_gains(config, waves) for waves in given]
-    if config.align_polarity:
-        gains = [gain * call.signs(number)[0] for gain, call in zip(gains, calls)]
-    edges = list(segments(group.frames, int(config.segment_frames)))
-    budget = config.budget(frames.device)
-    local = all(config.encoder_of(name).local for name in measures)
-    most = max(1, budget.embeddings // _frame_bytes(config, group, measures))
-    if local:  # as long as making its copies allows, too
-        seconds = max(SHORTEST_BLOCK, budget.samples / PIECES / grid.sample_rate)
-        most = min(most, max(1, round(seconds * grid.sample_rate / grid.hop)))
-    context = 0 if local else round(CONTEXT * grid.sample_rate / grid.hop)
-    tell = on_segment or (lambda done, count: None)
-    tell(0, len(edges))
-    host = frames.cpu()
-    for done, (first, last) in enumerate(edges):
-        for some in host[(host >= first) & (host < last)].split(most):
-            if len(some) == 0:
-                continue
-            start, stop = int(some[0]), int(some[-1]) + 1
-            if not local:
-                start, stop = max(0, first - context), min(group.frames, last + context)
-            own = slice(start * grid.hop, (stop - 1) * grid.hop + grid.receptive_field)
-            frame = some.to(frames.device)
-            encode = functools.partial(encoding.by_measure, frames=frame - start)
-            outputs = [
-                {n: x.transpose(0, 1) for n, x in encode(measures, wave[:, own] * gain).items()}
-                for wave, gain in zip(given, gains)
-            ]
-            bank = encoded_span(config, group, own, frame - start, measures, encoding)
-            yield Block(number, torch.zeros_like(frame), frame, outputs, bank)
-            encoding.check()
-        tell(done + 1, len(edges))
+
+    def __init__(
+        self,
+        clip: LongClip,
+        estimates: Sequence[Tensor],
+        measures: Sequence[str],
+        encoding: Encoding,
+        on_segment: OnSegment | None,
+    ) -> None:
+        self.clip = clip
+        self.estimates = estimates
+        self.measures = measures
+        self.encoding = encoding
+        self.on_segment = on_segment or (lambda done, count: None)
+
+    def blocks(self, frames: Tensor) -> Iterator[Block]:
+        """See :class:`ClipFrames`; a segment's frames are asked for in their order."""
+        config = self.encoding.config
+        edges = list(segments(self.clip.frames, int(config.segment_frames)))
+        # A receptive field is all that a frame of some encoders needs. Others receive the entire
+        # segment, and a little of what surrounds it.
+        is_local = all(config.encoder_of(name).local for name in self.measures)
+        context = round(CONTEXT * config.grid.sample_rate / config.grid.hop)
+        frames_at_once = self._frames_at_once(is_local)
+        indices = frames[:, 1].cpu()
+        self.on_segment(0, len(edges))
+        for done, (begin, end) in enumerate(edges):
+            in_segment = indices[(indices >= begin) & (indices < end)]
+            for frame in in_segment.split(frames_at_once):
+                if len(frame) == 0:
+                    continue
+                encoded = range(int(frame[0]), int(frame[-1]) + 1)
+                if not is_local:
+                    encoded = range(max(0, begin - context), min(self.clip.frames, end + context))
+                yield Span(self, frame.to(frames.device), encoded)
+                self.encoding.check()
+            self.on_segment(done + 1, len(edges))
+
+    def _frames_at_once(self, is_local: bool) -> int:
+        config, budget = self.encoding.config, self.encoding.budget
+        count = max(1, budget.embeddings // self._frame_bytes())
+        if is_local:  # as long as making its copies allows, too
+            rate, hop = config.grid.sample_rate, config.grid.hop
+            seconds = max(SHORTEST_BLOCK, budget.samples / PIECES / rate)
+            count = min(count, max(1, round(seconds * rate / hop)))
+        return count
+
+    def _frame_bytes(self) -> int:
+        """Bytes of one frame's embeddings, for the largest measure."""
+        config = self.encoding.config
+        numbers = [1]
+        for name in self.measures:
+            encoder = config.encoder_of(name)
+            points = len(config.bank_of(name).names(config.grid.sample_rate)) + 1
+            numbers.append(points * (encoder.feature_size or encoder.receptive_field))
+        _, sources, _ = self.clip.waves.shape
+        return max(numbers) * sources * self.clip.waves.element_size()
 
 
-def encoded_span(
-    config: Config,
-    group: Group,
-    own: slice,
-    frames: Tensor,
-    measures: Sequence[str],
-    encoding: Encoding,
-) -> Iterator[tuple[str, Points, Tensor]]:
-    """What some ``frames`` of the samples ``own`` of a long clip hold, see :class:`Block`."""
-    deferred, rate = group.deferred or {}, config.grid.sample_rate
-    references = encoding.by_measure(measures, group.waves[..., own], frames)
-    others: dict[str, Tensor] = {}
-    if group.others is not None:
-        summed = [name for name in measures if MEASURES[name].others]
-        others = encoding.by_measure(summed, group.others[..., own], frames)
-    for plan in plans(config, measures):
-        copies = copies_of(config, plan, {name: deferred[name].measured for name in plan.users})
-        piece, left = _piece(group.waves, plan.bank, rate, own.start, own.stop)
-        inside = slice(own.start - left, own.stop - left)
-        level = functools.partial(levelled, inside, deferred[plan.name].gains)
-        encode = functools.partial(encoding, frames=frames)
-        parts = copies.encode(piece, level, encode, references, others, left)
-        for name in plan.users:  # none is held longer than it is needed
-            clean, usable = cleaned(parts.pop(name))
-            yield name, clean.at(0, slice(None)), usable
-            del clean
+class Span(Block):
+    """Frames of a long clip whose estimates are encoded, and whose copies are made when asked for.
 
+    Args:
+        clip_frames: of the clip.
+        frame: (n,) indices in the clip.
+        encoded: frames that the encoder receives the samples of.
+    """
 
-def levelled(inside: slice, gains: Tensor, rows: Rows, made: Tensor) -> Tensor:
-    return made[:, inside] * gains[as_index(rows, made.device)].unsqueeze(-1)
-
-
-def cleaned(part: Encoded) -> tuple[Encoded, Tensor]:
-    """Embeddings of one clip with frames that hold bad numbers as zeros; which (F,) hold none."""
-    usable = part.usable().all(1)[0]
-    if devices.is_accelerator(usable.device) or not bool(usable.all()):
-        zeroed = tree_map_only(
-            Tensor, lambda x: torch.where(usable.unsqueeze(-1), x, 0.0), part._replace(mask=None)
+    def __init__(self, clip_frames: LongClipFrames, frame: Tensor, encoded: range) -> None:
+        super().__init__(torch.zeros_like(frame), frame)
+        self._clip, self._encoding = clip_frames.clip, clip_frames.encoding
+        self._measures = clip_frames.measures
+        grid = self._encoding.config.grid
+        self._samples = slice(
+            encoded.start * grid.hop, (encoded.stop - 1) * grid.hop + grid.receptive_field
         )
-        part = zeroed._replace(mask=part.mask)
-    return part, usable
+        self._frames = frame - encoded.start  # among those that are encoded
+        self._outputs = [
+            self._embedded(waves[0], self._measures) for waves in clip_frames.estimates
+        ]
+        self._references = self._embedded(self._clip.waves, self._measures)
+        self._others: dict[str, Tensor] = {}
+        if self._clip.others is not None:
+            of_sums = [name for name in self._measures if MEASURES[name].others]
+            self._others = self._embedded(self._clip.others, of_sums)
+        self._waiting: dict[str, Encoded] = {}  # made along with another measure's
+
+    def _embedded(self, waves: Tensor, measures: Sequence[str]) -> dict[str, Tensor]:
+        return self._encoding.by_measure(measures, waves[..., self._samples], self._frames)
+
+    def outputs(self, measure: str, call: int) -> Tensor:
+        """See :class:`Block`."""
+        return self._outputs[call][measure].transpose(0, 1)
+
+    def clusters(self, measure: str) -> tuple[Points, Tensor]:
+        """See :class:`Block`."""
+        if measure not in self._waiting:
+            self._make(measure)
+        encoded, usable = cleaned(self._waiting.pop(measure))  # held no longer than it is needed
+        return encoded.points(0, slice(None)), usable
+
+    def _make(self, measure: str) -> None:
+        """Make and encode the copies that serve a measure, and whatever else they serve."""
+        config, recipes = self._encoding.config, self._clip.recipes
+        plan = next(plan for plan in plans(config, self._measures) if measure in plan.users)
+        measured = {name: recipes[name].measured for name in plan.users}
+        copies = copies_of(config, self._encoding.budget, plan, measured)
+        begin, end = self._samples.start, self._samples.stop
+        rate = config.grid.sample_rate
+        piece, left = piece_around(self._clip.waves, plan.bank, rate, begin, end)
+        inside = slice(begin - left, end - left)
+        self._waiting |= copies.encode(
+            piece,
+            functools.partial(levelled, inside, recipes[plan.name].gains),
+            functools.partial(self._encoding, frames=self._frames),
+            self._references,
+            self._others,
+            left,
+        )
 
 
-def segments(frames: int, most: int) -> Iterator[tuple[int, int]]:
-    """Frames [first, last) of segments of at most ``most``, as even as possible."""
-    count = -(-frames // most)
+def levelled(inside: slice, gains: Tensor, rows: Rows, copies: Tensor) -> Tensor:
+    """What is ``inside`` of copies (n, T), at the level that ``gains`` (1, S, P) bring them to."""
+    return copies[:, inside] * gains[as_index(rows, copies.device)].unsqueeze(-1)
+
+
+def cleaned(encoded: Encoded) -> tuple[Encoded, Tensor]:
+    """Embeddings of one clip with frames that hold bad numbers as zeros; which (F,) hold none."""
+    usable = encoded.usable().all(1)[0]
+    if devices.is_accelerator(usable.device) or not bool(usable.all()):
+        embeddings = encoded._replace(mask=None)
+        zeroed = tree_map_only(
+            Tensor, lambda x: torch.where(usable.unsqueeze(-1), x, 0.0), embeddings
+        )
+        encoded = zeroed._replace(mask=encoded.mask)
+    return encoded, usable
+
+
+def segments(frames: int, longest: int) -> Iterator[tuple[int, int]]:
+    """Frames [begin, end) of segments of at most ``longest``, as even as possible."""
+    count = -(-frames // longest)
     edges = [frames * k // count for k in range(count + 1)]
     return itertools.pairwise(edges)
-
-
-def _frame_bytes(config: Config, group: Group, measures: Sequence[str]) -> int:
-    """Bytes of one frame's embeddings, for the largest measure."""
-    sizes = [1]
-    for name in measures:
-        encoder = config.encoder_of(name)
-        points = len(config.bank_of(name).names(config.grid.sample_rate)) + 1
-        sizes.append(points * (encoder.feature_size or encoder.receptive_field))
-    return max(sizes) * group.waves.shape[1] * group.waves.element_size()

@@ -12,13 +12,11 @@ from torch_mapss import audio
 from torch_mapss.core import checks, devices
 from torch_mapss.pipeline import inputs
 from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.call import Call, make_call
 from torch_mapss.pipeline.config import Config
-from torch_mapss.pipeline.inputs import Call, best_order, check_permutable
-from torch_mapss.pipeline.prepare import with_bank
+from torch_mapss.pipeline.order import best_order, reordered
 
 PIT = ("si_sdr", "loss")
-# PIT over the loss scores every permutation: 24 of them for 4 sources.
-MOST_PERMUTED = 4
 
 
 def validate(
@@ -57,38 +55,34 @@ def validate(
                 "Pass estimates first, loss(estimates, references); if the order is right, pass "
                 "references.detach()."
             )
-    call = inputs.validate(config, estimates, references, attributed, lengths, measures)
-    if pit is not None:
-        check_permutable(call, pit)
-    if pit == "loss" and call.sources > MOST_PERMUTED:
-        raise ValueError(
-            f"pit='loss' scores every permutation and takes at most {MOST_PERMUTED} sources, "
-            f"got {call.sources}. Use pit='si_sdr'."
-        )
-    return with_bank(config, call)
+    budget = config.budget_for(estimates)
+    return make_call(config, estimates, references, attributed, lengths, measures, budget, pit=pit)
 
 
-def truth_of(config: Config, call: Call, waveforms: Tensor | None) -> Tensor:
+def truth_of(
+    config: Config, call: Call, references: Tensor | ReferenceBank, waveforms: Tensor | None
+) -> Tensor:
     """(B, S', T) references of a call as handed in, for a term of the caller's own.
 
     Args:
         config: of the scorer.
-        call: prepared.
+        call: checked.
+        references: as handed to the loss.
         waveforms: the references where they came as a bank, or None.
 
     Raises:
         ValueError: they came as a bank and ``waveforms`` are missing or do not fit it.
     """
-    bank = call.prepared
-    if call.references is not None and waveforms is None:
-        waveforms = call.references.waves
+    bank = call.bank
+    if waveforms is None and isinstance(references, Tensor):
+        waveforms = references.reshape(bank.batch, bank.sources, -1)[..., : bank.samples]
     if waveforms is None:
         raise ValueError(
             "extra needs the references as waveforms, and a bank was handed in. Pass them "
             "along: loss(estimates, bank, waveforms=references)."
         )
     waves = audio.as_waveform(waveforms, "waveforms").detach()
-    checks.check_devices(estimates=call.estimates.waves, waveforms=waves)
+    checks.check_devices(estimates=call.estimates, waveforms=waves)
     expected = bank.batch, bank.sources, bank.samples
     if tuple(waves.shape) != expected:
         raise ValueError(
@@ -96,21 +90,28 @@ def truth_of(config: Config, call: Call, waveforms: Tensor | None) -> Tensor:
             f"{tuple(waves.shape)}. Nothing is broadcast or cut."
         )
     valid, _ = inputs.valid_waveforms(waves, "waveforms", bank.lengths, config.check_finite)
-    return devices.picked(valid, 1, call.attributed).to(call.estimates.waves.dtype)
+    return devices.select(valid, call.attributed, 1).to(call.estimates.dtype)
 
 
-def ordered(call: Call, pit: str | None, losses: Callable[[Call], Tensor]) -> Call:
-    """The call with each reference's estimate in its place.
+def ordered(
+    call: Call, pit: str | None, losses: Callable[[Call], Tensor]
+) -> tuple[Call, Tensor | None]:
+    """The call with each reference's estimate in its place, and their order (B, S) if it has one.
 
     Args:
         call: as validated.
         pit: ``"si_sdr"``, ``"loss"``, or None: as they came.
         losses: (B,) losses of a call, which ``"loss"`` minimises.
     """
-    if pit != "loss":
-        return call if pit is None else call.ordered(best_order(call))
-    waves = call.estimates.waves
-    orders = torch.tensor(list(itertools.permutations(range(call.sources)))).to(waves.device)
+    if pit is None:
+        return call, None
+    if pit == "si_sdr":
+        order = best_order(call)
+        return reordered(call, order), order
+    device, batch = call.estimates.device, len(call.estimates)
+    permutations = list(itertools.permutations(range(call.bank.sources)))
+    orders = torch.tensor(permutations, dtype=torch.int64, device="cpu").to(device)
     with torch.no_grad():
-        found = [losses(call.ordered(order.expand(len(waves), -1))) for order in orders]
-    return call.ordered(orders[torch.stack(found).argmin(0)])
+        by_order = [losses(reordered(call, order.expand(batch, -1))) for order in orders]
+    order = orders[torch.stack(by_order).argmin(0)]
+    return reordered(call, order), order

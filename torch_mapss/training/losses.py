@@ -55,7 +55,8 @@ from torch import Tensor, nn
 from torch_mapss.core import checks, devices
 from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.pipeline.bank import ReferenceBank
-from torch_mapss.pipeline.inputs import Call, check_pit
+from torch_mapss.pipeline.call import Call
+from torch_mapss.pipeline.inputs import check_pit
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
 from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.score import score, scoring
@@ -71,7 +72,6 @@ from torch_mapss.training.terms import (
     frame_term,
     frame_weights,
     negative_si_sdr,
-    unplaced,
 )
 
 __all__ = [
@@ -206,9 +206,13 @@ class PerceptualLoss(nn.Module):
         config, draw = self.mapss.config, self._draw()
         with precisely(estimates) as (waves, leave):
             call = validate(config, waves, references, attributed, lengths, self.measures, self.pit)
-            truth = None if self.extra is None else truth_of(config, call, waveforms)
-            call = ordered(call, self.pit, lambda one: reduced(self._terms(one, draw), "item"))
-            return leave(self._reduce(self._terms(call, draw), call, truth))
+            truth = None
+            if self.extra is not None:
+                truth = truth_of(config, call, references, waveforms)
+            call, order = ordered(
+                call, self.pit, lambda permuted: reduced(self._terms(permuted, draw), "item")
+            )
+            return leave(self._reduce(self._terms(call, draw), call, order, truth))
 
     def _draw(self) -> int | None:
         """New random frames for every call in training mode, the same ones in evaluation mode."""
@@ -234,19 +238,21 @@ class PerceptualLoss(nn.Module):
             terms.append(Term("si_sdr", self.weights["si_sdr"], *negative_si_sdr(call)))
         return terms
 
-    def _reduce(self, terms: Sequence[Term], call: Call, truth: Tensor | None) -> Tensor:
-        terms = [term.returned(call.order) for term in terms]
+    def _reduce(
+        self, terms: Sequence[Term], call: Call, order: Tensor | None, truth: Tensor | None
+    ) -> Tensor:
+        terms = [term.in_order(order) for term in terms]
         means = {t.name: torch.where(t.defined.any(), mean_of(t), torch.nan) for t in terms}
         defined = [term.defined for term in terms if term.name in FRAME_TERMS]
         detached = {name: mean.detach() for name, mean in means.items()}
-        self.last = LossRecord(detached, torch.stack(defined).any(0).detach(), call.order)
-        self._warn_undefined(self.last.defined, call.prepared)
+        self.last = LossRecord(detached, torch.stack(defined).any(0).detach(), order)
+        self._warn_undefined(self.last.defined, call.bank)
         value = reduced(terms, self.reduction)
         if self.extra is None or truth is None:
             return value
-        waves = call.estimates.waves
+        waves = call.estimates
         extra = reduced_extra(self.extra(waves, truth), self.reduction, waves.shape[:2])
-        return value + (unplaced(extra, call.order) if self.reduction == "none" else extra)
+        return value + (devices.restore_order(extra, order) if self.reduction == "none" else extra)
 
     def _warn_undefined(self, defined: Tensor, bank: ReferenceBank) -> None:
         if self._warned:

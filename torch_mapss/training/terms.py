@@ -13,8 +13,8 @@ from torch import Tensor
 from torch_mapss import audio
 from torch_mapss.core import checks, devices
 from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.call import Call
 from torch_mapss.pipeline.config import Grid
-from torch_mapss.pipeline.inputs import Call
 from torch_mapss.pipeline.scores import Scores
 
 # -log PS goes on as a straight line below this PS: PS is exactly 0 where an output is another
@@ -32,10 +32,12 @@ class Term(NamedTuple):
     values: Tensor  # (B, S'), exactly 0 where not defined
     defined: Tensor  # (B, S') bool
 
-    def returned(self, order: Tensor | None) -> Term:
+    def in_order(self, order: Tensor | None) -> Term:
         """The term with its values back in the places of the estimates."""
-        values, defined = unplaced(self.values, order), unplaced(self.defined, order)
-        return self._replace(values=values, defined=defined)
+        return self._replace(
+            values=devices.restore_order(self.values, order),
+            defined=devices.restore_order(self.defined, order),
+        )
 
 
 @dataclass(frozen=True)
@@ -144,22 +146,16 @@ def frame_term(
 
 def negative_si_sdr(call: Call) -> tuple[Tensor, Tensor]:
     """-SI-SDR (B, S') in dB, and where the reference is not silent."""
-    given = call.estimates
-    values = given.waves.new_zeros(given.waves.shape[:2])
+    values = call.estimates.new_zeros(call.estimates.shape[:2])
     defined = torch.zeros(values.shape, dtype=torch.bool, device=values.device)
     for clips, references in call.pairs():
-        references = devices.picked(references, 1, call.attributed)
+        references = devices.select(references, call.attributed, 1)
         active = ~audio.is_silent(references) & clips.valid.all(-1, keepdim=True)
-        place = (devices.placed(clips.items, values.device),)
+        place = (devices.upload(clips.items, values.device),)
         found = audio.si_sdr(clips.waves, references.to(values.dtype))
         values = values.index_put(place, torch.where(active, -found, 0.0))
         defined = defined.index_put(place, active)
     return values, defined
-
-
-def unplaced(values: Tensor, order: Tensor | None) -> Tensor:
-    """(B, S) values of references, back in the places of the estimates."""
-    return values if order is None else values.gather(1, order.argsort(-1))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -174,8 +170,8 @@ def frame_weights(
     if weighting is None:
         return torch.ones_like(scores.active, dtype=torch.float32)
     if not callable(weighting):
-        return _energies(call.prepared, call.attributed, grid).detach()
-    weights, shape = weighting(scores.detach(), call.prepared), scores.active.shape
+        return _energies(call.bank, call.attributed, grid).detach()
+    weights, shape = weighting(scores.detach(), call.bank), scores.active.shape
     if not isinstance(weights, Tensor):
         raise TypeError(f"weighting must return a tensor (B, S', F), got {type(weights).__name__}.")
     try:
@@ -197,9 +193,9 @@ def _energies(bank: ReferenceBank, index: tuple[int, ...], grid: Grid) -> Tensor
     like = bank.groups[0].waves
     energies = like.new_zeros(bank.batch, len(index), bank.frames)
     for group in bank.groups:
-        waves = devices.picked(group.waves, 1, index)
+        waves = devices.select(group.waves, index, 1)
         power = audio.frame_rms(waves, grid.receptive_field, grid.hop).square()
-        places = devices.placed(group.items, energies.device)
+        places = devices.upload(group.items, energies.device)
         energies[places, :, : power.shape[-1]] = power.to(energies.dtype)
     return energies
 

@@ -1,0 +1,46 @@
+"""Which sources are active, in which frames estimates are scored, and who enters their graphs.
+
+Each of these is decided here and nowhere else in the pipeline.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torch_mapss.core import devices
+
+LEAST_ACTIVE = 2  # sources in a frame that is scored: leakage needs somewhere to come from
+
+
+def active_sources(audible: Tensor, valid: Tensor) -> Tensor:
+    """(b, S, F) bool: where a source is active, in frames in which all sources are valid.
+
+    Args:
+        audible: (b, S, F) bool, a source is loud enough by itself.
+        valid: (b, S, F) bool, a source has neither a bad sample nor a bad embedding.
+    """
+    return audible & valid.all(1, keepdim=True)
+
+
+def frames_to_score(active: Tensor) -> Tensor:
+    """(n, 2) int64: item and frame where an estimate is scored, of ``active`` (b, S, F)."""
+    return (active.sum(1) >= LEAST_ACTIVE).nonzero()
+
+
+def scored_estimates(active: Tensor, attributed: tuple[int, ...]) -> Tensor:
+    """(n, S') bool: in which frames an estimate is scored, of ``active`` (n, S)."""
+    enough = active.sum(-1, keepdim=True) >= LEAST_ACTIVE
+    return devices.select(active, attributed, 1) & enough
+
+
+def sources_in_graph(active: Tensor) -> Tensor | None:
+    """(n, S) bool: which sources enter the graph of frames that are scored; None: all.
+
+    None makes batches without a mask, which are cheaper. With two sources both are active in every
+    scored frame; with more, values would have to be read, for which an accelerator is not asked.
+    """
+    if active.shape[-1] == LEAST_ACTIVE:
+        return None
+    if not devices.is_accelerator(active.device) and bool(active.all()):
+        return None
+    return active

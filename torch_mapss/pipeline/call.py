@@ -1,0 +1,101 @@
+"""One call of a scorer, checked: estimates, and the bank of references they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.core import checks
+from torch_mapss.pipeline import inputs
+from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.config import Config
+from torch_mapss.pipeline.inputs import Clips
+from torch_mapss.pipeline.measures import checked_measures
+from torch_mapss.pipeline.memory import Budget
+from torch_mapss.pipeline.prepare import prepare
+
+
+class Call(NamedTuple):
+    """One checked call of :class:`~torch_mapss.MAPSS`."""
+
+    estimates: Tensor  # (B, S', T) floating point, as handed in; zeros in the padding
+    clips: tuple[Clips, ...]  # the same at the encoder's rate, one for each of ``bank.groups``
+    bank: ReferenceBank
+    attributed: tuple[int, ...]  # (S',) source of each estimate
+    measures: tuple[str, ...]  # to be computed
+    budget: Budget  # of memory
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether a graph is recorded."""
+        return self.estimates.requires_grad and torch.is_grad_enabled()
+
+    def pairs(self) -> Iterator[tuple[Clips, Tensor]]:
+        """For each length: the estimates, and all references (b, S, T) at the encoder's rate."""
+        for clips, references in zip(self.clips, self.bank.groups):
+            yield clips, references.waves.to(clips.waves.dtype)
+
+
+def make_call(
+    config: Config,
+    estimates: Tensor,
+    references: Tensor | ReferenceBank,
+    attributed: object,
+    lengths: Tensor | Sequence[int] | None,
+    measures: str | Iterable[str] | None,
+    budget: Budget,
+    *,
+    pit: str | None = None,
+    warn: bool = False,
+) -> Call:
+    """Check the arguments of a call, and prepare references that are no bank.
+
+    Args:
+        config: of the scorer.
+        estimates: (B, S', T) or (S', T) waveforms.
+        references: (B, S, T) or (S, T) waveforms, or a bank made of them.
+        attributed: (S',) which reference each estimate belongs to; None: all in order.
+        lengths: (B,) true lengths in samples; None: T.
+        measures: a name or several; None: those of the settings that the bank has.
+        budget: of memory.
+        pit: how the order of estimates will be looked for; refused where they have none.
+        warn: name mixtures that have no frame to score.
+
+    Raises:
+        TypeError: not tensors of a type that holds audio.
+        ValueError: shapes, lengths, devices or samples that do not fit, see the message;
+            ``attributed`` missing or wrong; a bank of other settings; measures that the settings
+            cannot compute, of so many sources or of so long a clip; gradients of clips that are
+            scored in segments.
+    """
+    waves = inputs.as_batch(estimates, "estimates")
+    if isinstance(references, ReferenceBank):
+        measures = inputs.measures_of_bank(config, references, measures)
+        inputs.check_bank(config, references, measures, waves)
+        sources, samples = references.sources, references.samples
+    else:
+        inputs.check_pair(waves, estimates, references)
+        measures = config.measures if measures is None else checked_measures(measures)
+        sources, samples = references.shape[-2:]
+    if waves.shape[-1] != samples:
+        inputs.check_trim(config, waves.shape[-1], references, lengths)
+        samples = min(waves.shape[-1], samples)
+        waves = waves[..., :samples]
+    source_of_estimate = checks.check_attributed(attributed, waves.shape[1], sources)
+    if pit is not None:
+        inputs.check_permutable(source_of_estimate, sources, pit)
+    true = inputs.true_lengths(config, lengths, len(waves), samples, references)
+    config.check(measures, sources, max(true))
+    waves, valid = inputs.valid_waveforms(waves, "estimates", true, config.check_finite)
+    if waves.requires_grad and torch.is_grad_enabled():
+        inputs.check_gradient(config, true)
+    # All that is cheap is checked: distorting and encoding take long.
+    bank = references
+    if not isinstance(bank, ReferenceBank):
+        bank = prepare(config, bank[..., :samples], true, measures, budget, warn)
+    groups = [clips.items for clips in bank.groups]
+    clips = inputs.clips_of(config, waves, valid, true, groups)
+    return Call(waves, clips, bank, source_of_estimate, measures, budget)

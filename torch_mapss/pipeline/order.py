@@ -1,0 +1,57 @@
+"""Estimates in any order: which of them stands for which reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_mapss import audio
+from torch_mapss.core import devices
+from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.call import Call, make_call
+from torch_mapss.pipeline.config import Config
+
+
+@torch.no_grad()
+def best_order(call: Call) -> Tensor:
+    """The estimate that stands for each reference, by the largest total SI-SDR of a mixture.
+
+    Args:
+        call: validated, one estimate per reference.
+
+    Returns:
+        (B, S) int64 on the device of the estimates. A silent reference takes what the others
+        leave.
+    """
+    order = torch.empty(call.estimates.shape[:2], dtype=torch.int64, device="cpu")
+    for clips, references in call.pairs():
+        source_of_estimate = audio.match_sources(clips.waves, references)
+        order[list(clips.items)] = source_of_estimate.argsort(-1).cpu()
+    return order.to(call.estimates.device)
+
+
+def reordered(call: Call, order: Tensor) -> Call:
+    """The call with estimates in another ``order`` (B, S): the one that takes each place."""
+    clips = []
+    for same_length in call.clips:
+        order_of_items = order[list(same_length.items)]
+        clips.append(
+            same_length._replace(
+                waves=devices.select_sources(same_length.waves, order_of_items),
+                valid=devices.select_sources(same_length.valid, order_of_items),
+            )
+        )
+    estimates = devices.select_sources(call.estimates, order)
+    return call._replace(estimates=estimates, clips=tuple(clips))
+
+
+def in_order(config: Config, estimates: Tensor, bank: ReferenceBank, pit: str) -> Tensor:
+    """Estimates in the order of their references, (B, S, T) or (S, T) as they came.
+
+    Raises:
+        TypeError, ValueError: input that cannot be scored, or not one estimate per reference.
+    """
+    budget = config.budget_for(bank)
+    call = make_call(config, estimates, bank, None, None, None, budget, pit=pit)
+    batch = estimates.reshape(-1, *estimates.shape[-2:])
+    return devices.select_sources(batch, best_order(call)).reshape(estimates.shape)
