@@ -10,66 +10,30 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+from made_up_results import (
+    LEVELS,
+    compared,
+    item_rows,
+    ranking_by_system,
+    spread,
+    three_systems,
+)
 from pandas.testing import assert_frame_equal
 from scipy import stats
 from separations import python
 
 import torch_mapss
-from torch_mapss.evaluation import cli, tables
-from torch_mapss.evaluation.comparison import Comparison, compare, compare_ranked
+from torch_mapss.evaluation import cli
+from torch_mapss.evaluation.comparison import Comparison, compare
 from torch_mapss.evaluation.comparison_tables import outlier
 from torch_mapss.evaluation.results import Results
-from torch_mapss.score_table import RANKED, SCORES
-
-Scores = dict[str, list[float]]
-ROW_COLUMNS = ("mixture_id", "system", "source", "source_index")
+from torch_mapss.score_table import RANKED
 
 
-def items(scores: Scores, measures: Any = ("ps", "log_pm"), **columns: Any) -> list[dict[str, Any]]:
-    """Rows of ``items.csv`` of made-up PS; the other measures follow it."""
-    return [
-        {"mixture_id": f"m{place}", "system": system, "seconds": 1.0, "references": 2}
-        | {m: value if SCORES[m].higher_is_better else -value for m in measures}
-        | {"status": "ok" if value == value else "undefined", "reason": ""}
-        | {name: values[place] for name, values in columns.items()}
-        for system, values in scores.items()
-        for place, value in enumerate(values)
-    ]
-
-
-def compared(given: Any, rows: Any = (), **options: Any) -> Comparison:
-    """Of rows of ``items.csv`` and ``scores.csv``, or of the scores of systems."""
-    given = pandas.DataFrame(items(given) if isinstance(given, dict) else given)
-    rows = pandas.DataFrame(rows, columns=None if rows else ROW_COLUMNS)
-    return compare(Results("", {}, {}, None, {}, {}, (), (), rows, given, given), **options)
-
-
-def pair(comparison: Comparison, a: str, b: str, measure: str = "ps") -> dict[str, Any]:
+def row_of(comparison: Comparison, a: str, b: str, measure: str = "ps") -> dict[str, Any]:
+    """The row of two systems."""
     table = comparison.pairs.set_index(["measure", "system_a", "system_b"])
     return dict(table.loc[(measure, a, b)])
-
-
-def ranked(comparison: Comparison, measure: str = "ps") -> dict[str, dict[str, Any]]:
-    rows = comparison.ranking[comparison.ranking["measure"] == measure].to_dict("records")
-    return {row["system"]: row for row in rows}
-
-
-def three_systems(count: int = 12, seed: int = 0) -> Scores:
-    rng = np.random.default_rng(seed)
-    base = rng.uniform(0.4, 0.6, count)
-    middle, high = (list(base + rng.normal(step, 0.05, count)) for step in (0.02, 0.3))
-    return {"low": list(base), "middle": middle, "high": high}
-
-
-def spread(levels: dict[str, float], count: int = 6) -> Scores:
-    """Systems of unlike level, no two differences equal."""
-    return {
-        name: [level + 0.001 * place**2 * (1 + level) for place in range(count)]
-        for name, level in levels.items()
-    }
-
-
-LEVELS = {"low": 0.1, "middle": 0.5, "high": 0.9}
 
 
 def test_rows_are_those_of_scipy():
@@ -77,7 +41,7 @@ def test_rows_are_those_of_scipy():
     found = compared(scores)
     p = {}
     for a, b in itertools.combinations(scores, 2):
-        row = pair(found, a, b)
+        row = row_of(found, a, b)
         differences = np.array(scores[a]) - np.array(scores[b])
         drawn = stats.bootstrap((differences,), np.mean, random_state=np.random.default_rng(0))
         p[a, b] = stats.wilcoxon(differences).pvalue
@@ -88,8 +52,8 @@ def test_rows_are_those_of_scipy():
     running = 0.0
     for step, key in enumerate(sorted(p, key=lambda key: p[key])):
         running = max(running, min(1.0, (3 - step) * p[key]))
-        assert pair(found, *key)["p_holm"] == pytest.approx(running, rel=1e-12)
-    ranking = ranked(found)
+        assert row_of(found, *key)["p_holm"] == pytest.approx(running, rel=1e-12)
+    ranking = ranking_by_system(found)
     assert [*ranking] == ["high", "middle", "low"]
     assert [row["group"] for row in ranking.values()] == ["a", "b", "b"]
     for system, row in ranking.items():
@@ -101,45 +65,15 @@ def test_six_mixtures_and_three_systems_are_too_few():
     scores = spread(LEVELS)
     found = compared(scores)
     note = "interval approximate (n < 10); n too small to order"
-    assert [(row["group"], row["note"]) for row in ranked(found).values()] == [("a", note)] * 3
-    assert pair(found, "low", "high")["p_holm"] == pytest.approx(3 * 2 / 2**6)
-    assert found.answer() == (
-        "high is best on PS and log PM in 6 of 6 mixtures; 6 mixtures cannot prove a difference: "
-        "the smallest attainable p is 0.094; 7 are needed."
-    )
+    assert [(row["group"], row["note"]) for row in ranking_by_system(found).values()] == [
+        ("a", note)
+    ] * 3
+    assert row_of(found, "low", "high")["p_holm"] == pytest.approx(3 * 2 / 2**6)
     assert " ".join(found.summary().split()).startswith(found.answer())
     assert found.answer() in found._repr_html_()
     two = compared({name: scores[name] for name in ("low", "high")})
-    assert [row["group"] for row in ranked(two).values()] == ["a", "b"]  # 1/32
+    assert [row["group"] for row in ranking_by_system(two).values()] == ["a", "b"]  # 1/32
     assert "significantly better than every other system" in two.answer()
-
-
-def test_the_answer_names_the_best_of_every_measure():
-    rows = items(spread(LEVELS, 12), ("clearance", "ps", "bleed_db"))
-    for row in rows:  # in PS the second best is best, but for one mixture
-        row["ps"] = {"low": 0.1, "middle": 0.8, "high": 0.7}[row["system"]]
-        row["ps"] += 0.2 * (row["mixture_id"] == "m3" and row["system"] == "high")
-    found = compared(rows, confidence=0.9)
-    assert found.answer() == (
-        "high is best on clearance and bleed in 12 of 12 mixtures; middle is best on PS in 11 of "
-        "12 mixtures; significantly better than every other system at level 0.05."
-    )
-    assert "Lower is better in bleed." in found.notes()
-    assert [*ranked(found, "bleed_db")] == ["high", "middle", "low"]  # the lowest first
-    bleed = pair(found, "low", "high", "bleed_db")
-    assert (bleed["wins"], bleed["losses"], bleed["effect"]) == (0, 12, -1.0)
-    assert bleed["difference"] > 0.0
-    for row in rows:  # the leaders tie in each mixture, or in all but one
-        row["clearance"] = 0.5 if row["system"] == "low" else 1.0
-        row["ps"] = row["clearance"] + 0.1 * (row["mixture_id"] + row["system"] == "m3high")
-    said = compared(rows).answer().split("; ")
-    assert said[:2] == [
-        "middle ties with high on clearance in 12 of 12 mixtures",
-        "high is best on PS in 1 of 12 mixtures, tied in 11",
-    ]
-    alike = compared(three_systems(12, seed=3) | {"other": three_systems()["high"]})
-    assert "nothing is significantly better" in alike.answer()
-    assert (len(alike.pairs), len(alike.shown_pairs())) == (12, 6)  # those with the best
 
 
 def test_pairs_that_cannot_reject_leave_the_family():
@@ -147,22 +81,43 @@ def test_pairs_that_cannot_reject_leave_the_family():
     without = compared(scores)
     found = compared(scores | {"rare": [*scores["low"][:5], *[math.nan] * 7]})
     for a, b in itertools.combinations(scores, 2):
-        assert pair(found, a, b)["p_holm"] == pair(without, a, b)["p_holm"]
-    rare = pair(found, "middle", "rare")
-    assert "cannot reject: the smallest attainable p is 0.062" in rare["note"]
+        assert row_of(found, a, b)["p_holm"] == row_of(without, a, b)["p_holm"]
+    rare = row_of(found, "middle", "rare")
+    assert "cannot reject: the smallest attainable p is 0.063" in rare["note"]
     assert rare["p_holm"] >= rare["p_wilcoxon"]
-    assert pair(found, "low", "rare")["ties"] == 5
+    assert row_of(found, "low", "rare")["ties"] == 5
 
 
-def test_systems_can_be_chosen_and_references_left_out():
-    rows = items(spread({**LEVELS, "control:ref": 1.0}))
-    found = compared(rows, references=False)
-    assert [*ranked(found)] == ["high", "middle", "low"]
-    assert len(compared(rows, systems=["low", "high"]).pairs) == 2
-    for options in ({"systems": ["lwo"]}, {"systems": ["control:ref"], "references": False}):
-        with pytest.raises(ValueError, match="systems"):
-            compared(rows, **options)
-    rows = items(spread({"Caf\u00e9": 0.3, "b": 0.4}))
+def test_systems_and_measures_can_be_chosen():
+    rows = item_rows(spread(LEVELS), ("clearance", "ps", "log_pm"))
+    assert len(compared(rows, systems=["low", "high"]).pairs) == 3
+    with pytest.raises(ValueError, match="systems must be of those of the results"):
+        compared(rows, systems=["lwo"])
+    assert compared(rows, measures=["match", "clearance"]).measures == ("clearance", "log_pm")
+    with pytest.raises(ValueError, match="measures must be of clearance, ps, log_pm, "):
+        compared(rows, measures=["pm"])
+
+
+def test_controls_are_shown_apart_unless_they_are_asked_for():
+    """Hidden references and anchors would win or lose every comparison."""
+    rows = item_rows(spread({**LEVELS, "control:ref": 1.0}))
+    comparison = compared(rows)
+    assert [*ranking_by_system(comparison)] == ["high", "middle", "low"]
+    assert "control:ref" not in comparison.answer()
+    means = comparison.controls.set_index(["measure", "system"])
+    assert means.loc[("ps", "control:ref"), "mean"] == pytest.approx(1.0183333)
+    assert "Hidden references and anchors, not ranked" in comparison.summary()
+    for options in ({"controls": True}, {"systems": ["low", "middle", "high", "control:ref"]}):
+        comparison = compared(rows, **options)
+        assert next(iter(ranking_by_system(comparison))) == "control:ref"
+        assert comparison.controls.empty
+        assert "not ranked" not in comparison.summary()
+    only = compared([row for row in rows if row["system"] == "control:ref"])
+    assert [*ranking_by_system(only)] == ["control:ref"]
+
+
+def test_names_in_two_unicode_forms_are_one_system():
+    rows = item_rows(spread({"Caf\u00e9": 0.3, "b": 0.4}))
     for row in rows[1::2]:  # two Unicode forms of a name
         row["system"] = row["system"].replace("\u00e9", "e\u0301")
     assert compared(rows).systems == ("Caf\u00e9", "b")
@@ -172,14 +127,16 @@ def test_what_a_mean_hides_is_named():
     scores = spread(LEVELS, 8)
     scores["middle"][5] = -40.0
     scores["low"][2] = math.nan
-    rows = items(scores, ps_se=[0.03] * 8)
+    rows = item_rows(scores, ps_se=[0.03] * 8)
     rows[2] |= {"status": "failed", "reason": "no such file"}
     found = compared(rows)
-    notes = {name: row["note"] for name, row in ranked(found).items()}
-    assert "m5 moves the mean: -4.541 with it, 0.525 without" in notes["middle"]
+    left_out = {name: row["left_out"] for name, row in ranking_by_system(found).items()}
+    assert left_out == {"high": 1, "middle": 1, "low": 0}
+    notes = {name: row["note"] for name, row in ranking_by_system(found).items()}
+    assert "m5 moves the mean: -5.262 with it, 0.528 without" in notes["middle"]
     assert "moves" not in notes["low"]
     assert "failed: m2" in notes["low"]
-    assert f"standard error from excerpts {0.03 / math.sqrt(8):.2g}" in notes["high"]
+    assert f"standard error from excerpts {0.03 / math.sqrt(7):.2g}" in notes["high"]
     assert "PS of middle: m5 moves the mean" in found.summary()
     assert "Failed: mixture 'm2', system 'low': no such file" in found.summary()
     rng = np.random.default_rng(0)
@@ -190,7 +147,7 @@ def test_sources_have_means_of_their_own():
     scores = spread(LEVELS)
     rows = [
         {**row, "source": source, "source_index": place, "ps": row["ps"] + place}
-        for row in items(scores)
+        for row in item_rows(scores)
         for place, source in enumerate(("vocals", "drums"))
     ]
     rows[1]["ps"] = math.nan
@@ -224,9 +181,9 @@ def test_pairs_are_over_the_sources_of_both():
     means = pandas.DataFrame(rows).groupby(["system", "mixture_id"])["ps"].mean()
     order = [f"m{k}" for k in range(12)]
     given = {name: list(means[name][order]) for name in ("all", "half", "worse")}
-    found = compared(items(given, ["ps"]), rows)
-    assert found.answer().startswith("all ties with half on PS in 12 of 12 mixtures")
-    same, other = pair(found, "all", "half"), pair(found, "all", "worse")
+    found = compared(item_rows(given, ["ps"]), rows)
+    assert found.answer().startswith("half ties with all on PS in 12 of 12 mixtures")
+    same, other = row_of(found, "all", "half"), row_of(found, "all", "worse")
     assert (same["difference"], same["ties"], same["p_holm"]) == (0.0, 12, 1.0)
     assert (other["wins"], other["n"]) == (12, 12)
     assert 0.01 < other["difference"] < 0.02
@@ -237,56 +194,39 @@ def test_undefined_mixtures_are_paired_out_and_counted():
     scores = three_systems()
     scores["low"][3] = scores["high"][5] = math.nan
     found = compared(scores)
-    assert [pair(found, a, b)["n"] for a, b in itertools.combinations(scores, 2)] == [11, 10, 11]
-    row = pair(found, "low", "high")
+    assert [row_of(found, a, b)["n"] for a, b in itertools.combinations(scores, 2)] == [11, 10, 11]
+    row = row_of(found, "low", "high")
     expected = np.nanmean(np.subtract(scores["low"], scores["high"]))
     assert (row["undefined"], row["difference"]) == (2, pytest.approx(expected))
-    counts = {name: (row["n"], row["undefined"]) for name, row in ranked(found).items()}
-    assert counts == {"high": (11, 1), "middle": (12, 0), "low": (11, 1)}
-    assert "each system's own mixtures" in found.summary()
-
-
-def test_few_or_no_scores_are_answered():
-    found = compared({"one": [0.1, 0.2, 0.3], "none": [math.nan] * 3})
-    assert [*ranked(found)] == ["one", "none"]
-    row, blank = ranked(found)["none"], pair(found, "one", "none")
-    assert (row["n"], row["group"], row["undefined"]) == (0, "", 3)
-    assert np.isnan([row["mean"], row["low"]]).all()
-    assert blank["note"] == "n < 2"
-    assert pandas.isna([blank[name] for name in ("difference", "p_holm", "wins", "effect")]).all()
-    found = compared({"one": [math.nan] * 3, "none": [math.nan] * 3})
-    assert found.answer().startswith("No mixture has a score")
-    assert "are needed" not in found.summary()  # it is not for want of mixtures
-    assert "6 are needed" in compared({"one": [0.1], "two": [0.2]}).answer()
-    alone = compared({"one": [0.1, 0.2, 0.4]})
-    assert alone.pairs.empty
-    assert ranked(alone)["one"]["group"] == "a"
-    assert "too small" not in ranked(alone)["one"]["note"]
-    assert "only system" in alone.answer()
-    rows = items(spread(LEVELS), ("ps", "foreign_distance"), bleed_db=[math.nan] * 6)
-    assert compared(rows).measures == ("ps",)  # no diagnostic, nothing without a value
+    counts = {name: (row["n"], row["undefined"]) for name, row in ranking_by_system(found).items()}
+    assert counts == {"high": (10, 1), "middle": (10, 0), "low": (10, 1)}
+    means = {name: row["mean"] for name, row in ranking_by_system(found).items()}
+    common = [mixture for mixture in range(12) if mixture not in (3, 5)]
+    for name, values in scores.items():
+        assert means[name] == pytest.approx(np.mean(np.array(values)[common]))
+    assert "Ranked are the mixtures in which all systems have a score" in found.summary()
 
 
 def test_weights_move_means_and_no_ranks():
     scores = three_systems()
     seconds = [1.0 + place for place in range(12)]
     equal = compared(scores)
-    found = compared(items(scores, seconds=seconds), weight="duration")
+    found = compared(item_rows(scores, seconds=seconds), weight="duration")
     expected = np.average(scores["high"], weights=seconds)
-    assert ranked(found)["high"]["mean"] == pytest.approx(expected)
+    assert ranking_by_system(found)["high"]["mean"] == pytest.approx(expected)
     assert {*found.pairs["weight"]} == {"duration"}
-    one, other = pair(equal, "low", "high"), pair(found, "low", "high")
+    one, other = row_of(equal, "low", "high"), row_of(found, "low", "high")
     assert one["difference"] != other["difference"]
     assert one["p_wilcoxon"] == other["p_wilcoxon"]
     assert any("duration" in note for note in found.notes())
-    sources = compared(items(scores, references=[2.0] * 6 + [4.0] * 6), weight="sources")
+    sources = compared(item_rows(scores, references=[2.0] * 6 + [4.0] * 6), weight="sources")
     expected = np.average(scores["low"], weights=[2] * 6 + [4] * 6)
-    assert ranked(sources)["low"]["mean"] == pytest.approx(expected)
+    assert ranking_by_system(sources)["low"]["mean"] == pytest.approx(expected)
     # A mixture that failed has no length and needs no weight.
     some = {"one": [0.1, 0.2, 0.4, math.nan], "two": [0.3, 0.3, 0.5, math.nan]}
-    found = compared(items(some, seconds=[1.0, 2.0, 3.0, None]), weight="duration")
+    found = compared(item_rows(some, seconds=[1.0, 2.0, 3.0, None]), weight="duration")
     expected = np.average([0.1, 0.2, 0.4], weights=[1, 2, 3])
-    assert ranked(found)["one"]["mean"] == pytest.approx(expected)
+    assert ranking_by_system(found)["one"]["mean"] == pytest.approx(expected)
     for name, value in (("alpha", 0.0), ("confidence", 95), ("weight", "length")):
         with pytest.raises(ValueError, match=name):
             compared(scores, **{name: value})
@@ -347,7 +287,7 @@ def test_figures_of_many_and_of_no_scores():
     rng = np.random.default_rng(0)
     scores = {f"system $x_{k}$ with a long name": list(rng.normal(size=300)) for k in range(4)}
     scores["none"] = [math.nan] * 300
-    found = compared(items(scores, ("clearance", "fidelity", "log_pm")))
+    found = compared(item_rows(scores, ("clearance", "fidelity", "log_pm")))
     for name in (None, *found.measures):
         axes = found.plot(name).axes[0]
         assert len(axes.get_xticklabels()) == 4  # nothing to draw of the last
@@ -383,26 +323,3 @@ print(seconds, int(peak[0]) / 2**20)  # not getrusage, which counts the parent's
     seconds, gibibytes = map(float, python("-c", code).split())
     assert seconds < 60.0
     assert gibibytes < 1.0
-
-
-def test_hidden_references_are_in_no_headline():
-    scores = {"control:ref": [1.0, 1.0], "good": [0.8, 0.7], "poor": [0.5, 0.6]}
-    answers = "control:ref is the only system", "good is the only system", "good is best"
-    for count, answer in enumerate(answers, 1):
-        systems = (*scores,)[:count]
-        rows = pandas.DataFrame(items({name: scores[name] for name in systems}))
-        table = rows.assign(source="vocals", source_index=0)
-        results = Results("", {}, {}, None, {}, {}, (), systems, table, rows, rows)
-        assert compare_ranked(results).answer().startswith(answer)
-
-
-def test_a_hidden_reference_is_no_finding():
-    """Only a system that is the reference by mistake is named."""
-    text = "the same as the reference, sample by sample"
-    records = [
-        {"mixture_id": "m", "system": system, "findings": [("same", text), ("silent", "x")]}
-        for system in ("control:ref", "mistaken")
-    ]
-    silent, same = tables._warnings(records)
-    assert "in 1 of 2 pairs of mixture and system ('mistaken')" in same
-    assert "in 2 of 2" in silent

@@ -213,3 +213,21 @@ def test_letters_of_known_cases():
         [[i != j and (min(i, j), max(i, j)) not in edges for j in range(6)] for i in range(6)]
     )
     assert len({*"".join(significance.letters(different))}) == 3
+
+
+@pytest.mark.parametrize(("wins", "ties"), [(5, 46), (6, 60), (8, 100), (6, 2000)])
+def test_ties_make_no_p_smaller_than_the_differences_allow(wins, ties):
+    """Only differences have signs: w wins alone give 2^(1-w), however many ties there are."""
+    found = significance.paired_test(np.r_[0.01 * np.arange(1.0, wins + 1), np.zeros(ties)])
+    assert found.p_wilcoxon == pytest.approx(2.0 ** (1 - wins), rel=1e-9)
+    assert found.p_wilcoxon >= found.least_p * (1.0 - 1e-9)
+    # Against enumeration, where not all signs are the same.
+    mixed = np.r_[-0.01, 0.02 * np.arange(1.0, wins), np.zeros(ties)]
+    assert significance.paired_test(mixed).p_wilcoxon == pytest.approx(by_enumeration(mixed))
+
+
+def test_the_normal_approximation_stays_above_the_least_p():
+    """Beyond fifty differences p is approximate: never below what the signs can give."""
+    for wins, ties in ((51, 0), (60, 5000), (120, 40)):
+        found = significance.paired_test(np.r_[np.full(wins, 0.1), np.zeros(ties)])
+        assert found.p_wilcoxon >= found.least_p

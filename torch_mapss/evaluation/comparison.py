@@ -11,17 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from torch_mapss.core import checks
 from torch_mapss.evaluation import comparison_tables as tables
-from torch_mapss.evaluation import io, significance
-from torch_mapss.evaluation.comparison_tables import WEIGHTS, Scores
-from torch_mapss.evaluation.manifest import CONTROL, short
+from torch_mapss.evaluation import io, significance, verdict
+from torch_mapss.evaluation.comparison_notes import (
+    ceiling_notes,
+    ceiling_shares,
+    unfinished,
+    unlike_lags,
+)
+from torch_mapss.evaluation.comparison_tables import WEIGHTS, ComparedScores
+from torch_mapss.evaluation.manifest import short
 from torch_mapss.evaluation.protocol import relevant
 from torch_mapss.evaluation.results import Results, load_results
+from torch_mapss.evaluation.significance import p_text
 from torch_mapss.evaluation.text_page import Page, Table
-from torch_mapss.score_table import SCORES, score_label, score_text
+from torch_mapss.evaluation.verdict import enumerated
+from torch_mapss.score_table import SCORES, present, score_label, score_names, score_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,22 +35,25 @@ if TYPE_CHECKING:
 
 # More names of sources are names of files rather than of instruments, and fill no table.
 _MOST_SOURCES = 8
-# Up to so many systems every pair is printed, else those with the best one.
+# Up to so many systems every two of them are printed, else those with the best one.
 _FEW_SYSTEMS = 3
 _MOST_FAILURES = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Ranking of the systems, and tests of every pair of them, for every measure."""
+    """Ranking of the systems, and tests of every two of them, for every measure."""
 
-    pairs: DataFrame = field(repr=False)  # comparison.csv: every pair of systems
+    pairs: DataFrame = field(repr=False)  # comparison.csv: every two systems
     ranking: DataFrame = field(repr=False)  # ranking.csv: the systems of a measure, best first
     sources: DataFrame = field(repr=False)  # sources.csv: the means of every source name
-    scores: Scores = field(repr=False)  # what is compared
+    controls: DataFrame = field(repr=False)  # means of hidden references and anchors
+    scores: ComparedScores = field(repr=False)
     alpha: float  # groups are of tests at this level
     confidence: float  # of the intervals
     weight: str  # of mixtures, one of WEIGHTS
+    unlike_lags: str = ""  # a sentence on systems that come late or early
+    remarks: tuple[str, ...] = ()  # sentences on runs under way and on scores at their ceiling
 
     @property
     def values(self) -> Mapping[str, DataFrame]:
@@ -59,65 +68,15 @@ class Comparison:
     @property
     def systems(self) -> tuple[str, ...]:
         """The names of the systems."""
-        return tuple(map(str, next(iter(self.values.values()))))
+        return self.scores.systems
 
     def answer(self) -> str:
         """One sentence: which system is best on what, in how many mixtures, and if that holds."""
-        ranked = self.ranking[self.ranking["n"] > 0].groupby("measure", sort=False)
-        best = ranked["system"].first()
-        if best.empty:
-            return "No mixture has a score: scores.csv says why, in `status` and `reason`."
-        if len(self.systems) < 2:
-            return f"{self.systems[0]} is the only system: its means follow, without a ranking."
-        said: dict[tuple[str, str, str], list[str]] = {}
-        for measure, system in best.items():
-            key = system, *self._standing(str(measure), system)
-            said.setdefault(key, []).append(SCORES[str(measure)].label)
-        parts = [f"{name} {how} on {_and(on)} in {n}" for (name, how, n), on in said.items()]
-        return "; ".join([*parts, f"{self._certainty(ranked['group'].agg(list))}."])
-
-    def _standing(self, measure: str, system: str) -> tuple[str, str]:
-        """How a system stands to the others, and in how many of its mixtures."""
-        from pandas import DataFrame
-
-        own = self.values[measure][system].dropna()
-        better = 1.0 if SCORES[measure].higher_is_better else -1.0
-        others = [name for name in self.systems if name != system]
-        found = {name: self.scores.difference(measure, system, name) for name in others}
-        leads = (better * DataFrame(found)).loc[own.index].fillna(np.inf)
-        least = leads.min(axis=1)
-        tied = leads[least == 0.0]
-        if len(tied) == len(own):
-            equals = io.listed(tied.columns[(tied == 0.0).any()], 3)
-            return f"ties with {equals}", f"{len(tied)} of {len(own)} mixtures"
-        more = f", tied in {len(tied)}" if len(tied) else ""
-        return "is best", f"{(least > 0.0).sum()} of {len(own)} mixtures{more}"
-
-    def _certainty(self, groups: Mapping[str, list[str]]) -> str:
-        """Whether the best systems differ significantly from all others, or could at all.
-
-        Args:
-            groups: by measure, the letters of its systems, best first.
-        """
-        level = f"at level {self.alpha:g}"
-        proven = [
-            SCORES[measure].label
-            for measure, (best, *others) in groups.items()
-            if others and not {*best} & {*"".join(others)}
-        ]
-        if proven:
-            alone = "" if len(proven) == len(groups) else f" on {_and(proven)} alone"
-            return f"significantly better than every other system {level}{alone}"
-        pairs = self.pairs.groupby("measure")
-        count, family = max(tables.family_of(own, self.alpha) for _, own in pairs)
-        least = significance.least_holm_p(count, family)
-        if least <= self.alpha:
-            return f"nothing is significantly better than every other system {level}"
-        needed = significance.least_mixtures(family, self.alpha)
-        return (
-            f"{count} mixture{'' if count == 1 else 's'} cannot prove a difference: the smallest "
-            f"attainable p is {least:.2g}; {needed} are needed"
-        )
+        sentence = verdict.answer(self.scores, self.ranking, self.pairs, self.alpha)
+        if self.unlike_lags and len(self.systems) > 1:
+            lags = "; but the systems are not equally aligned with their references, see --align."
+            return sentence.removesuffix(".") + lags
+        return sentence
 
     def summary(self) -> str:
         """The answer in a sentence, the tables behind it, and what can and cannot be concluded."""
@@ -130,76 +89,119 @@ class Comparison:
 
     def shown_pairs(self) -> DataFrame:
         """The rows of ``pairs`` to read: tested, and of many systems those with the best one."""
-        found = self.pairs[self.pairs["p_holm"].notna()]
+        tested = self.pairs[self.pairs["p_holm"].notna()]
         if len(self.systems) <= _FEW_SYSTEMS:
-            return found
-        best = found["measure"].map(self.ranking.groupby("measure")["system"].first())
-        return found[(found["system_a"] == best) | (found["system_b"] == best)]
+            return tested
+        best = tested["measure"].map(self.ranking.groupby("measure")["system"].first())
+        return tested[(tested["system_a"] == best) | (tested["system_b"] == best)]
 
     def _page(self) -> Page:
-        """Ranking, pairs and sources; those that have no row are left out."""
-        percent = f"{100 * self.confidence:g} % interval"
-        ranked: Any = self.ranking.itertuples()
-        tested: Any = self.shown_pairs().itertuples()
-        ranking = [[*_told(r, r.system, r.mean), r.group] for r in ranked]
-        pairs = [
-            _told(r, f"{r.system_a} - {r.system_b}", r.difference)
-            + [f"{r.wins}/{r.ties}/{r.losses}", f"{r.p_holm:.2g}"]
-            for r in tested
-        ]
-        names = self.sources["source"].unique()
-        means = self.sources.set_index(["source", "system", "measure"])["mean"].to_dict()
-        sources = [
-            [
-                source,
-                system,
-                *(score_text(m, means.get((source, system, m))) for m in self.measures),
-            ]
-            for source in (names if len(names) <= _MOST_SOURCES else ())
-            for system in self.systems
-        ]
-        columns = ["measure", "pair", "n", "difference", percent, "wins/ties/losses", "p (Holm)"]
+        """Ranking, pairs, controls and sources; tables without a row are left out."""
         shown = [
-            Table(["measure", "system", "n", "mean", percent, "group"], ranking, 2),
-            Table(columns, pairs, 2),
-            Table(["source", "system", *map(score_label, self.measures)], sources, 2),
+            self._ranking_table(),
+            self._pairs_table(),
+            self._controls_table(),
+            self._sources_table(),
         ]
         return Page(self.answer(), [table for table in shown if table.rows], self.notes())
+
+    def _ranking_table(self) -> Table:
+        rows: Any = self.ranking.itertuples()
+        cells = [[*_mean_cells(row, row.system, row.mean), row.group] for row in rows]
+        return Table(["measure", "system", "n", "mean", self._interval, "group"], cells, 2)
+
+    def _pairs_table(self) -> Table:
+        cells = []
+        rows: Any = self.shown_pairs().itertuples()
+        for row in rows:
+            systems = f"{row.system_a} - {row.system_b}"
+            counts = f"{row.wins}/{row.ties}/{row.losses}"
+            mean = _mean_cells(row, systems, row.difference)
+            cells.append([*mean, counts, p_text(row.p_holm)])
+        header = ["measure", "systems", "n", "difference", self._interval]
+        return Table([*header, "wins/ties/losses", "p (Holm)"], cells, 2)
+
+    def _controls_table(self) -> Table:
+        rows: Any = self.controls.itertuples()
+        cells = [
+            [score_label(row.measure), row.system, str(row.n), score_text(row.measure, row.mean)]
+            for row in rows
+        ]
+        title = "Hidden references and anchors, not ranked"
+        return Table(["measure", "control", "n", "mean"], cells, 2, title if cells else "")
+
+    def _sources_table(self) -> Table:
+        names = self.sources["source"].unique()
+        by_source = self.sources.set_index(["source", "system", "measure"])["mean"].to_dict()
+        cells = []
+        for source in names if len(names) <= _MOST_SOURCES else ():
+            for system in self.systems:
+                means = [by_source.get((source, system, measure)) for measure in self.measures]
+                texts = [score_text(*both) for both in zip(self.measures, means)]
+                cells.append([source, system, *texts])
+        return Table(["source", "system", *map(score_label, self.measures)], cells, 2)
+
+    @property
+    def _interval(self) -> str:
+        return f"{100 * self.confidence:g} % interval"
 
     def notes(self) -> list[str]:
         """What a reader of the tables must know, sentence by sentence."""
         lower = [SCORES[m].label for m in self.measures if not SCORES[m].higher_is_better]
         lines = [
+            *filter(None, [self.unlike_lags]),
+            *self.remarks,
             "n: mixtures. Intervals: BCa bootstrap over mixtures. Systems sharing a letter do not "
-            f"differ significantly (Wilcoxon signed rank, Holm, level {self.alpha:g})."
+            f"differ significantly (Wilcoxon signed rank, Holm, level {self.alpha:g}).",
         ]
         if lower:
-            lines.append(f"Lower is better in {_and(lower)}.")
+            lines.append(f"Lower is better in {enumerated(lower)}.")
         if self.ranking["n"].between(2, significance.FEW - 1).any():
             lines.append(f"Intervals over fewer than {significance.FEW} mixtures are too narrow.")
-        if self.ranking["n"].nunique() > 1:
-            lines.append("Means are over each system's own mixtures, tests over those of both.")
+        if self.ranking["left_out"].any():
+            lines.append(
+                "Ranked are the mixtures in which all systems have a score, tested all that both "
+                "have. `compare --systems` leaves systems out."
+            )
         if len(self.systems) > _FEW_SYSTEMS:
-            lines.append("Pairs: those with the best system; `compare --out` writes all.")
+            lines.append("Tests: those with the best system; `compare --out` writes all.")
         if self.sources["source"].nunique() > _MOST_SOURCES:
             lines.append("Means of single sources: sources.csv, of `compare --out`.")
-        if unlike := int(self.scores.unlike.sum()):
-            lines.append(
-                f"In {unlike} mixtures some systems left out sources that others estimated: their "
-                "means are of other sources. Pairs compare the sources of both."
-            )
+        lines += self._missing_notes()
         if self.weight != "equal":
             lines.append(f"Means and intervals, not tests, weigh mixtures by {self.weight}.")
         for measure, system in self.ranking[["measure", "system"]].to_numpy():
-            about = f"{SCORES[measure].label} of {system}"
-            lines += [f"{about}: {own}." for own in tables.warnings(self.scores, measure, system)]
-        failed = [
+            subject = f"{SCORES[measure].label} of {system}"
+            warnings = tables.mean_warnings(self.scores, measure, system)
+            lines += [f"{subject}: {warning}." for warning in warnings]
+        return [*lines, *self._failures()]
+
+    def _missing_notes(self) -> list[str]:
+        """Sources that one system left out and another one estimated."""
+        if not (unlike := int(self.scores.unlike.sum())):
+            return []
+        counts = []
+        for system, by_mixture in self.scores.missing_estimates().items():
+            estimates = sum(map(len, by_mixture.values()))
+            counts.append(
+                f"{system} lacks {estimates} estimate{'' if estimates == 1 else 's'} in "
+                f"{len(by_mixture)} mixture{'' if len(by_mixture) == 1 else 's'} "
+                f"({io.listed(by_mixture, 3)})"
+            )
+        return [
+            f"In {unlike} mixtures some systems left out sources that others estimated: their "
+            "means are of other sources. Tests compare the sources of both.",
+            f"Missing: {'; '.join(counts)}.",
+        ]
+
+    def _failures(self) -> list[str]:
+        lines = [
             f"Failed: mixture {mixture!r}, system {system!r}: {reason}"
             for (system, mixture), reason in self.scores.failures.items()
         ]
-        if (more := len(failed) - _MOST_FAILURES) > 0:
-            failed[_MOST_FAILURES:] = [f"Failed: {more} more pairs of mixture and system."]
-        return [*lines, *failed]
+        if (more := len(lines) - _MOST_FAILURES) > 0:
+            lines[_MOST_FAILURES:] = [f"Failed: {more} more mixtures of one system each."]
+        return lines
 
     def plot(self, measure: str | None = None) -> Figure:
         """The mixtures of every system as a box plot, with mean, interval and letters.
@@ -221,14 +223,16 @@ class Comparison:
         checks.check_choice(measure, "measure", [*self._figures()])
         draw: Any = plots.system_scatter if measure == "scatter" else plots.system_boxes
         percent = f"{100 * self.confidence:g} %"
-        figure: Figure = draw(self.values, self.ranking, *self._figures()[measure], percent)
+        values = {name: self.scores.ranked_values(name) for name in self.measures}
+        figure: Figure = draw(values, self.ranking, *self._figures()[measure], percent)
         return figure
 
     def _figures(self) -> dict[str, tuple[str, ...]]:
         """The measures of every figure that can be drawn."""
         pairs = (("clearance", "fidelity"), ("ps", "log_pm"), ("ps", "pm"))
-        both = [pair for pair in pairs if {*pair} <= {*self.measures}]
-        return {m: (m,) for m in self.measures} | ({"scatter": both[0]} if both else {})
+        computed = [axes for axes in pairs if {*axes} <= {*self.measures}]
+        scatter = {"scatter": computed[0]} if computed else {}
+        return {measure: (measure,) for measure in self.measures} | scatter
 
     def save(self, folder: str | os.PathLike[str], plots: bool = True) -> tuple[str, ...]:
         """Write ``comparison.csv``, ``ranking.csv``, ``sources.csv`` and figures (PNG and SVG).
@@ -261,30 +265,23 @@ class Comparison:
         return tuple(written)
 
 
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
-
-
-def _told(row: Any, what: str, value: float) -> list[str]:
-    """Measure, system or pair, n, mean and interval."""
+def _mean_cells(row: Any, name: str, value: float) -> list[str]:
+    """Measure, system or systems, n, mean and interval."""
     mean, low, high = (score_text(row.measure, x) for x in (value, row.low, row.high))
-    return [
-        score_label(row.measure),
-        what,
-        str(row.n),
-        mean,
-        "-" if low == "-" else f"[{low}, {high}]",
-    ]
+    interval = "-" if low == "-" else f"[{low}, {high}]"
+    mark = " †" if "at the ceiling" in row.note else ""
+    return [score_label(row.measure), name, str(row.n), mean + mark, interval]
 
 
-Given = Results | str | os.PathLike[str]
+ResultsLike = Results | str | os.PathLike[str]
 
 
 def compare(
-    results: Given | Sequence[Given],
+    results: ResultsLike | Sequence[ResultsLike],
     *,
     systems: Sequence[str] | None = None,
-    references: bool = True,
+    measures: str | Sequence[str] | None = None,
+    controls: bool = False,
     alpha: float = 0.05,
     confidence: float = 0.95,
     weight: str = "equal",
@@ -293,13 +290,15 @@ def compare(
     """Rank and test the systems of results over the mixtures that they share.
 
     Args:
-        results: a folder that ``torch-mapss evaluate`` wrote, what
+        results: a folder that ``torch-mapss evaluate`` wrote, also one whose run is not over, what
             :func:`~torch_mapss.evaluation.results.load_results` or
             :func:`torch_mapss.evaluate_set` returned, or several of either: they are joined, if
             all were scored with the same settings.
         systems: only these; all by default.
-        references: rank hidden references and anchors (systems ``control:NAME``) as well.
-        alpha: level of the tests, after Holm's correction over the pairs of a measure.
+        measures: only these, by names of measures and of scores; all by default.
+        controls: rank hidden references and anchors (systems ``control:NAME``) as well. By default
+            they have a table of their own; a control that ``systems`` names is ranked.
+        alpha: level of the tests, after Holm's correction over the systems of a measure.
         confidence: of the intervals.
         weight: of mixtures in means and intervals: "equal"; "duration", by their seconds; or
             "sources", by the number of their references. Rank tests have no weights.
@@ -317,48 +316,71 @@ def compare(
     checks.check_real(alpha, "alpha", "(0, 1)")
     checks.check_real(confidence, "confidence", "(0, 1)")
     checks.check_choice(weight, "weight", [*WEIGHTS])
-    given = [results] if isinstance(results, Results | str | os.PathLike) else results
-    loaded = [load_results(one) for one in given]
+    several = [results] if isinstance(results, Results | str | os.PathLike) else results
+    loaded = [load_results(folder) for folder in several]
     if not loaded:
         raise ValueError("results must be at least one folder, got none.")
     check_alike(loaded)
-    items = pandas.concat([one.items for one in loaded], ignore_index=True)
-    rows = pandas.concat([one.scores for one in loaded], ignore_index=True)
-    scores = tables.scores_of(items, rows, weight, systems, references)
+    items = pandas.concat([folder.items for folder in loaded], ignore_index=True)
+    rows = pandas.concat([folder.scores for folder in loaded], ignore_index=True)
+    if measures is not None:
+        ranked = present(items, ranked=True)
+        items = items.drop(columns={*ranked} - {*score_names(measures, ranked)})
+    scores = tables.compared_scores(items, rows, weight, systems, controls)
     bootstrap = significance.Bootstrap(confidence, seed=seed)
-    pairs, ranking = tables.pairs_and_ranking(scores, alpha, weight, bootstrap)
-    sources = tables.source_means(scores)
-    return Comparison(pairs, ranking, sources, scores, alpha, confidence, weight)
-
-
-def compare_ranked(results: Given) -> Comparison:
-    """:func:`compare` as tables and pages show it: hidden references and anchors are no systems."""
-    loaded = load_results(results)
-    return compare(loaded, references=all(name.startswith(CONTROL) for name in loaded.systems))
+    ceilings = ceiling_shares(loaded, scores)
+    pairs, ranking = tables.comparison_and_ranking(scores, alpha, weight, bootstrap, ceilings)
+    return Comparison(
+        pairs=pairs,
+        ranking=ranking,
+        sources=tables.source_means(scores),
+        controls=tables.control_means(items, scores.systems, [*scores.values]),
+        scores=scores,
+        alpha=alpha,
+        confidence=confidence,
+        weight=weight,
+        unlike_lags=unlike_lags(scores),
+        remarks=(*unfinished(loaded), *ceiling_notes(ceilings)),
+    )
 
 
 def check_alike(results: Sequence[Results]) -> None:
     """Raise ValueError for results of unlike settings, or of unlike references under one name."""
     for other in results[1:]:
-        unlike = [
-            f"{key} is {short(one)} in the one and {short(two)} in the other"
-            for key, one, two in checks.differing(
-                *(relevant(each.settings) for each in (results[0], other))
-            )
-        ]
-        both = ((one.sha256.get, one.entries.items()) for one in (results[0], other))
-        audio, more = (
-            {io.same_name(name): [*map(get, entry["references"])] for name, entry in entries}
-            for get, entries in both
-        )
-        if others := [name for name in audio if audio[name] != more.get(name, audio[name])]:
-            unlike.append(
-                f"the references of {io.listed(map(repr, others), 3)} are not the same audio in "
+        problems = [*_unlike_settings(results[0], other)]
+        if names := _unlike_references(results[0], other):
+            problems.append(
+                f"the references of {io.listed(map(repr, names), 3)} are not the same audio in "
                 "the same order (--sources puts them in order); mixtures of different audio need "
                 "names of their own (mixture_id)"
             )
-        if unlike:
+        if problems:
             raise ValueError(
                 f"{io.shown(results[0].folder)!r} and {io.shown(other.folder)!r} cannot be "
-                f"compared: {'; '.join(unlike)}. Score both with the same settings and references."
+                f"compared: {'; '.join(problems)}. Score both with the same settings and "
+                "references."
             )
+
+
+def _unlike_settings(results: Results, other: Results) -> list[str]:
+    settings = relevant(results.settings), relevant(other.settings)
+    return [
+        f"{key} is {short(value)} in the one and {short(other_value)} in the other"
+        for key, value, other_value in checks.differing(*settings)
+    ]
+
+
+def _unlike_references(results: Results, other: Results) -> list[str]:
+    """Mixtures of one name whose references are not the same files in the same order."""
+    hashes, other_hashes = _reference_hashes(results), _reference_hashes(other)
+    return [name for name in hashes if hashes[name] != other_hashes.get(name, hashes[name])]
+
+
+def _reference_hashes(results: Results) -> dict[str, list[str | None]]:
+    return {
+        io.same_name(name): [results.sha256.get(path) for path in entry["references"]]
+        for name, entry in results.entries.items()
+    }
+
+
+compare_ranked = compare  # until the page calls the one

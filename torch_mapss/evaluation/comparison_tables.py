@@ -1,4 +1,8 @@
-"""Rows of ``items.csv`` -> tables of a comparison: every pair of systems, and their ranking."""
+"""Rows of ``items.csv`` -> tables of a comparison: every two systems, and their ranking.
+
+Systems are *ranked* on the mixtures in which all of them have a score: means over other mixtures
+would compare the mixtures. Two systems are *tested* on all mixtures in which both have a score.
+"""
 
 from __future__ import annotations
 
@@ -18,39 +22,86 @@ from torch_mapss.score_table import SCORES, present, score_text
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-PAIR_COLUMNS = (
+COMPARISON_COLUMNS = (
     *("measure", "system_a", "system_b", "n", "difference", "low", "high"),
     *("p_wilcoxon", "p_holm", "wins", "ties", "losses", "effect", "undefined", "weight", "note"),
 )
-RANK_COLUMNS = (
-    *("measure", "system", "n", "mean", "low", "high", "group", "undefined", "weight", "note"),
+RANKING_COLUMNS = (
+    *("measure", "system", "n", "mean", "low", "high", "group", "undefined", "left_out"),
+    *("weight", "note"),
 )
 SOURCE_COLUMNS = ("measure", "source", "system", "n", "mean")
+CONTROL_COLUMNS = ("measure", "system", "n", "mean")
 _APPROXIMATE = f"interval approximate (n < {FEW})"
 #: How mixtures may be weighted, and the column of ``items.csv`` that says how much each counts.
 WEIGHTS = {"equal": "given", "duration": "seconds", "sources": "references"}
-_KEY = ["mixture_id", "system"]
+_ITEM = ["mixture_id", "system"]
 
 
 @dataclass(frozen=True)
-class Scores:
+class ComparedScores:
     """One number per mixture, system and measure."""
 
     values: Mapping[str, DataFrame] = field(repr=False)  # by measure: mixtures x systems, or NaN
     errors: Mapping[str, DataFrame] = field(repr=False)  # likewise: standard errors of excerpts
-    given: DataFrame = field(repr=False)  # likewise, bool: the pair was to be scored
+    given: DataFrame = field(repr=False)  # likewise, bool: the system was to be scored
     weights: Series = field(repr=False)  # by mixture
     failures: Mapping[tuple[str, str], str]  # (system, mixture) -> reason
     rows: DataFrame = field(repr=False)  # of every estimate, by mixture and source
+    _differences: dict[tuple[str, str, str], Series] = field(default_factory=dict, repr=False)
+    _ranked: dict[str, DataFrame] = field(default_factory=dict, repr=False)
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """Names of the systems."""
+        return tuple(map(str, self.given))
+
+    def ranked_values(self, measure: str) -> DataFrame:
+        """(mixtures x systems) scores to rank by, over what all systems have.
+
+        These are the mixtures in which all have a score and, where some left out sources, the mean
+        over the sources that all estimated. A system without any score of the measure is no reason
+        to leave a mixture out.
+        """
+        if measure not in self._ranked:
+            values = self.values[measure]
+            systems = values.columns[values.notna().any()]
+            values = self._over_shared_sources(measure, values)
+            self._ranked[measure] = values[values[systems].notna().all(axis=1)]
+        return self._ranked[measure]
+
+    def _over_shared_sources(self, measure: str, values: DataFrame) -> DataFrame:
+        """Scores whose means are over the sources that all systems of a mixture estimated."""
+        if not self.unlike.any():
+            return values
+        rows = self.rows[self.unlike[self.rows.index.get_level_values("mixture_id")].to_numpy()]
+        systems = rows.groupby("mixture_id")["system"].transform("nunique")
+        shared = rows[rows.groupby(level=[0, 1])["system"].transform("nunique") == systems]
+        means = shared.groupby(["mixture_id", "system"])[measure].mean().unstack()
+        changed = values[self.unlike].index
+        values = values.copy()
+        values.loc[changed] = means.reindex(index=changed, columns=values.columns)
+        return values
+
+    def lead(self, measure: str, system: str, rival: str) -> Series:
+        """By mixture, how much better ``system`` is: positive is better, NaN where one lacks."""
+        direction = 1.0 if SCORES[measure].higher_is_better else -1.0
+        return direction * self.difference(measure, system, rival)
 
     def difference(self, measure: str, a: str, b: str) -> Series:
-        """By mixture, ``a`` less ``b``: over the sources of both, where one left out some."""
+        """By mixture, ``a`` less ``b``; over the sources of both where one left out sources."""
+        key = measure, a, b
+        if key not in self._differences:
+            self._differences[key] = self._difference(measure, a, b)
+        return self._differences[key]
+
+    def _difference(self, measure: str, a: str, b: str) -> Series:
         means = [self.values[measure][name] for name in (a, b)]
         if self.unlike.any():
-            own, other = (self.rows[self.rows["system"] == name][measure] for name in (a, b))
-            both = own.index.intersection(other.index)
-            common = (one[both].groupby("mixture_id").mean() for one in (own, other))
-            means = [mean.mask(self.unlike, one) for mean, one in zip(means, common)]
+            scores = [self.rows[self.rows["system"] == name][measure] for name in (a, b)]
+            both = scores[0].index.intersection(scores[1].index)
+            common = [by_source[both].groupby("mixture_id").mean() for by_source in scores]
+            means = [mean.mask(self.unlike, shared) for mean, shared in zip(means, common)]
         difference = means[0] - means[1]
         size = np.maximum(means[0].abs(), means[1].abs())
         equal = difference.abs() <= significance.rounding(size, np.float32)  # as scores are
@@ -58,31 +109,43 @@ class Scores:
 
     @cached_property
     def unlike(self) -> Series:
-        """By mixture, whether some systems left out sources that others estimated."""
+        """By mixture, whether a system left out sources that another one estimated."""
         mixtures = self.rows.groupby("mixture_id")
-        fewest = self.rows.groupby(["mixture_id", "source"]).size().groupby("mixture_id").min()
-        found = fewest < mixtures["system"].nunique()
-        return found.reindex(self.given.index, fill_value=False)
+        by_source = self.rows.groupby(["mixture_id", "source"]).size()
+        fewest = by_source.groupby("mixture_id").min()
+        return (fewest < mixtures["system"].nunique()).reindex(self.given.index, fill_value=False)
+
+    def missing_estimates(self) -> dict[str, dict[str, list[str]]]:
+        """By system, the sources that it lacks in each mixture, though another system has them."""
+        mixtures, sources = self.rows.index.get_level_values(0), self.rows.index.get_level_values(1)
+        everywhere = {*zip(mixtures, sources)}
+        missing: dict[str, dict[str, list[str]]] = {}
+        for system in self.systems:
+            estimated = {*self.rows.index[self.rows["system"] == system]}
+            for mixture, source in sorted(everywhere - estimated):
+                missing.setdefault(system, {}).setdefault(mixture, []).append(source)
+        return missing
 
 
-def scores_of(
-    items: DataFrame, rows: DataFrame, weight: str, systems: Sequence[str] | None, references: bool
-) -> Scores:
+def compared_scores(
+    items: DataFrame, rows: DataFrame, weight: str, systems: Sequence[str] | None, controls: bool
+) -> ComparedScores:
     """Of the rows of ``items.csv`` and ``scores.csv``; the rest as for :func:`torch_mapss.compare`.
 
     Raises:
-        ValueError: the same pair twice with unlike scores, an unknown system, or no system left.
+        ValueError: the same mixture and system twice with unlike scores, an unknown system, or no
+            system left.
     """
-    items = _chosen(_one_spelling(items, _KEY), systems, references)
+    items = _chosen(_one_spelling(items, _ITEM), systems, controls)
     measures = list(present(items, ranked=True))
-    unlike = items.groupby(_KEY)[measures].nunique(dropna=False).gt(1).any(axis=1)
+    unlike = items.groupby(_ITEM)[measures].nunique(dropna=False).gt(1).any(axis=1)
     if unlike.any():
         mixture, system = unlike.index[unlike.to_numpy()][0]
         raise ValueError(
             f"mixture {mixture!r}, system {system!r} occurs twice, with unlike scores. Give the "
             "systems names of their own."
         )
-    items = items.drop_duplicates(_KEY).assign(given=1.0)
+    items = items.drop_duplicates(_ITEM).assign(given=1.0)
     mixtures, names = items["mixture_id"].unique(), items["system"].unique()
 
     def table(column: str) -> DataFrame:
@@ -91,131 +154,177 @@ def scores_of(
         return wide.where(np.isfinite(wide))
 
     values = {measure: table(measure) for measure in measures}
-    scored = {measure: own for measure, own in values.items() if own.notna().any(axis=None)}
+    scored = {measure: wide for measure, wide in values.items() if wide.notna().any(axis=None)}
     errors = {name: table(f"{name}_se") for name in measures if f"{name}_se" in items}
     weights = table(WEIGHTS[weight]).max(axis=1)
     weights = weights.where(weights > 0.0, 1.0)  # a failed mixture has no score and no length
     failed = items[items["status"] == "failed"]
     reasons = dict(zip(zip(failed["system"], failed["mixture_id"]), failed["reason"]))
-    key = [*_KEY, "source"]
+    key = [*_ITEM, "source"]
     rows = _one_spelling(rows, key).drop_duplicates(key)
     rows = rows[rows["system"].isin(names)].set_index(["mixture_id", "source"])
-    return Scores(scored or values, errors, table("given").notna(), weights, reasons, rows)
+    given = table("given").notna()
+    return ComparedScores(scored or values, errors, given, weights, reasons, rows)
 
 
 def _one_spelling(table: DataFrame, columns: Sequence[str]) -> DataFrame:
     """The same text in two Unicode forms is one name, in the form that comes first."""
-    found = {c: table.groupby(table[c].map(io.same_name))[c].transform("first") for c in columns}
-    return table.assign(**found)
+    spelled = {
+        column: table.groupby(table[column].map(io.same_name))[column].transform("first")
+        for column in columns
+    }
+    return table.assign(**spelled)
 
 
-def _chosen(items: DataFrame, systems: Sequence[str] | None, references: bool) -> DataFrame:
-    known = {io.same_name(name): name for name in items["system"]}
-    wanted = [*known] if systems is None else [*map(io.same_name, systems)]
-    names = [known.get(n) for n in wanted if references or not n.startswith(CONTROL)]
-    if known and (None in names or not names):
+def without_controls(names: Sequence[str]) -> list[str]:
+    """Systems to rank: all but hidden references and anchors, unless there is nothing else."""
+    systems = [name for name in names if not name.startswith(CONTROL)]
+    return systems or [*names]
+
+
+def _chosen(items: DataFrame, systems: Sequence[str] | None, controls: bool) -> DataFrame:
+    """The rows of the systems to compare; a control is one if it is named or asked for."""
+    spellings = {io.same_name(name): name for name in items["system"]}
+    if systems is None:
+        wanted = [*spellings] if controls else without_controls([*spellings])
+    else:
+        wanted = [*map(io.same_name, systems)]
+    names = [spellings.get(name) for name in wanted]
+    if spellings and (None in names or not names):
         raise ValueError(
-            f"systems must be of those of the results, {io.listed(map(repr, known.values()), 12)} "
-            f"(--no-references, in Python references=False, leaves out {CONTROL}NAME), got "
+            "systems must be of those of the results, "
+            f"{io.listed(map(repr, spellings.values()), 12)}, got "
             f"{io.listed(map(repr, wanted))}."
         )
     return items[items["system"].isin(names)]
 
 
-def pairs_and_ranking(
-    scores: Scores, alpha: float, weight: str, bootstrap: Bootstrap
+def comparison_and_ranking(
+    scores: ComparedScores,
+    alpha: float,
+    weight: str,
+    bootstrap: Bootstrap,
+    ceilings: Mapping[tuple[str, str], float],
 ) -> tuple[DataFrame, DataFrame]:
-    """``comparison.csv`` and ``ranking.csv``, measure after measure."""
+    """``comparison.csv`` and ``ranking.csv``, measure after measure.
+
+    ``ceilings``: by measure and system, the share of frames at the highest value.
+    """
     import pandas
 
-    pairs, ranking = [], []
-    for measure, found in _means(scores, bootstrap).groupby("measure", sort=False):
-        single, found["weight"] = found["system_b"].isna(), weight
-        pairs.append(_tested(scores, str(measure), found[~single], alpha))
-        ranking.append(_ranked(scores, str(measure), found[single], pairs[-1], alpha))
-    tested = pandas.concat(pairs, ignore_index=True)[[*PAIR_COLUMNS]]
+    compared, ranking = [], []
+    for measure, means in _means(scores, bootstrap).groupby("measure", sort=False):
+        of_system = means["system_b"].isna()
+        means["weight"] = weight
+        name = str(measure)
+        compared.append(_tested(scores, name, means[~of_system], alpha))
+        ranking.append(_ranked(scores, name, means[of_system], compared[-1], alpha, ceilings))
+    tested = pandas.concat(compared, ignore_index=True)[[*COMPARISON_COLUMNS]]
     tested = tested.astype(dict.fromkeys(("wins", "ties", "losses"), "Int64"))  # NA without a test
-    return tested, pandas.concat(ranking, ignore_index=True)[[*RANK_COLUMNS]]
+    return tested, pandas.concat(ranking, ignore_index=True)[[*RANKING_COLUMNS]]
 
 
-def _means(scores: Scores, bootstrap: Bootstrap) -> DataFrame:
-    """n, mean, low, high of every system (with no ``system_b``) and of all pairs' differences."""
+def _means(scores: ComparedScores, bootstrap: Bootstrap) -> DataFrame:
+    """n, mean, low, high: of every system over the mixtures of all, of differences of every two.
+
+    Rows of a system alone have no ``system_b``. All are made at once, since columns that are
+    defined in the same mixtures share their samples.
+    """
     from pandas import DataFrame
 
     rows, columns = [], []
     for measure, values in scores.values.items():
         largest = values.abs().max().fillna(0.0)
-        for a, b in [*((name, None) for name in values), *combinations(values, 2)]:
-            columns.append(values[a] if b is None else scores.difference(measure, str(a), str(b)))
-            scale = max(largest[name] for name in (a, b) if name is not None)
-            rows.append({"measure": measure, "system_a": a, "system_b": b, "scale": scale})
+        ranked = scores.ranked_values(measure).reindex(values.index)
+        for system in scores.systems:
+            columns.append(ranked[system])
+            head = {"measure": measure, "system_a": system, "system_b": None}
+            rows.append({**head, "scale": largest[system]})
+        for a, b in combinations(scores.systems, 2):
+            columns.append(scores.difference(measure, a, b))
+            head = {"measure": measure, "system_a": a, "system_b": b}
+            rows.append({**head, "scale": max(largest[a], largest[b])})
     table = DataFrame(rows)
     weights, scale = scores.weights.to_numpy(), table["scale"].to_numpy()
-    found = significance.mean_intervals(np.column_stack(columns), weights, bootstrap, scale)
-    return table.assign(**found._asdict())
+    means = significance.mean_intervals(np.column_stack(columns), weights, bootstrap, scale)
+    return table.assign(**means._asdict())
 
 
-def _tested(scores: Scores, measure: str, means: DataFrame, alpha: float) -> DataFrame:
-    """The pairs of one measure: tests of the first's being better, on the mixtures of both."""
+def _tested(scores: ComparedScores, measure: str, means: DataFrame, alpha: float) -> DataFrame:
+    """Every two systems of one measure: tests of the first one's being better."""
     from pandas import DataFrame
 
-    better = 1.0 if SCORES[measure].higher_is_better else -1.0
     tests = []
     for a, b, n, scale in means[["system_a", "system_b", "n", "scale"]].itertuples(index=False):
-        test = {"undefined": int((scores.given[a] & scores.given[b]).sum()) - n, "note": "n < 2"}
+        both_given = int((scores.given[a] & scores.given[b]).sum())
+        test = {"undefined": both_given - n, "note": "n < 2"}
         if n >= 2:
-            differences = better * scores.difference(measure, a, b).dropna().to_numpy()
-            test |= significance.paired_test(differences, scale)._asdict()
+            leads = scores.lead(measure, a, b).dropna().to_numpy()
+            test |= significance.paired_test(leads, scale)._asdict()
             notes = [_APPROXIMATE] if n < FEW else []
             if test["least_p"] > alpha:
-                notes.append(f"cannot reject: the smallest attainable p is {test['least_p']:.2g}")
+                least = significance.p_text(test["least_p"])
+                notes.append(f"cannot reject: the smallest attainable p is {least}")
             test["note"] = "; ".join(notes)
         tests.append(test)
     columns = [*significance.PairedTest._fields, "undefined", "note"]
-    pairs = means.join(DataFrame(tests, means.index, columns))
-    p = significance.holm(pairs["p_wilcoxon"].to_numpy(float), pairs["least_p"], alpha)
-    return pairs.assign(p_holm=p, difference=pairs["mean"].where(pairs["n"] >= 2))
+    compared = means.join(DataFrame(tests, means.index, columns))
+    p = significance.holm(compared["p_wilcoxon"].to_numpy(float), compared["least_p"], alpha)
+    return compared.assign(p_holm=p, difference=compared["mean"].where(compared["n"] >= 2))
 
 
 def _ranked(
-    scores: Scores, measure: str, means: DataFrame, pairs: DataFrame, alpha: float
+    scores: ComparedScores,
+    measure: str,
+    means: DataFrame,
+    compared: DataFrame,
+    alpha: float,
+    ceilings: Mapping[tuple[str, str], float],
 ) -> DataFrame:
     """The systems of one measure, best mean first, with their groups."""
     means = means.rename(columns={"system_a": "system"}).reset_index(drop=True)
-    means["undefined"] = scores.given.sum().to_numpy() - means["n"]
+    scored = scores.values[measure].notna().sum().to_numpy()
+    means["undefined"] = scores.given.sum().to_numpy() - scored
+    means["left_out"] = scored - means["n"]
     lower = not SCORES[measure].higher_is_better
     means = means.sort_values("mean", ascending=lower, kind="stable")
     different = np.zeros((len(means), len(means)), dtype=bool)
-    different[np.triu_indices(len(means), 1)] = pairs["p_holm"] <= alpha
+    different[np.triu_indices(len(means), 1)] = compared["p_holm"] <= alpha
     order = means.index.to_numpy(int)
     groups = significance.letters((different | different.T)[np.ix_(order, order)])
-    too_small = len(means) > 1 and significance.least_holm_p(*family_of(pairs, alpha)) > alpha
+    least_p = significance.least_holm_p(*family_of(compared, alpha))
+    too_small = len(means) > 1 and least_p > alpha
     notes = []
-    for name, n in zip(means["system"], means["n"]):
-        remarks = [_APPROXIMATE] if 2 <= n < FEW else []
+    for row in means.itertuples():
+        remarks = [_APPROXIMATE] if 2 <= row.n < FEW else []
         remarks += ["n too small to order"] if too_small else []
-        failed = [mixture for one, mixture in scores.failures if one == name]
+        failed = [mixture for system, mixture in scores.failures if system == row.system]
         remarks += [f"failed: {io.listed(failed, 3)}"] if failed else []
-        notes.append("; ".join([*remarks, *warnings(scores, measure, name)]))
+        if row.left_out:
+            remarks.append(f"{row.left_out} mixtures left out: other systems have no score there")
+        share = ceilings.get((measure, row.system), 0.0)
+        remarks += [f"{100 * share:.0f} % of frames at the ceiling"] if share > 0.5 else []
+        notes.append("; ".join([*remarks, *mean_warnings(scores, measure, row.system)]))
     return means.assign(group=np.where(means["n"] > 0, groups, ""), note=notes)
 
 
-def family_of(pairs: DataFrame, alpha: float) -> tuple[int, int]:
-    """Mixtures of the largest pair, and the pairs that Holm counts: those that may reject."""
-    counts = pairs["n"][pairs["p_wilcoxon"].notna()]
+def family_of(compared: DataFrame, alpha: float) -> tuple[int, int]:
+    """Most mixtures that two systems share, and the tests that Holm counts: which may reject."""
+    counts = compared["n"][compared["p_wilcoxon"].notna()]
     testable = [n for n in counts if significance.least_holm_p(n, 1) <= alpha]
     return max(counts, default=0), len(testable or counts)
 
 
-def warnings(scores: Scores, measure: str, system: str) -> Iterator[str]:
+def mean_warnings(scores: ComparedScores, measure: str, system: str) -> Iterator[str]:
     """What a reader of a system's mean must know."""
-    values = scores.values[measure][system].dropna()
+    values = scores.ranked_values(measure)[system].dropna()
     index = outlier(values.to_numpy())
     if index is not None:
         name = values.index[index]
-        both = score_text(measure, values.mean()), score_text(measure, values.drop(name).mean())
-        if both[0] != both[1]:
-            yield f"{name} moves the mean: {both[0]} with it, {both[1]} without"
+        before = score_text(measure, values.mean())
+        after = score_text(measure, values.drop(name).mean())
+        if before != after:
+            yield f"{name} moves the mean: {before} with it, {after} without"
     if measure in scores.errors:  # of means of independent excerpts
         errors = scores.errors[measure][system][values.index].dropna()
         if len(errors):
@@ -224,23 +333,39 @@ def warnings(scores: Scores, measure: str, system: str) -> Iterator[str]:
 
 
 def outlier(values: Array) -> int | None:
-    """Where one of (n,) lies max(n, 10) standard deviations of the others from their mean."""
+    """Where a number of (n,) lies max(n, 10) standard deviations of the rest from their mean."""
     if len(values) < 4:
         return None
     index = int(np.argmax(np.abs(values - np.median(values))))
-    others = np.delete(values, index)
-    far = abs(values[index] - others.mean()) > max(10, len(values)) * others.std(ddof=1)
-    return index if far else None
+    remaining = np.delete(values, index)
+    distance = abs(values[index] - remaining.mean())
+    return index if distance > max(10, len(values)) * remaining.std(ddof=1) else None
 
 
-def source_means(scores: Scores) -> DataFrame:
+def source_means(scores: ComparedScores) -> DataFrame:
     """The mean of every measure, source name and system, over mixtures: of ``scores.csv``."""
     from pandas import DataFrame
 
     rows = scores.rows.reset_index()
     rows = rows.assign(weight=rows["mixture_id"].map(scores.weights)).dropna(subset="weight")
     measures = [measure for measure in scores.values if measure in rows]
-    long = rows.melt([*_KEY, "source", "weight"], measures, "measure", "mean").dropna(subset="mean")
-    groups = long.groupby(["measure", "source", "system"], sort=False)
-    means = [(*n, len(own), np.average(own["mean"], weights=own["weight"])) for n, own in groups]
+    head = [*_ITEM, "source", "weight"]
+    long = rows.melt(head, measures, "measure", "mean").dropna(subset="mean")
+    means = [
+        (*names, len(group), np.average(group["mean"], weights=group["weight"]))
+        for names, group in long.groupby(["measure", "source", "system"], sort=False)
+    ]
     return DataFrame(means, columns=SOURCE_COLUMNS)
+
+
+def control_means(items: DataFrame, systems: Sequence[str], measures: Sequence[str]) -> DataFrame:
+    """The mean of every measure and control that is not among the ranked systems."""
+    from pandas import DataFrame
+
+    control = items["system"].str.startswith(CONTROL) & ~items["system"].isin(systems)
+    long = items[control].melt(_ITEM, [*measures], "measure", "mean").dropna(subset="mean")
+    means = [
+        (*names, len(group), group["mean"].mean())
+        for names, group in long.groupby(["measure", "system"], sort=False)
+    ]
+    return DataFrame(means, columns=CONTROL_COLUMNS)

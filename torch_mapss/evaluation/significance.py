@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Context
 from itertools import combinations_with_replacement, compress
 from typing import Any, NamedTuple
 
@@ -33,7 +34,8 @@ Array = NDArray[np.float64]
 FEW = 10
 # Numbers held at once by a block of draws, which stay in the processor's cache.
 _BLOCK = 2**18
-# Up to so many differences the null distribution is exact; beyond, the normal one will do.
+# Up to so many differences that are not zero the null distribution is exact; beyond, the normal one
+# will do. Zeros do not count: they have ranks, but no sign that could be another one.
 _EXACT = 50
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -188,8 +190,8 @@ def mean_intervals(
 def paired_test(differences: Array, scale: float = 1.0) -> PairedTest:
     """Wilcoxon's signed rank test of paired differences, with counts and effect.
 
-    Exact up to 50 mixtures, ties and zeros included, else by the normal approximation. Zeros are
-    ranked and then left out (Pratt).
+    Exact up to 50 mixtures that differ, whatever ties there are besides; else by the normal
+    approximation. Zeros are ranked and then left out (Pratt).
 
     Args:
         differences: (n,) first minus second, finite; n at least 1.
@@ -208,7 +210,7 @@ def paired_test(differences: Array, scale: float = 1.0) -> PairedTest:
     ties = len(differences) - wins - losses
     if wins + losses == 0:
         return PairedTest(0, ties, 0, 1.0, 0.0, 1.0)
-    if len(differences) <= _EXACT:
+    if wins + losses <= _EXACT:
         p = _exact_p(ranks[signs != 0], float(ranks[signs > 0].sum()))
     else:
         p = float(stats.wilcoxon(signs * sizes, zero_method="pratt").pvalue)
@@ -229,6 +231,17 @@ def _exact_p(ranks: Array, positive: float) -> float:
     seen = int(np.rint(2.0 * positive))
     least = min(seen, int(doubled.sum()) - seen)  # the distribution is symmetric
     return float(min(1.0, 2.0 * chances[: least + 1].sum()))
+
+
+def p_text(p: float) -> str:
+    """A p-value with two digits, halves rounded up as browsers do: one number wherever it is read.
+
+    Example:
+        >>> p_text(0.125), p_text(0.00312), p_text(1.0)
+        ('0.13', '0.0031', '1')
+    """
+    rounded = Context(prec=2, rounding=ROUND_HALF_UP).create_decimal(p)
+    return f"{float(rounded):.2g}"
 
 
 def holm(p: Array, least_p: Array | float = 0.0, alpha: float = 1.0) -> Array:

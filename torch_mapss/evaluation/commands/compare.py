@@ -3,13 +3,14 @@
 Says which system is best, and whether that is significant. Folders of `torch-mapss evaluate` are
 joined if all was scored with the same settings.
 
-For every measure that ranks systems (clearance, fidelity, PS, PM, log PM, bleed): means with BCa
-bootstrap intervals, and for every pair of systems, over the mixtures that both have, the mean
-difference with its interval, wins, ties and losses, and Wilcoxon's signed rank test with Holm's
-correction over the pairs that can reject at all. Systems sharing a letter do not differ
-significantly.
-DIR gets comparison.csv (pairs), ranking.csv (systems), sources.csv (means of every source name), a
-box plot per measure and a scatter plot of fidelity over clearance (PNG and SVG).
+For every score that ranks systems (clearance, fidelity, PS, PM, log PM, bleed): means with BCa
+bootstrap intervals, over the mixtures in which all systems have a score; and for every two systems,
+over the mixtures that both have, the mean difference with its interval, wins, ties and losses, and
+Wilcoxon's signed rank test with Holm's correction over the tests that can reject at all. Systems
+sharing a letter do not differ significantly. Hidden references and anchors (systems control:NAME)
+have a table of their own.
+DIR gets comparison.csv (every two systems), ranking.csv (systems), sources.csv (means of every
+source name), a box plot per measure and a scatter plot of fidelity over clearance (PNG and SVG).
 torch_mapss.compare in Python takes another level, confidence, weights and seed as well.
 
 Example:
@@ -30,8 +31,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("results", nargs="+", metavar="RESULTS", help="folders of results")
     add("--out", required=True, metavar="DIR", help="folder of the comparison")
     add("--systems", nargs="+", metavar="NAME", help="only these (default: all)")
-    text = "leave out hidden references and anchors (systems control:NAME)"
-    add("--no-references", dest="references", action="store_false", help=text)
+    only = "only these, by names of measures and of scores (default: all)"
+    add("--measures", nargs="+", metavar="NAME", help=only)
+    text = "rank hidden references and anchors (systems control:NAME) as well"
+    add("--controls", action="store_true", help=text)
     add("--no-plots", dest="plots", action="store_false", help="write the tables alone")
     add_quiet(parser)
 
@@ -44,9 +47,11 @@ def run(args: argparse.Namespace) -> int:
     if args.plots:  # what would fail at the end fails at the start
         plots.check_available()
     io.make_folder(args.out)
-    found = compare(args.results, systems=args.systems, references=args.references)
-    found.save(args.out, plots=args.plots)
+    comparison = compare(
+        args.results, systems=args.systems, measures=args.measures, controls=args.controls
+    )
+    comparison.save(args.out, plots=args.plots)
     if not args.quiet:
-        console.say(found.summary())
+        console.say(comparison.summary())
     say_written([args.out], args.quiet)
     return OK

@@ -117,8 +117,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         console.say(outcome.text())
         if outcome.results is not None and len(outcome.results.systems) > 1:
-            from torch_mapss.evaluation.comparison import compare_ranked
+            from torch_mapss.evaluation.comparison import compare
 
-            console.say(f"\n{compare_ranked(outcome.results).summary()}")
+            console.say(f"\n{compare(outcome.results).summary()}")
     options.say_written([args.out], args.quiet)
     return options.SOME_FAILED if outcome.failures else options.OK

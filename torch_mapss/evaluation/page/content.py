@@ -14,7 +14,7 @@ import numpy as np
 
 from torch_mapss.core.checks import check_real, warn_user
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.comparison import compare_ranked
+from torch_mapss.evaluation.comparison import compare
 from torch_mapss.evaluation.page.tracks import make_tracks
 from torch_mapss.evaluation.results import Results, load_results, records
 from torch_mapss.evaluation.worst import frame_curves, worst_segments
@@ -94,7 +94,7 @@ def page_content(results: Results, page: str, embed_bytes: int) -> dict[str, Any
     Raises:
         ValueError: frame scores are missing or damaged.
     """
-    comparison = compare_ranked(results)
+    comparison = compare(results)
     shown = list(comparison.measures)
     rows = records(results.scores)
     paths = []

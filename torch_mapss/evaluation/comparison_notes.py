@@ -1,0 +1,119 @@
+"""What may decide a comparison besides how the systems sound, and where a score stops telling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_mapss.evaluation import io
+from torch_mapss.score_table import FRAME_SCORES, SCORES
+
+if TYPE_CHECKING:
+    from torch_mapss.evaluation.comparison_tables import ComparedScores
+    from torch_mapss.evaluation.results import Results
+
+#: Scores that many frames reach the highest value of, and what tells outputs apart there.
+TELLS_APART = {"clearance": "SIR (--measures bss) and fidelity"}
+# Lags further apart move scores: 2 ms take PM from 0.98 to 0.94.
+_LEAST_LAG_MS = 2.0
+
+
+def ceiling_shares(
+    results: Sequence[Results], scores: ComparedScores
+) -> dict[tuple[str, str], float]:
+    """By measure and system, the share of scored frames that have the highest value.
+
+    Of the scores in :data:`TELLS_APART`, and of systems whose mean leaves it possible that more
+    than half of the frames do; frames that cannot be read do not count.
+    """
+    names = [name for name in TELLS_APART if name in scores.values and name in FRAME_SCORES]
+    candidates = {
+        (name, system)
+        for name in names
+        for system in scores.systems
+        if scores.values[name][system].max() > 0.5
+    }
+    at_ceiling = dict.fromkeys(candidates, 0)
+    scored = dict.fromkeys(candidates, 0)
+    for folder in results if candidates else ():
+        for mixture in folder.mixtures:
+            try:
+                frames = folder.frames(mixture).systems
+            except (OSError, ValueError):
+                continue
+            for name, system in candidates:
+                if system not in frames or name not in frames[system].scores:
+                    continue
+                values = frames[system].scores[name]
+                scored[name, system] += int(np.isfinite(values).sum())
+                at_ceiling[name, system] += int((values >= SCORES[name].limits[1]).sum())
+    return {key: at_ceiling[key] / count for key, count in scored.items() if count}
+
+
+def unfinished(results: Sequence[Results]) -> Iterator[str]:
+    """Sentences about folders whose run is not over."""
+    for folder in results:
+        expected = sum(len(entry["systems"]) for entry in folder.entries.values())
+        scored = len(folder.items.drop_duplicates(["mixture_id", "system"]))
+        if scored < expected:
+            yield (
+                f"{io.shown(folder.folder)!r} is not complete: of {expected} outputs (one system, "
+                f"one mixture) {scored} are scored so far."
+            )
+
+
+def unlike_lags(scores: ComparedScores) -> str:
+    """A sentence about systems that come late or early by one lag, which scores count; or none."""
+    lags_by_system = _lags_of_systems(scores)
+    lags = lags_by_system.values()
+    if not lags_by_system or max(lags) - min(lags) < _LEAST_LAG_MS:
+        return ""
+    ordered = sorted(lags_by_system.items(), key=lambda item: abs(item[1]))
+    texts = [f"{name} {abs(lag):.1f} ms {_direction(lag)}".strip() for name, lag in ordered]
+    return (
+        f"The systems are not equally aligned with their references ({'; '.join(texts)}). Scores "
+        'count a lag as distortion; score again with --align (align="shift") to compare the sound '
+        "alone."
+    )
+
+
+def _lags_of_systems(scores: ComparedScores) -> dict[str, float]:
+    """The lag in ms that most outputs of a system have, of the systems that have such a one."""
+    if "lag_ms" not in scores.rows:
+        return {}
+    lags = scores.rows["lag_ms"].astype(float)
+    if "shift_ms" in scores.rows:  # what --align removed before scoring
+        lags = lags - scores.rows["shift_ms"].astype(float).fillna(0.0)
+    by_system = {}
+    for system, values in lags.dropna().groupby(scores.rows["system"]):
+        median = float(values.median())
+        if ((values - median).abs() <= _LEAST_LAG_MS / 2).mean() > 0.5:
+            by_system[str(system)] = median
+    return by_system
+
+
+def _direction(lag_ms: float) -> str:
+    if abs(lag_ms) < 0.05:
+        return ""
+    return "late" if lag_ms > 0.0 else "early"
+
+
+def ceiling_notes(ceilings: Mapping[tuple[str, str], float]) -> Iterator[str]:
+    """Sentences about scores that most frames reach the highest value of."""
+    for name, remedy in TELLS_APART.items():
+        systems = {
+            system: share
+            for (measure, system), share in ceilings.items()
+            if measure == name and share > 0.5
+        }
+        if not systems:
+            continue
+        shares = [f"{system} {100 * share:.0f} %" for system, share in sorted(systems.items())]
+        label, highest = SCORES[name].label, SCORES[name].limits[1]
+        yield (
+            f"† More than half of the frames have a {label} of {highest:g}, its ceiling "
+            f"({'; '.join(shares)}): {label} does not tell such systems apart, and quiet leakage "
+            f"can remain. {remedy} tell them apart."
+        )
