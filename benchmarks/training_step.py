@@ -3,7 +3,7 @@
     python benchmarks/training_step.py [--batch 8] [--seconds 4]
 
 One thread, processor seconds, the least of several rounds: ratios count, times do not. Mixtures of
-two, 16 kHz, encoder ``mel``; the step is that of the separator of ``recipes/train_separator.py``.
+two, 16 kHz, encoder ``mel``; the separator is that of ``recipes/separator_training.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch_mapss import DecompositionLoss, DistortionBank, MAPSSLoss
 from torch_mapss.training.losses import PerceptualLoss
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "recipes"))
-from train_separator import Separator
+from separator_training import Separator
 
 
 def small(size: int) -> dict[str, DistortionBank]:

@@ -24,7 +24,8 @@ from pathlib import Path
 
 import torch
 import torchaudio
-from speech_pool import RATE, Help, Pool, at_levels, draw_pair, load_voices, matched, split
+from command_line import Help
+from speech_pool import RATE, Pool, at_levels, draw_pair, load_voices, matched, split
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.audio import PermutationInvariantTraining
@@ -104,10 +105,10 @@ class Validation:
         """SI-SDR in dB, clearance and fidelity."""
         estimates = model.eval()(self.references.sum(1))
         model.train()
-        found = self.metrics(estimates, self.bank)
-        found["si_sdr"] = self.si_sdr(estimates, self.references)
+        values = self.metrics(estimates, self.bank)
+        values["si_sdr"] = self.si_sdr(estimates, self.references)
         self.metrics.reset()
-        return {name: float(value) for name, value in found.items()}
+        return {name: float(value) for name, value in values.items()}
 
 
 def plot(losses: Sequence[float], results: dict[str, dict[str, float]], path: Path) -> None:
@@ -119,7 +120,7 @@ def plot(losses: Sequence[float], results: dict[str, dict[str, float]], path: Pa
     axes[0].plot(losses)
     axes[0].set(xlabel="step", ylabel="training loss")
     for axis, name in zip(axes[1:], ("si_sdr", "clearance", "fidelity")):
-        axis.bar(list(results), [each[name] for each in results.values()], color=["0.6", "C0"])
+        axis.bar(list(results), [values[name] for values in results.values()], color=["0.6", "C0"])
         axis.set_title("SI-SDR [dB]" if name == "si_sdr" else name)
     figure.savefig(path, dpi=100)
 
@@ -147,8 +148,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
     """Fine-tune; returns validation results before and after."""
     options = arguments(argv)
-    voices, held = split(load_voices(options.speech))
-    model, validation = build(options), Validation(held, options)
+    voices, test_voices = split(load_voices(options.speech))
+    model, validation = build(options), Validation(test_voices, options)
     if not (options.checkpoint or options.pretrained):
         pool = Pool(voices, options, 0, None)
         train(model, pool, None, options.warm_up, "warm-up, SI-SDR", 3 * options.rate)

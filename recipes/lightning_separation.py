@@ -22,6 +22,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from command_line import Help
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
@@ -140,10 +141,6 @@ class Separation(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.network.parameters(), lr=self.rate)
-
-
-class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Defaults beside the options, the description as it is written."""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -22,18 +22,14 @@ SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff")
 Voices = dict[str, list[Tensor]]
 
 
-class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Defaults beside the options, the description as it is written."""
-
-
 def load_voices(folder: str) -> Voices:
     """Talker -> utterances (T,) at 16 kHz, mono."""
     root, voices = Path(folder), Voices()
     for path in sorted(p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES):
-        parts = path.relative_to(root).parts
-        name = parts[0] if len(parts) > 1 else path.stem.split("_")[0]
+        subfolder = path.relative_to(root).parts[:-1]
+        talker = subfolder[0] if subfolder else path.stem.split("_")[0]
         wave, rate = audio.load_audio(path)
-        voices.setdefault(name, []).append(audio.resample(audio.to_mono(wave), rate, RATE))
+        voices.setdefault(talker, []).append(audio.resample(audio.to_mono(wave), rate, RATE))
     if len(voices) < 2:
         raise SystemExit(
             f"--speech must hold at least two talkers, found {sorted(voices)} in {folder}. Put "
@@ -47,15 +43,15 @@ def split(voices: Voices, validate: bool = False) -> tuple[Voices, Voices]:
 
     With ``validate`` those are put away, and the same is done with what is left.
     """
-    train, held = dict(voices), Voices()
+    train, held_out = dict(voices), Voices()
     for _ in range(1 + validate):
         for name, waves in train.items():
             out = max(1, len(voices[name]) // 4)
-            train[name], held[name] = waves[:-out], waves[-out:]
+            train[name], held_out[name] = waves[:-out], waves[-out:]
     few = sorted(name for name, waves in train.items() if not waves)
     if few:
         raise SystemExit(f"{few} have too few utterances: at least {2 + validate} are needed.")
-    return train, held
+    return train, held_out
 
 
 class Pair(NamedTuple):
@@ -77,17 +73,18 @@ def draw_pair(
         draws = []
         for _ in range(3):
             wave = waves[integer(len(waves))]
-            start = integer(len(wave) - samples)
-            piece = wave[start : start + samples]
+            begin = integer(len(wave) - samples)
+            piece = wave[begin : begin + samples]
             draws.append(nn.functional.pad(piece, (0, samples - len(piece))))
         best = max(draws, key=lambda piece: float(piece.square().mean()))
         return 0.05 * best / best.square().mean().sqrt().clamp(min=1e-8)
 
     names = sorted(voices)
-    first = target or names[integer(len(names))]
-    names.remove(first)
-    second = names[integer(len(names))]
-    return Pair((first, second), torch.stack([segment(voices[first]), segment(voices[second])]))
+    talker = target or names[integer(len(names))]
+    names.remove(talker)
+    interferer = names[integer(len(names))]
+    waves = torch.stack([segment(voices[talker]), segment(voices[interferer])])
+    return Pair((talker, interferer), waves)
 
 
 def at_levels(pairs: Tensor, decibels: Tensor) -> Tensor:
@@ -114,24 +111,24 @@ class Pool:
         self.pairs: list[Pair] = []
         self.banks: list[ReferenceBank] = []
         self.steps = 0
-        for place in range(options.pool):
-            self._renew(place)
+        for pair_index in range(options.pool):
+            self._renew(pair_index)
 
-    def _renew(self, place: int) -> None:
+    def _renew(self, pair_index: int) -> None:
         samples = round(self.options.seconds * RATE)
         pair = draw_pair(self.voices, samples, self.generator, self.options.target)
         pair = pair._replace(waves=pair.waves.to(self.options.device))
-        self.pairs[place : place + 1] = [pair]
+        self.pairs[pair_index : pair_index + 1] = [pair]
         if self.prepare is not None:
-            self.banks[place : place + 1] = [self.prepare(pair.waves.unsqueeze(0))]
+            self.banks[pair_index : pair_index + 1] = [self.prepare(pair.waves.unsqueeze(0))]
 
     def draw(self, lowest: float, highest: float) -> tuple[Tensor, ReferenceBank | None]:
         """References (B, 2, T), the second between two levels (dB) of the first, and their bank."""
         options, self.steps = self.options, self.steps + 1
         if options.refresh and self.steps % options.refresh == 0:
-            first = self.steps // options.refresh * options.batch
-            for place in range(first, first + options.batch):
-                self._renew(place % len(self.pairs))
+            oldest = self.steps // options.refresh * options.batch
+            for pair_index in range(oldest, oldest + options.batch):
+                self._renew(pair_index % len(self.pairs))
         index = [self._mixture() for _ in range(options.batch)]
         levels = lowest + (highest - lowest) * torch.rand(len(index), generator=self.generator)
         pairs = [torch.stack([self.pairs[i].waves[0], self.pairs[j].waves[1]]) for i, j in index]

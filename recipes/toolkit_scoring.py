@@ -50,15 +50,15 @@ def speechbrain_scores(
 
 def read_scp(path: Path) -> dict[str, str]:
     """Key -> path of a Kaldi list; paths relative to the working folder, as Kaldi has them."""
-    found = {}
+    paths_by_key = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
         key, _, value = line.strip().partition(" ")
         if not value.strip() or value.rstrip().endswith("|"):
             raise SystemExit(f"{path}, line {number}: expected KEY PATH (no pipe), got {line!r}")
-        found[key] = str(Path(value.strip()).resolve())
-    return found
+        paths_by_key[key] = str(Path(value.strip()).resolve())
+    return paths_by_key
 
 
 def manifest_of(
@@ -74,7 +74,7 @@ def manifest_of(
         {
             "mixture_id": key,
             "references": [listed[key] for listed in references],
-            "sources": [f"speaker {place + 1}" for place in range(len(references))],
+            "sources": [f"speaker {index + 1}" for index in range(len(references))],
             "systems": {system: [listed[key] for listed in estimates]},
         }
         for key in keys
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--system", default="system", help="its name in the tables")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--encoder", default="wav2vec2-large", help="mel needs no download")
-    args, rest = parser.parse_known_args(arguments)  # the rest are options of torch-mapss evaluate
+    args, options = parser.parse_known_args(arguments)  # options: of torch-mapss evaluate
     if len(args.ref_scp) != len(args.inf_scp):
         parser.error("--ref-scp and --inf-scp need one list per speaker each")
     lists = [[read_scp(path) for path in paths] for paths in (args.ref_scp, args.inf_scp)]
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     entries = manifest_of(*lists, args.system)
     manifest.write_text(json.dumps(entries, indent=1, ensure_ascii=False), encoding="utf-8")
     # Outputs of a blind separator come in any order.
-    scoring = ["--permute", "--encoder", args.encoder, *rest]
+    scoring = ["--permute", "--encoder", args.encoder, *options]
     return cli.main(["evaluate", str(manifest), "--out", str(args.out), *scoring])
 
 

@@ -20,11 +20,11 @@ def rated(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             write(folder / name, wave)
         systems = {"control:ref": [names[0], None]}
         lines.append(f"t{track},voice,ref,interference,100,all")
-        for place, leak in enumerate((0.05, 0.3, 0.9)):
-            name = f"t{track}_s{place}.wav"
+        for grade, leak in enumerate((0.05, 0.3, 0.9)):
+            name = f"t{track}_s{grade}.wav"
             write(folder / name, pair[0] + leak * pair[1])
-            systems[f"s{place}"] = [name, None]
-            lines.append(f"t{track},voice,s{place},interference,{90 - 40 * place - track},all")
+            systems[f"s{grade}"] = [name, None]
+            lines.append(f"t{track},voice,s{grade},interference,{90 - 40 * grade - track},all")
         entry = {"mixture_id": f"t{track}", "sources": ["voice", "other"]}
         entries.append({**entry, "references": names, "systems": systems})
     (folder / "mapss.json").write_text(json.dumps(entries))

@@ -25,9 +25,9 @@ def test_layers_are_encoders_of_their_own(whisper, rated, tmp_path):
     rows = recipe("listeners").main(arguments)["scores"]
     names = rows.distinct("encoder")
     for system in ("s0", "s1", "s2"):
-        one, other = (rows.where(encoder=e, mixture="t0", system=system)[0] for e in names)
-        assert one["ps"] != other["ps"]
-        assert one["clearance"] != other["clearance"]
+        layers = [rows.where(encoder=e, mixture="t0", system=system)[0] for e in names]
+        assert layers[0]["ps"] != layers[1]["ps"]
+        assert layers[0]["clearance"] != layers[1]["clearance"]
     assert (tmp_path / "layers.png").stat().st_size > 5000
     page = (tmp_path / "listeners.md").read_text(encoding="utf-8")
     assert "| small@1 |" in page
@@ -40,10 +40,11 @@ def test_layers_are_encoders_of_their_own(whisper, rated, tmp_path):
 @pytest.mark.slow
 def test_overlay_of_two_encoders(rated, tmp_path):
     arguments = [*rated[:2], "--out", str(tmp_path), "--encoders", "mel", "waveform"]
-    found = recipe("overlays").main([*arguments, "--system", "s2"])
-    assert set(found) == {"mel", "waveform"}
-    assert found["mel"]["times"].shape == found["mel"]["ps"].shape
-    assert bool(found["mel"]["clearance"].nanmean() < 0.95)
+    scores_by_encoder = recipe("overlays").main([*arguments, "--system", "s2"])
+    assert set(scores_by_encoder) == {"mel", "waveform"}
+    mel = scores_by_encoder["mel"]
+    assert mel["times"].shape == mel["ps"].shape
+    assert bool(mel["clearance"].nanmean() < 0.95)
     assert (tmp_path / "overlay.png").stat().st_size > 5000
 
 

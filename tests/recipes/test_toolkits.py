@@ -27,7 +27,7 @@ def test_speechbrain_batches():
 
 def lists(folder: Path, kind: str, waves: dict[str, torch.Tensor]) -> list[str]:
     """Kaldi lists, one per speaker."""
-    paths = [folder / f"{kind}{place}.scp" for place in (0, 1)]
+    paths = [folder / f"{kind}{speaker}.scp" for speaker in (0, 1)]
     for key, pair in waves.items():
         for scp, path in zip(paths, write_all(folder / kind / key, pair)):
             with scp.open("a", encoding="utf-8") as file:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import importlib.util
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,16 +16,18 @@ from recipe_scripts import recipe, voice, write
 from torch_mapss import MAPSS, DistortionBank, FrameTrigger, ReferenceBank
 from torch_mapss.curriculum import Quantile
 
-train, tune = recipe("train_separator"), recipe("finetune_convtasnet")
+command, train = recipe("train_separator"), recipe("separator_training")
+tune = recipe("finetune_convtasnet")
 
 
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory) -> Path:
     """Two talkers."""
     folder = tmp_path_factory.mktemp("speech")
-    for place, talker in enumerate(("low", "high")):
+    for talker_index, talker in enumerate(("low", "high")):
         for take in range(2):
-            wave = voice(110.0 * (place + 1) + 3 * take, 10 * place + take, 1.0)
+            pitch = 110.0 * (talker_index + 1) + 3 * take
+            wave = voice(pitch, 10 * talker_index + take, 1.0)
             write(folder / f"{talker}_{take}.wav", wave)
     return folder
 
@@ -33,9 +37,9 @@ SMALL |= {"bank-size": 6, "test-mixtures": 2, "test-seconds": 0.6, "test-frames"
 SMALL |= {"test-every": 2, "check-every": 1}
 
 
-def call(speech: Path, out: Path, *more: str) -> list[str]:
-    small = [part for name, value in SMALL.items() for part in (f"--{name}", str(value))]
-    return ["--speech", str(speech), "--out", str(out), *small, *more]
+def call(speech: Path, out: Path, *options: str) -> list[str]:
+    small = [f"--{name}={value}" for name, value in SMALL.items()]
+    return ["--speech", str(speech), "--out", str(out), *small, *options]
 
 
 def logged(out: Path) -> list[dict[str, str]]:
@@ -44,11 +48,11 @@ def logged(out: Path) -> list[dict[str, str]]:
 
 @pytest.mark.slow
 def test_the_page_has_every_loss_and_every_measure(speech, tmp_path):
-    text = train.main(call(speech, tmp_path, "--seeds", "0", "1", "2"))
+    text = command.main(call(speech, tmp_path, "--seeds", "0", "1", "2"))
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    means, changes = lines[: len(train.LOSSES) + 3], lines[len(train.LOSSES) + 3 :]
-    assert [line.split("|")[1].strip() for line in means[2:]] == ["mixture", *train.LOSSES]
-    assert [line.split("|")[1].strip() for line in changes[2:]] == [*train.LOSSES[1:]]
+    means, changes = lines[: len(command.LOSSES) + 3], lines[len(command.LOSSES) + 3 :]
+    assert [line.split("|")[1].strip() for line in means[2:]] == ["mixture", *command.LOSSES]
+    assert [line.split("|")[1].strip() for line in changes[2:]] == [*command.LOSSES[1:]]
     assert means[0].split("|")[2 : 2 + len(train.MEASURES)] == [f" {m} " for m in train.MEASURES]
     for line in means[2:]:
         cells = line.split("|")[2 : 2 + len(train.MEASURES)]
@@ -63,16 +67,26 @@ def test_the_page_has_every_loss_and_every_measure(speech, tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 1000
     rows = logged(tmp_path)
     steps = {(row["loss"], row["step"]) for row in rows if row["train_loss"]}
-    assert steps == {(loss, step) for loss in train.LOSSES for step in ("1", "2")}
+    assert steps == {(loss, step) for loss in command.LOSSES for step in ("1", "2")}
     weights = [torch.load(tmp_path / f"{loss}-0.pt") for loss in ("si_sdr", "1-2")]
     assert not torch.equal(weights[0]["leave.bias"], weights[1]["leave.bias"])
 
 
+def test_help_comes_without_loading_torch():
+    folder = Path(command.__file__).parent
+    script = "import sys, train_separator as t; t.arguments(['--speech', 'x', '--out', 'y']); "
+    script += "print('torch' in sys.modules)"
+    finished = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert finished.stdout.strip() == "False"
+
+
 def test_quick_settings_and_defaults_in_the_help(speech, tmp_path, capsys):
-    options = train.arguments(["--speech", "x", "--out", "y", "--quick"])
-    assert (options.steps, options.batch, options.test_mixtures) == (20, 4, 4)
+    options = command.arguments(["--speech", "x", "--out", "y", "--quick"])
+    assert (options.steps, options.batch, options.test_mixtures) == (10, 4, 3)
     with pytest.raises(SystemExit):
-        train.arguments(["--help"])
+        command.arguments(["--help"])
     assert "(default: 1500)" in capsys.readouterr().out
     assert train.weights_of("1:0.5") == {"clearance": 1.0, "fidelity": 0.5}
     assert train.weights_of("si_sdr") == {}
@@ -82,7 +96,7 @@ def test_the_interferer_rises_when_the_trigger_fires(speech, tmp_path, capsys, m
     easy = FrameTrigger(Quantile("ps", 0.5, above=0.0), patience=2)
     monkeypatch.setattr(train, "FrameTrigger", lambda *conditions, **options: easy)
     options = ["--losses", "si_sdr", "--curriculum", "--target", "low", "--steps", "4"]
-    train.main(call(speech, tmp_path, *options))
+    command.main(call(speech, tmp_path, *options))
     told = capsys.readouterr()
     assert "interferer up to -9 dB: epoch 2, firing 1: 50 % quantile of PS is" in told.out
     assert "interferer up to -6 dB: epoch 4, firing 2" in told.out
@@ -92,14 +106,14 @@ def test_the_interferer_rises_when_the_trigger_fires(speech, tmp_path, capsys, m
     monkeypatch.undo()
     curriculum = train.Curriculum(rising=True)
     curriculum.lowest, curriculum.highest = -8.0, -2.0  # levels stop at the top
-    said = [curriculum.check({"ps": [0.9]}) for _ in range(6)]
-    assert sum(reason is not None for reason in said) == 1
+    reasons = [curriculum.check({"ps": [0.9]}) for _ in range(6)]
+    assert sum(reason is not None for reason in reasons) == 1
     assert (curriculum.lowest, curriculum.highest) == (-5.0, 0.0)
     assert train.Curriculum(rising=False).check({"ps": [0.9]}) is None
 
 
 def test_pools_of_one_seed_give_equal_mixtures_whatever_is_prepared(speech):
-    options = train.arguments(call(speech, Path("x")))
+    options = command.arguments(call(speech, Path("x")))
     voices = train.load_voices(str(speech))
     assert sorted(voices) == ["high", "low"]
     losses = {name: train.make_loss(name, options) for name in ("ps+pm", "1:2")}
@@ -119,41 +133,41 @@ def test_pools_of_one_seed_give_equal_mixtures_whatever_is_prepared(speech):
 
 
 def test_held_out_results_come_from_whole_banks(speech, tmp_path):
-    options = train.arguments(call(speech, tmp_path, "--target", "low"))
-    held = train.HeldOut(train.load_voices(str(speech)), options)
-    assert held.mapss.config.banks["separation_bank"] == DistortionBank("separation")
-    leaky = held.references + 0.5 * held.references.flip(1)
-    found = held.results(lambda mix: leaky)
+    options = command.arguments(call(speech, tmp_path, "--target", "low"))
+    held_out = train.HeldOut(train.load_voices(str(speech)), options)
+    assert held_out.mapss.config.banks["separation_bank"] == DistortionBank("separation")
+    references = held_out.references
+    separated = held_out.results(lambda mix: references + 0.5 * references.flip(1))
     # Leakage of half the amplitude and nothing else. The levels of the two cancel in the mean.
-    assert found["si_sar"] > 50.0
-    assert found["si_sir"] == pytest.approx(6.02, abs=1.0)
-    mixture = held.results(lambda mix: mix.unsqueeze(1).expand(-1, 2, -1))
+    assert separated["si_sar"] > 50.0
+    assert separated["si_sir"] == pytest.approx(6.02, abs=1.0)
+    mixture = held_out.results(lambda mix: mix.unsqueeze(1).expand(-1, 2, -1))
     assert mixture["ps"] == pytest.approx(0.5, abs=1e-4)
-    assert found["clearance"] > mixture["clearance"]
+    assert separated["clearance"] > mixture["clearance"]
 
 
 def test_what_the_recipe_refuses(speech, tmp_path):
     with pytest.raises(SystemExit, match="--target must be one of"):
-        train.main(["--speech", str(speech), "--out", str(tmp_path), "--target", "bass"])
+        command.main(["--speech", str(speech), "--out", str(tmp_path), "--target", "bass"])
     with pytest.raises(SystemExit, match="at least two talkers"):
-        train.main(["--speech", str(tmp_path), "--out", str(tmp_path)])
+        command.main(["--speech", str(tmp_path), "--out", str(tmp_path)])
 
 
 def test_validation_never_sees_the_test():
     marks = {"a": list(range(8)), "b": list(range(4))}
-    held = {"a": [6, 7], "b": [3]}
-    assert (*train.split(marks),) == ({"a": [0, 1, 2, 3, 4, 5], "b": [0, 1, 2]}, held)
+    tested = {"a": [6, 7], "b": [3]}
+    assert (*train.split(marks),) == ({"a": [0, 1, 2, 3, 4, 5], "b": [0, 1, 2]}, tested)
     checked = {"a": [4, 5], "b": [2]}
     assert (*train.split(marks, validate=True),) == ({"a": [0, 1, 2, 3], "b": [0, 1]}, checked)
     with pytest.raises(SystemExit, match=r"\['b'\] .* at least 3"):
         train.split({"a": [0, 1, 2], "b": [0, 1]}, validate=True)
 
 
-@pytest.mark.parametrize("start", ["scratch", "checkpoint"])
-def test_fine_tuning_conv_tasnet(speech, tmp_path, capsys, start):
+@pytest.mark.parametrize("weights", ["scratch", "checkpoint"])
+def test_fine_tuning_conv_tasnet(speech, tmp_path, capsys, weights):
     small = ["--size", "tiny", "--steps", "2", "--batch", "2", "--seconds", "0.4", "--pool", "3"]
     small += ["--refresh", "1", "--test-mixtures", "2", "--speech", str(speech)]
-    if start == "checkpoint":
+    if weights == "checkpoint":
         network = tune.build(tune.arguments([*small, "--out", "x"])).network
         torch.save(network.state_dict(), tmp_path / "mine.pt")
         small += ["--checkpoint", str(tmp_path / "mine.pt")]
