@@ -22,6 +22,7 @@ from torch_mapss.curriculum import FrameTrigger, Quantile, Trend
 
 MEASURES = ("si_sdr", "si_sir", "si_sar", "stoi", "pesq", "clearance", "fidelity", "ps", "log_pm")
 PACE = ("seconds", "preparing")
+COLUMNS = 3  # of plots in curves.png
 
 
 class Block(nn.Module):
@@ -249,26 +250,33 @@ def table(values: pd.DataFrame, form: str) -> str:
 
 
 def plot_curves(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Held-out measures over steps: the mean of each loss, its seeds as a band."""
+    """Held-out measures over steps: the mean of each loss as a line, its seeds as a band."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(16, 6), layout="constrained")
     tests = pd.DataFrame([row for row in rows if "stoi" in row])
-    for axis, measure in zip(figure.subplots(2, 5).flat, MEASURES):
+    measures = [name for name in MEASURES if tests[name].notna().any()]  # pesq may be missing
+    lines = -(-len(measures) // COLUMNS)
+    figure = Figure(figsize=(3.2 * COLUMNS, 3.0 * lines), layout="constrained")
+    axes = figure.subplots(lines, COLUMNS, sharex=True, squeeze=False).flat
+    for measure, axis in zip(measures, axes):  # this order takes no axis too many
         for name, runs in tests.groupby("loss", sort=False):
             over_seeds = runs.groupby("step")[measure].agg(["mean", "min", "max"])
-            (line,) = axis.plot(
-                over_seeds["mean"], marker=".", label=name
-            )  # the mixture is one point
+            # The unprocessed mixture is a single point.
+            (line,) = axis.plot(over_seeds["mean"], marker=".", label=name)
             band = {"color": line.get_color(), "alpha": 0.2}
             axis.fill_between(over_seeds.index, over_seeds["min"], over_seeds["max"], **band)
-        axis.set(title=measure + (" [dB]" if measure.startswith("si_") else ""), xlabel="step")
-    figure.axes[0].legend()
+        axis.set(title=measure + (" [dB]" if measure.startswith("si_") else ""))
+        axis.tick_params(labelbottom=True)
+        axis.set_xlabel("step")
+    for axis in axes:  # those left over
+        axis.remove()
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     figure.savefig(path, dpi=80)
 
 
 def train_all(options: argparse.Namespace, command: str) -> str:
-    """Train every loss with every seed; the page, which is written after each of them."""
+    """Train every loss with every seed; returns the page, which is written after each run."""
     voices = load_voices(options.speech)
     if options.target not in (None, *voices):
         raise SystemExit(f"--target must be one of the talkers {sorted(voices)}.")
@@ -286,5 +294,5 @@ def train_all(options: argparse.Namespace, command: str) -> str:
             pd.DataFrame(rows).to_csv(folder / "log.csv", index=False)
             text = page(rows, command)
             (folder / "training.md").write_text(text, encoding="utf-8")
-            plot_curves(rows, folder / "curves.png")
+        plot_curves(rows, folder / "curves.png")
     return text

@@ -19,7 +19,7 @@ def test_the_notebook_runs_and_shows_its_pictures():
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert sum("image/png" in output.get("data", {}) for output in shown) == 2
     assert sum("text/html" in output.get("data", {}) for output in shown) >= 4  # audio players
-    said = "".join(output.get("text", "") for output in shown)
-    assert "fidelity" in said
-    losses = said.split("loss ")[1].splitlines()[0].split()
+    printed = "".join(output.get("text", "") for output in shown)
+    assert "fidelity" in printed
+    losses = printed.split("loss ")[1].splitlines()[0].split()
     assert float(losses[-1]) < float(losses[0])
