@@ -20,7 +20,6 @@ from torch_mapss.metrics.values import (
     item_means,
     reduced_value,
 )
-from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.inputs import check_pit
 from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
 from torch_mapss.pipeline.order import in_order
@@ -172,9 +171,8 @@ def _per_item(
             "sources of its mixture and have no speaker-wise value, use mode='permutation-wise'."
         )
     if pit is not None and check_pit(pit, None if attributed is None else tuple(attributed)):
-        if not isinstance(target, ReferenceBank):
-            target, lengths = mapss.prepare(target, lengths, value.measure), None
-        preds = in_order(mapss.config, preds, target, pit)
+        preds, target = in_order(mapss.config, preds, target, lengths, {value.measure}, pit)
+        lengths = None  # the bank has them
     scores = mapss(preds, target, attributed, lengths, measures=value.measure)
     if reduction == "none":
         return value.frames(scores)

@@ -102,9 +102,8 @@ def _scored(
     measures: set[str],
 ) -> Scores:
     if wanted.pit is not None:
-        if not isinstance(target, ReferenceBank):
-            target, lengths = mapss.prepare(target, lengths, measures), None
-        preds = in_order(mapss.config, preds, target, wanted.pit)
+        preds, target = in_order(mapss.config, preds, target, lengths, measures, wanted.pit)
+        lengths = None  # the bank has them
     return mapss(preds, target, wanted.attributed, lengths, measures=measures, frames=wanted.frames)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -45,13 +47,21 @@ def reordered(call: Call, order: Tensor) -> Call:
     return call._replace(estimates=estimates, clips=tuple(clips))
 
 
-def in_order(config: Config, estimates: Tensor, bank: ReferenceBank, pit: str) -> Tensor:
-    """Estimates in the order of their references, (B, S, T) or (S, T) as they came.
+def in_order(
+    config: Config,
+    estimates: Tensor,
+    references: Tensor | ReferenceBank,
+    lengths: Tensor | Sequence[int] | None,
+    measures: Iterable[str],
+    pit: str,
+) -> tuple[Tensor, ReferenceBank]:
+    """Estimates in the order of their references, shaped as they came; and the references' bank.
 
     Raises:
         TypeError, ValueError: input that cannot be scored, or not one estimate per reference.
     """
-    budget = config.budget_for(bank)
-    call = make_call(config, estimates, bank, None, None, None, budget, pit=pit)
+    budget = config.budget_for(estimates)
+    call = make_call(config, estimates, references, None, lengths, measures, budget, pit=pit)
     batch = estimates.reshape(-1, *estimates.shape[-2:])
-    return devices.select_sources(batch, best_order(call)).reshape(estimates.shape)
+    ordered = devices.select_sources(batch, best_order(call)).reshape(estimates.shape)
+    return ordered, call.bank
