@@ -28,6 +28,7 @@ import torch_mapss
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss.audio import load_audio, resample, to_mono
 from torch_mapss.encoders import Encoder, load_encoder
+from torch_mapss.encoders.custom import CustomEncoder
 
 LABELS = {
     "clearance": "clearance",
@@ -82,20 +83,37 @@ def scorer(options: argparse.Namespace, encoder: str, **more: Any) -> MAPSS:
     if options.bank_size is not None:
         for kind in ("separation", "match"):
             more.setdefault(f"{kind}_bank", DistortionBank(kind, size=options.bank_size))
-    return MAPSS(loaded, decomposition_encoder=loaded, convention=options.convention, **more)
+    pair_encoder = pair_encoder_of(encoder, loaded)
+    return MAPSS(loaded, decomposition_encoder=pair_encoder, convention=options.convention, **more)
+
+
+def pair_encoder_of(encoder: str, loaded: Encoder) -> Encoder | str:
+    """What clearance and fidelity read: of ``mel`` the default, whose window is their own."""
+    return encoder if encoder == "mel" else loaded
 
 
 def shown(encoder: str) -> str:
-    """An encoder in rows and tables: a folder or hub id by its last part."""
-    return Path(encoder).name
+    """An encoder in rows and tables: folders and hub ids by their last part."""
+    return "+".join(Path(part).name for part in encoder.split("+"))
 
 
 def load(encoder: str, device: str | None = None) -> Encoder:
     """An encoder by its name, a folder or hub id; ``NAME@LAYER`` names its layer.
 
+    Front ends made of others (`front_ends.py`): ``NAME@LAYER:KIND`` and ``NAME+NAME``.
+
     Raises:
         SystemExit: its weights are not at hand.
     """
+    import front_ends
+
+    if "+" in encoder:
+        return CustomEncoder(
+            front_ends.Joined(*(load(part, device) for part in encoder.split("+")))
+        )
+    plain, _, kind = encoder.rpartition(":")
+    if kind in front_ends.FRONT_ENDS:
+        return CustomEncoder(front_ends.FRONT_ENDS[kind](load(plain, device)))
     name, _, layer = encoder.rpartition("@")
     name, layer = (name, layer) if name and layer.isdigit() else (encoder, "")
     try:

@@ -47,7 +47,8 @@ class Prepared(NamedTuple):
 def scorer(encoder: str, device: str | None = None) -> MAPSS:
     """A MAPSS whose pair reads ``encoder``, with the whole of PS's bank."""
     whole, loaded = DistortionBank("separation"), toolkit.load(encoder, device)
-    return MAPSS(loaded, decomposition_encoder=loaded, decomposition_bank=whole)
+    pair_encoder = toolkit.pair_encoder_of(encoder, loaded)
+    return MAPSS(loaded, decomposition_encoder=pair_encoder, decomposition_bank=whole)
 
 
 def prepared(mapss: MAPSS, references: Tensor) -> Prepared:

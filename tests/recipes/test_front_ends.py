@@ -1,0 +1,71 @@
+"""Front ends made of other encoders, and the pair as a loss under several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import random_whisper
+from recipe_scripts import recipe, voice, write
+
+from torch_mapss.evaluation import demo
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("weights") / "whisper"
+    random_whisper(max_source_positions=200).save_pretrained(folder)
+    return folder
+
+
+def test_channels_are_standardised_on_the_demo_voices(whisper):
+    encoder = recipe("toolkit").load(f"{whisper}@2:standardised")
+    waves, _ = demo.voices()
+    features = encoder(waves).flatten(0, 1)
+    torch.testing.assert_close(features.mean(0), torch.zeros(features.shape[-1]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(features.std(0), torch.ones(features.shape[-1]), atol=1e-4, rtol=0)
+
+
+def test_joined_encoders_have_equal_shares(whisper):
+    toolkit = recipe("toolkit")
+    waves, _ = demo.voices()
+    joined = toolkit.load(f"mel+{whisper}@1")(waves)
+    parts = [toolkit.load(f"{part}:standardised")(waves) for part in ("mel", f"{whisper}@1")]
+    means = [(part[0] - part[1]).square().mean(-1) for part in parts]
+    torch.testing.assert_close((joined[0] - joined[1]).square().sum(-1), means[0] + means[1])
+    assert toolkit.shown(f"mel+{whisper}@1") == "mel+whisper@1"
+
+
+def test_local_attention_does_not_see_far(whisper):
+    toolkit, reach = recipe("toolkit"), recipe("front_ends").REACH
+    wave = torch.stack([voice(120.0, 0, 2.0), voice(120.0, 0, 2.0)])
+    wave[1, 24000:] += 0.1 * voice(200.0, 1, 0.5)  # from frame 75 on
+    plain, local = (toolkit.load(f"{whisper}@1{kind}")(wave) for kind in ("", ":local"))
+    untouched = slice(0, 75 - reach - 2)
+    assert float((plain[0] - plain[1])[untouched].abs().max()) > 1e-4
+    torch.testing.assert_close(local[0, untouched], local[1, untouched], atol=1e-5, rtol=1e-4)
+    short = voice(120.0, 0, 0.15)[None]  # all within reach: the same encoder
+    same = [toolkit.load(f"{whisper}@1{kind}")(short) for kind in ("", ":local")]
+    torch.testing.assert_close(*same, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_separator_is_trained_under_several_encoders(whisper, tmp_path):
+    for place, talker in enumerate(("low", "high")):
+        for take in range(2):
+            wave = voice(110.0 * (place + 1) + 3 * take, 10 * place + take, 1.0)
+            write(tmp_path / "speech" / f"{talker}_{take}.wav", wave)
+    script, layer = recipe("losses"), f"{whisper}@1"
+    arguments = ["--speech", str(tmp_path / "speech"), "--out", str(tmp_path / "out")]
+    arguments += ["--target", "low", "--encoders", "mel", layer, "--seeds", "0", "1"]
+    arguments += ["--steps", "2", "--batch", "2", "--seconds", "0.4", "--pool", "2"]
+    arguments += ["--test-mixtures", "2", "--test-seconds", "0.6"]
+    rows = script.main(arguments)
+    assert len(rows) == 1 + 2 * 3
+    trained = {row["arm"]: row["clearance mel"] for row in rows.where(seed=1)}
+    assert len(set(trained.values())) == 3  # three losses, three separators
+    assert [*trained] == ["SI-SDR alone", "mel", "whisper@1"]
+    page = (tmp_path / "out" / "losses.md").read_text(encoding="utf-8")
+    assert "clearance whisper@1" in page
+    assert "Less `mel`, seed by seed" in page
