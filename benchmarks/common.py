@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,12 +12,32 @@ from torch import Tensor
 RATE = 16_000
 
 
-def voices(seconds: float, sources: int = 2) -> Tensor:
-    """(S, T) noise whose level swells and falls, another seed for every source."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    clock = torch.arange(round(seconds * RATE)) / RATE
-    level = 1.2 + torch.sin(clock * torch.arange(1, sources + 1)[:, None])
-    return 0.1 * level * torch.randn(sources, len(clock), generator=generator)
+def voices(
+    seconds: float, sources: int = 2, batch: int | None = None, rate: int = RATE, seed: int = 0
+) -> Tensor:
+    """Made-up voices: harmonics of a gliding pitch and a little breath, in syllables with pauses.
+
+    Args:
+        seconds: duration.
+        sources: S, each with a pitch and a pace of its own.
+        batch: B mixtures; None: one, without that dimension.
+        rate: Hz.
+        seed: of pitch, pace and breath.
+
+    Returns:
+        (S, T) or (B, S, T), at an RMS of about 0.05.
+    """
+    generator = torch.Generator("cpu").manual_seed(seed)
+    clock = torch.arange(round(seconds * rate)) / rate
+    count = sources * (batch or 1)
+    draws = torch.rand(5, count, 1, generator=generator)
+    pitch = 90.0 * 2.0 ** (2.0 * draws[0])
+    glide = clock + 0.02 * torch.sin(math.tau * (0.5 + draws[1]) * clock)
+    tone = sum((math.tau * k * pitch * glide).sin() / k for k in range(1, 13))
+    breath = 0.1 * torch.randn(count, len(clock), generator=generator)
+    syllables = torch.sin(math.tau * ((1.5 + draws[2]) * clock + draws[3])).clamp(min=-0.2) + 0.2
+    waves = 0.1 * syllables * (tone + breath)
+    return waves if batch is None else waves.unflatten(0, (batch, sources))
 
 
 def leaky(references: Tensor, gain: float = 0.2) -> Tensor:

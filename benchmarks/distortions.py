@@ -10,20 +10,11 @@ import argparse
 import math
 
 import torch
-from common import least_time, table
+from common import least_time, table, voices
 from torch import Tensor
 
 from torch_mapss import distortions
 from torch_mapss.distortions import DistortionBank
-
-
-def references(sources: int, seconds: float, rate: int) -> Tensor:
-    """Noise bursts, (S, T) float32."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    length = round(seconds * rate)
-    clock = torch.arange(length) / rate
-    noise = torch.randn(sources, length, generator=generator)
-    return 0.07 * noise * (0.01 + (torch.sin(2 * math.pi * 2 * clock) > 0))
 
 
 def print_times(waves: Tensor, rate: int, rounds: int) -> None:
@@ -86,7 +77,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    waves = references(options.sources, options.seconds, options.rate)
+    waves = voices(options.seconds, options.sources, rate=options.rate)
     print(f"{options.sources} sources, {options.seconds:g} s at {options.rate} Hz, one thread:\n")
     print_times(waves, options.rate, options.rounds)
     print_errors(options.rate)

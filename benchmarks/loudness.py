@@ -15,7 +15,7 @@ import math
 import numpy as np
 import pyloudnorm
 import torch
-from common import least_time, table
+from common import least_time, table, voices
 from scipy import signal
 from torch import Tensor
 
@@ -47,13 +47,9 @@ def oracle(wave: Tensor, rate: int) -> Tensor:
 
 
 def signals(count: int, seconds: float, rate: int) -> Tensor:
-    """Bursts of low-passed noise with pauses, over 30 dB of level, float32."""
-    rng = np.random.default_rng(0)
-    t = np.arange(int(seconds * rate)) / rate
-    carrier = signal.lfilter([1], [1, -0.9], rng.standard_normal((count, len(t))))
-    syllables = np.clip(np.sin(2 * np.pi * (4 * t + rng.uniform(0, 1, (count, 1)))), 0, None)
-    level = 10 ** (-1.5 * np.arange(count) / count)
-    return torch.from_numpy(0.1 * level[:, None] * carrier * syllables).float()
+    """Voices with pauses, (N, T) over 30 dB of level."""
+    level = 10.0 ** (-1.5 * torch.arange(count) / count)
+    return level.unsqueeze(-1) * voices(seconds, count, rate=rate)
 
 
 def main() -> None:

@@ -23,8 +23,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 RATE = 16_000
 MODELS = {  # our encoder names -> the reference implementation's
     "waveform": "raw",
@@ -36,26 +34,6 @@ MODELS = {  # our encoder names -> the reference implementation's
     "hubert-large": "hubert",
     "hubert-base": "hubert_base",
 }
-
-
-def synthetic(seconds: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Estimates and references (2, T): voiced syllables of two pitches; estimates leak and hiss."""
-    rng = np.random.default_rng(seed)
-    t = np.arange(round(seconds * RATE)) / RATE
-    references = np.stack([_voice(t, 120.0, 3.1, rng), _voice(t, 210.0, 4.3, rng)])
-    hiss = 0.005 * rng.standard_normal(references.shape)
-    estimates = references + np.array([[0.15], [0.3]]) * references[::-1] + hiss
-    return estimates.astype(np.float32), references.astype(np.float32)
-
-
-def _voice(t: np.ndarray, pitch: float, syllables: float, rng: np.random.Generator) -> np.ndarray:
-    """Twelve harmonics of a gliding pitch under a syllabic envelope, and a little breath."""
-    glide = pitch * (1.0 + 0.1 * np.sin(2 * np.pi * 0.7 * t))
-    phase = 2 * np.pi * np.cumsum(glide) / RATE
-    wave = 0.05 * rng.standard_normal(len(t))
-    for harmonic in range(1, 13):
-        wave += np.sin(harmonic * phase + rng.uniform(0.0, 2 * np.pi)) / harmonic
-    return 0.1 * (0.25 + 0.75 * np.sin(np.pi * syllables * t) ** 2) * wave
 
 
 # ------------------------------------------------------------------ the two sides, each a process
@@ -152,12 +130,14 @@ def run_side(side: str, python: str, job: dict[str, Any], folder: Path) -> dict[
 def write_synthetic(folder: Path, seconds: float) -> dict[str, list[str]]:
     """The synthetic mixture as float wave files, which both sides read."""
     import soundfile
+    from common import leaky, voices  # loads torch, which each side does on its own clock
 
+    references = voices(seconds)
     job: dict[str, list[str]] = {}
-    for name, waves in zip(("estimates", "references"), synthetic(seconds), strict=True):
-        job[name] = [str(folder / f"{name}_{i}.wav") for i in range(len(waves))]
+    for name, waves in {"estimates": leaky(references), "references": references}.items():
+        job[name] = [str(folder / f"{name}_{index}.wav") for index in range(len(waves))]
         for path, wave in zip(job[name], waves, strict=True):
-            soundfile.write(path, wave, RATE, subtype="FLOAT")
+            soundfile.write(path, wave.numpy(), RATE, subtype="FLOAT")
     return job
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RATE, forget_peak, leaky, least_time, resident, table
+from common import forget_peak, leaky, least_time, resident, table, voices
 from torch import Tensor
 
 from torch_mapss import DecompositionLoss, DistortionBank, MAPSSLoss
@@ -41,17 +41,6 @@ LOSSES: dict[str, Callable[[], PerceptualLoss]] = {
     "clearance and fidelity": lambda: DecompositionLoss(encoder="mel"),
     "clearance and fidelity, 100 frames": lambda: DecompositionLoss(encoder="mel", frames=100),
 }
-
-
-def voices(batch: int, seconds: float) -> Tensor:
-    """(B, 2, T) harmonic tones that swell and fall, with a little noise."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    clock = torch.arange(round(seconds * RATE)) / RATE
-    pitch = 100 + 300 * torch.rand(batch, 2, 1, generator=generator)
-    swell = 2 + 3 * torch.rand(batch, 2, 1, generator=generator)
-    tone = sum((math.tau * k * pitch * clock).sin() / k for k in range(1, 8))
-    noise = torch.randn(batch, 2, len(clock), generator=generator)
-    return 0.05 * (0.3 + (math.tau * swell * clock).sin().square()) * tone + 0.002 * noise
 
 
 class Step:
@@ -143,8 +132,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{options.batch} mixtures of two, {options.seconds:g} s, one thread.\n", flush=True)
-    print(costs(voices(options.batch, options.seconds)), flush=True)
-    references = voices(4, 2.0)
+    print(costs(voices(options.seconds, batch=options.batch)), flush=True)
+    references = voices(2.0, batch=4)
     print("\nA smaller bank is another measure: its values lie elsewhere, their order is kept.\n")
     print(smaller_banks(references), flush=True)
     print(f"\n{fewer_frames(references)}")
