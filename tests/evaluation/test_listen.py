@@ -315,11 +315,16 @@ def test_ratings_of_another_test_are_refused(folder, tmp_path, capsys):
         ("t-q,p01,C1,x\n", "line 2: rating_score"),
         ("t-q,p01,C1,5\nt-q,p01,C1,101\n", "line 3: rating_score"),
         ("t-q,p77,C1,5\n", "'p77'"),
+        ("", "holds no rating"),
     ],
 )
 def test_ratings_that_are_none(made, folder, tmp_path, capsys, text, message):
+    for name in ("ratings.csv", "ratings_listeners.csv"):
+        (made / name).unlink(missing_ok=True)
     (path := tmp_path / "mushra.csv").write_text(f"{HEADER.format('')}\n{text}")
     command = ["listen", str(folder), "--ratings", str(path), "--out"]
     for out, told in ((made, message), (folder, "stimuli.csv")):  # where there is no key
         assert cli.main([*command, str(out)]) == 2
         assert told in capsys.readouterr().err
+    assert not (made / "ratings.csv").exists()
+    assert not (made / "ratings_listeners.csv").exists()

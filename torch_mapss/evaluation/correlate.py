@@ -33,6 +33,7 @@ from torch_mapss.evaluation import correlation_stats as stats
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.correlation_stats import METHODS, CorrelationSettings
 from torch_mapss.evaluation.correlation_tables import Correlation, is_turned
+from torch_mapss.evaluation.csv_input import read_csv_table
 from torch_mapss.evaluation.ratings import KEYS, Stimuli, join, load_ratings
 from torch_mapss.evaluation.results import load_results
 from torch_mapss.evaluation.significance import FEW, holm
@@ -199,10 +200,10 @@ def scored_outputs(
 def _rival_scores(path: str | os.PathLike[str]) -> DataFrame:
     """The columns of numbers in a table of other measures, by output."""
     content = "a table of other measures"
-    texts = io.read_table(path, _OUTPUT, content=content)
+    texts = read_csv_table(path, _OUTPUT, content=content)
     with_digits = [name for name in texts if texts[name].str.contains(r"\d").any()]
     measures = [str(name) for name in with_digits if name not in (*_OUTPUT, "source")]
-    table = io.read_table(path, _OUTPUT, measures, content)
+    table = read_csv_table(path, _OUTPUT, measures, content)
     return table[measures].set_axis(_output_keys(table), axis=0)
 
 

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch_mapss.core.checks import warn_user
-from torch_mapss.evaluation import io
+from torch_mapss.evaluation.csv_input import read_csv_table
+from torch_mapss.evaluation.io import listed, shown
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 RATING_COLUMNS = (
     *("dataset", "track", "source", "system", "question", "role", "mean_rating", "n_ratings"),
@@ -49,55 +50,74 @@ def read_ratings(paths: Sequence[str | os.PathLike[str]]) -> DataFrame:
     """
     import pandas
 
-    tables = []
-    for path in paths:
-        needed = (*_CELL, "rating_score")
-        table = io.read_table(path, needed, needed[-1:], "the mushra.csv of webMUSHRA")
-        outside = table["rating_score"][~table["rating_score"].between(0.0, 100.0)]
-        if len(outside):
-            raise ValueError(
-                f"{io.shown(path)!r}, line {outside.index[0]}: rating_score must be a number from "
-                f"0 to 100, got {outside.iloc[0]:g}."
-            )
-        form = table.drop(columns=[*_OF_A_RATING], errors="ignore")
-        answers = ["/".join(row) for row in form.to_numpy()]
-        uuid = table.get("session_uuid", "")
-        table = table[[*_CELL, "rating_score"]]
-        tables.append(table.assign(form=answers, uuid=uuid, file=io.shown(path)))
-    given = pandas.concat(tables, ignore_index=True)
-    unique, filled = given["uuid"] != "", given["form"] != ""
-    given["listener"] = given["uuid"].where(unique, given["form"].where(filled, given["file"]))
-    number = given.groupby(["listener", *_CELL]).cumcount() + 1
-    if again := int((unique & (number > 1)).sum()):
-        warn_user(
-            f"{again} ratings were given again by the same session_uuid; a listener counts once, "
-            "with the mean."
+    ratings = pandas.concat([_read_file(path) for path in paths], ignore_index=True)
+    if ratings.empty:
+        raise ValueError(
+            f"{listed([repr(shown(path)) for path in paths], 3)} holds no rating: expected the "
+            "mushra.csv of webMUSHRA, with a row for every rating that a listener gave."
         )
-    other = ~unique & (number > 1)
-    given.loc[other, "listener"] += " (" + number[other].astype(str) + ")"
-    alike = given[other & filled].drop_duplicates("listener")
-    if len(alike):
-        warn_user(
-            f"{len(alike)} sessions have the same answers in the form as one before them (first "
-            f"{alike['form'].iloc[0]!r}) and rate the same pages: they count as listeners of their "
-            "own. A column session_uuid would tell."
-        )
-    given["question"] = given["session_test_id"].str.split("-").str[-1]
+    ratings["listener"] = _listeners(ratings)
+    ratings["question"] = ratings["session_test_id"].str.split("-").str[-1]
     names = {"trial_id": "page", "rating_stimulus": "condition", "rating_score": "score"}
-    return given.rename(columns=names)[["question", *names.values(), "listener"]]
+    return ratings.rename(columns=names)[["question", *names.values(), "listener"]]
+
+
+def _read_file(path: str | os.PathLike[str]) -> DataFrame:
+    """The ratings of a file, with ``uuid`` and answers in the ``form``, empty where there are none.
+
+    Raises:
+        ValueError: as :func:`read_ratings`.
+    """
+    needed = (*_CELL, "rating_score")
+    table = read_csv_table(path, needed, needed[-1:], "the mushra.csv of webMUSHRA")
+    outside = table["rating_score"][~table["rating_score"].between(0.0, 100.0)]
+    if len(outside):
+        raise ValueError(
+            f"{shown(path)!r}, line {outside.index[0]}: rating_score must be a number from "
+            f"0 to 100, got {outside.iloc[0]:g}."
+        )
+    form = table.drop(columns=[*_OF_A_RATING], errors="ignore")
+    answers = ["/".join(row) for row in form.to_numpy()]
+    uuid = table.get("session_uuid", "")
+    return table[[*needed]].assign(form=answers, uuid=uuid, file=shown(path))
+
+
+def _listeners(ratings: DataFrame) -> Series:
+    """Who gave each rating."""
+    has_uuid, has_form = ratings["uuid"] != "", ratings["form"] != ""
+    answers = ratings["form"].where(has_form, ratings["file"])
+    listeners = ratings["uuid"].where(has_uuid, answers)
+    cells = ratings[_CELL].assign(listener=listeners)
+    number = cells.groupby(["listener", *_CELL]).cumcount() + 1
+    if repeated := int((has_uuid & (number > 1)).sum()):
+        warn_user(
+            f"{repeated} ratings were given again by the same session_uuid; a listener counts "
+            "once, with the mean."
+        )
+    another = ~has_uuid & (number > 1)  # the same answers: somebody else's session
+    listeners = listeners.mask(another, listeners + " (" + number.astype(str) + ")")
+    same_form = ratings.assign(listener=listeners)[another & has_form]
+    same_form = same_form.drop_duplicates("listener")
+    if len(same_form):
+        warn_user(
+            f"{len(same_form)} sessions have the same answers in the form as one before them "
+            f"(first {same_form['form'].iloc[0]!r}) and rate the same pages: they count as "
+            "listeners of their own. A column session_uuid would tell."
+        )
+    return listeners
 
 
 def read_key(path: str | os.PathLike[str]) -> DataFrame:
     """The rows of ``stimuli.csv``, the key of a test.
 
     Raises:
-        FileNotFoundError, ValueError: as :func:`torch_mapss.evaluation.io.read_table`.
+        FileNotFoundError, ValueError: as :func:`torch_mapss.evaluation.csv_input.read_csv_table`.
     """
     needed = ("page", "condition", "mixture_id", "source", "system", "role")
     content = "the stimuli.csv of a listening test"
-    key = io.read_table(path, needed, content=content)
+    key = read_csv_table(path, needed, content=content)
     if key.empty:
-        raise ValueError(f"{io.shown(path)!r} should be {content}, but has no rows.")
+        raise ValueError(f"{shown(path)!r} should be {content}, but has no rows.")
     return key
 
 
@@ -119,11 +139,11 @@ def rating_tables(ratings: DataFrame, key: DataFrame) -> tuple[DataFrame, DataFr
 
     pages = key.drop_duplicates("page")
     anchors = [pages.assign(condition=n, system=n, role=role) for n, role in _ANCHORS.items()]
-    known = pandas.concat([key, *anchors]).rename(columns={"mixture_id": "track"})
+    conditions = pandas.concat([key, *anchors]).rename(columns={"mixture_id": "track"})
     stimulus, cell = ["track", "source", "system", "role"], ["page", "condition"]
-    known = known.drop_duplicates(cell)[[*cell, *stimulus]]
-    given = ratings.merge(known, how="left", on=cell)
-    if unknown := given.loc[given["track"].isna(), cell].to_numpy().tolist():
+    conditions = conditions.drop_duplicates(cell)[[*cell, *stimulus]]
+    named = ratings.merge(conditions, how="left", on=cell)
+    if unknown := named.loc[named["track"].isna(), cell].to_numpy().tolist():
         raise ValueError(
             f"page {unknown[0][0]!r}, condition {unknown[0][1]!r} is not in the key, whose pages "
             f"begin with {mark_of(key)!r}: the ratings are of another test. Give the stimuli.csv "
@@ -131,16 +151,16 @@ def rating_tables(ratings: DataFrame, key: DataFrame) -> tuple[DataFrame, DataFr
         )
     trial = ["question", "page", "listener"]
     # The same page rated again is another trial.
-    trial = [*trial, given.groupby([*trial, "condition"]).cumcount()]
-    scores = given.groupby(trial)["score"]
+    trial = [*trial, named.groupby([*trial, "condition"]).cumcount()]
+    scores = named.groupby(trial)["score"]
     low, high = scores.transform("min"), scores.transform("max")
-    given["norm"] = (100.0 * (given["score"] - low) / (high - low)).where(high > low)
+    named["norm"] = (100.0 * (named["score"] - low) / (high - low)).where(high > low)
     stimulus = ["question", *stimulus]
-    single = given.groupby([*stimulus, "listener"], sort=False)[["score", "norm"]].mean()
+    single = named.groupby([*stimulus, "listener"], sort=False)[["score", "norm"]].mean()
     means = {"mean_rating": ("score", "mean"), "n_ratings": ("score", "size")}
     means |= {"std": ("score", "std"), "median_rating": ("score", "median")}
     means |= {"mean_norm": ("norm", "mean"), "median_norm": ("norm", "median")}
-    over = single.groupby(stimulus, sort=False).agg(**means)
+    over_listeners = single.groupby(stimulus, sort=False).agg(**means)
     listeners = single.rename(columns={"score": "rating"}).reset_index()
-    stimuli = over.reset_index().assign(dataset="listening")
+    stimuli = over_listeners.reset_index().assign(dataset="listening")
     return stimuli[[*RATING_COLUMNS]], listeners[[*LISTENER_COLUMNS]]

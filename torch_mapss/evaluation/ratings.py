@@ -1,8 +1,8 @@
 """Ratings by listeners, and which stimulus of a results folder each belongs to.
 
-A ratings table is a CSV file with one row per stimulus and question, in the columns of `COLUMNS`
-(others can be named). Stimuli are known by track (the manifest's ``mixture_id``), system and
-source; names that differ in their Unicode form alone are the same.
+A ratings table is a CSV file with one row per stimulus and question, in the columns of
+:data:`READ_COLUMNS` (others can be named). Stimuli are known by track (the manifest's
+``mixture_id``), system and source; names that differ in their Unicode form alone are the same.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from torch_mapss.evaluation import io
+from torch_mapss.evaluation.csv_input import read_csv_table
+from torch_mapss.evaluation.io import listed, same_name, shown
 from torch_mapss.evaluation.manifest import CONTROL
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-COLUMNS = ("track", "system", "source", "question", "role", "scenario", "rating")
+READ_COLUMNS = ("track", "system", "source", "question", "role", "scenario", "rating")
 """What a rating is known by; the file's own names by default, ``rating`` is ``mean_rating``."""
 
 KEYS = ("scenario", "question", "track", "source", "system")
 """What tells stimuli and their questions apart."""
 
-_NAMES = ["track", "system", "source"]
+_STIMULUS = ["track", "system", "source"]
+# What stands in columns that a file lacks.
+_DEFAULTS = {"source": "", "question": "rating", "role": "system", "scenario": "all"}
 
 
 class Stimuli(NamedTuple):
     """Ratings, and, once they are joined, the columns of their outputs."""
 
-    table: DataFrame  # `KEYS`, is_system (no hidden reference, no anchor), rating, cluster
+    table: DataFrame  # `KEYS`, is_system (not a hidden reference or anchor), rating, cluster
     notes: tuple[str, ...] = ()  # what was averaged, matched by guess, left out
 
 
@@ -43,9 +46,10 @@ def load_ratings(
     """Read a table of ratings, higher is better.
 
     Args:
-        path: a CSV file with a header, see :func:`torch_mapss.evaluation.io.read_table`.
-        columns: names of the file's columns where they are not those of `COLUMNS`, e.g.
-            ``{"track": "item", "rating": "mos"}``. ``source``, ``question``, ``role`` and
+        path: a CSV file with a header, see
+            :func:`torch_mapss.evaluation.csv_input.read_csv_table`.
+        columns: names of the file's columns where they are not those of :data:`READ_COLUMNS`,
+            e.g. ``{"track": "item", "rating": "mos"}``. ``source``, ``question``, ``role`` and
             ``scenario`` may be absent.
         cluster: column of what is resampled together, e.g. ``"talker"``.
 
@@ -57,30 +61,16 @@ def load_ratings(
         ValueError: no such columns, a rating that is no number, no rating at all, or rows of one
             stimulus in two clusters.
     """
-    from pandas import DataFrame
-
-    unknown = sorted({*(columns or {})} - {*COLUMNS})
+    unknown = sorted({*(columns or {})} - {*READ_COLUMNS})
     if unknown:
-        raise ValueError(f"columns must be of {', '.join(COLUMNS)}, got {', '.join(unknown)}.")
-    names = {name: name for name in COLUMNS} | {"rating": "mean_rating"} | dict(columns or {})
+        raise ValueError(f"columns must be of {', '.join(READ_COLUMNS)}, got {', '.join(unknown)}.")
+    names = {name: name for name in READ_COLUMNS} | {"rating": "mean_rating"} | dict(columns or {})
     cluster = names.get(cluster, cluster)
-    needed = [names[name] for name in ("track", "system", "rating", *(columns or {}))]
-    content = "a table of ratings (--columns track=item says which column is which)"
-    read = io.read_table(path, [*dict.fromkeys([*needed, cluster])], [names["rating"]], content)
-    if read.empty:
-        raise ValueError(f"{io.shown(path)!r} holds no rating.")
-    absent = {"source": "", "question": "rating", "role": "system", "scenario": "all"}
-    table = DataFrame({name: read.get(names[name], absent.get(name)) for name in COLUMNS})
-    table["cluster"] = read[cluster].astype(str)
-    for name in table.columns.drop("rating"):
-        table[name] = table[name].str.strip().map(io.same_name)
-    table["scenario"] = table["scenario"].replace("", "all")
-    table["system"] = table["system"].str.removeprefix(CONTROL)
-    table["is_system"] = table.pop("role") == "system"
-    wrong = table.index[~np.isfinite(table["rating"]) | (table["cluster"] == "")]
-    if len(wrong):
+    table = _read(path, names, [*(columns or {})], cluster)
+    invalid = table.index[~np.isfinite(table["rating"]) | (table["cluster"] == "")]
+    if len(invalid):
         raise ValueError(
-            f"{io.shown(path)!r}, line {wrong[0]}: expected a rating, a finite number, and a "
+            f"{shown(path)!r}, line {invalid[0]}: expected a rating, a finite number, and a "
             f"cluster ({cluster!r}). Leave rows without them out."
         )
     stimuli = table.groupby([*KEYS, "is_system"], sort=False)
@@ -91,9 +81,38 @@ def load_ratings(
             f"several for {dict(zip(KEYS, several.index[several][0]))}."
         )
     merged = stimuli.agg({"rating": "mean", "cluster": "first"}).reset_index()
-    again = len(table) - len(merged)
-    note = f"{again} rows repeated a stimulus and question, and were averaged"
-    return Stimuli(merged, (note,) if again else ())
+    repeated = len(table) - len(merged)
+    note = f"{repeated} rows repeated a stimulus and question, and were averaged"
+    return Stimuli(merged, (note,) if repeated else ())
+
+
+def _read(
+    path: str | os.PathLike[str], names: Mapping[str, str], renamed: Sequence[str], cluster: str
+) -> DataFrame:
+    """The rows of a file: `KEYS`, rating, cluster and is_system.
+
+    Args:
+        path: of the file.
+        names: the file's column for each of :data:`READ_COLUMNS`.
+        renamed: those that the user named, which must be there.
+        cluster: the file's column of clusters.
+    """
+    from pandas import DataFrame
+
+    required = [names[name] for name in ("track", "system", "rating", *renamed)]
+    content = "a table of ratings (--columns track=item says which column is which)"
+    columns = [*dict.fromkeys([*required, cluster])]
+    rows = read_csv_table(path, columns, [names["rating"]], content)
+    if rows.empty:
+        raise ValueError(f"{shown(path)!r} holds no rating.")
+    filled = {name: rows.get(names[name], _DEFAULTS.get(name)) for name in READ_COLUMNS}
+    table = DataFrame(filled).assign(cluster=rows[cluster].astype(str))
+    for name in table.columns.drop("rating"):
+        table[name] = table[name].str.strip().map(same_name)
+    table["scenario"] = table["scenario"].replace("", "all")
+    table["system"] = table["system"].str.removeprefix(CONTROL)
+    table["is_system"] = table.pop("role") == "system"
+    return table
 
 
 def join(
@@ -107,7 +126,7 @@ def join(
 
     Sources have the same name in both, or the one that ``sources`` says. Failing that, names are
     compared word by word (``ref_bass`` is ``bass``), and a track with one source left on each side
-    has those two paired; what was paired so is told in the notes.
+    has those two matched; what was matched so is told in the notes.
 
     Args:
         outputs: ``track``, ``system``, ``source`` and any columns, as scores; a row per output.
@@ -118,64 +137,84 @@ def join(
     Raises:
         ValueError: not one rating found its scores.
     """
-    import pandas
-
-    outputs = outputs.assign(**{n: outputs[n].map(io.same_name) for n in _NAMES})
-    control = outputs["system"].str.startswith(CONTROL)
-    # First the systems: one of the same name as a control is the one that is meant.
-    scored = pandas.concat([outputs[~control], outputs[control & controls]])
-    scored["system"] = scored["system"].str.removeprefix(CONTROL)
-    wanted = ratings.table[controls | ratings.table["is_system"]]
-    mapping = {io.same_name(k): io.same_name(v) for k, v in (sources or {}).items()}
-    rated = wanted.groupby("track")["source"].unique()
-    names: dict[tuple[str, str], str] = {}
-    guessed: Counter[tuple[str, str]] = Counter()
-    for track, own in scored.groupby("track", sort=False)["source"]:
-        pairs, guesses = match_names(list(own.unique()), list(rated.get(track, ())), mapping)
-        names |= {(str(track), found): rate for found, rate in pairs.items()}
-        guessed.update(guesses.items())
-    scored["source"] = [names.get(key) for key in zip(scored["track"], scored["source"])]
-    scored = scored.dropna(subset="source").drop_duplicates(_NAMES)
-    merged = wanted.merge(scored, on=_NAMES, how="left", indicator="_found")
-    stimuli = merged[merged["_found"] == "both"].drop(columns="_found").reset_index(drop=True)
+    rated = ratings.table[controls | ratings.table["is_system"]]
+    scored, guesses = _with_rated_sources(_scored_stimuli(outputs, controls), rated, sources or {})
+    merged = rated.merge(scored, on=_STIMULUS, how="left", indicator="_match")
+    stimuli = merged[merged["_match"] == "both"].drop(columns="_match").reset_index(drop=True)
     if stimuli.empty:
         raise ValueError(
-            f"no rating belongs to a scored output. The results have {_some(outputs)}; the ratings "
-            f"{_some(ratings.table)}. Name sources with --source-map FOUND=RATED, take other "
-            "columns with --columns, or keep references and anchors (in Python, controls=True)."
+            f"no rating belongs to a scored output. The results have {_names_of(outputs)}; the "
+            f"ratings {_names_of(ratings.table)}. Name sources with --source-map FOUND=RATED, take "
+            "other columns with --columns, or keep references and anchors (in Python, "
+            "controls=True)."
         )
     notes = [
-        f"source {found!r} of the results taken as {rate or 'the rated one'!r} in {count} "
+        f"source {source!r} of the results taken as {rated_source or 'the rated one'!r} in {count} "
         "track(s); say otherwise with --source-map"
-        for (found, rate), count in guessed.items()
+        for (source, rated_source), count in guesses.items()
     ]
-    lost = merged[merged["_found"] != "both"]
+    lost = merged[merged["_match"] != "both"]
     if len(lost):
-        example = ", ".join(f"{name} {lost[name].iloc[0]!r}" for name in _NAMES)
+        example = ", ".join(f"{name} {lost[name].iloc[0]!r}" for name in _STIMULUS)
         notes.append(f"{len(lost)} of {len(merged)} ratings have no scored output, e.g. {example}")
     return Stimuli(stimuli, (*notes, *ratings.notes))
 
 
+def _scored_stimuli(outputs: DataFrame, controls: bool) -> DataFrame:
+    """Outputs under the names that ratings use, controls after systems or left out."""
+    import pandas
+
+    outputs = outputs.assign(**{name: outputs[name].map(same_name) for name in _STIMULUS})
+    control = outputs["system"].str.startswith(CONTROL)
+    # Systems come first: where a control has the name of a system, the system is meant.
+    scored = pandas.concat([outputs[~control], outputs[control & controls]])
+    return scored.assign(system=scored["system"].str.removeprefix(CONTROL))
+
+
+def _with_rated_sources(
+    scored: DataFrame, rated: DataFrame, sources: Mapping[str, str]
+) -> tuple[DataFrame, Counter[tuple[str, str]]]:
+    """Outputs whose sources have the names of the ratings, and how often each was guessed."""
+    mapping = {same_name(name): same_name(rated_name) for name, rated_name in sources.items()}
+    rated_sources = rated.groupby("track")["source"].unique()
+    names: dict[tuple[str, str], str] = {}
+    guesses: Counter[tuple[str, str]] = Counter()
+    for track, track_sources in scored.groupby("track", sort=False)["source"]:
+        wanted = list(rated_sources.get(track, ()))
+        matched, guessed = match_names(list(track_sources.unique()), wanted, mapping)
+        names |= {(str(track), name): rated_name for name, rated_name in matched.items()}
+        guesses.update(guessed.items())
+    keys = zip(scored["track"], scored["source"])
+    scored = scored.assign(source=[names.get(key) for key in keys])
+    return scored.dropna(subset="source").drop_duplicates(_STIMULUS), guesses
+
+
 def match_names(
-    found: Sequence[str], rated: Sequence[str], mapping: Mapping[str, str]
+    scored: Sequence[str], rated: Sequence[str], mapping: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Sources of the results -> sources of the ratings; and those of them that were guessed."""
-    pairs = {name: mapping.get(name, name) for name in found}
-    pairs = {name: rate for name, rate in pairs.items() if rate in rated}
-    left = [name for name in rated if name not in pairs.values()]
-    unpaired = [name for name in found if name not in pairs and name not in mapping]
+    mapped = {name: mapping.get(name, name) for name in scored}
+    matched = {name: rated_name for name, rated_name in mapped.items() if rated_name in rated}
+    unmatched = [name for name in scored if name not in matched and name not in mapping]
     guessed: dict[str, str] = {}
-    for rate in left:
-        alike = [n for n in unpaired if rate and rate.lower() in re.split(r"[\W_]+", n.lower())]
-        if len(alike) == 1:
-            guessed[alike[0]] = rate
-            unpaired.remove(alike[0])
-    left = [name for name in left if name not in guessed.values()]
-    if len(left) == 1 and len(unpaired) == 1:
-        guessed[unpaired[0]] = left[0]
-    return {**pairs, **guessed}, guessed
+    for rated_name in rated:
+        if rated_name in matched.values() or not rated_name:
+            continue
+        similar = [name for name in unmatched if rated_name.lower() in _words(name)]
+        if len(similar) == 1:
+            guessed[similar[0]] = rated_name
+            unmatched.remove(similar[0])
+    taken = {*matched.values(), *guessed.values()}
+    unrated = [rated_name for rated_name in rated if rated_name not in taken]
+    if len(unrated) == 1 and len(unmatched) == 1:
+        guessed[unmatched[0]] = unrated[0]
+    return {**matched, **guessed}, guessed
 
 
-def _some(table: DataFrame) -> str:
-    found = (f"{n}s {io.listed(map(repr, table[n].unique()), 3)}" for n in _NAMES)
-    return ", ".join(found)
+def _words(name: str) -> list[str]:
+    return re.split(r"[\W_]+", name.lower())
+
+
+def _names_of(table: DataFrame) -> str:
+    texts = (f"{name}s {listed(map(repr, table[name].unique()), 3)}" for name in _STIMULUS)
+    return ", ".join(texts)

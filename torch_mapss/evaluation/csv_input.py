@@ -1,0 +1,167 @@
+"""Tables of other people's: CSV files, also those that a spreadsheet program has saved again."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import os
+import re
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch_mapss.evaluation.io import listed, shown
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+_SEPARATORS = ",;\t"
+# Excel states the separator of a file in its first line.
+_STATED = re.compile(rf'"?sep=([{_SEPARATORS}])"?\r?\n', re.IGNORECASE)
+
+
+class TableError(ValueError):
+    """A file is not the table that it should be; says which file, where and why."""
+
+
+def read_csv_table(
+    path: str | os.PathLike[str],
+    required: Sequence[str] = (),
+    numbers: Sequence[str] = (),
+    content: str = "a table",
+) -> DataFrame:
+    """Read a CSV file with a header by pandas, and refuse what pandas would misread.
+
+    UTF-8 with or without a byte order mark, or UTF-16 with one; columns separated by commas,
+    semicolons or tabs, also with a first line ``sep=;``; decimal commas where columns are not
+    separated by commas.
+
+    Args:
+        path: of the file.
+        required: columns that must be there.
+        numbers: columns of float64, NaN where blank or "nan"; all others are text.
+        content: what the file should be, for messages.
+
+    Returns:
+        A row per line, blank lines left out; its index ("line") is the number of the row as a
+        spreadsheet counts it, the header's being 1, for messages about values.
+
+    Raises:
+        FileNotFoundError: no such file.
+        TableError: a ValueError; it cannot be read so. Names the file, line and cause.
+    """
+    try:
+        text = _decoded(path)
+        stated = _STATED.match(text)
+        body = text[stated.end() :] if stated else text
+        separator = stated[1] if stated else _separator(body, required)
+        table = _with_header(_cells(body, separator, 2 if stated else 1), required)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{shown(path)!r} is not there; it should be {content}.") from None
+    except TableError as problem:
+        raise TableError(f"{shown(path)!r} should be {content}, but {problem}.") from None
+    for name in table.columns.intersection([*numbers]):
+        try:
+            table[name] = _as_numbers(table[name], decimal_comma=separator != ",")
+        except TableError as problem:
+            raise TableError(f"{shown(path)!r}, {problem}") from None
+    return table
+
+
+def _decoded(path: str | os.PathLike[str]) -> str:
+    """The file's text."""
+    data = Path(path).read_bytes()
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        text = data.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = 1 + data[: error.start].count(b"\n")
+        raise TableError(f"line {line} is not UTF-8: save it as UTF-8 CSV") from None
+    if "\0" in text:
+        raise TableError("holds zero bytes, as UTF-16 does: save it as UTF-8 CSV")
+    return text
+
+
+def _separator(text: str, required: Sequence[str]) -> str:
+    """The sign that gives the header most of the required names, then most cells."""
+    lines = (line for line in text.splitlines() if line.strip(_SEPARATORS + " "))
+    header = next(lines, "")
+
+    def quality(sign: str) -> tuple[int, int]:
+        names = [name.strip() for name in next(csv.reader([header], delimiter=sign), [])]
+        return len({*names} & {*required}), len(names)
+
+    return max(_SEPARATORS, key=quality)
+
+
+def _cells(text: str, separator: str, first_line: int) -> DataFrame:
+    """All rows with content as text, numbered as a spreadsheet does from ``first_line``."""
+    import pandas
+
+    most = max((line.count(separator) for line in text.splitlines()), default=0) + 1
+    try:
+        cells = pandas.read_csv(
+            StringIO(text, newline=""),
+            sep=separator,
+            header=None,
+            names=range(most),  # room for every row, so that pandas takes no column for an index
+            index_col=False,
+            dtype=str,
+            na_filter=False,
+            skip_blank_lines=False,
+        ).fillna("")
+    except pandas.errors.ParserError as error:
+        row = re.search(r"at row (\d+)", str(error))
+        line = f"line {int(row[1]) + first_line} " if row else ""
+        raise TableError(f"{line}cannot be read ({error})") from None
+    except pandas.errors.EmptyDataError:
+        raise TableError("is empty") from None
+    cells.index = pandas.RangeIndex(first_line, first_line + len(cells), name="line")
+    return cells[cells.apply(lambda column: column.str.strip() != "").any(axis=1)]
+
+
+def _with_header(cells: DataFrame, required: Sequence[str]) -> DataFrame:
+    """Rows under the names of the first one; columns without a name are left out."""
+    if cells.empty:
+        raise TableError("is empty")
+    header = cells.iloc[0].str.strip()
+    names = [name for name in header if name]
+    known = f" in its header: {listed(map(repr, names), 12)}"
+    if missing := [name for name in required if name not in names]:
+        raise TableError(f"lacks {', '.join(map(repr, missing))}{known}")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise TableError(f"has {twice[0]!r} twice{known}")
+    rows = cells.iloc[1:]
+    stripped = rows.apply(lambda column: column.str.strip())
+    width = int(header[header != ""].index[-1]) + 1
+    longer = stripped[(stripped.iloc[:, width:] != "").any(axis=1)]
+    if len(longer):
+        count = int((longer.iloc[0] != "").to_numpy().nonzero()[0][-1]) + 1
+        raise TableError(
+            f"line {longer.index[0]} has {count} cells and its header {width}: is a separator or "
+            "a quotation mark missing or too many?"
+        )
+    repeated = stripped[(stripped == header).all(axis=1)]
+    if len(repeated):
+        raise TableError(f"line {repeated.index[0]} is its header again: cut joined tables apart")
+    named = header.index[header != ""]
+    return rows[named].set_axis(names, axis=1)
+
+
+def _as_numbers(texts: Series, decimal_comma: bool) -> Series:
+    """float64 of a column, NaN where blank or "nan"."""
+    import pandas
+
+    plain = texts.str.strip().replace("", "nan")
+    plain = plain.str.replace(",", ".") if decimal_comma else plain
+    values = pandas.to_numeric(plain, errors="coerce")
+    wrong = values.isna() & plain.str.lower().ne("nan")
+    if wrong.any():
+        cell = texts[wrong.idxmax()]
+        comma = "," in cell
+        hint = " Decimal commas need columns separated by semicolons or tabs." if comma else ""
+        raise TableError(
+            f"line {wrong.idxmax()}: {texts.name} must be a number, got {cell!r}.{hint}"
+        )
+    return values.astype(float)
