@@ -38,7 +38,7 @@ _NAMES = {
     "training.losses": "DecompositionLoss ClearanceLoss FidelityLoss BleedLoss SeparationLoss "
     "MatchLoss MAPSSLoss",
     "training.curriculum": "FrameTrigger",
-    "metrics": "Clearance Fidelity Bleed PerceptualSeparation PerceptualMatch",
+    "metrics": "Clearance Fidelity Bleed PerceptualSeparation PerceptualMatch SourceScores",
     "evaluation.score": "evaluate",
     "evaluation.run": "evaluate_set",
     "evaluation.report": "Report",
@@ -74,6 +74,7 @@ if TYPE_CHECKING:  # the same, for type checkers
     from torch_mapss.metrics import Fidelity as Fidelity
     from torch_mapss.metrics import PerceptualMatch as PerceptualMatch
     from torch_mapss.metrics import PerceptualSeparation as PerceptualSeparation
+    from torch_mapss.metrics import SourceScores as SourceScores
     from torch_mapss.pipeline.bank import ReferenceBank as ReferenceBank
     from torch_mapss.pipeline.mapss import MAPSS as MAPSS
     from torch_mapss.pipeline.scores import ScoreBounds as ScoreBounds

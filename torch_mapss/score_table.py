@@ -138,6 +138,7 @@ _ALL = (
         "separation",
         "PS pooled",
         "PS pooled: the paper's PESQ-like pooling of PS over time, 1.085 to 1.315",
+        limits=(1.085, 1.315),
         frame_field="ps",
         pooling="pool_separation",
     ),

@@ -144,7 +144,7 @@ def test_every_field_counts_where_it_is_defined():
     assert trigger.update(found) is None  # no slope yet
     event = trigger.update(found)
     assert event.frames == {"clearance": 2, "fidelity": 1, "bleed_db": 1}
-    assert "slope of mean bleed in dB over 2 epochs is" in str(event)
+    assert "slope of mean bleed (dB) over 2 epochs is" in str(event)
     with pytest.raises(ValueError, match="not computed"):
         median().update(found)
 

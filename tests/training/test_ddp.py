@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from bursts import leaky, voices
-from test_metrics import Weighted, pair, small
+from stub_scorers import Weighted, leaking_pair, stub_scorer
 from torch import Tensor, distributed, nn
 from torchmetrics import MetricCollection
 
@@ -63,8 +63,8 @@ METHOD = "fork" if FORKS else "spawn"
 
 @pytest.fixture(scope="module")
 def sent() -> PerceptualSeparation:
-    metric = PerceptualSeparation(small(), keep_items=True)
-    metric.update(*pair(2))
+    metric = PerceptualSeparation(stub_scorer(), keep_items=True)
+    metric.update(*leaking_pair(2))
     return metric
 
 
@@ -89,7 +89,7 @@ SPLITS = {"split": ([[0, 1, 2], [3]], [[4, 5], [6]]), "empty": ([[0, 1, 2, 3], [
 
 
 def accumulated(batches: list[list[int]]) -> MetricCollection:
-    mapss, (preds, target) = small(), pair(ITEMS)
+    mapss, (preds, target) = stub_scorer(), leaking_pair(ITEMS)
     target[4] = 0.0  # one undefined item
     metrics = {"ps": PerceptualSeparation(mapss, keep_items=True), "pm": PerceptualMatch(mapss)}
     metrics |= {"each": PerceptualSeparation(mapss, reduction="source")}
@@ -114,8 +114,8 @@ def run_split(rank: int, split: str) -> dict[str, Any]:
 
 
 def run_alone(rank: int) -> float:
-    metric = PerceptualMatch(small(), log=True, sync_on_compute=False)
-    metric.update(*pair(1, seed=rank))
+    metric = PerceptualMatch(stub_scorer(), log=True, sync_on_compute=False)
+    metric.update(*leaking_pair(1, seed=rank))
     return metric.compute().item()
 
 
@@ -147,7 +147,7 @@ BATCHES = {"voices": (False, False), "one silent": (False, True)}
 # Mixtures of each process, and which of them are silent.
 SHARES = {"uneven": ((0, 1, 2), (3,)), "silent": ((0, 1), (2, 3))}
 SILENT = {"uneven": (), "silent": (1, 2, 3)}
-SCORER = small(Weighted())  # whose encoder has weights, which stay as they are
+SCORER = stub_scorer(Weighted())  # whose encoder has weights, which stay as they are
 
 
 class Trained(nn.Module):

@@ -1,27 +1,36 @@
-"""The measures as torchmetrics metrics: one batch is scored once for all of them.
+"""Scores as torchmetrics metrics: :class:`SourceScores` for several, a class for each of them.
 
 ``update(preds, target)`` takes (B, S', T) and (B, S, T), in torchmetrics' order; ``compute()`` is
 the mean over frames, then sources, then mixtures. Undefined items (silent references, no frame with
 two active sources) are left out and counted. States are sums of float64 and add up over processes,
 whatever wrapper or conversion a metric lives in. ``pit="si_sdr"`` takes outputs in any order.
 
-Each class has a function of its name in lower case, which gives the value of every item of a batch.
+Each class of a single score has a function of its name in lower case, which gives the value of
+every item of a batch.
 
 Example:
     >>> import torch
-    >>> from torchmetrics import MetricCollection
     >>> from torch_mapss import MAPSS
-    >>> from torch_mapss.metrics import PerceptualMatch, PerceptualSeparation
-    >>> mapss = MAPSS("mel")
-    >>> metrics = MetricCollection([PerceptualSeparation(mapss), PerceptualMatch(mapss)])
+    >>> from torch_mapss.metrics import SourceScores
+    >>> metric = SourceScores(MAPSS("mel", measures=("decomposition", "separation")))
     >>> references = torch.randn(2, 2, 4000)
-    >>> values = metrics(references + 0.1 * references.flip(1), references)
-    >>> sorted(values)
-    ['PerceptualMatch', 'PerceptualSeparation']
+    >>> means = metric(references + 0.1 * references.flip(1), references)
+    >>> list(means)[:4]
+    ['clearance', 'fidelity', 'ps', 'si_sdr']
 """
 
 from __future__ import annotations
 
+from torch_mapss.core.checks import import_package
+
+import_package(
+    "torchmetrics",
+    "torch_mapss.metrics",
+    ". torchmetrics imports transformers where that is installed, so a broken transformers stops "
+    "it as well: repair or uninstall that one then",
+)
+
+# ruff: noqa: E402  (first a package that cannot be imported is explained)
 from torch_mapss.metrics.functions import (
     bleed,
     clearance,
@@ -36,6 +45,7 @@ from torch_mapss.metrics.perceptual import (
     PerceptualMatch,
     PerceptualSeparation,
 )
+from torch_mapss.metrics.source_scores import SourceScores
 
 __all__ = [
     "Bleed",
@@ -43,6 +53,7 @@ __all__ = [
     "Fidelity",
     "PerceptualMatch",
     "PerceptualSeparation",
+    "SourceScores",
     "bleed",
     "clearance",
     "fidelity",

@@ -1,4 +1,4 @@
-"""The base of the metrics: a batch scored by a MAPSS, and means of the scores over a set."""
+"""What all metrics share: a batch scored by a MAPSS, and sums of its scores over a set."""
 
 from __future__ import annotations
 
@@ -10,34 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat, rank_zero_warn
+from torchmetrics.utilities import dim_zero_cat
 
 from torch_mapss.core import checks
 from torch_mapss.core.devices import back
 from torch_mapss.core.torch_defaults import with_torch_defaults
-from torch_mapss.metrics import plots, states
-from torch_mapss.metrics.shared_batch import Request, Target, forget, frame_scores
-from torch_mapss.metrics.values import Value, reduced_value
+from torch_mapss.metrics import states
+from torch_mapss.metrics.scored_batch import Request, ScoredBatch, Target, score_batch
 from torch_mapss.pipeline.inputs import check_pit
-from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
-from torch_mapss.pipeline.measures import MEASURES
+from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice, resolve
+from torch_mapss.score_table import FRAME_SCORES, SCORES, scores_of
 
 # Keywords that are handed on to a MAPSS made here; the others are torchmetrics'.
-_MAPSS_OPTIONS = frozenset(inspect.signature(MAPSS).parameters) - {"encoder", "measures"}
+_MAPSS_OPTIONS = frozenset(inspect.signature(MAPSS).parameters) - {"encoder", "measures", "seed"}
 
 
-class _Limit:
-    """An end of the axis of plots: on a class that of its default value, else the metric's own."""
+class ScoreMetric(Metric):
+    """Sums over a set of all scores of some measures.
 
-    def __init__(self, end: int) -> None:
-        self.end = end
-
-    def __get__(self, metric: PerceptualMetric | None, kind: type[PerceptualMetric]) -> Any:
-        return (kind if metric is None else metric).value.limits[self.end]
-
-
-class PerceptualMetric(Metric):
-    """Means over a set of one value of the scores, which a subclass names.
+    Metrics of equal settings and measures have equal states, whichever score each of them returns,
+    so that a MetricCollection updates one of them for all.
 
     It defines nothing that a wrapper's ``__getattr__`` would take for the wrapper's own: copying,
     for one, is left to ``__getstate__`` and ``__setstate__`` of the class.
@@ -45,11 +37,6 @@ class PerceptualMetric(Metric):
 
     full_state_update = False
     is_differentiable = True
-    higher_is_better = True
-    plot_lower_bound = _Limit(0)  # type: ignore[assignment]
-    plot_upper_bound = _Limit(1)  # type: ignore[assignment]
-    value: Value
-    _needs = "frames in which two different references are active"  # to be defined
 
     item_sum: Tensor
     items: Tensor
@@ -63,38 +50,50 @@ class PerceptualMetric(Metric):
 
     def __init__(
         self,
-        mapss: MAPSS | None = None,
+        mapss: MAPSS | None,
+        measures: Sequence[str] | None,
         *,
-        encoder: EncoderChoice = DEFAULT_ENCODER,
-        reduction: str = "mean",
+        encoder: EncoderChoice | None = None,
         attributed: Sequence[int] | Tensor | None = None,
         keep_items: bool = False,
+        keep_frames: bool = False,
         frames: int | None = None,
+        seed: int = 0,
         pit: str | None = None,
         **kwargs: Any,
     ) -> None:
         options = {name: kwargs.pop(name) for name in sorted(_MAPSS_OPTIONS & set(kwargs))}
         super().__init__(**kwargs)
-        self._in_forward = False
-        self.reduction, self.value = reduction, reduced_value(self.value, reduction)
+        seed = checks.check_seed(seed)
+        pipeline_measures = None if measures is None else [m for m in measures if m != "si_sdr"]
+        # In a tuple: no submodule, so that half() and float() leave it alone. _apply moves it.
+        self._mapss = (resolve(mapss, encoder, options, pipeline_measures, seed),)
+        if measures is None:
+            measures = (*self.mapss.measures, "si_sdr")
         index = None if attributed is None else checks.whole_numbers(attributed, "attributed")
         frames = None if frames is None else checks.check_whole(frames, "frames", 1)
-        self._request = Request(self.value.measure, index, frames, check_pit(pit, index))
-        # In a tuple: no submodule, so that half() and float() leave it alone. _apply moves it.
-        self._mapss = (resolve(mapss, encoder, options, self.value.measure),)
-        self._keeps = keep_items or reduction == "none"
+        self._request = Request(tuple(measures), index, frames, seed, check_pit(pit, index))
+        energy_ratios = [name for name in measures if name == "si_sdr"]
+        self._names = tuple(dict.fromkeys([*scores_of(measures), *energy_ratios]))
+        self._kept_names = self._names if keep_items or keep_frames else ()
+        if keep_frames:
+            ranked = (name for name in self._names if SCORES[name].ranked)
+            self._kept_names = tuple(name for name in ranked if name in FRAME_SCORES)
+        self._keep_frames = keep_frames
+        #: Batches scored so far, which choose the random frames: set it to resume exactly.
+        self.draws = 0
         self._add_states()
         if options.get("device") is not None:
             self.to(options["device"])
 
     def _add_states(self) -> None:
         # The first, because old versions of torchmetrics compare only that when they merge.
-        mark = states.fingerprint(self.mapss, self.value, self._request, self.reduction == "none")
+        mark = states.fingerprint(self.mapss, self._request, self._kept_names, self._keep_frames)
         self.add_state("fingerprint", mark, dist_reduce_fx="max")
-        for name, default, reduction in states.sums():
-            self.add_state(name, default.clone(), dist_reduce_fx=reduction)
-        if self._keeps:
-            self.add_state("history", [], dist_reduce_fx="cat")  # (S' · F) values of each item
+        for name, default, reduction in states.sums(len(self._names)):
+            self.add_state(name, default, dist_reduce_fx=reduction)
+        if self._kept_names:
+            self.add_state("history", [], dist_reduce_fx="cat")  # (K · S' · F) values of an item
             self.add_state("shapes", [], dist_reduce_fx="cat")  # S' and F of each item
 
     @property
@@ -102,27 +101,24 @@ class PerceptualMetric(Metric):
         """The MAPSS that scores; hand it to other metrics and to losses to share its encoder."""
         return self._mapss[0]
 
-    @property
-    def skipped(self) -> int:
-        """Items handed in whose score is undefined, since the last reset, on this process.
-
-        Within ``with metric.sync_context():`` the count over all processes.
-        """
-        return int(self.seen - self.items)
+    def _settings(self) -> dict[str, Any]:
+        """Arguments by name, for ``print``."""
+        request = self._request._asdict()
+        del request["measures"]
+        return {name: value for name, value in request.items() if value not in (None, 0)}
 
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
-        slot = MEASURES[self.value.measure].encoder
-        shown = {} if slot is None else {"encoder": self.mapss.config.encoders[slot].name}
-        shown |= {"value": self.value.column, "reduction": self.reduction}
-        shown |= {k: v for k, v in self._request._asdict().items() if v is not None}
-        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
 
     # ------------------------------------------------------------------------- accumulating
 
     @with_torch_defaults
     def update(
-        self, preds: Tensor, target: Target, lengths: Tensor | Sequence[int] | None = None
+        self,
+        preds: Tensor | ScoredBatch,
+        target: Target | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
     ) -> None:
         """Score a batch and add it.
 
@@ -135,6 +131,37 @@ class PerceptualMetric(Metric):
             TypeError, ValueError: input that cannot be scored, see :meth:`MAPSS.forward`. The
                 metric is then as it was before.
         """
+        batch = preds if isinstance(preds, ScoredBatch) else self._scored(preds, target, lengths)
+        source_scores = self._source_scores(batch)
+        for name, increment in states.batch_sums(source_scores, self.item_sum.dtype).items():
+            setattr(self, name, getattr(self, name) + increment)
+        self.sources = self.sources.clamp(min=source_scores.shape[-1])
+        if self._kept_names:
+            kept = source_scores.unsqueeze(-1)
+            if self._keep_frames:
+                kept = torch.stack([batch.by_frame(name) for name in self._kept_names], 1)
+            rows, shapes = states.history_rows(kept)
+            self.history.append(rows)
+            self.shapes.append(shapes)
+
+    @with_torch_defaults
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a batch and return its own value, at the cost of one :meth:`update`.
+
+        The value is differentiable in ``preds``; what the metric keeps is not.
+        """
+        # Scored first: a batch that is refused leaves the states alone.
+        value = super().forward(self._scored(*args, **kwargs))
+        # torchmetrics keeps the value, and with it the graph, which could not be copied.
+        self._forward_cache = _detached(value)
+        return value
+
+    def _scored(
+        self,
+        preds: Tensor,
+        target: Target | None,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> ScoredBatch:
         if isinstance(preds, Tensor) and preds.device != self.device:
             raise ValueError(
                 f"the metric on {self.device}, preds on {preds.device}, target on "
@@ -143,51 +170,22 @@ class PerceptualMetric(Metric):
                 "as an attribute, in a torch.nn.ModuleDict or in a MetricCollection moves with its "
                 "module; in a plain dict or list it does not."
             )
-        with _named(type(self).__name__):
+        with _naming_arguments(type(self).__name__):
             true = None if lengths is None else checks.whole_numbers(lengths, "lengths")
-            scores = frame_scores(self.mapss, preds, target, true, self._request)
-        values = self.value.sources(scores)
-        for name, more in states.batch_sums(values, self.item_sum.dtype).items():
-            setattr(self, name, getattr(self, name) + more)
-        self.sources = self.sources.clamp(min=values.shape[1])
-        if self._keeps:
-            each = self.value.frames(scores) if self.reduction == "none" else values[..., None]
-            for stored, more in zip((self.history, self.shapes), states.rows_of(each)):
-                stored.append(more)
+            batch = score_batch(self.mapss, preds, target, true, self._request, self.draws)
+            states.check_sources(batch.frame_scores.active.shape[1])
+        self.draws += 1
+        return batch
 
-    @with_torch_defaults
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Add a batch and return its own value, at the cost of one :meth:`update`.
+    def _source_scores(self, batch: ScoredBatch) -> Tensor:
+        """(B, K, S') scores; of those that are not returned without a graph."""
+        scores = batch.by_source(self._names)
+        returned = self._returned_names()
+        columns = [x if name in returned else x.detach() for name, x in scores.items()]
+        return torch.stack(columns, 1)
 
-        The value is differentiable in ``preds``; what the metric keeps is not.
-        """
-        found = {name: getattr(self, name) for name in self._defaults}
-        before = {n: [*state] if isinstance(state, list) else state for n, state in found.items()}
-        counted, self._in_forward = self._update_count, True
-        try:
-            value = super().forward(*args, **kwargs)
-        except BaseException:
-            self._restore(before, counted)
-            raise
-        finally:
-            self._in_forward = False
-        # torchmetrics keeps the value, and with it the graph, which could not be copied.
-        self._forward_cache = value.detach()
-        return value
-
-    def _restore(self, before: dict[str, Any], counted: int) -> None:
-        """Undo what a failed forward has reset."""
-        for name, state in before.items():
-            setattr(self, name, state)
-        self._update_count, self._computed, self._is_synced = counted, None, False
-        self._enable_grad, self._should_unsync = False, True
-        self._to_sync = self.sync_on_compute
-
-    def reset(self) -> None:
-        """Forget everything accumulated, history and the last batch included."""
-        super().reset()
-        if not self._in_forward:
-            forget(self.mapss)
+    def _returned_names(self) -> tuple[str, ...]:
+        raise NotImplementedError
 
     # ------------------------------------------------------------------------- states
 
@@ -196,12 +194,12 @@ class PerceptualMetric(Metric):
         value = states.in_precision(name, value) if name in states.DTYPES else value
         super().__setattr__(name, value)
 
-    def _apply(self, fn: Callable, exclude_state: Sequence[str] = ()) -> PerceptualMetric:
+    def _apply(self, fn: Callable, exclude_state: Sequence[str] = ()) -> ScoreMetric:
         # Sums keep their precision, history stays on the CPU, whatever the conversion.
-        before = self._device
+        device_before = self._device
         super()._apply(fn, exclude_state=tuple(self._defaults))
         self._computed = None  # a value that was kept has been converted, and rounded, as well
-        if self._device == before:
+        if self._device == device_before:
             return self
         for name, default in self._defaults.items():
             if isinstance(default, Tensor):
@@ -213,86 +211,49 @@ class PerceptualMetric(Metric):
     def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
         # Empty lists would be gathered with a dtype of their own, and lists on the CPU not at all
         # by a backend for accelerators.
-        if self._keeps:
-            empty = torch.zeros(0, dtype=torch.float32), torch.zeros(0, dtype=torch.int64)
-            for name, blank in zip(("history", "shapes"), empty):
-                setattr(self, name, [dim_zero_cat(getattr(self, name) or [blank]).to(self.device)])
+        lists = ("history", "shapes") if self._kept_names else ()
+        for name in lists:
+            empty = torch.zeros(0, dtype=states.DTYPES[name], device="cpu")
+            setattr(self, name, [dim_zero_cat(getattr(self, name) or [empty]).to(self.device)])
         super()._sync_dist(dist_sync_fn, process_group)
-        if self._keeps:
-            for name in ("history", "shapes"):
-                setattr(self, name, [dim_zero_cat(getattr(self, name)).cpu()])
+        for name in lists:
+            setattr(self, name, [dim_zero_cat(getattr(self, name)).cpu()])
 
     # ------------------------------------------------------------------------- results
 
-    @with_torch_defaults
-    def compute(self) -> Any:
-        """The value over everything accumulated.
+    def _means(self) -> Tensor:
+        """(K,) means over all items."""
+        return self._rounded(states.ratio(self.item_sum, self.items))
 
-        Returns:
-            By default a 0-dim float tensor; for other reductions see the class. NaN, with a
-            warning, where nothing was defined. float32, also where the metric was converted to
-            half precision; float64 after ``set_dtype(torch.float64)``.
-        """
-        seen = int(self.seen)
-        if seen > 0 and int(self.items) == 0:
-            rank_zero_warn(
-                f"{type(self).__name__} is undefined (NaN) in all of the {seen} items: it needs "
-                f"{self._needs}.",
-                UserWarning,
-            )
-        if self.reduction == "none":
-            return states.padded(states.items_of(self.history, self.shapes))
-        value = states.ratio(self.item_sum, self.items)
-        if self.reduction == "source":
-            known = self._request.attributed  # before any update a source is NaN all the same
-            sources = int(self.sources) or len(known or (0,))
-            value = states.ratio(self.source_sum, self.source_count)[:sources]
+    def _rounded(self, values: Tensor) -> Tensor:
         # Half precision would round a monitored score to 0.002 to 0.004.
-        return back(value.to(torch.promote_types(self.dtype, torch.float32)), self.device)
+        return back(values.to(torch.promote_types(self.dtype, torch.float32)), self.device)
 
-    @with_torch_defaults
-    def item_scores(self) -> Tensor:
-        """One row per item handed in, NaN where undefined: tells which were skipped.
-
-        Returns:
-            (n, S') on the CPU, in the order of the updates, of this process (of all of them
-            within ``with metric.sync_context():``). After ``reduction="none"``: means over frames.
-
-        Raises:
-            RuntimeError: the metric was made without ``keep_items=True``.
-        """
-        if not self._keeps:
+    def _items(self, score_name: str) -> list[Tensor]:
+        """(S', F) of a score of every item kept."""
+        if score_name not in self._kept_names:
             raise RuntimeError(
                 "item scores are not kept unless asked for, as they grow with every update. Make "
                 f"the metric with {type(self).__name__}(..., keep_items=True)."
             )
-        return states.item_rows(self.history, self.shapes)
+        k = self._kept_names.index(score_name)
+        items = states.history_items(self.history, self.shapes, len(self._kept_names))
+        return [item[k] for item in items]
 
-    def plot(self, val: Any = None, ax: Any = None) -> tuple[Any, Any]:
-        """Plot one or several values.
 
-        Args:
-            val: a result of ``forward`` or ``compute``, or a list of them, drawn over steps;
-                ``compute()`` if None. Frame scores (``reduction="none"``) are drawn over seconds.
-            ax: matplotlib axes to draw into; a new figure if None.
-
-        Returns:
-            Figure and axes.
-
-        Raises:
-            ModuleNotFoundError: matplotlib is not installed.
-        """
-        val = self.compute() if val is None else val
-        return plots.draw(val, self.value, self.higher_is_better, self.mapss.times, ax)
+def _detached(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: entry.detach() for name, entry in value.items()}
+    return value.detach()
 
 
 @contextmanager
-def _named(metric: str) -> Iterator[None]:
+def _naming_arguments(metric: str) -> Iterator[None]:
     """Say in errors about the input which arguments they are about."""
     try:
         yield
     except (TypeError, ValueError) as error:
         if type(error) not in (TypeError, ValueError):
             raise
-        where = f"{metric}.update(preds=estimates, target=references): "
-        raise type(error)(f"{where}{error}") from error
+        call = f"{metric}.update(preds=estimates, target=references): "
+        raise type(error)(f"{call}{error}") from error

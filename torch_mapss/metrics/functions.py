@@ -7,22 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
+from torch_mapss.core import checks
 from torch_mapss.core.torch_defaults import with_torch_defaults
-from torch_mapss.metrics.shared_batch import Target
-from torch_mapss.metrics.values import (
-    BLEED,
-    CLEARANCE,
-    FIDELITY,
-    LOG_PM,
-    PM,
-    PS,
-    Value,
+from torch_mapss.metrics.scored_batch import (
+    Request,
+    Target,
     item_means,
-    reduced_value,
+    measure_of_score,
+    reduced_score,
+    score_batch,
 )
 from torch_mapss.pipeline.inputs import check_pit
-from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
-from torch_mapss.pipeline.order import in_order
+from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice, resolve
 
 __all__ = ["bleed", "clearance", "fidelity", "perceptual_match", "perceptual_separation"]
 
@@ -68,7 +64,7 @@ def perceptual_separation(
     defined, and is refused. All S! permutations are scored and their references distorted anew:
     ``pit="si_sdr"`` finds the order by SI-SDR at a fraction of the cost.
     """
-    return _per_item(PS, preds, target, mapss, **options)
+    return _per_item("ps", preds, target, mapss, **options)
 
 
 def perceptual_match(
@@ -88,7 +84,7 @@ def perceptual_match(
     Raises:
         TypeError, ValueError: as for :func:`perceptual_separation`.
     """
-    return _per_item(LOG_PM if log else PM, preds, target, mapss, **options)
+    return _per_item("log_pm" if log else "pm", preds, target, mapss, **options)
 
 
 def clearance(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: Any) -> Tensor:
@@ -108,7 +104,7 @@ def clearance(preds: Tensor, target: Target, mapss: MAPSS | None = None, **optio
     Raises:
         TypeError, ValueError: as for :func:`perceptual_separation`.
     """
-    return _per_item(CLEARANCE, preds, target, mapss, **options)
+    return _per_item("clearance", preds, target, mapss, **options)
 
 
 def fidelity(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: Any) -> Tensor:
@@ -126,7 +122,7 @@ def fidelity(preds: Tensor, target: Target, mapss: MAPSS | None = None, **option
     Raises:
         TypeError, ValueError: as for :func:`perceptual_separation`.
     """
-    return _per_item(FIDELITY, preds, target, mapss, **options)
+    return _per_item("fidelity", preds, target, mapss, **options)
 
 
 def bleed(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: Any) -> Tensor:
@@ -144,25 +140,29 @@ def bleed(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: 
     Raises:
         TypeError, ValueError: as for :func:`perceptual_separation`.
     """
-    return _per_item(BLEED, preds, target, mapss, **options)
+    return _per_item("bleed_db", preds, target, mapss, **options)
 
 
 @with_torch_defaults
 def _per_item(
-    value: Value,
+    score_name: str,
     preds: Tensor,
     target: Target,
     mapss: MAPSS | None,
     *,
-    encoder: EncoderChoice = DEFAULT_ENCODER,
+    encoder: EncoderChoice | None = None,
     reduction: str = "mean",
     lengths: Tensor | Sequence[int] | None = None,
     attributed: Sequence[int] | Tensor | None = None,
     pit: str | None = None,
+    seed: int = 0,
     **options: Any,
 ) -> Tensor:
-    value = reduced_value(value, reduction)
-    mapss = resolve(mapss, encoder, options, value.measure)
+    score_name = reduced_score(score_name, reduction)
+    measure = measure_of_score(score_name)
+    if mapss is not None and seed != 0:
+        options["seed"] = seed  # which is refused, as nothing is drawn here
+    mapss = resolve(mapss, encoder, options, measure, seed)
     if isinstance(preds, Tensor) and preds.ndim == 2:
         raise ValueError(
             f"preds must have shape (B, S, T), got {tuple(preds.shape)}. If these are the sources "
@@ -170,11 +170,10 @@ def _per_item(
             "wrapper passed one source of each mixture: the measures compare an estimate with all "
             "sources of its mixture and have no speaker-wise value, use mode='permutation-wise'."
         )
-    if pit is not None and check_pit(pit, None if attributed is None else tuple(attributed)):
-        preds, target = in_order(mapss.config, preds, target, lengths, {value.measure}, pit)
-        lengths = None  # the bank has them
-    scores = mapss(preds, target, attributed, lengths, measures=value.measure)
+    index = None if attributed is None else checks.whole_numbers(attributed, "attributed")
+    request = Request((measure,), index, pit=check_pit(pit, index))
+    batch = score_batch(mapss, preds, target, lengths, request)
     if reduction == "none":
-        return value.frames(scores)
-    sources = value.sources(scores)
-    return sources if reduction == "source" else item_means(sources)
+        return batch.by_frame(score_name)
+    source_scores = batch.by_source([score_name])[score_name]
+    return source_scores if reduction == "source" else item_means(source_scores)

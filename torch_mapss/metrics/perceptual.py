@@ -5,23 +5,161 @@ over its defined sources) -> set (mean over the items that have one). A source i
 where it is silent or never active together with another (for :class:`Bleed`: never silent while
 another one is active); an item is undefined, and counted in ``skipped``, where all its sources are.
 
-Metrics that share a :class:`~torch_mapss.MAPSS` share its work: one batch, handed to any number of
-them, is encoded once and scored once for each measure. Sums are kept in float64, so that an epoch
-gives the same value however it is split into batches and processes.
+Metrics of one measure that share a :class:`~torch_mapss.MAPSS` have equal states, so a
+``MetricCollection`` scores a batch once for all of them from its second ``update`` on. For scores
+of several measures take :class:`~torch_mapss.SourceScores`, which encodes and scores everything
+once. Sums are kept in float64, so that an epoch gives the same value however it is split into
+batches and processes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_mapss.metrics.base import PerceptualMetric
-from torch_mapss.metrics.values import BLEED, CLEARANCE, FIDELITY, LOG_PM, PM, PS
-from torch_mapss.pipeline.mapss import MAPSS
+from torch import Tensor
+from torchmetrics.utilities import rank_zero_warn
+
+from torch_mapss.core.torch_defaults import with_torch_defaults
+from torch_mapss.metrics import plots, states
+from torch_mapss.metrics.base import ScoreMetric
+from torch_mapss.metrics.scored_batch import measure_of_score, reduced_score
+from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice
+from torch_mapss.pipeline.measures import MEASURES
+from torch_mapss.score_table import SCORES, Score
 
 __all__ = ["Bleed", "Clearance", "Fidelity", "PerceptualMatch", "PerceptualSeparation"]
 
 
-class PerceptualSeparation(PerceptualMetric):
+class _OfScore:
+    """A property of the score that a metric returns: of its default on a class, else its own.
+
+    Metric refuses to set these on an instance, since torchmetrics reads them on classes as well.
+    """
+
+    def __init__(self, read: Callable[[Score], Any]) -> None:
+        self.read = read
+
+    def __get__(self, metric: SingleScore | None, metric_class: type[SingleScore]) -> Any:
+        return self.read(SCORES[(metric_class if metric is None else metric).score_name])
+
+
+class SingleScore(ScoreMetric):
+    """Mean over a set of one score, which a subclass names."""
+
+    higher_is_better = _OfScore(lambda score: score.higher_is_better)  # type: ignore[assignment]
+    plot_lower_bound = _OfScore(lambda score: score.limits[0])  # type: ignore[assignment]
+    plot_upper_bound = _OfScore(lambda score: score.limits[1])  # type: ignore[assignment]
+    score_name: str  # in the table of scores
+    _needs = "frames in which two different references are active"  # to be defined
+
+    def __init__(
+        self,
+        mapss: MAPSS | None = None,
+        *,
+        encoder: EncoderChoice | None = None,
+        reduction: str = "mean",
+        attributed: Sequence[int] | Tensor | None = None,
+        keep_items: bool = False,
+        frames: int | None = None,
+        seed: int = 0,
+        pit: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        frame_score = self.score_name
+        super().__init__(
+            mapss,
+            (measure_of_score(frame_score),),
+            encoder=encoder,
+            attributed=attributed,
+            keep_items=keep_items,
+            keep_frames=reduction == "none",
+            frames=frames,
+            seed=seed,
+            pit=pit,
+            **kwargs,
+        )
+        self.reduction = reduction
+        self.score_name = reduced_score(frame_score, reduction)
+
+    @property
+    def skipped(self) -> int:
+        """Items handed in whose score is undefined, since the last reset, on this process.
+
+        Within ``with metric.sync_context():`` the count over all processes.
+        """
+        return int(self.seen - self.items[self._index])
+
+    @property
+    def _index(self) -> int:
+        return self._names.index(self.score_name)
+
+    def _settings(self) -> dict[str, Any]:
+        argument = MEASURES[self._request.measures[0]].encoder
+        encoders = self.mapss.config.encoders
+        encoder = {} if argument is None else {argument: encoders[argument].name}
+        return {**encoder, "reduction": self.reduction, **super()._settings()}
+
+    def _returned_names(self) -> tuple[str, ...]:
+        return (self.score_name,)
+
+    @with_torch_defaults
+    def compute(self) -> Any:
+        """The value over everything accumulated.
+
+        Returns:
+            By default a 0-dim float tensor; for other reductions see the class. NaN, with a
+            warning, where nothing was defined. float32, also where the metric was converted to
+            half precision; float64 after ``set_dtype(torch.float64)``.
+        """
+        seen, k = int(self.seen), self._index
+        if seen > 0 and int(self.items[k]) == 0:
+            rank_zero_warn(
+                f"{type(self).__name__} is undefined (NaN) in all of the {seen} items: it needs "
+                f"{self._needs}.",
+                UserWarning,
+            )
+        if self.reduction == "none":
+            return states.padded(self._items(self.score_name))
+        if self.reduction == "source":
+            # Before any update a source is NaN all the same.
+            sources = int(self.sources) or len(self._request.attributed or (0,))
+            means = states.ratio(self.source_sum[k], self.source_count[k])
+            return self._rounded(means[:sources])
+        return self._means()[k]
+
+    @with_torch_defaults
+    def item_scores(self) -> Tensor:
+        """One row per item handed in, NaN where undefined: tells which were skipped.
+
+        Returns:
+            (n, S') on the CPU, in the order of the updates, of this process (of all of them
+            within ``with metric.sync_context():``). After ``reduction="none"``: means over frames.
+
+        Raises:
+            RuntimeError: the metric was made without ``keep_items=True``.
+        """
+        return states.item_rows(self._items(self.score_name))
+
+    def plot(self, val: Any = None, ax: Any = None) -> tuple[Any, Any]:
+        """Plot one or several values.
+
+        Args:
+            val: a result of ``forward`` or ``compute``, or a list of them, drawn over steps;
+                ``compute()`` if None. Frame scores (``reduction="none"``) are drawn over seconds.
+            ax: matplotlib axes to draw into; a new figure if None.
+
+        Returns:
+            Figure and axes.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        val = self.compute() if val is None else val
+        return plots.draw(val, self.score_name, self.mapss.times, ax)
+
+
+class PerceptualSeparation(SingleScore):
     """Mean PS over a set: how free the estimates are of the other sources.
 
     In [0, 1], higher is better: 1 is no leakage, 1/2 means that an estimate is as close to another
@@ -36,9 +174,9 @@ class PerceptualSeparation(PerceptualMetric):
 
     Args:
         mapss: a :class:`torch_mapss.MAPSS` to score with. Give one to all metrics and losses: they
-            then share its encoder, and metrics also the work on a batch. Metrics that are given
-            none still share the weights of a named encoder, but each encodes for itself.
-        encoder: makes a MAPSS if ``mapss`` is None.
+            then share its encoder. Metrics that are given none still share the weights of a named
+            encoder.
+        encoder: makes a MAPSS if ``mapss`` is None; None: the default encoder of MAPSS.
         reduction: what ``compute`` returns. ``"mean"``: a 0-dim tensor, the mean over items.
             ``"source"``: (S',), the mean of each source by its place.
             ``"pesq"``: 0-dim, with the paper's pooling over frames, in [1.085, 1.315]. ``"none"``:
@@ -49,8 +187,13 @@ class PerceptualSeparation(PerceptualMetric):
         attributed: (S',) the reference each estimate belongs to; all in order if None.
             ``attributed=(0,)`` scores one estimate against the first of the references.
         keep_items: also keep every item's scores, on the CPU, for :meth:`item_scores`.
-        frames: score at most so many frames of a batch, drawn at random: cheaper and coarser. An
-            item that the draw misses counts among ``skipped``.
+        frames: score at most so many frames of a batch, drawn at random: cheaper and coarser. Every
+            batch has a draw of its own, so that the mean over many batches is unbiased. An item
+            that the draw misses counts among ``skipped``.
+        seed: of these draws, and of the noise in the banks of a MAPSS that is made here. Equal
+            seeds and an equal order of batches give equal values. ``metric.draws`` counts the
+            draws, goes on through ``reset()``, and can be set to resume. In distributed evaluation
+            every process counts for itself, so values are reproducible for one number of processes.
         pit: ``"si_sdr"`` for separators whose outputs come in any order: each reference gets the
             estimate that maximises the total SI-SDR of its mixture, as in the losses, and the
             places of ``reduction="source"`` are those of the references. None: they are in order.
@@ -84,10 +227,10 @@ class PerceptualSeparation(PerceptualMetric):
         torch.Size([])
     """
 
-    value = PS
+    score_name = "ps"
 
 
-class PerceptualMatch(PerceptualMetric):
+class PerceptualMatch(SingleScore):
     """Mean PM over a set: how undistorted the estimates are.
 
     In [0, 1], higher is better: 1 is indistinguishable from the reference, 0 outside everything
@@ -116,14 +259,17 @@ class PerceptualMatch(PerceptualMetric):
         ['pm', 'ps']
     """
 
-    value = PM
+    score_name = "pm"
 
     def __init__(self, mapss: MAPSS | None = None, *, log: bool = False, **options: Any):
-        self.value = LOG_PM if log else PM
+        self.score_name = "log_pm" if log else "pm"
         super().__init__(mapss, **options)
 
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "log": self.score_name == "log_pm"}
 
-class Clearance(PerceptualMetric):
+
+class Clearance(SingleScore):
     """Mean clearance over a set: how free the estimates are of the other sources.
 
     In [0, 1], higher is better: 1 as far from the other sources as the true source is, 0 another
@@ -144,10 +290,10 @@ class Clearance(PerceptualMetric):
         1.0
     """
 
-    value = CLEARANCE
+    score_name = "clearance"
 
 
-class Fidelity(PerceptualMetric):
+class Fidelity(SingleScore):
     """Mean fidelity over a set: how undistorted the estimates are.
 
     In [0, 1], higher is better: 1 is undistorted. Pooled over frames as 1 - RMS(1 - F), in which
@@ -159,11 +305,11 @@ class Fidelity(PerceptualMetric):
             :class:`Clearance`.
     """
 
-    value = FIDELITY
+    score_name = "fidelity"
     _needs = "frames in which two different references are active and the output is its own source"
 
 
-class Bleed(PerceptualMetric):
+class Bleed(SingleScore):
     """Mean bleed over a set: level in dB, where the own reference is silent and another is not.
 
     Lower is better. Relative to the level where the own reference is active; the sources of an
@@ -174,6 +320,5 @@ class Bleed(PerceptualMetric):
             :class:`Clearance`.
     """
 
-    value = BLEED
-    higher_is_better = False
+    score_name = "bleed_db"
     _needs = "frames in which the own reference pauses and another one is active"

@@ -5,6 +5,7 @@ All sums have a fixed size, so that processes that saw nothing can be reduced wi
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -18,30 +19,39 @@ from torchmetrics.utilities import dim_zero_cat
 from torch_mapss.core.devices import working_device
 from torch_mapss.core.pooling import masked_mean
 from torch_mapss.encoders import CustomEncoder
-from torch_mapss.metrics.values import item_means
+from torch_mapss.metrics.scored_batch import item_means
 from torch_mapss.pipeline.mapss import MAPSS
 
 MAX_SOURCES = 64
 # Of every state. Sums of float32 would depend on how an epoch is split into batches.
 DTYPES = {
-    **dict.fromkeys(("item_sum", "source_sum"), torch.float64),
-    **dict.fromkeys(("items", "seen", "source_count", "sources", "fingerprint"), torch.int64),
-    **{"history": torch.float32, "shapes": torch.int64},
+    "item_sum": torch.float64,
+    "source_sum": torch.float64,
+    "items": torch.int64,
+    "seen": torch.int64,
+    "source_count": torch.int64,
+    "sources": torch.int64,
+    "fingerprint": torch.int64,
+    "history": torch.float32,
+    "shapes": torch.int64,
 }
 
 
-def sums() -> list[tuple[str, Tensor, str]]:
-    """The states every metric has: name, value at the start, how processes are reduced."""
-    zero = torch.zeros((), dtype=torch.float64)
-    count = torch.zeros((), dtype=torch.int64)
-    many = torch.zeros(MAX_SOURCES, dtype=torch.float64)
+def sums(scores: int) -> list[tuple[str, Tensor, str]]:
+    """The states every metric has: name, default, how processes are reduced.
+
+    Args:
+        scores: number of scores K that are summed.
+    """
+    zero = functools.partial(torch.zeros, device="cpu")
     return [
-        ("item_sum", zero, "sum"),  # of the items that have a value
-        ("items", count, "sum"),  # how many have one
-        ("seen", count, "sum"),  # how many were handed in
-        ("source_sum", many, "sum"),  # the same, for each source by its place
-        ("source_count", many.long(), "sum"),
-        ("sources", count.clone(), "max"),  # S'
+        ("item_sum", zero(scores, dtype=torch.float64), "sum"),  # of the items that have a value
+        ("items", zero(scores, dtype=torch.int64), "sum"),  # how many have one
+        ("seen", zero((), dtype=torch.int64), "sum"),  # how many were handed in
+        # The same for each source by its index.
+        ("source_sum", zero(scores, MAX_SOURCES, dtype=torch.float64), "sum"),
+        ("source_count", zero(scores, MAX_SOURCES, dtype=torch.int64), "sum"),
+        ("sources", zero((), dtype=torch.int64), "max"),  # S'
     ]
 
 
@@ -52,11 +62,10 @@ def fingerprint(mapss: MAPSS, *settings: Any) -> Tensor:
     different encoders may agree there by chance, e.g. if that batch is silent; this state never
     does. Bytes, since every dtype that somebody may convert them to holds them exactly.
     """
-    slots = mapss.config.encoders.values()
-    made = [slot.encoder for slot in slots if not slot.pretrained]
-    custom = [id(encoder.function) for encoder in made if isinstance(encoder, CustomEncoder)]
+    encoders = [slot.encoder for slot in mapss.config.encoders.values() if not slot.pretrained]
+    custom = [id(encoder.function) for encoder in encoders if isinstance(encoder, CustomEncoder)]
     text = json.dumps([mapss.key, mapss.describe(), custom, *settings], default=str)
-    return torch.tensor(list(hashlib.sha256(text.encode()).digest()))
+    return torch.tensor(list(hashlib.sha256(text.encode()).digest()), device="cpu")
 
 
 def in_precision(name: str, value: Any) -> Any:
@@ -67,10 +76,11 @@ def in_precision(name: str, value: Any) -> Any:
     the metrics of a collection share theirs.
     """
     dtype = DTYPES[name]
-    if isinstance(value, list):
-        found = [_precise(entry, dtype) for entry in value]
-        return value if all(a is b for a, b in zip(value, found)) else found
-    return _precise(value, dtype)
+    if not isinstance(value, list):
+        return _precise(value, dtype)
+    converted = [_precise(entry, dtype) for entry in value]
+    unchanged = all(old is new for old, new in zip(value, converted))
+    return value if unchanged else converted
 
 
 def _precise(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -84,36 +94,37 @@ def _precise(x: Tensor, dtype: torch.dtype) -> Tensor:
 # ------------------------------------------------------------------------------------------------
 
 
+def check_sources(sources: int) -> None:
+    """Raise ValueError where there are more sources than the sums have room for."""
+    if sources > MAX_SOURCES:
+        raise ValueError(f"at most {MAX_SOURCES} sources can be averaged, got {sources}.")
+
+
 def batch_sums(values: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     """What a batch adds to the sums.
 
     Args:
-        values: (B, S') scores, NaN where undefined.
+        values: (B, K, S') scores, NaN where undefined.
         dtype: of the sums.
 
     Returns:
-        Name of a state -> what is added to it. The sum is differentiable in ``values``.
-
-    Raises:
-        ValueError: more sources than ``MAX_SOURCES``.
+        Name of a state -> what is added to it. The sums are differentiable in ``values``.
     """
-    count, sources = values.shape
-    if sources > MAX_SOURCES:
-        raise ValueError(f"at most {MAX_SOURCES} sources can be averaged, got {sources}.")
+    batch, _, sources = values.shape
     means, defined = item_means(values), ~values.isnan()
-    missing = (0, MAX_SOURCES - sources)
+    padding = (0, MAX_SOURCES - sources)
     return {
-        "item_sum": means.nan_to_num(0.0).to(dtype).sum(),
-        "items": (~means.isnan()).sum(),
-        "seen": torch.tensor(count, device=values.device),
-        "source_sum": pad(values.nan_to_num(0.0).to(dtype).sum(0), missing),
-        "source_count": pad(defined.sum(0), missing),
+        "item_sum": means.nan_to_num(0.0).to(dtype).sum(0),
+        "items": (~means.isnan()).sum(0),
+        "seen": torch.tensor(batch, device=values.device),
+        "source_sum": pad(values.nan_to_num(0.0).to(dtype).sum(0), padding),
+        "source_count": pad(defined.sum(0), padding),
     }
 
 
-def rows_of(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores (B, S', F) of a batch, flat and on the CPU, and S' and F of every item, flat."""
-    shape = torch.tensor(values.shape[1:]).repeat(len(values))
+def history_rows(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores (B, K, S', F) of a batch, flat and on the CPU, and S' and F of every item, flat."""
+    shape = torch.tensor(values.shape[2:], device="cpu").repeat(len(values))
     return values.detach().to("cpu", torch.float32).flatten(), shape
 
 
@@ -127,31 +138,32 @@ def ratio(total: Tensor, count: Tensor) -> Tensor:
     return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
 
 
-def items_of(history: Sequence[Tensor], shapes: Sequence[Tensor]) -> list[Tensor]:
-    """(S', F) of every item kept."""
+def history_items(history: Sequence[Tensor], shapes: Sequence[Tensor], scores: int) -> list[Tensor]:
+    """(K, S', F) of every item kept, of K scores."""
     if not len(history):
         return []
-    values = dim_zero_cat([each.cpu() for each in history])
-    sizes = dim_zero_cat([each.cpu() for each in shapes]).reshape(-1, 2).tolist()
-    found, start = [], 0
-    for sources, frames in sizes:
-        found.append(values[start : start + sources * frames].reshape(sources, frames))
-        start += sources * frames
-    return found
+    values = dim_zero_cat([rows.cpu() for rows in history])
+    sizes = dim_zero_cat([shape.cpu() for shape in shapes]).reshape(-1, 2).tolist()
+    lengths = [scores * sources * frames for sources, frames in sizes]
+    return [
+        flat.reshape(scores, sources, frames)
+        for flat, (sources, frames) in zip(values.split(lengths), sizes)
+    ]
 
 
 def padded(items: Sequence[Tensor]) -> Tensor:
     """(S', F) of each item as one (n, S', F) float32, filled up with NaN."""
     sources = max((len(item) for item in items), default=0)
     frames = max((item.shape[1] for item in items), default=0)
-    table = torch.full((len(items), sources, frames), torch.nan, dtype=torch.float32)
+    table = torch.full((len(items), sources, frames), torch.nan, dtype=torch.float32, device="cpu")
     for row, item in zip(table, items):
         row[: len(item), : item.shape[1]] = item
     return table
 
 
-def item_rows(history: Sequence[Tensor], shapes: Sequence[Tensor]) -> Tensor:
-    """(n, S') of every item kept: the mean over its frames, NaN where undefined."""
-    items = items_of(history, shapes)
-    means = [masked_mean(i.nan_to_num(0.0), ~i.isnan()).unsqueeze(-1) for i in items]
-    return padded(means).squeeze(-1) if means else torch.zeros(0, 0)
+def item_rows(items: Sequence[Tensor]) -> Tensor:
+    """(n, S') of the (S', F) of each item: the mean over its frames, NaN where undefined."""
+    if not items:
+        return torch.zeros(0, 0, device="cpu")
+    means = [masked_mean(item.nan_to_num(0.0), ~item.isnan()).unsqueeze(-1) for item in items]
+    return padded(means).squeeze(-1)

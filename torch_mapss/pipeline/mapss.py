@@ -460,24 +460,34 @@ def checked_frames(frames: int | None) -> int | None:
 
 def resolve(
     mapss: MAPSS | None,
-    encoder: EncoderChoice,
+    encoder: EncoderChoice | None,
     options: dict[str, Any],
-    measures: str | Iterable[str],
+    measures: str | Iterable[str] | None,
+    seed: int = 0,
 ) -> MAPSS:
     """The MAPSS given, or one made of the other arguments that computes no more than ``measures``.
+
+    Args:
+        mapss: given, or None.
+        encoder: of the one that is made; None: not given, ``DEFAULT_ENCODER``.
+        options: further keywords of :class:`MAPSS`.
+        measures: of the one that is made.
+        seed: of the one that is made. Losses and metrics draw frames under it as well, so that it
+            may stand beside a MAPSS.
 
     Raises:
         TypeError: ``mapss`` is something else, or MAPSS has no such option.
         ValueError: both are given.
     """
     if mapss is None:
-        return MAPSS(encoder, **options, measures=measures)
+        encoder = DEFAULT_ENCODER if encoder is None else encoder
+        return MAPSS(encoder, **options, measures=measures, seed=seed)
     if not isinstance(mapss, MAPSS):
         raise TypeError(
             f"mapss must be a torch_mapss.MAPSS, got {type(mapss).__name__}. An encoder is passed "
             "by keyword: encoder='mel'."
         )
-    extra = sorted(options) + ([] if encoder == DEFAULT_ENCODER else ["encoder"])
+    extra = sorted(options) + ([] if encoder is None else ["encoder"])
     if extra:
         raise ValueError(
             f"{', '.join(extra)} cannot be applied to the MAPSS that was given. Set them when "

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import torch
 from torch import Tensor
 
 from torch_mapss import audio
 from torch_mapss.core import devices
-from torch_mapss.pipeline.bank import ReferenceBank
-from torch_mapss.pipeline.call import Call, make_call
-from torch_mapss.pipeline.config import Config
+from torch_mapss.pipeline.call import Call
 
 
 @torch.no_grad()
@@ -45,23 +41,3 @@ def reordered(call: Call, order: Tensor) -> Call:
         )
     estimates = devices.select_sources(call.estimates, order)
     return call._replace(estimates=estimates, clips=tuple(clips))
-
-
-def in_order(
-    config: Config,
-    estimates: Tensor,
-    references: Tensor | ReferenceBank,
-    lengths: Tensor | Sequence[int] | None,
-    measures: Iterable[str],
-    pit: str,
-) -> tuple[Tensor, ReferenceBank]:
-    """Estimates in the order of their references, shaped as they came; and the references' bank.
-
-    Raises:
-        TypeError, ValueError: input that cannot be scored, or not one estimate per reference.
-    """
-    budget = config.budget_for(estimates)
-    call = make_call(config, estimates, references, None, lengths, measures, budget, pit=pit)
-    batch = estimates.reshape(-1, *estimates.shape[-2:])
-    ordered = devices.select_sources(batch, best_order(call)).reshape(estimates.shape)
-    return ordered, call.bank

@@ -44,12 +44,18 @@ from __future__ import annotations
 
 from torch_mapss._lazy import lazy_names
 
-_LOSSES = "Bleed", "Clearance", "Decomposition", "Fidelity", "MAPSS", "Match", "Perceptual"
 _HOMES = {
-    "CurriculumCallback": "torch_mapss.training.lightning",
-    "FrameTrigger": "torch_mapss.training.curriculum",
+    "BleedLoss": "torch_mapss.training.losses",
+    "ClearanceLoss": "torch_mapss.training.losses",
+    "DecompositionLoss": "torch_mapss.training.losses",
+    "FidelityLoss": "torch_mapss.training.losses",
+    "MAPSSLoss": "torch_mapss.training.losses",
+    "MatchLoss": "torch_mapss.training.losses",
+    "PerceptualLoss": "torch_mapss.training.losses",
+    "SeparationLoss": "torch_mapss.training.losses",
     "LossRecord": "torch_mapss.training.terms",
-    **{f"{name}Loss": "torch_mapss.training.losses" for name in (*_LOSSES, "Separation")},
+    "FrameTrigger": "torch_mapss.training.curriculum",
+    "CurriculumCallback": "torch_mapss.training.lightning",
 }
 
 __all__ = [*_HOMES]

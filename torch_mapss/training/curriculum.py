@@ -29,6 +29,7 @@ from torch import Tensor
 
 from torch_mapss.core import checks
 from torch_mapss.pipeline.scores import Scores
+from torch_mapss.score_table import FRAME_SCORES, SCORES, score_label
 
 __all__ = ["Fraction", "FrameTrigger", "Quantile", "Trend", "TriggerEvent"]
 
@@ -38,10 +39,16 @@ FORMAT = 1  # of saved states
 # Conditions
 # ------------------------------------------------------------------------------------------------
 
-# Fields of the scores, as printed, and where they lie if not in [0, 1].
-NAMES = {"clearance": "clearance", "fidelity": "fidelity", "ps": "PS", "pm": "PM"}
-NAMES |= {"log_pm": "log PM", "bleed_db": "bleed in dB"}
-RANGES = {"log_pm": "(-inf, 0]", "bleed_db": "(-inf, inf)"}
+# Scores that a condition may look at: those of frames that say which of two outputs is better.
+_CONDITION_SCORES = tuple(name for name in FRAME_SCORES if SCORES[name].ranked)
+
+
+def _interval(score_name: str) -> str:
+    """Where the values of a score lie, as :func:`checks.check_real` takes it."""
+    low, high = SCORES[score_name].limits
+    start = "(-inf" if low is None else f"[{low:g}"
+    end = "inf)" if high is None else f"{high:g}]"
+    return f"{start}, {end}"
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Condition:
     """A statistic of the frame scores has risen above (or fallen below) a level.
 
     Args:
-        measure: a field of the scores: ``"clearance"``, ``"fidelity"``, ``"ps"``, ``"pm"``,
+        measure: a score of frames: ``"clearance"``, ``"fidelity"``, ``"ps"``, ``"pm"``,
             ``"log_pm"`` or ``"bleed_db"``.
         above, below: the level; exactly one of them.
     """
@@ -59,7 +66,7 @@ class Condition:
     below: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        checks.check_choice(self.measure, "measure", tuple(NAMES))
+        checks.check_choice(self.measure, "measure", _CONDITION_SCORES)
         if (self.above is None) == (self.below is None):
             raise ValueError(
                 "exactly one of above and below must be given, got "
@@ -104,14 +111,13 @@ class Quantile(Condition):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.check_real(self.q, "q", "[0, 1]")
-        within = RANGES.get(self.measure, "[0, 1]")
-        checks.check_real(self.level, "the level of a quantile", within)
+        checks.check_real(self.level, "the level of a quantile", _interval(self.measure))
 
     def statistic(self, frames: Tensor) -> float:
         return float(np.quantile(frames.numpy(), self.q))  # torch's takes at most 2^24 values
 
     def __str__(self) -> str:
-        return f"{100 * self.q:g} % quantile of {NAMES[self.measure]}"
+        return f"{100 * self.q:g} % quantile of {score_label(self.measure)}"
 
 
 @dataclass(frozen=True)
@@ -128,14 +134,14 @@ class Fraction(Condition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.check_real(self.over, "over", RANGES.get(self.measure, "[0, 1]"))
+        checks.check_real(self.over, "over", _interval(self.measure))
         checks.check_real(self.level, "the level of a share", "[0, 1]")
 
     def statistic(self, frames: Tensor) -> float:
         return float((frames > self.over).double().mean())
 
     def __str__(self) -> str:
-        return f"share of frames with {NAMES[self.measure]} > {self.over:g}"
+        return f"share of frames with {score_label(self.measure)} > {self.over:g}"
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ class Trend(Condition):
         return float(frames.mean())
 
     def __str__(self) -> str:
-        return f"slope of mean {NAMES[self.measure]} over {self.span} epochs"
+        return f"slope of mean {score_label(self.measure)} over {self.span} epochs"
 
 
 @dataclass

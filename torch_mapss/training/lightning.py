@@ -15,10 +15,11 @@ from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from torch_mapss.core import checks
-from torch_mapss.metrics.shared_batch import Request, frame_scores
-from torch_mapss.metrics.values import FRAME_VALUES
+from torch_mapss.metrics.scored_batch import Request, score_batch
 from torch_mapss.pipeline.inputs import check_pit
 from torch_mapss.pipeline.mapss import MAPSS
+from torch_mapss.pipeline.measures import MEASURES
+from torch_mapss.score_table import SCORES
 from torch_mapss.training.curriculum import FrameTrigger, TriggerEvent
 
 try:
@@ -152,12 +153,14 @@ class CurriculumCallback(Callback):
             return
         preds, target, lengths = _signals(outputs)
         mapss = self._find_mapss(pl_module)
-        for name in self.trigger.measures:
-            value = FRAME_VALUES[name]
-            wanted = Request(value.measure, self.attributed, None, self.pit)
-            with torch.no_grad():
-                scores = frame_scores(mapss, preds, target, lengths, wanted)
-                frames = value.frames(scores)
+        measures = {SCORES[name].measure for name in self.trigger.measures}
+        request = Request(
+            tuple(name for name in MEASURES if name in measures), self.attributed, pit=self.pit
+        )
+        with torch.no_grad():
+            batch = score_batch(mapss, preds, target, lengths, request)
+            frames_by_name = {name: batch.by_frame(name) for name in self.trigger.measures}
+        for name, frames in frames_by_name.items():
             self._frames.setdefault(name, []).append(frames[~frames.isnan()].float().cpu())
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:

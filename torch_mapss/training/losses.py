@@ -36,16 +36,15 @@ All are called as ``loss(estimates, references)`` or, much cheaper, ``loss(estim
   cannot be detected.
 
 Fewer frames (``frames=100``) and smaller banks (``DistortionBank(..., size=24)``) make a step
-cheaper. Frames are drawn at random, so each source's mean is unbiased over the draws that reach
-it; a source that a draw misses is left out of that step. As each call draws anew, leave such a
-loss out of activation checkpointing, which would call it again. A smaller bank is another, coarser
+cheaper. Frames are drawn at random, others in every call, so that means over calls are unbiased; a
+source that a draw misses is left out of that step. Leave such a loss out of activation
+checkpointing, which would call it again. A smaller bank is another, coarser
 measure: its loss ranks outputs much as the full one does but lies elsewhere, so compare losses of
 one bank only (``benchmarks/training_step.py`` measures both).
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -56,8 +55,9 @@ from torch_mapss.core import checks, devices
 from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.call import Call
+from torch_mapss.pipeline.frame_draws import frame_generator
 from torch_mapss.pipeline.inputs import check_pit
-from torch_mapss.pipeline.mapss import DEFAULT_ENCODER, MAPSS, EncoderChoice, resolve
+from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice, resolve
 from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.score import score, scoring
 from torch_mapss.training.autocast import precisely
@@ -65,13 +65,18 @@ from torch_mapss.training.inputs import PIT, ordered, truth_of, validate
 from torch_mapss.training.reduction import REDUCTIONS, mean_of, reduced, reduced_extra
 from torch_mapss.training.terms import (
     FRAME_TERMS,
+    FrameTerm,
     LossRecord,
     Term,
     Weighting,
+    bleed_term,
     checked_weighting,
-    frame_term,
+    estimate_term,
     frame_weights,
-    negative_si_sdr,
+    match_term,
+    measure_of_term,
+    separation_term,
+    si_sdr_term,
 )
 
 __all__ = [
@@ -100,7 +105,8 @@ class PerceptualLoss(nn.Module):
         mapss: the scorer, shared and not copied; one scorer serves several losses and metrics.
             Made from ``encoder`` and ``options`` if None, for the measures of this loss alone.
         weights: of the terms, by name.
-        settings: modes and floors of the terms, by name.
+        terms: by name, those that have settings of their own, as partial functions; the others are
+            those of ``FRAME_TERMS``.
         reduction, weighting, pit, frames, seed, encoder, options: see :class:`SeparationLoss`.
     """
 
@@ -108,31 +114,31 @@ class PerceptualLoss(nn.Module):
         self,
         mapss: MAPSS | None,
         weights: Mapping[str, float],
-        settings: Mapping[str, Any],
+        terms: Mapping[str, FrameTerm] | None = None,
         *,
         reduction: str = "mean",
         weighting: str | Weighting | None = None,
         pit: str | None = None,
         frames: int | None = None,
         seed: int = 0,
-        encoder: EncoderChoice = DEFAULT_ENCODER,
+        encoder: EncoderChoice | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         #: Weights of the terms, which may be changed between calls.
         self.weights = dict(weights)
-        self.settings = dict(settings)
-        for term in FRAME_TERMS.values():
-            term.check(self.settings)
+        #: Terms by name: functions from scores to the losses of their frames.
+        self.terms: dict[str, FrameTerm] = {**FRAME_TERMS, **(terms or {})}
         self.pit = check_pit(pit, None, PIT)
+        self.seed = checks.check_seed(seed)
         # The measures refuse weights that leave out every term.
-        self.mapss = resolve(mapss, encoder, options, self.measures)
+        self.mapss = resolve(mapss, encoder, options, self.measures, self.seed)
         self.reduction = checks.check_choice(reduction, "reduction", REDUCTIONS)
         self.weighting = checked_weighting(weighting)
         self.frames = None if frames is None else checks.check_whole(frames, "frames", 1)
-        self.seed = checks.check_seed(seed)
         #: Calls made in training mode, which choose the random frames: set it to resume exactly.
         self.draws = 0
+        self._evaluation_draws = 0
         #: :class:`LossRecord` of the last call.
         self.last: LossRecord | None = None
         self._warned = False
@@ -142,28 +148,34 @@ class PerceptualLoss(nn.Module):
     def measures(self) -> tuple[str, ...]:
         """What a :class:`~torch_mapss.MAPSS` has to compute, as the weights need it."""
         for name, weight in self.weights.items():
-            if name not in (*FRAME_TERMS, "si_sdr"):
+            if name not in (*self.terms, "si_sdr"):
                 raise ValueError(
-                    f"weights[{name!r}] is no term; there are {', '.join(FRAME_TERMS)} and si_sdr."
+                    f"weights[{name!r}] is no term; there are {', '.join(self.terms)} and si_sdr."
                 )
             checks.check_real(weight, name, "[0, inf)", "0 leaves the term out.")
-        wanted = {FRAME_TERMS[name].measure for name in self._weighted()}
-        if not wanted:
+        weighted = self._weighted()
+        if not weighted:
             raise ValueError(
                 f"the weights {self.weights} leave out every term of the scores. Give one of them "
                 "a weight, or use SI-SDR (torch_mapss.audio.si_sdr) without this loss."
             )
-        if self.pit == "loss" and not {"clearance", "separation"} & self._weighted():
+        if self.pit == "loss" and not {"clearance", "separation"} & set(weighted):
             # A swap of two outputs lies on the line of leakage: distortion alone does not tell it.
             raise ValueError(
                 'pit="loss" needs a term of leakage (clearance or separation), which tells swapped '
                 f'outputs, got the weights {self.weights}. Use pit="si_sdr".'
             )
-        return tuple(name for name in MEASURES if name in wanted)
+        needed = {measure_of_term(name) for name in weighted}
+        return tuple(name for name in MEASURES if name in needed)
 
-    def _weighted(self) -> set[str]:
+    def _weighted(self) -> list[str]:
         """Terms of frames that have a weight."""
-        return {name for name, weight in self.weights.items() if weight and name in FRAME_TERMS}
+        return [name for name, weight in self.weights.items() if weight and name in self.terms]
+
+    def train(self, mode: bool = True) -> PerceptualLoss:
+        """As every module; random frames of an evaluation begin anew."""
+        self._evaluation_draws = 0
+        return super().train(mode)
 
     def prepare(
         self, references: Tensor, lengths: Tensor | Sequence[int] | None = None
@@ -215,37 +227,41 @@ class PerceptualLoss(nn.Module):
             return leave(self._reduce(self._terms(call, draw), call, order, truth))
 
     def _draw(self) -> int | None:
-        """New random frames for every call in training mode, the same ones in evaluation mode."""
+        """Which frames are drawn: others for every call, in evaluation the same each time.
+
+        Batches that all drew the same frames would give a biased mean of an epoch.
+        """
         if self.frames is None:
             return None
-        draw = self.draws if self.training else -1
-        self.draws += self.training
-        # Hashed, since neighbouring seeds of one generator would share draws with other losses.
-        digest = hashlib.sha256(f"frames/{self.seed}/{draw}".encode()).digest()
-        return int.from_bytes(digest[:4], "big")
+        if self.training:
+            self.draws += 1
+            return self.draws - 1
+        self._evaluation_draws += 1
+        return -self._evaluation_draws
 
     def _terms(self, call: Call, draw: int | None) -> list[Term]:
         config = self.mapss.config
-        drawn = None if draw is None else torch.Generator("cpu").manual_seed(draw)
-        (scores,) = score(config, [call], scoring(config), self.frames, drawn)
-        weights = frame_weights(self.weighting, scores, call, config.grid)
+        generator = None if draw is None else frame_generator(self.seed, draw)
+        (scores,) = score(config, [call], scoring(config), self.frames, generator)
+        weights_of_frames = frame_weights(self.weighting, scores, call, config.grid)
         terms = [
-            frame_term(name, weight, self.settings, scores, weights)
-            for name, weight in self.weights.items()
-            if weight and name in FRAME_TERMS
+            estimate_term(name, self.weights[name], self.terms[name](scores), weights_of_frames)
+            for name in self._weighted()
         ]
         if self.weights.get("si_sdr"):
-            terms.append(Term("si_sdr", self.weights["si_sdr"], *negative_si_sdr(call)))
+            terms.append(si_sdr_term(self.weights["si_sdr"], call))
         return terms
 
     def _reduce(
         self, terms: Sequence[Term], call: Call, order: Tensor | None, truth: Tensor | None
     ) -> Tensor:
-        terms = [term.in_order(order) for term in terms]
-        means = {t.name: torch.where(t.defined.any(), mean_of(t), torch.nan) for t in terms}
-        defined = [term.defined for term in terms if term.name in FRAME_TERMS]
-        detached = {name: mean.detach() for name, mean in means.items()}
-        self.last = LossRecord(detached, torch.stack(defined).any(0).detach(), order)
+        terms = [term.restored(order) for term in terms]
+        means = {
+            term.label: torch.where(term.defined.any(), mean_of(term), torch.nan).detach()
+            for term in terms
+        }
+        defined = torch.stack([term.defined for term in terms if term.name in self.terms]).any(0)
+        self.last = LossRecord(means, defined.detach(), order)
         self._warn_undefined(self.last.defined, call.bank)
         value = reduced(terms, self.reduction)
         if self.extra is None or truth is None:
@@ -271,8 +287,12 @@ class PerceptualLoss(nn.Module):
 
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
-        names = ("reduction", "weighting", "pit", "frames", "seed")
-        shown = {**self.weights, **self.settings, **{name: getattr(self, name) for name in names}}
+        shown: dict[str, Any] = dict(self.weights)
+        for name in self._weighted():
+            for argument, value in getattr(self.terms[name], "keywords", {}).items():
+                shown[f"{name}_mode" if argument == "mode" else argument] = value
+        for argument in ("reduction", "weighting", "pit", "frames", "seed"):
+            shown[argument] = getattr(self, argument)
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
 
@@ -294,9 +314,11 @@ class SeparationLoss(PerceptualLoss):
             maximises the total SI-SDR; ``"loss"`` the permutation of least loss, by scoring them
             all without gradients (S! forward passes, at most 4 sources).
         frames: score at most so many frames of the batch, drawn at random for each call (in
-            evaluation mode always the same ones). Fewer are cheaper and noisier.
-        seed: of those draws; ``loss.draws`` counts them and can be set to resume.
-        encoder: as for :class:`~torch_mapss.MAPSS`.
+            evaluation mode the same ones in every pass: the draws begin anew with ``loss.eval()``).
+            Fewer are cheaper and noisier.
+        seed: of those draws, and of the noise in the banks of a MAPSS that is made here (one that
+            is given has its own). ``loss.draws`` counts the draws and can be set to resume.
+        encoder: of a MAPSS that is made here; None: the default encoder of MAPSS.
         options: further keywords of :class:`~torch_mapss.MAPSS`, e.g. ``layer``,
             ``separation_bank=DistortionBank("separation", size=24)``, ``device``.
 
@@ -312,7 +334,8 @@ class SeparationLoss(PerceptualLoss):
     """
 
     def __init__(self, mapss: MAPSS | None = None, *, mode: str = "linear", **options: Any) -> None:
-        super().__init__(mapss, {"separation": 1.0}, {"separation_mode": mode}, **options)
+        terms = {"separation": separation_term(mode)}
+        super().__init__(mapss, {"separation": 1.0}, terms, **options)
 
 
 class MatchLoss(PerceptualLoss):
@@ -329,7 +352,8 @@ class MatchLoss(PerceptualLoss):
     """
 
     def __init__(self, mapss: MAPSS | None = None, *, mode: str = "log1p", **options: Any) -> None:
-        super().__init__(mapss, {"match": 1.0}, {"match_mode": mode}, **options)
+        terms = {"match": match_term(mode)}
+        super().__init__(mapss, {"match": 1.0}, terms, **options)
 
 
 class ClearanceLoss(PerceptualLoss):
@@ -346,7 +370,7 @@ class ClearanceLoss(PerceptualLoss):
     """
 
     def __init__(self, mapss: MAPSS | None = None, **options: Any) -> None:
-        super().__init__(mapss, {"clearance": 1.0}, {}, **options)
+        super().__init__(mapss, {"clearance": 1.0}, **options)
 
 
 class FidelityLoss(PerceptualLoss):
@@ -361,7 +385,7 @@ class FidelityLoss(PerceptualLoss):
     """
 
     def __init__(self, mapss: MAPSS | None = None, **options: Any) -> None:
-        super().__init__(mapss, {"fidelity": 1.0}, {}, **options)
+        super().__init__(mapss, {"fidelity": 1.0}, **options)
 
 
 class DecompositionLoss(PerceptualLoss):
@@ -398,7 +422,7 @@ class DecompositionLoss(PerceptualLoss):
         **options: Any,
     ) -> None:
         weights = {"clearance": clearance, "fidelity": fidelity, "si_sdr": si_sdr}
-        super().__init__(mapss, weights, {}, **options)
+        super().__init__(mapss, weights, **options)
 
 
 class BleedLoss(PerceptualLoss):
@@ -415,7 +439,8 @@ class BleedLoss(PerceptualLoss):
     def __init__(
         self, mapss: MAPSS | None = None, *, floor_db: float = -40.0, **options: Any
     ) -> None:
-        super().__init__(mapss, {"bleed": 1.0}, {"floor_db": floor_db}, **options)
+        terms = {"bleed": bleed_term(floor_db)}
+        super().__init__(mapss, {"bleed": 1.0}, terms, **options)
 
 
 class MAPSSLoss(PerceptualLoss):
@@ -467,14 +492,20 @@ class MAPSSLoss(PerceptualLoss):
         floor_db: float = -40.0,
         **options: Any,
     ) -> None:
-        settings = {
-            "separation_mode": separation_mode,
-            "match_mode": match_mode,
-            "floor_db": floor_db,
+        weights = {
+            "clearance": clearance,
+            "fidelity": fidelity,
+            "separation": separation,
+            "match": match,
+            "bleed": bleed,
+            "si_sdr": si_sdr,
         }
-        weights = {"clearance": clearance, "fidelity": fidelity, "separation": separation}
-        weights |= {"match": match, "bleed": bleed, "si_sdr": si_sdr}
-        super().__init__(mapss, weights, settings, **options)
+        terms = {
+            "separation": separation_term(separation_mode),
+            "match": match_term(match_mode),
+            "bleed": bleed_term(floor_db),
+        }
+        super().__init__(mapss, weights, terms, **options)
         if extra is not None and not callable(extra):
             raise TypeError(
                 "extra must be a function of (estimates, references), got "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,25 +16,34 @@ from torch_mapss.core import checks, devices
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.call import Call
 from torch_mapss.pipeline.config import Grid
+from torch_mapss.pipeline.energy_ratios import si_sdr_of_call
 from torch_mapss.pipeline.scores import Scores
+from torch_mapss.score_table import SCORES
 
 # -log PS goes on as a straight line below this PS: PS is exactly 0 where an output is another
 # source, and the slope of the logarithm would be infinite there.
 LOG_FLOOR = 1e-6
+SEPARATION_MODES = ("linear", "log")
+MATCH_MODES = ("log1p", "linear", "log")
 
 Weighting = Callable[[Scores, ReferenceBank], Tensor]
 
 
 class Term(NamedTuple):
-    """One part of a loss, per estimate."""
+    """One term of a loss, per estimate."""
 
-    name: str
+    name: str  # of its weight
     weight: float
     values: Tensor  # (B, S'), exactly 0 where not defined
     defined: Tensor  # (B, S') bool
 
-    def in_order(self, order: Tensor | None) -> Term:
-        """The term with its values back in the places of the estimates."""
+    @property
+    def label(self) -> str:
+        """What it is called in logs: a loss, which falls where its score rises."""
+        return f"{self.name}_loss"
+
+    def restored(self, order: Tensor | None) -> Term:
+        """The term with its values at the places of the estimates, which PIT had put in order."""
         return self._replace(
             values=devices.restore_order(self.values, order),
             defined=devices.restore_order(self.defined, order),
@@ -44,7 +54,8 @@ class Term(NamedTuple):
 class LossRecord:
     """Values of the last call, without a graph, for logs."""
 
-    terms: dict[str, Tensor]  # () unweighted mean of each term; NaN where it has no defined item
+    #: Name -> () unweighted mean of a term, such as ``clearance_loss``; NaN without a defined item.
+    terms: dict[str, Tensor]
     defined: Tensor  # (B, S') bool: estimates that a term of frame scores was defined for
     order: Tensor | None  # (B, S) with PIT: the estimate taken for each reference
 
@@ -55,107 +66,123 @@ class LossRecord:
 
 
 # ------------------------------------------------------------------------------------------------
-# Values of frames
+# Losses of frames
 # ------------------------------------------------------------------------------------------------
 
 
-class FrameTerm(NamedTuple):
-    """A term that every frame has."""
+class FrameLosses(NamedTuple):
+    """A term of a loss, of every frame."""
 
-    measure: str  # that computes it
-    field: str  # of Scores: it is defined where this is
-    values: Callable[[Scores, Any], Tensor]  # (B, S', F) from scores and a setting of the loss
-    setting: str = ""  # name of that setting
-    choices: tuple[Any, ...] = (None,)  # for the setting; the first is taken where a loss has none
-
-    def check(self, settings: Mapping[str, Any]) -> None:
-        """Raise TypeError or ValueError for a setting of a loss that does not fit."""
-        given = settings.get(self.setting, self.choices[0])
-        if isinstance(self.choices[0], float):
-            checks.check_real(given, self.setting, "[-100, 100]")
-        else:
-            checks.check_choice(given, self.setting, self.choices)
+    values: Tensor  # (B, S', F)
+    defined: Tensor  # (B, S', F) bool
+    weighted: bool = True  # False: all frames count alike, whatever their weights
 
 
-def leakage_values(scores: Scores, mode: str) -> Tensor:
-    """1 - PS, or -log PS continued as its tangent below ``LOG_FLOOR``."""
-    ps = scores.of("ps")
+FrameTerm = Callable[[Scores], FrameLosses]
+
+
+def clearance_loss(scores: Scores) -> FrameLosses:
+    """1 - clearance."""
+    return FrameLosses(1.0 - scores.of("clearance"), scores.defined("clearance"))
+
+
+def fidelity_loss(scores: Scores) -> FrameLosses:
+    """Distortion as a share of the distance to a source: 1 - fidelity without its cap at 1.
+
+    1 - fidelity itself is flat where the distortion exceeds the distance to a source.
+    """
+    return FrameLosses(scores.of("distortion_ratio"), scores.defined("distortion_ratio"))
+
+
+def separation_loss(scores: Scores, mode: str = "linear") -> FrameLosses:
+    """1 - PS, or ("log") -log PS, continued as its tangent below ``LOG_FLOOR``."""
+    checks.check_choice(mode, "separation_mode", SEPARATION_MODES)
+    ps, defined = scores.of("ps"), scores.defined("ps")
     if mode == "linear":
-        return 1.0 - ps
+        return FrameLosses(1.0 - ps, defined)
     low = ps < LOG_FLOOR
     log = torch.where(low, 1.0, ps).log()  # the input is masked too: log 0 has no slope
-    line = math.log(LOG_FLOOR) + (ps - LOG_FLOOR) / LOG_FLOOR
-    return -torch.where(low, line, log)
+    tangent = math.log(LOG_FLOOR) + (ps - LOG_FLOOR) / LOG_FLOOR
+    return FrameLosses(-torch.where(low, tangent, log), defined)
 
 
-def distortion_values(scores: Scores, mode: str) -> Tensor:
-    """1 - PM, -log PM, or log(1 - log PM)."""
+def match_loss(scores: Scores, mode: str = "log1p") -> FrameLosses:
+    """log(1 - log PM), or ("log") -log PM, or ("linear") 1 - PM."""
+    checks.check_choice(mode, "match_mode", MATCH_MODES)
+    log_pm, defined = scores.of("log_pm"), scores.defined("log_pm")
     if mode == "linear":
-        return 1.0 - scores.of("pm")
-    log_pm = scores.of("log_pm")
-    return -log_pm if mode == "log" else torch.log1p(-log_pm)
+        return FrameLosses(1.0 - scores.of("pm"), defined)
+    return FrameLosses(-log_pm if mode == "log" else torch.log1p(-log_pm), defined)
 
 
-def bleed_values(scores: Scores, floor_db: float) -> Tensor:
-    """Decibels above the floor, 0 below it."""
+def bleed_loss(scores: Scores, floor_db: float = -40.0) -> FrameLosses:
+    """Decibels above the floor, 0 below it.
+
+    All frames count alike: in these the own reference is silent and has no weight to give.
+    """
     bleed = scores.of("bleed_db")
-    return (torch.where(bleed.isnan(), floor_db, bleed) - floor_db).clamp(min=0.0)
+    above = (torch.where(bleed.isnan(), floor_db, bleed) - floor_db).clamp(min=0.0)
+    return FrameLosses(above, scores.defined("bleed_db"), weighted=False)
 
 
-FRAME_TERMS = {
-    "clearance": FrameTerm("decomposition", "clearance", lambda s, _: 1.0 - s.of("clearance")),
-    # Not 1 - fidelity, which is flat where the distortion exceeds the distance to a source.
-    "fidelity": FrameTerm(
-        "decomposition", "distortion_ratio", lambda s, _: s.of("distortion_ratio")
-    ),
-    "separation": FrameTerm(
-        "separation", "ps", leakage_values, "separation_mode", ("linear", "log")
-    ),
-    "match": FrameTerm(
-        "match", "log_pm", distortion_values, "match_mode", ("log1p", "linear", "log")
-    ),
-    "bleed": FrameTerm("bleed", "bleed_db", bleed_values, "floor_db", (-40.0,)),
+#: Name of a weight -> its term of frames, with the default settings. The score that a term is made
+#: of has its label, such as ``clearance_loss``, as its ``loss_term`` in the table of scores.
+FRAME_TERMS: dict[str, FrameTerm] = {
+    "clearance": clearance_loss,
+    "fidelity": fidelity_loss,
+    "separation": separation_loss,
+    "match": match_loss,
+    "bleed": bleed_loss,
 }
 
 
-def frame_term(
-    name: str, weight: float, settings: Mapping[str, Any], scores: Scores, weights: Tensor
-) -> Term:
+def separation_term(mode: str) -> FrameTerm:
+    """:func:`separation_loss` of one mode, checked."""
+    checks.check_choice(mode, "separation_mode", SEPARATION_MODES)
+    return functools.partial(separation_loss, mode=mode)
+
+
+def match_term(mode: str) -> FrameTerm:
+    """:func:`match_loss` of one mode, checked."""
+    checks.check_choice(mode, "match_mode", MATCH_MODES)
+    return functools.partial(match_loss, mode=mode)
+
+
+def bleed_term(floor_db: float) -> FrameTerm:
+    """:func:`bleed_loss` above a floor, checked."""
+    floor_db = checks.check_real(floor_db, "floor_db", "[-100, 100]")
+    return functools.partial(bleed_loss, floor_db=floor_db)
+
+
+def measure_of_term(name: str) -> str:
+    """The measure that a term needs, by the name of its weight."""
+    label = f"{name}_loss"
+    return next(score.measure for score in SCORES.values() if score.loss_term == label)
+
+
+def estimate_term(name: str, weight: float, losses: FrameLosses, frame_weights: Tensor) -> Term:
     """A term of frames as the mean of each estimate.
 
     Args:
-        name: in ``FRAME_TERMS``.
+        name: of the weight.
         weight: of the term in the loss.
-        settings: of the loss.
-        scores: with its measure.
-        weights: (B, S', F) at least 0, of the frames; bleed, in frames where the own reference is
-            silent, counts all frames alike.
+        losses: of the frames.
+        frame_weights: (B, S', F) at least 0.
     """
-    term = FRAME_TERMS[name]
-    defined = scores.defined(term.field)
-    shares = torch.where(defined, torch.ones_like(weights) if name == "bleed" else weights, 0.0)
-    setting = settings.get(term.setting, term.choices[0])
-    values = torch.where(defined, term.values(scores, setting), 0.0)
-    shares = shares.to(values.dtype)
-    total = shares.sum(-1)
+    weights = frame_weights if losses.weighted else torch.ones_like(frame_weights)
+    weights = torch.where(losses.defined, weights, 0.0).to(losses.values.dtype)
+    values = torch.where(losses.defined, losses.values, 0.0)
+    total = weights.sum(-1)
     # Weights of any scale: relative ones cannot underflow against each other.
-    relative = shares / torch.where(total > 0.0, total, 1.0).unsqueeze(-1)
+    relative = weights / torch.where(total > 0.0, total, 1.0).unsqueeze(-1)
     mean = torch.where(relative > 0.0, values * relative, 0.0).sum(-1)
     return Term(name, weight, mean, total > 0.0)
 
 
-def negative_si_sdr(call: Call) -> tuple[Tensor, Tensor]:
-    """-SI-SDR (B, S') in dB, and where the reference is not silent."""
-    values = call.estimates.new_zeros(call.estimates.shape[:2])
-    defined = torch.zeros(values.shape, dtype=torch.bool, device=values.device)
-    for clips, references in call.pairs():
-        references = devices.select(references, call.attributed, 1)
-        active = ~audio.is_silent(references) & clips.valid.all(-1, keepdim=True)
-        place = (devices.upload(clips.items, values.device),)
-        found = audio.si_sdr(clips.waves, references.to(values.dtype))
-        values = values.index_put(place, torch.where(active, -found, 0.0))
-        defined = defined.index_put(place, active)
-    return values, defined
+def si_sdr_term(weight: float, call: Call) -> Term:
+    """-SI-SDR in dB of each estimate whose reference is not silent."""
+    decibels, defined = si_sdr_of_call(call)
+    return Term("si_sdr", weight, -decibels, defined)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -190,17 +217,17 @@ def frame_weights(
 
 def _energies(bank: ReferenceBank, index: tuple[int, ...], grid: Grid) -> Tensor:
     """(B, S', F) mean square of the normalised references in every frame, 0 in padding."""
-    like = bank.groups[0].waves
-    energies = like.new_zeros(bank.batch, len(index), bank.frames)
+    energies = bank.groups[0].waves.new_zeros(bank.batch, len(index), bank.frames)
     for group in bank.groups:
         waves = devices.select(group.waves, index, 1)
         power = audio.frame_rms(waves, grid.receptive_field, grid.hop).square()
-        places = devices.upload(group.items, energies.device)
-        energies[places, :, : power.shape[-1]] = power.to(energies.dtype)
+        items = devices.upload(group.items, energies.device)
+        energies[items, :, : power.shape[-1]] = power.to(energies.dtype)
     return energies
 
 
 def checked_weighting(weighting: str | Weighting | None) -> str | Weighting | None:
+    """``weighting``; ValueError unless it is one of its three kinds."""
     if weighting is None or weighting == "energy" or callable(weighting):
         return weighting
     raise ValueError(

@@ -1,0 +1,87 @@
+"""Settings of metrics, and torch's own defaults around a call."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+
+import pytest
+import torch
+from metric_pairs import FUNCTIONS
+from stub_scorers import Stub, banks, leaking_pair, states_of, stub_scorer
+from torch_settings import AROUND, defaults
+
+from torch_mapss import MAPSS, Clearance, PerceptualMatch, PerceptualSeparation, SourceScores
+
+same = functools.partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+
+
+def test_options_reach_the_mapss():
+    preds, target = leaking_pair(2)
+    metric = PerceptualSeparation(encoder=Stub(), energy=0.8, trim=True, **banks())
+    expected = stub_scorer(energy=0.8, trim=True)(preds[..., :-5], target).utterance().ps.mean()
+    torch.testing.assert_close(metric(preds[..., :-5], target), expected)
+    assert repr(metric) == "PerceptualSeparation(encoder='stub', reduction='mean')"
+    shown = repr(PerceptualMatch(stub_scorer(), log=True, frames=5, seed=2))
+    assert shown == (
+        "PerceptualMatch(match_encoder='stub', reduction='mean', frames=5, seed=2, log=True)"
+    )
+    assert "measures=('match', 'si_sdr')" in repr(SourceScores(MAPSS("mel", measures="match")))
+    alone = Clearance()  # loads no weights of the default encoder
+    assert "encoder='mel'" in repr(alone)
+    assert float(alone(torch.randn(1, 2, 8000), torch.randn(1, 2, 8000))) < 1.0
+    assert alone.mapss.config.encoders["encoder"]._encoder is None
+    mapss = stub_scorer()
+    for make, error, message in (
+        (lambda: PerceptualSeparation(mapss, pit="loss"), ValueError, "pit"),
+        (lambda: PerceptualSeparation(mapss, pit="si_sdr", attributed=(0,)), ValueError, "pit"),
+        (lambda: PerceptualSeparation(mapss, encoder="mel", energy=0.8), ValueError, "energy"),
+        (lambda: PerceptualSeparation(mapss, encoder="wav2vec2-large"), ValueError, "encoder"),
+        (lambda: PerceptualSeparation("mel"), TypeError, "encoder='mel'"),
+        (lambda: PerceptualMatch(mapss, reduction="pesq"), ValueError, "reduction"),
+        (lambda: PerceptualMatch(mapss, frames=0), ValueError, "frames"),
+        (lambda: PerceptualMatch(mapss, no_such_name=1), ValueError, "no_such_name"),
+    ):
+        with pytest.raises(error, match=message):
+            make()
+
+
+CALLS = {
+    "update": lambda metric, batch: metric.update(*batch),
+    "forward": lambda metric, batch: metric(*batch),
+    "compute": lambda metric, batch: metric.compute(),
+    "item_scores": lambda metric, batch: metric.item_scores(),
+    "function": lambda metric, batch: FUNCTIONS[type(metric)](*batch, metric.mapss),
+}
+
+
+@pytest.mark.parametrize("around", AROUND, ids=str)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("metric_class", [PerceptualSeparation, PerceptualMatch])
+def test_defaults_of_torch_disturb_no_single_call(metric_class, call, around):
+    """All else is done outside, so that no other call can make good what this one does wrong."""
+
+    def called(**around):
+        metric = metric_class(stub_scorer(), reduction="none")
+        metric.update(*leaking_pair(2))
+        batch = [x[..., :4000] for x in leaking_pair(1, seed=1)]
+        before = torch.get_default_dtype(), torch.get_default_device()
+        with defaults(**around):
+            within = torch.get_default_dtype(), torch.get_default_device()
+            value = CALLS[call](metric, batch)
+            assert (torch.get_default_dtype(), torch.get_default_device()) == within
+        assert (torch.get_default_dtype(), torch.get_default_device()) == before
+        return [value, *states_of(metric)[1:], metric.compute()]  # without the fingerprint
+
+    for value, expected in zip(called(**around), called(), strict=True):
+        same(value, expected)
+
+
+def test_a_broken_package_is_explained(monkeypatch):
+    """torchmetrics fails to load where transformers is installed and broken."""
+    for name in [name for name in sys.modules if name.startswith("torch_mapss.metrics")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    with pytest.raises(ImportError, match=r"torch_mapss\.metrics needs torchmetrics.*transformers"):
+        importlib.import_module("torch_mapss.metrics")

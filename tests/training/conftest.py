@@ -1,0 +1,13 @@
+"""References for the tests of the losses."""
+
+from __future__ import annotations
+
+import pytest
+from bursts import voices
+from torch import Tensor
+
+
+@pytest.fixture
+def references() -> Tensor:
+    """Three mixtures of two sources, 0.3 s."""
+    return voices(3, 2, 4800)

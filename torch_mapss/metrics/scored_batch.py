@@ -1,0 +1,118 @@
+"""A batch, scored: what every metric and its function read their numbers off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.core import checks
+from torch_mapss.core.pooling import masked_mean
+from torch_mapss.pipeline.bank import ReferenceBank
+from torch_mapss.pipeline.call import make_call
+from torch_mapss.pipeline.energy_ratios import si_sdr_of_call
+from torch_mapss.pipeline.frame_draws import frame_generator
+from torch_mapss.pipeline.mapss import MAPSS
+from torch_mapss.pipeline.measures import MEASURES
+from torch_mapss.pipeline.order import best_order, reordered
+from torch_mapss.pipeline.score import score, scoring
+from torch_mapss.pipeline.scores import Scores
+from torch_mapss.score_table import SCORES
+
+Target = Tensor | ReferenceBank
+REDUCTIONS = ("mean", "source", "none")
+
+
+class Request(NamedTuple):
+    """What is asked of a scorer for every batch."""
+
+    measures: tuple[str, ...]  # families of scores, "si_sdr" among them
+    attributed: tuple[int, ...] | None = None  # (S',) source of each estimate; None: in order
+    frames: int | None = None  # scored at most; None: all
+    seed: int = 0  # of the frames that are drawn
+    pit: str | None = None
+
+
+class ScoredBatch(NamedTuple):
+    """The scores of a batch. ``B`` mixtures, ``S'`` estimates, ``F`` frames."""
+
+    frame_scores: Scores
+    si_sdr: Tensor | None  # (B, S') dB, NaN for a silent reference; None: not asked for
+
+    def by_source(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Scores by name, (B, S') each: frames pooled, NaN where undefined."""
+        pooled = self.frame_scores.utterance()
+        return {name: self.si_sdr if name == "si_sdr" else getattr(pooled, name) for name in names}
+
+    def by_frame(self, name: str) -> Tensor:
+        """(B, S', F) of a score that frames have, NaN where undefined."""
+        scores = self.frame_scores
+        return torch.where(scores.defined(name), scores.of(name), torch.nan)
+
+
+def score_batch(
+    mapss: MAPSS,
+    preds: Tensor,
+    target: Target,
+    lengths: Tensor | Sequence[int] | None,
+    request: Request,
+    draw: int = 0,
+) -> ScoredBatch:
+    """Score a batch.
+
+    Args:
+        mapss: the scorer.
+        preds: (B, S', T) or (S', T) estimates.
+        target: (B, S, T) or (S, T) references, or a bank of them.
+        lengths: (B,) true lengths in samples; None: T.
+        request: what is asked for.
+        draw: which draw of random frames is taken.
+
+    Raises:
+        TypeError, ValueError: input that cannot be scored, see :meth:`MAPSS.forward`; with ``pit``
+            not one estimate per reference.
+    """
+    config = mapss.config
+    measures = tuple(name for name in request.measures if name in MEASURES)
+    call = make_call(
+        config,
+        preds,
+        target,
+        request.attributed,
+        lengths,
+        measures,
+        config.budget_for(preds),
+        pit=request.pit,
+        warn=True,
+    )
+    if request.pit is not None:
+        call = reordered(call, best_order(call))
+    generator = None if request.frames is None else frame_generator(request.seed, draw)
+    (scores,) = score(config, [call], scoring(config), request.frames, generator)
+    if "si_sdr" not in request.measures:
+        return ScoredBatch(scores, None)
+    decibels, defined = si_sdr_of_call(call)
+    return ScoredBatch(scores, torch.where(defined, decibels, torch.nan))
+
+
+def item_means(values: Tensor) -> Tensor:
+    """(..., S') -> (...): mean over the sources that are defined, NaN where none is."""
+    return masked_mean(values.nan_to_num(0.0), ~values.isnan())
+
+
+def reduced_score(score_name: str, reduction: str) -> str:
+    """The score that is averaged for a reduction: of PS, "pesq" is the paper's pooling.
+
+    Raises:
+        ValueError: no such reduction.
+    """
+    choices = (*REDUCTIONS, "pesq") if score_name == "ps" else REDUCTIONS
+    checks.check_choice(reduction, "reduction", choices)
+    return "ps_pesq" if reduction == "pesq" else score_name
+
+
+def measure_of_score(score_name: str) -> str:
+    """The measure that computes a score."""
+    return SCORES[score_name].measure
