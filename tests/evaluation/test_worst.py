@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import shutil
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch_mapss.evaluation.worst import (
     worst_segments,
     write_segments,
 )
+from torch_mapss.score_table import SCORES
 
 RATE = 16_000
 
@@ -112,7 +114,7 @@ def test_order_and_choice(folder, results, tmp_path, capsys):
     names = [name for name in WORST_OF if name in results.measures and name != "bleed_db"]
     assert [*found.groups] == names
     assert found.is_monotonic_increasing.all()
-    with pytest.raises(ValueError, match=r"measures .*'sdr'"):
+    with pytest.raises(ValueError, match=r"measures must be of .*'sdr'"):
         worst_segments(results, 3, ("sdr",))
     with pytest.raises(ValueError, match="count"):
         worst_segments(results, 0)
@@ -185,3 +187,29 @@ def test_sampled_frames_stand_alone(folder, tmp_path, capsys):
     np.testing.assert_allclose(found["end"] - found["start"], 0.02)
     assert cli.main(["worst", str(tmp_path)]) == 0
     assert "single frames, which have no neighbours" in capsys.readouterr().out
+
+
+def test_measures_stand_for_their_scores(results):
+    def listed(*names: str) -> list[str]:
+        return [*worst_segments(results, 1, names)["measure"].unique()]
+
+    assert listed("decomposition") == ["clearance", "fidelity"]
+    assert listed("log_pm", "separation") == ["log_pm", "ps"]
+    # A score of utterances alone has no moments.
+    assert SCORES["log_pm_compressed"].has_frames is False
+    items = results.items.assign(ps_pesq=0.5)
+    with pytest.raises(ValueError, match="measures must be of clearance, fidelity, ps, pm, log_pm"):
+        worst_segments(dataclasses.replace(results, items=items), 1, ["ps_pesq"])
+
+
+def test_controls_are_listed_when_asked_for_or_alone(folder, tmp_path):
+    """An anchor is worst throughout, and says nothing about the systems."""
+    (entry,) = load_manifest(folder.parent / "manifest.json")
+    renamed = {"control:anchor": entry.systems["bad"], "good": entry.systems["good"]}
+    options: dict[str, Any] = {"mapss": small_mapss(), "measures": "separation"}
+    with_control = evaluate_set([entry._replace(systems=renamed)], out=tmp_path / "a", **options)
+    assert {*worst_segments(with_control, 5)["system"]} == {"good"}
+    assert "control:anchor" in {*worst_segments(with_control, 5, controls=True)["system"]}
+    only = {"control:anchor": entry.systems["bad"]}
+    alone = evaluate_set([entry._replace(systems=only)], out=tmp_path / "b", **options)
+    assert {*worst_segments(alone, 5)["system"]} == {"control:anchor"}

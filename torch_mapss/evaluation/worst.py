@@ -3,7 +3,8 @@
 Frames of 25 ms that score badly come alone by chance; what one can notice lasts. So a *segment* is
 a span of at least :data:`LEAST_S`: the window of that length with the worst mean over its scored
 frames, joined by the neighbouring frames that are no better. Of one estimate no two segments of a
-measure overlap. With sampled frames there are no neighbours: single frames are listed.
+measure overlap. With sampled frames there are no neighbours: single frames are listed. Hidden
+references and anchors are left out: an anchor is bad throughout.
 
 Bleed, the level of an estimate while its source is silent, is worst where it is highest; its
 segments name the source that is heard there.
@@ -21,8 +22,16 @@ from numpy.typing import NDArray
 
 from torch_mapss.core.checks import check_whole
 from torch_mapss.evaluation import io, sounds
+from torch_mapss.evaluation.comparison_tables import without_controls
 from torch_mapss.evaluation.results import Results, records
-from torch_mapss.score_table import SCORES, present, score_label, score_text
+from torch_mapss.score_table import (
+    FRAME_SCORES,
+    SCORES,
+    present,
+    score_label,
+    score_names,
+    score_text,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -35,19 +44,26 @@ CONTEXT_S = 0.5
 WORST_OF = ("clearance", "fidelity", "ps", "log_pm", "bleed_db")
 #: Bleed below this level is no worst moment of anything.
 LEAST_BLEED_DB = -60.0
+_SEGMENT_COLUMNS = ("measure", "score", "start", "end", "frames", "title", "value")
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
 
 def worst_segments(
-    results: Results, count: int = 20, measures: Sequence[str] | None = None
+    results: Results,
+    count: int = 20,
+    measures: str | Sequence[str] | None = None,
+    controls: bool = False,
 ) -> DataFrame:
     """The worst segments of a set, for each measure the worst first.
 
     Args:
         results: of :func:`~torch_mapss.evaluation.results.load_results`.
         count: segments of each measure.
-        measures: by which systems are ranked; by default those of :data:`WORST_OF` among them.
+        measures: names of measures and of scores by which systems are ranked and that frames have;
+            by default those of :data:`WORST_OF` that the results have.
+        controls: list hidden references and anchors (systems ``control:NAME``) as well; they are
+            listed anyway where there is no other system.
 
     Returns:
         Up to ``count`` rows for every measure, measure after measure: ``measure``, ``score`` (mean
@@ -60,30 +76,53 @@ def worst_segments(
     """
     from pandas import DataFrame
 
-    known = present(results.measures, ranked=True)
-    wanted = [name for name in WORST_OF if name in known] if measures is None else measures
-    if unknown := [name for name in wanted if name not in known]:
-        raise ValueError(f"measures must be of {', '.join(known)}, got {unknown[0]!r}.")
     check_whole(count, "count", 1)
-    worst: dict[str, list[Row]] = {name: [] for name in wanted}
-    keys = ("mixture_id", "system", "source", "source_index", "estimate", "reference")
-    for place, (row, times, curves) in enumerate(frame_curves(results, records(results.scores))):
-        about = {"row": place, **{key: row[key] for key in keys}}
+    names = _listed_measures(results, measures)
+    systems = [*results.systems] if controls else without_controls(results.systems)
+    worst: dict[str, list[Row]] = {name: [] for name in names}
+    columns = ("mixture_id", "system", "source", "source_index", "estimate", "reference")
+    rows = [row | {"row": index} for index, row in enumerate(records(results.scores))]
+    listed_rows = [row for row in rows if row["system"] in systems]
+    for row, times, curves in frame_curves(results, listed_rows):
+        description = {column: row[column] for column in ("row", *columns)}
         for name in worst.keys() & curves:
-            found = _of_estimate(name, times, curves[name], results.sampled, count)
+            segments = _segments(name, times, curves[name], results.sampled, count)
+            candidates = [*worst[name], *({**segment, **description} for segment in segments)]
             sign = 1.0 if SCORES[name].higher_is_better else -1.0
-            every = [*worst[name], *({**one, **about} for one in found)]
-            worst[name] = sorted(every, key=lambda one: sign * one["score"])[:count]
+            candidates.sort(key=lambda segment: sign * segment["score"])
+            worst[name] = candidates[:count]
     for name, segments in worst.items():
-        for one in segments:
-            one |= {role: results.locate(one[role]) for role in ("estimate", "reference")}
-            other = _bleeding(results, one) if name == "bleed_db" else ""
-            large = abs(one["score"]) >= 1e5
-            score = f"{one['score']:.3g}" if large else score_text(name, one["score"])
-            one |= {"measure": name, "value": f"{score} {SCORES[name].unit}".strip()}
-            one["title"] = score_label(name, unit=False) + (f" of {other}" if other else "")
-    columns = ("measure", "score", "start", "end", "frames", "title", "value", "row", *keys)
-    return DataFrame([one for found in worst.values() for one in found], columns=columns)
+        for segment in segments:
+            segment |= _described(results, name, segment)
+    table = [segment for segments in worst.values() for segment in segments]
+    return DataFrame(table, columns=[*_SEGMENT_COLUMNS, "row", *columns])
+
+
+def _listed_measures(results: Results, measures: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The scores of which worst segments are wanted."""
+    ranked = present(results.measures, ranked=True)
+    available = [name for name in ranked if name in FRAME_SCORES]
+    if measures is None:
+        return tuple(name for name in WORST_OF if name in available)
+    asked = [measures] if isinstance(measures, str) else measures
+    for name in asked:
+        if name in ranked and name not in available:
+            raise ValueError(
+                f"measures must be of {', '.join(available)}, got {name!r}, which utterances have "
+                "and frames have not: it has no worst moments."
+            )
+    return score_names(asked, available)
+
+
+def _described(results: Results, name: str, segment: Row) -> Row:
+    """Paths to open, and the measure, its title and the score for people."""
+    paths = {role: results.locate(segment[role]) for role in ("estimate", "reference")}
+    source = _bleeding_source(results, segment) if name == "bleed_db" else ""
+    large = abs(segment["score"]) >= 1e5
+    score = f"{segment['score']:.3g}" if large else score_text(name, segment["score"])
+    title = score_label(name, unit=False) + (f" of {source}" if source else "")
+    value = f"{score} {SCORES[name].unit}".strip()
+    return {**paths, "measure": name, "title": title, "value": value}
 
 
 def frame_curves(
@@ -96,40 +135,45 @@ def frame_curves(
     read = functools.lru_cache(4)(results.frames)  # rows of one mixture follow each other
     for row in rows:
         times, systems = read(row["mixture_id"])
-        found = systems.get(row["system"])
-        if found is None or not len(times):
+        frames = systems.get(row["system"])
+        if frames is None or not len(times):
             yield row, times, {}
             continue
-        place = found.attributed.tolist().index(row["source_index"])
+        output_index = frames.attributed.tolist().index(row["source_index"])
         step = _step(times)
-        number = np.rint((times - times[0]) / step).astype(int)
-        curves = {name: np.full(number[-1] + 1, np.nan) for name in found.scores}
-        for name, curve in curves.items():
-            curve[number] = found.scores[name][place]
-        yield row, times[0] + step * np.arange(number[-1] + 1), curves
+        frame_indices = np.rint((times - times[0]) / step).astype(int)
+        frame_count = frame_indices[-1] + 1
+        curves = {}
+        for name, scores in frames.scores.items():
+            curves[name] = np.full(frame_count, np.nan)
+            curves[name][frame_indices] = scores[output_index]
+        yield row, times[0] + step * np.arange(frame_count), curves
 
 
 def _step(times: Floats) -> float:
+    """Seconds from one frame to the next."""
     return float(times[1] - times[0]) if len(times) > 1 else LEAST_S
 
 
-def _of_estimate(
+def _segments(
     name: str, times: Floats, values: Floats, sampled: bool, count: int
 ) -> Iterator[dict[str, Any]]:
     """The worst segments of one estimate."""
     step = _step(times)
     least = 1 if sampled else max(1, round(LEAST_S / step))
     most = 1 if sampled else max(least, round(MOST_S / step))
-    bleed = name == "bleed_db"
-    scores = -(10.0 ** (values / 10.0)) if bleed else values  # the mean of bleed is of its power
-    for begin, end, score in lowest_runs(scores, least, most, count):
-        score = 10.0 * float(np.log10(max(-score, 1e-30))) if bleed else score
-        if bleed and score < LEAST_BLEED_DB:
+    is_bleed = name == "bleed_db"
+    # The mean of bleed is of its power, and the highest is the worst.
+    scores = -(10.0 ** (values / 10.0)) if is_bleed else values
+    for begin, end, mean in lowest_runs(scores, least, most, count):
+        score = 10.0 * float(np.log10(max(-mean, 1e-30))) if is_bleed else mean
+        if is_bleed and score < LEAST_BLEED_DB:
             continue
         # A frame stands for the step around its centre.
-        start, last = max(0.0, float(times[begin]) - step / 2), float(times[end - 1]) + step / 2
+        begin_s = max(0.0, float(times[begin]) - step / 2)
+        end_s = float(times[end - 1]) + step / 2
         scored = int(np.isfinite(values[begin:end]).sum())
-        yield {"score": score, "start": start, "end": last, "frames": scored}
+        yield {"score": score, "start": begin_s, "end": end_s, "frames": scored}
 
 
 def lowest_runs(scores: Floats, least: int, most: int, count: int) -> list[tuple[int, int, float]]:
@@ -150,8 +194,8 @@ def lowest_runs(scores: Floats, least: int, most: int, count: int) -> list[tuple
     rolling = pandas.Series(scores).rolling(max(least, 1), min_periods=-(-least // 2))
     means = rolling.mean().to_numpy()[least - 1 :].copy()
     free = np.isfinite(scores)
-    found: list[tuple[int, int, float]] = []
-    while len(found) < count and np.isfinite(means).any():
+    runs: list[tuple[int, int, float]] = []
+    while len(runs) < count and np.isfinite(means).any():
         begin = int(np.nanargmin(means))
         end = begin + least
         mean = float(np.nanmean(scores[begin:end]))
@@ -161,20 +205,20 @@ def lowest_runs(scores: Floats, least: int, most: int, count: int) -> list[tuple
         begin -= int(np.argmin(np.append(joins[max(0, end - most) : begin][::-1], False)))
         free[begin:end] = False
         means[max(0, begin - least + 1) : end] = np.nan  # windows that would overlap
-        found.append((begin, end, float(np.nanmean(scores[begin:end]))))
-    return sorted(found, key=lambda run: run[2])
+        runs.append((begin, end, float(np.nanmean(scores[begin:end]))))
+    return sorted(runs, key=lambda run: run[2])
 
 
-def _bleeding(results: Results, segment: Row) -> str:
-    """The other source that is loudest in a segment; empty where its audio is gone."""
+def _bleeding_source(results: Results, segment: Row) -> str:
+    """The source other than its own that is loudest in a segment; empty where audio is gone."""
     paths = results.audio(segment["mixture_id"])
-    others = [k for k in range(len(paths.sources)) if k != segment["source_index"]]
+    indices = [k for k in range(len(paths.sources)) if k != segment["source_index"]]
     try:
-        waves, rate = sounds.read_together([paths.references[k] for k in others])
+        waves, rate = sounds.read_together([paths.references[k] for k in indices])
     except (OSError, ValueError):
-        return paths.sources[others[0]] if len(others) == 1 else ""
+        return paths.sources[indices[0]] if len(indices) == 1 else ""
     levels = sounds.cut(waves, rate, segment["start"], segment["end"]).square().sum(-1)
-    return paths.sources[others[int(levels.argmax())]]
+    return paths.sources[indices[int(levels.argmax())]]
 
 
 def write_segments(
@@ -183,7 +227,7 @@ def write_segments(
     """Write :func:`worst_segments`, with sound around them, as WAV (32 bit float, level unchanged).
 
     Returns:
-        The files: estimate and reference of every segment, named by measure, rank and place.
+        The files: estimate and reference of every segment, named by measure, rank and time.
 
     Raises:
         FileNotFoundError: audio that is gone; nothing is written then.
@@ -192,12 +236,12 @@ def write_segments(
     folder = io.make_folder(folder)
     written: list[str] = []
     ranks = segments.groupby("measure").cumcount() + 1
-    for rank, one in zip(ranks, records(segments)):
-        names = "_".join(one[name] for name in ("mixture_id", "system", "source"))
-        waves, rate = sounds.read_together([one["estimate"], one["reference"]])
-        pieces = sounds.cut(waves, rate, one["start"] - CONTEXT_S, one["end"] + CONTEXT_S)
-        for role, wave in zip(("estimate", "reference"), pieces):
-            name = f"{one['measure']}_{rank:03d}_{names}_{one['start']:.2f}s_{role}"
+    for rank, segment in zip(ranks, records(segments)):
+        output = "_".join(segment[name] for name in ("mixture_id", "system", "source"))
+        waves, rate = sounds.read_together([segment["estimate"], segment["reference"]])
+        context = segment["start"] - CONTEXT_S, segment["end"] + CONTEXT_S
+        for role, wave in zip(("estimate", "reference"), sounds.cut(waves, rate, *context)):
+            name = f"{segment['measure']}_{rank:03d}_{output}_{segment['start']:.2f}s_{role}"
             written.append(os.path.join(folder, io.native(io.file_name(name) + ".wav")))
             io.write_wave(written[-1], wave, rate)
     return tuple(written)

@@ -20,7 +20,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("results", metavar="RESULTS", help="folder of results")
     add("--n", type=int, default=20, metavar="N", help="of each measure (default: %(default)s)")
-    add("--measures", nargs="+", metavar="NAME", help="clearance, ps, … (default: all but pm)")
+    text = "names of measures and of scores: decomposition, ps, … (default: all but pm)"
+    add("--measures", nargs="+", metavar="NAME", help=text)
+    text = "list hidden references and anchors (systems control:NAME) as well"
+    add("--controls", action="store_true", help=text)
     add("--wav", metavar="DIR", help="write each, half a second around it, with its reference")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
 
@@ -31,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from torch_mapss.evaluation.worst import worst_segments, write_segments
 
     results = load_results(args.results, args.audio_root)
-    segments = worst_segments(results, args.n, args.measures)
+    segments = worst_segments(results, args.n, args.measures, args.controls)
     if args.wav is not None:
         write_segments(results, segments, args.wav)
     columns = "measure", "mixture", "system", "source", "from (s)", "to (s)", "score", "frames"
