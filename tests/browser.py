@@ -24,13 +24,16 @@ FLAGS = (
 
 def executable() -> str | None:
     """The browser of this machine, if it has one."""
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+    paths = map(shutil.which, NAMES)
+    return next(filter(None, paths), None)
 
 
 class Browser:
     """One page in a browser of its own: ``open``, ``run`` JavaScript, see what it logged."""
 
-    def __init__(self, profile: Path, width: int = 1280, height: int = 900) -> None:
+    def __init__(
+        self, profile: Path, width: int = 1280, height: int = 900, scheme: str = "light"
+    ) -> None:
         size = f"--window-size={width},{height}"
         command = [str(executable()), *FLAGS, size, f"--user-data-dir={profile}", "about:blank"]
         quiet = subprocess.DEVNULL
@@ -38,13 +41,15 @@ class Browser:
         file = profile / "DevToolsActivePort"
         self.until(lambda: file.exists() and file.read_text().strip(), 60.0)
         with urlopen(f"http://127.0.0.1:{file.read_text().split()[0]}/json/list") as answer:
-            page = next(one for one in json.load(answer) if one["type"] == "page")
+            page = next(target for target in json.load(answer) if target["type"] == "page")
         self.socket = connect(page["webSocketDebuggerUrl"], max_size=None)
         self.last, self.events = 0, list[dict[str, Any]]()
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **screen)
+        preference = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[preference])
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One command of the protocol and its answer."""
@@ -87,23 +92,34 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def point_at(self, selector: str) -> None:
+        """Move the pointer over the middle of an element."""
+        x, y = self.run(
+            f"{{ const node = document.querySelector({json.dumps(selector)});"
+            " node.scrollIntoView({block: 'center'}); const r = node.getBoundingClientRect();"
+            " [r.left + r.width / 2, r.top + r.height / 2] }"
+        )
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
     def complaints(self) -> list[str]:
         """Errors of the console, and exceptions."""
         self.run("0")  # what waits is read first
-        given = [(event["method"], event.get("params", {})) for event in self.events]
-        return [
-            json.dumps(what)[:400]
-            for method, what in given
-            if method == "Runtime.exceptionThrown"
-            or (method == "Log.entryAdded" and what["entry"]["level"] == "error")
-            or (method == "Runtime.consoleAPICalled" and what["type"] == "error")
-        ]
+        errors = []
+        for event in self.events:
+            method, details = event["method"], event.get("params", {})
+            if (
+                method == "Runtime.exceptionThrown"
+                or (method == "Log.entryAdded" and details["entry"]["level"] == "error")
+                or (method == "Runtime.consoleAPICalled" and details["type"] == "error")
+            ):
+                errors.append(json.dumps(details)[:400])
+        return errors
 
     def requests(self) -> list[str]:
         """Addresses asked for, embedded ones aside."""
         self.run("0")
         sent = [e["params"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
-        addresses = [given["request"]["url"] for given in sent]
+        addresses = [parameters["request"]["url"] for parameters in sent]
         return [url for url in addresses if not url.startswith(("data:", "blob:"))]
 
     def screenshot(self, path: Path, full: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The page to listen to: what it holds, what is embedded, and that names stay text."""
+"""The report page: its content, what is embedded, and that names stay text."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from separations import WILD, leaky, save_manifest, score_set, sources, wild_res
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.commands.options import BAD_INPUT, OK
 from torch_mapss.evaluation.comparison import compare
-from torch_mapss.evaluation.page.content import page_content, write_page
-from torch_mapss.evaluation.page.tracks import address, playing_gain
+from torch_mapss.evaluation.page.content import page_content, path_shortener, write_page
+from torch_mapss.evaluation.page.tracks import address, lossless_address, playing_gain
 from torch_mapss.evaluation.results import Results, load_results
+from torch_mapss.evaluation.significance import p_text
 from torch_mapss.evaluation.worst import CONTEXT_S
 
 
@@ -31,69 +32,106 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(results: Results, folder: Path, **options: Any) -> Path:
-    write_page(results, out := folder / "page.html", **options)
-    return out
+    path = folder / "page.html"
+    write_page(results, path, **options)
+    return path
 
 
 @pytest.fixture(scope="module")
 def page(results: Results) -> Path:
-    """Everything is embedded; the folder of the page is made."""
+    """Everything is embedded; the folder of the page is created."""
     return written(results, Path(results.root) / "deep")
 
 
 def content_of(path: str | Path) -> dict[str, Any]:
     text = Path(path).read_text(encoding="utf-8")
-    found = re.search(r'<script type="application/json" id="content">(.*?)</script>', text, re.S)
-    return json.loads(found[1])
+    script = re.search(r'<script type="application/json" id="content">(.*?)</script>', text, re.S)
+    return json.loads(script[1])
 
 
 def samples_of(source: str) -> Any:
     kind, _, content = source.partition(";base64,")
-    assert kind in ("data:audio/flac", "data:audio/wav")
+    assert kind in ("data:audio/mpeg", "data:audio/flac", "data:audio/wav")
     return soundfile.read(io.BytesIO(base64.b64decode(content)))
 
 
+def error_db(samples: Any, truth: Any) -> float:
+    """Power of the difference relative to the truth."""
+    return 10.0 * np.log10(np.square(samples - truth).mean() / np.square(truth).mean())
+
+
+def check_track(track: dict[str, Any], path: str) -> None:
+    """The embedded sound is the file, aligned; its spectrogram is there."""
+    samples, rate = samples_of(track["src"])
+    truth, true_rate = soundfile.read(path)
+    assert (rate, len(samples)) == (true_rate, len(truth))
+    assert error_db(samples, truth) < -25.0
+    assert track["seconds"] == pytest.approx(len(truth) / rate)
+    assert track["picture"].startswith("data:image/jpeg;base64,")
+
+
 def check_sounds_and_curves(results: Results, content: dict[str, Any]) -> None:
-    table = results.scores
+    names = ["mixture_id", "system", "source"]
     for row in content["rows"]:
-        names = ["mixture_id", "system", "source"]
-        own = [row["mixture"], row["system"], row["source"]]
-        (given,) = table[(table[names] == own).all(axis=1)].to_dict("records")
-        paths = {role: results.locate(given[role]) for role in ("reference", "estimate")}
+        key = [row["mixture"], row["system"], row["source"]]
+        (scored,) = results.scores[(results.scores[names] == key).all(axis=1)].to_dict("records")
+        paths = {role: results.locate(scored[role]) for role in ("reference", "estimate")}
         mixture = results.audio(row["mixture"]).mixture
-        assert row["tracks"].keys() == paths.keys() | ({"mixture"} if mixture else set())
-        for role, path in (paths | ({"mixture": mixture} if mixture else {})).items():
-            track = content["tracks"][row["tracks"][role]]
-            made, rate = samples_of(track["src"])
-            truth, true_rate = soundfile.read(path)
-            assert rate == true_rate
-            np.testing.assert_array_equal(made, np.round(truth * 2**23) / 2**23)
-            assert track["seconds"] == pytest.approx(len(truth) / rate)
+        paths |= {"mixture": mixture} if mixture else {}
+        assert row["tracks"].keys() == paths.keys()
+        for role, path in paths.items():
+            check_track(content["tracks"][row["tracks"][role]], path)
         frames = results.frames(row["mixture"])
         system = frames.systems[row["system"]]
-        place = system.attributed.tolist().index(given["source_index"])
-        active = system.active[place]
+        index = system.attributed.tolist().index(scored["source_index"])
+        active = system.active[index]
         if not active.any():
             assert row["curve"] is None
             continue
         curve = np.array(row["curve"]["ps"], dtype=float)
         np.testing.assert_array_equal(np.isfinite(curve), active)
-        np.testing.assert_allclose(curve[active], system.scores["ps"][place][active], rtol=1e-3)
+        np.testing.assert_allclose(curve[active], system.scores["ps"][index][active], rtol=1e-3)
         times = row["curve"]["first"] + row["curve"]["step"] * np.arange(len(curve))
         np.testing.assert_allclose(times, frames.times, atol=1e-4)
 
 
-def test_sounds_are_the_files_to_the_last_bit_and_curves_the_frames(results, page):
+def test_sounds_are_the_files_and_curves_the_frames(results, page):
     content = content_of(page)
     assert content["embedded"] == "14 of 14 audio files embedded"
-    found = compare(results)
-    assert content["answer"] == found.answer()
-    assert content["pairs"] == found.shown_pairs().to_dict("records")
-    assert content["scored"] == "2 mixtures, 2 s in all, by 2 systems"
+    comparison = compare(results)
+    assert content["answer"] == comparison.answer()
+    pairs = comparison.shown_pairs()
+    texts = pairs["p_holm"].map(p_text)
+    assert content["pairs"] == pairs.assign(p_text=texts).to_dict("records")
+    assert content["scored"] == "2 mixtures, 2 s in all, 2 systems"
     assert not any(segment["clips"] for segment in content["segments"])  # whole files have them
-    scores = [float(one["value"]) for one in content["segments"] if one["title"] == "PS"]
-    assert scores == sorted(scores)
     check_sounds_and_curves(results, content)
+
+
+def test_every_score_has_its_worst_moments_worst_first(results, page):
+    content = content_of(page)
+    measures = [segment["measure"] for segment in content["segments"]]
+    assert {*measures} >= {"clearance", "fidelity", "ps", "log_pm"}
+    for measure in {*measures} - {"bleed_db"}:
+        scores = [s["score"] for s in content["segments"] if s["measure"] == measure]
+        assert scores == sorted(scores)
+
+
+def test_a_table_of_means_by_source(results, page):
+    sources_table = content_of(page)["sources"]
+    assert sources_table["names"] == ["a & b", "<i>c</i>"]
+    for row in sources_table["means"]:
+        keys = {name: row[name] for name in ("system", "source")}
+        chosen = (results.scores[[*keys]] == [*keys.values()]).all(axis=1)
+        assert row["mean"] == pytest.approx(results.scores.loc[chosen, row["measure"]].mean())
+
+
+def test_the_page_is_small_without_its_sounds(results, tmp_path):
+    """Scripts and layout; a spectrogram and the curves of a row take a few kilobytes each."""
+    content = content_of(written(results, tmp_path, embed_mb=0.0))
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert len(text) - len(json.dumps(content)) < 60_000
+    assert max(len(track["picture"]) for track in content["tracks"]) < 16_000
 
 
 def test_estimates_behind_an_undefined_one_keep_their_curves_and_sounds(tmp_path):
@@ -108,20 +146,74 @@ def test_estimates_behind_an_undefined_one_keep_their_curves_and_sounds(tmp_path
     content = content_of(written(results, tmp_path, title="A & B"))
     assert content["title"] == "A & B"
     assert [row["source"] for row in content["rows"]] == ["none", "low", "high"]
+    worst_sources = {content["rows"][segment["row"]]["source"] for segment in content["segments"]}
+    assert worst_sources == {"low", "high"}
+    silent_reference = content["rows"][0]["tracks"]["reference"]
+    assert content["tracks"][silent_reference]["picture"]
+    del content["rows"][0]  # silence has no relative error
     check_sounds_and_curves(results, content)
-    sourced = {content["rows"][one["row"]]["source"] for one in content["segments"]}
-    assert sourced == {"low", "high"}
+
+
+def test_hidden_references_and_anchors_are_apart_and_paths_short(tmp_path):
+    truth = sources(2, 0.6)
+    estimates = {"ours": leaky(truth, 0.1), "control:anchor": leaky(truth, 1.0)}
+    files = {name: write_all(tmp_path / name.split(":")[-1], x) for name, x in estimates.items()}
+    references = write_all(tmp_path / "truth", truth)
+    entry = {"mixture_id": "m", "references": references, "systems": files}
+    score_set(save_manifest(tmp_path, [entry]), tmp_path / "results")
+    content = content_of(written(load_results(tmp_path / "results"), tmp_path))
+    assert [row["control"] for row in content["rows"]] == [False, False, True, True]
+    assert {row["system"] for row in content["rows"]} == {"ours", "anchor"}
+    assert {row["system"] for row in content["ranking"]} == {"ours"}
+    (anchor,) = content["controls"]
+    assert anchor["system"] == "anchor"
+    assert 0.0 < anchor["clearance"] < content["rows"][0]["clearance"]
+    worst_systems = {content["rows"][segment["row"]]["system"] for segment in content["segments"]}
+    assert worst_systems == {"ours"}
+    assert content["scored"].endswith("1 system, 1 hidden reference or anchor")
+    notes = [row["note"] for row in content["rows"] if row["note"]]
+    assert any("anchor/a.wav" in note for note in notes)
+    assert not any(str(tmp_path) in note for note in notes)
+
+
+def test_paths_are_told_without_what_they_share():
+    short_paths = path_shortener(["/d/s/m1/a.wav", "/d/s/m10/a.wav", "/d/s/m1/a.wav.wav"])
+    assert short_paths["/d/s/m1/a.wav"] == "m1/a.wav"
+    assert [*short_paths][-1] == "/d/s/m1/a.wav"  # not replaced inside a longer one
+    assert path_shortener(["a.wav"]) == {"a.wav": "a.wav"}
+    assert path_shortener([]) == {}
+
+
+def test_a_downmix_is_told(tmp_path):
+    truth = sources(2, 0.6)
+    references = write_all(tmp_path / "truth", truth[:, None].expand(-1, 2, -1))
+    estimates = write_all(tmp_path / "s", leaky(truth, 0.1)[:, None].expand(-1, 2, -1))
+    entry = {"mixture_id": "m", "references": references, "systems": {"s": estimates}}
+    score_set(save_manifest(tmp_path, [entry]), tmp_path / "results")
+    content = content_of(written(load_results(tmp_path / "results"), tmp_path))
+    assert content["input"] == ["2 channels averaged (2 of 2 estimates)"]
 
 
 @pytest.mark.parametrize(("seconds", "kind"), [(0.3, "wav"), (20.0, "flac")])
-def test_sixteen_bits_stay_sixteen(seconds, kind):
-    whole = (2**14 * sources(1, seconds)[0]).round()
-    made = address(whole / 2**15, 16000)
-    assert made.startswith(f"data:audio/{kind};base64,")
-    content = io.BytesIO(base64.b64decode(made.split(",")[1]))
+def test_without_mp3_sounds_are_lossless(seconds, kind, monkeypatch):
+    integers = (2**14 * sources(1, seconds)[0]).round()
+    assert address(integers / 2**15, 16000).startswith("data:audio/mpeg;base64,")
+    assert address(integers / 2**15, 12345) == lossless_address(integers / 2**15, 12345)
+    monkeypatch.setattr(soundfile, "available_formats", lambda: {"WAV": "", "FLAC": ""})
+    sound = address(integers / 2**15, 16000)
+    assert sound.startswith(f"data:audio/{kind};base64,")
+    content = io.BytesIO(base64.b64decode(sound.split(",")[1]))
     assert soundfile.info(content).subtype == "PCM_16"
     content.seek(0)
-    np.testing.assert_array_equal(soundfile.read(content, dtype="int16")[0], whole.numpy())
+    np.testing.assert_array_equal(soundfile.read(content, dtype="int16")[0], integers.numpy())
+
+
+@pytest.mark.parametrize("rate", [16000, 22050, 24000, 32000, 44100, 48000])
+def test_compressed_sounds_keep_length_and_place(rate):
+    wave = sources(1, 0.9, rate=rate)[0]
+    samples, found_rate = samples_of(address(wave, rate))
+    assert (found_rate, len(samples)) == (rate, len(wave))
+    assert error_db(samples, wave.numpy()) < -25.0
 
 
 def test_playing_levels_are_those_that_are_scored():
@@ -131,61 +223,62 @@ def test_playing_levels_are_those_that_are_scored():
 
 
 def test_long_curves_are_means_of_frames(results, tmp_path, monkeypatch):
-    name = "torch_mapss.evaluation.page.content."
-    monkeypatch.setattr(f"{name}_FEWEST", 10)
-    monkeypatch.setattr(f"{name}_VALUES", 10)
+    module = "torch_mapss.evaluation.page.content."
+    monkeypatch.setattr(f"{module}_FEWEST", 10)
+    monkeypatch.setattr(f"{module}_VALUES", 10)
     rows = page_content(results, str(tmp_path / "page.html"), 0)["rows"]
     assert all(row["curve"] is None for row in rows)  # no room at all
     assert all("no curve" in row["note"] for row in rows)
-    monkeypatch.setattr(f"{name}_VALUES", 1000)
+    monkeypatch.setattr(f"{module}_VALUES", 1000)
     row = page_content(results, str(tmp_path / "page.html"), 0)["rows"][0]
     frames = results.frames(row["mixture"])
     values = frames.systems[row["system"]].scores["ps"][0]
-    share = round(row["curve"]["step"] / float(np.diff(frames.times)[0]))
-    assert len(row["curve"]["ps"]) == -(-len(values) // share) < 41
-    assert row["curve"]["first"] == pytest.approx(frames.times[:share].mean(), abs=1e-6)
-    assert row["curve"]["ps"][0] == pytest.approx(np.nanmean(values[:share]), rel=1e-3)
+    stride = round(row["curve"]["step"] / float(np.diff(frames.times)[0]))
+    assert len(row["curve"]["ps"]) == -(-len(values) // stride) < 41
+    assert row["curve"]["first"] == pytest.approx(frames.times[:stride].mean(), abs=1e-6)
+    assert row["curve"]["ps"][0] == pytest.approx(np.nanmean(values[:stride]), rel=1e-3)
 
 
-@pytest.mark.parametrize("embed_mb", [0.0, 0.3])
+@pytest.mark.parametrize("embed_mb", [0.0, 0.12])
 def test_what_does_not_fit_is_linked_from_the_page(results, tmp_path, embed_mb):
-    out = written(results, tmp_path, embed_mb=embed_mb)
-    content = content_of(out)
+    path = written(results, tmp_path, embed_mb=embed_mb)
+    content = content_of(path)
     assert all(row["curve"] and len(row["tracks"]) == 3 for row in content["rows"])
+    assert all(track["picture"] for track in content["tracks"])  # embedded or not
     linked = [track for track in content["tracks"] if not track["embedded"]]
     assert linked
     for track in linked:
         assert not {" ", "#"} & {*track["src"]}
-        assert (out.parent / unquote(track["src"])).exists()
-    clips = [clip for one in content["segments"] for clip in (one["clips"] or {}).values()]
-    kept = [track for track in content["tracks"] if track["embedded"]]
-    used = sum(map(len, clips)) + sum(len(t["src"]) + len(t["picture"]) for t in kept)
-    assert used <= 1e6 * embed_mb
+        assert (path.parent / unquote(track["src"])).exists()
+    clips = [segment["clips"] for segment in content["segments"] if segment["clips"]]
+    clip_bytes = sum(len(sound) for clip in clips for sound in clip.values())
+    embedded = [track for track in content["tracks"] if track["embedded"]]
+    assert clip_bytes + sum(len(track["src"]) for track in embedded) <= 1e6 * embed_mb
     assert bool(clips) == (embed_mb > 0)
     assert "--embed-mb 1 embeds all" in content["embedded"]
     for segment in content["segments"][:1] if clips else ():  # a clip is its stretch
         row = content["rows"][segment["row"]]
         estimate = content["tracks"][row["tracks"]["estimate"]]["name"]
         folder = f"s{results.systems.index(row['system'])}"
-        made, rate = samples_of(segment["clips"]["estimate"])
-        first = max(0, round((segment["start"] - CONTEXT_S) * rate))
+        samples, rate = samples_of(segment["clips"]["estimate"])
+        begin = max(0, round((segment["start"] - CONTEXT_S) * rate))
         truth = soundfile.read(Path(results.root) / folder / estimate)[0]
-        np.testing.assert_allclose(made, truth[first : first + len(made)], atol=2e-7)
+        assert error_db(samples, truth[begin : begin + len(samples)]) < -25.0
 
 
 def test_names_are_text_and_nothing_is_fetched(page):
     text = page.read_text(encoding="utf-8")
     assert "<script>alert" not in text
     assert content_of(page)["rows"][2]["system"] == WILD
-    ours = text[: text.index('<script type="application/json"')]
-    assert not re.findall(r'(?:src|href)="(?!data:|#)', ours)
+    layout = text[: text.index('<script type="application/json"')]
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', layout)
 
 
 def test_audio_that_is_gone_is_said_and_not_fatal(results, tmp_path):
     elsewhere = load_results(results.folder, root=tmp_path)
-    with pytest.warns(UserWarning, match="14 of 14 audio files") as told:
+    with pytest.warns(UserWarning, match="14 of 14 audio files") as warned:
         content = content_of(written(elsewhere, tmp_path))
-    for text in (str(told[0].message), content["advice"]):
+    for text in (str(warned[0].message), content["advice"]):
         assert repr(str(tmp_path)) in text
         assert "--audio-root DIR" in text
     assert (content["tracks"], len(content["missing"])) == ([], 14)
@@ -194,25 +287,25 @@ def test_audio_that_is_gone_is_said_and_not_fatal(results, tmp_path):
 
 
 def test_the_command_and_what_it_refuses(results, tmp_path, capsys):
-    out = tmp_path / "page.html"
-    out.write_text("old")
-    assert cli.main(["report", results.folder, "--out", str(out), "--embed-mb", "0.05"]) == OK
-    told = capsys.readouterr().out
-    assert all(part in told for part in (str(out), content_of(out)["embedded"]))
-    kept = out.read_bytes()
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    assert cli.main(["report", results.folder, "--out", str(path), "--embed-mb", "0.05"]) == OK
+    output = capsys.readouterr().out
+    assert str(path) in output
+    assert content_of(path)["embedded"] in output
+    before = path.read_bytes()
     for arguments, words in (
-        ([str(tmp_path), "--out", str(out)], "no folder of results"),
+        ([str(tmp_path), "--out", str(path)], "no folder of results"),
         ([results.folder, "--out", str(tmp_path)], "is a folder"),
-        ([results.folder, "--out", str(out), "--embed-mb", "-1"], "embed_mb"),
+        ([results.folder, "--out", str(path), "--embed-mb", "-1"], "embed_mb"),
     ):
         assert cli.main(["report", *arguments]) == BAD_INPUT
         assert words in capsys.readouterr().err
-    assert out.read_bytes() == kept
+    assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["plotly.offline", "PIL.Image"])
-def test_a_missing_package_is_named_with_its_extra(results, tmp_path, name, monkeypatch):
-    monkeypatch.setitem(sys.modules, name, None)
+def test_a_missing_package_is_named_with_its_extra(results, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(ImportError, match=r"torch_mapss\[report\]"):
         written(results, tmp_path)
     assert not list(tmp_path.iterdir())

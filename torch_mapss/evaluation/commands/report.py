@@ -1,10 +1,11 @@
 """Write a results folder as one page to read and to listen to.
 
-One HTML file that opens from disk without a network: which system is best, the ranking with box
-plots, a table to sort, spectrograms and scores over time with players that switch between
-reference, estimate and mixture at one instant, and the worst moments of the whole set at a click.
+One HTML file that opens from disk without a network: which system is best, the ranking with its
+distribution, means by source, players that switch between reference, estimate and mixture at one
+instant, with spectrograms and scores over time, the worst moments by each score at a click, and a
+table to sort and filter. Hidden references and anchors (control:NAME) are shown apart.
 
-Sound is embedded unchanged as far as --embed-mb goes: the worst moments first, then whole files.
+Sounds are embedded as MP3 as far as --embed-mb goes: the worst moments first, then whole files.
 What does not fit is linked by its relative path, so keep the page where it was written.
 
 Example:
@@ -24,8 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("results", metavar="RESULTS", help="folder that `evaluate` wrote")
     add("--out", required=True, metavar="FILE", help="the HTML file")
-    text = "of sound and spectrograms in the page, besides 5 MB of script (default: %(default)g)"
-    add("--embed-mb", type=float, default=15.0, metavar="MB", help=text)
+    text = "of sound in the page, besides 5 to 15 kB of spectrogram per file (default: %(default)g)"
+    add("--embed-mb", type=float, default=8.0, metavar="MB", help=text)
     add("--title", metavar="TEXT", help="heading (default: the folder's name)")
     add("--audio-root", metavar="DIR", help="where the audio is now, if it was moved")
     add_quiet(parser)

@@ -1,8 +1,8 @@
-"""The sounds of a page: what is embedded within a budget of bytes, and links to all the rest.
+"""The sounds of a page: spectrograms of all files, and as many sounds as a budget of bytes holds.
 
-If everything fits, whole files are embedded with their spectrograms. Else the worst segments come
-first, with half a second around them; then whole files, those with worst segments first. A file
-that is not embedded is linked by its path relative to the page.
+If everything fits, whole files are embedded. Else the worst segments come first, with half a second
+around them; then whole files, those with worst segments first. A file that is not embedded is
+linked by its path relative to the page.
 """
 
 from __future__ import annotations
@@ -28,85 +28,118 @@ from torch_mapss.evaluation.worst import CONTEXT_S
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Pixels of a spectrogram: a line of the page, not a figure.
-_PICTURE = (600, 96)
-# Loudness at which everything is played, as it is when scored.
+# (width, height) of a spectrogram in pixels: of a set of up to _MANY files, and of a larger one.
+_PICTURE, _SMALL_PICTURE = (600, 96), (300, 48)
+_MANY = 200
+_JPEG_QUALITY = 50
+# Loudness in LUFS at which everything is played, the same as when it is scored.
 _TARGET = -23.0
-# Up to so many samples sounds are WAV: Chromium fails to seek in short FLAC files without a seek
-# table, which libsndfile does not write (seen up to 96,000 samples).
+# Rates (Hz) of MPEG-1 and MPEG-2 layer III. Those of MPEG 2.5 do not play in every browser.
+_MP3_RATES = (16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
+# Without MP3, sounds of up to this many samples are WAV: Chromium fails to seek in short FLAC files
+# without a seek table, which libsndfile does not write (seen up to 96,000 samples).
 _SHORT = 2**18
 
 
 class Tracks(NamedTuple):
-    """The audio files of a page, each once however many rows play it."""
+    """The audio files of a page, listed once however many rows play them."""
 
-    files: dict[str, dict[str, Any]]  # by path, for the page; without files that are gone
-    clips: list[dict[str, str] | None]  # of every segment: the sound of its roles
+    files: dict[str, dict[str, Any]]  # by path; without files that cannot be read
+    clips: list[dict[str, str] | None]  # by worst segment: the sound of its roles
     missing: dict[str, str]  # path -> why it cannot be read
     summary: str  # how many are embedded, and what embeds all
 
 
 def make_tracks(paths: Sequence[str], segments: DataFrame, page: str, embed_bytes: int) -> Tracks:
-    """Read audio files and embed what fits, the first ones first; link them as from ``page``."""
+    """Read audio files and embed what fits, in their order; link the rest as from ``page``."""
     files: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
-    embedded: dict[str, dict[str, str]] = {}
-    total = 0
-    for path in dict.fromkeys(paths):
+    sounds: dict[str, str] = {}
+    unique_paths = list(dict.fromkeys(paths))
+    picture_size = _PICTURE if len(unique_paths) <= _MANY else _SMALL_PICTURE
+    encoded_bytes, encoded_seconds, total_seconds = 0, 0.0, 0.0
+    for path in unique_paths:
         try:
             wave, rate = read_mono(path)
         except (OSError, ValueError) as error:
             missing[path] = " ".join(str(error).split())
             continue
-        size = 4 * len(wave)  # at most: 24 bits a sample in base64
-        if size <= embed_bytes:  # else it is not worth the time
-            made = {"src": address(wave, rate), "picture": picture(wave)}
-            size = _size(made)
-        total += size
-        if total <= embed_bytes:
-            embedded[path] = made
-        about = {"name": os.path.basename(shown(path)), "rate": rate}
-        about |= {"seconds": len(wave) / rate, "gain": playing_gain(wave, rate)}
-        files[path] = {"src": _link(path, page), "embedded": False, **about}
-    left, clips = embed_bytes, []
-    for one in segments.itertuples():
-        clip = _clip(one, files) if 0 < left < total else None
-        clips.append(clip if _size(clip) <= left else None)
-        left -= _size(clips[-1])
-    for path, made in embedded.items():
-        if _size(made) <= left:
-            files[path] |= {**made, "embedded": True}
-            left -= _size(made)
-    count = sum(file["embedded"] for file in files.values())
+        seconds = len(wave) / rate
+        total_seconds += seconds
+        # Once the budget is spent, encoding only serves the advice below: 20 seconds give a rate.
+        if encoded_bytes <= embed_bytes or encoded_seconds < 20.0:
+            sound = address(wave, rate)
+            encoded_bytes += len(sound)
+            encoded_seconds += seconds
+            if encoded_bytes <= embed_bytes:
+                sounds[path] = sound
+        files[path] = {
+            "name": os.path.basename(shown(path)),
+            "src": _link(path, page),
+            "embedded": False,
+            "rate": rate,
+            "seconds": seconds,
+            "gain": playing_gain(wave, rate),
+            "picture": picture(wave, picture_size),
+        }
+    clips, clip_bytes = _worst_clips(segments, files, sounds, embed_bytes)
+    remaining = embed_bytes - clip_bytes
+    for path, sound in sounds.items():
+        if len(sound) <= remaining:
+            files[path] |= {"src": sound, "embedded": True}
+            remaining -= len(sound)
+    count = sum(track["embedded"] for track in files.values())
     summary = f"{count} of {len(files)} audio files embedded"
     if count < len(files):
+        bytes_for_all = encoded_bytes * total_seconds / max(encoded_seconds, 1e-9)
         summary = (
             f"{sum(map(bool, clips))} of {len(clips)} worst moments and {summary}, the others "
-            f"linked; --embed-mb {math.ceil(total / 1e6)} embeds all"
+            f"linked; --embed-mb {math.ceil(1.1 * bytes_for_all / 1e6)} embeds all"
         )
     return Tracks(files, clips, missing, summary)
 
 
-def _size(made: dict[str, str] | None) -> int:
-    return sum(map(len, (made or {}).values()))
+def _worst_clips(
+    segments: DataFrame,
+    files: dict[str, dict[str, Any]],
+    sounds: dict[str, str],
+    embed_bytes: int,
+) -> tuple[list[dict[str, str] | None], int]:
+    """The sounds of worst segments, None beyond the budget, and their size in bytes.
+
+    None at all where every file is embedded whole.
+    """
+    if embed_bytes == 0 or len(sounds) == len(files):
+        return [None] * len(segments), 0
+    clips: list[dict[str, str] | None] = []
+    used = 0
+    for segment in segments.itertuples():
+        clip = _clip(segment, files)
+        size = sum(map(len, clip.values())) if clip else 0
+        fits = used + size <= embed_bytes
+        clips.append(clip if fits else None)
+        used += size if fits else 0
+    return clips, used
 
 
 def _clip(segment: Any, files: dict[str, dict[str, Any]]) -> dict[str, str] | None:
-    """The sounds of a worst segment, if its files are there."""
+    """The sounds of a worst segment; None if its files cannot be read."""
     paths = {role: getattr(segment, role) for role in ("reference", "estimate")}
     if not files.keys() >= {*paths.values()}:
         return None
-    ends = segment.start - CONTEXT_S, segment.end + CONTEXT_S
-    read = {role: read_mono(path) for role, path in paths.items()}
-    return {role: address(cut(wave, rate, *ends), rate) for role, (wave, rate) in read.items()}
+    begin, end = segment.start - CONTEXT_S, segment.end + CONTEXT_S
+    waves = {role: read_mono(path) for role, path in paths.items()}
+    return {
+        role: address(cut(wave, rate, begin, end), rate) for role, (wave, rate) in waves.items()
+    }
 
 
 def _link(path: str, page: str) -> str:
-    full = os.path.abspath(path)
+    absolute = os.path.abspath(path)
     try:
-        relative = os.path.relpath(full, os.path.dirname(os.path.abspath(page)))
+        relative = os.path.relpath(absolute, os.path.dirname(os.path.abspath(page)))
     except ValueError:  # another drive
-        return PurePath(full).as_uri()
+        return PurePath(absolute).as_uri()
     return quote(os.fsencode(PurePath(relative).as_posix()))
 
 
@@ -118,35 +151,64 @@ def playing_gain(wave: Tensor, rate: int) -> float:
 
 
 def address(wave: Tensor, rate: int) -> str:
-    """A sound as a data URI, to the last bit unless it has more than 24 or exceeds full scale."""
+    """A sound as a data URI: MP3 where it can be written and played everywhere, else lossless."""
+    import soundfile
+
+    if rate in _MP3_RATES and len(wave) and "MP3" in soundfile.available_formats():
+        return _mp3_address(wave, rate)
+    return lossless_address(wave, rate)
+
+
+def _mp3_address(wave: Tensor, rate: int) -> str:
+    """Variable bit rate at the encoder's best quality; its header keeps the exact length."""
+    import soundfile
+
+    peak = float(wave.abs().max())
+    samples = (wave / max(peak, 1.0)).float().numpy()
+    buffer = io.BytesIO()
+    quality = {"compression_level": 0.0, "bitrate_mode": "VARIABLE"}
+    soundfile.write(buffer, samples, rate, format="MP3", subtype="MPEG_LAYER_III", **quality)
+    return _data_uri(buffer, "audio/mpeg")
+
+
+def lossless_address(wave: Tensor, rate: int) -> str:
+    """A sound as a data URI of WAV (short sounds) or FLAC.
+
+    Exact to the last bit unless it has more than 24 bits a sample or exceeds full scale.
+    """
     import soundfile
 
     peak = float(wave.abs().max()) if len(wave) else 0.0
     scaled = wave.double() / max(peak, 1.0)
     bits = 16 if bool((scaled * 2.0**15).frac().eq(0.0).all()) else 24
     # As whole numbers: libsndfile scales floats by another factor in WAV than in FLAC.
-    most = 2.0 ** (bits - 1)
-    whole = (scaled * most).round().clamp(-most, most - 1.0)
-    samples = whole.mul(2 ** (32 - bits)).int().numpy()
+    full_scale = 2.0 ** (bits - 1)
+    integers = (scaled * full_scale).round().clamp(-full_scale, full_scale - 1.0)
+    samples = integers.mul(2 ** (32 - bits)).int().numpy()
     kind = "WAV" if len(wave) <= _SHORT else "FLAC"
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, rate, format=kind, subtype=f"PCM_{bits}")
     return _data_uri(buffer, f"audio/{kind.lower()}")
 
 
-def picture(wave: Tensor) -> str:
-    """Spectrogram of a sound as a small grey PNG in a data URI, low frequencies at the bottom."""
+def picture(wave: Tensor, size: tuple[int, int] = _PICTURE) -> str:
+    """Spectrogram of a sound as a small grey JPEG in a data URI, low frequencies at the bottom.
+
+    Args:
+        wave: (T,).
+        size: width and height in pixels; a short sound is narrower.
+    """
     from PIL import Image
 
     level = spectrogram(wave, 512)  # (bins, frames) in dB, 0 to -70
+    width, height = min(size[0], level.shape[1]), size[1]
     # The loudest bin of a pixel, and its middle levels darker: a mean would grey out lines.
-    size = _PICTURE[1], min(_PICTURE[0], level.shape[1])
-    small = torch.nn.functional.adaptive_max_pool2d(level[None], size)[0]
-    bright = 255.0 * (small / -70.0).pow(1.4)
+    loudest = torch.nn.functional.adaptive_max_pool2d(level[None], (height, width))[0]
+    bright = 255.0 * (loudest / -70.0).pow(1.4)
     pixels = bright.flip(0).round().to(torch.uint8).contiguous().numpy()
     buffer = io.BytesIO()
-    Image.fromarray(pixels).quantize(16).save(buffer, format="png", optimize=True)
-    return _data_uri(buffer, "image/png")
+    Image.fromarray(pixels).save(buffer, format="jpeg", quality=_JPEG_QUALITY, optimize=True)
+    return _data_uri(buffer, "image/jpeg")
 
 
 def _data_uri(content: io.BytesIO, kind: str) -> str:
