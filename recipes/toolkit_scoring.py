@@ -25,8 +25,8 @@ from typing import Any
 
 from torch import Tensor
 
-from torch_mapss import MAPSS
-from torch_mapss.evaluation import adapters, cli
+from torch_mapss import MAPSS, evaluate
+from torch_mapss.evaluation import cli
 
 
 def speechbrain_scores(
@@ -39,13 +39,15 @@ def speechbrain_scores(
             leaves them after its permutation; pass ``permute=True`` otherwise.
         targets: (B, T, S).
         rate: Hz of both.
-        mapss: of ``adapters.mapss_setup``.
+        mapss: the scorer, made once.
         options: of ``torch_mapss.evaluate``.
     """
-    return [
-        adapters.mapss_metric(prediction.mT, target.mT, rate, mapss, **options)
-        for prediction, target in zip(predictions.detach(), targets)
-    ]
+    rows = []
+    for prediction, target in zip(predictions.detach(), targets):
+        waves = {"estimates": prediction.mT, "references": target.mT}
+        means = evaluate(**waves, sample_rate=rate, mapss=mapss, **options).means()
+        rows.append({f"mapss_{name}": value for name, value in means.items()})
+    return rows
 
 
 def read_scp(path: Path) -> dict[str, str]:
