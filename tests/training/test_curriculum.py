@@ -186,7 +186,10 @@ def test_a_saved_trigger_goes_on_as_if_never_stopped(at):
         (lambda: FrameTrigger(*[Quantile("ps", 0.5, above=a) for a in (0.1, 0.2)]), "same statist"),
         (lambda: FrameTrigger(), "Quantile, Fraction or Trend"),
         (lambda: FrameTrigger("ps > 0.7"), "Quantile, Fraction or Trend"),
-        (lambda: median(patience=2).load_state_dict(median().state_dict()), "other settings"),
+        (
+            lambda: median(patience=2).load_state_dict(median().state_dict()),
+            "a trigger with patience=1; this one has patience=2. All else",
+        ),
         (lambda: median().load_state_dict({}), "must be what"),
         *((lambda x=x: median().update(x), "scores") for x in (None, [{}], torch.ones(3))),
     ],

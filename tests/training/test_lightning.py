@@ -71,11 +71,18 @@ def loader(preds: Tensor, target: Tensor, batch: int = 2) -> DataLoader:
     return DataLoader(TensorDataset(preds, target), batch_size=batch)
 
 
-def fit(model: Any, callback: Any, epochs: int = 2, data: Any = None, **options: Any) -> Any:
+def fit(
+    model: Any,
+    callback: Any,
+    epochs: int = 2,
+    data: Any = None,
+    checkpoint: Path | None = None,
+    **options: Any,
+) -> Any:
     data = data or loader(*leaking_pair(3))
     options = {"logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 1} | options
     trainer = pl.Trainer(max_epochs=epochs, callbacks=[callback], **QUIET, **options)
-    trainer.fit(model, data, data)
+    trainer.fit(model, data, data, ckpt_path=checkpoint)
     return trainer
 
 
@@ -124,6 +131,33 @@ def test_an_undefined_epoch_is_logged_and_ignored(tmp_path):
         (value,) = column(log, name)
         assert math.isnan(value)
     assert callback.stage == 0
+
+
+def test_resuming_with_another_level_names_what_differs_and_the_way_out(tmp_path):
+    checkpoint = tmp_path / "first.ckpt"
+    trainer = fit(Model(stub_scorer()), CurriculumCallback(trigger(0.1)), enable_checkpointing=True)
+    trainer.save_checkpoint(checkpoint)
+    stricter = CurriculumCallback(trigger(0.97))
+    with pytest.raises(ValueError, match=r"above=0\.1.*above=0\.97.*prefix=") as refusal:
+        fit(Model(stub_scorer()), stricter, 3, checkpoint=checkpoint)
+    assert "patience" not in str(refusal.value)
+    anew = CurriculumCallback(trigger(0.97), prefix="curriculum_2/")
+    trainer = fit(Model(stub_scorer()), anew, 3, checkpoint=checkpoint)
+    assert (anew.stage, anew.trigger.epoch) == (0, 1)  # of the third epoch alone
+    assert trainer.current_epoch == 3
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed")
+def test_nothing_is_said_about_values_that_are_equal_on_all_processes(monkeypatch):
+    result = importlib.import_module("lightning.pytorch.trainer.connectors.logger_connector.result")
+    messages = []
+    monkeypatch.setattr(result.warning_cache, "warn", lambda text, **_: messages.append(text))
+    try:
+        fit(Model(stub_scorer()), CurriculumCallback(trigger()), 1, strategy="ddp")
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    assert not [text for text in messages if "curriculum" in text]
 
 
 def test_lengths_any_order_all_measures_and_a_hook_of_your_own():

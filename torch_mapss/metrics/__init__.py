@@ -15,8 +15,8 @@ Example:
     >>> metric = SourceScores(MAPSS("mel", measures=("decomposition", "separation")))
     >>> references = torch.randn(2, 2, 4000)
     >>> means = metric(references + 0.1 * references.flip(1), references)
-    >>> list(means)[:4]
-    ['clearance', 'fidelity', 'ps', 'si_sdr']
+    >>> round(float(means["si_sdr"]))
+    20
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,7 +80,7 @@ def in_precision(name: str, value: Any) -> Any:
     if not isinstance(value, list):
         return _precise(value, dtype)
     converted = [_precise(entry, dtype) for entry in value]
-    unchanged = all(old is new for old, new in zip(value, converted))
+    unchanged = all(map(operator.is_, value, converted))
     return value if unchanged else converted
 
 

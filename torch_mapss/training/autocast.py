@@ -65,6 +65,6 @@ def precisely(estimates: Tensor) -> Iterator[tuple[Tensor, Callable[[Tensor], Te
         return _Output.apply(value, scale)
 
     kind = estimates.device.type if isinstance(estimates, Tensor) else "cpu"
-    known = torch.amp.is_autocast_available(kind)
-    with torch.autocast(kind, enabled=False) if known else nullcontext():
+    available = torch.amp.is_autocast_available(kind)
+    with torch.autocast(kind, enabled=False) if available else nullcontext():
         yield waves, leave

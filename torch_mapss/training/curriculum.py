@@ -46,9 +46,9 @@ _CONDITION_SCORES = tuple(name for name in FRAME_SCORES if SCORES[name].ranked)
 def _interval(score_name: str) -> str:
     """Where the values of a score lie, as :func:`checks.check_real` takes it."""
     low, high = SCORES[score_name].limits
-    start = "(-inf" if low is None else f"[{low:g}"
-    end = "inf)" if high is None else f"{high:g}]"
-    return f"{start}, {end}"
+    lower_end = "(-inf" if low is None else f"[{low:g}"
+    upper_end = "inf)" if high is None else f"{high:g}]"
+    return f"{lower_end}, {upper_end}"
 
 
 @dataclass(frozen=True)
@@ -192,9 +192,9 @@ def remember(condition: Condition, memory: Memory, frames: Tensor, smoothing: fl
     Returns:
         The value to be compared with the level; NaN if there are too few epochs for it.
     """
-    now = condition.statistic(frames)
+    statistic = condition.statistic(frames)
     past = smoothing if memory.smoothed is not None else 0.0
-    memory.smoothed = past * (memory.smoothed or 0.0) + (1.0 - past) * now
+    memory.smoothed = past * (memory.smoothed or 0.0) + (1.0 - past) * statistic
     value = memory.smoothed
     if isinstance(condition, Trend):
         memory.recent = [*memory.recent, memory.smoothed][-condition.span :]
@@ -202,8 +202,8 @@ def remember(condition: Condition, memory: Memory, frames: Tensor, smoothing: fl
         value = float(np.polyfit(range(condition.span), memory.recent, 1)[0]) if full else math.nan
     if not math.isnan(value):
         sign = 1.0 if condition.above is not None else -1.0
-        known = value if memory.best is None else memory.best
-        memory.best = sign * max(sign * known, sign * value)
+        best = value if memory.best is None else memory.best
+        memory.best = sign * max(sign * best, sign * value)
     return value
 
 
@@ -270,7 +270,7 @@ class FrameTrigger:
         smoothing: float = 0.0,
         min_frames: int = 1,
     ) -> None:
-        if not conditions or not all(isinstance(each, Condition) for each in conditions):
+        if not conditions or not all(isinstance(x, Condition) for x in conditions):
             raise TypeError(
                 "conditions must be at least one Quantile, Fraction or Trend, got "
                 f"{conditions!r}. Pass e.g. Quantile('ps', 0.5, above=0.8)."
@@ -323,8 +323,11 @@ class FrameTrigger:
                 "scores must be what MAPSS returns, or frame scores by name of the measure, got "
                 f"{type(scores).__name__}."
             )
-        found = {measure: _frames(scores, measure) for measure in self.measures}
-        for measure, values in found.items():  # all or nothing: what is refused leaves nothing
+        frames_by_measure = {measure: _frames(scores, measure) for measure in self.measures}
+        for (
+            measure,
+            values,
+        ) in frames_by_measure.items():  # after all were read: a refused batch adds none
             self._frames.setdefault(measure, []).append(values)
 
     def step(self) -> TriggerEvent | None:
@@ -408,12 +411,17 @@ class FrameTrigger:
                 f"state must be what FrameTrigger.state_dict() returns (format {FORMAT}), got keys "
                 f"{sorted(state)}."
             )
-        if list(state["settings"]) != self._settings():
+        saved, current = list(state["settings"]), self._settings()
+        if saved != current:
+            only_saved = [setting for setting in saved if setting not in current]
+            only_current = [setting for setting in current if setting not in saved]
             raise ValueError(
-                f"the state belongs to a trigger of other settings: {state['settings']}, this one "
-                f"has {self._settings()}. Build the trigger as it was, or start a new state."
+                f"the state belongs to a trigger with {', '.join(only_saved) or 'fewer settings'}; "
+                f"this one has {', '.join(only_current) or 'fewer settings'}. All else is equal. "
+                "Build the trigger as it was to go on, or leave the state out to begin anew."
             )
-        self.epoch, self.held = int(state["epoch"]), int(state["held"])
+        self.epoch = int(state["epoch"])
+        self.held = int(state["held"])
         self._waiting = int(state["waiting"])
         self._memories = [Memory(**memory) for memory in state["memories"]]
         self.statistics = dict(state["statistics"])

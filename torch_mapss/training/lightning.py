@@ -45,9 +45,10 @@ class CurriculumCallback(Callback):
     every firing, so ``on_stage`` should set a difficulty and not add to one.
 
     ``validation_step`` returns a dictionary with the estimates ``"preds"`` (B, S', T), the
-    references ``"target"`` (B, S, T) or a bank of them, and optionally ``"lengths"``. Metrics that
-    were updated with them and share ``mapss`` have scored them already: nothing is encoded again.
-    Give it whole banks: a small one, cheap for a loss, is another measure with levels of its own.
+    references ``"target"`` (B, S, T) or a bank of them, and optionally ``"lengths"``. They are
+    scored here, whatever metrics have done with them; a bank, prepared once, saves most of that.
+    Let it be made with whole distortion banks: a small one, cheap for a loss, is another measure
+    with levels of its own.
 
     Logged after every validation epoch: ``curriculum/stage``, ``curriculum/held`` (epochs in a row
     that the conditions have held), and the statistic of every condition, NaN where it is
@@ -121,8 +122,20 @@ class CurriculumCallback(Callback):
         return {"trigger": self.trigger.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint, which must belong to a trigger of equal settings."""
-        self.trigger.load_state_dict(state_dict["trigger"])
+        """Go on from a checkpoint.
+
+        Raises:
+            ValueError: its trigger had other settings. With another ``prefix`` the curriculum
+                begins anew, at stage 0, while the rest of the checkpoint is restored.
+        """
+        try:
+            self.trigger.load_state_dict(state_dict["trigger"])
+        except ValueError as error:
+            raise ValueError(
+                f"the checkpoint's curriculum {self.prefix!r} cannot go on: {error} In Lightning, "
+                "another name begins it anew and restores the rest of the checkpoint: "
+                "CurriculumCallback(trigger, prefix='curriculum_2/')."
+            ) from error
 
     # ------------------------------------------------------------------------- hooks
 
@@ -178,20 +191,22 @@ class CurriculumCallback(Callback):
 
     def _gathered(self, device: torch.device) -> dict[str, Tensor]:
         """measure -> (n,) values of all processes, in the same order on each of them."""
-        found = {}
+        gathered = {}
         for name in self.trigger.measures:
-            values = torch.cat(self._frames.get(name) or [torch.empty(0)])
+            empty = torch.empty(0, dtype=torch.float32, device="cpu")
+            values = torch.cat(self._frames.get(name) or [empty])
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 values = torch.cat(gather_all_tensors(values.to(device))).cpu()
-            found[name] = values
-        return found
+            gathered[name] = values
+        return gathered
 
     def _log(self, pl_module: Any) -> None:
         values = {"stage": float(self.stage), "held": float(self.trigger.held)}
         for condition, value in self.trigger.statistics.items():
             values[re.sub(r"[^\w.]+", "_", condition).strip("_")] = value
-        # Equal on all processes: gathering them again would be waste.
-        pl_module.log_dict({self.prefix + k: v for k, v in values.items()}, rank_zero_only=False)
+        # Equal on all processes already; without sync_dist Lightning warns for every name.
+        values = {f"{self.prefix}{name}": value for name, value in values.items()}
+        pl_module.log_dict(values, sync_dist=True)
 
     def _set_stage(self, pl_module: Any) -> None:
         if self.on_stage is not None:
@@ -207,14 +222,14 @@ class CurriculumCallback(Callback):
         hook(self.stage)
 
     def _find_mapss(self, pl_module: Any) -> MAPSS:
-        found = self._mapss if self._mapss is not None else getattr(pl_module, "mapss", None)
-        if not isinstance(found, MAPSS):
+        mapss = self._mapss if self._mapss is not None else getattr(pl_module, "mapss", None)
+        if not isinstance(mapss, MAPSS):
             raise TypeError(
                 f"{type(pl_module).__name__}.mapss should be a torch_mapss.MAPSS, got "
-                f"{type(found).__name__}. Set it in the module, or pass mapss= to "
+                f"{type(mapss).__name__}. Set it in the module, or pass mapss= to "
                 "CurriculumCallback."
             )
-        return found
+        return mapss
 
 
 def _in_fit(trainer: Any) -> bool:

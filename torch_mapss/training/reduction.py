@@ -28,8 +28,9 @@ def reduced(terms: Sequence[Term], reduction: str) -> Tensor:
     if reduction == "global":
         sums = torch.stack([items_of(term).sum() for term in terms])
         counts = torch.stack([term.defined.any(-1).sum() for term in terms])
-        parts = [t.weight * mean for t, mean in zip(terms, means_over_processes(sums, counts))]
-        return torch.stack(parts).sum(0)
+        means = means_over_processes(sums, counts)
+        weighted = [term.weight * mean for term, mean in zip(terms, means)]
+        return torch.stack(weighted).sum(0)
     reduce: dict[str, Callable[[Term], Tensor]] = {
         "mean": mean_of,
         "sum": lambda term: term.values.sum(),
@@ -49,17 +50,17 @@ def means_over_processes(sums: Tensor, counts: Tensor) -> Tensor:
 
     All processes of the default group must call it, each with its own.
     """
-    both = torch.stack([devices.wide(sums.detach()), devices.wide(counts)])
+    sums_and_counts = torch.stack([devices.wide(sums.detach()), devices.wide(counts)])
     processes = 1
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         processes = torch.distributed.get_world_size()
-        torch.distributed.all_reduce(both)
-    total, count = both[0], both[1].clamp(min=1.0)
+        torch.distributed.all_reduce(sums_and_counts)
+    total, count = sums_and_counts[0], sums_and_counts[1].clamp(min=1.0)
     mean, share = (
         devices.back(x, sums.device).to(sums.dtype) for x in (total / count, processes / count)
     )
-    mine = sums * share
-    return mean + mine - mine.detach()
+    local = sums * share  # carries the gradient
+    return mean + local - local.detach()
 
 
 def reduced_extra(value: object, reduction: str, shape: torch.Size) -> Tensor:
@@ -67,7 +68,7 @@ def reduced_extra(value: object, reduction: str, shape: torch.Size) -> Tensor:
     accepted = {"item": (shape, shape[:1]), "none": (shape,)}.get(reduction, (shape, shape[:1], ()))
     if not isinstance(value, Tensor) or tuple(value.shape) not in accepted:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        shapes = " or ".join(str(tuple(one)) for one in accepted)
+        shapes = " or ".join(str(tuple(sizes)) for sizes in accepted)
         raise ValueError(
             f"extra must return a tensor of shape {shapes} for reduction {reduction!r}, got "
             f"{got}. Average over time inside it."
