@@ -75,14 +75,41 @@ def write_manifest(folder: Path, mixtures=3, systems=("good", "bad"), seconds=0.
     return save_manifest(folder, entries)
 
 
-def score_set(path: Path, out: Path, mapss: MAPSS | None = None, **options: Any) -> Any:
-    """What a run over a manifest finds, with :func:`small_mapss` unless another is given."""
+def score_set(path: Path, out: Path, mapss: MAPSS | None = None, **settings: Any) -> Any:
+    """Results of a run over a manifest, with :func:`small_mapss` unless another is passed."""
     from torch_mapss.evaluation.manifest import load_manifest
     from torch_mapss.evaluation.run import run
-    from torch_mapss.evaluation.score import Scorer
+    from torch_mapss.evaluation.score_mixture import MixtureJob
 
-    told = {k: options.pop(k) for k in ("share", "quiet") if k in options}
-    return run(load_manifest(path), out, Scorer.of(options, mapss=mapss or small_mapss()), **told)
+    how = {name: settings.pop(name) for name in ("shard", "quiet", "map") if name in settings}
+    job = MixtureJob(settings, mapss=mapss or small_mapss())
+    return run(load_manifest(path), out, job, **how)
+
+
+def save_results(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """A results folder of made-up rows of ``scores.csv``, as if they had been scored."""
+    from torch_mapss.evaluation.results_folder import FORMAT, write_records
+
+    blank = {"source": "ref", "source_index": 0, "status": "ok", "reason": "", "silent": 0}
+    blank |= {"frames": 1, "notes": "", "warnings": ""}
+    records: dict[str, dict[str, Any]] = {}
+    for row in ({**blank, **row} for row in rows):
+        systems = records.setdefault(row["mixture_id"], {})
+        record = systems.setdefault(row["system"], {"rows": [], "findings": [], "files": []})
+        record["rows"].append(row)
+        counts = {"estimates": len(record["rows"]), "references": 2, "silent": 0, "undefined": 0}
+        record["item"] = {**counts, "seconds": 1.0, "status": row["status"], "reason": ""}
+    entries = []
+    for mixture, systems in records.items():
+        write_records(str(folder), mixture, systems, [*systems])
+        paths = {name: ["a.wav", "b.wav"][: len(r["rows"])] for name, r in systems.items()}
+        padded = {name: [*found, None][:2] for name, found in paths.items()}
+        entry = {"mixture_id": mixture, "references": ["a.wav", "b.wav"], "systems": padded}
+        entries.append({**entry, "sources": ["ref", "other"], "mixture": None})
+    content = {"format": FORMAT, "root": ".", "relative": ".", "mixtures": entries}
+    (folder / "mixtures.json").write_text(json.dumps(content))
+    (folder / "settings.json").write_text(json.dumps({"settings": {}, "versions": {}}))
+    return folder
 
 
 def save_manifest(folder: Path, entries: Any, name: str = "manifest.json") -> Path:

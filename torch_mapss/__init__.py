@@ -41,6 +41,7 @@ _NAMES = {
     "metrics": "Clearance Fidelity Bleed PerceptualSeparation PerceptualMatch SourceScores",
     "evaluation.score": "evaluate",
     "evaluation.run": "evaluate_set",
+    "evaluation.score_mixture": "score_mixture",
     "evaluation.report": "Report",
     "audio": "match_sources",
     "evaluation.comparison": "compare",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:  # the same, for type checkers
     from torch_mapss.evaluation.report import Report as Report
     from torch_mapss.evaluation.run import evaluate_set as evaluate_set
     from torch_mapss.evaluation.score import evaluate as evaluate
+    from torch_mapss.evaluation.score_mixture import score_mixture as score_mixture
     from torch_mapss.metrics import Bleed as Bleed
     from torch_mapss.metrics import Clearance as Clearance
     from torch_mapss.metrics import Fidelity as Fidelity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import os
@@ -26,7 +27,7 @@ from separations import (
 from torch_mapss import DistortionBank, evaluate, pipeline
 from torch_mapss.encoders import encoder_table
 from torch_mapss.evaluation import cli
-from torch_mapss.evaluation.commands import options
+from torch_mapss.evaluation.commands import arguments
 
 QUICK = ("--encoder", "mel", "--bank-size", "10")
 
@@ -55,7 +56,8 @@ def test_score_prints_and_writes_what_evaluate_finds(tmp_path, files, capsys):
     assert "90 % confidence" in printed
     scores = pd.read_csv(out / "scores.csv")
     assert list(scores["ps"]) == pytest.approx([row.ps for row in report.rows], rel=1e-8)
-    names = {"frames.csv", "report.json", "scores.csv", "scores.png"}
+    names = {"settings.json", "mixtures.json", "records", "frames", "scores.png"}
+    names |= {"scores.csv", "items.csv", "summary.csv"}
     assert {path.name for path in out.iterdir()} == names
 
 
@@ -69,9 +71,8 @@ def test_options_and_settings_files_reach_the_scorer(tmp_path, files, capsys):
     given = ("--config", str(config), "--permute", "--sample-frames", "4", "--out", str(out))
     assert score((files[0], files[1][::-1]), *given, "--bank-size", "40", "--quiet") == 0
     assert capsys.readouterr() == ("", "")
-    content = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    assert [row["source_index"] for row in content["scores"]] == [1, 0]
-    settings = content["settings"]
+    assert [*pd.read_csv(out / "scores.csv")["source_index"]] == [1, 0]
+    settings = json.loads((out / "settings.json").read_text(encoding="utf-8"))["settings"]
     expected = {"convention": "reference", "align_polarity": True, "alpha": 0.5, "energy": 0.9}
     expected |= {"activity": 0.2, "sample_frames": 4}  # the command line comes first
     assert settings == settings | expected
@@ -100,7 +101,7 @@ def error_of(capsys: Any) -> str:
 
 
 BAD_SETTINGS = (
-    ("encodr: mel", "'encodr' is no option; is 'encoder' meant?"),
+    ("encodr: mel", "unknown option 'encodr'; did you mean 'encoder'?"),
     ("[1, 2", "neither YAML nor JSON"),
     ("just words", "`option: value`"),
     ("only: [nois]", "'nois'"),
@@ -148,9 +149,9 @@ def test_errors_are_one_line(tmp_path, files, capsys):
 
 
 def test_wrong_usage_exits_with_two(capsys):
-    for arguments in ([], ["score"], ["score", "--nonsense"], ["evaluate", "m.json"], ["sing"]):
+    for words in ([], ["score"], ["score", "--nonsense"], ["evaluate", "m.json"], ["sing"]):
         with pytest.raises(SystemExit, match=r"^2$"):
-            cli.main(arguments)
+            cli.main(words)
         assert "usage: torch-mapss" in capsys.readouterr().err
 
 
@@ -209,12 +210,12 @@ def test_options_are_few_and_explained():
     (commands,) = (a for a in cli.build_parser()._actions if a.dest == "command")
     total = 0
     for name, command in commands.choices.items():  # type: ignore[union-attr]
-        assert all(action.help for action in command._actions), name
+        helps = [action.help for action in command._actions]
+        assert all(text and text != argparse.SUPPRESS for text in helps), name
         options = [action for action in command._actions[1:] if action.option_strings]
-        shown = [action for action in options if action.help != "==SUPPRESS=="]
-        assert len(shown) <= 18, name
-        total += len(shown)
-    assert total <= 67
+        assert len(options) <= 28, name  # none of them hidden
+        total += len(options)
+    assert total <= 90
 
 
 NAMES = ("Füße é", "鼓手")
@@ -235,16 +236,16 @@ def test_names_survive_where_file_names_are_bytes(tmp_path):
     given = ["--references", *references, "--estimates", *estimates, "--plot", "--out", str(one)]
     of_folders = [f"--references={tmp_path}/wahr/{{source}}.wav", *named]
     of_folders += ["--system", f"é={tmp_path}/g*ätzt/{{source}}.wav"]
-    for arguments in (
+    for words in (
         ["score", *given, *named],
         ["evaluate", str(manifest), "--out", str(many)],
         ["evaluate", *of_folders, "--out", str(folders)],
     ):
-        python("-m", "torch_mapss", *arguments, *QUICK, changes=env, errors="replace")
+        python("-m", "torch_mapss", *words, *QUICK, changes=env, errors="replace")
     rows = pd.read_csv(one / "scores.csv")
     assert [(*rows["source"],), [*rows["estimate"]]] == [NAMES, estimates]
-    content = json.loads((one / "report.json").read_text(encoding="utf-8"))
-    assert tuple(row["source"] for row in content["scores"]) == NAMES
+    record = json.loads((one / "records" / "mixture.json").read_text(encoding="utf-8"))
+    assert tuple(row["source"] for row in record["systems"]["estimates"]["rows"]) == NAMES
     assert (one / "scores.png").exists()
     assert "système" in (many / "summary.csv").read_text(encoding="utf-8")
     assert (many / "frames" / "m0.npz").exists()
@@ -276,7 +277,7 @@ def test_processes_say_which_they_are_and_show_tracebacks_if_asked(files, monkey
     assert score((files[0], ["/nowhere.wav", "/nowhere.wav"])) == 2
     error = capsys.readouterr().err
     assert "Traceback (most recent call last)" in error
-    assert error.splitlines()[-1].startswith("torch-mapss: error in process 1: ")
+    assert error.splitlines()[-1].startswith("torch-mapss: error in process 2 of 2: ")
 
 
 def test_options_of_the_encoder_reach_it(tmp_path, files, monkeypatch):
@@ -292,7 +293,8 @@ def test_options_of_the_encoder_reach_it(tmp_path, files, monkeypatch):
     (config := tmp_path / "c.json").write_text(json.dumps({**given, "segment": 0}))
     options = ("--encoder", "some/where", "--layer", "4", "--device", "cpu")
     assert score(files, *options, "--config", str(config)) == 2
-    assert [len(seen.pop(f"{kind}_bank")) for kind in ("separation", "match")] == [10, 10]
+    kinds = ("separation", "match", "decomposition")
+    assert [len(seen.pop(f"{kind}_bank")) for kind in kinds] == [10, 10, 20]
     assert seen == {**given, "encoder": "some/where", "layer": 4, "segment": None}
 
 
@@ -313,10 +315,10 @@ def test_figures_need_no_backend(tmp_path, backend):
 
 def test_devices_and_threads(monkeypatch):
     monkeypatch.setattr("torch_mapss.core.devices.best_device", lambda: torch.device("meta"))
-    assert options.device_of_options("auto") == "meta"
-    assert options.device_of_options("cpu") == "cpu"
+    assert arguments.device_of_options("auto") == "meta"
+    assert arguments.device_of_options("cpu") == "cpu"
     before = torch.get_num_threads()
-    with options.threads(before + 1):
+    with arguments.threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import tracemalloc
 from pathlib import Path
@@ -15,6 +14,7 @@ import pandas
 import pytest
 from pandas.testing import assert_frame_equal
 from scipy import stats
+from separations import save_results
 
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.correlate import (
@@ -34,7 +34,6 @@ from torch_mapss.evaluation.correlation_stats import (
     usable_stimuli,
 )
 from torch_mapss.evaluation.ratings import KEYS, Stimuli, join, load_ratings, match_names
-from torch_mapss.evaluation.results import FORMAT
 
 QUESTIONS = ("interference", "quality")
 
@@ -374,17 +373,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     scores = scores.rename(columns={"track": "mixture_id"}).assign(source="ref", status="ok")
     broken = pandas.DataFrame([{"mixture_id": "t0", "system": "broken", "status": "failed"}])
     scores = pandas.concat([scores, broken]).assign(source_index=0)
-    systems = {name: [] for name in scores["system"]}
-    entries = [{"mixture_id": f"t{k}", "systems": systems} for k in range(6)]
-    listed = {"format": FORMAT, "root": ".", "relative": ".", "mixtures": entries}
-    for name, text in (
-        ("scores.csv", scores.to_csv(index=False)),
-        ("mixtures.json", json.dumps(listed)),
-        ("settings.json", json.dumps({"settings": {}, "versions": {}})),
-        ("items.csv", "mixture_id,system,status\n"),
-        ("summary.csv", "system,scored\n"),
-    ):
-        (results / name).write_text(text)
+    save_results(results, scores.to_dict("records"))
     return results, ratings
 
 

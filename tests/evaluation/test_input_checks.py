@@ -64,7 +64,11 @@ CASES: list[tuple[str, Tensor, Tensor, str | None, dict[str, Any]]] = [
     ("band", leaky(ONE_WIDE), ONE_WIDE, None, {}),  # only where no reference is wider
     ("lag", late(TRUTH, 40), TRUTH, "40.0 ms late against 'reference 1', more than", {}),
     ("lag", late(TRUTH, -30), TRUTH, '30.0 ms early against|--align (align="shift") removes', {}),
-    ("lag", late(TRUTH, 15), TRUTH, None, {}),  # less than a frame
+    ("lag", late(TRUTH, 15), TRUTH, "15.0 ms late against 'reference 1'. Delay", {}),
+    ("lag", late(TRUTH, 2), TRUTH, "2.0 ms late", {}),
+    ("lag", late(TRUTH, 1), TRUTH, None, {}),
+    # Within a frame a lag that the other estimates have not may be a guess.
+    ("lag", torch.stack([late(TRUTH, 10)[0], TRUTH[1]]), TRUTH, None, {}),
     ("lag", NOISE, TRUTH, None, {"align": "shift"}),  # of what is unlike
     ("twins", MADE[[0, 0]] * torch.tensor([[1], [-0.3]]), TRUTH, "estimates 'estimate 1' and", {}),
     ("twins", leaky(TWICE), TWICE, "references 'reference 1' and 'reference 3' are the same", {}),

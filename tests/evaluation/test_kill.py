@@ -29,8 +29,10 @@ def started(manifest: Path, out: Path) -> subprocess.Popen[bytes]:
 
 def finished_rows(out: Path) -> set[tuple[str, str]]:
     """The pairs of mixture and system that are scored."""
-    files = (out / "progress").glob("[!.]*.json")
-    return {(file.stem, system) for file in files for system in json.loads(file.read_bytes())}
+    pairs = set()
+    for file in (out / "records").glob("[!.]*.json"):
+        pairs |= {(file.stem, system) for system in json.loads(file.read_bytes())["systems"]}
+    return pairs
 
 
 def wait_for_rows(process: subprocess.Popen[bytes], out: Path, count: int) -> float:

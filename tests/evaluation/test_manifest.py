@@ -7,8 +7,10 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from pandas import DataFrame
 from separations import entries_of, save_manifest, write, write_manifest
 
 from torch_mapss.evaluation import cli
@@ -92,12 +94,20 @@ def test_what_is_fine(corpus):
 
 
 def test_entries_of_python(corpus):
-    """Tuples are lists; objects that are no JSON are shown."""
+    """What pathlib, NumPy and pandas give is taken as it is meant; other objects are shown."""
     (entry, *_) = entries_of(corpus)
-    as_tuples = entry | {"references": tuple(entry["references"])}
-    assert len(read_entries([as_tuples], "given", str(corpus.parent))) == 1
-    wrong = entry | {"references": [Path(path) for path in entry["references"]]}
-    with pytest.raises(ManifestError, match=r"references must be .* got .*m0/truth/a\.wav"):
+    (expected,) = read_entries([entry], "given", str(corpus.parent))
+    for convert in (tuple, np.array, lambda paths: [Path(path) for path in paths]):
+        systems = {name: convert(paths) for name, paths in entry["systems"].items()}
+        converted = entry | {"references": convert(entry["references"]), "systems": systems}
+        assert read_entries([converted], "given", str(corpus.parent)) == (expected,)
+    frame = DataFrame([entry | {"mixture_id": 7}])
+    (numbered,) = read_entries([frame.iloc[0]], "given", str(corpus.parent))
+    assert numbered == expected._replace(name="7")
+    (numbered,) = read_entries([entry | {"mixture_id": np.int64(7)}], "x", str(corpus.parent))
+    assert numbered.name == "7"
+    wrong = entry | {"references": [object(), "m0/truth/a.wav"]}
+    with pytest.raises(ManifestError, match=r"references must be .* got .*object"):
         read_entries([wrong], "given", str(corpus.parent))
 
 

@@ -17,7 +17,7 @@ import soundfile
 from separations import WILD, leaky, save_manifest, score_set, sources, wild_results, write_all
 
 from torch_mapss.evaluation import cli
-from torch_mapss.evaluation.commands.options import BAD_INPUT, OK
+from torch_mapss.evaluation.commands.arguments import BAD_INPUT, OK
 from torch_mapss.evaluation.comparison import compare
 from torch_mapss.evaluation.page.content import page_content, path_shortener, write_page
 from torch_mapss.evaluation.page.tracks import address, lossless_address, playing_gain

@@ -29,8 +29,10 @@ from separations import (
 from torch_mapss import MAPSS, compare, evaluate, evaluate_set
 from torch_mapss.evaluation import cli, console, io, tables
 from torch_mapss.evaluation import run as runs
-from torch_mapss.evaluation.commands import options
-from torch_mapss.evaluation.results import frames_path, load_results, read_frames
+from torch_mapss.evaluation.commands import arguments
+from torch_mapss.evaluation.results import load_results
+from torch_mapss.evaluation.results_folder import frames_path, read_frames
+from torch_mapss.evaluation.results_text import results_text
 from torch_mapss.score_table import SCORES
 
 TABLES = ("scores.csv", "items.csv", "summary.csv")
@@ -93,8 +95,8 @@ def test_the_summary_is_printed_and_settings_can_be_used_again(manifest, tmp_pat
     path = save_manifest(manifest.parent, entries_of(manifest)[1:2], "one.json")
     assert evaluate_command(path, out := tmp_path / "a") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["system", "PS", "scored", "undefined", "failed"]
-    name, _, *counts = lines[2].split()
+    assert lines[0].split() == ["system", "PS", "SI-SDR", "(dB)", "scored", "undefined", "failed"]
+    name, _, _, *counts = lines[2].split()
     assert (name, counts) == ("good", ["1", "0", "0"])
     assert "pm" not in pd.read_csv(out / "scores.csv")
     again = ["evaluate", str(path), "--out", str(tmp_path / "c"), "--quiet"]
@@ -119,14 +121,14 @@ def test_permutation_rates_channels_and_equal_systems(manifest, tmp_path):
     (entry,) = entries_of(manifest)[1:2]
     entry["systems"] = {name: [f"{name}/b.wav", f"{name}/a.wav"] for name in ("high", "copy")}
     outcome = score_set(save_manifest(folder, [entry]), tmp_path, permute=True, bounds=True)
-    rows = outcome.results.scores
+    rows = outcome.scores
     assert list(rows["source"]) == ["b", "a"] * 2
     assert list(rows["estimate"][:2]) == ["high/b.wav", "high/a.wav"]
     assert (rows["ps_tail"] > 0).all()
     assert (rows["clearance_tail"] >= 0).all()
     assert {*zip(rows["estimate_rate"], rows["reference_rate"])} == {(48_000, 16_000)}
     assert all("2 channels averaged, resampled from 48000" in notes for notes in rows["notes"])
-    assert "above 8 kHz is discarded" in outcome.text()
+    assert "above 8 kHz is discarded" in results_text(outcome, "cpu")
     assert any("'high' and 'copy' have the same files" in line for line in outcome.warnings)
 
 
@@ -147,7 +149,7 @@ def test_failures_keep_the_others_and_are_tried_again(tmp_path, prepared):
         second = score_set(path, out, **some)
         (line,) = second.failures
         assert "system 'one'" in line
-        rows = second.results.scores.reset_index(drop=True)
+        rows = second.scores.reset_index(drop=True)
         assert list(rows["status"]) == ["ok"] * 4 + ["failed"] * 2 + ["ok"] * 2
         assert rows.loc[4:5, ["ps", "clearance"]].isna().all(axis=None)
         assert all(part in rows["reason"][4] for part in said)
@@ -156,10 +158,10 @@ def test_failures_keep_the_others_and_are_tried_again(tmp_path, prepared):
     prepared.clear()
     assert score_set(path, out, **some).failures == ()
     assert len(prepared) == 1
-    fresh = score_set(path, tmp_path / "fresh", **some).results.scores["ps"]
+    fresh = score_set(path, tmp_path / "fresh", **some).scores["ps"]
     assert same_tables(out, tmp_path / "fresh")
     write(estimate, leaky(sources(seconds=0.3), 0.9)[0])  # a file that changed is scored again
-    new = score_set(path, out, **some).results.scores["ps"]
+    new = score_set(path, out, **some).scores["ps"]
     assert new.iloc[4] != pytest.approx(fresh.iloc[4], rel=1e-3)
     assert list(new[:4]) == list(fresh[:4])
 
@@ -179,12 +181,12 @@ def test_frames_that_cannot_be_written_fail_or_end_the_run(number, tmp_path, mon
     with monkeypatch.context() as patched:
         patched.setattr(io, "write_with", failing)
         if number == errno.EINVAL:
-            assert list(score_set(path, out, **given).results.items["status"]) == ["failed", "ok"]
+            assert list(score_set(path, out, **given).items["status"]) == ["failed", "ok"]
         else:
             with pytest.raises(io.WriteError, match=r"m0\.npz' cannot be written: No space left"):
                 score_set(path, out, **given)
-            assert not [*(out / "progress").glob("*.json")]
-    assert list(score_set(path, out, **given).results.items["status"]) != ["failed", "ok"]
+            assert not (out / "records").exists()
+    assert list(score_set(path, out, **given).items["status"]) != ["failed", "ok"]
     assert [*read_frames(frames_path(str(out), "m0")).systems] == ["sys"]
 
 
@@ -194,20 +196,29 @@ def test_an_undefined_mixture_is_no_failure(tmp_path):
     with pytest.warns(UserWarning, match="no frame"):
         outcome = score_set(path, tmp_path / "out", measures="separation")
     assert outcome.failures == ()
-    assert list(outcome.results.scores["status"]) == ["undefined"] * 2 + ["ok"] * 2
+    assert list(outcome.scores["status"]) == ["undefined"] * 2 + ["ok"] * 2
     check_aggregation(tmp_path / "out")
-    assert list(outcome.results.summary["undefined"]) == [1]
+    assert list(outcome.summary["undefined"]) == [1]
 
 
 def test_a_file_that_changes_meanwhile_is_a_failure(tmp_path, monkeypatch, capsys):
-    path, out, join = write_manifest(tmp_path, 2, ("good",)), tmp_path / "out", tables.join
+    path, out = write_manifest(tmp_path, 2, ("good",)), tmp_path / "out"
+    load = runs.load_mixture
+
+    def changing(scorer: Any, mixture: Any) -> Any:
+        loaded = load(scorer, mixture)
+        if mixture.name == "m0":
+            write(tmp_path / "m0/good/a.wav", torch.ones(4800))
+        return loaded
+
     with monkeypatch.context() as patched:
-        touch = (tmp_path / "m0/good/a.wav").touch
-        patched.setattr(tables, "join", lambda *given: touch() or join(*given))
-        assert evaluate_command(path, out) == options.SOME_FAILED
+        patched.setattr(runs, "load_mixture", changing)
+        assert evaluate_command(path, out) == arguments.SOME_FAILED
     assert "torch-mapss: failed: mixture 'm0', system 'good'" in capsys.readouterr().err
-    assert list(pd.read_csv(out / "scores.csv")["status"]) == ["failed", "failed", "ok", "ok"]
-    assert evaluate_command(path, out) == options.OK
+    scores = pd.read_csv(out / "scores.csv")
+    assert list(scores["status"]) == ["failed", "failed", "ok", "ok"]
+    assert "changed while they were scored" in scores["reason"][0]
+    assert evaluate_command(path, out) == arguments.OK
 
 
 def test_results_of_other_settings_are_not_overwritten(manifest, results, tmp_path):
@@ -226,7 +237,7 @@ def test_lost_and_added_mixtures_are_scored(manifest, results, tmp_path, prepare
     out, whole = tmp_path / "out", Path(results.folder)
     shutil.copytree(whole, out)
     (out / "scores.csv").unlink()
-    (out / "progress" / "m0.json").unlink()
+    (out / "records" / "m0.json").unlink()
     score_set(manifest, out)  # the first mixture is scored last, and comes first
     assert len(prepared) == 1
     assert same_tables(out, whole)
@@ -257,7 +268,7 @@ def test_names_that_are_no_utf8_are_scored(tmp_path):
     path.write_text(json.dumps([entry]), encoding="utf-8")
     for _ in range(2):  # scored, then found to be scored
         outcome = score_set(path, tmp_path / "out", measures="bleed")
-        assert (outcome.failures, len(outcome.results.scores)) == ((), 2)
+        assert (outcome.failures, len(outcome.scores)) == ((), 2)
 
 
 def test_names_in_two_unicode_forms_are_one(tmp_path):
@@ -269,10 +280,10 @@ def test_names_in_two_unicode_forms_are_one(tmp_path):
         spelled = [unicodedata.normalize(form, path) for path in paths]
         entry["systems"] = {unicodedata.normalize(form, "é"): spelled}
     outcome = score_set(save_manifest(tmp_path, entries), tmp_path / "out", measures="bleed")
-    assert (outcome.failures, len(outcome.results.summary)) == ((), 1)
-    for mixture in outcome.results.mixtures:  # verify, worst and the page open them as well
-        assert Path(outcome.results.audio(mixture).references[0]).exists()
-        assert Path(outcome.results.audio(mixture).estimates["é"][0]).exists()
+    assert (outcome.failures, len(outcome.summary)) == ((), 1)
+    for mixture in outcome.mixtures:  # verify, worst and the page open them as well
+        assert Path(outcome.audio(mixture).references[0]).exists()
+        assert Path(outcome.audio(mixture).estimates["é"][0]).exists()
 
 
 def test_excerpts_come_with_standard_errors_and_an_estimate_of_time(tmp_path, monkeypatch, capsys):
@@ -284,19 +295,19 @@ def test_excerpts_come_with_standard_errors_and_an_estimate_of_time(tmp_path, mo
     assert "--excerpts 8" in line
     given = {"measures": "decomposition", "excerpts": 4, "excerpt_seconds": 1}
     some = score_set(songs, tmp_path / "some", **given)
-    rows, items = some.results.scores, some.results.items
+    rows, items = some.scores, some.items
     assert rows["frames"].between(1, 4 * 50).all()
     assert (rows["clearance_se"] > 0).all()
     assert all("excerpts scored (s): " in notes for notes in rows["notes"])
     assert list(rows["notes"][:2]) == list(rows["notes"][2:4])  # the same of all systems
-    errors = (items["clearance"] - whole.results.items["clearance"]).abs()
+    errors = (items["clearance"] - whole.items["clearance"]).abs()
     assert (errors < 6 * items["clearance_se"] + 0.01).all()
     own = items.loc[items["system"] == "good", "clearance_se"]
     expected = math.sqrt((own**2).sum()) / 2
-    assert some.results.summary["clearance_se"].iloc[0] == pytest.approx(expected, rel=1e-6)
-    assert "±" in some.text()
+    assert some.summary["clearance_se"].iloc[0] == pytest.approx(expected, rel=1e-6)
+    assert "±" in results_text(some, "cpu")
     items.loc[items.index[0], "clearance_se"] = math.nan  # of a mixture with one excerpt
-    found = tables._summary(items, rows, 16_000).set_index("system")["clearance_se"]
+    found = tables.summary_table(items, rows, 16_000).set_index("system")["clearance_se"]
     assert found["good"] == pytest.approx(own.iloc[1] / math.sqrt(2), rel=1e-6)
     frames = load_results(tmp_path / "some").frames("m0")
     assert (np.diff(frames.times) > 0).all()
@@ -312,12 +323,12 @@ def test_systems_of_a_long_mixture_share_a_pass(tmp_path, prepared, monkeypatch,
     lines = capsys.readouterr().err.splitlines()
     assert any("scoring:  67%, 1 of 1: m0," in line and "left" in line for line in lines), lines
     assert len(prepared) == 1  # not once more for the other system
-    assert list(outcome.results.items["status"]) == ["ok", "failed", "ok"]
+    assert list(outcome.items["status"]) == ["ok", "failed", "ok"]
     assert "20000 samples" in outcome.failures[0]
-    assert outcome.results.settings["segment"] == 1.0
-    whole = score_set(path, tmp_path / "whole", **given).results.items
+    assert outcome.settings["segment"] == 1.0
+    whole = score_set(path, tmp_path / "whole", **given).items
     for name in ("ps", "clearance", "fidelity"):
-        np.testing.assert_allclose(outcome.results.items[name], whole[name], atol=1e-3)
+        np.testing.assert_allclose(outcome.items[name], whole[name], atol=1e-3)
     told: list[tuple[int, int]] = []
     truth = sources(seconds=3.0)
     given |= {"mapss": small_mapss(segment=1.0), "on_segment": lambda *state: told.append(state)}
@@ -343,3 +354,18 @@ def test_each_channel_may_be_scored():
     assert found.rows[0].ps == pytest.approx(one.rows[0].ps, rel=1e-6)
     with pytest.raises(ValueError, match="channels"):
         evaluate(estimates=[left[0], right], **each)
+
+
+def test_a_hidden_reference_is_no_finding():
+    """Only a system that is the reference by mistake is named."""
+    text = "the same as the reference, sample by sample"
+    records = [
+        {
+            "rows": [{"mixture_id": "m", "system": system}],
+            "findings": [("same", text), ("silent", "x")],
+        }
+        for system in ("control:ref", "mistaken")
+    ]
+    silent, same = tables.finding_lines(records)
+    assert "in 1 of 2 pairs of mixture and system ('mistaken')" in same
+    assert "in 2 of 2" in silent

@@ -1,7 +1,10 @@
-"""Shares of a manifest, variables of launchers, interruptions, findings of a set."""
+"""Shards of a manifest, variables of launchers, interruptions, findings of a set."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,14 +12,24 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from separations import python, score_set, small_mapss, sources, write, write_manifest
+from separations import (
+    leaky,
+    python,
+    save_manifest,
+    score_set,
+    small_mapss,
+    sources,
+    write,
+    write_manifest,
+)
 
 from torch_mapss import evaluate_set
 from torch_mapss.audio import resample
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation import run as runs
 from torch_mapss.evaluation.results import records
-from torch_mapss.evaluation.shards import Share, local_device, only_run
+from torch_mapss.evaluation.results_text import results_text
+from torch_mapss.evaluation.shard import Shard, launched_shard, local_device, parse_shard
 
 NAMES = (
     *("WORLD_SIZE", "RANK", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
@@ -35,12 +48,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 TASKS = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
 LAUNCHED = [
-    ({}, Share(0, 1)),
-    ({"WORLD_SIZE": "1"}, Share(0, 1)),
-    ({"WORLD_SIZE": "3", "RANK": "2"}, Share(2, 3)),
-    ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "9", "SLURM_PROCID": "3"}, Share(3, 4)),
-    (TASKS, Share(0, 1)),  # a batch script without srun: one process does all
-    (TASKS | {"SLURM_STEP_NUM_TASKS": "1"}, Share(0, 1)),
+    ({}, Shard(1, 1)),
+    ({"WORLD_SIZE": "1"}, Shard(1, 1)),
+    ({"WORLD_SIZE": "3", "RANK": "2"}, Shard(3, 3)),
+    ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "9", "SLURM_PROCID": "3"}, Shard(4, 4)),
+    (TASKS, Shard(1, 1)),  # a batch script without srun: one process does all
+    (TASKS | {"SLURM_STEP_NUM_TASKS": "1"}, Shard(1, 1)),
     ({"WORLD_SIZE": "2"}, "RANK"),
     ({"WORLD_SIZE": ""}, "WORLD_SIZE"),
     ({"WORLD_SIZE": "0"}, "WORLD_SIZE"),
@@ -56,18 +69,30 @@ def test_who_shares_the_work(variables, expected, monkeypatch):
         monkeypatch.setenv(variable, value)
     if isinstance(expected, str):  # variables that make no sense are named
         with pytest.raises(ValueError, match=expected):
-            Share.of(None)
+            launched_shard()
     else:
-        assert Share.of(None) == expected
+        assert launched_shard() == expected
 
 
-def test_shares_are_named_from_one_or_from_zero():
-    for count in (1, 4):
-        shares = [{Share.of(f"{k + one}/{count}") for k in range(count)} for one in (0, 1)]
-        assert shares[0] == shares[1]
-    for text in ("5/4", "-1/4", "1/0", "0/0", "1", "a/b", "1/2/3", ""):
-        with pytest.raises(ValueError, match="--shard"):
-            Share.of(text)
+def test_shards_are_counted_from_one():
+    items = [*range(7)]
+    shards = [parse_shard(f"{number}/3").of(items) for number in (1, 2, 3)]
+    assert shards == [[0, 3, 6], [1, 4], [2, 5]]
+    for text in ("5/4", "0/4", "-1/4", "1/0", "0/0", "1", "a/b", "1/2/3", ""):
+        with pytest.raises(ValueError, match="--shard must be I/N"):
+            parse_shard(text)
+
+
+@pytest.mark.parametrize(
+    "variables", [{"WORLD_SIZE": "4", "RANK": "0"}, {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}]
+)
+def test_a_call_from_python_is_whole_whatever_a_launcher_says(variables, monkeypatch, tmp_path):
+    """Also where its variables are there in part, as in a callback of Lightning."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    path = write_manifest(tmp_path / "set", 3, ("one",))
+    results = evaluate_set(path, out=tmp_path / "out", mapss=small_mapss(), measures="bleed")
+    assert (results.pending, len(results.items)) == ((), 3)
 
 
 def test_the_gpu_of_a_task(monkeypatch):
@@ -93,44 +118,96 @@ def test_torchrun_shares_the_work_and_writes_one_table(tmp_path):
         pd.testing.assert_frame_equal(found, once, rtol=1e-5)
 
 
-def test_shares_make_the_tables_of_one_run(manifest, results, tmp_path, capsys):
-    first = score_set(manifest, tmp_path, share=Share.of("1/2"), quiet=False)
-    assert first.missing > 0
-    assert "share 1 of 2 (counted from 0)" in capsys.readouterr().err
+def test_shards_make_the_tables_of_one_run(manifest, results, tmp_path, capsys):
+    partial = score_set(manifest, tmp_path, shard=parse_shard("2/2"), quiet=False)
+    assert len(partial.pending) == 4
+    assert "shard 2 of 2: mixtures 2, 4, ... of the manifest" in capsys.readouterr().err
     assert not (tmp_path / "scores.csv").exists()
-    assert [path.name for path in (tmp_path / "progress").glob("*.json")] == ["m1.json"]
-    assert "without --shard" in first.text()
-    assert score_set(manifest, tmp_path, share=Share.of("2/2")).missing == 0
+    assert [path.name for path in (tmp_path / "records").glob("*.json")] == ["m1.json"]
+    assert "4 pairs of mixture and system are not scored yet" in runs.pending_text(partial)
+    assert score_set(manifest, tmp_path, shard=parse_shard("1/2")).pending == ()
     for name in TABLES:
         assert (tmp_path / name).read_bytes() == Path(results.folder, name).read_bytes()
 
 
-def test_a_last_call_joins_shares(tmp_path, capsys):
+def test_shards_read_copies_of_one_set(manifest, results, tmp_path, capsys):
+    """As jobs do that copy their input to the disk of their own node; times of files differ."""
+    for number in (1, 2):
+        copy = tmp_path / f"node{number}"
+        shutil.copytree(manifest.parent, copy)  # with the times of the files
+        for path in copy.rglob("*.wav"):
+            os.utime(path, ns=(0, number))
+        score_set(copy / "manifest.json", tmp_path / "out", shard=parse_shard(f"{number}/2"))
+    for name in TABLES:
+        assert (tmp_path / "out" / name).read_bytes() == Path(results.folder, name).read_bytes()
+    capsys.readouterr()
+    write(tmp_path / "node2/m1/bad/b.wav", leaky(sources(seconds=0.3), 0.9)[1])
+    score_set(tmp_path / "node2/manifest.json", tmp_path / "out", quiet=False)
+    told = capsys.readouterr().err
+    assert "5 of 6 pairs of mixture and system are done already" in told
+    assert "1 pairs are scored again, since they have other files than those that" in told
+
+
+def test_a_last_call_joins_shards(tmp_path, capsys):
     path, out = write_manifest(tmp_path / "set", 3, ("one",)), tmp_path / "out"
     broken = tmp_path / "set" / "m1" / "one" / "a.wav"
     broken.write_bytes(broken.read_bytes()[:100])
     given: dict[str, Any] = {"out": out, "mapss": small_mapss(), "measures": "bleed"}
-    assert evaluate_set(path, **given, shard="0/3") is None
-    share = score_set(path, out, share=Share(1, 3), measures="bleed")  # tells its own failures
-    assert "mixture 'm1', system 'one'" in share.failures[0]
-    with only_run(str(out), Share()), pytest.raises(ValueError, match="another run"):
-        evaluate_set(path, **given)
+    with pytest.warns(UserWarning, match="2 pairs of mixture and system are not scored yet"):
+        assert len(evaluate_set(path, **given, shard="1/3").items) == 1
+    partial = score_set(path, out, shard=Shard(2, 3), measures="bleed")
+    assert "mixture 'm1', system 'one'" in partial.failures[0]
     with pytest.warns(UserWarning, match="system 'one'"):
         results = evaluate_set(path, **given, progress=True)
     assert len(results.scores) == 6
     told = capsys.readouterr().err
-    assert "1 of 3 pairs of mixture and system are done already; 1 that failed" in told
+    assert "1 of 3 pairs of mixture and system are done already" in told
+    assert "1 pairs are scored again, since they failed before" in told
+    assert not [*out.rglob("*.lock")]
+
+
+@pytest.mark.parametrize(("variables", "code"), [({}, 1), ({"WORLD_SIZE": "2", "RANK": "0"}, 0)])
+def test_noted_failures_are_no_crash_under_a_launcher(variables, code, tmp_path, monkeypatch):
+    """torchrun would kill the other processes, and no table would be written."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    path = write_manifest(tmp_path / "set", 1, ("one",))
+    (tmp_path / "set" / "m0" / "one" / "a.wav").write_bytes(b"broken")
+    command = ["evaluate", str(path), *QUICK, "--out", str(tmp_path / "out"), "--quiet"]
+    assert cli.main(command) == code
+    assert (tmp_path / "out" / "scores.csv").exists()
+
+
+def test_a_second_manifest_adds_to_a_folder(tmp_path, capsys):
+    """Nothing that was scored leaves the tables."""
+    path, out = write_manifest(tmp_path / "set", 2), tmp_path / "out"
+    entries = json.loads(path.read_text())
+    given: dict[str, Any] = {"measures": "bleed", "quiet": False}
+    for system in ("good", "bad"):
+        alone = [{**entry, "systems": {system: entry["systems"][system]}} for entry in entries]
+        results = score_set(save_manifest(tmp_path / "set", alone, f"{system}.json"), out, **given)
+    assert "also holds system 'good' of 2 mixtures" in capsys.readouterr().err
+    assert results.systems == ("good", "bad")
+    once = score_set(path, tmp_path / "once", **given)
+    pd.testing.assert_frame_equal(results.summary, once.summary)
+    other = write_manifest(tmp_path / "other", 1, ("new",), seconds=0.5)
+    with pytest.raises(ValueError, match="mixture 'm0' with other references, and scores of"):
+        score_set(other, out, **given)
+    renamed = [{**entry, "mixture_id": "x"} for entry in json.loads(other.read_text())]
+    results = score_set(save_manifest(tmp_path / "other", renamed), out, **given)
+    assert results.mixtures == ("m0", "m1", "x")  # of two folders
+    assert all(Path(path).exists() for path in results.audio("m0").references)
 
 
 def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys):
-    path, made = write_manifest(tmp_path / "set", 3, ("one",)), runs._records
+    path, score = write_manifest(tmp_path / "set", 3, ("one",)), runs.score_loaded
 
-    def interrupted(scorer: Any, mixture: Any, *rest: Any) -> Any:
-        if mixture.name == "m1":
+    def interrupted(scorer: Any, loaded: Any, *rest: Any) -> Any:
+        if loaded.mixture.name == "m1":
             raise KeyboardInterrupt
-        return made(scorer, mixture, *rest)
+        return score(scorer, loaded, *rest)
 
-    monkeypatch.setattr(runs, "_records", interrupted)
+    monkeypatch.setattr(runs, "score_loaded", interrupted)
     assert cli.main(["evaluate", str(path), "--out", str(tmp_path / "o"), *QUICK]) == 130
     told = capsys.readouterr().err
     assert "interrupted after 1 of 3 pairs of mixture and system" in told
@@ -148,11 +225,11 @@ def test_findings_of_a_set_are_told_once_and_counted(tmp_path):
     assert "in 2 of 6 pairs of mixture and system ('one'), first in mixture 'm0'" in silent
     (rates,) = [text for text in outcome.warnings if text.startswith("rates:")]
     assert "the means of system 'two' are over files of 8000, 16000 Hz" in rates
-    assert f"Warning: {silent}." in outcome.text()
-    rows = {row["system"]: row for row in records(outcome.results.summary)}
+    assert f"Warning: {silent}." in results_text(outcome, "cpu")
+    rows = {row["system"]: row for row in records(outcome.summary)}
     assert (rows["one"]["silent"], rows["two"]["silent"]) == (2, 0)
     assert (rows["one"]["rates"], rows["two"]["rates"]) == ("16000", "8000;16000")
-    assert "a.wav' is silent" in outcome.results.scores["warnings"].iloc[0]
+    assert "a.wav' is silent" in outcome.scores["warnings"].iloc[0]
     # Means that dead outputs of two mixtures ruin.
     assert rows["one"]["log_pm"] < 10 * rows["two"]["log_pm"]
     assert rows["one"]["log_pm_compressed"] > 10 * rows["two"]["log_pm_compressed"]

@@ -62,15 +62,15 @@ def test_a_closed_pipe_loses_no_file_and_hides_no_failure(folder, tmp_path, unbu
     arguments = [*score_of(folder), "--out", str(out), "--plot"]
     assert into_a_closed_pipe(arguments, unbuffered) == (0, "")
     names = {path.name for path in out.iterdir()}
-    assert {"scores.csv", "frames.csv", "report.json", "scores.png"} <= names
+    assert {"scores.csv", "items.csv", "settings.json", "scores.png"} <= names
     arguments = ["evaluate", str(folder / "set" / "manifest.json"), *QUICK]
     code, said = into_a_closed_pipe([*arguments, "--out", str(tmp_path / "e")], unbuffered)
     assert code == 1
     (line,) = said.strip().splitlines()
     assert line.startswith("torch-mapss: failed: mixture 'm0', system 'bad'")
     assert (tmp_path / "e" / "summary.csv").exists()
-    check_full_disk([*score_of(folder), "--out", str(tmp_path)], unbuffered)
-    assert (tmp_path / "scores.csv").exists()
+    check_full_disk([*score_of(folder), "--out", str(tmp_path / "full")], unbuffered)
+    assert (tmp_path / "full" / "scores.csv").exists()
 
 
 @BUFFERING
@@ -95,7 +95,7 @@ def test_closed_streams_are_no_files_of_ours(folder, tmp_path):
     command = [sys.executable, "-m", "torch_mapss", *score_of(folder), "--out", str(tmp_path / "o")]
     shell = " ".join(f"'{word}'" for word in command) + " >&- 2>&-"
     assert subprocess.run(["sh", "-c", shell], env=environment(), timeout=300).returncode == 0
-    assert (tmp_path / "o" / "scores.csv").read_text().startswith("source,")
+    assert (tmp_path / "o" / "scores.csv").read_text().startswith("mixture_id,system,source,")
 
 
 def test_durations():

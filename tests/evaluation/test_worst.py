@@ -17,7 +17,9 @@ from separations import leaky, score_set, small_mapss, sources, write, write_man
 from torch_mapss import evaluate_set
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.manifest import load_manifest
-from torch_mapss.evaluation.results import MixtureFrames, Results, SystemFrames, load_results
+from torch_mapss.evaluation.records import SystemFrames
+from torch_mapss.evaluation.results import Results, load_results
+from torch_mapss.evaluation.results_folder import MixtureFrames
 from torch_mapss.evaluation.worst import (
     CONTEXT_S,
     WORST_OF,

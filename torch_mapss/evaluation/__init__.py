@@ -1,9 +1,9 @@
 """Files -> reports: one mixture or a whole test set, from Python or the command line.
 
 ``torch-mapss score`` and :func:`evaluate` score one mixture; ``torch-mapss evaluate`` and
-:func:`evaluate_set` a test set, row by row, resumable; ``compare``, ``worst``, ``verify``,
-``listen``, ``report`` and ``correlate`` work on the folder it leaves. One file per command lies in
-``commands``.
+:func:`evaluate_set` a test set, resumable, by any engine that maps :func:`score_mixture`. All leave
+a folder of the same format, which ``compare``, ``worst``, ``verify``, ``listen``, ``report`` and
+``correlate`` read. One file per command lies in ``commands``.
 
 From frames to one number: *frame* -> *source* (mean over the scored frames of one estimate) ->
 *item* (mean over the estimates of one mixture) -> *set* (mean over mixtures). Undefined numbers are
@@ -33,6 +33,7 @@ _HOMES = {
     "Report": "torch_mapss.evaluation.report",
     "evaluate": "torch_mapss.evaluation.score",
     "evaluate_set": "torch_mapss.evaluation.run",
+    "score_mixture": "torch_mapss.evaluation.score_mixture",
 }
 
 __all__ = [*_HOMES]

@@ -34,6 +34,7 @@ class Clip(NamedTuple):
     channels: int  # as handed over
     samples: int  # per channel, as handed over
     cancelled: float  # dB that the mean of the channels lies below them; inf: silence
+    native: Tensor | None = None  # (channels, samples) at ``rate``; None once all is measured
 
     @property
     def label(self) -> str:
@@ -42,22 +43,23 @@ class Clip(NamedTuple):
 
 
 def read_set(
-    given: Any, kind: str, rate: int, sample_rate: int | None = None, each: bool = False
+    signals: Any, kind: str, rate: int, sample_rate: int | None = None, every_channel: bool = False
 ) -> tuple[Clip | None, ...]:
-    """Read estimates or references: one clip per source, None where none was given.
+    """Read estimates or references: one clip per source, None in the place of one that is None.
 
     Args:
-        given: paths, or None in the place of a source that is not there; or an (S, T) array or
+        signals: paths, or None in the place of a source that is not there; or an (S, T) array or
             tensor, or a list of (T,) ones.
         kind: ``"estimates"`` or ``"references"``, for messages.
-        rate: Hz the waveforms are wanted at.
+        rate: of the waveforms that are returned, in Hz.
         sample_rate: of arrays, in Hz; ``rate`` if None. Files state their own.
-        each: keep every channel of files; arrays may then be (S, C, T), or (C, T) in a list.
+        every_channel: keep every channel of files; arrays may then be (S, C, T), or (C, T) in a
+            list.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: it is no audio of these shapes.
     """
-    items = _listed(given, kind, 3 if each else 2)
+    items = _listed(signals, kind, 3 if every_channel else 2)
     paths = [io.shown(item) for item in items if isinstance(item, str | os.PathLike)]
     if paths and len(paths) < sum(item is not None for item in items):
         raise TypeError(
@@ -66,29 +68,42 @@ def read_set(
         )
     names = iter(io.display_names(paths))
     clips: list[Clip | None] = []
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if item is None:
             clips.append(None)
             continue
         if paths:
-            (samples, found), path, name = audio.load_audio(item), io.shown(item), next(names)
+            samples, native_rate = audio.load_audio(item)
+            path, name = io.shown(item), next(names)
         else:
-            samples, found = _array(item, f"{kind}[{place}]", each), sample_rate or rate
-            path, name = None, f"{kind[:-1]} {place + 1}"
-        audio.check_source_rate(found, "sample_rate" if path is None else f"the rate of {path!r}")
-        mono, channels = audio.to_mono(samples), len(samples)
-        parts = audio.resample(samples if each else mono.unsqueeze(0), found, rate)
-        wave = parts.mean(0) if len(parts) > 1 else parts[0]
-        lost = 0.0 if each or channels == 1 else _cancelled(samples, mono)
-        clips.append(Clip(wave, parts, name, path, found, channels, samples.shape[-1], lost))
+            samples = _array(item, f"{kind}[{index}]", every_channel)
+            native_rate, path, name = sample_rate or rate, None, f"{kind[:-1]} {index + 1}"
+        whose = "sample_rate" if path is None else f"the rate of {path!r}"
+        audio.check_source_rate(native_rate, whose)
+        mono = audio.to_mono(samples)
+        channels = samples if every_channel else mono.unsqueeze(0)
+        parts = audio.resample(channels, native_rate, rate)
+        averaged = not every_channel and len(samples) > 1
+        clip = Clip(
+            wave=parts.mean(0) if len(parts) > 1 else parts[0],
+            parts=parts,
+            name=name,
+            path=path,
+            rate=native_rate,
+            channels=len(samples),
+            samples=samples.shape[-1],
+            cancelled=_cancelled(samples, mono) if averaged else 0.0,
+            native=samples,
+        )
+        clips.append(clip)
     return tuple(clips)
 
 
-def _array(given: Any, name: str, each: bool) -> Tensor:
+def _array(signal: Any, name: str, every_channel: bool) -> Tensor:
     """(C, T) samples of one source."""
-    wave = audio.as_waveform(given, name).detach()
+    wave = audio.as_waveform(signal, name).detach()
     checks.check_devices(**{name: wave})
-    if not 1 <= wave.ndim <= 1 + each or wave.shape[-1] == 0:
+    if not 1 <= wave.ndim <= 1 + every_channel or wave.shape[-1] == 0:
         raise ValueError(
             f"{name} must be one mono signal of shape (T,), got {tuple(wave.shape)}. Channels are "
             'not sources: average them first, or pass channels="each".'
@@ -96,25 +111,25 @@ def _array(given: Any, name: str, each: bool) -> Tensor:
     return wave.reshape(-1, wave.shape[-1])
 
 
-def _listed(given: Any, kind: str, most: int) -> list[Any]:
-    """``given`` as a list of sources."""
-    if hasattr(given, "ndim") and hasattr(given, "shape"):
-        shape = tuple(given.shape)
-        if not 2 <= given.ndim <= most or shape[0] > shape[-1]:
+def _listed(signals: Any, kind: str, axes: int) -> list[Any]:
+    """Signals as a list of sources; an array may have up to so many axes."""
+    if hasattr(signals, "ndim") and hasattr(signals, "shape"):
+        shape = tuple(signals.shape)
+        if not 2 <= signals.ndim <= axes or shape[0] > shape[-1]:
             raise ValueError(
                 f"{kind} must have shape (S, T): sources, samples; got {shape}. One mixture at a "
                 f"time; of (samples, sources) pass {kind}.T; average channels first, or pass "
                 '(S, C, T) with channels="each".'
             )
-        given = list(given)
-    if isinstance(given, str) or not isinstance(given, Sequence):
+        signals = list(signals)
+    if isinstance(signals, str) or not isinstance(signals, Sequence):
         raise TypeError(
             f"{kind} must be a list of paths or arrays, one per source, or an (S, T) array or "
-            f"tensor, got {given!r:.60}: {kind}=[...]."
+            f"tensor, got {signals!r:.60}: {kind}=[...]."
         )
-    if all(item is None for item in given):
-        raise ValueError(f"{kind} must hold at least one source, got {list(given)!r}.")
-    return list(given)
+    if all(item is None for item in signals):
+        raise ValueError(f"{kind} must hold at least one source, got {list(signals)!r}.")
+    return list(signals)
 
 
 def _cancelled(channels: Tensor, mono: Tensor) -> float:
@@ -129,9 +144,9 @@ def common_length(estimates: Sequence[Clip], references: Sequence[Clip], trim: b
     """The number of samples that is scored; ValueError where lengths differ without ``trim``."""
     clips = [*references, *estimates]
     shortest, longest = (pick(clips, key=lambda clip: len(clip.wave)) for pick in (min, max))
-    least, most = len(shortest.wave), len(longest.wave)
-    rounding = len({clip.rate for clip in clips}) > 1 and most - least == 1
-    if least == most or trim or rounding:
+    least, largest = len(shortest.wave), len(longest.wave)
+    rounding = len({clip.rate for clip in clips}) > 1 and largest - least == 1
+    if least == largest or trim or rounding:
         return least
 
     def told(clip: Clip) -> str:
@@ -156,14 +171,22 @@ def stack(clips: Sequence[Clip], samples: int, device: torch.device) -> Tensor:
     return torch.stack([clip.parts[:, :samples] for clip in clips], 1).to(device)
 
 
+def mono(clips: Sequence[Clip], device: torch.device) -> Tensor:
+    """(S, T) waveforms, the mean of the channels, cut to the shortest."""
+    samples = min(len(clip.wave) for clip in clips)
+    waves = torch.stack([clip.wave[:samples] for clip in clips]).to(device)
+    return waves.nan_to_num(0.0, 0.0, 0.0)
+
+
 def remarks(clips: Sequence[Clip], rate: int, samples: int) -> list[str]:
     """What was done to the clips on the way to the scorer, in words."""
     notes = []
     for clip in clips:
         done = []
         if clip.channels > 1:
-            each = len(clip.parts) > 1
-            text = "each of {} channels scored, scores averaged" if each else "{} channels averaged"
+            text = "{} channels averaged"
+            if len(clip.parts) > 1:
+                text = "each of {} channels scored, scores averaged"
             done.append(text.format(clip.channels))
         if clip.rate != rate:
             done.append(f"resampled from {clip.rate} to {rate} Hz")

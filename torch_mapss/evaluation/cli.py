@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any
 
 from torch_mapss.evaluation import console
-from torch_mapss.evaluation.commands.options import BAD_INPUT, CODES, INTERRUPTED, MEASURES
-from torch_mapss.evaluation.shards import Share
+from torch_mapss.evaluation.commands.arguments import BAD_INPUT, CODES, INTERRUPTED, MEASURES
+from torch_mapss.evaluation.shard import Shard, launched_shard
 
 # In the order of the help; each is a module of ``commands``: its docstring is the help of the
 # command, ``add_options`` adds to its parser, and ``run`` does the work.
@@ -103,8 +103,8 @@ def _print_error(error: Exception) -> None:
         text = f"unexpected {type(error).__name__}: {text}. Set {DEBUG}=1 for the traceback"
     if getattr(error, "problems", None) is None:  # a list of problems keeps its lines
         text = " ".join(line.strip() for line in text.splitlines())
-    share = Share()
+    shard = Shard()
     with suppress(ValueError):
-        share = Share.of(None)
-    where = f" in process {share.rank}" if share.size > 1 else ""
+        shard = launched_shard()
+    where = f" in process {shard.number} of {shard.count}" if shard.count > 1 else ""
     console.complain(f"error{where}: {text}")

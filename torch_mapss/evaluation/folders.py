@@ -64,6 +64,7 @@ def read_folders(
     sources: Sequence[str] | None = None,
     noisy: str | None = None,
     derived: str | None = None,
+    allow_missing: bool = False,
 ) -> Corpus:
     """Pair the files of references with those of the systems, by name.
 
@@ -74,6 +75,7 @@ def read_folders(
             names, but for those called mix or noisy, and for noise that no system estimates.
         noisy: template or folder of the mixtures with noise; noise = noisy - clean, written to the
             folder ``derived``, becomes the second reference of every mixture.
+        allow_missing: what a system lacks is named in the notes, and scored as not estimated.
 
     Returns:
         A :class:`Corpus`. Mixtures may have sources of their own; a system without any file for a
@@ -101,6 +103,8 @@ def read_folders(
         left = truth[[name for name in _names(truth) if name in estimated or not _NOISE(name)]]
         truth = left if (left.count(axis=1) > 1).all() else truth
     problems = [problem for name, files in found.items() for problem in _gaps(name, files, truth)]
+    gaps = [problem.partition(". Check")[0] for problem in problems] if allow_missing else []
+    problems = [] if allow_missing else problems
     lonely = truth[truth.count(axis=1) < 2]
     if len(lonely):
         problems.append(
@@ -125,7 +129,7 @@ def read_folders(
             sources=tuple(own.index),
         )
         mixtures.append(entry)
-    return Corpus(tuple(mixtures), tuple(_notes(layout, every, truth, found)))
+    return Corpus(tuple(mixtures), (*_notes(layout, every, truth, found), *gaps))
 
 
 # ------------------------------------------------------------------------------ Files and templates

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torch_mapss.audio import SILENCE_PEAK, bandwidth, estimate_lag, is_constant
 from torch_mapss.evaluation.audio_input import Clip
+from torch_mapss.evaluation.channel_checks import Finding, channel_findings_of
 from torch_mapss.evaluation.io import listed
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _SWAP_DB, _SWAP_LEAST_DB = 3.0, -5.0  # gain of every estimate that moves; what 
 _FAINT_DB = -60.0  # of an estimate beside its reference
 _MUTED_DB = -80.0  # of a frame beside its estimate's peak
 _CANCELLED_DB = 10.0  # lost in a downmix beyond what independent channels lose
+_LEAST_LAG_S = 0.002  # from which on PM falls: 0.98 to 0.94
+_SHARED_LAG_S = 0.0005  # that lags of one cause may differ by
 _LOW_RATE, _LOW_BAND = 0.9, 0.85  # shares of the encoder's
 _ROUNDING_S = 1e-6  # of times in seconds
 # Mean of a signal beside its RMS. Sound has less: 0.01 for one second of a 40 Hz tone.
@@ -43,14 +46,7 @@ _BLOCK = 2**20  # samples at a time
 _PART = 0.05  # least coefficient of one of the others in it
 
 
-class Finding(NamedTuple):
-    """One thing that a reader of the scores must know."""
-
-    kind: str  # a word: silent, faint, channels, offset, lag, rate, band, twins, sum, same, ...
-    text: str  # a sentence that names the signals and says what to do
-
-
-class Signals(NamedTuple):
+class SystemSignals(NamedTuple):
     """The signals of one mixture and one system, as they are scored."""
 
     estimates: Sequence[Clip]  # S'
@@ -75,22 +71,22 @@ def measure_lags(
     And how many of these are to be removed: all with ``align``, if they are few enough.
     """
     longest = min(round(LAG_SEARCH_S * rate), outputs.shape[-1] // 2)
-    found = (values.tolist() for values in estimate_lag(outputs, truth, longest))
-    lags = [
-        None if size < _LEAST_CORRELATION else lag if size > _CLEARER * unshifted else 0
-        for lag, size, unshifted in zip(*found)
-    ]
+    peak_lags, sizes, unshifted_sizes = estimate_lag(outputs, truth, longest)
+    lags: list[int | None] = []
+    for lag, size, unshifted in zip(peak_lags.tolist(), sizes.tolist(), unshifted_sizes.tolist()):
+        clear = lag if size > _CLEARER * unshifted else 0
+        lags.append(None if size < _LEAST_CORRELATION else clear)
     limit = LAG_LIMIT_S * rate if align else -1
     return lags, [lag if lag is not None and abs(lag) <= limit else 0 for lag in lags]
 
 
-def _frames(signals: Signals, times: Tensor) -> tuple[Tensor, Tensor]:
+def _frames(signals: SystemSignals, times: Tensor) -> tuple[Tensor, Tensor]:
     """Where the frames around ``times`` (F,) begin and end, in seconds."""
     half = signals.grid.receptive_field / signals.grid.sample_rate / 2
     return times - half, times + half
 
 
-def muted_frames(signals: Signals, times: Tensor) -> Tensor:
+def muted_frames(signals: SystemSignals, times: Tensor) -> Tensor:
     """Frames in which an estimate stays 80 dB below its own peak: (S', F) bool."""
     outputs = signals.moved.mean(0).nan_to_num(0.0, 0.0, 0.0)
     peak = outputs.abs().amax(-1, keepdim=True).clamp(min=SILENCE_PEAK)
@@ -103,13 +99,13 @@ def muted_frames(signals: Signals, times: Tensor) -> Tensor:
     return before[:, ends] == before[:, starts]
 
 
-def covered_frames(signals: Signals, times: Tensor) -> Tensor:
+def covered_frames(signals: SystemSignals, times: Tensor) -> Tensor:
     """Frames that an estimate still reaches into once its lag is removed: (S', F) bool."""
     # Where it was moved to an earlier time its end is gone.
     lags = torch.tensor(signals.removed, dtype=times.dtype, device=times.device) / signals.rate
     lags, seconds = lags.unsqueeze(-1), signals.truth.shape[-1] / signals.rate
-    first, last = _frames(signals, times)
-    return (first >= -lags - _ROUNDING_S) & (last <= seconds - lags + _ROUNDING_S)
+    begins, ends = _frames(signals, times)
+    return (begins >= -lags - _ROUNDING_S) & (ends <= seconds - lags + _ROUNDING_S)
 
 
 # ---------------------------------------------------------------------- What is measured, and found
@@ -118,27 +114,35 @@ def covered_frames(signals: Signals, times: Tensor) -> Tensor:
 class Inspection:
     """What was found about the signals of a mixture, and what was measured of them for that.
 
-    ``findings``; ``silent`` (S'): no sound at all; ``estimate_bands`` (S') and ``reference_bands``
-    (S): Hz where the spectrum ends. Rows of the rest are the estimates, the references, their sum
-    and, if it is long enough, the mixture.
+    ``findings``; ``silent`` (S') and ``silent_references`` (S): no sound at all;
+    ``estimate_bands`` (S') and ``reference_bands`` (S): Hz where the spectrum ends;
+    ``estimate_levels_db`` (S'): beside the sum of the references. Rows of the rest are the
+    estimates, the references, their sum and, if it is long enough, the mixture.
+
+    Args:
+        signals: of one mixture and system.
+        has_log_pm: whether log PM is computed, which texts may then speak of.
     """
 
-    def __init__(self, signals: Signals) -> None:
-        outputs, truth, given = signals.outputs, signals.truth, signals.mixture
+    def __init__(self, signals: SystemSignals, has_log_pm: bool = True) -> None:
+        outputs, truth, mixed = signals.outputs, signals.truth, signals.mixture
         count, total, samples = len(outputs), len(outputs) + len(truth), truth.shape[-1]
         self.signals = signals
+        self.has_log_pm = has_log_pm
         self.silent = tuple(is_constant(outputs).tolist())
+        self.silent_references = tuple(is_constant(truth).tolist())
         self.estimate_bands, self.reference_bands = (
             tuple(bandwidth(waves, signals.rate).tolist()) for waves in (outputs, truth)
         )
-        owners = [count + own for own in signals.attributed]
-        self.estimates = [*zip(range(count), signals.estimates, owners)]  # last: own reference
+        owners = [count + source for source in signals.attributed]
+        # Row, clip, and the row of the reference.
+        self.estimates = [*zip(range(count), signals.estimates, owners)]
         self.references = dict(enumerate(signals.references, count))
         # All that is the mixture, a given one first.
         self.mixtures, mixture = [(total, "the sum of the references")], []
-        if given is not None and len(given.wave) >= samples:
-            mixture = [given.wave[None, :samples].to(truth.device)]
-            self.mixtures.insert(0, (total + 1, f"the mixture {given.label}"))
+        if mixed is not None and len(mixed.wave) >= samples:
+            mixture = [mixed.wave[None, :samples].to(truth.device)]
+            self.mixtures.insert(0, (total + 1, f"the mixture {mixed.label}"))
         sums = torch.zeros(total + len(self.mixtures), dtype=torch.float64)
         gram = torch.zeros(len(sums), len(sums), dtype=torch.float64)
         for start in range(0, samples, _BLOCK):
@@ -148,19 +152,38 @@ class Inspection:
             sums, gram = sums + block.sum(-1), gram + block @ block.T
         self.means = (sums / samples).tolist()
         self.levels = (gram.diagonal() / samples).sqrt().tolist()  # RMS
+        self.estimate_levels_db = [
+            math.nan if silent else _decibels(self.levels[row] / max(self.levels[total], 1e-30))
+            for row, silent in enumerate(self.silent)
+        ]
         gram = gram - torch.outer(sums, sums) / samples
         norms = gram.diagonal().clamp(min=0.0).sqrt()
         norms = torch.where(norms > 0, norms, 1.0)
         self.cosines = gram / torch.outer(norms, norms)  # without the means
-        part = self.cosines.square().clamp(max=1.0)
-        part = part.clamp(min=1e-30) / (1.0 - part).clamp(min=1e-30)
-        self.si_sdr = (10 * torch.log10(part)).tolist()  # dB, of a row against another
-        found = [found for check in _CHECKS for found in check(self)]
-        self.findings = tuple(Finding(kind, _TEXTS[kind].format(*of)) for kind, *of in found)
+        explained = self.cosines.square().clamp(max=1.0)
+        ratio = explained.clamp(min=1e-30) / (1.0 - explained).clamp(min=1e-30)
+        self.si_sdr = (10 * torch.log10(ratio)).tolist()  # dB, of a row against another
+        findings = []
+        for check in _CHECKS:
+            for kind, *values in check(self):
+                findings.append(Finding(kind, _TEXTS[kind].format(*values)))
+        self.findings = (*findings, *self._channel_findings())
+        self.energy_ratios: dict[str, list[float]] = {}  # (S',) each, dB
 
-    def same(self, one: int, other: int) -> bool:
+    def _channel_findings(self) -> Iterator[Finding]:
+        for _, clip, own in self.estimates:
+            yield from channel_findings_of(clip, self.references[own])
+
+    def release(self) -> None:
+        """Let go of the samples at the rates of the files, which nothing needs any more."""
+        self.signals = self.signals._replace(
+            estimates=[clip._replace(native=None) for clip in self.signals.estimates],
+            references=[clip._replace(native=None) for clip in self.signals.references],
+        )
+
+    def same(self, row_a: int, row_b: int) -> bool:
         """Whether two rows are one signal, at whatever level."""
-        return bool(self.si_sdr[one][other] > _SAME_DB)
+        return bool(self.si_sdr[row_a][row_b] > _SAME_DB)
 
 
 def _decibels(ratio: float) -> float:
@@ -173,39 +196,45 @@ _NARROW = (
     "There is nothing to score above {1:.1f} kHz, and scores come out higher than at full band: "
     "compare them with scores of the same band only"
 )
+_OUTWEIGHS = ", but with a log PM that outweighs all others in a mean: log_pm_compressed is bounded"
 _TEXTS = {
-    "silent": "{} is silent. It is scored all the same, or silence would pay, but with a log PM "
-    "that outweighs all others in a mean: log_pm_compressed is bounded",
+    "silent": "{} is silent. It is scored all the same, otherwise silence would score well{}",
+    "absent": "{}: its reference {} is silent, the estimate is not ({:.0f} dB beside the sum of "
+    "the references, column estimate_level_db). Nothing is scored here: was the source left out of "
+    "this mixture on purpose?",
     "faint": "{} lies {:.0f} dB below its reference. Levels are normalised, so the little there is "
     "is scored as if it were loud: is it meant to be silent?",
     "channels": "{}: its {} channels cancel each other; their mean {}, and the mean is what is "
-    "scored. Turn a channel over, or hand over one of them",
+    "scored. Invert one channel, or pass a single one",
     "offset": "{} has a constant offset of {:.2g} ({:.0f} dB of its level), which counts as sound. "
     "Subtract the mean of the file",
-    "lag": "{} is {:.1f} ms {} against {}, more than a frame of {:.0f} ms. Delay counts as "
-    "distortion; {}",
+    "lag": "{} is {:.1f} ms {} against {}{}. Delay counts as distortion; {}",
     "rate": "sampled at {2} Hz, below the encoder's {3} Hz: {0}. " + _NARROW,
     "band": "nothing above {1:.1f} kHz in any reference of {0}, though the encoder receives up to "
     "{2:g} kHz. " + _NARROW,
-    "twins": "{} {} and {} are the same signal. Hand over one signal per source",
+    "twins": "{} {} and {} are the same signal. Pass one signal per source",
     "sum": "reference {} is the sum of {}: it is no source of its own, and what all share lowers "
     "the scores. Leave it out: --sources {}",
     "same": "{}: the same as the reference, sample by sample. Was the folder of the references "
-    "handed over as a system? As a hidden reference it is fine",
+    "passed as a system? As a hidden reference it is fine",
     "mixture": "{} {} is {} itself{}",
     "order": "estimates fit other references better than their own: {} (SI-SDR). If they are in "
     "another order than the references, reorder them, or pass --permute (permute=True; in metrics "
     'and losses pit="si_sdr")',
 }
-_Found = Iterator[tuple[Any, ...]]
+_Findings = Iterator[tuple[Any, ...]]  # the kind, and what its text names
 
 
-def _levels(look: Inspection) -> _Found:
+def _levels(look: Inspection) -> _Findings:
     """Silence, faint estimates, channels that cancel, constants that count as sound."""
     for row, clip, own in look.estimates:
         level = _decibels(look.levels[row] / max(look.levels[own], 1e-30))
-        if look.silent[row]:
-            yield "silent", clip.label
+        truth = look.references[own]
+        if look.silent_references[own - len(look.estimates)]:
+            if not look.silent[row]:
+                yield "absent", clip.label, truth.label, look.estimate_levels_db[row]
+        elif look.silent[row]:
+            yield "silent", clip.label, _OUTWEIGHS if look.has_log_pm else ""
         elif level < _FAINT_DB:
             yield "faint", clip.label, -level
     clips = look.references | {row: clip for row, clip, _ in look.estimates}
@@ -220,22 +249,31 @@ def _levels(look: Inspection) -> _Found:
             yield "offset", clip.label, mean, _decibels(abs(mean) / level)
 
 
-def _lags(look: Inspection) -> _Found:
+def _lags(look: Inspection) -> _Findings:
     rate, grid = look.signals.rate, look.signals.grid
     hop = grid.hop / grid.sample_rate
     for row, clip, own in look.estimates:
         lag = look.signals.lags[row]
-        if lag is None or look.signals.removed[row] or abs(lag) <= hop * rate:
+        if lag is None or look.signals.removed[row]:
+            continue
+        # Within a frame a single lag may be a guess; one that most estimates share is none.
+        if abs(lag) <= hop * rate and not _is_shared(lag, look.signals.lags, rate):
             continue
         size, way = abs(lag) / rate, "late" if lag > 0 else "early"
+        frame = f", more than a frame of {1000 * hop:.0f} ms" if size > hop else ""
         hint = '--align (align="shift") removes it'
         if size > LAG_LIMIT_S:
             hint = f"more than the {1000 * LAG_LIMIT_S:.0f} ms that --align removes: cut the file"
-        truth = look.references[own].label
-        yield "lag", clip.label, 1000 * size, way, truth, 1000 * hop, hint
+        yield "lag", clip.label, 1000 * size, way, look.references[own].label, frame, hint
 
 
-def _bands(look: Inspection) -> _Found:
+def _is_shared(lag: int, lags: Sequence[int | None], rate: int) -> bool:
+    """Whether a lag (samples) that matters is that of most estimates."""
+    near = [abs(lag - other) <= _SHARED_LAG_S * rate for other in lags if other is not None]
+    return abs(lag) >= _LEAST_LAG_S * rate and 2 * sum(near) > len(near)
+
+
+def _bands(look: Inspection) -> _Findings:
     """Low rates, and a band that ends early in all references: one dull source is no such case."""
     wanted, references = look.signals.grid.sample_rate, look.signals.references
     clips = (*references, *look.signals.estimates)
@@ -249,58 +287,63 @@ def _bands(look: Inspection) -> _Found:
         yield "band", names, edge / 1000, wanted / 2000
 
 
-def _twins(look: Inspection) -> _Found:
+def _twins(look: Inspection) -> _Findings:
     """Signals that are there twice, at whatever level, among the estimates or the references."""
     outputs = {row: clip for row, clip, _ in look.estimates}
     for kind, clips in (("estimates", outputs), ("references", look.references)):
-        for one, other in itertools.combinations(clips, 2):
-            if look.same(one, other):
-                yield "twins", kind, clips[one].label, clips[other].label
+        for row_a, row_b in itertools.combinations(clips, 2):
+            if look.same(row_a, row_b):
+                yield "twins", kind, clips[row_a].label, clips[row_b].label
 
 
-def _sums(look: Inspection) -> _Found:
+def _sums(look: Inspection) -> _Findings:
     """References that are the sum of others, or the mixture: by least squares on the others."""
     used = [row for row in look.references if float(look.cosines[row, row]) > 0.5]
     for row in used if len(used) > 2 else ():
-        rest = [other for other in used if other != row]
-        own = look.cosines[rest, row]
-        weights = torch.linalg.lstsq(look.cosines[rest][:, rest], own.unsqueeze(-1)).solution[:, 0]
-        parts = [look.references[k].name for k, w in zip(rest, weights.tolist()) if w > _PART]
+        remaining = [k for k in used if k != row]
+        target = look.cosines[remaining, row]
+        system = look.cosines[remaining][:, remaining]
+        weights = torch.linalg.lstsq(system, target.unsqueeze(-1)).solution[:, 0]
+        by_row = zip(remaining, weights.tolist())
+        summands = [look.references[k].name for k, weight in by_row if weight > _PART]
         # With a negative weight it is another one that is the sum.
         negative = bool((weights < -_PART).any())
-        if 1.0 - float(own @ weights) < 10 ** (_SUM_DB / 10) and len(parts) > 1 and not negative:
-            others = " ".join(clip.name for k, clip in look.references.items() if k != row)
-            yield "sum", look.references[row].label, " and ".join(parts), others
+        left = 1.0 - float(target @ weights)
+        if left < 10 ** (_SUM_DB / 10) and len(summands) > 1 and not negative:
+            advice = " ".join(clip.name for k, clip in look.references.items() if k != row)
+            yield "sum", look.references[row].label, " and ".join(summands), advice
 
 
-def _copies(look: Inspection) -> _Found:
+def _copies(look: Inspection) -> _Findings:
     """Estimates that are their reference, and signals that are the mixture, given or summed."""
     truth = look.signals.truth[list(look.signals.attributed)]
     alike = (look.signals.outputs == truth).all(-1).tolist()
     labels = [clip.label for row, clip, _ in look.estimates if alike[row] and not look.silent[row]]
     if labels:
         yield "same", listed(labels, 3)
-    (given, name), (total, _) = look.mixtures[0], look.mixtures[-1]
+    (named, name), (total, _) = look.mixtures[0], look.mixtures[-1]
     for row, clip in look.references.items():
-        if given != total and look.same(row, given) and not look.same(row, total):
+        if named != total and look.same(row, named) and not look.same(row, total):
             hint = ", which is no source. Leave it out with --sources"
             yield "mixture", "reference", clip.label, name, hint
     for row, clip, own in look.estimates:
+        if look.silent_references[own - len(look.estimates)]:
+            continue  # told as absent
         # One source may be all that is heard of a mixture: its estimate is then both.
-        found = [n for k, n in look.mixtures if look.same(row, k) and not look.same(own, k)]
-        if found:
+        names = [n for k, n in look.mixtures if look.same(row, k) and not look.same(own, k)]
+        if names:
             hint = ". Was an output mistaken for it? As a baseline it is fine"
-            yield "mixture", "estimate", clip.label, found[0], hint
+            yield "mixture", "estimate", clip.label, names[0], hint
 
 
-def _order(look: Inspection) -> _Found:
+def _order(look: Inspection) -> _Findings:
     """Estimates that fit another reference each, all of them better by SI-SDR."""
     from scipy.optimize import linear_sum_assignment
 
     rows = [*look.references]
     if len(look.estimates) > len(rows):
         return
-    levels = [[look.si_sdr[row][other] for other in rows] for row, *_ in look.estimates]
+    levels = [[look.si_sdr[row][k] for k in rows] for row, *_ in look.estimates]
     moved = []
     for (row, clip, own), best in zip(look.estimates, linear_sum_assignment(levels, True)[1]):
         level, gain = levels[row][best], levels[row][best] - look.si_sdr[row][own]

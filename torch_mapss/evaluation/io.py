@@ -154,6 +154,13 @@ _LEFT_BEHIND_S = 3600.0  # age from which a temporary file is nobody's
 class WriteError(OSError):
     """A result cannot be written: the disk is full, or the folder has gone."""
 
+    def __init__(self, text: str, number: int | None = None) -> None:
+        super().__init__(text)
+        self.errno = number
+
+    def __reduce__(self) -> Any:  # by default the number would be lost on the way
+        return type(self), (*self.args, self.errno)
+
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
@@ -161,12 +168,11 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        failed = WriteError(
+        raise WriteError(
             f"{shown(path)!r} cannot be written: {error.strerror or error}. Make room there, or "
-            "name another folder; what was written before is kept."
-        )
-        failed.errno = error.errno
-        raise failed from error
+            "name another folder; what was written before is kept.",
+            error.errno,
+        ) from error
 
 
 def _temporary(path: str) -> str:
@@ -249,7 +255,11 @@ def write_table(
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """JSON that every reader takes: undefined numbers are ``null``."""
     text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
-    write_bytes(path, (text + "\n").encode("utf-8", errors="replace"))
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:  # names that are no UTF-8 come back from ASCII's escapes
+        encoded = json.dumps(plain(content), indent=2, allow_nan=False).encode()
+    write_bytes(path, encoded + b"\n")
 
 
 def read_json(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:

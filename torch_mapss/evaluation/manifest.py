@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from torch_mapss.evaluation import io
 
-Record = dict[str, Any]  # of a pair: mixture_id, system, rows, reason, files, written
-#: Of a folder of results; a reader refuses others.
-FORMAT = 2
 #: Hidden references and anchors are named so.
 CONTROL = "control:"
 
@@ -21,12 +20,16 @@ class ManifestError(ValueError):
     """A manifest that cannot be run; ``problems`` lists all that is wrong with it."""
 
     def __init__(self, path: str, problems: Sequence[str]) -> None:
+        self.path = path
         self.problems = tuple(problems)
         if len(problems) == 1:
             super().__init__(f"{path}: {problems[0]}")
         else:
-            listed = "".join(f"\n  - {problem}" for problem in problems)
-            super().__init__(f"{path} has {len(problems)} problems:{listed}")
+            lines = "".join(f"\n  - {problem}" for problem in problems)
+            super().__init__(f"{path} has {len(problems)} problems:{lines}")
+
+    def __reduce__(self) -> Any:  # by default it would be made again of its text alone
+        return type(self), (self.path, self.problems)
 
 
 class Mixture(NamedTuple):
@@ -47,6 +50,20 @@ class Mixture(NamedTuple):
     def source_names(self) -> tuple[str, ...]:
         """A name for every reference: the manifest's, else made of the files'."""
         return self.sources or io.display_names(self.references)
+
+    def only(self, systems: Sequence[str]) -> Mixture:
+        """The same with these systems alone."""
+        return self._replace(systems={name: self.systems[name] for name in systems})
+
+    def entry(self) -> dict[str, Any]:
+        """As an entry of ``mixtures.json``."""
+        return {
+            "mixture_id": self.name,
+            "references": list(self.references),
+            "sources": list(self.source_names),
+            "mixture": self.mixture,
+            "systems": {name: list(paths) for name, paths in self.systems.items()},
+        }
 
 
 def load_manifest(path: str | os.PathLike[str]) -> tuple[Mixture, ...]:
@@ -89,25 +106,61 @@ _EXAMPLE = (
 )
 
 
-def read_entries(entries: Any, name: str, folder: str) -> tuple[Mixture, ...]:
-    """The mixtures of a manifest's content; its name is for messages, errors as for a file."""
+def as_mixtures(manifest: Any) -> tuple[Mixture, ...]:
+    """The mixtures of a manifest's path, of its entries, or those passed.
+
+    Raises:
+        ManifestError: everything that is wrong with them, missing files included.
+    """
+    if isinstance(manifest, str | os.PathLike):
+        return load_manifest(manifest)
+    if isinstance(manifest, Mapping):
+        raise TypeError("the manifest must be a path or a list of entries, got one entry: [entry].")
+    entries = [*manifest]
+    if entries and all(isinstance(entry, Mixture) for entry in entries):
+        return tuple(entries)
+    return read_entries(entries, "the manifest", "")
+
+
+def as_mixture(entry: Any) -> Mixture:
+    """One entry of a manifest; its files need not be there.
+
+    Raises:
+        ManifestError: what is wrong with it.
+    """
+    if isinstance(entry, Mixture):
+        return entry
+    (mixture,) = read_entries([entry], "the entry", "", need_files=False)
+    return mixture
+
+
+def read_entries(
+    entries: Any, name: str, folder: str, need_files: bool = True
+) -> tuple[Mixture, ...]:
+    """The mixtures of a manifest's content.
+
+    Args:
+        entries: its content.
+        name: of the manifest, for messages.
+        folder: that its paths are relative to.
+        need_files: whether a missing file is a problem.
+
+    Raises:
+        ManifestError: everything that is wrong with it.
+    """
     if not isinstance(entries, list) or not entries:
         text = f"must be a JSON list of mixtures, got {short(entries)}. {_EXAMPLE}"
         raise ManifestError(name, [text])
     problems: list[str] = []
     mixtures: list[Mixture] = []
-    spelled: dict[str, str] = {}  # names of systems that are one text in two Unicode forms
-    for place, entry in enumerate(entries):
-        problems += _problems(entry, f"entry {place}")
+    spelling: dict[str, str] = {}  # names of systems that are one text in two Unicode forms
+    for index, raw_entry in enumerate(entries):
+        entry = _plain(raw_entry)
+        problems += _problems(entry, f"entry {index}")
         if not isinstance(entry, dict):
             continue
-        own: dict[str, Any] = entry["systems"] if isinstance(entry.get("systems"), dict) else {}
-        systems = {spelled.setdefault(io.same_name(s), s): _paths(own[s], null=True) for s in own}
-        names = str(entry.get("mixture_id", f"entry {place}")), _paths(entry.get("references"))
-        mixture = entry["mixture"] if _is_path(entry.get("mixture")) else None
-        sources = tuple(entry.get("sources") or ()) if not problems else ()
-        mixtures.append(Mixture(*names, systems, folder, mixture, sources))
-        problems += _missing_files(mixtures[-1])
+        mixtures.append(_mixture(entry, index, folder, spelling, valid=not problems))
+        problems += _missing_files(mixtures[-1]) if need_files else ()
     counts = Counter(io.same_name(mixture.name) for mixture in mixtures)
     problems += [f"mixture_id {n!r} is used {k} times" for n, k in counts.items() if k > 1]
     if not problems and not any(mixture.systems for mixture in mixtures):
@@ -115,6 +168,42 @@ def read_entries(entries: Any, name: str, folder: str) -> tuple[Mixture, ...]:
     if problems:
         raise ManifestError(name, problems)
     return tuple(mixtures)
+
+
+def _mixture(
+    entry: dict[str, Any], index: int, folder: str, spelling: dict[str, str], valid: bool
+) -> Mixture:
+    systems: dict[str, tuple[str | None, ...]] = {}
+    if isinstance(entry.get("systems"), dict):
+        for system, paths in entry["systems"].items():
+            name = spelling.setdefault(io.same_name(system), system)
+            systems[name] = _paths(paths, null=True)
+    return Mixture(
+        name=str(entry.get("mixture_id", f"entry {index}")),
+        references=_paths(entry.get("references")),
+        systems=systems,
+        folder=folder,
+        mixture=entry["mixture"] if _is_path(entry.get("mixture")) else None,
+        sources=tuple(entry.get("sources") or ()) if valid else (),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """An entry in JSON's own types, where it came from pathlib, NumPy or pandas."""
+    if isinstance(value, os.PathLike):
+        return io.written(os.fspath(value))
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()  # a row of a table
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    if not isinstance(value, str | bytes) and hasattr(value, "tolist"):
+        return _plain(value.tolist())  # an array, or a scalar of NumPy
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            return operator.index(value)
+    return value
 
 
 def _is_name(value: Any) -> bool:
@@ -131,8 +220,8 @@ def _are_paths(value: Any) -> bool:
 
 def _paths(value: Any, null: bool = False) -> tuple[Any, ...]:
     """The paths in a list, and its nulls if wanted; anything else :func:`_problems` tells."""
-    listed = value if isinstance(value, list | tuple) else ()
-    return tuple(path for path in listed if _is_path(path) or (null and path is None))
+    entries = value if isinstance(value, list | tuple) else ()
+    return tuple(path for path in entries if _is_path(path) or (null and path is None))
 
 
 def _problems(entry: Any, where: str) -> Iterator[str]:
@@ -158,8 +247,8 @@ def _problems(entry: Any, where: str) -> Iterator[str]:
             yield f"{where}: {key} must be {expected}, got {got}"
     systems = systems if isinstance(systems, dict) else {}
     for system, paths in systems.items():
-        listed = isinstance(paths, list | tuple) and len(paths) == (count or len(paths))
-        if not listed or not all(path is None or _is_path(path) for path in paths):
+        complete = isinstance(paths, list | tuple) and len(paths) == (count or len(paths))
+        if not complete or not all(path is None or _is_path(path) for path in paths):
             yield (
                 f"{where}, system {system!r}: must have one path per reference ({count}), null "
                 f"where it estimates none, got {short(paths)}"
@@ -171,9 +260,9 @@ def _problems(entry: Any, where: str) -> Iterator[str]:
 
 
 def _missing_files(mixture: Mixture) -> Iterator[str]:
-    listed: list[tuple[str, str | None]] = [("references", path) for path in mixture.references]
-    listed += [(f"system {s!r}", path) for s, paths in mixture.systems.items() for path in paths]
-    for whose, path in (*listed, ("mixture", mixture.mixture)):
+    named: list[tuple[str, str | None]] = [("references", path) for path in mixture.references]
+    named += [(f"system {s!r}", path) for s, paths in mixture.systems.items() for path in paths]
+    for whose, path in (*named, ("mixture", mixture.mixture)):
         if path is not None and not os.path.isfile(mixture.locate(path)):
             name = os.path.join(mixture.folder, path)
             yield f"mixture {mixture.name!r}, {whose}: no file {name!r}"
@@ -185,38 +274,24 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def of_one_folder(mixtures: Sequence[Mixture]) -> Sequence[Mixture]:
+def of_one_folder(mixtures: Sequence[Mixture]) -> tuple[Mixture, ...]:
     """Mixtures whose paths are relative to one folder, which their results name."""
-    if len({mixture.folder for mixture in mixtures}) == 1:
-        return mixtures
-
-    def absolute(one: Mixture) -> Mixture:
-        def path(given: Any) -> Any:
-            return given and os.path.join(os.path.abspath(one.folder), given)
-
-        systems = {name: tuple(map(path, paths)) for name, paths in one.systems.items()}
-        references = tuple(map(path, one.references))
-        return Mixture(one.name, references, systems, "", path(one.mixture), one.sources)
-
-    return [*map(absolute, mixtures)]
+    if len({os.path.abspath(mixture.folder) for mixture in mixtures}) == 1:
+        return tuple(mixtures)
+    return tuple(map(absolute, mixtures))
 
 
-def listed(mixtures: Sequence[Mixture], folder: str) -> dict[str, Any]:
-    """The ``mixtures.json`` of results in ``folder``: what was scored, and where it lies."""
-    root = os.path.abspath(mixtures[0].folder)
-    try:
-        relative: str | None = io.shown(os.path.relpath(root, folder))
-    except ValueError:  # on another drive
-        relative = None
-    entries = [
-        {
-            "mixture_id": mixture.name,
-            "references": mixture.references,
-            "sources": mixture.source_names,
-            "mixture": mixture.mixture,
-            "systems": mixture.systems,
-        }
-        for mixture in mixtures
-    ]
-    shown = io.shown(root)
-    return {"format": FORMAT, "root": shown, "relative": relative, "mixtures": entries}
+def absolute(mixture: Mixture) -> Mixture:
+    """The same with absolute paths."""
+    folder = os.path.abspath(mixture.folder)
+
+    def path(relative: Any) -> Any:
+        return relative and os.path.join(folder, relative)
+
+    systems = {name: tuple(map(path, paths)) for name, paths in mixture.systems.items()}
+    return mixture._replace(
+        references=tuple(map(path, mixture.references)),
+        systems=systems,
+        folder="",
+        mixture=path(mixture.mixture),
+    )

@@ -29,33 +29,38 @@ def averaged(channels: Sequence[Scores]) -> Scores:
         return channels[0]
     changed: dict[str, Any] = {}
     for name, values in _tensors(channels[0]).items():
-        every = torch.stack([getattr(one, name) for one in channels])
+        stacked = torch.stack([getattr(scores, name) for scores in channels])
         if values.dtype == torch.bool:  # active, and where a score is defined
-            changed[name] = every.any(0)
+            changed[name] = stacked.any(0)
         elif name.endswith("_dimension"):
-            changed[name] = every.amax(0)
+            changed[name] = stacked.amax(0)
         elif name != "times":
-            defined = torch.stack([one.defined(name) for one in channels])
-            mean = every.where(defined, torch.nan).nanmean(0)
+            defined = torch.stack([scores.defined(name) for scores in channels])
+            mean = stacked.where(defined, torch.nan).nanmean(0)
             changed[name] = mean if name == "bleed_db" else mean.nan_to_num()
     return replace(channels[0], **changed)
 
 
-def joined(parts: Sequence[Scores], starts: Sequence[float]) -> Scores:
+def joined(excerpts: Sequence[Scores], starts: Sequence[float]) -> Scores:
     """The frames of excerpts, one after another, at their times in the whole signal."""
-    if len(parts) == 1:
-        return replace(parts[0], times=parts[0].times + starts[0])
-    every = [_tensors(part) for part in parts]
-    found: dict[str, Any] = {name: torch.cat([one[name] for one in every], -1) for name in every[0]}
-    found["times"] = torch.cat([part.times + start for part, start in zip(parts, starts)])
-    return replace(parts[0], **found)
+    if len(excerpts) == 1:
+        return replace(excerpts[0], times=excerpts[0].times + starts[0])
+    tensors = [_tensors(scores) for scores in excerpts]
+    joint: dict[str, Any] = {}
+    for name in tensors[0]:
+        joint[name] = torch.cat([by_name[name] for by_name in tensors], -1)
+    joint["times"] = torch.cat([scores.times + start for scores, start in zip(excerpts, starts)])
+    return replace(excerpts[0], **joint)
 
 
 def frames(scores: Scores) -> dict[str, Tensor]:
     """(S', F) scores by name, NaN where they are not defined."""
-    names = [name for name in FRAME_SCORES if getattr(scores, name) is not None]
-    values = ((name, scores.of(name).where(scores.defined(name), torch.nan)) for name in names)
-    return {name: own[0].cpu() for name, own in values}
+    values: dict[str, Tensor] = {}
+    for name in FRAME_SCORES:
+        if getattr(scores, name) is not None:
+            defined = scores.of(name).where(scores.defined(name), torch.nan)
+            values[name] = defined[0].cpu()
+    return values
 
 
 def frame_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:
@@ -72,43 +77,46 @@ def columns(scores: Scores, bounds: ScoreBounds | None = None) -> DataFrame:
     import pandas
 
     pooled, active = scores.utterance()._asdict(), scores.active
-    found = {name: pooled[name] for name in scores_of(scores.measures)}
+    values = {name: pooled[name] for name in scores_of(scores.measures)}
     for name in ("separation_dimension", "match_dimension"):
-        each = getattr(scores, name)
-        if each is not None:
-            found[name] = masked_mean(each.double().unsqueeze(1).expand(active.shape), active)
+        dimension = getattr(scores, name)
+        if dimension is not None:
+            per_estimate = dimension.double().unsqueeze(1).expand(active.shape)
+            values[name] = masked_mean(per_estimate, active)
     if bounds is not None:
-        found |= _utterance_bounds(scores, bounds)
-    return pandas.DataFrame({name: values[0].tolist() for name, values in found.items()})
+        values |= _utterance_bounds(scores, bounds)
+    return pandas.DataFrame({name: column[0].tolist() for name, column in values.items()})
 
 
-def sampling(parts: Sequence[Scores]) -> tuple[DataFrame, dict[str, float]]:
+def sampling(excerpts: Sequence[Scores]) -> tuple[DataFrame, dict[str, float]]:
     """Standard errors over excerpts: of the score of each estimate, and of the mean of them."""
     import pandas
 
-    each = [columns(part) for part in parts]
-    each = [table[list(present(table))] for table in each]
-    means = pandas.DataFrame([table.mean() for table in each])
-    return pandas.concat(each).groupby(level=0).sem().add_suffix("_se"), means.sem().to_dict()
+    tables = []
+    for scores in excerpts:
+        table = columns(scores)
+        tables.append(table[list(present(table))])
+    means = pandas.DataFrame([table.mean() for table in tables])
+    return pandas.concat(tables).groupby(level=0).sem().add_suffix("_se"), means.sem().to_dict()
 
 
 def _utterance_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:
     """Radius and half-width of each utterance score, (1, S') each."""
     from torch_mapss.bounds.utterance import pool_match_bounds, pool_separation_bounds
 
-    found = {}
+    values = {}
     for name in ("clearance", "fidelity", "ps", "pm"):
-        each = bounds.of(name)
-        if each is None:
+        of_frames = bounds.of(name)
+        if of_frames is None:
             continue
-        there = scores.defined(name)
+        radius, tail, defined = of_frames.radius, of_frames.tail, scores.defined(name)
         if name == "fidelity":  # of a root mean square: by Minkowski's inequality
-            for part in ("radius", "tail"):
-                found[f"{name}_{part}"] = masked_mean(getattr(each, part).square(), there).sqrt()
+            values[f"{name}_radius"] = masked_mean(radius.square(), defined).sqrt()
+            values[f"{name}_tail"] = masked_mean(tail.square(), defined).sqrt()
             continue
-        pooled = pool_match_bounds(each.radius, each.tail, there)  # of a plain mean
-        found |= {f"{name}_radius": pooled.radius, f"{name}_tail": pooled.tail}
+        pooled = pool_match_bounds(radius, tail, defined)  # of a plain mean
+        values |= {f"{name}_radius": pooled.radius, f"{name}_tail": pooled.tail}
         if name == "ps":
-            pooled = pool_separation_bounds(scores.of("ps"), each.radius, each.tail, there)
-            found |= {"ps_pesq_radius": pooled.radius, "ps_pesq_tail": pooled.tail}
-    return found
+            pooled = pool_separation_bounds(scores.of("ps"), radius, tail, defined)
+            values |= {"ps_pesq_radius": pooled.radius, "ps_pesq_tail": pooled.tail}
+    return values

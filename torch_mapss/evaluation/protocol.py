@@ -13,12 +13,13 @@ import json
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from torch_mapss.evaluation import io
 
 if TYPE_CHECKING:
     from torch_mapss.encoders.base import Encoder
-    from torch_mapss.evaluation.options import Request
+    from torch_mapss.evaluation.settings import ScoringSettings
     from torch_mapss.pipeline.mapss import MAPSS
 
 #: Settings that no score depends on. "key" tells where a checkpoint lies.
@@ -32,21 +33,21 @@ def versions() -> dict[str, str]:
     """Versions of Python and of the packages at work; transformers only if it was used."""
     from torch_mapss import __version__
 
-    found = {"torch_mapss": __version__, "python": sys.version.split()[0]}
+    numbers = {"torch_mapss": __version__, "python": sys.version.split()[0]}
     for name in ("torch", "torchaudio", "transformers"):
         if name in sys.modules:
-            found[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
-    return found
+            numbers[name] = str(getattr(sys.modules[name], "__version__", "unknown"))
+    return numbers
 
 
-def settings_of(mapss: MAPSS, request: Request) -> dict[str, Any]:
+def settings_of(mapss: MAPSS, scoring: ScoringSettings) -> dict[str, Any]:
     """All settings of a run, with hashes of the banks' members and of the weights.
 
     What ``settings.json`` holds; measures that are not computed load no weights.
     """
     from torch_mapss.pipeline.measures import MEASURES
 
-    slots = [MEASURES[name].encoder for name in request.measures or mapss.measures]
+    slots = [MEASURES[name].encoder for name in scoring.pipeline_measures or mapss.measures]
     banks = mapss.separation_bank, mapss.match_bank, mapss.decomposition_bank
     members = [member.description for bank in banks for member in bank.members]
     settings = {
@@ -55,15 +56,15 @@ def settings_of(mapss: MAPSS, request: Request) -> dict[str, Any]:
         "members": _short_hash(json.dumps(members, default=str)),
         # It depends on distortions of the user's own as well, which the description omits.
         "key": mapss.key,
-        **request._asdict(),
+        **scoring._asdict(),
         "version": versions()["torch_mapss"],
     }
-    if not request.bounds:  # nothing depends on it
+    if not scoring.bounds:  # nothing depends on it
         del settings["confidence"]
-    if request.excerpts is None:
+    if scoring.excerpts is None:
         del settings["excerpt_seconds"]
-    found: dict[str, Any] = io.plain(settings)
-    return found
+    plain: dict[str, Any] = io.plain(settings)
+    return plain
 
 
 def weights_hash(encoder: Encoder) -> str | None:
@@ -71,9 +72,24 @@ def weights_hash(encoder: Encoder) -> str | None:
 
     Whatever they are called and wherever they are; None where there are none.
     """
+    module = getattr(encoder, "model", encoder)
+    # Hashing takes as long as scoring a short clip: once is enough, until a weight changes.
+    normalization = repr(getattr(encoder, "normalize", None))
+    state: list[Any] = [normalization]
+    for weight in module.parameters():
+        state.append((weight.data_ptr(), 0 if weight.is_inference() else weight._version))
+    if module not in _HASHES or _HASHES[module][0] != state:
+        _HASHES[module] = state, _hash_of_weights(module, normalization)
+    return _HASHES[module][1]
+
+
+# By module: the state of its weights, and their hash.
+_HASHES: WeakKeyDictionary[Any, tuple[Any, str | None]] = WeakKeyDictionary()
+
+
+def _hash_of_weights(module: Any, normalization: str) -> str | None:
     import torch
 
-    module = getattr(encoder, "model", encoder)
     digests = []
     for weight in module.parameters():
         plain = weight.detach().cpu().contiguous()
@@ -81,8 +97,7 @@ def weights_hash(encoder: Encoder) -> str | None:
         head = f"{tuple(plain.shape)}{plain.dtype}".encode()
         digests.append(hashlib.sha256(head + content).hexdigest())
     # In the order of their values: names changed between releases of what holds them.
-    said = repr(getattr(encoder, "normalize", None))
-    return _short_hash(said + "".join(sorted(digests))) if digests else None
+    return _short_hash(normalization + "".join(sorted(digests))) if digests else None
 
 
 def protocol_id(settings: Mapping[str, Any]) -> str:
@@ -92,12 +107,12 @@ def protocol_id(settings: Mapping[str, Any]) -> str:
 
 def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a score depends on, an encoder with weights by these alone."""
-    found = {name: value for name, value in settings.items() if name not in NEUTRAL}
+    decisive = {name: value for name, value in settings.items() if name not in NEUTRAL}
     weights = settings.get("weights") or {}
     for name in _ENCODERS:
-        if isinstance(found.get(name), Mapping) and weights.get(name):
-            found[name] = {k: v for k, v in found[name].items() if k not in _PLACES}
-    return found
+        if isinstance(decisive.get(name), Mapping) and weights.get(name):
+            decisive[name] = {k: v for k, v in decisive[name].items() if k not in _PLACES}
+    return decisive
 
 
 def _short_hash(text: str) -> str:

@@ -16,17 +16,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from torch_mapss.evaluation import io, plots
+from torch_mapss.evaluation import io, plots, results_folder
 from torch_mapss.evaluation.audio_input import Clip
-from torch_mapss.evaluation.input_checks import Finding
+from torch_mapss.evaluation.channel_checks import Finding
+from torch_mapss.evaluation.manifest import Mixture
 from torch_mapss.evaluation.protocol import versions
+from torch_mapss.evaluation.records import (
+    FileHashes,
+    MixtureScores,
+    Record,
+    SystemFrames,
+    file_states,
+    paths_of,
+    record_of,
+)
+from torch_mapss.evaluation.results import load_results, write_tables
 from torch_mapss.evaluation.text_page import Page, Table
 from torch_mapss.score_table import FRAME_SCORES, SCORES, present, score_label, score_text
 
@@ -38,34 +50,29 @@ if TYPE_CHECKING:
 _NAMES: Mapping[str, Any] = {"loc": "left", "fontsize": "medium", "fontweight": "bold"}
 
 
-class SourceRow(dict[str, Any]):
-    """One estimate in numbers, NaN where undefined; ``row["ps"]`` or ``row.ps``.
-
-    ``source`` (name of its reference), ``source_index``, ``estimate`` and ``reference`` (paths, or
-    names of arrays); the scores of :data:`~torch_mapss.score_table.SCORES` that were
-    computed, with ``_se`` (standard error over excerpts), ``_radius`` and ``_tail`` (of bounds)
-    behind their names; ``separation_dimension``, ``match_dimension`` (mean d of the maps);
-    ``frames`` (scored), ``total_frames``, ``muted_frames`` (scored ones in which the estimate lies
-    80 dB below its peak); ``silent`` (bool); ``lag_ms`` (by cross-correlation), ``shift_ms`` (of
-    it removed); ``estimate_rate``, ``reference_rate`` (Hz, as handed over);
-    ``estimate_bandwidth``, ``reference_bandwidth`` (Hz, where the spectrum ends).
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"{name!r} is no column; there are {', '.join(self)}") from None
-
-
-@dataclass(frozen=True, eq=False)  # two reports hold tensors, which have no one truth
+@dataclass(frozen=True, eq=False)  # by identity: comparing tensors gives no truth value
 class Report:
     """Scores of one mixture and everything needed to read, redo and plot them.
+
+    ``scores`` has a row per estimate, NaN where undefined: ``source`` (name of its reference),
+    ``source_index``, ``estimate`` and ``reference`` (paths, or names of arrays); the scores of
+    :data:`~torch_mapss.score_table.SCORES` that were computed, with ``_se`` (standard error over
+    excerpts), ``_radius`` and ``_tail`` (of bounds) behind their names; ``separation_dimension``,
+    ``match_dimension`` (mean d of the maps); ``frames`` (scored), ``total_frames``,
+    ``muted_frames`` (scored ones in which the estimate lies 80 dB below its peak); ``silent``
+    (bool); ``estimate_level_db`` (beside the sum of the references); ``lag_ms`` (by
+    cross-correlation), ``shift_ms`` (of it removed); ``estimate_rate``, ``reference_rate`` (Hz, as
+    they came); ``estimate_bandwidth``, ``reference_bandwidth`` (Hz, where the spectrum ends).
+    ``rows`` are the same rows one by one, :meth:`table` the same as plain dictionaries.
 
     Per frame, S' estimates and F frames, NaN where undefined, None where not computed:
     ``clearance``, ``fidelity``, ``ps``, ``pm`` (in [0, 1]), ``log_pm`` (<= 0), ``bleed_db`` (where
     the own source is silent and another is not), ``attributed_distance`` and ``foreign_distance``
     (A and B of PS = B/(A + B)), (S', F) each; those computed are in ``frames``.
+
+    A report can be sent between processes: it is pickled as arrays, each waveform once. What is
+    needed of very many is small in :meth:`table`, or scored by
+    :func:`torch_mapss.score_mixture`.
     """
 
     estimates: tuple[Clip, ...]  # S', waveforms at ``sample_rate``
@@ -74,7 +81,7 @@ class Report:
     times: Tensor  # (F,) seconds, centre of the encoder's receptive field
     active: Tensor  # (S', F) bool: the frame is scored
     frames: Mapping[str, Tensor]  # (S', F) each, the scores of every frame
-    scores: DataFrame  # a row per estimate, with the columns of :class:`SourceRow`
+    scores: DataFrame  # a row per estimate
     sample_rate: int  # Hz, of the waveforms that were scored
     settings: Mapping[str, Any]  # all that the scores depend on
     bounds: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # as ``ps_tail`` (S', F)
@@ -83,17 +90,24 @@ class Report:
     findings: tuple[Finding, ...] = ()  # what a reader of the scores must know
     versions: Mapping[str, str] = field(default_factory=versions)  # of the packages at work
     device: str = "cpu"  # that it was computed on
-    mixture: Clip | None = field(default=None, repr=False)  # for the plot, if given
+    mixture: Clip | None = field(default=None, repr=False)  # for the plot, if there is one
+    mixture_id: str = ""  # names it where the report is saved
+    grid_rate: int = 0  # Hz, of the encoder of PS and PM
 
     def __getattr__(self, name: str) -> Any:
         if name not in FRAME_SCORES:
             raise AttributeError(f"Report has no attribute {name!r}")
         return self.frames.get(name)
 
+    def __reduce__(self) -> Any:
+        # As arrays: torch would send every tensor as shared memory, which keeps a file open.
+        state = {f.name: _as_arrays(getattr(self, f.name)) for f in fields(self)}
+        return _report_of, (state,)
+
     @cached_property
-    def rows(self) -> tuple[SourceRow, ...]:
-        """Utterance scores, one :class:`SourceRow` per estimate."""
-        return tuple(map(SourceRow, self.table()))
+    def rows(self) -> tuple[Any, ...]:
+        """The rows of ``scores``, one per estimate: ``row["ps"]`` or ``row.ps``."""
+        return tuple(row for _, row in self.scores.iterrows())
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -122,14 +136,14 @@ class Report:
         """Five lines: what was scored, the means, what to know, where to go on."""
         names = present(self.scores, ranked=True)
         means = {name: score_text(name, self.scores[name].mean()) for name in names}
-        told = (f"{score_label(name)} {mean}" for name, mean in means.items())
-        known = ", ".join(dict.fromkeys(finding.kind for finding in self.findings)) or "none"
+        texts = (f"{score_label(name)} {mean}" for name, mean in means.items())
+        kinds = ", ".join(dict.fromkeys(finding.kind for finding in self.findings)) or "none"
         return (
             f"Report({len(self.scores)} estimates, {len(self.references)} references, "
             f"{len(self.times)} frames at {self.sample_rate} Hz)\n"
-            f"  mean over estimates: {', '.join(told)}\n"
+            f"  mean over estimates: {', '.join(texts)}\n"
             f"  scored: {(self.scores['frames'] > 0).sum()} of {len(self.scores)} estimates\n"
-            f"  warnings: {known}\n"
+            f"  warnings: {kinds}\n"
             "  print(report), report.table(), .means(), .save(folder), .plot()"
         )
 
@@ -179,32 +193,97 @@ class Report:
             text += f"; {self.settings['excerpts']} excerpts drawn, standard errors over them"
         return text + "."
 
-    def save(self, folder: str | os.PathLike[str]) -> str:
-        """Write ``scores.csv``, ``frames.csv`` and ``report.json`` to a folder.
+    def record(self, mixture: Mixture, system: str) -> Record:
+        """What is kept of it in a folder of results, under names and paths of a manifest."""
+        clips = (*self.references, *self.estimates)
+        return record_of(
+            mixture,
+            system,
+            self.scores,
+            findings=self.findings,
+            notes=self.notes,
+            errors=self.errors,
+            seconds=min(len(clip.wave) for clip in clips) / self.sample_rate,
+        )
 
-        ``frames.csv`` has one row per source and frame: time, whether it is scored, the scores,
-        and bounds if there are any. Each file is replaced in one step; UTF-8, ``nan`` for
-        undefined (``null`` in the JSON).
+    def system_frames(self) -> SystemFrames:
+        """Its frame scores as arrays."""
+        scores = {name: values.float().numpy() for name, values in self.frames.items()}
+        attributed = np.array(self.attributed, dtype=np.int64)
+        return SystemFrames(self.active.numpy(), attributed, scores)
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        system: str = "estimates",
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Write a folder of results, as ``torch-mapss evaluate`` does: of one mixture and system.
+
+        A folder that holds results of the same settings gains the system.
+        :func:`torch_mapss.compare` and the commands read it. Files are listed with their paths;
+        arrays have none, so that commands which need sound find none.
 
         Args:
             folder: is created with its parents if need be.
+            system: name of what made the estimates.
+            options: to make the scores again (``torch-mapss verify``).
 
         Returns:
             The folder.
 
         Raises:
-            ValueError: ``folder`` is a file, or cannot be made.
+            ValueError: ``folder`` is a file, cannot be made, or holds results of other settings.
         """
         folder = io.make_folder(folder)
-        io.write_table(os.path.join(folder, "scores.csv"), self.scores)
-        io.write_table(os.path.join(folder, "frames.csv"), self.frame_table())
-        content: dict[str, Any] = {"scores": self.table(), "means": self.means()}
-        content |= {"standard_errors": self.errors, "settings": self.settings}
-        content |= {"versions": self.versions, "notes": self.notes}
-        content |= {"warnings": [finding._asdict() for finding in self.findings]}
-        content |= {"device": self.device, "measures": self.meanings()}
-        io.write_json(os.path.join(folder, "report.json"), content)
+        mixture = self._as_mixture(system)
+        results_folder.claim(folder, self.settings, self.grid_rate, options)
+        mixtures, _ = results_folder.add_mixtures(folder, [mixture])
+        hashes = FileHashes(mixture)
+        in_order = self._in_order_of_sources()
+        record = in_order.record(mixture, system)
+        paths = paths_of(mixture, system)
+        states = file_states(paths, mixture)
+        record["files"] = [[*state, hashes.of(path)] for state, path in zip(states, paths)]
+        times, frames = self.times.double().numpy(), {system: in_order.system_frames()}
+        scores = MixtureScores(mixture, {system: record}, times, frames, 0.0)
+        results_folder.write_scores(folder, scores, [*mixtures[mixture.name].systems])
+        write_tables(load_results(folder))
         return folder
+
+    def _in_order_of_sources(self) -> Report:
+        """The same with the estimates in the order of a manifest.
+
+        That is the order of the sources; estimates that were matched by SI-SDR stay as they came.
+        """
+        order = [*range(len(self.estimates))]
+        if not self.settings.get("permute"):
+            order.sort(key=lambda estimate: self.attributed[estimate])
+        return replace(
+            self,
+            estimates=tuple(self.estimates[k] for k in order),
+            attributed=tuple(self.attributed[k] for k in order),
+            active=self.active[order],
+            frames={name: values[order] for name, values in self.frames.items()},
+            bounds={name: values[order] for name, values in self.bounds.items()},
+            scores=self.scores.iloc[order].reset_index(drop=True),
+        )
+
+    def _as_mixture(self, system: str) -> Mixture:
+        """The mixture as an entry of a manifest, paths relative to the working folder."""
+        estimates: list[str | None] = [None] * len(self.references)
+        for index, clip in enumerate(self.estimates):
+            source = index if self.settings.get("permute") else self.attributed[index]
+            estimates[source] = clip.path or clip.name
+        return Mixture(
+            name=self.mixture_id or "mixture",
+            references=tuple(clip.path or clip.name for clip in self.references),
+            systems={system: tuple(estimates)},
+            folder="",
+            mixture=self.mixture.path if self.mixture is not None else None,
+            sources=tuple(clip.name for clip in self.references),
+        )
 
     def frame_table(self) -> DataFrame:
         """The frame scores and their bounds, one row per source and frame."""
@@ -245,6 +324,40 @@ class Report:
         if path is not None:
             plots.save_figure(drawn, path)
         return drawn
+
+
+def _as_arrays(value: Any) -> Any:
+    """Tensors as arrays, in tuples and mappings as well; of a clip each waveform once."""
+    if isinstance(value, Clip):
+        averaged = len(value.parts) == 1
+        parts = None if averaged else value.parts.numpy()
+        return value._replace(wave=value.wave.numpy(), parts=parts, native=None)
+    if isinstance(value, Tensor):
+        return value.numpy()
+    if isinstance(value, Mapping):
+        return {key: _as_arrays(item) for key, item in value.items()}
+    if type(value) is tuple:
+        return tuple(map(_as_arrays, value))
+    return value
+
+
+def _report_of(state: Mapping[str, Any]) -> Report:
+    """The report that was pickled as ``state``."""
+    return Report(**{name: _as_tensors(value) for name, value in state.items()})
+
+
+def _as_tensors(value: Any) -> Any:
+    if isinstance(value, Clip):
+        wave = torch.from_numpy(value.wave)
+        parts = wave.unsqueeze(0) if value.parts is None else torch.from_numpy(value.parts)
+        return value._replace(wave=wave, parts=parts)
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, Mapping):
+        return {key: _as_tensors(item) for key, item in value.items()}
+    if type(value) is tuple:
+        return tuple(map(_as_tensors, value))
+    return value
 
 
 def plot_reports(

@@ -1,278 +1,323 @@
-"""A whole test set: manifest in, tables out, resumable, over one process or many.
+"""A whole test set: manifest in, a folder of results out, by any engine that has a ``map``.
 
-What is averaged in which order: :mod:`torch_mapss.evaluation`. A run that was killed and started
-again goes on where it stopped, and writes the tables of an uninterrupted one, byte for byte on one
-machine: :mod:`torch_mapss.evaluation.shards`.
+What is averaged in which order: :mod:`torch_mapss.evaluation`. The calling process writes each
+result as it arrives. A run that was killed and started again, by whichever engine, goes on where it
+stopped and leaves the files of an uninterrupted one, byte for byte on one machine and with as many
+threads: :mod:`torch_mapss.evaluation.results_folder`.
 """
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_mapss.core import checks
-from torch_mapss.core.devices import device_name
-from torch_mapss.evaluation import console, io, shards, tables
-from torch_mapss.evaluation.audio_input import Clip
-from torch_mapss.evaluation.input_checks import Signals
-from torch_mapss.evaluation.manifest import Mixture, Record, load_manifest, of_one_folder
-from torch_mapss.evaluation.manifest import read_entries as read_manifest_entries
-from torch_mapss.evaluation.protocol import settings_of
-from torch_mapss.evaluation.report import Report
-from torch_mapss.evaluation.results import Results, frames_path, read_frames, write_frames
-from torch_mapss.evaluation.score import OnSegment, Scorer
-from torch_mapss.evaluation.shards import Share
-from torch_mapss.evaluation.tables import Outcome
+from torch_mapss.evaluation import console, io, results_folder
+from torch_mapss.evaluation import settings as scoring
+from torch_mapss.evaluation.manifest import Mixture, as_mixtures, of_one_folder
+from torch_mapss.evaluation.records import MixtureScores, Record, failed_record
+from torch_mapss.evaluation.results import Results, load_results, write_tables
+from torch_mapss.evaluation.score import Scorer
+from torch_mapss.evaluation.score_mixture import (
+    FAILURES,
+    MixtureJob,
+    load_mixture,
+    score_loaded,
+)
+from torch_mapss.evaluation.shard import Shard, parse_shard
 
 if TYPE_CHECKING:
     from torch_mapss.pipeline.mapss import MAPSS
 
-# What makes one mixture fail; anything else ends the run.
-_FAILURES = (ValueError, TypeError, OSError, RuntimeError, MemoryError)
+#: ``map(function, iterable)`` of any engine; results may come in any order.
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 # What cannot be written for these reasons cannot be written for the next mixture either.
 _OF_THE_RUN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.EACCES, errno.EPERM)
-_WARM_UP_S, _PIECE_S = 1.0, 3.0  # of audio, from which the time of a long run is told
-_LONG_S = 120.0  # of audio, above which it is
+_WARM_UP_S, _PIECE_S = 1.0, 3.0  # of audio, from which the time of a long run is estimated
+_LONG_S = 120.0  # of audio, above which an estimate is printed
 
 
 def evaluate_set(
     manifest: str | os.PathLike[str] | Sequence[Mapping[str, Any] | Mixture],
     *,
     out: str | os.PathLike[str],
+    map: Map = builtins.map,
     device: torch.device | str | None = None,
     mapss: MAPSS | None = None,
     shard: str | None = None,
     progress: bool = False,
     **settings: Any,
-) -> Results | None:
+) -> Results:
     """Score the systems of a test set, going on from what ``out`` holds already.
 
     Args:
         manifest: path of a JSON file, or its entries: ``{"mixture_id": …, "references": […],
             "systems": {name: […]}}`` with paths relative to the manifest (entries: to the working
             folder), ``None`` for a source that a system does not estimate; or what
-            :func:`torch_mapss.evaluation.folders.read_folders` found, its ``mixtures``.
-        out: folder of the results, see :mod:`torch_mapss.evaluation.results`.
-        device, mapss: as for :func:`torch_mapss.evaluate`.
-        shard: ``"i/n"``: score the i-th of n shares alone. By default what torchrun or srun say.
+            :func:`torch_mapss.evaluation.folders.read_folders` returned, its ``mixtures``.
+        out: folder of the results, see :mod:`torch_mapss.evaluation.results`. What it holds of
+            other mixtures and systems stays in it.
+        map: of an engine, to score in other processes or on other machines: ``map(function,
+            iterable)``, as ``ProcessPoolExecutor().map`` or that of Dask, Ray, mpi4py. Its order
+            and laziness are its own.
+        device, mapss: as for :func:`torch_mapss.evaluate`. With an engine, pass settings rather
+            than a ``mapss``, which would be sent along with every mixture.
+        shard: ``"I/N"``: score mixtures I, I+N, … alone, counted from 1; others are scored by
+            other calls. By default all, whatever a launcher says.
         progress: tell on the error stream how far it is.
         settings: as for :func:`torch_mapss.evaluate`.
 
     Returns:
-        :class:`~torch_mapss.evaluation.results.Results`, which :func:`torch_mapss.compare` takes;
-        None where shares of other processes are still to be scored.
+        :class:`~torch_mapss.evaluation.results.Results`, which :func:`torch_mapss.compare` takes,
+        of all that is scored in ``out``.
 
     Raises:
         ManifestError: everything that is wrong with the manifest.
-        TypeError, ValueError: options out of range, or ``out`` is a file, holds results of other
-            settings, or is being written to.
+        TypeError, ValueError: settings out of range, or ``out`` is a file or holds results of
+            other settings.
+        RuntimeError: the engine stopped; what had arrived is kept.
         OSError: the results cannot be written, as on a full disk.
 
     Warns:
-        UserWarning: mixtures that failed, and what makes scores mean something else than a reader
-            expects.
+        UserWarning: mixtures that failed, or that other shards have still to score, and what makes
+            scores mean something else than a reader expects.
 
     Example:
         >>> from torch_mapss import compare, evaluate_set
         >>> results = evaluate_set("set.json", out="results", encoder="mel")    # doctest: +SKIP
         >>> print(compare(results))                                             # doctest: +SKIP
     """
-    outcome = run(
-        as_mixtures(manifest),
-        out,
-        Scorer.of(settings, device, mapss),
-        options=settings if mapss is None else None,
-        share=Share.of(shard),
-        quiet=not progress,
-    )
-    for line in (*outcome.failures, *outcome.warnings):
+    settings = scoring.checked_names(settings)
+    job = MixtureJob(settings, device, mapss)
+    chosen = Shard() if shard is None else parse_shard(shard)
+    results = run(as_mixtures(manifest), out, job, map=map, shard=chosen, quiet=not progress)
+    for line in (*results.failures, *results.warnings):
         checks.warn_user(f"{line}.")
-    return outcome.results
+    if results.pending:
+        checks.warn_user(f"{pending_text(results)}.")
+    return results
 
 
-def as_mixtures(manifest: Any) -> Sequence[Mixture]:
-    """The mixtures of a manifest's path, of its entries, or those given."""
-    if isinstance(manifest, str | os.PathLike):
-        return load_manifest(manifest)
-    found = list(manifest)
-    if found and all(isinstance(one, Mixture) for one in found):
-        return found
-    return read_manifest_entries(found, "the manifest", "")
+def pending_text(results: Results) -> str:
+    """What is still to be scored, and by whom."""
+    names = [f"mixture {mixture!r}, system {system!r}" for mixture, system in results.pending]
+    return (
+        f"{len(names)} pairs of mixture and system are not scored yet ({io.listed(names, 2)}): by "
+        "the other shards, or by the same call without a shard, which writes the tables"
+    )
 
 
 def run(
     mixtures: Sequence[Mixture],
     out: str | os.PathLike[str],
-    scorer: Scorer,
+    job: MixtureJob,
     *,
-    options: Mapping[str, Any] | None = None,
-    share: Share | None = None,
+    map: Map = builtins.map,
+    shard: Shard | None = None,
     quiet: bool = True,
-) -> Outcome:
-    """Score mixtures, as :func:`load_manifest` gives them, and write the tables once all are done.
+) -> Results:
+    """Score mixtures, and write the tables once all are done.
 
     Args:
-        mixtures, out, share, quiet: as of :func:`evaluate_set`.
-        scorer: computes the scores.
-        options: to make the same scores again, see :mod:`torch_mapss.evaluation.options`.
+        mixtures: of :func:`~torch_mapss.evaluation.manifest.as_mixtures`.
+        out, map, quiet: as of :func:`evaluate_set`.
+        job: scores one mixture.
+        shard: which of the mixtures are scored here.
 
     Raises:
-        ValueError, OSError: as :func:`evaluate_set`.
+        ValueError, RuntimeError, OSError: as :func:`evaluate_set`.
         KeyboardInterrupt: with a text that says how to go on.
     """
-    folder, share = io.make_folder(out), share or Share()
+    folder, shard = io.make_folder(out), shard or Shard()
     mixtures = of_one_folder(mixtures)
-    shards.claim(folder, settings_of(scorer.mapss, scorer.request), _storable(options))
-    found = [shards.finished(folder, mixture) for mixture in mixtures]
-    pairs = sum(len(mixture.systems) for mixture in mixtures)
-    own = [*zip(mixtures, found)][share.rank :: share.size]
-    pending = [(one, names) for one, done in own if (names := _pending(one, folder, done))]
-    whole = [_seconds(mixture) for mixture, _ in pending]
-    lengths = [*map(scorer.request.scored, whole)]
+    scorer = Scorer.of(job.settings, job.device, job.mapss)
+    options = None if job.mapss is not None else scoring.storable(job.settings)
+    rate = scorer.mapss.grid.sample_rate
+    results_folder.claim(folder, scorer.description, rate, options)
+    stored, there = results_folder.add_mixtures(folder, mixtures)
+    states = [results_folder.pending_systems(folder, mixture) for mixture in mixtures]
+    pending = []
+    for mixture, (_, reasons) in shard.of([*zip(mixtures, states)]):
+        if reasons:
+            pending.append(mixture.only([*reasons]))
     if not quiet:
-        _tell_start(share, [record for done in found for record in done.values()], pairs)
-        if sum(lengths) >= _LONG_S:
-            console.complain(_estimated(scorer, [mixture for mixture, _ in pending], whole))
+        _tell_start(shard, states, there)
+    orders = {name: [*mixture.systems] for name, mixture in stored.items()}
+    progress = _Progress(folder, scorer, pending, orders)
+    # In this process reading is done in the background, and segments are told.
+    in_process = map is builtins.map
     try:
-        with shards.only_run(folder, share), console.progress(sum(lengths), quiet) as bar:
-            for number, ((mixture, systems), length) in enumerate(zip(pending, lengths), 1):
-
-                def tell(done: int, of: int, start: float = bar.n, length: float = length) -> None:
-                    bar.update(start + length * done / of - bar.n)
-
-                bar.set_postfix_str(f"{number} of {len(pending)}: {mixture.name}", refresh=False)
-                shards.note(folder, mixture, _records(scorer, mixture, systems, folder, tell))
-                tell(1, 1)
+        with console.progress(sum(progress.lengths.values()), quiet) as bar:
+            progress.bar = bar
+            if in_process and pending and not quiet:
+                progress.tell_time()
+            arriving = progress.in_process() if in_process else iter(map(job, pending))
+            progress.receive(arriving, engine=not in_process)
     except KeyboardInterrupt:
-        count = sum(len(shards.finished(folder, mixture)) for mixture in mixtures)
-        raise KeyboardInterrupt(
-            f"after {count} of {pairs} pairs of mixture and system, which are saved in "
-            f"{io.shown(folder)!r}: the same command goes on from there"
-        ) from None
-    outcome = tables.join(mixtures, folder, share, scorer.mapss.grid.sample_rate)
-    return outcome._replace(device=device_name(scorer.device))
+        raise KeyboardInterrupt(progress.stopped()) from None
+    results = load_results(folder)
+    write_tables(results)
+    return results
 
 
-def _storable(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Options as settings.json keeps them; None where some are objects of Python."""
-    found = {k: list(v) if isinstance(v, tuple) else v for k, v in (given or {}).items()}
-    encoder = found.get("encoder")
-    if isinstance(encoder, str) and os.path.isdir(encoder):
-        found["encoder"] = os.path.abspath(encoder)
-    return None if given is None or io.plain(found) != found else found
-
-
-def _pending(mixture: Mixture, folder: str, found: Mapping[str, Record]) -> list[str]:
-    """The systems that are still to be scored, those that failed included."""
-    try:  # frames may have been lost
-        there = read_frames(frames_path(folder, mixture.name)).systems if found else {}
-    except ValueError:
-        there = {}
-    done = {name for name in there if name in found and not tables.failed(found[name])}
-    return [system for system in mixture.systems if system not in done]
-
-
-def _tell_start(share: Share, found: Sequence[Record], pairs: int) -> None:
-    """Whose share this is, and what is done already."""
-    if share.size > 1:
+def _tell_start(
+    shard: Shard, states: Sequence[tuple[Mapping[str, Record], Mapping[str, str]]], there: str
+) -> None:
+    """What is scored here, what is done already, what is scored again and why."""
+    if shard.count > 1:
         console.complain(
-            f"share {share.rank} of {share.size} (counted from 0): one mixture in {share.size}. "
-            "The share that ends last writes the tables"
+            f"shard {shard.number} of {shard.count}: mixtures {shard.number}, "
+            f"{shard.number + shard.count}, ... of the manifest. The shard that ends when all else "
+            "is scored writes the tables"
         )
-    failed = sum(map(tables.failed, found))
-    if found:
-        done = f"{len(found) - failed} of {pairs} pairs of mixture and system are done already"
-        again = f"; {failed} that failed are tried again" if failed else ""
-        console.complain(done + again)
-
-
-def _records(
-    scorer: Scorer, mixture: Mixture, systems: Sequence[str], folder: str, tell: OnSegment
-) -> dict[str, Record]:
-    """A record for each of the systems; what fails is told in it."""
-    signatures = {system: shards.signature(mixture, system) for system in systems}
-    noted = shards.hashes(mixture, (*mixture.references, mixture.mixture))
-    outcomes = _outcomes(scorer, mixture, systems, tell)
-    try:
-        # Before the records: a pair that is finished has its frames on the disk.
-        write_frames(folder, mixture.name, outcomes)
-    except io.WriteError as error:
-        if error.errno in _OF_THE_RUN:
-            raise
-        outcomes = dict.fromkeys(systems, _reason(error))
-    return {
-        system: {
-            **tables.record_of(mixture, system, outcomes[system]),
-            "files": signatures[system],
-            "sha256": noted | shards.hashes(mixture, mixture.systems[system]),
-        }
-        for system in systems
+    if there:
+        console.complain(there)
+    finished = sum(len(records) for records, _ in states)
+    reasons = Counter(reason for _, by_system in states for reason in by_system.values())
+    if finished:
+        pairs = finished + reasons.total()
+        console.complain(f"{finished} of {pairs} pairs of mixture and system are done already")
+    causes = {
+        "failed": "failed before",
+        "changed": "have other files than those that were scored (by size and SHA-256)",
+        "lost": "lost their frame scores",
     }
+    for reason, text in causes.items():
+        if reasons[reason]:
+            console.complain(f"{reasons[reason]} pairs are scored again, since they {text}")
+    for reason in reasons.keys() - {*causes, "new"}:  # damaged records, by file
+        console.complain(f"warning: {reason}")
 
 
-def _outcomes(
-    scorer: Scorer, mixture: Mixture, systems: Sequence[str], tell: OnSegment
-) -> dict[str, Report | str]:
-    """The report of each system, or why there is none; references are read once."""
-    try:
-        references = _references(scorer, mixture)
-    except _FAILURES as error:
-        return dict.fromkeys(systems, _reason(error))
-    mixed = None
-    with suppress(*_FAILURES):  # no score depends on it
-        if mixture.mixture is not None:
-            (mixed,) = scorer.read([mixture.locate(mixture.mixture)], "mixture")
-    found: dict[str, Report | str] = {}
-    readable: dict[int, dict[str, Signals]] = {}  # by number of samples
-    for system in systems:
+class _Progress:
+    """Mixtures of a run on their way: scored, written, told."""
+
+    def __init__(
+        self,
+        folder: str,
+        scorer: Scorer,
+        pending: Sequence[Mixture],
+        orders: Mapping[str, Sequence[str]],
+    ) -> None:
+        self.folder, self.scorer, self.pending, self.orders = folder, scorer, pending, orders
+        self.seconds = {mixture.name: _seconds(mixture) for mixture in pending}  # of audio
+        scored = scorer.settings.scored
+        self.lengths = {name: scored(seconds) for name, seconds in self.seconds.items()}
+        self.done = 0  # mixtures
+        self.scored_seconds = 0.0  # of audio
+        self.bar: Any = None
+
+    def receive(self, arriving: Iterator[MixtureScores], engine: bool) -> None:
+        """Write results as they arrive; ``engine``: from other processes.
+
+        Raises:
+            WriteError: they cannot be written, nor could any other.
+            RuntimeError: the engine stopped.
+        """
+        while True:
+            try:
+                scores = next(arriving, None)
+            except Exception as error:
+                if not engine:
+                    raise
+                text = " ".join(str(error).split()) or type(error).__name__
+                raise RuntimeError(f"the engine stopped {self.stopped()} ({text}).") from error
+            if scores is None:
+                break
+            self._write(scores)
+            self.done += 1
+            self.scored_seconds += self.lengths[scores.mixture.name]
+            self.bar.set_postfix_str(f"{self.done} of {len(self.pending)}", refresh=False)
+            self.bar.update(self.scored_seconds - self.bar.n)
+        if self.done < len(self.pending):
+            raise RuntimeError(f"the engine stopped without an error {self.stopped()}.")
+
+    def _write(self, scores: MixtureScores) -> None:
+        mixture = scores.mixture
+        order = self.orders[mixture.name]
         try:
-            signals = _signals(scorer, mixture, system, references, mixed)
-            readable.setdefault(signals.truth.shape[-1], {})[system] = signals
-        except _FAILURES as error:
-            found[system] = _reason(error)
-    for together in readable.values():
-        found |= _reports(scorer, mixture, together, tell)
-    return found
+            results_folder.write_scores(self.folder, scores, order)
+        except io.WriteError as error:
+            if error.errno in _OF_THE_RUN:
+                raise
+            records = {}
+            for system, record in scores.records.items():
+                failed = failed_record(mixture, system, error)
+                records[system] = {**failed, "files": record["files"]}
+            results_folder.write_records(self.folder, mixture.name, records, order)
 
+    def in_process(self) -> Iterator[MixtureScores]:
+        """The mixtures scored here, each one read while the one before it is being scored."""
+        with ThreadPoolExecutor(1, "torch_mapss-reader") as reader:
+            loading = None
+            for number, mixture in enumerate(self.pending):
+                loaded = (loading or reader.submit(load_mixture, self.scorer, mixture)).result()
+                loading = None
+                if number + 1 < len(self.pending):
+                    next_mixture = self.pending[number + 1]
+                    loading = reader.submit(load_mixture, self.scorer, next_mixture)
+                name = f"{number + 1} of {len(self.pending)}: {mixture.name}"
+                self.bar.set_postfix_str(name, refresh=False)
+                yield score_loaded(self.scorer, loaded, self._segment_progress(mixture))
+                del loaded
 
-def _reports(
-    scorer: Scorer, mixture: Mixture, systems: dict[str, Signals], tell: OnSegment
-) -> dict[str, Report | str]:
-    """All in one pass; where that fails, one after another, to find out which fails."""
-    try:
-        return dict(zip(systems, scorer.reports([*systems.values()], mixture.name, tell)))
-    except _FAILURES as error:
-        if len(systems) == 1:
-            return dict.fromkeys(systems, _reason(error))
-    found: dict[str, Report | str] = {}
-    for system, signals in systems.items():
-        found |= _reports(scorer, mixture, {system: signals}, tell)
-    return found
+    def _segment_progress(self, mixture: Mixture) -> Callable[[int, int], None]:
+        begin, length = self.bar.n, self.lengths[mixture.name]
 
+        def tell(done: int, total: int) -> None:
+            self.bar.update(begin + length * done / total - self.bar.n)
 
-def _references(scorer: Scorer, mixture: Mixture) -> tuple[Clip, ...]:
-    return scorer.references([*map(mixture.locate, mixture.references)], mixture.source_names)
+        return tell
 
+    def stopped(self) -> str:
+        """Where it stopped, and how to go on."""
+        pairs = sum(map(len, self.orders.values()))
+        count = 0
+        for name in self.orders:
+            with suppress(ValueError):
+                count += len(results_folder.read_records(self.folder, name))
+        return (
+            f"after {count} of {pairs} pairs of mixture and system, which are saved in "
+            f"{io.shown(self.folder)!r}: the same command goes on from there"
+        )
 
-def _signals(
-    scorer: Scorer,
-    mixture: Mixture,
-    system: str,
-    references: tuple[Clip, ...],
-    mixed: Clip | None = None,
-) -> Signals:
-    paths = [None if p is None else mixture.locate(p) for p in mixture.systems[system]]
-    return scorer.signals(scorer.read(paths, "estimates"), references, mixture=mixed)
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join((str(error) or type(error).__name__).split())
+    def tell_time(self) -> None:
+        """About how long it will take, where that is long: from a few seconds of a mixture."""
+        total = sum(self.lengths.values())
+        if total < _LONG_S:
+            return
+        mixture, settings = self.pending[0], self.scorer.settings
+        text = (
+            f"{len(self.pending)} mixtures, {len(mixture.references)} sources, "
+            f"{len(mixture.systems)} systems, {console.duration(sum(self.seconds.values()))} of "
+            "audio"
+        )
+        with suppress(*FAILURES):  # what is wrong is told where it is scored
+            loaded = load_mixture(self.scorer, mixture)
+            systems = [*loaded.systems.values()]
+            for seconds in (_WARM_UP_S, _PIECE_S):
+                piece = settings._replace(excerpts=1, excerpt_seconds=seconds, bounds=False)
+                scorer, started = replace(self.scorer, settings=piece), time.monotonic()
+                scorer.reports(systems, mixture.name)
+            ((begin, end),) = scorer.spans(systems[0].signals, mixture.name)
+            rate = self.scorer.mapss.sample_rate
+            factor = (time.monotonic() - started) * rate / (end - begin)
+            text += f": about {console.duration(factor * total)} on this machine"
+            if settings.excerpts is None:
+                excerpts = settings._replace(excerpts=8)
+                shorter = sum(builtins.map(excerpts.scored, self.seconds.values()))
+                text += f" (with --excerpts 8 about {console.duration(factor * shorter)})"
+        console.complain(text)
 
 
 def _seconds(mixture: Mixture) -> float:
@@ -284,27 +329,3 @@ def _seconds(mixture: Mixture) -> float:
             return float(soundfile.info(file).duration)
     except (OSError, RuntimeError, TypeError):
         return 0.0
-
-
-def _estimated(scorer: Scorer, mixtures: Sequence[Mixture], whole: Sequence[float]) -> str:
-    """About how long a run will take, from scoring a few seconds of its first mixture."""
-    first, request, rate = mixtures[0], scorer.request, scorer.mapss.sample_rate
-    told = (
-        f"{len(mixtures)} mixtures, {len(first.references)} sources, {len(first.systems)} "
-        f"systems, {console.duration(sum(whole))} of audio"
-    )
-    with suppress(*_FAILURES):  # what is wrong is told where it is scored
-        references = _references(scorer, first)
-        systems = [_signals(scorer, first, name, references) for name in first.systems]
-        for seconds in (_WARM_UP_S, _PIECE_S):
-            one = request._replace(excerpts=1, excerpt_seconds=seconds, bounds=False)
-            piece, started = scorer._replace(request=one), time.monotonic()
-            piece.reports(systems, first.name)
-        ((start, stop),) = piece.spans(systems[0], first.name)
-        each = (time.monotonic() - started) * rate / (stop - start)  # seconds per second of audio
-        told += f": about {console.duration(each * sum(map(request.scored, whole)))}"
-        told += " on this machine"
-        if request.excerpts is None:
-            some = sum(map(request._replace(excerpts=8).scored, whole))
-            told += f" (with --excerpts 8 about {console.duration(each * some)})"
-    return told

@@ -1,17 +1,17 @@
 """Files or arrays of one mixture in, scores of its estimates out.
 
-:func:`evaluate` is the public call; a run over a test set takes the parts of :class:`Scorer`.
+:func:`evaluate` is the public call; a run over a test set takes the steps of :class:`Scorer`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,12 +19,16 @@ from torch import Tensor
 from torch_mapss import audio
 from torch_mapss.core import checks
 from torch_mapss.core.devices import best_device, device_name
-from torch_mapss.evaluation import audio_input, input_checks, io, options, pooled
+from torch_mapss.evaluation import audio_input, input_checks, io, pooled
+from torch_mapss.evaluation import settings as scoring
 from torch_mapss.evaluation.audio_input import Clip
-from torch_mapss.evaluation.input_checks import Inspection, Signals
-from torch_mapss.evaluation.options import Request
+from torch_mapss.evaluation.energy_ratios import bss_package, energy_ratios
+from torch_mapss.evaluation.input_checks import Inspection, SystemSignals
+from torch_mapss.evaluation.protocol import settings_of
 from torch_mapss.evaluation.report import Report
+from torch_mapss.evaluation.settings import ScoringSettings
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
+from torch_mapss.score_table import present, scores_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -66,7 +70,8 @@ def evaluate(
         sample_rate: of arrays, in Hz; the encoder's by default. Files know theirs.
         attributed: which reference each estimate belongs to, e.g. ``(0,)`` to score the first
             source alone; all in order by default.
-        mixture_id: decides which excerpts are drawn, if any are.
+        mixture_id: decides which excerpts are drawn, if any are; names the mixture where the report
+            is saved.
         device: to compute on. None: where a given ``mapss`` is, else as ``"auto"``, which is CUDA
             where there is one, else MPS, else the CPU; the summary says which.
         mapss: a :class:`~torch_mapss.MAPSS` to use, shared by many calls.
@@ -75,7 +80,9 @@ def evaluate(
         settings: what is scored and how,
 
             * ``measures``: a name or several of ``decomposition``, ``separation``, ``match``,
-              ``bleed``; all by default. ``"decomposition"`` (clearance and fidelity) is quickest;
+              ``bleed``, ``bss`` (SDR, SIR and SAR), or of their scores; all but ``bss`` by
+              default. ``"decomposition"`` (clearance and fidelity) is quickest. SI-SDR is always
+              there;
             * ``permute``: find the reference of each estimate by SI-SDR;
             * ``trim``: cut all signals to the shortest instead of refusing different lengths. The
               cut is at the end: nothing is aligned;
@@ -109,28 +116,30 @@ def evaluate(
     if sample_rate is not None:
         sample_rate = checks.check_whole(sample_rate, "sample_rate", 1)
     scorer = Scorer.of(settings, device, mapss)
-    if scorer.request.permute and attributed is not None:
+    if scorer.settings.permute and attributed is not None:
         raise ValueError("permute finds what attributed states: pass one of them.")
-    true = scorer.references(references, names, sample_rate)
-    found = scorer.read(estimates, "estimates", sample_rate)
+    truth = scorer.references(references, names, sample_rate)
+    outputs = scorer.read(estimates, "estimates", sample_rate)
     mixed = None if mixture is None else scorer.read([mixture], "mixture", sample_rate)[0]
-    if sample_rate is not None and all(c is None or c.path for c in (*found, *true, mixed)):
+    clips = [clip for clip in (*outputs, *truth, mixed) if clip is not None]
+    if sample_rate is not None and all(clip.path for clip in clips):
         raise ValueError(
             f"sample_rate={sample_rate} was passed, but all input are files, which state their "
             "own rate. Leave sample_rate out; it is for arrays."
         )
-    signals = scorer.signals(found, true, attributed, mixed)
-    (report,) = scorer.reports([signals], mixture_id, on_segment)
+    inspected = scorer.inspect(outputs, truth, attributed, mixed)
+    (report,) = scorer.reports([inspected], mixture_id, on_segment)
     for finding in report.findings:
         checks.warn_user(f"{finding.text}.")
     return report
 
 
-class Scorer(NamedTuple):
+@dataclass(frozen=True)
+class Scorer:
     """What computes scores, of what, and where."""
 
     mapss: MAPSS
-    request: Request
+    settings: ScoringSettings
     device: torch.device  # of the waveforms
 
     @staticmethod
@@ -139,59 +148,95 @@ class Scorer(NamedTuple):
         device: torch.device | str | None = None,
         mapss: MAPSS | None = None,
     ) -> Scorer:
-        """The scorer that options ask for; arguments and errors as :func:`evaluate`."""
-        given = options.checked_options(settings)
-        request = options.request_of(given)
-        named = mapss is None and isinstance(given.get("encoder", ""), str | os.PathLike)
-        if device == "auto" or (device is None and named):
+        """The scorer that settings ask for; arguments and errors as :func:`evaluate`."""
+        settings = scoring.checked_names(settings)
+        chosen = scoring.scoring_settings(settings)
+        if chosen.measures is not None and "bss" in chosen.measures:
+            bss_package()  # what would fail for every mixture fails at once
+        by_name = mapss is None and isinstance(settings.get("encoder", ""), str)
+        if device == "auto" or (device is None and by_name):
             device = best_device()
-        scorer = options.scorer_of(given, device, mapss)
-        size = given.get("bank_size") or _LEAST_BANK
-        if size < _LEAST_BANK and (request.measures is None or "match" in request.measures):
+        mapss = scoring.mapss_of(settings, device, mapss)
+        size = settings.get("bank_size") or _LEAST_BANK
+        computes_pm = chosen.measures is None or "match" in chosen.measures
+        if size < _LEAST_BANK and computes_pm:
             checks.warn_user(
                 f"bank_size={size} makes PM and log PM meaningless: they come from the spread of "
                 f"that many distances. Take at least {_LEAST_BANK}, or leave PM out (measures)."
             )
-        at = scorer.config.encoders["encoder"].device if device is None else torch.device(device)
-        return Scorer(scorer, request, at)
+        encoder_device = mapss.config.encoders["encoder"].device
+        return Scorer(mapss, chosen, encoder_device if device is None else torch.device(device))
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """All that the scores depend on, as plain values."""
+        return settings_of(self.mapss, self.settings)
 
     def read(
         self, signals: Any, kind: str, sample_rate: int | None = None
     ) -> tuple[Clip | None, ...]:
         """Files or arrays as clips, see :func:`torch_mapss.evaluation.audio_input.read_set`."""
-        each = self.request.channels == "each"
-        return audio_input.read_set(signals, kind, self.mapss.sample_rate, sample_rate, each)
+        every_channel = self.settings.channels == "each"
+        rate = self.mapss.sample_rate
+        return audio_input.read_set(signals, kind, rate, sample_rate, every_channel)
 
     def references(
-        self, given: Any, names: Sequence[str] | None = None, sample_rate: int | None = None
+        self, signals: Any, names: Sequence[str] | None = None, sample_rate: int | None = None
     ) -> tuple[Clip, ...]:
-        """References, all of them there, under names of the caller's own if there are any."""
-        clips = self.read(given, "references", sample_rate)
-        found = tuple(clip for clip in clips if clip is not None)
-        if len(found) < len(clips):
+        """References, none of them missing, under names of the caller's if there are any."""
+        read = self.read(signals, "references", sample_rate)
+        clips = tuple(clip for clip in read if clip is not None)
+        if len(clips) < len(read):
             raise ValueError(
-                "references must all be there, got None for one of them: an estimate is compared "
-                "with every source of the mixture."
+                "references must not contain None: an estimate is compared with every source of "
+                "the mixture."
             )
         if names is None:
-            return found
-        listed = [names] if isinstance(names, str) else [*map(str, names)]
-        if len(listed) != len(found) or not all(map(str.strip, listed)):
+            return clips
+        stated = [names] if isinstance(names, str) else [*map(str, names)]
+        if len(stated) != len(clips) or not all(map(str.strip, stated)):
             raise ValueError(
-                f"names must be one name for each of the {len(found)} references, got {listed!r}."
+                f"names must be one name for each of the {len(clips)} references, got {stated!r}."
             )
-        return tuple(clip._replace(name=name) for clip, name in zip(found, io.numbered(listed)))
+        return tuple(clip._replace(name=name) for clip, name in zip(clips, io.numbered(stated)))
 
-    def signals(
+    def inspect(
         self,
         estimates: Sequence[Clip | None],
         references: Sequence[Clip],
         attributed: Sequence[int] | None = None,
         mixture: Clip | None = None,
-    ) -> Signals:
-        """One system's estimates of a mixture, to be scored; ValueError if they do not fit."""
-        given = tuple(clip for clip in estimates if clip is not None)
-        if len(given) < len(estimates):
+    ) -> Inspection:
+        """One system's estimates of a mixture, put together, measured and looked at.
+
+        All that needs no MAPSS, so that it can be done while another mixture is being scored.
+
+        Raises:
+            ValueError: the estimates do not fit the references.
+        """
+        signals = self._signals(estimates, references, attributed, mixture)
+        measures = self.settings.measures
+        inspected = Inspection(signals, has_log_pm=measures is None or "match" in measures)
+        inspected.energy_ratios = energy_ratios(
+            signals.estimates,
+            signals.references,
+            signals.attributed,
+            signals.removed,
+            signals.rate,
+            bss=measures is not None and "bss" in measures,
+        )
+        inspected.release()
+        return inspected
+
+    def _signals(
+        self,
+        estimates: Sequence[Clip | None],
+        references: Sequence[Clip],
+        attributed: Sequence[int] | None,
+        mixture: Clip | None,
+    ) -> SystemSignals:
+        clips = tuple(clip for clip in estimates if clip is not None)
+        if len(clips) < len(estimates):
             if attributed is not None or len(estimates) != len(references):
                 raise ValueError(
                     f"estimates hold None: pass one entry for each of the {len(references)} "
@@ -203,23 +248,23 @@ class Scorer(NamedTuple):
                 f"at least two references are needed, got {len(references)}: an estimate is "
                 "compared with the other sources of the mixture."
             )
-        samples = audio_input.common_length(given, references, self.request.trim)
-        both = audio_input.stack([*given, *references], samples, self.device)
-        outputs, truth = both[:, : len(given)], both[:, len(given) :]
+        samples = audio_input.common_length(clips, references, self.settings.trim)
+        waves = audio_input.stack([*clips, *references], samples, self.device)
+        outputs, truth = waves[:, : len(clips)], waves[:, len(clips) :]
         # Samples that are not finite are refused by the scorer, unless it was told not to look.
-        mono_out, mono_true = (x.mean(0).nan_to_num(0.0, 0.0, 0.0) for x in (outputs, truth))
-        if self.request.permute:
-            attributed = audio.match_sources(mono_out, mono_true).tolist()
-        attributed = checks.check_attributed(attributed, len(given), len(references))
-        own, align = mono_true[list(attributed)], self.request.align is not None
-        rate = self.mapss.sample_rate
-        lags, removed = input_checks.measure_lags(mono_out, own, rate, align)
+        mono_outputs, mono_truth = (x.mean(0).nan_to_num(0.0, 0.0, 0.0) for x in (outputs, truth))
+        if self.settings.permute:
+            attributed = audio.match_sources(mono_outputs, mono_truth).tolist()
+        attributed = checks.check_attributed(attributed, len(clips), len(references))
+        rate, align = self.mapss.sample_rate, self.settings.align is not None
+        target = mono_truth[list(attributed)]
+        lags, removed = input_checks.measure_lags(mono_outputs, target, rate, align)
         shifted = [audio.shift(wave, lag) for wave, lag in zip(outputs.unbind(-2), removed)]
-        return Signals(
-            estimates=given,
+        return SystemSignals(
+            estimates=clips,
             references=references,
-            outputs=mono_out,
-            truth=mono_true,
+            outputs=mono_outputs,
+            truth=mono_truth,
             attributed=attributed,
             mixture=mixture,
             rate=rate,
@@ -230,165 +275,201 @@ class Scorer(NamedTuple):
             channels=truth,
         )
 
-    def spans(self, signals: Signals, key: str) -> list[tuple[int, int]]:
-        """First and last sample (exclusive) of what is scored: of all, or of each excerpt.
+    def spans(self, signals: SystemSignals, key: str) -> list[tuple[int, int]]:
+        """Begin and end, in samples, of what is scored: of all, or of each excerpt.
 
-        The time in which at least two sources are active is cut into as many equal parts as there
-        are excerpts, and one moment is drawn in each, which the excerpt has in its middle. What is
-        drawn depends on the references and the mixture's id, ``key``, alone: it is the same for all
-        systems. There are fewer excerpts where the signal is too seldom active for so many.
+        The time in which at least two sources are active is cut into as many equal sections as
+        there are excerpts, and one moment is drawn in each, which the excerpt has in its middle.
+        What is drawn depends on the references and the mixture's id, ``key``, alone: it is the same
+        for all systems, and cut short where the files of a system end before. There are fewer
+        excerpts where the signal is too seldom active for so many.
         """
-        truth, rate, count = signals.truth, self.mapss.sample_rate, self.request.excerpts or 1
-        samples, length = truth.shape[-1], round(self.request.excerpt_seconds * rate)
-        block = round(_BLOCK_S * rate)
-        if self.request.excerpts is None or count * length >= samples:
+        samples = signals.truth.shape[-1]
+        rate, count = self.mapss.sample_rate, self.settings.excerpts
+        length = round(self.settings.excerpt_seconds * rate)
+        truth = audio_input.mono(signals.references, self.device)  # also beyond a shorter estimate
+        total = truth.shape[-1]
+        if count is None or count * length >= total:
             return [(0, samples)]
+        block = round(_BLOCK_S * rate)
         active = audio.source_activity(truth, block, block, self.mapss.config.activity)
         blocks = (active.sum(-2) >= 2).nonzero().squeeze(-1).tolist()
         seed = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
         chance = random.Random(int(seed, 16))
-        found: list[int] = []
-        for part in range(count):
-            own = blocks[len(blocks) * part // count : len(blocks) * (part + 1) // count]
-            if own:
-                middle = (chance.choice(own) + 0.5) * block
-                last = samples - length * (count - part)  # room for those that follow
-                start = min(
-                    max(round(middle - length / 2), found[-1] + length if found else 0), last
-                )
-                found.append(start)
-        return [(start, start + length) for start in found] or [(0, samples)]
+        begins: list[int] = []
+        for index in range(count):
+            section = blocks[len(blocks) * index // count : len(blocks) * (index + 1) // count]
+            if section:
+                middle = (chance.choice(section) + 0.5) * block
+                latest = total - length * (count - index)  # room for those that follow
+                earliest = begins[-1] + length if begins else 0
+                begins.append(min(max(round(middle - length / 2), earliest), latest))
+        usable = samples - length // 2  # of an excerpt that is cut at least half remains
+        spans = [(begin, min(begin + length, samples)) for begin in begins if begin <= usable]
+        return spans or [(0, samples)]
 
     def reports(
-        self, systems: Sequence[Signals], key: str = "", on_segment: OnSegment | None = None
+        self, systems: Sequence[Inspection], key: str = "", on_segment: OnSegment | None = None
     ) -> list[Report]:
         """Reports of several systems on the same references, of one length, in one pass.
 
-        ``on_segment`` is called with the number of parts (excerpts, channels, segments) done and in
-        total; ``key`` decides which excerpts are drawn.
+        ``on_segment`` is called with the number of pieces (excerpts, channels, segments) done and
+        in total; ``key`` decides which excerpts are drawn.
         """
-        spans, channels = self.spans(systems[0], key), range(len(systems[0].channels))
-        indices = [signals.attributed for signals in systems]
-        made: list[Any] = []  # of every part and system
-        for start, stop in spans:
+        signals = [inspected.signals for inspected in systems]
+        spans, channels = self.spans(signals[0], key), range(len(signals[0].channels))
+        pieces = len(spans) * len(channels)
+        attributed = [system.attributed for system in signals]
+        scored: list[Any] = []  # of every piece, of every system
+        for begin, end in spans:
             for channel in channels:
-
-                def tell(now: int, of: int, done: int = len(made)) -> None:
-                    if on_segment is not None:
-                        on_segment(done * of + now, len(spans) * len(channels) * of)
-
-                waves = (systems[0].channels, *(signals.moved for signals in systems))
-                truth, *outputs = (wave[channel, :, start:stop] for wave in waves)
-                made.append(self._scored(outputs, truth, indices, tell))
-                tell(1, 1)
-        return [self._report(*each, spans) for each in zip(systems, zip(*made))]
+                progress = _piece_progress(on_segment, len(scored), pieces)
+                truth = signals[0].channels[channel, :, begin:end]
+                outputs = [system.moved[channel, :, begin:end] for system in signals]
+                scored.append(self._scored(outputs, truth, attributed, progress))
+                progress(1, 1)
+        by_system = zip(systems, zip(*scored))
+        return [
+            self._report(inspected, of_pieces, spans, key) for inspected, of_pieces in by_system
+        ]
 
     def _scored(
         self,
         outputs: Sequence[Tensor],
         truth: Tensor,
-        indices: Sequence[Sequence[int]],
+        attributed: Sequence[Sequence[int]],
         on_segment: OnSegment,
     ) -> list[tuple[Scores, ScoreBounds | None]]:
-        mapss, request = self.mapss, self.request
-        bank = mapss.prepare(truth, measures=request.measures)
-        shared: dict[str, Any] = {"measures": request.measures, "frames": request.sample_frames}
+        mapss, settings = self.mapss, self.settings
+        measures = settings.pipeline_measures
+        bank = mapss.prepare(truth, measures=measures)
+        shared: dict[str, Any] = {"measures": measures, "frames": settings.sample_frames}
         shared["on_segment"] = on_segment
-        if not request.bounds:
-            scores = mapss.score_systems(outputs, bank, indices, **shared)
-            return [(one, None) for one in scores]
-        kind: dict[str, Any] = {"convention": request.bounds_convention, "tail": request.tail}
-        bounds = mapss.bound_systems(outputs, bank, request.confidence, indices, **kind, **shared)
+        if not settings.bounds:
+            scores = mapss.score_systems(outputs, bank, attributed, **shared)
+            return [(of_system, None) for of_system in scores]
+        kind: dict[str, Any] = {"convention": settings.bounds_convention, "tail": settings.tail}
+        bounds = mapss.bound_systems(
+            outputs, bank, settings.confidence, attributed, **kind, **shared
+        )
         # Read off the same maps, unless the bounds take those of another convention.
-        read = [one.scores for one in bounds if one.scores is not None]
-        return list(zip(read or mapss.score_systems(outputs, bank, indices, **shared), bounds))
+        scores = [of_system.scores for of_system in bounds if of_system.scores is not None]
+        return list(zip(scores or mapss.score_systems(outputs, bank, attributed, **shared), bounds))
 
     def _report(
         self,
-        signals: Signals,
+        inspected: Inspection,
         scored: Sequence[tuple[Scores, ScoreBounds | None]],
         spans: Sequence[tuple[int, int]],
+        key: str,
     ) -> Report:
-        request, rate, channels = self.request, signals.rate, len(signals.channels)
-        every, bounds = [scores for scores, _ in scored], scored[-1][1]
-        parts = [pooled.averaged(every[k : k + channels]) for k in range(0, len(every), channels)]
-        scores = pooled.joined(parts, [start / rate for start, _ in spans])
+        signals, rate = inspected.signals, inspected.signals.rate
+        channels = len(signals.channels)
+        pieces, bounds = [scores for scores, _ in scored], scored[-1][1]
+        excerpts = [
+            pooled.averaged(pieces[k : k + channels]) for k in range(0, len(pieces), channels)
+        ]
+        scores = pooled.joined(excerpts, [begin / rate for begin, _ in spans])
         if any(signals.removed):
             covered = input_checks.covered_frames(signals, scores.times)
             scores = replace(scores, active=scores.active & covered)
-        columns = pooled.columns(scores, bounds)
+        columns, frames = pooled.columns(scores, bounds), pooled.frames(scores)
         errors: dict[str, float] = {}
-        if request.excerpts is not None:
-            sampled, errors = pooled.sampling(parts)
+        if self.settings.excerpts is not None:
+            sampled, errors = pooled.sampling(excerpts)
             columns = columns.join(sampled)
-        looked = Inspection(signals)
+        if self.settings.shown_measures is not None:
+            shown = scores_of(self.settings.shown_measures)
+            columns = columns.drop(columns=[name for name in present(columns) if name not in shown])
+            frames = {name: values for name, values in frames.items() if name in shown}
         return Report(
             estimates=tuple(signals.estimates),
             references=tuple(signals.references),
             attributed=tuple(signals.attributed),
             times=scores.times.cpu(),
             active=scores.active[0].cpu(),
-            frames=pooled.frames(scores),
+            frames=frames,
             bounds={} if bounds is None else pooled.frame_bounds(scores, bounds),
-            scores=_table(signals, looked, scores, columns),
+            scores=_table(inspected, scores, columns),
             errors=errors,
             sample_rate=rate,
-            settings={**self.mapss.describe(), **request._asdict()},
-            notes=_notes(signals, request, spans),
-            findings=looked.findings,
+            settings=self.description,
+            notes=_notes(signals, self.settings, spans),
+            findings=inspected.findings,
             device=device_name(signals.outputs.device),
             mixture=signals.mixture,
+            mixture_id=key,
+            grid_rate=self.mapss.grid.sample_rate,
         )
 
 
-def _table(signals: Signals, looked: Inspection, scores: Scores, columns: DataFrame) -> DataFrame:
+def _piece_progress(on_segment: OnSegment | None, done: int, pieces: int) -> OnSegment:
+    """Progress of one piece as that of all; ``done`` before it."""
+
+    def progress(segment: int, segments: int) -> None:
+        if on_segment is not None:
+            on_segment(done * segments + segment, pieces * segments)
+
+    return progress
+
+
+def _table(inspected: Inspection, scores: Scores, columns: DataFrame) -> DataFrame:
     """A row per estimate: what it is, its scores, and what was measured of its signals."""
     import pandas
 
-    active, estimates = scores.active[0], signals.estimates
+    signals, active = inspected.signals, scores.active[0]
+    estimates = signals.estimates
     muted = input_checks.muted_frames(signals, scores.times)
     references = [signals.references[source] for source in signals.attributed]
     lags = [math.nan if lag is None else lag for lag in signals.lags]
+    reference_bands = [inspected.reference_bands[source] for source in signals.attributed]
+    values: dict[str, Any] = {str(name): column for name, column in columns.items()}
+    values |= inspected.energy_ratios
+    in_order = {name: values[name] for name in present(values)}
     table: dict[str, Any] = {
         "source": [clip.name for clip in references],
         "source_index": signals.attributed,
         "estimate": [clip.path or clip.name for clip in estimates],
         "reference": [clip.path or clip.name for clip in references],
-        **{str(name): values for name, values in columns.items()},
+        **in_order,
+        **{name: column for name, column in values.items() if name not in in_order},
         "frames": active.sum(-1).tolist(),
         "total_frames": active.shape[-1],
         "muted_frames": (muted & active).sum(-1).tolist(),
-        "silent": looked.silent,
+        "silent": inspected.silent,
+        "estimate_level_db": inspected.estimate_levels_db,
         "lag_ms": [1000.0 * lag / signals.rate for lag in lags],
         "shift_ms": [1000.0 * lag / signals.rate for lag in signals.removed],
         "estimate_rate": [clip.rate for clip in estimates],
         "reference_rate": [clip.rate for clip in references],
-        "estimate_bandwidth": looked.estimate_bands,
-        "reference_bandwidth": [looked.reference_bands[source] for source in signals.attributed],
+        "estimate_bandwidth": inspected.estimate_bands,
+        "reference_bandwidth": reference_bands,
     }
     return pandas.DataFrame(table)
 
 
-def _notes(signals: Signals, request: Request, spans: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+def _notes(
+    signals: SystemSignals, settings: ScoringSettings, spans: Sequence[tuple[int, int]]
+) -> tuple[str, ...]:
     """What was done to the input."""
     clips, rate = (*signals.references, *signals.estimates), signals.rate
     notes = audio_input.remarks(clips, rate, signals.outputs.shape[-1])
-    heard = signals.grid.sample_rate
-    if high := sorted({clip.rate for clip in clips if clip.rate > heard}):
+    encoder_rate = signals.grid.sample_rate
+    if high := sorted({clip.rate for clip in clips if clip.rate > encoder_rate}):
         notes.append(
-            f"{', '.join(map(str, high))} Hz: what lies above {heard / 2000:g} kHz is discarded "
-            "before scoring"
+            f"{', '.join(map(str, high))} Hz: what lies above {encoder_rate / 2000:g} kHz is "
+            "discarded before scoring"
         )
-    if request.permute:
-        found = [signals.references[source].name for source in signals.attributed]
-        pairs = (f"{clip.name} -> {name}" for clip, name in zip(signals.estimates, found))
+    if settings.permute:
+        names = [signals.references[source].name for source in signals.attributed]
+        pairs = (f"{clip.name} -> {name}" for clip, name in zip(signals.estimates, names))
         notes.append(f"attributed by SI-SDR: {', '.join(pairs)}")
     notes += [
         f"{clip.path or clip.name}: a lag of {1000 * lag / rate:.2f} ms was removed"
         for clip, lag in zip(signals.estimates, signals.removed)
         if lag
     ]
-    if request.excerpts is not None:
-        drawn = ", ".join(f"{start / rate:.2f}-{stop / rate:.2f}" for start, stop in spans)
+    if settings.excerpts is not None:
+        drawn = ", ".join(f"{begin / rate:.2f}-{end / rate:.2f}" for begin, end in spans)
         notes.append(f"excerpts scored (s): {drawn}")
     return tuple(notes)

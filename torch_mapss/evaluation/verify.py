@@ -6,20 +6,23 @@ further off was not made in this way.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from pandas.api.types import is_numeric_dtype
 
 from torch_mapss.core.checks import differing
 from torch_mapss.evaluation import io, pooled
 from torch_mapss.evaluation.manifest import short
-from torch_mapss.evaluation.options import request_of
 from torch_mapss.evaluation.protocol import protocol_id, relevant, settings_of
-from torch_mapss.evaluation.results import Results, SystemFrames
+from torch_mapss.evaluation.records import SystemFrames
+from torch_mapss.evaluation.results import Results
 from torch_mapss.evaluation.score import evaluate
+from torch_mapss.evaluation.settings import scoring_settings
 from torch_mapss.pipeline.measures import checked_measures
 from torch_mapss.pipeline.scores import Scores
 from torch_mapss.score_table import SCORES, present
@@ -81,23 +84,25 @@ def verify(
         make_scorer: makes the scorer that they claim; None leaves scoring out.
         pairs: of mixture and system, drawn at random, to score again.
     """
-    stored = results.scores[results.scores["status"] != "failed"].set_index(_ROW)
+    tables = {name: _exported(results, name) for name in ("scores", "items", "summary")}
+    scores = tables["scores"]
+    stored = scores[scores["status"] != "failed"].set_index(_ROW)
     found, gone = _of_files(results)
     again = _joined(_from_frames(results, found))
     found += _of_table("scores.csv", stored, again, _ROUNDING)
     for file, table, below, keys in (
-        ("items.csv", results.items, results.scores, _PAIR),
-        ("summary.csv", results.summary, results.items, ["system"]),
+        ("items.csv", tables["items"], scores, _PAIR),
+        ("summary.csv", tables["summary"], tables["items"], ["system"]),
     ):
         means = below.groupby(keys)[[*present(below.columns)]].mean()
         found += _of_table(file, table.set_index(keys), means, _ROUNDING)
     files, rows = len(results.sha256) - len(gone), int(stored.index.isin(again.index).sum())
-    notes = [*_without_score(results)]
+    notes = [*_without_score(scores)]
     notes += [results.without_audio(gone, len(results.sha256))] if gone else []
     if make_scorer is None or pairs < 1:
         return Verification(found, files, rows, notes=notes)
     scorer = make_scorer()
-    here = relevant(settings_of(scorer, request_of(results.settings)))
+    here = relevant(settings_of(scorer, scoring_settings(results.settings)))
     if unlike := [*differing(relevant(results.settings), here)]:  # then every score differs
         found += [_difference(f"setting {name}", *map(short, both)) for name, *both in unlike]
         notes.append("Nothing was scored again, as the settings differ")
@@ -109,12 +114,22 @@ def verify(
     return Verification(found, files, rows, len(again), float(largest), notes)
 
 
-def _without_score(results: Results) -> Iterator[str]:
+def _exported(results: Results, name: str) -> DataFrame:
+    """A table as it was exported; where it was not yet, as the records tell it."""
+    path = os.path.join(results.folder, f"{name}.csv")
+    table: DataFrame = getattr(results, name)
+    if not os.path.exists(path):
+        return table
+    words = [column for column in table if not is_numeric_dtype(table[column])]
+    return io.read_table(path, ["system"], content="a table of results", text=words)
+
+
+def _without_score(scores: DataFrame) -> Iterator[str]:
     """Every reason why estimates have no score, with their number."""
-    rows = results.scores[results.scores["status"] != "ok"]
+    rows = scores[scores["status"] != "ok"]
     if rows.empty:
         return
-    yield f"{len(rows)} of {len(results.scores)} estimates have no score"
+    yield f"{len(rows)} of {len(scores)} estimates have no score"
     for (status, reason), own in rows.groupby(["status", "reason"], sort=False):
         yield f"  {len(own)} {status}{f': {reason}' if reason else ''}".removesuffix(".")
 
@@ -167,7 +182,7 @@ def _joined(tables: Iterable[DataFrame]) -> DataFrame:
 
 def _from_frames(results: Results, differences: list[str]) -> Iterator[DataFrame]:
     """The rows of scores.csv, pooled from their frames again."""
-    measures = checked_measures(results.settings.get("measures"))
+    measures = checked_measures(scoring_settings(results.settings).pipeline_measures)
     for mixture in results.mixtures:
         try:
             systems = results.frames(mixture).systems
@@ -199,7 +214,7 @@ def _scored_again(
     """Rows of some pairs, drawn at random."""
     scored = results.scores[results.scores["status"] != "failed"]
     known = sorted({*scored[_PAIR].itertuples(index=False, name=None)})
-    request = request_of(results.settings)._replace(bounds=False)._asdict()
+    request = scoring_settings(results.settings)._replace(bounds=False)._asdict()
     for mixture, system in random.Random(0).sample(known, min(pairs, len(known))):
         audio, paths = results.audio(mixture), results.entries[mixture]["systems"][system]
         try:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torch_mapss.evaluation.commands.options import OK, add_quiet, say_written
+from torch_mapss.evaluation.commands.arguments import OK, add_quiet, say_written
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.options import MEASURES, OK, say_written, threads
+from torch_mapss.evaluation.commands.arguments import MEASURES, OK, say_written, threads
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ import argparse
 import textwrap
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.options import OK
+from torch_mapss.evaluation.commands.arguments import OK
 
 _WIDTH, _RATE = 70, 16_000  # of the names; Hz: at a lower one some members are left out
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.options import OK
+from torch_mapss.evaluation.commands.arguments import OK
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

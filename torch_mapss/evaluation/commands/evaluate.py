@@ -3,8 +3,8 @@
 Templates: {mixture} and {source} stand for names, * for anything:
   --references 'refs/{mixture}/{source}.wav' --system A='outA/{mixture}_{source}.wav'
 Of a plain folder the usual layouts are tried: a folder per mixture with a file per source (MUSDB),
-a folder per source with a file per mixture (WSJ0-2mix, LibriMix), MIXTURE_SOURCE.wav. What was
-understood is told.
+a folder per source with a file per mixture (WSJ0-2mix, LibriMix), MIXTURE_SOURCE.wav. The detected
+layout is printed.
 MANIFEST is a JSON list, one entry per mixture, paths relative to the manifest:
   [{"mixture_id": "song1",
     "references": ["song1/vocals.wav", "song1/drums.wav"],
@@ -13,29 +13,32 @@ MANIFEST is a JSON list, one entry per mixture, paths relative to the manifest:
 null stands for a source that a system does not estimate. "mixture": its path, and "sources": a name
 per reference, may be added.
 
-DIR gets scores.csv (one row per estimate), items.csv (per mixture and system: means over its
-estimates), summary.csv (per system: means over mixtures), frames (the scores of every frame),
-settings.json (with hashes of the audio), mixtures.json and, while it runs, the finished rows:
-started again with the same settings, it goes on where it stopped. A mixture that fails is listed
-with its reason, and tried again the next time.
-Under torchrun and SLURM's srun the mixtures are shared out over the processes; for job arrays there
-is --shard. --sample-frames and --threads, as of `score`, work here as well.
+DIR gets records and frames (per mixture: what was scored, and the scores of every frame),
+settings.json, mixtures.json and, once all is scored, scores.csv (one row per estimate), items.csv
+(per mixture and system: means over its estimates) and summary.csv (per system: means over
+mixtures). Started again with the same settings, it goes on where it stopped. Mixtures and systems
+that DIR holds already stay in it. A mixture that fails is listed with its reason, and tried again
+the next time. `compare`, `report` and `worst` read DIR at any time.
+--workers and --dask score on several processes or machines; under torchrun and SLURM's srun the
+mixtures are shared out over the processes; for job arrays there is --shard.
 
 Example:
-  torch-mapss evaluate manifest.json --encoder mel --out results
+  torch-mapss evaluate manifest.json --out results
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands import options
+from torch_mapss.evaluation.commands import arguments
 
 if TYPE_CHECKING:
+    from torch_mapss.evaluation.engines import Map
     from torch_mapss.evaluation.manifest import Mixture
 
 
@@ -47,18 +50,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "of the true sources' files, or their folder"
     add("--references", metavar="TEMPLATE", help=text)
     text = "of a system's estimates; once per system"
-    many: dict[str, Any] = {"action": "extend", "nargs": "+", "default": [], "type": _system}
-    add("--system", **many, metavar="NAME=TEMPLATE", help=text)
-    text = "sources to take, in this order (default: all; what is called mix is none)"
+    systems: dict[str, Any] = {"action": "extend", "nargs": "+", "default": [], "type": _system}
+    add("--system", **systems, metavar="NAME=TEMPLATE", help=text)
+    text = "sources to take, in this order (default: all; files named mix* are ignored)"
     add("--sources", nargs="+", type=io.shown, metavar="NAME", help=text)
     text = "of noisy mixtures of one clean source: noise = noisy - clean is the second reference"
     add("--noisy", metavar="TEMPLATE", help=text)
+    text = "with templates: mixtures and sources that a system lacks are named, and not estimated"
+    add("--allow-missing", action="store_true", help=text)
     text = (
-        "score every N-th mixture alone, beginning with the I-th (1/N to N/N): for jobs that share "
-        "DIR. The one that ends last writes the tables"
+        "score with N processes, which share out the processors and the GPUs (default: in this one)"
+    )
+    add("--workers", type=int, metavar="N", help=text)
+    text = "score on the Dask cluster whose scheduler is there: tcp://HOST:8786"
+    add("--dask", metavar="ADDRESS", help=text)
+    text = (
+        "score mixtures I, I+N, I+2N, … alone (1/N to N/N): for jobs that share DIR. The one that "
+        "ends when all else is scored writes the tables"
     )
     add("--shard", metavar="I/N", help=text)
-    options.add_scoring_options(parser, left_out=("layer",), hidden=("sample_frames", "threads"))
+    arguments.add_scoring_options(parser)
 
 
 def _system(text: str) -> tuple[str, str]:
@@ -79,11 +90,23 @@ def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
     from torch_mapss.evaluation.folders import read_folders
     from torch_mapss.evaluation.manifest import load_manifest
 
-    folders = (args.references, args.system, args.sources)
-    if any(folders) if args.manifest is not None else not all(folders[:2]):
+    templates = {
+        "--references": args.references,
+        "--system": args.system,
+        "--sources": args.sources,
+        "--noisy": args.noisy,
+        "--allow-missing": args.allow_missing,
+    }
+    stated = [name for name, value in templates.items() if value]
+    if args.manifest is not None and stated:
+        raise ValueError(
+            f"{', '.join(stated)} {'goes' if len(stated) == 1 else 'go'} with templates, which "
+            "--references and --system name: pass either these or a MANIFEST."
+        )
+    if args.manifest is None and not (args.references and args.system):
         raise ValueError(
             "pass either a MANIFEST, or --references TEMPLATE with --system NAME=TEMPLATE for "
-            "every system (--sources goes with these)."
+            "every system."
         )
     if args.manifest is not None:
         return load_manifest(args.manifest)
@@ -91,34 +114,70 @@ def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
     if len(systems) < len(args.system) or not all(n.strip() and path for n, path in args.system):
         raise ValueError(
             "--system must be NAME=TEMPLATE, with another name for every system, got "
-            f"{', '.join('='.join(one) for one in args.system)}."
+            f"{', '.join('='.join(pair) for pair in args.system)}."
         )
     derived = os.path.join(args.out, "noise")
-    corpus = read_folders(args.references, systems, args.sources, args.noisy, derived)
+    corpus = read_folders(
+        args.references,
+        systems,
+        args.sources,
+        args.noisy,
+        derived,
+        allow_missing=args.allow_missing,
+    )
     for note in () if args.quiet else corpus.notes:
         console.complain(note)
     return corpus.mixtures
 
 
+@contextmanager
+def _engine(args: argparse.Namespace) -> Iterator[Map]:
+    """The ``map`` that scores: of this process, of several, or of a cluster."""
+    from torch_mapss.evaluation import engines
+
+    if args.workers is not None and args.dask is not None:
+        raise ValueError("pass --workers or --dask: a cluster has workers of its own.")
+    if args.dask is not None:
+        with engines.dask_map(args.dask) as dask_map:
+            yield dask_map
+    elif args.workers is not None:
+        with engines.process_map(args.workers, args.threads) as process_map:
+            yield process_map
+    else:
+        yield map
+
+
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss evaluate``."""
-    given = options.scoring_options(args)
+    options = arguments.scoring_options(args)
+    from torch_mapss.core.devices import device_name
     from torch_mapss.evaluation import run as runs
-    from torch_mapss.evaluation.score import Scorer
-    from torch_mapss.evaluation.shards import Share
+    from torch_mapss.evaluation.results_text import results_text
+    from torch_mapss.evaluation.score_mixture import MixtureJob
+    from torch_mapss.evaluation.shard import launched_shard, parse_shard
 
-    share, device = Share.of(args.shard), options.device_of_options(args.device)
+    shard = launched_shard() if args.shard is None else parse_shard(args.shard)
+    device: Any = arguments.device_of_options(args.device)
     mixtures, quiet = _mixtures(args), args.quiet
-    with options.threads(args.threads):
-        scorer = Scorer.of(given, device)
-        outcome = runs.run(mixtures, args.out, scorer, options=given, share=share, quiet=quiet)
-    for line in outcome.failures:
+    in_process = args.workers is None and args.dask is None
+    # Other processes find their own device, unless one is named.
+    job = MixtureJob(options, device if in_process else args.device)
+    with arguments.threads(args.threads), _engine(args) as engine:
+        results = runs.run(mixtures, args.out, job, map=engine, shard=shard, quiet=quiet)
+    for line in results.failures:
         console.complain(f"failed: {line}")
-    if not args.quiet:
-        console.say(outcome.text())
-        if outcome.results is not None and len(outcome.results.systems) > 1:
+    if not quiet and results.pending:
+        console.say(f"{runs.pending_text(results)}.")
+    elif not quiet:
+        import torch
+
+        console.say(results_text(results, device_name(torch.device(device))))
+        if len(results.systems) > 1:
             from torch_mapss.evaluation.comparison import compare
 
-            console.say(f"\n{compare(outcome.results).summary()}")
-    options.say_written([args.out], args.quiet)
-    return options.SOME_FAILED if outcome.failures else options.OK
+            console.say(f"\n{compare(results).summary()}")
+    arguments.say_written([args.out], quiet)
+    # Under a launcher failures that are noted are no crash: it would kill the other processes.
+    launched = args.shard is None and shard.count > 1
+    failed = bool(results.failures) and not launched
+    return arguments.SOME_FAILED if failed else arguments.OK

@@ -19,7 +19,7 @@ import argparse
 import os
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.options import OK, add_quiet, say_written
+from torch_mapss.evaluation.commands.arguments import OK, add_quiet, say_written
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

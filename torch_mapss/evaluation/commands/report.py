@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 
 from torch_mapss.evaluation import console
-from torch_mapss.evaluation.commands.options import OK, add_quiet, say_written
+from torch_mapss.evaluation.commands.arguments import OK, add_quiet, say_written
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

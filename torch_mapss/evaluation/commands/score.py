@@ -1,7 +1,10 @@
 """Score the estimates of one mixture.
 
+With --out DIR it leaves a folder of results, as `evaluate` does of a whole set: `compare`,
+`report`, `worst` and `verify` read it, and another --system may be added to it.
+
 Example:
-  torch-mapss score --references a.wav b.wav --estimates ea.wav eb.wav --encoder mel --out results
+  torch-mapss score --references a.wav b.wav --estimates ea.wav eb.wav --out results
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import os
 from typing import Any
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands import options
+from torch_mapss.evaluation.commands import arguments
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -24,16 +27,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--sources", nargs="+", type=io.shown, metavar="NAME", help="names of the references")
     text = "which reference each estimate is of, from 0: `--attributed 0` scores the first alone"
     add("--attributed", nargs="+", type=int, metavar="INDEX", help=text)
-    text = "write scores.csv, frames.csv (per frame) and report.json to this folder"
+    text = "folder of results: tables, the scores of every frame, settings"
     add("--out", metavar="DIR", help=text)
+    text = "what made the estimates, for the tables in DIR (default: %(default)s)"
+    add("--system", default="estimates", type=io.shown, metavar="NAME", help=text)
     text = "draw the scores over time, to FILE (PNG, PDF, SVG), else to scores.png in --out or here"
     add("--plot", nargs="?", const="", metavar="FILE", help=text)
-    options.add_scoring_options(parser, left_out=("excerpts", "segment"))
+    arguments.add_scoring_options(parser, left_out=("excerpts", "segment"))
 
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss score``."""
-    given = options.scoring_options(args)
+    options = arguments.scoring_options(args)
     picture = args.plot or os.path.join(args.out or ".", "scores.png")
     if args.plot is not None:  # what would fail at the end fails at the start
         from torch_mapss.evaluation import plots
@@ -41,23 +46,27 @@ def run(args: argparse.Namespace) -> int:
         plots.check_available(picture)
     if args.out is not None:
         io.make_folder(args.out)
+    from torch_mapss.evaluation import settings
     from torch_mapss.evaluation.score import evaluate
 
-    with options.threads(args.threads), console.progress(1.0, args.quiet) as bar:
+    with arguments.threads(args.threads), console.progress(1.0, args.quiet) as bar:
         report = evaluate(
             estimates=args.estimates,
             references=args.references,
             names=args.sources,
             attributed=args.attributed,
-            device=options.device_of_options(args.device),
+            device=arguments.device_of_options(args.device),
             on_segment=lambda done, total: bar.update(done / total - bar.n),
-            **given,
+            **options,
         )
     # All that was asked for, before anything is printed.
-    written = [] if args.out is None else [report.save(args.out)]
+    written = []
+    if args.out is not None:
+        stored = settings.storable(options)
+        written.append(report.save(args.out, system=args.system, options=stored))
     if args.plot is not None:
         written.append(plots.save_figure(report.plot(), picture))
     if not args.quiet:
         console.say(report.summary())
-    options.say_written(written, args.quiet)
-    return options.OK
+    arguments.say_written(written, args.quiet)
+    return arguments.OK

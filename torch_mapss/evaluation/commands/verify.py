@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 
 from torch_mapss.evaluation import console
-from torch_mapss.evaluation.commands.options import OK, SOME_FAILED, device_of_options
+from torch_mapss.evaluation.commands.arguments import OK, SOME_FAILED, device_of_options
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +30,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """``torch-mapss verify``."""
-    from torch_mapss.evaluation.options import scorer_of
     from torch_mapss.evaluation.results import load_results
+    from torch_mapss.evaluation.settings import mapss_of
     from torch_mapss.evaluation.verify import verify
 
     results = load_results(args.results, args.audio_root)
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             "with. Pass --pairs 0, or call torch_mapss.evaluation.verify.verify with one."
         )
     found = verify(
-        results, lambda: scorer_of(options or {}, device_of_options(None)), pairs=args.pairs
+        results, lambda: mapss_of(options or {}, device_of_options(None)), pairs=args.pairs
     )
     console.say(found.summary())
     return OK if found.passed else SOME_FAILED

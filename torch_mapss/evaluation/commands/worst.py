@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 from torch_mapss.evaluation import console, io
-from torch_mapss.evaluation.commands.options import OK, say_written
+from torch_mapss.evaluation.commands.arguments import OK, say_written
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

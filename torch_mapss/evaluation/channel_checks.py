@@ -1,0 +1,96 @@
+"""Faults of single channels, which the mean of the channels, that is scored, hides.
+
+A stereo estimate with one dead channel scores as the other channel does. Each channel of an
+estimate is compared with the same channel of its reference: whether it sounds, its polarity, its
+delay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_mapss.audio import estimate_lag
+from torch_mapss.evaluation.audio_input import Clip
+
+_DEAD_DB = -60.0  # of a channel beside the loudest of its clip
+_AUDIBLE_DB = -40.0  # of the same channel of the reference
+_LONGEST_LAG_S = 0.05
+_UNLIKE_LAG_S = 0.0005  # between channels: a comb filter in their mean
+_LEAST_CORRELATION = 0.3  # with the reference, from which polarity and delay can be told
+
+
+class Finding(NamedTuple):
+    """One thing that a reader of the scores must know."""
+
+    kind: str  # a word: silent, faint, channels, offset, lag, rate, band, twins, sum, same, ...
+    text: str  # a sentence that names the signals and says what to do
+
+
+def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
+    """What the channels of an estimate have that those of its reference have not."""
+    if estimate.native is None or reference.native is None:
+        return
+    if estimate.channels != reference.channels or estimate.channels < 2:
+        return
+    if estimate.rate != reference.rate:
+        return
+    samples = min(estimate.native.shape[-1], reference.native.shape[-1])
+    outputs, truth = (
+        clip.native[:, :samples].nan_to_num(0.0, 0.0, 0.0) for clip in (estimate, reference)
+    )
+    output_levels, truth_levels = _levels_db(outputs), _levels_db(truth)
+    dead = (output_levels < _DEAD_DB) & (truth_levels > _AUDIBLE_DB)
+    hint = (
+        "The mean of the channels is scored, which hides it: --channels each (channels: each) "
+        "scores every channel"
+    )
+    label = estimate.label
+    if bool(dead.any()) and not bool(dead.all()):
+        channels = _numbers(dead)
+        text = f"{label}: {channels} silent, where the reference sounds"
+        yield Finding("dead channel", f"{text}. {hint}")
+    heard = (output_levels >= _DEAD_DB) & (truth_levels > _AUDIBLE_DB)
+    if int(heard.sum()) < 2:
+        return
+    longest = min(round(_LONGEST_LAG_S * estimate.rate), samples // 2)
+    lags, sizes, unshifted = estimate_lag(outputs, truth, longest)
+    # Periodic signals have peaks at every period: another one must stand out.
+    lags = lags.where(sizes > 1.05 * unshifted, 0)
+    clear = heard & (sizes > _LEAST_CORRELATION)
+    inverted = clear & (_correlation(outputs, truth, lags) < 0.0)
+    upright = clear & ~inverted
+    if bool(inverted.any()) and bool(upright.any()):
+        text = f"{label}: {_numbers(inverted)} inverted against its reference, others are not"
+        yield Finding("inverted channel", f"{text}. {hint}")
+    if int(clear.sum()) > 1:
+        spread = int(lags[clear].max() - lags[clear].min()) / estimate.rate
+        if spread >= _UNLIKE_LAG_S:
+            text = f"{label}: its channels are {1000 * spread:.1f} ms apart, against its reference"
+            yield Finding("channel delay", f"{text}. {hint}")
+
+
+def _levels_db(waves: Tensor) -> Tensor:
+    """(C,) levels of channels (C, T) beside the loudest."""
+    powers = waves.double().square().mean(-1)
+    return 10.0 * torch.log10((powers / powers.amax().clamp(min=1e-30)).clamp(min=1e-30))
+
+
+def _correlation(outputs: Tensor, truth: Tensor, lags: Tensor) -> Tensor:
+    """(C,) inner products of each channel with that of the reference, at its lag."""
+    products = []
+    for output, reference, lag in zip(outputs, truth, lags.tolist()):
+        samples = len(output) - abs(lag)
+        late, early = max(lag, 0), max(-lag, 0)
+        moved, fixed = output[late : late + samples], reference[early : early + samples]
+        products.append((moved.double() * fixed.double()).sum())
+    return torch.stack(products)
+
+
+def _numbers(chosen: Tensor) -> str:
+    """Channels by number, counted from 1."""
+    numbers = [str(index + 1) for index in chosen.nonzero()[:, 0].tolist()]
+    return f"channel {numbers[0]} is" if len(numbers) == 1 else f"channels {', '.join(numbers)} are"

@@ -1,0 +1,186 @@
+"""Records: what is kept of one mixture and system, as plain dictionaries.
+
+A record has ``rows`` (a dictionary per estimate: the rows of ``scores.csv``), ``item`` (what
+belongs to mixture and system as a whole), ``findings`` (pairs of kind and text) and ``files``
+(path, size, time of change and SHA-256 of each reference and estimate: what was scored).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch_mapss.evaluation import io
+from torch_mapss.evaluation.manifest import Mixture
+
+if TYPE_CHECKING:
+    from numpy import bool_, float32, float64, int64
+    from numpy.typing import NDArray
+    from pandas import DataFrame
+
+Record = dict[str, Any]
+_NO_FRAME = "no frame in which it and another source are active"
+
+
+class SystemFrames(NamedTuple):
+    """Frame scores of the S' estimates of one system."""
+
+    active: NDArray[bool_]  # (S', F) the frame is scored
+    attributed: NDArray[int64]  # (S',) the reference of each estimate
+    scores: Mapping[str, NDArray[float32]]  # (S', F) those computed; NaN where undefined
+
+
+class MixtureScores(NamedTuple):
+    """All that comes out of one mixture; plain, so that it goes from process to process."""
+
+    mixture: Mixture  # with the systems that were scored alone
+    records: Mapping[str, Record]  # by system
+    times: NDArray[float64]  # (F,) seconds, of the frames
+    frames: Mapping[str, SystemFrames]  # by system; none of those that failed
+    seconds: float  # that it took
+
+
+def record_of(
+    mixture: Mixture,
+    system: str,
+    table: DataFrame,
+    *,
+    findings: Iterable[tuple[str, str]],
+    notes: Sequence[str],
+    errors: Mapping[str, float],
+    seconds: float,
+) -> Record:
+    """The record of a pair that was scored.
+
+    Args:
+        mixture: whose paths are written as in the manifest.
+        system: its name.
+        table: a row per estimate, as in a report.
+        findings: kind and text each.
+        notes: what was done to the input.
+        errors: standard errors of the means, by score.
+        seconds: of audio.
+    """
+    undefined = table["frames"] == 0
+    texts = [text for _, text in findings]
+    table = table.assign(
+        silent=table["silent"].astype(int),
+        status=undefined.map({True: "undefined", False: "ok"}),
+        reason=undefined.map({True: _NO_FRAME, False: ""}),
+        notes="; ".join(notes),
+        warnings="; ".join(texts),
+    )
+    item = {f"{name}_se": value for name, value in errors.items()}
+    item |= {"seconds": seconds, "status": table["status"].min(), "reason": ""}
+    return _record(mixture, system, table, item, [[*finding] for finding in findings])
+
+
+def failed_record(mixture: Mixture, system: str, error: BaseException | str) -> Record:
+    """The record of a pair that could not be scored, with the reason."""
+    import pandas
+
+    text = error if isinstance(error, str) else str(error) or type(error).__name__
+    reason = " ".join(text.split())
+    estimated = [k for k, path in enumerate(mixture.systems[system]) if path is not None]
+    names = [mixture.source_names[k] for k in estimated]
+    table = pandas.DataFrame({"source": names, "source_index": estimated, "frames": 0})
+    table = table.assign(silent=0, status="failed", reason=reason, notes="", warnings="")
+    return _record(
+        mixture, system, table, {"seconds": None, "status": "failed", "reason": reason}, []
+    )
+
+
+def _record(
+    mixture: Mixture, system: str, table: DataFrame, item: Record, findings: list[list[str]]
+) -> Record:
+    pair = {"mixture_id": mixture.name, "system": system}
+    table = table.assign(
+        **pair,
+        estimate=[path for path in mixture.systems[system] if path is not None],
+        reference=[mixture.references[index] for index in table["source_index"]],
+    )
+    counts = {
+        "estimates": len(table),
+        "undefined": int(table["status"].eq("undefined").sum()),
+        "silent": int(table["silent"].sum()),
+        "references": len(mixture.references),
+    }
+    return {"rows": rows_of(table), "item": {**item, **counts}, "findings": findings, "files": []}
+
+
+def rows_of(table: DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as dictionaries."""
+    return [{str(k): v for k, v in row.items()} for row in table.to_dict("records")]
+
+
+def has_failed(record: Record) -> bool:
+    """Whether a pair has no scores, for a reason that is told."""
+    return bool(record["item"]["status"] == "failed")
+
+
+# ------------------------------------------------------------------------------- Identity of files
+
+
+def paths_of(mixture: Mixture, system: str) -> tuple[str | None, ...]:
+    """The paths that the scores of a pair depend on: references, then estimates."""
+    return (*mixture.references, *mixture.systems[system])
+
+
+def file_states(paths: Sequence[str | None], mixture: Mixture) -> list[list[Any]]:
+    """Path, size and time of change (ns) of files of a mixture; -1 where there is none."""
+    states = []
+    for path in paths:
+        try:
+            state = os.stat("" if path is None else mixture.locate(path))
+            states.append([path, state.st_size, state.st_mtime_ns])
+        except OSError:  # null in the manifest, or a file that has gone
+            states.append([path, -1, -1])
+    return states
+
+
+class FileHashes:
+    """SHA-256 of the files of a mixture by path, each read once."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        self._mixture = mixture
+        self._digests: dict[str, str | None] = {}
+
+    def of(self, path: str | None) -> str | None:
+        """The hash of one file; None where it cannot be read."""
+        if path is None:
+            return None
+        if path not in self._digests:
+            try:
+                self._digests[path] = io.sha256(self._mixture.locate(path))
+            except OSError:  # its pair fails for that reason
+                self._digests[path] = None
+        return self._digests[path]
+
+
+def files_agree(
+    scored: Sequence[Sequence[Any]],
+    paths: Sequence[str | None],
+    mixture: Mixture,
+    hashes: FileHashes,
+) -> bool:
+    """Whether files are those that were scored, wherever they lie.
+
+    They are where path, size and time of change agree. Where only the size does, the content
+    decides: a copy of a set has other times.
+
+    Args:
+        scored: path, size, time and hash of each, as in a record.
+        paths: of the files now.
+        mixture: that they belong to.
+        hashes: of its files.
+    """
+    if len(scored) != len(paths):
+        return False
+    for state, (*scored_state, digest) in zip(file_states(paths, mixture), scored):
+        path, size, _ = state
+        if state == scored_state or (path is None and scored_state[0] is None):
+            continue
+        if size != scored_state[1] or size < 0 or digest is None or hashes.of(path) != digest:
+            return False
+    return True

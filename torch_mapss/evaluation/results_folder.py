@@ -1,0 +1,347 @@
+"""A folder of results as it is written: one record and one file of frames per mixture.
+
+Records are the truth; the tables are exports of them. Every file is replaced in one step, and there
+are no locks: what a kill interrupts is scored again, and of two processes that score the same
+mixture the later one's equal result stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torch_mapss.evaluation import io
+from torch_mapss.evaluation.manifest import Mixture, absolute, as_mixture, short
+from torch_mapss.evaluation.protocol import protocol_id, versions
+from torch_mapss.evaluation.records import (
+    FileHashes,
+    MixtureScores,
+    Record,
+    SystemFrames,
+    files_agree,
+    has_failed,
+    paths_of,
+)
+from torch_mapss.score_table import FRAME_SCORES
+
+#: Of a folder of results; a reader refuses others.
+FORMAT = 3
+
+
+class MixtureFrames(NamedTuple):
+    """Frame scores of one mixture."""
+
+    times: NDArray[np.float64]  # (F,) seconds, centre of the encoder's receptive field
+    systems: Mapping[str, SystemFrames]  # by name
+
+
+# ------------------------------------------------------------------------------------------- Frames
+
+
+def frames_path(folder: str, mixture: str) -> str:
+    """Where the frame scores of a mixture lie in a results folder."""
+    return os.path.join(folder, "frames", io.native(f"{io.file_name(mixture)}.npz"))
+
+
+def write_frames(folder: str, scores: MixtureScores, order: Sequence[str]) -> None:
+    """Add the frames of systems to the file of a mixture; drop those of systems that failed.
+
+    NumPy's format, no pickles, replaced in one step; F frames and S' estimates of system i:
+
+    * ``times`` (F,) float64: seconds, centre of the encoder's receptive field, in the whole signal;
+    * ``systems`` (number,) str: names, in the order i = 0, 1, ...;
+    * ``"{i}.ps"`` and the other scores of a frame that were computed, (S', F) float32, NaN in
+      frames in which they are not defined;
+    * ``"{i}.active"`` (S', F) bool: the frame is scored;
+    * ``"{i}.attributed"`` (S',) int64: the reference that each estimate was scored against.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    path = frames_path(folder, scores.mixture.name)
+    try:
+        stored = read_frames(path)
+    except ValueError:
+        stored = MixtureFrames(np.empty(0), {})
+    systems = {n: frames for n, frames in stored.systems.items() if n not in scores.records}
+    systems |= scores.frames
+    systems = {name: systems[name] for name in dict.fromkeys([*order, *systems]) if name in systems}
+    times = max(stored.times, scores.times, key=len)
+    content: dict[str, Any] = {"times": times, "systems": np.array([*systems], str)}
+    for index, (active, attributed, values_by_name) in enumerate(systems.values()):
+        # With ``trim`` the systems of a mixture may differ in their number of frames.
+        missing = ((0, 0), (0, len(times) - active.shape[-1]))
+        content[f"{index}.attributed"] = attributed
+        content[f"{index}.active"] = np.pad(active, missing)
+        for name, values in values_by_name.items():
+            content[f"{index}.{name}"] = np.pad(values, missing, constant_values=np.nan)
+    io.make_folder(os.path.dirname(path))
+    io.write_with(path, lambda name: np.savez_compressed(name, **content))
+
+
+def read_frames(path: str) -> MixtureFrames:
+    """The frame scores of a file; ValueError where there is none."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            content = dict(file)
+        systems = {}
+        for index, name in enumerate(content["systems"].tolist()):
+            names = [score for score in FRAME_SCORES if f"{index}.{score}" in content]
+            values_by_name = {score: content[f"{index}.{score}"] for score in names}
+            active, attributed = content[f"{index}.active"], content[f"{index}.attributed"]
+            systems[name] = SystemFrames(active, attributed, values_by_name)
+        return MixtureFrames(content["times"], systems)
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{io.shown(path)!r} cannot be read as frame scores ({error}). Score the set again: "
+            "`torch-mapss evaluate` makes what is missing."
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------ Records
+
+
+def record_path(folder: str, mixture: str) -> str:
+    """Where the records of a mixture lie in a results folder."""
+    return os.path.join(folder, "records", io.native(f"{io.file_name(mixture)}.json"))
+
+
+def read_records(folder: str, mixture: str) -> dict[str, Record]:
+    """The records of a mixture by system; none where there is no file.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = record_path(folder, mixture)
+    try:
+        content = json.loads(Path(path).read_bytes())
+        records: dict[str, Record] = content["systems"]
+        for record in records.values():
+            _ = [record[key] for key in ("rows", "item", "findings", "files")]
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{io.shown(path)!r} is damaged ({type(error).__name__}); its mixture {mixture!r} "
+            "counts as not scored. `torch-mapss evaluate` scores it again."
+        ) from None
+    return records
+
+
+def write_scores(folder: str, scores: MixtureScores, order: Sequence[str]) -> None:
+    """Add what came out of a mixture to its files; ``order`` is that of its systems.
+
+    Raises:
+        WriteError: the files cannot be written.
+    """
+    # Before the records: a pair that is finished has its frames on the disk.
+    write_frames(folder, scores, order)
+    write_records(folder, scores.mixture.name, scores.records, order)
+
+
+def write_records(
+    folder: str, mixture: str, records: Mapping[str, Record], order: Sequence[str]
+) -> None:
+    """Add records of systems to those of a mixture.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    try:
+        stored = read_records(folder, mixture)
+    except ValueError:
+        stored = {}
+    stored |= records
+    systems = {name: stored[name] for name in dict.fromkeys([*order, *stored]) if name in stored}
+    content = {"format": FORMAT, "mixture_id": mixture, "systems": systems}
+    path = record_path(folder, mixture)
+    io.make_folder(os.path.dirname(path))
+    # ASCII: names that are no UTF-8 come back from its escapes as they were.
+    io.write_bytes(path, json.dumps(io.plain(content)).encode())
+
+
+def pending_systems(folder: str, mixture: Mixture) -> tuple[dict[str, Record], dict[str, str]]:
+    """The records of a mixture that are up to date, and why each of the other systems is scored.
+
+    The reasons: "new", "failed", "changed" (its files), "lost" (its frames), or the text of the
+    error where the file of records is damaged.
+    """
+    try:
+        stored = read_records(folder, mixture.name)
+    except ValueError as error:
+        return {}, dict.fromkeys(mixture.systems, str(error))
+    try:
+        frames = read_frames(frames_path(folder, mixture.name)).systems if stored else {}
+    except ValueError:
+        frames = {}
+    hashes = FileHashes(mixture)
+    finished: dict[str, Record] = {}
+    reasons: dict[str, str] = {}
+    for system in mixture.systems:
+        if system not in stored:
+            reasons[system] = "new"
+        elif not files_agree(stored[system]["files"], paths_of(mixture, system), mixture, hashes):
+            reasons[system] = "changed"
+        elif has_failed(stored[system]):
+            reasons[system] = "failed"
+        elif system not in frames:
+            reasons[system] = "lost"
+        else:
+            finished[system] = stored[system]
+    return finished, reasons
+
+
+# ---------------------------------------------------------------------------- Settings and mixtures
+
+
+def claim(
+    folder: str, settings: Mapping[str, Any], rate: int, options: Mapping[str, Any] | None
+) -> None:
+    """Make ``folder`` the results folder of these settings.
+
+    Args:
+        folder: is there already.
+        settings: all that a score depends on.
+        rate: of the encoder, in Hz.
+        options: to make the same scores again; None: it cannot be told.
+
+    Raises:
+        ValueError: it holds results of other settings, or tables of something else.
+    """
+    path = os.path.join(folder, "settings.json")
+    if not os.path.exists(path):
+        if os.path.exists(os.path.join(folder, "scores.csv")):
+            raise ValueError(
+                f"{io.shown(folder)!r} holds a scores.csv that no run over a manifest wrote. "
+                "Name another folder."
+            )
+        content = {"protocol": protocol_id(settings), "settings": settings, "rate": rate}
+        stated = {} if options is None else {"options": options}
+        io.write_json(path, {**content, "versions": versions(), **stated})
+        return
+    from torch_mapss.core.checks import differing  # late: the command line imports this module
+
+    stored = io.read_json(path, "settings")["settings"]
+    unlike = [
+        f"{key}: {short(stored_value)} there, {short(value)} now"
+        for key, stored_value, value in differing(stored, settings)
+    ]
+    if unlike:
+        raise ValueError(
+            f"{io.shown(folder)!r} holds results of other settings ({'; '.join(unlike)}). "
+            "Scores of unlike settings do not belong in one table: name another folder, or use "
+            "the same settings (--config settings.json of that folder)."
+        )
+
+
+def read_mixtures(folder: str) -> tuple[Mixture, ...]:
+    """The mixtures of a results folder, with the paths and the root that were written.
+
+    Raises:
+        ValueError: the file is damaged, or of another format.
+    """
+    path = os.path.join(folder, "mixtures.json")
+    content = io.read_json(path, "format", "root", "relative", "mixtures")
+    if content["format"] != FORMAT:
+        raise ValueError(
+            f"{io.shown(folder)!r} holds results of format {content['format']!r}, this version "
+            f"reads {FORMAT}. Score the set again."
+        )
+    root = _root(folder, content)
+    try:
+        return tuple(
+            as_mixture(entry)._replace(folder=root, sources=tuple(entry["sources"]))
+            for entry in content["mixtures"]
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{io.shown(path)!r} is damaged ({error}). Score the set again, or name another folder."
+        ) from None
+
+
+def _root(folder: str, content: Mapping[str, Any]) -> str:
+    """Where the audio lies: as it was, unless it moved with the results."""
+    root, relative = io.native(content["root"]), content["relative"]
+    moved = os.path.normpath(os.path.join(folder, io.native(relative or ".")))
+    return moved if relative and not os.path.isdir(root) and os.path.isdir(moved) else root
+
+
+def add_mixtures(folder: str, mixtures: Sequence[Mixture]) -> tuple[dict[str, Mixture], str]:
+    """Add mixtures to those that ``folder`` lists already, and write the list.
+
+    A mixture that is there already gains the systems that are new; those that are not new have
+    their paths replaced. Nothing that was scored leaves the results.
+
+    Args:
+        folder: of results.
+        mixtures: whose paths are relative to one folder.
+
+    Returns:
+        All mixtures by name, and a sentence about what was there besides; "" if nothing was.
+
+    Raises:
+        ValueError: a mixture is there with other references and systems that are not among these.
+    """
+    path = os.path.join(folder, "mixtures.json")
+    stored = read_mixtures(folder) if os.path.exists(path) else ()
+    root = os.path.abspath(mixtures[0].folder)
+    if any(os.path.abspath(mixture.folder) != root for mixture in stored):
+        stored = tuple(map(absolute, stored))
+    stored_by_name = {io.same_name(mixture.name): mixture for mixture in stored}
+    by_name = {io.same_name(mixture.name): mixture for mixture in mixtures}
+    stayed: Counter[str] = Counter()  # mixtures of each system that these do not name
+    for name, before in stored_by_name.items():
+        mixture = by_name.get(name, before._replace(systems={}))
+        added = [system for system in before.systems if system not in mixture.systems]
+        stayed.update(added)
+        if added and name in by_name:
+            by_name[name] = _with_systems(folder, mixture, before, added)
+    if stored_by_name.keys() <= by_name.keys():  # then the order is that of these
+        stored_by_name = {}
+    merged = {mixture.name: mixture for mixture in {**stored_by_name, **by_name}.values()}
+    io.write_json(path, _content([*merged.values()], root, folder))
+    if not stayed:
+        return merged, ""
+    counts = io.listed(f"system {system!r} of {n} mixtures" for system, n in stayed.items())
+    return merged, (
+        f"{io.shown(folder)!r} also holds {counts}, scored before; they stay in its tables. For "
+        "tables of this set alone, name another folder"
+    )
+
+
+def _with_systems(folder: str, mixture: Mixture, before: Mixture, added: Sequence[str]) -> Mixture:
+    """``mixture`` with systems that were scored before, against the same references."""
+    systems = {**before.systems, **mixture.systems}
+    try:
+        records = read_records(folder, mixture.name)
+    except ValueError:  # scored again, where these systems are asked for
+        records = {}
+    hashes = FileHashes(mixture)
+    for system in added:
+        files = records[system]["files"] if system in records else ()
+        reference_files = files[: len(before.references)]
+        if files and not files_agree(reference_files, mixture.references, mixture, hashes):
+            raise ValueError(
+                f"{io.shown(folder)!r} holds mixture {mixture.name!r} with other references, and "
+                f"scores of {io.listed(map(repr, added), 3)} against them. Name another folder, or "
+                "give the mixture another mixture_id."
+            )
+    return mixture._replace(systems=systems)
+
+
+def _content(mixtures: Sequence[Mixture], root: str, folder: str) -> dict[str, Any]:
+    """What ``mixtures.json`` holds."""
+    try:
+        relative: str | None = io.shown(os.path.relpath(root, folder))
+    except ValueError:  # on another drive
+        relative = None
+    entries = [mixture.entry() for mixture in mixtures]
+    return {"format": FORMAT, "root": io.shown(root), "relative": relative, "mixtures": entries}

@@ -1,0 +1,44 @@
+"""The table that is printed once a set is scored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch_mapss.evaluation.results import Results, records
+from torch_mapss.evaluation.text_page import Page, Table
+from torch_mapss.score_table import SCORES, present, score_label, score_text
+
+
+def results_text(results: Results, device: str) -> str:
+    """The systems with their means and counts, what the numbers mean, what to know.
+
+    Args:
+        results: of the set.
+        device: that they were computed on.
+    """
+    summary, excerpts = results.summary, results.settings.get("excerpts")
+    names = present(summary.columns, ranked=True)
+    counts = ("scored", "undefined", "failed")
+    rows = []
+    for row in records(summary):
+        cells = [_cell(row, name, excerpts is not None) for name in names]
+        rows.append([row["system"], *cells, *(str(row[name]) for name in counts)])
+    table = Table(["system", *map(score_label, names), *counts], rows)
+    notes = [
+        *(f"{SCORES[name].meaning}." for name in names),
+        "Means over the estimates of a mixture, then over mixtures; undefined and failed ones are "
+        "left out.",
+        "scored, undefined, failed: mixtures.",
+    ]
+    if excerpts is not None:
+        notes.append(f"±: standard error over {excerpts} excerpts a mixture.")
+    notes += [f"Note: {note}." for note in results.notes]
+    notes += [f"Warning: {warning}." for warning in results.warnings]
+    return Page("", [table], [*notes, f"Computed on {device}."]).text(wrap=False)
+
+
+def _cell(row: Mapping[str, Any], name: str, has_error: bool) -> str:
+    error = score_text(name, row.get(f"{name}_se", math.nan) if has_error else math.nan)
+    return score_text(name, row[name]) + ("" if error == "-" else f" ±{error}")

@@ -1,0 +1,219 @@
+"""One entry of a manifest in, records of its scores out: what an engine maps over a set.
+
+:func:`score_mixture` is the public call. :class:`MixtureJob` is the same with the frames, for
+:func:`torch_mapss.evaluate_set`: it can be sent to other processes, which make their scorer once.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from torch_mapss.evaluation.audio_input import Clip
+from torch_mapss.evaluation.input_checks import Inspection
+from torch_mapss.evaluation.manifest import Mixture, as_mixture
+from torch_mapss.evaluation.records import (
+    FileHashes,
+    MixtureScores,
+    Record,
+    failed_record,
+    file_states,
+    paths_of,
+)
+from torch_mapss.evaluation.report import Report
+from torch_mapss.evaluation.score import OnSegment, Scorer
+
+if TYPE_CHECKING:
+    from torch_mapss.pipeline.mapss import MAPSS
+
+# What makes one mixture fail; anything else ends the run.
+FAILURES = (ValueError, TypeError, OSError, RuntimeError, MemoryError)
+_CHANGED = "its files were changed while they were scored; start again"
+
+
+def score_mixture(
+    entry: Mapping[str, Any] | Mixture,
+    *,
+    device: torch.device | str | None = None,
+    mapss: MAPSS | None = None,
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    """Score all systems of one entry of a manifest.
+
+    It reads files and returns small records, without effect on anything else, so that any engine
+    can map it: ``ProcessPoolExecutor().map(partial(score_mixture, encoder="mel"), entries)``. A
+    process makes the scorer of its settings once.
+
+    Args:
+        entry: ``{"mixture_id": …, "references": […], "systems": {name: […]}}``, paths relative to
+            the working folder, None for a source that a system does not estimate.
+        device, mapss: as for :func:`torch_mapss.evaluate`.
+        settings: as for :func:`torch_mapss.evaluate`.
+
+    Returns:
+        A dictionary per system and estimate, of numbers and strings, with the columns of
+        ``scores.csv``. What cannot be scored has ``status`` "failed" and its ``reason``.
+
+    Raises:
+        ManifestError: what is wrong with the entry.
+        TypeError, ValueError: settings out of range.
+
+    Example:
+        >>> from torch_mapss import score_mixture
+        >>> entry = {"mixture_id": "m", "references": ["a.wav", "b.wav"],
+        ...          "systems": {"mine": ["a_est.wav", None]}}
+        >>> [row["status"] for row in score_mixture(entry, measures="decomposition")]
+        ['failed']
+    """
+    mixture = as_mixture(entry)
+    scorer = _scorer_of(settings, device) if mapss is None else Scorer.of(settings, device, mapss)
+    scores = score_loaded(scorer, load_mixture(scorer, mixture))
+    return [row for record in scores.records.values() for row in record["rows"]]
+
+
+class MixtureJob(NamedTuple):
+    """A function of one mixture that can be pickled: what ``map`` gets."""
+
+    settings: Mapping[str, Any]
+    device: torch.device | str | None = None
+    mapss: MAPSS | None = None  # sent to every process with every mixture, if there is one
+
+    def __call__(self, mixture: Mixture) -> MixtureScores:
+        """All that comes out of a mixture."""
+        if self.mapss is None:
+            scorer = _scorer_of(self.settings, self.device)
+        else:
+            scorer = Scorer.of(self.settings, self.device, self.mapss)
+        return score_loaded(scorer, load_mixture(scorer, mixture))
+
+
+# The scorer that this process made last, with what it was made of.
+_last_scorer: tuple[bytes, Scorer] | None = None
+_making = threading.Lock()
+
+
+def _scorer_of(settings: Mapping[str, Any], device: torch.device | str | None) -> Scorer:
+    """The scorer of these settings, kept for the next mixture."""
+    global _last_scorer
+    key = pickle.dumps((settings, None if device is None else str(device)))
+    with _making:  # threads may be the engine
+        if _last_scorer is None or _last_scorer[0] != key:
+            _last_scorer = key, Scorer.of(settings, device)
+        return _last_scorer[1]
+
+
+# ----------------------------------------------------------------------- Reading, and then scoring
+
+
+class LoadedMixture(NamedTuple):
+    """A mixture that is read, measured and looked at: all but the scores."""
+
+    mixture: Mixture
+    systems: Mapping[str, Inspection]
+    failures: Mapping[str, BaseException]  # by system
+    files: Mapping[str, list[list[Any]]]  # by system, as in records
+    seconds: float  # that it took
+
+
+def load_mixture(scorer: Scorer, mixture: Mixture) -> LoadedMixture:
+    """Decode, hash and inspect the files of a mixture; references are read once."""
+    begun = time.perf_counter()
+    hashes = FileHashes(mixture)
+    files: dict[str, list[list[Any]]] = {}
+    for system in mixture.systems:
+        paths = paths_of(mixture, system)
+        states = file_states(paths, mixture)
+        files[system] = [[*state, hashes.of(path)] for state, path in zip(states, paths)]
+    systems: dict[str, Inspection] = {}
+    failures: dict[str, BaseException] = {}
+    try:
+        located = [mixture.locate(path) for path in mixture.references]
+        references = scorer.references(located, mixture.source_names)
+    except FAILURES as error:
+        failures = dict.fromkeys(mixture.systems, _without_traceback(error))
+        return LoadedMixture(mixture, systems, failures, files, time.perf_counter() - begun)
+    mixed = _mixture_clip(scorer, mixture)
+    for system, paths in mixture.systems.items():
+        try:
+            located = [None if path is None else mixture.locate(path) for path in paths]
+            estimates = scorer.read(located, "estimates")
+            systems[system] = scorer.inspect(estimates, references, mixture=mixed)
+        except FAILURES as error:
+            failures[system] = _without_traceback(error)
+    return LoadedMixture(mixture, systems, failures, files, time.perf_counter() - begun)
+
+
+def _mixture_clip(scorer: Scorer, mixture: Mixture) -> Clip | None:
+    """The mixture's own file; no score depends on it, so that a fault of it is none."""
+    if mixture.mixture is not None:
+        with suppress(*FAILURES):
+            return scorer.read([mixture.locate(mixture.mixture)], "mixture")[0]
+    return None
+
+
+def _without_traceback(error: BaseException) -> BaseException:
+    """An error that does not keep the waveforms of its frames in memory."""
+    return error.with_traceback(None)
+
+
+def score_loaded(
+    scorer: Scorer, loaded: LoadedMixture, on_segment: OnSegment | None = None
+) -> MixtureScores:
+    """The scores of a mixture that was read; what failed is told in its record."""
+    begun = time.perf_counter()
+    mixture, reports, failures = loaded.mixture, {}, dict(loaded.failures)
+    by_length: dict[int, dict[str, Inspection]] = {}
+    for system, inspected in loaded.systems.items():
+        samples = inspected.signals.truth.shape[-1]
+        by_length.setdefault(samples, {})[system] = inspected
+    for together in by_length.values():
+        reports |= _reports(scorer, mixture, together, failures, on_segment)
+    records: dict[str, Record] = {}
+    for system in mixture.systems:
+        paths = paths_of(mixture, system)
+        states = [stored[:-1] for stored in loaded.files[system]]
+        if system in reports and file_states(paths, mixture) != states:
+            del reports[system]
+            failures[system] = ValueError(_CHANGED)
+        if system in reports:
+            record = reports[system].record(mixture, system)
+        else:
+            record = failed_record(mixture, system, failures[system])
+        records[system] = {**record, "files": loaded.files[system]}
+    times = [report.times.double().numpy() for report in reports.values()]
+    return MixtureScores(
+        mixture=mixture,
+        records=records,
+        times=max(times, key=len, default=np.empty(0)),
+        frames={system: report.system_frames() for system, report in reports.items()},
+        seconds=time.perf_counter() - begun,
+    )
+
+
+def _reports(
+    scorer: Scorer,
+    mixture: Mixture,
+    systems: Mapping[str, Inspection],
+    failures: dict[str, BaseException],
+    on_segment: OnSegment | None,
+) -> dict[str, Report]:
+    """All in one pass; where that fails, one after another, to find out which fails."""
+    try:
+        reports = scorer.reports([*systems.values()], mixture.name, on_segment)
+        return dict(zip(systems, reports))
+    except FAILURES as error:
+        if len(systems) == 1:
+            failures |= dict.fromkeys(systems, _without_traceback(error))
+            return {}
+    reports_by_system: dict[str, Report] = {}
+    for system, inspected in systems.items():
+        alone = {system: inspected}
+        reports_by_system |= _reports(scorer, mixture, alone, failures, on_segment)
+    return reports_by_system

@@ -1,0 +1,257 @@
+"""What is scored and how: every keyword of Python, ``--config`` and the command line.
+
+They are one flat mapping. Some are fields of :class:`ScoringSettings`, the others arguments of
+:class:`torch_mapss.MAPSS` or of its banks (:func:`mapss_of`). A new setting is a field there, or an
+argument of MAPSS.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import operator
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch_mapss.evaluation import io
+from torch_mapss.score_table import SCORES
+
+if TYPE_CHECKING:
+    import torch
+
+    from torch_mapss.distortions import DistortionBank
+    from torch_mapss.pipeline.mapss import MAPSS
+
+BANK_SETTINGS = ("bank_size", "only", "without", "seed")  # of the banks that mapss_of makes
+#: The measures that are computed from waveforms alone, beside those of the pipeline.
+ENERGY_MEASURES = ("si_sdr", "bss")
+#: The measures that need the encoder of PS and PM.
+ENCODER_MEASURES = ("separation", "match")
+# Numbers that YAML 1.1 reads as text, for want of a decimal point or a sign: 1e-3, 9E5, 1.5e3.
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+
+
+class ScoringSettings(NamedTuple):
+    """What is scored and how, apart from the settings of the MAPSS."""
+
+    measures: tuple[str, ...] | None = None  # None: all of the pipeline
+    permute: bool = False  # find the reference of each estimate by SI-SDR
+    trim: bool = False  # cut all signals to the shortest
+    align: str | None = None  # "shift": remove one constant lag per estimate
+    channels: str = "mean"  # "each": score every channel and average the scores
+    sample_frames: int | None = None  # at most so many frames of each mixture
+    excerpts: int | None = None  # score so many excerpts of each mixture instead of all of it
+    excerpt_seconds: float = 6.0
+    bounds: bool = False  # error bounds of the scores as well
+    confidence: float = 0.95  # of the bounds' half-widths
+    bounds_convention: str | None = None  # None: that of the scores
+    tail: str = "concentration"  # of the bounds; or "bootstrap"
+
+    def scored(self, seconds: float) -> float:
+        """How much of a mixture of so many seconds is scored."""
+        drawn = math.inf if self.excerpts is None else self.excerpts * self.excerpt_seconds
+        return min(seconds, drawn)
+
+    @property
+    def pipeline_measures(self) -> tuple[str, ...] | None:
+        """The measures that MAPSS computes; bleed, which costs least, where it computes none."""
+        if self.measures is None:
+            return None
+        computed = tuple(name for name in self.measures if name not in ENERGY_MEASURES)
+        return computed or ("bleed",)
+
+    @property
+    def shown_measures(self) -> tuple[str, ...] | None:
+        """The measures whose scores are in the tables; None: all of the pipeline, and SI-SDR."""
+        return None if self.measures is None else (*self.measures, "si_sdr")
+
+
+def setting_names() -> dict[str, None]:
+    """The names of all settings, in order."""
+    from torch_mapss.pipeline.mapss import MAPSS
+
+    parameters = inspect.signature(MAPSS).parameters
+    return dict.fromkeys([*parameters, *BANK_SETTINGS, *ScoringSettings._fields])
+
+
+def checked_names(settings: Mapping[str, Any], source: str = "settings") -> dict[str, Any]:
+    """The settings as a dictionary.
+
+    Raises:
+        TypeError: a name that is unknown, with what may be meant.
+    """
+    names = setting_names()
+    for name in settings:
+        if name not in names:
+            close = difflib.get_close_matches(str(name), names, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else "."
+            raise TypeError(
+                f"{source}: unknown option {name!r}{hint} The options are {', '.join(names)}."
+            )
+    return {name: _plain_type(value) for name, value in settings.items()}
+
+
+def _plain_type(value: Any) -> Any:
+    """Paths as text, NumPy's whole numbers as int: what comes from pathlib or a table."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if not isinstance(value, bool | str) and hasattr(value, "dtype") and not value.shape:
+        with suppress(TypeError):
+            return operator.index(value)
+        return value.item()
+    return value
+
+
+def checked_measures(measures: str | Iterable[str]) -> tuple[str, ...]:
+    """Names of measures, in order, from names of measures and of scores.
+
+    Raises:
+        TypeError: neither a name nor several.
+        ValueError: an unknown name, or no name at all.
+    """
+    from torch_mapss.pipeline import measures as pipeline
+
+    if not isinstance(measures, Iterable):
+        return pipeline.checked_measures(measures)  # which refuses it
+    names = [measures] if isinstance(measures, str) else [*measures]
+    families = [SCORES[name].measure if name in SCORES else name for name in names]
+    energy = tuple(name for name in ENERGY_MEASURES if name in families)
+    computed = [name for name in families if name not in ENERGY_MEASURES]
+    for name in computed:
+        if not isinstance(name, str) or pipeline.measure_of(name) not in pipeline.MEASURES:
+            known = (*pipeline.MEASURES, *ENERGY_MEASURES)
+            raise ValueError(
+                f"measures must be names of measures ({', '.join(known)}) or of scores "
+                f"({', '.join(SCORES)}), got {name!r}."
+            )
+    if energy and not computed:
+        return energy
+    return (*pipeline.checked_measures(computed), *energy)
+
+
+def scoring_settings(settings: Mapping[str, Any]) -> ScoringSettings:
+    """The settings of what is scored and how, checked."""
+    from torch_mapss.bounds.settings import CONVENTIONS, TAILS, check_confidence
+    from torch_mapss.core import checks
+
+    fields = ScoringSettings._fields
+    checked = ScoringSettings(**{name: settings[name] for name in fields if name in settings})
+    check_confidence(checked.confidence)
+    choices: dict[str, Any] = {"channels": ("mean", "each"), "align": (None, "shift")}
+    choices |= {"tail": TAILS, "bounds_convention": (None, *CONVENTIONS)}
+    for name, allowed in choices.items():
+        checks.check_choice(getattr(checked, name), name, allowed)
+    for name in ("permute", "trim", "bounds"):
+        if getattr(checked, name) not in (False, True):
+            raise TypeError(f"{name} must be true or false, got {getattr(checked, name)!r}.")
+    for name in ("sample_frames", "excerpts"):
+        if getattr(checked, name) is not None:
+            checks.check_whole(getattr(checked, name), name, 1)
+    checks.check_real(checked.excerpt_seconds, "excerpt_seconds", "[1, inf)")
+    if checked.bounds and (checked.excerpts is not None or checked.channels == "each"):
+        raise ValueError(
+            'bounds are of whole clips and one channel: leave out bounds, or excerpts and "each".'
+        )
+    if checked.measures is None:
+        return checked
+    return checked._replace(measures=checked_measures(checked.measures))
+
+
+def mapss_of(
+    settings: Mapping[str, Any], device: torch.device | str | None, mapss: MAPSS | None = None
+) -> MAPSS:
+    """The MAPSS that the settings ask for, or the one passed, which takes no settings.
+
+    Raises:
+        TypeError, ValueError: what :class:`~torch_mapss.MAPSS` or
+            :class:`~torch_mapss.DistortionBank` refuse.
+    """
+    from torch_mapss.pipeline.mapss import MAPSS
+
+    fields = ScoringSettings._fields
+    arguments = {name: value for name, value in settings.items() if name not in fields}
+    if mapss is not None:
+        if arguments:
+            raise ValueError(
+                f"{', '.join(sorted(arguments))} cannot be applied to a MAPSS that is already "
+                "made. Set them there, or leave mapss out."
+            )
+        return mapss if device is None else mapss.to(device)
+    if {"bank_size", "only", "without"} & set(arguments):
+        chosen = {name: arguments.pop(name) for name in BANK_SETTINGS if name in arguments}
+        arguments = _banks(**chosen) | arguments
+    arguments["segment"] = arguments.get("segment", "auto") or None  # 0: whole
+    scorer = MAPSS(**arguments)
+    return scorer if device is None else scorer.to(device)
+
+
+def _banks(
+    bank_size: int | None = None,
+    only: str | Sequence[str] | None = None,
+    without: str | Sequence[str] = (),
+    seed: int = 0,
+) -> dict[str, DistortionBank]:
+    """The banks by argument of MAPSS; a family or member that one of them has may be named.
+
+    ``bank_size`` is of PS and PM alone: clearance and fidelity take their usual members.
+    """
+    from torch_mapss.distortions import DistortionBank
+    from torch_mapss.pipeline.config import distortion_banks
+
+    only = [only] if isinstance(only, str) else only
+    without = [without] if isinstance(without, str) else without
+    kinds = ("separation", "match")
+    full = {kind: DistortionBank(kind) for kind in kinds}
+    names = {kind: {*bank.families, *bank.names()} for kind, bank in full.items()}
+    banks, selections = {}, {}
+    for kind, other_kind in (kinds, kinds[::-1]):
+        # What only the other bank has is no concern of this one.
+        elsewhere = names[other_kind] - names[kind]
+        left_out = [name for name in without or () if name not in elsewhere]
+        chosen = None if only is None else [name for name in only if name not in elsewhere]
+        selections[kind] = {"only": chosen, "without": left_out, "seed": seed}
+        banks[f"{kind}_bank"] = DistortionBank(kind, size=bank_size, **selections[kind])
+    unlimited = DistortionBank("separation", **selections["separation"])
+    decomposition = distortion_banks(unlimited, None, None, seed)["decomposition_bank"]
+    return {**banks, "decomposition_bank": decomposition}
+
+
+def storable(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Settings as settings.json keeps them; None where some are objects of Python."""
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
+    encoder = plain.get("encoder")
+    if isinstance(encoder, str) and os.path.isdir(encoder):
+        plain["encoder"] = os.path.abspath(encoder)
+    return plain if io.plain(plain) == plain else None
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Settings of a YAML or JSON file, or those that made results, of their settings.json."""
+    import yaml
+
+    name = f"--config {io.shown(path)!r}"
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            content = yaml.safe_load(file)
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        cause = " ".join(str(error).split())
+        raise ValueError(f"{name} is neither YAML nor JSON: {cause}.") from None
+    if isinstance(content, Mapping) and {"settings", "options"} <= set(content):
+        content = content["options"]
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{name} must hold lines of `option: value`.")
+    return checked_names({key: _number(value) for key, value in content.items()}, name)
+
+
+def _number(value: Any) -> Any:
+    """A number that YAML read as text, see ``_EXPONENT``."""
+    if not isinstance(value, str) or not _EXPONENT.fullmatch(value):
+        return value
+    number = float(value)
+    return int(number) if number.is_integer() else number
