@@ -295,7 +295,7 @@ def test_the_command_and_what_it_refuses(results, tmp_path, capsys):
     assert content_of(path)["embedded"] in output
     before = path.read_bytes()
     for arguments, words in (
-        ([str(tmp_path), "--out", str(path)], "no folder of results"),
+        ([str(tmp_path), "--out", str(path)], "is not a results folder"),
         ([results.folder, "--out", str(tmp_path)], "is a folder"),
         ([results.folder, "--out", str(path), "--embed-mb", "-1"], "embed_mb"),
     ):

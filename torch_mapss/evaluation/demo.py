@@ -83,7 +83,7 @@ def run(folder: str | os.PathLike[str], encoder: str = "mel") -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the poor grade, which is meant to be poor
             reports.append(evaluate(estimates=waves, **given))
-        reports[-1].save(os.path.join(folder, grade.name))
+        reports[-1].save(os.path.join(folder, "results"), system=grade.name)
         sounds |= _named(grade.name, waves)
     graded = zip(GRADES, reports)
     rows = [{"grade": grade.name, **row} for grade, report in graded for row in report.table()]

@@ -264,7 +264,7 @@ def load_results(
         versions=stored["versions"],
         protocol=stored.get("protocol"),
         options=stored.get("options"),
-        sha256=sha256,
+        sha256=dict(sorted(sha256.items())),
         mixtures=tuple(mixture.name for mixture in mixtures),
         systems=tuple(dict.fromkeys(name for mixture in mixtures for name in mixture.systems)),
         scores=scores,

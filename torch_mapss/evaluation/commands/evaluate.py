@@ -100,8 +100,8 @@ def _mixtures(args: argparse.Namespace) -> Sequence[Mixture]:
     stated = [name for name, value in templates.items() if value]
     if args.manifest is not None and stated:
         raise ValueError(
-            f"{', '.join(stated)} {'goes' if len(stated) == 1 else 'go'} with templates, which "
-            "--references and --system name: pass either these or a MANIFEST."
+            f"{', '.join(stated)} cannot be combined with a MANIFEST: pass either a MANIFEST, or "
+            "--references TEMPLATE with --system NAME=TEMPLATE for every system."
         )
     if args.manifest is None and not (args.references and args.system):
         raise ValueError(
