@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ import transformers
 import torch_mapss
 
 HERE = Path(__file__).resolve().parent
+COMMIT = re.compile(r"\(commit (\w+)\)")
 PAGE = HERE / "RESULTS.md"
 # Name of the script -> title and what it is asked.
 SECTIONS: dict[str, tuple[str, list[str]]] = {
@@ -79,6 +81,22 @@ def section(name: str, options: argparse.Namespace) -> str:
     return f"## {title}\n\n`{shown}` ({took:.0f} s)\n\n{done.stdout.strip()}\n\n{machine()}"
 
 
+def page(sections: dict[str, str]) -> str:
+    """All sections there are, and which there are not."""
+    commits = {commit for text in sections.values() for commit in COMMIT.findall(text)}
+    head = "# Benchmarks: what the scripts printed\n\nWritten by `benchmarks/run_all.py`."
+    if len(commits) > 1:
+        head += (
+            f" The sections are of {len(commits)} commits, each named at its end: compare numbers "
+            "within a section only."
+        )
+    missing = [f"`{name}.py` ({SECTIONS[name][0]})" for name in SECTIONS if name not in sections]
+    if missing:
+        head += f" Not run for this page: {', '.join(missing)}."
+    body = [f"<!-- {name} -->\n\n{sections[name]}" for name in SECTIONS if name in sections]
+    return "\n\n".join([head, *body]) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=SECTIONS, help="these alone; others stay")
@@ -90,13 +108,11 @@ def main() -> None:
         if (name != "reference_speed" or options.reference_python)
         and (name != "gpu" or torch.cuda.is_available())
     ]
-    found = stored()
+    sections = stored()
     for name in chosen:
         print(f"{name} …", file=sys.stderr, flush=True)
-        found[name] = section(name, options)
-        body = [f"<!-- {key} -->\n\n{found[key]}" for key in SECTIONS if key in found]
-        head = "# Benchmarks: what the scripts printed\n\nWritten by `benchmarks/run_all.py`."
-        PAGE.write_text("\n\n".join([head, *body]) + "\n", encoding="utf-8")
+        sections[name] = section(name, options)
+        PAGE.write_text(page(sections), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
@@ -23,3 +25,28 @@ def test_help(script: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert ("usage:" in done.stdout) == takes_arguments
     assert not list(tmp_path.iterdir())
+
+
+def test_the_page_says_what_it_lacks_and_that_commits_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    run_all = importlib.import_module("run_all")
+    sections = {"core": "## Kernels (commit abc1)", "pair": "## Pair (commit abc1)"}
+    text = run_all.page(sections)
+    assert "`scaling.py` (Duration, sources, systems: time and memory)" in text.split("<!--")[0]
+    assert "commits" not in text
+    assert "of 2 commits" in run_all.page({**sections, "gpu": "## G (commit f00)"})
+    complete = run_all.page(dict.fromkeys(run_all.SECTIONS, "x"))
+    assert "Not run" not in complete
+
+
+def test_made_up_voices_are_equal_for_equal_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    voices = importlib.import_module("common").voices
+    mixtures = voices(0.5, sources=3, batch=2)
+    assert mixtures.shape == (2, 3, 8000)
+    assert torch.equal(mixtures, voices(0.5, sources=3, batch=2))
+    assert not torch.equal(mixtures[0], mixtures[1])
+    powers = voices(2.0, 4).square().mean(-1).sqrt()
+    assert bool(((powers > 0.02) & (powers < 0.1)).all())

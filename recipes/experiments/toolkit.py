@@ -29,6 +29,7 @@ from torch_mapss import MAPSS, DistortionBank, ReferenceBank
 from torch_mapss.audio import load_audio, resample, to_mono
 from torch_mapss.encoders import Encoder, load_encoder
 from torch_mapss.encoders.custom import CustomEncoder
+from torch_mapss.encoders.mel import mel_on_grid
 
 LABELS = {
     "clearance": "clearance",
@@ -108,9 +109,14 @@ def load(encoder: str, device: str | None = None) -> Encoder:
     import front_ends
 
     if "+" in encoder:
-        return CustomEncoder(
-            front_ends.Joined(*(load(part, device) for part in encoder.split("+")))
+        first, second = (
+            None if part == "mel" else load(part, device) for part in encoder.split("+")
         )
+        grid = first or second
+        if grid is None:
+            raise SystemExit(f"{encoder} should join mel and another encoder.")
+        mel = mel_on_grid(grid.sample_rate, grid.hop, grid.receptive_field)
+        return CustomEncoder(front_ends.Joined(first or mel, second or mel))
     plain, _, kind = encoder.rpartition(":")
     if kind in front_ends.FRONT_ENDS:
         return CustomEncoder(front_ends.FRONT_ENDS[kind](load(plain, device)))
