@@ -137,13 +137,18 @@ def key_of(score_name: str, encoder: str) -> str:
 
 
 def table_of(
-    rows_by_family: Mapping[str, toolkit.Rows], rated_set: RatedSet, question: str
+    rows_by_family: Mapping[str, toolkit.Rows],
+    rated_set: RatedSet,
+    question: str,
+    encoders: Sequence[str],
 ) -> pd.DataFrame:
-    """The stimuli of a question with every score by every encoder, higher for better outputs."""
+    """The stimuli of a question with every score by these encoders, higher for better outputs."""
     merged: dict[tuple[str, str, str], dict[str, str]] = {}
     columns: dict[str, str] = {}
     for family, rows in rows_by_family.items():
         for row in rows.where(dataset=rated_set.name):
+            if row["encoder"] not in encoders:
+                continue
             output = {name: row[name] for name in ("mixture", "system", "source")}
             line = merged.setdefault(tuple(output.values()), output)
             for name in NAMES[family]:
@@ -176,17 +181,26 @@ def encoders_of(table: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(encoder for name, _, encoder in keys if name in SCORES))
 
 
+def scores_of(table: pd.DataFrame) -> list[str]:
+    """Scores that a table has by at least one encoder, in the order of `SHOWN`."""
+    return [
+        name
+        for name in SHOWN
+        if any(key_of(name, encoder) in table for encoder in encoders_of(table))
+    ]
+
+
 def crossed(table: pd.DataFrame, pooling: str) -> str:
     """SRCC of every encoder (lines) and score (columns)."""
     lines = []
     for encoder in encoders_of(table):
-        keys = [key_of(name, encoder) for name in SHOWN]
+        keys = [key_of(name, encoder) for name in scores_of(table)]
         estimates = [
             rated.correlation(table, key, pooling=pooling) if key in table else rated.UNDEFINED
             for key in keys
         ]
         lines.append([f"`{encoder}`", *map(str, estimates)])
-    return toolkit.markdown(["encoder", *(toolkit.LABELS[name] for name in SHOWN)], lines)
+    return toolkit.markdown(["encoder", *(toolkit.LABELS[n] for n in scores_of(table))], lines)
 
 
 def gains(table: pd.DataFrame, base: str) -> str:
@@ -217,8 +231,9 @@ def models_of(encoders: Sequence[str]) -> dict[str, list[str]]:
     """Model -> its layers among the encoders, as NAME@LAYER, where there are several."""
     models: dict[str, list[str]] = {}
     for encoder in encoders:
-        if "@" in encoder:
-            models.setdefault(encoder.rpartition("@")[0], []).append(encoder)
+        model, _, layer = encoder.rpartition("@")
+        if layer.isdigit():
+            models.setdefault(model, []).append(encoder)
     by_layer = {m: sorted(e, key=lambda e: int(e.rpartition("@")[2])) for m, e in models.items()}
     return {model: layers for model, layers in by_layer.items() if len(layers) > 1}
 
@@ -253,11 +268,17 @@ def layer_tables(table: pd.DataFrame) -> list[str]:
     """For every model: SRCC within tracks by layer, max-min, and layers chosen on other tracks."""
     text = []
     for model, layers in models_of(encoders_of(table)).items():
+        names = [n for n in scores_of(table) if all(key_of(n, e) in table for e in layers)]
+        labels = [toolkit.LABELS[name] for name in names]
         columns = [
             [rated.correlation(table, key_of(name, encoder)).value for encoder in layers]
-            for name in SHOWN
+            for name in names
         ]
-        columns.append(max_min(table, layers))
+        chosen = [toolkit.number(left_out(table, name, layers)) for name in names]
+        if {"ps", "pm"} <= set(names):
+            columns.append(max_min(table, layers))
+            labels.append("max-min")
+            chosen.append("")
         lines = []
         for index, encoder in enumerate(layers):
             cells = []
@@ -266,10 +287,8 @@ def layer_tables(table: pd.DataFrame) -> list[str]:
                 cell = toolkit.number(values[index])
                 cells.append(f"**{cell}**" if values[index] == best else cell)
             lines.append([encoder.rpartition("@")[2], *cells])
-        chosen = [toolkit.number(left_out(table, name, layers)) for name in SHOWN]
-        lines.append(["layer of the other tracks", *chosen, ""])
-        header = [f"`{model}`, layer", *(toolkit.LABELS[name] for name in SHOWN), "max-min"]
-        text += ["", toolkit.markdown(header, lines)]
+        lines.append(["layer of the other tracks", *chosen])
+        text += ["", toolkit.markdown([f"`{model}`, layer", *labels], lines)]
     return text
 
 
@@ -289,20 +308,20 @@ def page(
 ) -> list[str]:
     """All sections."""
     main_set, *further = rated_sets(options)
-    outputs = rows_by_family["pair"].where(
-        dataset=main_set.name, encoder=toolkit.shown(options.encoders[0])
-    )
+    encoders = [toolkit.shown(encoder) for encoder in options.encoders]
+    base = encoders[0]
+    outputs = rows_by_family["pair"].where(dataset=main_set.name, encoder=base)
+    mixtures = {row["mixture"] for row in outputs}
     about = (
-        f"{len(outputs)} outputs of {len({row['mixture'] for row in outputs})} mixtures of "
-        f"`{main_set.name}`, every frame, `{options.convention}` convention. "
-        f"{versions(rows_by_family)} SRCC; in brackets the 95 % interval over tracks (BCa "
-        "bootstrap). With five systems a track the SRCC within a track takes few values: a tenth "
-        "is noise."
+        f"{len(outputs)} outputs of {len(mixtures)} mixtures of `{main_set.name}`, every frame, "
+        f"`{options.convention}` convention. {versions(rows_by_family)} SRCC; in brackets the 95 % "
+        "interval over tracks (BCa bootstrap). A dash: not run yet; the command goes on where it "
+        "stopped. With five systems a track the SRCC within a track takes few values: a tenth is "
+        "noise."
     )
     text = toolkit.page_head(f"{main_set.name}: what encoders hear", __file__, arguments, about)
-    base = toolkit.shown(options.encoders[0])
     for question in main_set.ratings.questions:
-        table = table_of(rows_by_family, main_set, question)
+        table = table_of(rows_by_family, main_set, question, encoders)
         for pooling, words in POOLINGS.items():
             text += ["", f"## {question}, {words}", "", crossed(table, pooling)]
         text += ["", f"Within tracks, less `{base}`, paired:", "", gains(table, base)]
@@ -312,14 +331,15 @@ def page(
             table, names = with_objective(table, options.objective)
         text += ["", f"## {question}: other measures", "", OTHERS, ""]
         text += [objective_table(table, [*bleed, *names])]
-        text += ["", f"## {question}: which layer", "", LAYERS, *layer_tables(table)]
+        if layers := layer_tables(table):
+            text += ["", f"## {question}: which layer", "", LAYERS, *layers]
     for rated_set in further:
         count = rated_set.map_frames
-        drawn = f"PS and PM of {count} frames a clip, drawn at random" if count else "every frame"
+        drawn = f"PS and PM of {count} frames a clip, drawn at random" if count else "PS and PM too"
         text += ["", f"## The same encoders on `{rated_set.name}`", ""]
         text += [f"SRCC within tracks; clearance and fidelity of every frame; {drawn}."]
         for question in rated_set.ratings.questions:
-            table = table_of(rows_by_family, rated_set, question)
+            table = table_of(rows_by_family, rated_set, question, encoders)
             text += ["", f"### {question}", "", crossed(table, "per_track")]
             text += ["", f"Less `{base}`, paired:", "", gains(table, base)]
     return text
@@ -335,7 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, toolkit.Rows]:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=[*FAMILIES])
     options = parser.parse_args(arguments)
     rows_by_family = {family: score(options, family) for family in options.families}
-    if len(rows_by_family) == len(FAMILIES):
+    if "pair" in rows_by_family:
         toolkit.finish(options, "learned", page(options, arguments, rows_by_family))
     return rows_by_family
 

@@ -124,16 +124,19 @@ def run(options: argparse.Namespace) -> toolkit.Rows:
     columns = [column(name, encoder) for encoder in options.encoders for name in PAIR]
     settings = toolkit.settings_of(options, "seeds", "speech")
     rows = toolkit.Rows(options.out, ("arm", "seed"), (*WAVEFORM_MEASURES, *columns), settings)
+    arms = [(encoder, seed) for seed in options.seeds for encoder in (None, *options.encoders)]
+    waiting = [
+        (e, seed) for e, seed in arms if not rows.has(toolkit.shown(e or SI_SDR_ALONE), seed)
+    ]
+    if not waiting:
+        return rows
     training_voices, test_voices = split(load_voices(str(options.speech)))
     held_out = HeldOut(test_voices, options)
     if not rows.has("mixture", 0):
         rows.add("mixture", 0, **held_out.results(lambda mix: mix.unsqueeze(1).expand(-1, 2, -1)))
-    for seed in options.seeds:
-        for encoder in (None, *options.encoders):
-            arm = toolkit.shown(encoder or SI_SDR_ALONE)
-            if not rows.has(arm, seed):
-                model = train(encoder, seed, training_voices, options)
-                rows.add(arm, seed, **held_out.results(model))
+    for encoder, seed in waiting:
+        model = train(encoder, seed, training_voices, options)
+        rows.add(toolkit.shown(encoder or SI_SDR_ALONE), seed, **held_out.results(model))
     return rows
 
 
