@@ -27,10 +27,7 @@ from torch_mapss import MAPSS, MAPSSLoss, audio
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # the training recipes
 
-try:
-    import separator_training as training
-except ModuleNotFoundError:
-    import train_separator as training
+import separator_training as training
 from speech_pool import RATE, Pool, Voices, at_levels, draw_pair, load_voices, split
 
 WAVEFORM_MEASURES = ("si_sdr", "si_sir", "si_sar", "stoi", "pesq")
