@@ -18,7 +18,7 @@ from torch_mapss.evaluation.manifest import ManifestError
 
 SONGS, STEMS = ("song1", "song2", "song10"), ("bass", "drums", "other", "vocals")
 WSJ, EXAMPLES = ("011a_2", "012b_-1", "013c_0"), ("ex_1", "ex_2", "ex_3")
-DEEP = ("dev/s1", "dev/s2", "test/s1", "test/s2")
+DEEP = ("dev/song1", "dev/song2", "test/song1", "test/song2")
 
 
 def touch(root: Path, *names: str) -> str:
@@ -85,9 +85,13 @@ LAYOUTS: dict[str, tuple[list[str], list[str], str, Sequence[str], Sequence[str]
         [*grid(SONGS, ("x", "y", "mixture")), "song1/notes.txt"],
         *(grid(SONGS, ("x", "y"), "{}/{}.flac"), "", SONGS, ("x", "y")),
     ),
-    "deeper": (
-        *(grid(DEEP, "01"), grid(DEEP, "01"), ""),
-        *(("dev/0", "dev/1", "test/0", "test/1"), ("s1", "s2")),
+    "mixtures in folders": (
+        *(grid(DEEP, ("bass", "drums")), grid(DEEP, ("bass", "drums")), ""),
+        *(DEEP, ("bass", "drums")),
+    ),
+    "a folder per source below each mixture": (
+        *(grid(SONGS, ("x", "y"), "{}/{}/take.wav"), grid(SONGS, ("x", "y"))),
+        *("{mixture}/{source}/*.wav|{mixture}/{source}.wav", SONGS, ("x", "y")),
     ),
     "one mixture": (
         ["drums.wav", "vocals.wav", "mixture.wav"],
@@ -95,12 +99,12 @@ LAYOUTS: dict[str, tuple[list[str], list[str], str, Sequence[str], Sequence[str]
         *("{source}.wav|{source}.wav", ("r",), ("drums", "vocals")),
     ),
 }
-PLAIN = [name for name in LAYOUTS if name != "a part twice"]
+PLAIN = ("musdb", "librimix", "wsj0-2mix", "no names of sources", "mixtures in folders")
 
 
 @pytest.mark.parametrize(
     ("name", "template"),
-    [*((name, "") for name in PLAIN), *((n, x[2]) for n, x in LAYOUTS.items() if x[2])],
+    [*((name, "") for name in PLAIN), *((name, x[2]) for name, x in LAYOUTS.items() if x[2])],
 )
 def test_layouts_of_test_sets(tmp_path, name, template):
     references, estimates, _, mixtures, names = LAYOUTS[name]
@@ -168,11 +172,14 @@ def test_sources_are_chosen_by_name(tmp_path):
     assert "two sources" in refused(*given, sources=["s1"])
 
 
-@pytest.mark.parametrize("layout", ["{}/{}.wav", "{}/{}/take.wav"])
-def test_mixtures_may_have_sources_of_their_own(tmp_path, layout):
+@pytest.mark.parametrize(
+    ("layout", "template"),
+    [("{}/{}.wav", None), ("{}/{}/take.wav", "{mixture}/{source}/*.wav")],
+)
+def test_mixtures_may_have_sources_of_their_own(tmp_path, layout, template):
     """A set whose tracks have different stems, also in a folder each."""
     files = grid(("t1",), ("vocals", "bass"), layout) + grid(("t2",), ("vocals", "guitar"), layout)
-    corpus = read(tmp_path, files, files)
+    corpus = read(tmp_path, files, files, *([template] * 2 if template else ()))
     assert [m.sources for m in corpus.mixtures] == [("bass", "vocals"), ("guitar", "vocals")]
     (said,) = [note for note in corpus.notes if "lack" in note]
     assert "'bass' in 1" in said
@@ -205,9 +212,17 @@ REFUSED: dict[str, tuple[list[str], list[str], str, str]] = {
         *(grid(("s0", "s1"), ("aguitar", "eguitar", "ebass")), PAIRS),
         *("", "{mixture}/{source}|{source}/{mixture}"),
     ),
-    "no way": (
+    "files in one folder": (
         *([f"{k}.wav" for k in range(20)], PAIRS),
-        *("", "--references 'DIR/{mixture}/{source}.wav'"),
+        *("", "--references 'DIR/{mixture}_{source}.wav' or 'DIR/{source}.wav'"),
+    ),
+    "a folder per source below each mixture": (
+        *(grid(SONGS, ("vocals", "bass"), "{}/{}/take.wav"), PAIRS),
+        *("", "'DIR/{mixture}/{source}/*.wav' or 'DIR/*/{source}/{mixture}.wav'"),
+    ),
+    "a folder of estimates in another layout": (
+        *(grid("ab", ("s1", "s2")), grid("ab", ("s1", "s2"), "{}_{}.wav")),
+        *("", "is named as a reference is|'DIR/{mixture}_{source}.wav'"),
     ),
     "mixtures alone": (grid("ab", ("mix", "noisy")), PAIRS, "{mixture}/{source}.wav|", "--sources"),
     "template": (

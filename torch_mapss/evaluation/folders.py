@@ -1,9 +1,10 @@
 """Folders of audio as test sets use them -> the mixtures of a manifest, by templates.
 
-A template is a path with ``{mixture}`` and ``{source}`` in the places of their names, and ``*`` for
-what does not matter: ``refs/{mixture}/{source}.wav`` (MUSDB), ``refs/{source}/{mixture}.wav``
-(WSJ0-2mix, LibriMix), ``out/{mixture}_{source}.wav``, ``ex/{mixture}/{source}_estimate.wav``. It is
-a regular expression over the names of the files; of a plain folder the usual layouts are tried.
+A template is a path with ``{mixture}`` and ``{source}`` where their names stand, and ``*`` for what
+does not matter: ``out/{mixture}_{source}.wav``, ``ex/{mixture}/{source}_estimate.wav``. It becomes
+a regular expression over the names of the files. A plain folder may have one of two layouts: a
+folder per mixture (MUSDB), ``{mixture}/{source}``, or a folder per source (WSJ0-2mix, LibriMix),
+``{source}/{mixture}``.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ _SUFFIXES = (
     *(".w64", ".rf64"),
 )
 # Of a plain folder, names without suffixes.
-_LAYOUTS = (
-    *("{mixture}/{source}", "{source}/{mixture}", "{folder}/{source}/{mixture}"),
-    *("{mixture}_{source}", "{source}"),
+_LAYOUTS = ("{mixture}/{source}", "{source}/{mixture}")
+# Templates to propose for what is laid out otherwise, by the folders above a file.
+_PROPOSALS = (
+    ("{mixture}_{source}", "{source}"),
+    _LAYOUTS,
+    ("{mixture}/{source}/*", "*/{source}/{mixture}"),
 )
-_OF_OUTPUTS = (*_LAYOUTS, "{mixture}/{source}_estimate", "{mixture}/{source}_est")
 # Names of files that are no sources, and of sources and mixtures where a layout is in doubt.
 _MIXTURE, _ESTIMATE, _NOISE, _SOURCE, _ITEM = (
     re.compile(pattern, re.IGNORECASE).fullmatch
@@ -86,25 +89,29 @@ def read_folders(
             with a single source, layouts that can be read in two ways.
     """
     names = [same_name(name) for name in sources or ()]
-    every, layout = _read_references(references, names, noisy is not None)
-    truth = _chosen(every, names)
+    reference_files, layout = _read_references(references, names, noisy is not None)
+    truth = _chosen(reference_files, names)
     if noisy is None:
-        mixed = every[[*filter(_MIXTURE, _names(every))]].stack().dropna().droplevel(1)
+        mixed = reference_files[[*filter(_MIXTURE, _names(reference_files))]]
+        mixed = mixed.stack().dropna().droplevel(1)
         mixes = mixed[~mixed.index.duplicated(keep=False)]
     else:
-        like = DataFrame({_ONLY: ""}, truth.index)
-        mixes = _read_estimates(noisy, "--noisy", like)[_ONLY]
+        names_of_mixtures = DataFrame({_ONLY: ""}, truth.index)
+        mixes = _read_estimates(noisy, "--noisy", names_of_mixtures)[_ONLY]
         truth = _with_noise(truth, mixes, derived or "")
-    found = {
-        name: _read_estimates(given, f"system {name!r}", truth) for name, given in systems.items()
+    estimate_files = {
+        name: _read_estimates(template, f"system {name!r}", truth)
+        for name, template in systems.items()
     }
     if not names and noisy is None:  # noise that no system estimates, as in LibriMix
-        estimated = set().union(*found.values())
-        left = truth[[name for name in _names(truth) if name in estimated or not _NOISE(name)]]
-        truth = left if (left.count(axis=1) > 1).all() else truth
-    problems = [problem for name, files in found.items() for problem in _gaps(name, files, truth)]
-    gaps = [problem.partition(". Check")[0] for problem in problems] if allow_missing else []
-    problems = [] if allow_missing else problems
+        estimated = set().union(*estimate_files.values())
+        names = [name for name in _names(truth) if name in estimated or not _NOISE(name)]
+        enough = (truth[names].count(axis=1) > 1).all()
+        truth = truth[names] if enough else truth
+    gaps = []
+    for name, files in estimate_files.items():
+        gaps += _gaps(name, files, truth)
+    problems = [] if allow_missing else [*gaps]
     lonely = truth[truth.count(axis=1) < 2]
     if len(lonely):
         problems.append(
@@ -115,125 +122,173 @@ def read_folders(
     if problems:
         raise ManifestError(io.shown(references), problems)
     folder = os.path.abspath(re.split(r"[{*]", references)[0])  # which a single mixture is named by
-    alike = {n: files.reindex_like(truth).replace({math.nan: None}) for n, files in found.items()}
+    aligned = {
+        name: files.reindex_like(truth).replace({math.nan: None})
+        for name, files in estimate_files.items()
+    }
     mixtures = []
     for mixture, row in truth.iterrows():
-        own = row.dropna()
-        made = {name: tuple(files.loc[mixture, [*own.index]]) for name, files in alike.items()}
+        sources = row.dropna()
+        estimates = {
+            name: tuple(files.loc[mixture, [*sources.index]]) for name, files in aligned.items()
+        }
         entry = Mixture(
             name=str(mixture) or io.written(os.path.basename(folder)),
-            references=tuple(own),
-            systems={name: paths for name, paths in made.items() if any(paths)},
+            references=tuple(sources),
+            systems={name: paths for name, paths in estimates.items() if any(paths)},
             folder="",
             mixture=mixes.get(mixture),
-            sources=tuple(own.index),
+            sources=tuple(sources.index),
         )
         mixtures.append(entry)
-    return Corpus(tuple(mixtures), (*_notes(layout, every, truth, found), *gaps))
+    notes = _notes(layout, reference_files, truth, estimate_files)
+    missing = [gap.partition(". Check")[0] for gap in gaps] if allow_missing else []
+    return Corpus(tuple(mixtures), (*notes, *missing))
 
 
 # ------------------------------------------------------------------------------ Files and templates
 
 
-def _readings(
-    given: str, whose: str, layouts: Sequence[str], known: Sequence[str] = (), only: str = _ONLY
-) -> tuple[dict[str, DataFrame], str]:
-    """The files that match a template, or each of the layouts in a plain folder, by layout.
+class _Readings(NamedTuple):
+    """The audio files of a folder, as each of some layouts reads them."""
 
-    And the names of some, for messages, as ``whose`` is. ``known``: names that a source may have,
-    any if empty; ``only``: the source of a template without ``{source}``.
+    files: dict[str, DataFrame]  # by layout
+    examples: str  # names of files, for messages
+    depth: int  # folders above most files
+
+
+def _readings(
+    path: str, subject: str, layouts: Sequence[str], sources: Sequence[str] = (), only: str = _ONLY
+) -> _Readings:
+    """The files that match a template, or each of the layouts in a plain folder.
+
+    Args:
+        path: template or folder.
+        subject: what is read, for messages.
+        layouts: to try in a plain folder.
+        sources: names that a source may have, any if empty.
+        only: the source of a template without ``{source}``.
     """
-    root, template = given, _is_template(given)
+    template = _is_template(path)
+    root = path
     if template:
-        root = os.path.dirname(re.split(r"[{*]", given)[0]) or "."
-        layouts = [same_name(io.written(os.path.relpath(given, root)).replace(os.sep, "/"))]
-    names: dict[str, str] = {}  # by path: the path below the folder
-    seen: set[str] = set()
+        root = os.path.dirname(re.split(r"[{*]", path)[0]) or "."
+        layouts = [same_name(io.written(os.path.relpath(path, root)).replace(os.sep, "/"))]
+    names = _audio_files(root, with_suffix=template)
+    if not names:
+        problem = f"no audio file ({', '.join(sorted(_SUFFIXES))}) below"
+        problem = problem if os.path.isdir(root) else "there is no folder"
+        raise ManifestError(subject, [f"{problem} {io.shown(root)!r}"])
+    files = {layout: _matching(names, layout, subject, sources, only) for layout in layouts}
+    depths = sorted(name.count("/") for name in names.values())
+    return _Readings(files, _shown(names.values(), 3), depths[len(depths) // 2])
+
+
+def _audio_files(root: str, with_suffix: bool) -> dict[str, str]:
+    """Path -> name below the folder, of every audio file; hidden ones are left out."""
+    names: dict[str, str] = {}
+    visited: set[str] = set()
     for folder, below, files in os.walk(root, followlinks=True):
-        new = os.path.realpath(folder) not in seen  # else a link to a folder above
-        seen.add(os.path.realpath(folder))
-        below[:] = sorted(name for name in below if new and name[0] != ".")
-        for name in sorted(name for name in files if new and name[0] != "."):
-            path = os.path.join(folder, name)
+        real = os.path.realpath(folder)
+        if real in visited:  # by a link to a folder above
+            below.clear()
+            continue
+        visited.add(real)
+        below[:] = sorted(name for name in below if name[0] != ".")
+        for file in sorted(name for name in files if name[0] != "."):
+            path = os.path.join(folder, file)
             stem, suffix = os.path.splitext(path)
             if suffix.lower() in _SUFFIXES:
-                name = io.written(os.path.relpath(path if template else stem, root))
+                name = io.written(os.path.relpath(path if with_suffix else stem, root))
                 names[io.written(path)] = same_name(name.replace(os.sep, "/"))
-    if not names:
-        none = f"no audio file ({', '.join(sorted(_SUFFIXES))}) below"
-        none = none if os.path.isdir(root) else "there is no folder"
-        raise ManifestError(whose, [f"{none} {io.shown(root)!r}"])
-    found = {layout: _matching(names, layout, whose, known, only) for layout in layouts}
-    return found, _shown(names.values(), 3)
+    return names
 
 
-def _is_template(given: str) -> bool:
-    return "{mixture}" in given or "{source}" in given
+def _templates(depth: int) -> str:
+    """Templates to propose for files below so many folders."""
+    layouts = _PROPOSALS[min(depth, len(_PROPOSALS) - 1)]
+    return " or ".join(f"'DIR/{layout}.wav'" for layout in layouts)
+
+
+def _is_template(path: str) -> bool:
+    return "{mixture}" in path or "{source}" in path
 
 
 def _matching(
-    names: Mapping[str, str], layout: str, whose: str, known: Sequence[str], only: str
+    names: Mapping[str, str], layout: str, subject: str, sources: Sequence[str], only: str
 ) -> DataFrame:
     """The files whose names (by path) match a layout as a whole; see :func:`_readings`."""
     # The shortest name before {mixture}, the longest mixture: song_1_vocals is song_1, vocals.
-    one = "[^/]+?" if layout.find("{source}") < layout.find("{mixture}") else "[^/]+"
-    if known:
-        one = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
-    kinds = {"{mixture}": "(?P<mixture>.+)", "{source}": f"(?P<source>{one})", "*": "[^/]*"}
-    kinds["{folder}"] = "(?P<folder>.+)"
+    source = "[^/]+?" if layout.find("{source}") < layout.find("{mixture}") else "[^/]+"
+    if sources:
+        source = "|".join(map(re.escape, sorted(sources, key=len, reverse=True)))
+    # Of a plain folder with a folder per source, what lies deeper is laid out otherwise.
+    mixture = "[^/]+" if layout == "{source}/{mixture}" else ".+"
+    kinds = {
+        "{mixture}": f"(?P<mixture>{mixture})",
+        "{source}": f"(?P<source>{source})",
+        "*": "[^/]*",
+    }
     expression = ""
-    for part in re.split(r"(\{\w+\}|\*)", layout):
-        expression += kinds.get(part, re.escape(part))
-        if part in ("{mixture}", "{source}"):
-            kinds[part] = f"(?P={part[1:-1]})"  # the same name again
+    for piece in re.split(r"(\{\w+\}|\*)", layout):
+        expression += kinds.get(piece, re.escape(piece))
+        if piece in ("{mixture}", "{source}"):
+            kinds[piece] = f"(?P={piece[1:-1]})"  # the same name again
     rows = []
     for path, name in names.items():
         if match := re.fullmatch(expression, name):
-            parts = match.groupdict()
-            mixture = "/".join(filter(None, map(parts.get, ("folder", "mixture"))))
-            rows.append((mixture, parts.get("source", only), path))
+            groups = match.groupdict()
+            rows.append((groups.get("mixture") or "", groups.get("source", only), path))
     table = DataFrame(rows, columns=["mixture", "source", "path"], dtype=object)
     twice = table[table.duplicated(["mixture", "source"], keep=False)]
     if len(twice):
-        first = twice[twice["source"].eq(twice["source"].iloc[0])]["path"]
-        text = f"{first.iloc[0]!r} and {first.iloc[1]!r} have one name, so one of them must go"
-        raise ManifestError(whose, [text])
+        same = twice[twice["source"].eq(twice["source"].iloc[0])]["path"]
+        text = f"{same.iloc[0]!r} and {same.iloc[1]!r} have one name, so one of them must go"
+        raise ManifestError(subject, [text])
     files = table.pivot(index="mixture", columns="source", values="path")
-    sources = sorted(_names(files), key=lambda name: (bool(_NOISE(name)), _natural(name)))
-    return files.loc[sorted(map(str, files.index), key=_natural), sources]
+    ordered = sorted(_names(files), key=lambda name: (bool(_NOISE(name)), _natural(name)))
+    return files.loc[sorted(map(str, files.index), key=_natural), ordered]
 
 
 # --------------------------------------------------------------------------------------- References
 
 
-def _read_references(given: str, names: Sequence[str], single: bool) -> tuple[DataFrame, str]:
-    """The files of the references, and the only layout that they can be read in."""
-    one = single or _is_template(given)  # way to read them: no doubt
+def _read_references(path: str, names: Sequence[str], single: bool) -> tuple[DataFrame, str]:
+    """The files of the references, and the only layout that they can be read in.
+
+    Args:
+        path: template or folder.
+        names: sources that the user named.
+        single: one clean source per mixture.
+    """
+    certain = single or _is_template(path)
     layouts = ["{mixture}"] if single else _LAYOUTS
-    readings, examples = _readings(given, "references", layouts, names if one else ())
+    readings = _readings(path, "references", layouts, names if certain else ())
     doubts = {
-        layout: _doubt(layout, files)
-        for layout, files in readings.items()
-        if (len(files) if one else 2 <= len(_sources(files)) <= _MOST_SOURCES)
+        layout: _doubt(files)
+        for layout, files in readings.files.items()
+        if (len(files) if certain else 2 <= len(_sources(files)) <= _MOST_SOURCES)
     }
     best = [layout for layout in doubts if doubts[layout] == min(doubts.values())]
     if len(best) == 1:
-        return readings[best[0]], best[0]
-    text = f"cannot be read as {_shown(readings)}, there is {examples}"
+        return readings.files[best[0]], best[0]
+    text = f"cannot be read as {_shown(readings.files)}, there is {readings.examples}"
     if best:
-        both = " or ".join(f"{x!r} (sources {_shown(_sources(readings[x]))})" for x in best)
-        text = f"can be read as {both}"
-    text += f". Say where the names are: --references 'DIR/{[*best, *_LAYOUTS][0]}.wav'"
-    raise ManifestError(io.shown(given), [text])
+        ways = (f"{x!r} (sources {_shown(_sources(readings.files[x]))})" for x in best)
+        text = f"can be read as {' or '.join(ways)}"
+    templates = _templates(readings.depth)
+    raise ManifestError(
+        io.shown(path), [f"{text}. Say where the names are: --references {templates}"]
+    )
 
 
-def _doubt(layout: str, files: DataFrame) -> tuple[bool, bool, bool, int]:
+def _doubt(files: DataFrame) -> tuple[bool, bool, int]:
     """How unlike a reading is to the names of test sets: the least is the one that is meant."""
     sources = _sources(files)
     items = all(_ITEM(mixture.rsplit("/", 1)[-1]) for mixture in files.index)
     odd = not all(map(_SOURCE, sources))  # of odd names the fewer are sources
-    known = items or len(sources) < files.shape[1]  # or there are files called mix
-    return odd, not known, layout == "{source}", len(sources) if odd else 0
+    familiar = items or len(sources) < files.shape[1]  # or there are files called mix
+    return odd, not familiar, len(sources) if odd else 0
 
 
 def _chosen(files: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -257,69 +312,72 @@ def _with_noise(truth: DataFrame, mixes: Series[Any], folder: str) -> DataFrame:
     """The clean source of every mixture and noise = noisy - clean, written to ``folder``."""
     from torch_mapss import audio
 
-    found, problems = {}, []
+    rows, problems = {}, []
     for mixture, row in truth.iterrows():
-        own, noisy = row.dropna(), mixes.get(mixture)
-        if noisy is None or len(own) > 1:
+        clean, noisy = row.dropna(), mixes.get(mixture)
+        if noisy is None or len(clean) > 1:
             problems.append(
                 f"mixture {mixture!r}: --noisy needs one clean source and one noisy file, got "
-                f"{len(own)} and {int(noisy is not None)}"
+                f"{len(clean)} and {int(noisy is not None)}"
             )
             continue
         path = os.path.join(io.make_folder(folder), f"{io.native(io.file_name(str(mixture)))}.wav")
-        found[mixture] = {**own, "noise": io.written(path)}
-        given = io.native(noisy), io.native(own.iloc[0])
-        if os.path.exists(path) and os.path.getmtime(path) > max(map(os.path.getmtime, given)):
+        rows[mixture] = {**clean, "noise": io.written(path)}
+        sounds = io.native(noisy), io.native(clean.iloc[0])
+        if os.path.exists(path) and os.path.getmtime(path) > max(map(os.path.getmtime, sounds)):
             continue
-        (whole, rate), (part, other) = map(audio.load_audio, given)
-        if rate == other and whole.shape == part.shape:
-            io.write_wave(path, (whole - part).T, rate)
+        (noisy_wave, noisy_rate), (clean_wave, clean_rate) = map(audio.load_audio, sounds)
+        if noisy_rate == clean_rate and noisy_wave.shape == clean_wave.shape:
+            io.write_wave(path, (noisy_wave - clean_wave).T, noisy_rate)
         else:
             problems.append(
-                f"mixture {mixture!r}: noisy and clean differ, {tuple(whole.shape)} at {rate} Hz "
-                f"and {tuple(part.shape)} at {other} Hz (channels, samples)"
+                f"mixture {mixture!r}: noisy and clean differ, {tuple(noisy_wave.shape)} at "
+                f"{noisy_rate} Hz and {tuple(clean_wave.shape)} at {clean_rate} Hz (channels, "
+                "samples)"
             )
     if problems:
         raise ManifestError("--noisy", problems)
-    return DataFrame.from_dict(found, orient="index")
+    return DataFrame.from_dict(rows, orient="index")
 
 
 # ------------------------------------------------------------------------------------------ Systems
 
 
-def _read_estimates(given: str, whose: str, truth: DataFrame) -> DataFrame:
+def _read_estimates(path: str, subject: str, truth: DataFrame) -> DataFrame:
     """The files of a system, in the layout in which most have the name of a reference."""
     names = sorted(_names(truth))
     speech = [name for name in names if not _NOISE(name)] or names
-    layouts = (*_OF_OUTPUTS, *["{mixture}"] * (len(speech) == 1))
-    readings, examples = _readings(given, whose, layouts, names, speech[0])
+    layouts = (*_LAYOUTS, *["{mixture}"] * (len(speech) == 1))
+    readings = _readings(path, subject, layouts, names, speech[0])
 
     def paired(files: DataFrame) -> int:
         return int((files.reindex_like(truth).notna() & truth.notna()).to_numpy().sum())
 
-    best = max(readings.values(), key=paired)
+    best = max(readings.files.values(), key=paired)
     if best.index.intersection(truth.index).empty:
         text = (
-            f"no file of {io.shown(given)!r} is named as a reference is: expected e.g. mixture "
-            f"{truth.index[0]!r} with {_shown(names)}, found {examples}. Say "
-            "where the names are with a template: 'DIR/{mixture}/{source}.wav'"
+            f"no file of {io.shown(path)!r} is named as a reference is: expected e.g. mixture "
+            f"{truth.index[0]!r} with {_shown(names)}, found {readings.examples}. Say where the "
+            f"names are with a template: {_templates(readings.depth)}"
         )
-        raise ManifestError(whose, [text])
+        raise ManifestError(subject, [text])
     return best
 
 
 def _gaps(name: str, files: DataFrame, truth: DataFrame) -> Iterator[str]:
     """Mixtures that a system has not, and sources that it has elsewhere."""
-    both = truth.loc[truth.index.isin(files.index), truth.columns.isin(files.columns)]
-    if missing := [mixture for mixture in truth.index if mixture not in both.index]:
-        spare = {*files.index} - {*both.index}
-        close = [c for m in missing[:20] for c in difflib.get_close_matches(m, spare, 1, 0.8)]
+    paired = truth.loc[truth.index.isin(files.index), truth.columns.isin(files.columns)]
+    if missing := [mixture for mixture in truth.index if mixture not in paired.index]:
+        spare = {*files.index} - {*paired.index}
+        close = []
+        for mixture in missing[:20]:
+            close += difflib.get_close_matches(mixture, spare, 1, 0.8)
         hint = f" (but has {close[0]!r})" if close else ""
         yield (
             f"system {name!r} lacks {len(missing)} of {len(truth)} mixtures: {_shown(missing, 3)}"
             f"{hint}. Check its template; where it failed, write a manifest with null"
         )
-    lacks = (both.notna() & files.reindex_like(both).isna()).stack()
+    lacks = (paired.notna() & files.reindex_like(paired).isna()).stack()
     if lacks.any():
         gaps = [f"{source!r} of {mixture!r}" for mixture, source in lacks[lacks].index]
         yield f"system {name!r} lacks {io.listed(gaps, 3)}, which it has of other mixtures"
@@ -329,27 +387,29 @@ def _gaps(name: str, files: DataFrame, truth: DataFrame) -> Iterator[str]:
 
 
 def _notes(
-    layout: str, every: DataFrame, truth: DataFrame, systems: Mapping[str, DataFrame]
+    layout: str, references: DataFrame, truth: DataFrame, systems: Mapping[str, DataFrame]
 ) -> Iterator[str]:
-    counts, of = truth.count(), len(truth)
-    mixtures = f"{of} mixture{'' if of == 1 else 's'}"
+    """What was understood, as sentences."""
+    counts, total = truth.count(), len(truth)
+    mixtures = f"{total} mixture{'' if total == 1 else 's'}"
     yield f"references: {mixtures} of the {len(counts)} sources {_shown(truth)} ({layout})"
-    if aside := [name for name in _names(every) if name not in truth]:
+    if aside := [name for name in _names(references) if name not in truth]:
         keep = " ".join([*_names(truth), *aside])
         yield f"set aside: {_shown(aside)}; --sources {keep} would take all"
-    if some := [f"{source!r} in {count}" for source, count in counts.items() if count < of]:
-        common = _shown(counts[counts == of].index)
+    incomplete = [f"{source!r} in {count}" for source, count in counts.items() if count < total]
+    if incomplete:
+        common = _shown(counts[counts == total].index)
         yield (
-            f"some mixtures lack sources ({', '.join(some)} of {of}): each is scored with its "
-            f"own; all have {common or 'none in common'}"
+            f"some mixtures lack sources ({', '.join(incomplete)} of {total}): each is scored "
+            f"with its own; all have {common or 'none in common'}"
         )
     for name, files in systems.items():
         lacking = _shown(source for source in truth if source not in files)
-        words = [f"no estimate of {lacking}"] if lacking else []
-        if more := (~files.index.isin(truth.index)).sum():
-            words.append(f"{more} mixtures without references left out")
-        if words:
-            yield f"system {name!r}: {'; '.join(words)}"
+        texts = [f"no estimate of {lacking}"] if lacking else []
+        if surplus := (~files.index.isin(truth.index)).sum():
+            texts.append(f"{surplus} mixtures without references left out")
+        if texts:
+            yield f"system {name!r}: {'; '.join(texts)}"
 
 
 def _sources(files: DataFrame) -> list[str]:
@@ -363,8 +423,8 @@ def _names(files: DataFrame) -> list[str]:
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
     """Key that sorts s2 before s10."""
-    parts = re.split(r"(\d+)", name)
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts if part)
+    pieces = filter(None, re.split(r"(\d+)", name))
+    return tuple((int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces)
 
 
 def _shown(names: Iterable[object], most: int = 99) -> str:
