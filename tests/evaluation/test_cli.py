@@ -324,7 +324,6 @@ def test_devices_and_threads(monkeypatch):
 
 
 PARTS = {
-    "torchaudio": "audio.resample(torch.zeros(2, 900), 44100, 16000)",
     "soundfile": "audio.load_audio('a.wav')",
     "transformers": "load_encoder('wav2vec2-base')",
     "matplotlib": "plots.check_available()",

@@ -91,12 +91,19 @@ def to_mono(wave: Tensor) -> Tensor:
     return wave.mean(-2)
 
 
-# Entries of torchaudio's polyphase kernel; 1e8 are 400 MB in float32.
+# Sinc interpolation in a Hann window, as torchaudio's `resample` by default: zero crossings of the
+# sinc on each side, and where the low-pass filter lies, as a share of the lower Nyquist frequency.
+_ZERO_CROSSINGS = 6
+_ROLLOFF = 0.99
+# Entries of the polyphase filters; 1e8 are 400 MB in float32.
 _LARGEST_RESAMPLER = 10**8
 
 
 def resample(wave: Tensor, orig: int, new: int) -> Tensor:
-    """Bring a waveform from one sample rate to another (`torchaudio`, windowed sinc).
+    """Bring a waveform from one sample rate to another, by windowed sinc interpolation.
+
+    Equal to torchaudio's `resample`, which computes lengths in torch's default dtype and on its
+    default device.
 
     Args:
         wave: `(..., T)`. float64 stays float64, half precision is computed in float32.
@@ -110,7 +117,6 @@ def resample(wave: Tensor, orig: int, new: int) -> Tensor:
         TypeError: a rate is no whole number, or `wave` no floating-point tensor.
         ValueError: a rate is not positive, `wave` is empty, or the ratio needs a filter too large
             to hold.
-        ImportError: the `torchaudio` package is missing.
     """
     orig, new = check_whole(orig, "orig", 1), check_whole(new, "new", 1)
     if orig == new:
@@ -124,11 +130,34 @@ def resample(wave: Tensor, orig: int, new: int) -> Tensor:
             "take gigabytes: the rates have almost no common divisor. Check the rates; if they are "
             "right, resample the files beforehand with another tool."
         )
-    torchaudio = checks.import_package("torchaudio.functional", "resampling")
-    # The filter is a convolution, which autocast would run in half precision.
+    filters, reach = _polyphase_filters(up, down, wave.dtype, wave.device)
+    rows = wave.reshape(-1, 1, wave.shape[-1])
+    padded = torch.nn.functional.pad(rows, (reach, reach + down))
+    # A convolution, which autocast would run in half precision.
     with torch.autocast(wave.device.type, enabled=False):
-        resampled: Tensor = torchaudio.resample(wave, orig, new)
-        return resampled
+        phases = torch.nn.functional.conv1d(padded, filters, stride=down)
+    resampled = phases.transpose(1, 2).flatten(1)
+    length = -(-wave.shape[-1] * up // down)
+    return resampled[:, :length].reshape(*wave.shape[:-1], length)
+
+
+def _polyphase_filters(
+    up: int, down: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, int]:
+    """Filters (up, 1, taps), one for each phase of the output, and taps before the first sample.
+
+    Output sample n lies at n · down / up input samples. Phase p of ``up`` is always at the same
+    fraction of a sample, so one filter serves all n = p mod up, at a stride of ``down`` samples.
+    """
+    cutoff = _ROLLOFF * min(up, down)
+    reach = math.ceil(_ZERO_CROSSINGS * down / cutoff)
+    tap = torch.arange(-reach, reach + down, dtype=dtype, device=device)[None, None] / down
+    phase = torch.arange(0, -up, -1, dtype=dtype, device=device)[:, None, None] / up
+    crossing = ((phase + tap) * cutoff).clamp(-_ZERO_CROSSINGS, _ZERO_CROSSINGS)
+    window = torch.cos(crossing * math.pi / _ZERO_CROSSINGS / 2) ** 2
+    angle = crossing * math.pi
+    sinc = torch.where(angle == 0, torch.ones_like(angle), angle.sin() / angle)
+    return sinc * (window * (cutoff / down)), reach
 
 
 #: Rates that recordings have, in Hz; a file that states another one is damaged, or no audio.

@@ -125,7 +125,7 @@ def _spread(embedding: Embedding, points: Points, options: BoundSettings) -> Spr
     point = top <= rounding_floor(embedding).unsqueeze(-1) * RIDGE
     bottom, top, trace = (torch.where(point, 0.0, x) for x in (bottom, top, trace))
     bottom, top = bottom + ridge, top + ridge
-    trace = trace + ridge * embedding.dimension.unsqueeze(-1)
+    trace = trace + ridge * embedding.dimension.unsqueeze(-1).to(trace.dtype)
     some = top > 0.0
     safe = torch.where(some, top, 1.0)
     share, rank = bottom / safe, torch.where(some, trace / safe, 1.0)  # bottom is at most top

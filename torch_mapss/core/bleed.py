@@ -49,5 +49,5 @@ def bleed_level(
     audible = defined & (added > level / most)
     inside = audible & (added < level * most)
     ratio = torch.where(inside, added, 1.0) / torch.where(inside, level, 1.0)
-    ends = torch.where(audible, -FLOOR_DB, FLOOR_DB)
+    ends = torch.where(audible, torch.full_like(ratio, -FLOOR_DB), FLOOR_DB)
     return torch.where(defined, torch.where(inside, 10.0 * ratio.log10(), ends), torch.nan)

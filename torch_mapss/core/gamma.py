@@ -185,7 +185,7 @@ def _rule_like(x: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def _integrals(k: Tensor, x: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
     """log I and <s> of the side that ``above`` names (true: Q, false: P)."""
-    side = torch.where(above, 1.0, -1.0).to(x)
+    side = torch.where(above, torch.ones_like(x), -1.0)
     slope = side * (x - k)
     reach = torch.where(above, _reach_above(k, x), _reach_below(k, x))
     total, moment = torch.zeros_like(x), torch.zeros_like(x)

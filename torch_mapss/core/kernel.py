@@ -163,8 +163,9 @@ def _middle_of_pairs(squared: Tensor, valid: Tensor | None, middle: bool) -> tup
         odd = pair_count % 2 == 1
         below = rank - (pair_count + 1) // 2
         position = (~pair_present).cumsum(-1)
-        outside = torch.where(position <= below.unsqueeze(-1), -torch.inf, torch.inf)
-        values = torch.where(pair_present, values, outside.to(values.dtype))
+        outside = torch.full_like(values, torch.inf)
+        outside = torch.where(position <= below.unsqueeze(-1), -torch.inf, outside)
+        values = torch.where(pair_present, values, outside)
     lower, following = _ordered_pair(values, rank)
     if not middle or odd is True:
         return lower, lower

@@ -81,13 +81,13 @@ def noise_gain(
     Returns:
         (..., S, 1), or (..., S, p, 1).
     """
-    energy: Tensor | float = 0.0
+    energy = waveform.new_zeros(())
     length = waveform.shape[-1]
     for start in range(0, length, PIECE):
         size = min(PIECE, length - start)
         piece = colored(noise, size, sample_rate, exponent, start)
         energy = energy + size * piece.square().mean(-1, keepdim=True)
-    return _gain(waveform, snr, torch.as_tensor(energy / length).sqrt())
+    return _gain(waveform, snr, (energy / length).sqrt())
 
 
 def _gain(waveform: Tensor, snr: float | Tensor, level: Tensor) -> Tensor:

@@ -88,7 +88,9 @@ def reverberate(
     Returns:
         (..., S, T).
     """
-    length, decay, gain = (torch.as_tensor(x, dtype=torch.float64) for x in (length, decay, gain))
+    length, decay, gain = (
+        torch.as_tensor(x, dtype=torch.float64, device="cpu") for x in (length, decay, gain)
+    )
     taps = (length * sample_rate).round().clamp(min=1)
     time = torch.arange(1, int(taps.max()) + 1, dtype=torch.float64, device="cpu")
     fall = torch.exp(-decay / sample_rate * time) * (time <= taps)

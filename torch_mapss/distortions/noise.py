@@ -65,7 +65,8 @@ def normals(seeds: Tensor, start: int, length: int) -> Tensor:
     if seeds.device.type == "cpu":
         step = max(1, BLOCKS // max(1, seeds.numel()))
     zero = torch.zeros(1, dtype=torch.int64, device=seeds.device)
-    numbers = torch.empty(*seeds.shape, 4 * (end_block - first_block), device=seeds.device)
+    shape = (*seeds.shape, 4 * (end_block - first_block))
+    numbers = torch.empty(shape, dtype=torch.float32, device=seeds.device)
     for low in range(first_block, end_block, step):
         high = min(low + step, end_block)
         block = torch.arange(low, high, device=seeds.device)

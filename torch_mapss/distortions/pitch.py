@@ -74,7 +74,8 @@ def shift_pitch(
     if skipped >= length:
         return torch.zeros_like(waveform)
     stretched = stretch(waveform, ratio, window, skipped, context[..., index, :])
-    fade = 0.5 - 0.5 * torch.cos(torch.pi * torch.arange(window, device=waveform.device) / window)
+    position = torch.arange(window, dtype=torch.float32, device=waveform.device)
+    fade = 0.5 - 0.5 * torch.cos(torch.pi * position / window)
     stretched[..., :window] *= fade.to(waveform)  # a step there would ring into what is used
     return pad(fourier_resample(stretched, sample_rate, ratio, length - skipped), (skipped, 0))
 

@@ -192,7 +192,7 @@ class EnergyQuantile:
     def __call__(self, features: ReferenceFeatures) -> Tensor:
         running = features.cumulative_energy
         index = (running < self.share).sum(-1, keepdim=True)  # the first bin that reaches it
-        hertz = index * (0.5 * features.sample_rate / (running.shape[-1] - 1))
+        hertz = index.float() * (0.5 * features.sample_rate / (running.shape[-1] - 1))
         rounded = torch.floor(hertz / CUTOFF_STEP + 0.5) * CUTOFF_STEP
         return limited_cutoff(rounded, features.sample_rate).to(features.waveform)
 
