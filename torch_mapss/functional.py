@@ -98,6 +98,7 @@ from torch_mapss.bounds.frames import (
 )
 from torch_mapss.core.decomposition import decomposition_scores
 from torch_mapss.core.diffusion_map import DiffusionMap, diffusion_map
+from torch_mapss.core.eager import eager
 from torch_mapss.core.frame_batches import Bounds, run
 from torch_mapss.core.gamma import gammaincc, log_gammaincc
 from torch_mapss.core.match import match_scores
@@ -105,7 +106,6 @@ from torch_mapss.core.points import checked_points
 from torch_mapss.core.pooling import pool_fidelity, pool_match, pool_separation
 from torch_mapss.core.separation import separation_scores
 from torch_mapss.core.settings import MapOptions, map_settings
-from torch_mapss.core.torch_defaults import with_torch_defaults
 
 __all__ = [
     "Bounds",
@@ -138,7 +138,7 @@ class SeparationDistances(NamedTuple):
     foreign: Tensor  # (..., S') B, to the closest cluster of another active source
 
 
-@with_torch_defaults
+@eager
 def clearance(
     outputs: Tensor,
     references: Tensor,
@@ -190,7 +190,7 @@ def clearance(
     return run(given, map_settings(alpha=alpha, time=time), decomposition_scores)["clearance"]
 
 
-@with_torch_defaults
+@eager
 def fidelity(
     outputs: Tensor,
     references: Tensor,
@@ -226,7 +226,7 @@ def fidelity(
     return run(given, map_settings(alpha=alpha, time=time), decomposition_scores)["fidelity"]
 
 
-@with_torch_defaults
+@eager
 def perceptual_separation(
     outputs: Tensor,
     references: Tensor,
@@ -276,7 +276,7 @@ def perceptual_separation(
     return run(given, map_settings(**options), separation_scores)["ps"]
 
 
-@with_torch_defaults
+@eager
 def separation_distances(
     outputs: Tensor,
     references: Tensor,
@@ -300,7 +300,7 @@ def separation_distances(
     return SeparationDistances(found["attributed_distance"], found["foreign_distance"])
 
 
-@with_torch_defaults
+@eager
 def perceptual_match(
     outputs: Tensor,
     references: Tensor,

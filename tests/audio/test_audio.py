@@ -307,6 +307,17 @@ def test_mono_is_the_mean():
             audio.to_mono(wrong)
 
 
+@pytest.mark.parametrize(("orig", "new"), [(44100, 16000), (8000, 16000), (16000, 24000)])
+@pytest.mark.parametrize("samples", [1, 400, 16001])
+def test_resampling_is_that_of_torchaudio(orig, new, samples):
+    import torchaudio
+
+    for dtype in (torch.float32, torch.float64):
+        wave = torch.randn(2, 3, samples, dtype=dtype)
+        expected = torchaudio.functional.resample(wave, orig, new)
+        torch.testing.assert_close(audio.resample(wave, orig, new), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_resampling_moves_a_tone(dtype):
     x, expected = (

@@ -7,10 +7,12 @@ import functools
 import math
 import pickle
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import bursts
 import pytest
 import torch
+import torch_settings
 from bursts import RATE, Counting, leaky, voices
 from torch import Tensor
 
@@ -440,19 +442,45 @@ def test_dimensions_are_told_and_capped():
     assert alone.separation_dimension is None
 
 
-def test_defaults_of_torch_change_no_call():
-    references = voices(samples=6400)
+@pytest.mark.parametrize(
+    "defaults",
+    [{"device": "meta"}, {"dtype": torch.bfloat16}, {"dtype": torch.float16}],
+    ids=["meta", "bfloat16", "float16"],
+)
+@pytest.mark.parametrize("options", [{}, {"sample_rate": 24000, "segment": 1.0}, {"seed": 1}])
+def test_defaults_of_torch_change_no_call(defaults, options):
+    """Lengths, quantiles and constants do not follow what Lightning sets around every step."""
+    references = bursts.bursts(1.7).unsqueeze(0)
     estimates = leaky(references, 0.3)
-    mapss = small()
-    bank = mapss.prepare(references)
-    torch.set_default_device("meta")
-    try:
-        (scores,) = mapss.score_systems([estimates], bank, frames=5)
+    mapss = small(align_polarity=True, **options)
+
+    def called():
+        bank = mapss.prepare(references)
         (bounds,) = mapss.bound_systems([estimates], bank, frames=5)
-    finally:
-        torch.set_default_device(None)
-    equal(scores, mapss(estimates, bank, frames=5))
-    equal(bounds.scores, scores)
+        return mapss(estimates, references), bounds.scores, mapss(estimates, bank).utterance()
+
+    expected = called()
+    with torch_settings.defaults(**defaults):
+        unlike = called()
+    for one, other in zip(expected, unlike):
+        values, others = as_dict(one), as_dict(other)
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                assert others[name].dtype == value.dtype
+                torch.testing.assert_close(others[name], value, rtol=0, atol=0, equal_nan=True)
+
+
+def as_dict(record) -> dict[str, object]:
+    return record._asdict() if hasattr(record, "_asdict") else vars(record)
+
+
+def test_banks_are_loaded_in_threads(mapss, tmp_path):
+    paths = [tmp_path / f"{seed}.pt" for seed in range(4)]
+    for seed, path in enumerate(paths):
+        mapss.prepare(voices(seed=seed), measures="decomposition").save(path)
+    with ThreadPoolExecutor(8) as pool:
+        banks = list(pool.map(ReferenceBank.load, paths * 50))
+    assert [bank.nbytes for bank in banks] == [banks[0].nbytes] * 200
 
 
 def test_fs_is_another_name_of_the_rate():

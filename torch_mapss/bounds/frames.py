@@ -45,12 +45,12 @@ from torch_mapss.bounds.settings import (
 )
 from torch_mapss.core import checks
 from torch_mapss.core.diffusion_map import DiffusionMap, Embedding, Read, read_map
+from torch_mapss.core.eager import eager
 from torch_mapss.core.frame_batches import Bounds, Score, run
 from torch_mapss.core.match import of_match
 from torch_mapss.core.points import Points, checked_points
 from torch_mapss.core.separation import of_separation
 from torch_mapss.core.settings import MapOptions, Settings, map_settings
-from torch_mapss.core.torch_defaults import with_torch_defaults
 
 Widths = Callable[[Embedding, Points, Settings, BoundSettings], tuple[Tensor, Tensor]]
 
@@ -74,7 +74,7 @@ class TruncationBounds(NamedTuple):
 # --------------------------------------------------------------------------------------------
 
 
-@with_torch_defaults
+@eager
 @torch.no_grad()
 def separation_bounds(
     outputs: Tensor,
@@ -133,7 +133,7 @@ def separation_bounds(
     return _of_measure(run(found, settings, score), "ps")
 
 
-@with_torch_defaults
+@eager
 @torch.no_grad()
 def match_bounds(
     outputs: Tensor,
@@ -182,7 +182,7 @@ def match_bounds(
     return _of_measure(run(found, settings, score), "pm")
 
 
-@with_torch_defaults
+@eager
 @torch.no_grad()
 def decomposition_bounds(
     outputs: Tensor,
@@ -217,7 +217,7 @@ def decomposition_bounds(
     return DecompositionBounds(_of_measure(errors, "clearance"), _of_measure(errors, "fidelity"))
 
 
-@with_torch_defaults
+@eager
 @torch.no_grad()
 def utterance_decomposition_bounds(
     outputs: Tensor,

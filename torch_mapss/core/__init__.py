@@ -16,7 +16,7 @@ scores. Modules:
 * :mod:`torch_mapss.core.frame_batches`: many frames in bounded memory;
 * :mod:`torch_mapss.core.pooling`: frames -> utterance [app:agg].
 
-``checks``, ``devices``, ``lengths``, ``linalg``, ``autograd``, ``settings`` and ``torch_defaults``
+``checks``, ``devices``, ``lengths``, ``linalg``, ``autograd``, ``settings`` and ``eager``
 serve every subpackage. Users call :mod:`torch_mapss.functional`.
 
 Conventions. ``"paper"`` follows the printed equations where they can be computed, ``"reference"``

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.core.checks import check_seed, check_whole
-from torch_mapss.core.torch_defaults import with_torch_defaults
+from torch_mapss.core.eager import eager
 from torch_mapss.distortions.bank_members import distinct, extras, paper_members, selected, spread
 from torch_mapss.distortions.distorted_copies import CopyTask, check_references, measure_members
 from torch_mapss.distortions.distortion import Distorted, Distortion, Measured
@@ -112,7 +112,7 @@ class DistortionBank:
         """
         return tuple(member.name for member in self.available(sample_rate))
 
-    @with_torch_defaults
+    @eager
     def __call__(
         self, references: Tensor, sample_rate: int, sources: Sequence[int] | None = None
     ) -> Distorted:

@@ -14,7 +14,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from torch_mapss.core import checks
 from torch_mapss.core.devices import back
-from torch_mapss.core.torch_defaults import with_torch_defaults
+from torch_mapss.core.eager import eager
 from torch_mapss.metrics import states
 from torch_mapss.metrics.scored_batch import Request, ScoredBatch, Target, score_batch
 from torch_mapss.pipeline.inputs import check_pit
@@ -113,7 +113,7 @@ class ScoreMetric(Metric):
 
     # ------------------------------------------------------------------------- accumulating
 
-    @with_torch_defaults
+    @eager
     def update(
         self,
         preds: Tensor | ScoredBatch,
@@ -144,7 +144,7 @@ class ScoreMetric(Metric):
             self.history.append(rows)
             self.shapes.append(shapes)
 
-    @with_torch_defaults
+    @eager
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Add a batch and return its own value, at the cost of one :meth:`update`.
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from torch_mapss.core import checks
-from torch_mapss.core.torch_defaults import with_torch_defaults
+from torch_mapss.core.eager import eager
 from torch_mapss.metrics.scored_batch import (
     Request,
     Target,
@@ -143,7 +143,7 @@ def bleed(preds: Tensor, target: Target, mapss: MAPSS | None = None, **options: 
     return _per_item("bleed_db", preds, target, mapss, **options)
 
 
-@with_torch_defaults
+@eager
 def _per_item(
     score_name: str,
     preds: Tensor,

@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from torch_mapss.core.torch_defaults import with_torch_defaults
+from torch_mapss.core.eager import eager
 from torch_mapss.metrics import plots, states
 from torch_mapss.metrics.base import ScoreMetric
 from torch_mapss.metrics.scored_batch import measure_of_score, reduced_score
@@ -103,7 +103,7 @@ class SingleScore(ScoreMetric):
     def _returned_names(self) -> tuple[str, ...]:
         return (self.score_name,)
 
-    @with_torch_defaults
+    @eager
     def compute(self) -> Any:
         """The value over everything accumulated.
 
@@ -128,7 +128,7 @@ class SingleScore(ScoreMetric):
             return self._rounded(means[:sources])
         return self._means()[k]
 
-    @with_torch_defaults
+    @eager
     def item_scores(self) -> Tensor:
         """One row per item handed in, NaN where undefined: tells which were skipped.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from torch_mapss.core.torch_defaults import with_torch_defaults
+from torch_mapss.core.eager import eager
 from torch_mapss.metrics import plots, states
 from torch_mapss.metrics.base import ScoreMetric
 from torch_mapss.pipeline.mapss import MAPSS, EncoderChoice
@@ -100,7 +100,7 @@ class SourceScores(ScoreMetric):
     def _returned_names(self) -> tuple[str, ...]:
         return self._names
 
-    @with_torch_defaults
+    @eager
     def compute(self) -> dict[str, Tensor]:
         """Score -> its mean over everything accumulated.
 
@@ -118,7 +118,7 @@ class SourceScores(ScoreMetric):
             )
         return dict(zip(self._names, self._means().unbind()))
 
-    @with_torch_defaults
+    @eager
     def item_scores(self) -> dict[str, Tensor]:
         """Score -> one row per item handed in, NaN where undefined.
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from torch_mapss import audio
 from torch_mapss.core import checks
+from torch_mapss.core.eager import eager
 from torch_mapss.core.settings import Settings, checked
-from torch_mapss.core.torch_defaults import with_torch_defaults
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.encoders import Encoder
 from torch_mapss.pipeline.bank import ReferenceBank
@@ -104,7 +104,7 @@ class MAPSS(nn.Module):
         torch.Size([1, 2, 49])
     """
 
-    @with_torch_defaults
+    @eager
     def __init__(
         self,
         encoder: EncoderChoice = DEFAULT_ENCODER,
@@ -241,7 +241,7 @@ class MAPSS(nn.Module):
 
     # ------------------------------------------------------------------------- references
 
-    @with_torch_defaults
+    @eager
     def prepare(
         self,
         references: Tensor,
@@ -270,7 +270,7 @@ class MAPSS(nn.Module):
 
     # ------------------------------------------------------------------------- scores
 
-    @with_torch_defaults
+    @eager
     def forward(
         self,
         estimates: Tensor,
@@ -313,7 +313,7 @@ class MAPSS(nn.Module):
         )
         return score(config, [call], scoring(config), frames, generator)[0]
 
-    @with_torch_defaults
+    @eager
     @torch.no_grad()
     def bounds(
         self,
@@ -358,7 +358,7 @@ class MAPSS(nn.Module):
 
     # ------------------------------------------------------------------------- several systems
 
-    @with_torch_defaults
+    @eager
     @torch.no_grad()
     def score_systems(
         self,
@@ -394,7 +394,7 @@ class MAPSS(nn.Module):
         calls, frames = self._calls(estimates, bank, attributed, measures), checked_frames(frames)
         return score(self.config, calls, scoring(self.config), frames, generator, on_segment)
 
-    @with_torch_defaults
+    @eager
     @torch.no_grad()
     def bound_systems(
         self,

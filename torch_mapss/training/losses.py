@@ -52,7 +52,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_mapss.core import checks, devices
-from torch_mapss.core.torch_defaults import with_torch_defaults
+from torch_mapss.core.eager import eager
 from torch_mapss.pipeline.bank import ReferenceBank
 from torch_mapss.pipeline.call import Call
 from torch_mapss.pipeline.frame_draws import frame_generator
@@ -183,7 +183,7 @@ class PerceptualLoss(nn.Module):
         """:meth:`MAPSS.prepare` of what this loss needs."""
         return self.mapss.prepare(references, lengths, measures=self.measures)
 
-    @with_torch_defaults
+    @eager
     def forward(
         self,
         estimates: Tensor,
