@@ -44,7 +44,7 @@ class Encoder(nn.Module):
 
     A subclass sets the attributes through `__init__` and writes `_encode`, from (N, T) to
     (N, F, M). Frames lie on one grid: frame f sees samples
-    `[f * hop, f * hop + receptive_field)`, and nothing is padded.
+    `[f * hop, f * hop + receptive_field)`, and nothing is padded (but see `overhang`).
 
     Autocast is switched off inside: the precision is the encoder's `dtype` and nothing else, so a
     score does not depend on where it is computed. `train()` leaves an encoder in evaluation mode.
@@ -54,6 +54,8 @@ class Encoder(nn.Module):
             subclass. A :class:`~torch_mapss.ReferenceBank` fits equal values of them alone.
         local: whether a frame depends on its receptive field alone (no attention, no norm over the
             clip), so that a clip may be encoded in pieces. False unless a subclass knows.
+        overhang: samples beyond either end of its receptive field that a frame sees as well; zeros
+            where the clip has ended. 0 unless a subclass says so.
 
     Args:
         name: what the encoder is called in tables and messages.
@@ -88,6 +90,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.local = False
+        self.overhang = 0
         self.name = name
         self.sample_rate = sample_rate
         self.hop = hop
