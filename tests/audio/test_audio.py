@@ -678,6 +678,6 @@ def test_a_constant_offset_makes_no_silence_active_and_nothing_louder():
 @pytest.mark.parametrize("step", [1600, 8000])
 def test_gain_from_segments_shorter_than_the_filter(step):
     waves = 0.05 * noise(2, 30_000).float()
-    found = loudness.gain_to(waves, 16_000, -23.0, 2 * step)
+    found = loudness.metered(waves, 16_000, 2 * step).gain(-23.0)
     loud = loudness.at_loudness(waves, 16_000, -23.0)
     torch.testing.assert_close(found[:, None] * waves, loud, rtol=1e-5, atol=1e-6)

@@ -14,7 +14,7 @@ from checkpoints import write_checkpoint, write_whisper
 from torch import Tensor
 
 from torch_mapss import MAPSS, DistortionBank, ReferenceBank, Scores
-from torch_mapss.audio.loudness import Meter, at_loudness, gain_to
+from torch_mapss.audio.loudness import Meter, at_loudness, metered
 from torch_mapss.encoders import MelEncoder
 from torch_mapss.evaluation import demo
 from torch_mapss.pipeline import segments
@@ -212,7 +212,7 @@ def test_the_meter_measures_in_pieces_what_the_whole_is(samples, level):
     waves[1] = 0
     waves[2, samples // 3] = 20 * level  # a peak that limits
     expected = at_loudness(waves, RATE, -23.0)
-    gain = gain_to(waves, RATE, -23.0, at_once=3 * 8000)
+    gain = metered(waves, RATE, at_once=3 * 8000).gain(-23.0)
     torch.testing.assert_close(waves * gain.unsqueeze(-1), expected, rtol=2e-5, atol=1e-7)
     assert float(gain[1]) == 1
 
@@ -225,7 +225,7 @@ def test_the_meter_takes_rows_in_any_order():
             lead = meter.lead if start else 0
             rows = torch.tensor([source, source]), torch.tensor([0, 1])
             meter.add(rows, waves[2 * source : 2 * source + 2, start - lead : start + 16000], start)
-    torch.testing.assert_close(meter.gain(-23.0).flatten(), gain_to(waves, RATE, -23.0, 10**9))
+    torch.testing.assert_close(meter.gain(-23.0).flatten(), metered(waves, RATE, 10**9).gain(-23.0))
 
 
 def test_segments_are_even_and_cover_all_frames():

@@ -360,8 +360,3 @@ def metered(wave: Tensor, rate: int, at_once: int) -> Meter:
         piece = wave[:, max(start - meter.lead, 0) : start + step]
         meter.add((slice(None),), piece, start)
     return meter
-
-
-def gain_to(wave: Tensor, rate: int, target: float, at_once: int) -> Tensor:
-    """Gain (n,) that brings long waveforms (n, T) to ``target``, ``at_once`` samples a time."""
-    return metered(wave, rate, at_once).gain(target)

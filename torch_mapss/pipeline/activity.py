@@ -27,19 +27,40 @@ def frames_to_score(active: Tensor) -> Tensor:
     return (active.sum(1) >= LEAST_ACTIVE).nonzero()
 
 
+def frames_of_pauses(active: Tensor) -> Tensor:
+    """(n, 2) int64: item and frame in which one source is active and another one pauses.
+
+    There only what leaks is scored. A source that is silent throughout has no pauses.
+    """
+    several_play = active.any(-1).sum(-1) >= LEAST_ACTIVE  # (b,)
+    return ((active.sum(1) == 1) & several_play.unsqueeze(-1)).nonzero()
+
+
 def scored_estimates(active: Tensor, attributed: tuple[int, ...]) -> Tensor:
     """(n, S') bool: in which frames an estimate is scored, of ``active`` (n, S)."""
     enough = active.sum(-1, keepdim=True) >= LEAST_ACTIVE
     return devices.select(active, attributed, 1) & enough
 
 
-def sources_in_graph(active: Tensor) -> Tensor | None:
+def exposed_estimates(active: Tensor, plays: Tensor, attributed: tuple[int, ...]) -> Tensor:
+    """(n, S') bool: in which frames another source can leak into an estimate.
+
+    Args:
+        active: (n, S) bool.
+        plays: (n, S) bool, whether a source is active in any frame of the mixture.
+        attributed: (S',) source of each estimate.
+    """
+    own_active, own_plays = (devices.select(x, attributed, 1) for x in (active, plays))
+    return own_plays & (active.sum(-1, keepdim=True) > own_active)
+
+
+def sources_in_graph(active: Tensor, has_pauses: bool) -> Tensor | None:
     """(n, S) bool: which sources enter the graph of frames that are scored; None: all.
 
-    None makes batches without a mask, which are cheaper. With two sources both are active in every
-    scored frame; with more, values would have to be read, for which an accelerator is not asked.
+    None makes batches without a mask, which are cheaper. With two sources both are active wherever
+    none pauses; with more, values would have to be read, for which an accelerator is not asked.
     """
-    if active.shape[-1] == LEAST_ACTIVE:
+    if active.shape[-1] == LEAST_ACTIVE and not has_pauses:
         return None
     if not devices.is_accelerator(active.device) and bool(active.all()):
         return None

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch_mapss.core.checks import differing
 from torch_mapss.core.points import Points
 from torch_mapss.distortions import Measured
-from torch_mapss.pipeline.activity import active_sources, frames_to_score
+from torch_mapss.pipeline.activity import active_sources, frames_of_pauses, frames_to_score
 
-FORMAT = 7  # of saved banks; a bank of another format is refused
+FORMAT = 8  # of saved banks; a bank of another format is refused
 
 
 # ------------------------------------------------------------------------------------------------
@@ -79,7 +79,11 @@ class PreparedClips:
     waves: Tensor  # (b, S, T) normalised references at the encoder's rate
     audible: Tensor  # (b, S, F) bool: source loud enough by itself
     valid: Tensor  # (b, S, F) bool: source without a bad sample, and its embeddings finite
-    scored: Tensor  # (n, 2) int64: item (of these clips) and frame that are scored
+    scored: Tensor  # (n, 2) int64: item (of these clips) and frame with two active sources or more
+    pauses: Tensor  # (m, 2) int64: item and frame with one, while another one pauses
+    gates: (
+        Tensor  # (b, S, K) bool: blocks of 400 ms that pass the gates of the references' loudness
+    )
 
     @property
     def frames(self) -> int:
@@ -269,13 +273,16 @@ class ReferenceBank:
             return tensor[mixtures, source]  # a group that is alone holds the mixtures in order
 
         audible, valid = select(clips.audible), select(clips.valid)
+        active = active_sources(audible, valid)
         mixed = EncodedClips(
             items=tuple(range(len(mixtures))),
             samples=clips.samples,
             waves=select(clips.waves),
             audible=audible,
             valid=valid,
-            scored=frames_to_score(active_sources(audible, valid)),
+            scored=frames_to_score(active),
+            pauses=frames_of_pauses(active),
+            gates=select(clips.gates),
             encoded=tree_map_only(Tensor, select, clips.encoded),
         )
         return ReferenceBank((mixed,), self.samples, self.settings)
@@ -409,13 +416,16 @@ def _stacked(groups: Sequence[EncodedClips]) -> EncodedClips:
         return groups[0]
     audible = torch.cat([clips.audible for clips in groups])
     valid = torch.cat([clips.valid for clips in groups])
+    active = active_sources(audible, valid)
     return EncodedClips(
         items=tuple(item for clips in groups for item in clips.items),
         samples=groups[0].samples,
         waves=torch.cat([clips.waves for clips in groups]),
         audible=audible,
         valid=valid,
-        scored=frames_to_score(active_sources(audible, valid)),
+        scored=frames_to_score(active),
+        pauses=frames_of_pauses(active),
+        gates=torch.cat([clips.gates for clips in groups]),
         encoded={
             name: _stacked_embeddings([clips.encoded[name] for clips in groups])
             for name in groups[0].encoded

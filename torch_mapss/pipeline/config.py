@@ -160,11 +160,11 @@ def encoder_slots(
     first = EncoderSlot(encoder, options)
 
     def another(given: EncoderChoice, on_grid: bool = False) -> EncoderSlot:
+        if on_grid:  # of the first, but with a window and in a dtype of its own
+            return EncoderSlot(given, {}, like=first)
         same = isinstance(given, str) and given == encoder and options["layer"] is None
         if same or given is encoder:
             return first
-        if on_grid:  # of the first, but in a dtype of its own
-            return EncoderSlot(given, {}, like=first)
         named = isinstance(given, str | os.PathLike)
         return EncoderSlot(given, {**options, "layer": None} if named else {})
 
@@ -249,6 +249,7 @@ class Config:
     given_rate: int | None  # of the waveforms handed in; None: the encoders'
     trim: bool
     align_polarity: bool
+    gain: str  # of estimates for PS and PM, see torch_mapss.pipeline.estimates
     loudness: float
     activity: float
     check_finite: bool
@@ -378,6 +379,7 @@ class Config:
             **self.settings._asdict(),
             "sample_rate": self.sample_rate,
             "encoder_rate": self.grid.sample_rate,
+            "gain": self.gain,
             "loudness": self.loudness,
             "activity": self.activity,
             "align_polarity": self.align_polarity,

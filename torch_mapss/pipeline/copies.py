@@ -34,8 +34,19 @@ class Encoding:
         # Of each call whether it gave usable numbers, and what to say if not.
         self._outcomes: list[tuple[Tensor, str]] = []
 
-    def __call__(self, encoder: Encoder, waves: Tensor, frames: Tensor | None = None) -> Tensor:
-        """Waveforms (..., T) -> their ``frames`` (None: all) as (..., F, M), in bounded memory."""
+    def __call__(
+        self,
+        encoder: Encoder,
+        waves: Tensor,
+        frames: Tensor | None = None,
+        length: int | None = None,
+    ) -> Tensor:
+        """Waveforms (..., T) -> their ``frames`` (None: all) as (..., F, M), in bounded memory.
+
+        Samples from ``length`` on are for encoders with an overhang alone.
+        """
+        if length is not None and encoder.overhang == 0:
+            waves = waves[..., :length]
         embeddings = encoder(waves, self.budget.embeddings)
         if embeddings.numel():
             self._outcomes.append((is_usable(embeddings), broken(embeddings, encoder)))
@@ -43,12 +54,16 @@ class Encoding:
         return shared if frames is None else shared[..., frames, :]
 
     def by_measure(
-        self, measures: Iterable[str], waves: Tensor, frames: Tensor | None = None
+        self,
+        measures: Iterable[str],
+        waves: Tensor,
+        frames: Tensor | None = None,
+        length: int | None = None,
     ) -> dict[str, Tensor]:
         """The same for each measure; an encoder that several have encodes once."""
         encoders = {name: self.config.encoder_of(name) for name in measures}
         distinct = dict.fromkeys(encoders.values())
-        embeddings = {encoder: self(encoder, waves, frames) for encoder in distinct}
+        embeddings = {encoder: self(encoder, waves, frames, length) for encoder in distinct}
         return {name: embeddings[encoder] for name, encoder in encoders.items()}
 
     def check(self) -> None:
@@ -65,6 +80,16 @@ class Encoding:
 # ------------------------------------------------------------------------------------------------
 # Which copies serve which measures
 # ------------------------------------------------------------------------------------------------
+
+
+def by_level(
+    waves_by_measure: Mapping[str, Tensor], measures: Sequence[str]
+) -> list[tuple[Tensor, list[str]]]:
+    """Waveforms, and the measures that read them: those that share a tensor together."""
+    names_by_tensor: dict[int, list[str]] = {}
+    for name in measures:
+        names_by_tensor.setdefault(id(waves_by_measure[name]), []).append(name)
+    return [(waves_by_measure[names[0]], names) for names in names_by_tensor.values()]
 
 
 class Plan(NamedTuple):

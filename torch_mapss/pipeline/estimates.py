@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from torch_mapss.audio.loudness import at_loudness
+from torch_mapss.audio.loudness import at_loudness, metered
 from torch_mapss.core import devices
 from torch_mapss.pipeline.bank import LongClip
 from torch_mapss.pipeline.call import Call
 from torch_mapss.pipeline.config import Config
-from torch_mapss.pipeline.segments import loudness_gains
+from torch_mapss.pipeline.measures import MEASURES
+
+GAINS = ("own", "reference")  # whose gates say which blocks an estimate is levelled by
 
 
-def levelled_estimates(config: Config, call: Call, group: int) -> Tensor:
-    """Estimates of one length, normalised in loudness, and in polarity where that is asked for.
+def levelled_estimates(
+    config: Config, call: Call, group: int, measures: Sequence[str]
+) -> dict[str, Tensor]:
+    """Estimates of one length as each measure encodes them, at its level.
 
     Args:
         config: of the scorer.
         call: checked.
         group: index of their length in ``call.clips``.
+        measures: by name.
 
     Returns:
-        (b, S', T), at the encoder's rate; differentiable, except of a long clip.
+        By measure (b, S', T), at the encoder's rate; differentiable, except of a long clip.
+        Measures of one level share one tensor.
     """
-    waves = call.clips[group].waves
-    if isinstance(call.bank.groups[group], LongClip):
-        waves = waves.detach()
-        waves = waves * loudness_gains(config, waves[0], call.budget)
-    else:
-        waves = at_loudness(waves, config.grid.sample_rate, config.loudness)
+    gain_of = {name: gain_by_measure(config, name) for name in measures}
+    waves_by_gain = {gain: levelled(config, call, group, gain) for gain in set(gain_of.values())}
     if config.align_polarity:
-        waves = waves * polarity(call, group)
-    return waves
+        signs = polarity(call, group)
+        waves_by_gain = {gain: waves * signs for gain, waves in waves_by_gain.items()}
+    return {name: waves_by_gain[gain] for name, gain in gain_of.items()}
+
+
+def gain_by_measure(config: Config, measure: str) -> str:
+    """One of ``GAINS``: what leaks into the pauses of a source must not change its level."""
+    return "reference" if MEASURES[measure].in_pauses else config.gain
+
+
+def levelled(config: Config, call: Call, group: int, gain: str) -> Tensor:
+    """(b, S', T) estimates of one length at the loudness of the settings.
+
+    Args:
+        config, call, group: as for :func:`levelled_estimates`.
+        gain: ``"own"``: by the blocks that pass an estimate's own gates. ``"reference"``: by those
+            that pass the gates of its reference.
+    """
+    waves, prepared = call.clips[group].waves, call.bank.groups[group]
+    gates = None
+    if gain == "reference":
+        gates = devices.select(prepared.gates, call.attributed, 1)
+    if not isinstance(prepared, LongClip):
+        return at_loudness(waves, config.grid.sample_rate, config.loudness, gates=gates)
+    waves = waves.detach()
+    meter = metered(waves[0], config.grid.sample_rate, call.budget.samples)
+    gains = meter.gain(config.loudness, gates=None if gates is None else gates[0])
+    return waves * gains.unsqueeze(-1)
 
 
 def polarity(call: Call, group: int) -> Tensor:

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_mapss.core.points import Points
 from torch_mapss.pipeline.bank import EncodedClips
+from torch_mapss.pipeline.measures import MEASURES
 
 Embeddings = Mapping[str, Tensor]  # by measure
+
+
+class Chosen(NamedTuple):
+    """The frames of the mixtures of one length that are scored, as item and frame."""
+
+    scored: Tensor  # (n, 2) int64 with at least two active sources, for all measures
+    pauses: Tensor  # (m, 2) int64 with one, for measures that score pauses
 
 
 class Block(ABC):
@@ -25,30 +34,40 @@ class Block(ABC):
     Args:
         item: (n,) of each frame, the mixture's index among these clips.
         frame: (n,) its index in the mixture.
+        measures: to be computed in some of them.
+        has_pauses: whether there are frames in which only one source is active.
     """
 
-    def __init__(self, item: Tensor, frame: Tensor) -> None:
+    def __init__(
+        self, item: Tensor, frame: Tensor, measures: Sequence[str], has_pauses: bool
+    ) -> None:
         self.item = item
         self.frame = frame
+        self.measures = measures
+        self.has_pauses = has_pauses
+
+    def rows(self, measure: str) -> Tensor | slice:
+        """In which of the n frames a measure is computed, by default in all."""
+        return slice(None)
 
     @abstractmethod
     def clusters(self, measure: str) -> tuple[Points, Tensor]:
-        """References and distortions of n frames, without outputs; and which are finite, (n,).
+        """References and distortions of a measure's rows, without outputs; and which are finite.
 
         Asked for once for each measure.
         """
 
     @abstractmethod
     def outputs(self, measure: str, call: int) -> Tensor:
-        """(n, S', M) embedded estimates of a call, by its index."""
+        """(rows, S', M) embedded estimates of a call, by its index."""
 
 
 class ClipFrames(ABC):
     """All frames of the mixtures of one length."""
 
     @abstractmethod
-    def blocks(self, frames: Tensor) -> Iterator[Block]:
-        """The ``frames`` (n, 2) as item and frame, as many at a time as memory allows."""
+    def blocks(self, chosen: Chosen) -> Iterator[Block]:
+        """The chosen frames, as many at a time as memory allows."""
 
 
 class EncodedFrames(ClipFrames):
@@ -67,22 +86,34 @@ class EncodedFrames(ClipFrames):
         self.estimates = estimates
         self.frames_at_once = frames_at_once
 
-    def blocks(self, frames: Tensor) -> Iterator[Block]:
-        """See :class:`ClipFrames`."""
-        for some in frames.split(self.frames_at_once or max(1, len(frames))):
-            if len(some):
-                yield EncodedBlock(self.clips, self.estimates, *some.unbind(-1))
+    def blocks(self, chosen: Chosen) -> Iterator[Block]:
+        """See :class:`ClipFrames`; frames of pauses are blocks of their own."""
+        measures = list(self.estimates[0])
+        in_pauses = [name for name in measures if MEASURES[name].in_pauses]
+        for frames, names, has_pauses in (
+            (chosen.scored, measures, False),
+            (chosen.pauses, in_pauses, True),
+        ):
+            for some in frames.split(self.frames_at_once or max(1, len(frames))):
+                if len(some):
+                    item, frame = some.unbind(-1)
+                    yield EncodedBlock(self, item, frame, names, has_pauses)
 
 
 class EncodedBlock(Block):
     """Frames whose embeddings are gathered from memory."""
 
     def __init__(
-        self, clips: EncodedClips, estimates: Sequence[Embeddings], item: Tensor, frame: Tensor
+        self,
+        clip_frames: EncodedFrames,
+        item: Tensor,
+        frame: Tensor,
+        measures: Sequence[str],
+        has_pauses: bool,
     ) -> None:
-        super().__init__(item, frame)
-        self._clips = clips
-        self._estimates = estimates
+        super().__init__(item, frame, measures, has_pauses)
+        self._clips = clip_frames.clips
+        self._estimates = clip_frames.estimates
 
     def clusters(self, measure: str) -> tuple[Points, Tensor]:
         """See :class:`Block`; frames with bad embeddings are none of those to be scored."""

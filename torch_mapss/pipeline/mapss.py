@@ -24,6 +24,7 @@ from torch_mapss.pipeline.config import (
     distortion_banks,
     encoder_slots,
 )
+from torch_mapss.pipeline.estimates import GAINS
 from torch_mapss.pipeline.measures import checked_measures, with_encoder
 from torch_mapss.pipeline.memory import checked_memory
 from torch_mapss.pipeline.prepare import prepare
@@ -63,6 +64,10 @@ class MAPSS(nn.Module):
             never cut.
         align_polarity: flip an estimate whose correlation with its reference is negative.
             Checkpoints react to polarity, listeners do not.
+        gain: of estimates for PS and PM. ``"own"``, the paper's: each is brought to the loudness by
+            its own gates, so what it adds in the pauses of its source changes its level.
+            ``"reference"``: by the blocks of 400 ms that pass the gates of its reference, as
+            clearance, fidelity and bleed always do.
         alpha, time, energy, max_dimension, convention, eigh: of the diffusion map, see
             :func:`torch_mapss.functional.perceptual_separation`.
         loudness: target of the normalisation of every waveform, in LUFS.
@@ -121,6 +126,7 @@ class MAPSS(nn.Module):
         fs: int | None = None,
         trim: bool = False,
         align_polarity: bool = False,
+        gain: str = "own",
         alpha: float = 1.0,
         time: float = 1.0,
         energy: float = 0.99,
@@ -157,6 +163,7 @@ class MAPSS(nn.Module):
             given_rate=rate,
             trim=trim,
             align_polarity=align_polarity,
+            gain=checks.check_choice(gain, "gain", GAINS),
             loudness=checks.check_real(loudness, "loudness", "[-70, 0]"),
             activity=checks.check_real(activity, "activity", "[0, 1)", "0.1 is the default."),
             check_finite=check_finite,

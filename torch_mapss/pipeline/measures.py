@@ -35,6 +35,7 @@ class Measure:
     score: Score | None = None  # points of frames -> fields by name
     least_members: int = 0  # distortions that a cluster needs
     others: bool = False  # whether it reads the sum of the other references
+    in_pauses: bool = False  # whether frames are scored in which the own source pauses
     spectrum: bool = False  # whether it takes an eigendecomposition, of d coordinates
 
 
@@ -54,6 +55,7 @@ _ALL = (
         score=decomposition_scores,
         least_members=1,
         others=True,
+        in_pauses=True,
     ),
     Measure(
         "separation",

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from torch_mapss.audio.frames import active_frames
-from torch_mapss.audio.loudness import at_loudness
+from torch_mapss.audio.loudness import at_loudness, passing_blocks
 from torch_mapss.core import checks, devices
 from torch_mapss.pipeline import inputs
-from torch_mapss.pipeline.activity import active_sources, frames_to_score
+from torch_mapss.pipeline.activity import active_sources, frames_of_pauses, frames_to_score
 from torch_mapss.pipeline.bank import Encoded, EncodedClips, ReferenceBank
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.copies import Encoding, planned_copies, sums_of_others
@@ -93,8 +93,18 @@ def encode_clips(
     valid = clips.valid.unsqueeze(-1).expand(audible.shape)
     for embeddings in encoded.values():
         valid = valid & embeddings.usable()
-    scored = frames_to_score(active_sources(audible, valid))
-    return EncodedClips(clips.items, clips.samples, waves, audible, valid, scored, encoded)
+    active = active_sources(audible, valid)
+    return EncodedClips(
+        items=clips.items,
+        samples=clips.samples,
+        waves=waves,
+        audible=audible,
+        valid=valid,
+        scored=frames_to_score(active),
+        pauses=frames_of_pauses(active),
+        gates=passing_blocks(waves, grid.sample_rate, config.loudness),
+        encoded=encoded,
+    )
 
 
 def warn_unscored(bank: ReferenceBank) -> None:
@@ -105,5 +115,6 @@ def warn_unscored(bank: ReferenceBank) -> None:
     if empty:
         checks.warn_user(
             f"mixtures {sorted(empty)} have no frame in which two sources are active: their scores "
-            "are undefined (NaN in means, left out of losses)."
+            "are undefined (NaN in means, left out of losses), except for clearance and bleed "
+            "where one source pauses while another one plays."
         )

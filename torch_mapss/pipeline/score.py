@@ -14,15 +14,15 @@ from torch_mapss.core import devices
 from torch_mapss.core.frame_batches import Bounds, Score, Started, finish, start
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
-from torch_mapss.pipeline.activity import scored_estimates, sources_in_graph
+from torch_mapss.pipeline.activity import exposed_estimates, scored_estimates, sources_in_graph
 from torch_mapss.pipeline.bank import EncodedClips, LongClip, ReferenceBank
 from torch_mapss.pipeline.bleed import bleed
 from torch_mapss.pipeline.call import Call
 from torch_mapss.pipeline.config import Config
-from torch_mapss.pipeline.copies import Encoding
+from torch_mapss.pipeline.copies import Encoding, by_level
 from torch_mapss.pipeline.estimates import levelled_estimates
-from torch_mapss.pipeline.frames import ClipFrames, EncodedFrames
-from torch_mapss.pipeline.measures import MEASURES, with_encoder
+from torch_mapss.pipeline.frames import Chosen, ClipFrames, EncodedFrames
+from torch_mapss.pipeline.measures import MEASURES, Measure, with_encoder
 from torch_mapss.pipeline.memory import explained
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
 from torch_mapss.pipeline.segments import LongClipFrames, OnSegment
@@ -95,7 +95,7 @@ def score(
     values = [FrameValues(call) for call in calls]
     waiting: list[Waiting] = []
     with explained():
-        chosen = choose(bank, frames, generator)
+        chosen = choose(bank, measures, frames, generator)
         encoding = Encoding(config, budget)
         readers = [
             frames_of_group(calls, group, measures, encoding, has_graph, on_segment)
@@ -105,53 +105,63 @@ def score(
         for group, (clips, reader) in enumerate(zip(bank.groups, readers)):
             for block in reader.blocks(chosen[group]):
                 active = clips.active[block.item, :, block.frame]  # (n, S)
+                plays = clips.active.any(-1)[block.item]
                 items = devices.upload(clips.items, bank.device)
                 position = items[block.item] * bank.frames + block.frame
-                is_scored = [
-                    scored_estimates(active, call.attributed)
-                    & call.clips[group].valid.all(-1)[block.item].unsqueeze(-1)
-                    for call in calls
-                ]
-                for measure in measures:
+                is_usable = [call.clips[group].valid.all(-1)[block.item] for call in calls]  # (n,)
+                for measure in block.measures:
+                    rows = block.rows(measure)
                     clusters, usable = block.clusters(measure)
+                    present = sources_in_graph(active, block.has_pauses)
+                    present = None if present is None else present[rows]
                     for k, call in enumerate(calls):
                         outputs = block.outputs(measure, k)
-                        points, finite = with_outputs(clusters, outputs, call.attributed, active)
-                        is_scored[k] = is_scored[k] & (finite & usable).unsqueeze(-1)
+                        points, finite = with_outputs(clusters, outputs, call.attributed, present)
+                        is_usable[k] = is_usable[k].clone()
+                        is_usable[k][rows] &= finite & usable
                         function = task.functions[measure]
                         work = start(points, task.settings, function, budget.frames)
-                        waiting.append(Waiting(values[k], position, work))
+                        waiting.append(Waiting(values[k], position[rows], work))
                     if not has_graph:
                         write(waiting)
                         waiting = []
                         del clusters, points, work  # before the bank makes those of the next
-                for k in range(len(calls)):
-                    values[k].write("active", position, is_scored[k])
+                for k, call in enumerate(calls):
+                    usable = is_usable[k].unsqueeze(-1)
+                    scored = scored_estimates(active, call.attributed)
+                    exposed = exposed_estimates(active, plays, call.attributed)
+                    values[k].write("active", position, scored & usable)
+                    values[k].write("exposed", position, exposed & usable)
         write(waiting)
     return [task.record(values_of_call) for values_of_call in values]
 
 
 def choose(
-    bank: ReferenceBank, frames: int | None, generator: torch.Generator | None
-) -> list[Tensor]:
-    """(n, 2) item and frame of each group: at most ``frames`` of all, without replacement.
+    bank: ReferenceBank,
+    measures: Sequence[str],
+    frames: int | None,
+    generator: torch.Generator | None,
+) -> list[Chosen]:
+    """The frames of each group: at most ``frames`` of all that are scored, without replacement.
 
-    Without a generator every call draws the same frames, so that equal calls give equal scores.
+    Frames of pauses are among them if any of the measures scores those. Without a generator every
+    call draws the same frames, so that equal calls give equal scores.
     """
-    scored = [clips.scored for clips in bank.groups]
-    counts = [len(pairs) for pairs in scored]
-    if frames is None or frames >= sum(counts):
-        return scored
-    if generator is None:
-        generator = torch.Generator("cpu").manual_seed(0)
-    order = torch.randperm(sum(counts), generator=generator, device="cpu")
-    is_drawn = torch.zeros(sum(counts), dtype=torch.bool, device="cpu")
-    is_drawn[order[: int(frames)]] = True
-    chosen = []
-    for pairs, is_drawn_here in zip(scored, is_drawn.split(counts)):
-        index = is_drawn_here.nonzero().squeeze(-1)
-        chosen.append(pairs[index.to(pairs.device)])
-    return chosen
+    has_pauses = any(MEASURES[name].in_pauses for name in measures)
+    lists = []
+    for clips in bank.groups:
+        lists += [clips.scored, clips.pauses if has_pauses else clips.pauses[:0]]
+    counts = [len(pairs) for pairs in lists]
+    if frames is not None and frames < sum(counts):
+        if generator is None:
+            generator = torch.Generator("cpu").manual_seed(0)
+        order = torch.randperm(sum(counts), generator=generator, device="cpu")
+        is_drawn = torch.zeros(sum(counts), dtype=torch.bool, device="cpu")
+        is_drawn[order[: int(frames)]] = True
+        for k, is_drawn_here in enumerate(is_drawn.split(counts)):
+            index = is_drawn_here.nonzero().squeeze(-1)
+            lists[k] = lists[k][index.to(lists[k].device)]
+    return [Chosen(*lists[k : k + 2]) for k in range(0, len(lists), 2)]
 
 
 def frames_of_group(
@@ -164,18 +174,22 @@ def frames_of_group(
 ) -> ClipFrames:
     """Frames of the mixtures of one length: estimates are encoded, or will be on demand."""
     clips = calls[0].bank.groups[group]
-    estimates = [levelled_estimates(encoding.config, call, group) for call in calls]
+    estimates = [levelled_estimates(encoding.config, call, group, measures) for call in calls]
     if isinstance(clips, LongClip):
         return LongClipFrames(clips, estimates, measures, encoding, on_segment)
     assert isinstance(clips, EncodedClips)
-    embedded = [encoding.by_measure(measures, waves) for waves in estimates]
+    embedded: list[dict[str, Tensor]] = []
+    for waves_by_measure in estimates:
+        embedded.append({})
+        for waves, names in by_level(waves_by_measure, measures):
+            embedded[-1] |= encoding.by_measure(names, waves)
     frame_bytes = max((clips.encoded[name].frame_bytes for name in measures), default=1)
     frames_at_once = None if has_graph else max(1, encoding.budget.gathered // frame_bytes)
     return EncodedFrames(clips, embedded, frames_at_once)
 
 
 def with_outputs(
-    clusters: Points, outputs: Tensor, attributed: tuple[int, ...], active: Tensor
+    clusters: Points, outputs: Tensor, attributed: tuple[int, ...], present: Tensor | None
 ) -> tuple[Points, Tensor]:
     """The graphs of n frames, and which of them have finite outputs, (n,).
 
@@ -185,12 +199,11 @@ def with_outputs(
         clusters: without outputs.
         outputs: (n, S', M).
         attributed: (S',) source of each.
-        active: (n, S) bool.
+        present: (n, S) bool, see :func:`sources_in_graph`.
     """
     finite = outputs.detach().isfinite().all(-1, keepdim=True)
     references = devices.select(clusters.references, attributed, 1)
     outputs = torch.where(finite, outputs, references)
-    present = sources_in_graph(active)
     points = clusters._replace(outputs=outputs, attributed=attributed, active=present)
     return points, finite.squeeze(-1).all(-1)
 
@@ -213,16 +226,22 @@ class FrameValues:
 
     @functools.cached_property
     def active(self) -> Tensor:
-        """(B, S', F) bool: estimates that are scored."""
+        """(B, S', F) bool: own source and another one are active."""
         return self._joined("active", torch.bool)
 
-    def of(self, name: str) -> Tensor:
-        """(B, S', F), 0 or False where an estimate is not scored."""
+    @functools.cached_property
+    def exposed(self) -> Tensor:
+        """(B, S', F) bool: another source is active, and the own one plays at some time."""
+        return self._joined("exposed", torch.bool)
+
+    def of(self, measure: Measure, name: str) -> Tensor:
+        """(B, S', F) a field of a measure, 0 or False where it does not score an estimate."""
+        is_scored = self.exposed if measure.in_pauses else self.active
         if name.endswith("_defined"):
-            return self._joined(name, torch.bool) & self.active
+            return self._joined(name, torch.bool) & is_scored
         is_double = self.call.estimates.dtype == torch.float64
         values = self._joined(name, torch.float64 if is_double else torch.float32)
-        return torch.where(self.active, values, 0.0)
+        return torch.where(is_scored, values, 0.0)
 
     def _joined(self, name: str, dtype: torch.dtype) -> Tensor:
         bank, outputs = self.call.bank, len(self.call.attributed)
@@ -255,13 +274,13 @@ def scores_of(config: Config, values: FrameValues) -> Scores:
     call = values.call
     fields: dict[str, Tensor] = {}
     if "bleed" in call.measures:
-        fields["bleed_db"] = bleed(config.grid, call)
+        fields["bleed_db"] = bleed(config, call)
         fields["bleed_defined"] = ~fields["bleed_db"].isnan()
     for measure in with_encoder(call.measures):
-        fields |= {field: values.of(field) for field in measure.fields}
+        fields |= {field: values.of(measure, field) for field in measure.fields}
         if measure.spectrum:  # the same for all estimates of a frame
             name = f"{measure.name}_dimension"
-            fields[name] = values.of(name).detach().amax(1).round().long()
+            fields[name] = values.of(measure, name).detach().amax(1).round().long()
     times = devices.back(config.times(call.bank.frames), call.estimates.device)
     return Scores(values.active, times, call.measures, **fields)
 
@@ -274,7 +293,7 @@ def bounds_of(
     for measure in with_encoder(values.call.measures):
         for field in measure.fields:
             if field in ScoreBounds._fields:
-                radius, tail = values.of(f"{field}_radius"), values.of(f"{field}_tail")
-                bounds[field] = Bounds.of(radius, tail)
+                errors = (values.of(measure, f"{field}_{part}") for part in ("radius", "tail"))
+                bounds[field] = Bounds.of(*errors)
     scores = scores_of(config, values) if has_scores else None
     return ScoreBounds(values.active, confidence, **bounds, scores=scores)

@@ -34,13 +34,13 @@ class UtteranceScores(NamedTuple):
     ps: Tensor  # (B, S') mean PS, [0, 1]
     pm: Tensor  # (B, S') mean PM, [0, 1]
     log_pm: Tensor  # (B, S') mean log PM, <= 0
-    bleed_db: Tensor  # (B, S') mean power in the own source's pauses, dB; lower is better
+    bleed_db: Tensor  # (B, S') mean power added in the own source's pauses, dB; lower is better
     ps_pesq: Tensor  # (B, S') PESQ-like pooling of PS, [1.085, 1.315]
     log_pm_compressed: Tensor  # (B, S') mean of -log(1 - log PM), <= 0: single frames count less
     attributed_distance: Tensor  # (B, S') mean A, to the source's own cluster (PS)
     foreign_distance: Tensor  # (B, S') mean B, to the closest other cluster (PS)
     log_foreign_distance: Tensor  # (B, S') mean log B
-    frames: Tensor  # (B, S') int64, how many frames are scored
+    frames: Tensor  # (B, S') int64, how many frames are active
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ class Scores:
     Where a value is not :meth:`defined` it is 0, without gradient (``bleed_db``: NaN).
     """
 
-    active: Tensor  # (B, S', F) bool: scored: source and at least one other active, frame drawn
+    # (B, S', F) bool: source and at least one other active, frame drawn. PS, PM and fidelity are
+    # scored there; clearance and bleed in pauses of the source as well, see `defined`.
+    active: Tensor
     times: Tensor  # (F,) seconds, centre of the encoder's receptive field
     measures: tuple[str, ...]  # those computed, see torch_mapss.pipeline.measures
     clearance: Tensor | None = None  # (B, S', F) in [0, 1], 1: no leakage
@@ -58,11 +60,11 @@ class Scores:
     ps: Tensor | None = None  # (B, S', F) in [0, 1], 1: no leakage
     pm: Tensor | None = None  # (B, S', F) in [0, 1], 1: undistorted
     log_pm: Tensor | None = None  # (B, S', F) <= 0; keeps ranking where PM has saturated at 0
-    bleed_db: Tensor | None = None  # (B, S', F) dB, level where only other sources are active
+    bleed_db: Tensor | None = None  # (B, S', F) dB, level added where only others are active
     attributed_distance: Tensor | None = None  # (B, S', F) A, to the source's own cluster (PS)
     foreign_distance: Tensor | None = None  # (B, S', F) B, to the closest other cluster (PS)
     distortion_ratio: Tensor | None = None  # (B, S', F) >= 0, 1 - fidelity without its cap
-    clearance_defined: Tensor | None = None  # (B, S', F) bool
+    clearance_defined: Tensor | None = None  # (B, S', F) bool: another source active, frame drawn
     fidelity_defined: Tensor | None = None  # (B, S', F) bool
     distortion_ratio_defined: Tensor | None = None  # (B, S', F) bool
     bleed_defined: Tensor | None = None  # (B, S', F) bool

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from torch_mapss.audio.frames import active_frames
-from torch_mapss.audio.loudness import Meter, gain_to
+from torch_mapss.audio.loudness import Meter, metered
 from torch_mapss.core import devices
 from torch_mapss.core.points import Points
 from torch_mapss.distortions import DistortionBank
-from torch_mapss.pipeline.activity import active_sources, frames_to_score
+from torch_mapss.pipeline.activity import active_sources, frames_of_pauses, frames_to_score
 from torch_mapss.pipeline.bank import CopyRecipe, Encoded, LongClip
 from torch_mapss.pipeline.config import CONTEXT, Config
 from torch_mapss.pipeline.copies import (
@@ -23,12 +23,13 @@ from torch_mapss.pipeline.copies import (
     Encoding,
     Rows,
     as_index,
+    by_level,
     copies_of,
     planned_copies,
     plans,
     sums_of_others,
 )
-from torch_mapss.pipeline.frames import Block, ClipFrames
+from torch_mapss.pipeline.frames import Block, Chosen, ClipFrames, Embeddings
 from torch_mapss.pipeline.inputs import Clips
 from torch_mapss.pipeline.measures import MEASURES
 from torch_mapss.pipeline.memory import Budget
@@ -53,7 +54,8 @@ def measure_long_clip(
 ) -> LongClip:
     """What it takes to score a clip (1, S, T) in segments; nothing is encoded yet."""
     grid = config.grid
-    waves = clips.waves * loudness_gains(config, clips.waves[0], budget)
+    meter = metered(clips.waves[0], grid.sample_rate, budget.samples)
+    waves = clips.waves * meter.gain(config.loudness).unsqueeze(-1)
     audible_by_source = [
         active_frames(wave, grid.receptive_field, grid.hop, config.activity)
         for wave in waves.split(1, 1)
@@ -72,18 +74,22 @@ def measure_long_clip(
     others = None
     if waves.shape[1] > 2 and any(MEASURES[name].others for name in recipes):
         sums = sums_of_others(clips.waves)
-        others = sums * loudness_gains(config, sums[0], budget)
+        sum_meter = metered(sums[0], grid.sample_rate, budget.samples)
+        others = sums * sum_meter.gain(config.loudness).unsqueeze(-1)
     valid = clips.valid.unsqueeze(-1).expand(audible.shape)
-    scored = frames_to_score(active_sources(audible, valid))
+    active = active_sources(audible, valid)
     return LongClip(
-        clips.items, clips.samples, waves, audible, valid, scored, recipes=recipes, others=others
+        items=clips.items,
+        samples=clips.samples,
+        waves=waves,
+        audible=audible,
+        valid=valid,
+        scored=frames_to_score(active),
+        pauses=frames_of_pauses(active),
+        gates=meter.passing_blocks(config.loudness).unsqueeze(0),
+        recipes=recipes,
+        others=others,
     )
-
-
-def loudness_gains(config: Config, waves: Tensor, budget: Budget) -> Tensor:
-    """(n, 1) gains that bring long waveforms (n, T) to the loudness of the settings."""
-    gains = gain_to(waves, config.grid.sample_rate, config.loudness, budget.samples)
-    return gains.unsqueeze(-1)
 
 
 def copy_gains(copies: Copies, waves: Tensor) -> Tensor:
@@ -121,7 +127,7 @@ class LongClipFrames(ClipFrames):
 
     Args:
         clip: of the bank.
-        estimates: of each call, (1, S', T) at the level at which they are encoded.
+        estimates: of each call by measure, (1, S', T) at the level at which they are encoded.
         measures: to be computed.
         encoding: which is checked after each span.
         on_segment: called with how many segments are scored, and how many there are.
@@ -130,7 +136,7 @@ class LongClipFrames(ClipFrames):
     def __init__(
         self,
         clip: LongClip,
-        estimates: Sequence[Tensor],
+        estimates: Sequence[Mapping[str, Tensor]],
         measures: Sequence[str],
         encoding: Encoding,
         on_segment: OnSegment | None,
@@ -141,26 +147,34 @@ class LongClipFrames(ClipFrames):
         self.encoding = encoding
         self.on_segment = on_segment or (lambda done, count: None)
 
-    def blocks(self, frames: Tensor) -> Iterator[Block]:
+    def blocks(self, chosen: Chosen) -> Iterator[Block]:
         """See :class:`ClipFrames`; a segment's frames are asked for in their order."""
         config = self.encoding.config
         edges = list(segments(self.clip.frames, int(config.segment_frames)))
-        # A receptive field is all that a frame of some encoders needs. Others receive the entire
-        # segment, and a little of what surrounds it.
-        is_local = all(config.encoder_of(name).local for name in self.measures)
+        encoders = [config.encoder_of(name) for name in self.measures]
+        # A receptive field is all that a frame of some encoders needs, with what they see beyond
+        # its ends. Others receive the entire segment, and a little of what surrounds it.
+        is_local = all(encoder.local for encoder in encoders)
+        overhang = max((encoder.overhang for encoder in encoders), default=0)
+        margin = -(-overhang // config.grid.hop)  # frames
         context = round(CONTEXT * config.grid.sample_rate / config.grid.hop)
         frames_at_once = self._frames_at_once(is_local)
-        indices = frames[:, 1].cpu()
+        is_pause = torch.zeros(self.clip.frames, dtype=torch.bool, device="cpu")
+        is_chosen = is_pause.clone()
+        is_pause[chosen.pauses[:, 1].cpu()] = True
+        is_chosen[chosen.scored[:, 1].cpu()] = True
+        indices = (is_chosen | is_pause).nonzero().squeeze(-1)
         self.on_segment(0, len(edges))
         for done, (begin, end) in enumerate(edges):
             in_segment = indices[(indices >= begin) & (indices < end)]
             for frame in in_segment.split(frames_at_once):
                 if len(frame) == 0:
                     continue
-                encoded = range(int(frame[0]), int(frame[-1]) + 1)
+                surrounding = int(frame[0]) - margin, int(frame[-1]) + 1 + margin
                 if not is_local:
-                    encoded = range(max(0, begin - context), min(self.clip.frames, end + context))
-                yield Span(self, frame.to(frames.device), encoded)
+                    surrounding = begin - context, end + context
+                encoded = range(max(0, surrounding[0]), min(self.clip.frames, surrounding[1]))
+                yield Span(self, frame, is_pause[frame], encoded)
                 self.encoding.check()
             self.on_segment(done + 1, len(edges))
 
@@ -190,47 +204,69 @@ class Span(Block):
 
     Args:
         clip_frames: of the clip.
-        frame: (n,) indices in the clip.
+        frame: (n,) indices in the clip, on the CPU.
+        is_pause: (n,) bool, on the CPU: only measures that score pauses are computed.
         encoded: frames that the encoder receives the samples of.
     """
 
-    def __init__(self, clip_frames: LongClipFrames, frame: Tensor, encoded: range) -> None:
-        super().__init__(torch.zeros_like(frame), frame)
+    def __init__(
+        self, clip_frames: LongClipFrames, frame: Tensor, is_pause: Tensor, encoded: range
+    ) -> None:
+        device = clip_frames.clip.waves.device
+        in_pauses = [name for name in clip_frames.measures if MEASURES[name].in_pauses]
+        measures = in_pauses if bool(is_pause.all()) else clip_frames.measures
+        frame = frame.to(device)
+        super().__init__(torch.zeros_like(frame), frame, measures, bool(is_pause.any()))
         self._clip, self._encoding = clip_frames.clip, clip_frames.encoding
-        self._measures = clip_frames.measures
-        grid = self._encoding.config.grid
-        self._samples = slice(
-            encoded.start * grid.hop, (encoded.stop - 1) * grid.hop + grid.receptive_field
-        )
+        self._scored_rows = (~is_pause).nonzero().squeeze(-1).to(device)
+        grid, samples = self._encoding.config.grid, self._clip.waves.shape[-1]
+        first, last = encoded.start * grid.hop, (encoded.stop - 1) * grid.hop
+        self._length = last - first + grid.receptive_field  # of what is encoded
+        # What follows the last frame is seen by encoders whose window exceeds the frame.
+        stop = samples if encoded.stop == self._clip.frames else first + self._length
+        self._samples = slice(first, stop)
         self._frames = frame - encoded.start  # among those that are encoded
         self._outputs = [
-            self._embedded(waves[0], self._measures) for waves in clip_frames.estimates
+            self._embedded_levels(waves_by_measure) for waves_by_measure in clip_frames.estimates
         ]
-        self._references = self._embedded(self._clip.waves, self._measures)
+        self._references = self._embedded(self._clip.waves, measures)
         self._others: dict[str, Tensor] = {}
         if self._clip.others is not None:
-            of_sums = [name for name in self._measures if MEASURES[name].others]
+            of_sums = [name for name in measures if MEASURES[name].others]
             self._others = self._embedded(self._clip.others, of_sums)
         self._waiting: dict[str, Encoded] = {}  # made along with another measure's
 
+    def _embedded_levels(self, waves_by_measure: Mapping[str, Tensor]) -> Embeddings:
+        embedded: dict[str, Tensor] = {}
+        for waves, names in by_level(waves_by_measure, self.measures):
+            embedded |= self._embedded(waves[0], names)
+        return embedded
+
     def _embedded(self, waves: Tensor, measures: Sequence[str]) -> dict[str, Tensor]:
-        return self._encoding.by_measure(measures, waves[..., self._samples], self._frames)
+        samples = waves[..., self._samples]
+        return self._encoding.by_measure(measures, samples, self._frames, self._length)
+
+    def rows(self, measure: str) -> Tensor | slice:
+        """See :class:`Block`."""
+        everywhere = MEASURES[measure].in_pauses or not self.has_pauses
+        return slice(None) if everywhere else self._scored_rows
 
     def outputs(self, measure: str, call: int) -> Tensor:
         """See :class:`Block`."""
-        return self._outputs[call][measure].transpose(0, 1)
+        return self._outputs[call][measure].transpose(0, 1)[self.rows(measure)]
 
     def clusters(self, measure: str) -> tuple[Points, Tensor]:
         """See :class:`Block`."""
         if measure not in self._waiting:
             self._make(measure)
         encoded, usable = cleaned(self._waiting.pop(measure))  # held no longer than it is needed
-        return encoded.points(0, slice(None)), usable
+        rows = self.rows(measure)
+        return encoded.points(0, rows), usable[rows]
 
     def _make(self, measure: str) -> None:
         """Make and encode the copies that serve a measure, and whatever else they serve."""
         config, recipes = self._encoding.config, self._clip.recipes
-        plan = next(plan for plan in plans(config, self._measures) if measure in plan.users)
+        plan = next(plan for plan in plans(config, self.measures) if measure in plan.users)
         measured = {name: recipes[name].measured for name in plan.users}
         copies = copies_of(config, self._encoding.budget, plan, measured)
         begin, end = self._samples.start, self._samples.stop
@@ -240,7 +276,7 @@ class Span(Block):
         self._waiting |= copies.encode(
             piece,
             functools.partial(levelled, inside, recipes[plan.name].gains),
-            functools.partial(self._encoding, frames=self._frames),
+            functools.partial(self._encoding, frames=self._frames, length=self._length),
             self._references,
             self._others,
             left,
