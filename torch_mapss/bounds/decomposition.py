@@ -36,9 +36,10 @@ BATCH_BYTES = 2**26  # working memory of the versions of a batch of graphs
 class LeftOut(NamedTuple):
     """Scores of frames without one member of the bank each, or their sums over frames."""
 
-    clearance_left_out: Tensor  # (..., S', S, P); 0 where clearance is undefined
-    distortion_left_out: Tensor  # (..., S', S, P) squares of 1 - F; 0 where fidelity is undefined
-    members_left_out: Tensor  # (..., S', S, P) bool, or in how many frames: present in the graph
+    # (..., S', S, P) each
+    clearance_left_out: Tensor  # 0 where clearance is undefined
+    distortion_left_out: Tensor  # squares of 1 - F; 0 where fidelity is undefined
+    members_left_out: Tensor  # bool, or in how many frames: present in the graph
 
 
 def decomposition_errors(

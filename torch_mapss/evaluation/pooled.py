@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torch_mapss.core.frame_batches import Bounds
 from torch_mapss.core.pooling import masked_mean
-from torch_mapss.pipeline.scores import ScoreBounds, Scores
+from torch_mapss.pipeline.scores import BOUNDED, ScoreBounds, Scores
 from torch_mapss.score_table import FRAME_SCORES, present, scores_of
 
 if TYPE_CHECKING:
@@ -65,11 +64,13 @@ def frames(scores: Scores) -> dict[str, Tensor]:
 
 def frame_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:
     """(S', F) ``ps_radius``, ``ps_tail``, ``ps_total`` and the like, NaN in frames not scored."""
-    return {
-        f"{name}_{part}": torch.where(scores.active, values, torch.nan)[0].cpu()
-        for name in FRAME_SCORES
-        for part, values in zip(Bounds._fields, bounds.of(name) or ())
-    }
+    columns = {}
+    for name in BOUNDED:
+        if getattr(bounds, name) is not None:
+            defined = scores.defined(name)
+            for part, values in bounds.of(name)._asdict().items():
+                columns[f"{name}_{part}"] = torch.where(defined, values, torch.nan)[0].cpu()
+    return columns
 
 
 def columns(scores: Scores, bounds: ScoreBounds | None = None) -> DataFrame:
@@ -105,14 +106,14 @@ def _utterance_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:
     from torch_mapss.bounds.utterance import pool_match_bounds, pool_separation_bounds
 
     values = {}
-    for name in ("clearance", "fidelity", "ps", "pm"):
-        of_frames = bounds.of(name)
+    for name in BOUNDED:
+        of_frames = getattr(bounds, name)
         if of_frames is None:
             continue
         radius, tail, defined = of_frames.radius, of_frames.tail, scores.defined(name)
-        if name == "fidelity":  # of a root mean square: by Minkowski's inequality
-            values[f"{name}_radius"] = masked_mean(radius.square(), defined).sqrt()
-            values[f"{name}_tail"] = masked_mean(tail.square(), defined).sqrt()
+        if name in ("clearance", "fidelity"):
+            of_utterance = getattr(bounds, f"utterance_{name}")  # of the pooled score
+            values |= {f"{name}_radius": of_utterance.radius, f"{name}_tail": of_utterance.tail}
             continue
         pooled = pool_match_bounds(radius, tail, defined)  # of a plain mean
         values |= {f"{name}_radius": pooled.radius, f"{name}_tail": pooled.tail}

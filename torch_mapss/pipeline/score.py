@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torch_mapss.core import devices
 from torch_mapss.core.frame_batches import Bounds, Score, Started, finish, start
@@ -24,7 +25,7 @@ from torch_mapss.pipeline.estimates import levelled_estimates
 from torch_mapss.pipeline.frames import Chosen, ClipFrames, EncodedFrames
 from torch_mapss.pipeline.measures import MEASURES, Measure, with_encoder
 from torch_mapss.pipeline.memory import explained
-from torch_mapss.pipeline.scores import ScoreBounds, Scores
+from torch_mapss.pipeline.scores import BOUNDED, ScoreBounds, Scores
 from torch_mapss.pipeline.segments import LongClipFrames, OnSegment
 
 Record = TypeVar("Record")
@@ -55,8 +56,9 @@ def bounding(
     convention = config.settings.convention if convention is None else convention
     checked = named_settings(confidence, convention, options)
     functions = {
-        measure.name: getattr(bounds, f"{measure.name}_errors")(checked, scores=True)
-        for measure in with_encoder(MEASURES)
+        "decomposition": bounds.decomposition_errors(checked, scores=True, left_out=True),
+        "separation": bounds.separation_errors(checked, scores=True),
+        "match": bounds.match_errors(checked, scores=True),
     }
     of_map = "reference" if convention == "reference" else "paper"
     settings = config.settings._replace(convention=of_map)
@@ -121,7 +123,7 @@ def score(
                         is_usable[k][rows] &= finite & usable
                         function = task.functions[measure]
                         work = start(points, task.settings, function, budget.frames)
-                        waiting.append(Waiting(values[k], position[rows], work))
+                        waiting.append(Waiting(values[k], position[rows], is_usable[k][rows], work))
                     if not has_graph:
                         write(waiting)
                         waiting = []
@@ -219,10 +221,21 @@ class FrameValues:
     def __init__(self, call: Call) -> None:
         self.call = call
         self._written: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self.sums: dict[str, Tensor] = {}  # (B, S', S, P) over frames
 
     def write(self, name: str, position: Tensor, values: Tensor) -> None:
         """Values (n, S') at positions (n,) of the flattened (B, F)."""
         self._written.setdefault(name, []).append((position, values))
+
+    def add(self, name: str, position: Tensor, is_usable: Tensor, values: Tensor) -> None:
+        """Add values (n, S', S, P) of usable frames to the sums over frames."""
+        bank = self.call.bank
+        usable = torch.where(is_usable[:, None, None, None], values.double(), 0.0)
+        total = self.sums.get(name, usable.new_zeros(bank.batch, *usable.shape[1:]))
+        # Mixtures of another length may have lost other members.
+        missing = usable.shape[-1] - total.shape[-1]
+        total, usable = pad(total, (0, max(0, missing))), pad(usable, (0, max(0, -missing)))
+        self.sums[name] = total.index_add(0, position // bank.frames, usable)
 
     @functools.cached_property
     def active(self) -> Tensor:
@@ -258,6 +271,7 @@ class Waiting(NamedTuple):
 
     values: FrameValues
     position: Tensor  # (n,) of the flattened (B, F)
+    is_usable: Tensor  # (n,) bool: all embeddings are finite
     work: Started
 
 
@@ -266,7 +280,10 @@ def write(waiting: Sequence[Waiting]) -> None:
     results = finish([entry.work for entry in waiting])
     for entry, result in zip(waiting, results):
         for name, tensor in result.items():
-            entry.values.write(name, entry.position, tensor)
+            if name.endswith("_left_out"):
+                entry.values.add(name, entry.position, entry.is_usable, tensor)
+            else:
+                entry.values.write(name, entry.position, tensor)
 
 
 def scores_of(config: Config, values: FrameValues) -> Scores:
@@ -292,8 +309,30 @@ def bounds_of(
     bounds = {}
     for measure in with_encoder(values.call.measures):
         for field in measure.fields:
-            if field in ScoreBounds._fields:
+            if field in BOUNDED:
                 errors = (values.of(measure, f"{field}_{part}") for part in ("radius", "tail"))
                 bounds[field] = Bounds.of(*errors)
+    if "clearance" in bounds:
+        bounds |= utterance_bounds(confidence, values)
     scores = scores_of(config, values) if has_scores else None
     return ScoreBounds(values.active, confidence, **bounds, scores=scores)
+
+
+def utterance_bounds(confidence: float, values: FrameValues) -> dict[str, Bounds]:
+    """Half-widths (B, S') of pooled clearance and fidelity, by jackknife of the pooled scores."""
+    from torch_mapss.bounds.decomposition import LeftOut, utterance_half_widths
+
+    measure = MEASURES["decomposition"]
+    names = "clearance", "fidelity"
+    counts = [values.of(measure, f"{name}_defined").sum(-1) for name in names]
+    if values.sums:
+        sums = LeftOut(*(values.sums[name].to(counts[0].device) for name in LeftOut._fields))
+        tails = utterance_half_widths(sums, *counts, confidence)
+    else:  # no frame is scored
+        nothing = torch.full(counts[0].shape, torch.nan, device=counts[0].device)
+        tails = nothing, nothing
+    dtype = torch.promote_types(values.call.estimates.dtype, torch.float32)
+    return {
+        f"utterance_{name}": Bounds.of(torch.zeros_like(tail, dtype=dtype), tail.to(dtype))
+        for name, tail in zip(names, tails)
+    }

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_mapss.core import pooling
+from torch_mapss.core import checks, pooling
 from torch_mapss.core.frame_batches import Bounds
 from torch_mapss.pipeline.measures import measure_of
 from torch_mapss.score_table import SCORES, Score
@@ -24,6 +24,9 @@ _DEFINED_FIELDS = {
     if score.frame_field is not None
 }
 _DEFINED_FIELDS["distortion_ratio"] = "distortion_ratio_defined"
+
+#: Fields that have bounds.
+BOUNDED = ("clearance", "fidelity", "ps", "pm")
 
 
 class UtteranceScores(NamedTuple):
@@ -81,7 +84,8 @@ class Scores:
         return self.of(_DEFINED_FIELDS.get(field, "active"))
 
     def of(self, field: str) -> Tensor:
-        """A field by name; ValueError where it was not computed."""
+        """A field by name; ValueError where there is none, or it was not computed."""
+        checks.check_choice(field, "field", [each.name for each in fields(self)])
         values: Tensor | None = getattr(self, field)
         if values is None:
             raise ValueError(
@@ -130,9 +134,21 @@ class ScoreBounds(NamedTuple):
     fidelity: Bounds | None = None  # likewise
     ps: Bounds | None = None
     pm: Bounds | None = None
+    utterance_clearance: Bounds | None = None  # (B, S') of the mean: jackknife of the pooled score
+    utterance_fidelity: Bounds | None = None  # (B, S') of 1 - RMS(1 - F), likewise
     scores: Scores | None = None  # read off the same maps; None where the bounds need others
 
-    def of(self, field: str) -> Bounds | None:
-        """The bounds of a field of :class:`Scores`, if it has any."""
-        found: Bounds | None = getattr(self, field, None)
-        return found if isinstance(found, Bounds) else None
+    def of(self, field: str) -> Bounds:
+        """The bounds of a field of :class:`Scores`.
+
+        Raises:
+            ValueError: the field has no bounds, or its measure was not computed.
+        """
+        checks.check_choice(field, "field", BOUNDED)
+        bounds: Bounds | None = getattr(self, field)
+        if bounds is None:
+            raise ValueError(
+                f"bounds of {field} were not computed. Ask for measures={measure_of(field)!r} as "
+                "well."
+            )
+        return bounds
