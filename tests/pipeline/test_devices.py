@@ -107,7 +107,7 @@ def test_preparing_reads_a_few_values_more_for_each_length(mapss):
         default.prepare(signals(0.5)[1])
     assert 0 < whole.reads.total() <= 17, whole.lines
     assert counts[0] <= 16
-    assert counts[1] <= counts[0] + 3 * 12, waits.lines
+    assert counts[1] <= counts[0] + 3 * 13, waits.lines
 
 
 def test_the_counter_counts():

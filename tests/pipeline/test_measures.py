@@ -36,10 +36,10 @@ def test_each_measure_alone_is_what_it_is_beside_the_others(segment):
     references = bursts(1.5, sources=3)
     estimates = leaky(references)
     mapss = small(segment=segment, size=4)
-    whole = mapss(estimates, references, frames=12)
+    whole = mapss(estimates, references)
     assert whole.measures == tuple(MEASURES)
     for name, measure in MEASURES.items():
-        alone = mapss(estimates, references, measures=name, frames=12)
+        alone = mapss(estimates, references, measures=name)
         assert alone.measures == (name,)
         assert torch.equal(alone.active, whole.active)
         for field in (field for other in MEASURES.values() for field in other.fields):
@@ -152,13 +152,23 @@ def test_bounds_of_all_measures_bring_the_scores_of_the_same_maps(convention):
     bank = mapss.prepare(references)
     found = mapss.bounds(leaky(references), bank, frames=8)
     scores = mapss(leaky(references), bank, frames=8)
-    assert found.of("bleed_db") is None
+    for field, words in (
+        ("bleed_db", "field must be one of"),
+        ("nonsense", "field must be one of"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            found.of(field)
+    with pytest.raises(ValueError, match="field must be one of"):
+        scores.of("nonsense")
+    with pytest.raises(ValueError, match="were not computed"):
+        mapss.bounds(leaky(references), bank, measures="match", frames=3).of("ps")
     for field in ("clearance", "fidelity", "ps", "pm"):
         torch.testing.assert_close(getattr(found.scores, field), getattr(scores, field))
         bounds = found.of(field)
         torch.testing.assert_close(bounds.total, bounds.radius + bounds.tail)
-        assert not bounds.radius[~found.active].any()
-        assert not bounds.tail[~found.active].any()
+        defined = scores.defined(field)
+        assert not bounds.radius[~defined].any()
+        assert not bounds.tail[~defined].any()
         assert bounds.tail.amin() == 0.0 < bounds.tail.amax()
     assert not found.clearance.radius.any()
     alone = mapss.bounds(leaky(references), bank, measures="decomposition", frames=8)
@@ -208,7 +218,8 @@ def test_bleed_is_the_level_in_the_pauses(segment):
     assert not there[0, 1].any()  # which never pauses
     assert torch.equal(there[0], ~found.isnan())
     values = scores.utterance()
-    assert float(values.bleed_db[0, 0]) == pytest.approx(0.0, abs=0.5)
+    # Blocks of loudness reach into the pause, so what fills all of it lowers the gain a little.
+    assert float(values.bleed_db[0, 0]) == pytest.approx(0.0, abs=1.5)
     assert values.bleed_db[0, 1].isnan()
     quiet = references.clone()
     quiet[0] = torch.where(references[0] == 0.0, 0.1 * references[1], references[0])
@@ -228,7 +239,7 @@ def test_bleed_of_silence_and_of_gates_is_the_floor():
     assert (inside[~inside.isnan()] == -100.0).all()
     only = torch.zeros_like(references)  # bleed and nothing else
     only[0] = torch.where(references[0] == 0.0, references[1], 0.0)
-    assert (bleed_of(only, references)[0][0, 40:60] > 15.0).all()
+    assert (bleed_of(only, references)[0][0, 40:60] > 3.0).all()
     silent = references.clone()
     silent[0] = 0.0
     assert bleed_of(references, silent)[0][0].isnan().all()

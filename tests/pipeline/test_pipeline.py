@@ -26,6 +26,7 @@ from torch_mapss import (
     audio,
 )
 from torch_mapss import functional as F
+from torch_mapss.audio.loudness import at_loudness, passing_blocks
 from torch_mapss.core import devices
 from torch_mapss.distortions import Distortion
 from torch_mapss.distortions.reference_features import Scaled
@@ -379,13 +380,18 @@ def test_scores_and_bounds_are_those_of_the_functional_stage(
     scores, found = mapss(estimates, bank), mapss.bounds(estimates, bank, confidence=0.8)
     group, part = bank.groups[0], bank.groups[0].encoded[measure]
     frame = int(group.scored[3, 1])
-    outputs = mapss.encoder(audio.normalize_loudness(estimates, RATE))[0, :, frame]
+    encoder = mapss.config.encoder_of(measure)
+    levelled = audio.normalize_loudness(estimates, RATE)
+    if measure == "decomposition":  # by the blocks that pass the references' gates
+        gates = passing_blocks(references, RATE, -23.0)
+        levelled = at_loudness(estimates, RATE, -23.0, gates=gates)
+    outputs = encoder(levelled)[0, :, frame]
     points = outputs, part.references[0, :, frame], part.distortions[0, :, :, frame]
     options = {"mask": None if part.mask is None else part.mask[0]}
     options["active"] = group.active[0, :, frame]
     if measure == "decomposition":
         sums = audio.normalize_loudness(sums_of_others(references), RATE)
-        options["others"] = mapss.encoder(sums)[0, :, frame]
+        options["others"] = encoder(sums)[0, :, frame]
         torch.testing.assert_close(part.others[0, :, frame], options["others"])
     there = scores.defined(field)[0, :, frame]
     expected = function(*points, **options)[there]

@@ -91,8 +91,9 @@ __all__ = [
 ]
 
 UNDEFINED = (
-    "clearance, fidelity, PS and PM need frames in which the own source and another one are active "
-    "(and different), bleed frames in which the own source pauses and another one is active."
+    "fidelity, PS and PM need frames in which the own source and another one are active (and "
+    "different), clearance frames in which another one is (of a source that plays at some time), "
+    "bleed frames in which the own source pauses and another one is active."
 )
 
 Extra = Callable[[Tensor, Tensor], Tensor]
@@ -274,7 +275,11 @@ class PerceptualLoss(nn.Module):
         if self._warned:
             return
         # Shapes first; values of a tensor are read only where samples are checked anyway.
-        empty = all(len(group.scored) == 0 for group in bank.groups)
+        in_pauses = any(MEASURES[name].in_pauses for name in self.measures)
+        empty = all(
+            len(clips.scored) == 0 and not (in_pauses and len(clips.pauses))
+            for clips in bank.groups
+        )
         if "bleed" not in self.measures and empty:
             self._warned = True
         elif self.mapss.config.check_finite or not devices.is_accelerator(defined.device):
