@@ -337,7 +337,9 @@ class Meter:
         """
         blocks, whole, highest, silent = self._at_peak_one()
         gain = _gain(blocks, whole, silent, target, gates)
-        return torch.where(silent, 1.0, gain / highest * (peak / gain.clamp(min=peak)))
+        if peak != math.inf:
+            gain = gain * (peak / gain.clamp(min=peak))
+        return torch.where(silent, 1.0, gain / highest)
 
     def passing_blocks(self, target: float) -> Tensor:
         """:func:`passing_blocks` of the signals."""

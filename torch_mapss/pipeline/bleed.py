@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, pad
 
+from torch_mapss.audio.loudness import at_loudness
 from torch_mapss.core import devices
 from torch_mapss.core.bleed import bleed_level
 from torch_mapss.core.lengths import frame_count
+from torch_mapss.pipeline.bank import LongClip
 from torch_mapss.pipeline.call import Call
 from torch_mapss.pipeline.config import Config, Grid
-from torch_mapss.pipeline.estimates import levelled
+from torch_mapss.pipeline.estimates import in_pieces
 from torch_mapss.pipeline.memory import Budget
 
 
@@ -36,13 +40,20 @@ def bleed(config: Config, call: Call) -> Tensor:
 
 def _bleed_of_clips(config: Config, call: Call, group: int) -> Tensor:
     prepared, attributed = call.bank.groups[group], call.attributed
-    # At the level of its references, which none of what bleeds into pauses changes.
-    waves = levelled(config, call, group, "reference")
-    power, reference_power = (
-        _frame_power(config.grid, x, call.budget)
-        for x in (waves, devices.select(prepared.waves, attributed, 1))
+    gates, references, active = (
+        devices.select(x, attributed, 1) for x in (prepared.gates, prepared.waves, prepared.active)
     )
-    active = devices.select(prepared.active, attributed, 1)  # (b, S', F) the own reference
+    powers = []
+    # Both by the blocks in which the reference plays, and without a limit of the peak: what bleeds
+    # into pauses, or a constant offset, must not change the level.
+    for waves in (call.clips[group].waves, references):
+        if isinstance(prepared, LongClip):
+            waves = in_pieces(config, waves.detach(), gates, call.budget, math.inf)
+        else:
+            rate, target = config.grid.sample_rate, config.loudness
+            waves = at_loudness(waves, rate, target, math.inf, gates)
+        powers.append(_frame_power(config.grid, waves, call.budget))
+    power, reference_power = powers
     complete = call.clips[group].valid.all(-1)[:, None, None]
     any_active = prepared.active.any(1, keepdim=True)
     return bleed_level(power, reference_power.to(power.dtype), active, any_active & complete)

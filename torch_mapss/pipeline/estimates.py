@@ -13,6 +13,7 @@ from torch_mapss.pipeline.bank import LongClip
 from torch_mapss.pipeline.call import Call
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.measures import MEASURES
+from torch_mapss.pipeline.memory import Budget
 
 GAINS = ("own", "reference")  # whose gates say which blocks an estimate is levelled by
 
@@ -33,7 +34,7 @@ def levelled_estimates(
         Measures of one level share one tensor.
     """
     gain_of = {name: gain_by_measure(config, name) for name in measures}
-    waves_by_gain = {gain: levelled(config, call, group, gain) for gain in set(gain_of.values())}
+    waves_by_gain = {gain: _levelled(config, call, group, gain) for gain in set(gain_of.values())}
     if config.align_polarity:
         signs = polarity(call, group)
         waves_by_gain = {gain: waves * signs for gain, waves in waves_by_gain.items()}
@@ -45,23 +46,23 @@ def gain_by_measure(config: Config, measure: str) -> str:
     return "reference" if MEASURES[measure].in_pauses else config.gain
 
 
-def levelled(config: Config, call: Call, group: int, gain: str) -> Tensor:
-    """(b, S', T) estimates of one length at the loudness of the settings.
-
-    Args:
-        config, call, group: as for :func:`levelled_estimates`.
-        gain: ``"own"``: by the blocks that pass an estimate's own gates. ``"reference"``: by those
-            that pass the gates of its reference.
-    """
+def _levelled(config: Config, call: Call, group: int, gain: str) -> Tensor:
+    """(b, S', T) estimates of one length by a gain of ``GAINS``."""
     waves, prepared = call.clips[group].waves, call.bank.groups[group]
     gates = None
     if gain == "reference":
         gates = devices.select(prepared.gates, call.attributed, 1)
-    if not isinstance(prepared, LongClip):
-        return at_loudness(waves, config.grid.sample_rate, config.loudness, gates=gates)
-    waves = waves.detach()
-    meter = metered(waves[0], config.grid.sample_rate, call.budget.samples)
-    gains = meter.gain(config.loudness, gates=None if gates is None else gates[0])
+    if isinstance(prepared, LongClip):
+        return in_pieces(config, waves.detach(), gates, call.budget)
+    return at_loudness(waves, config.grid.sample_rate, config.loudness, gates=gates)
+
+
+def in_pieces(
+    config: Config, waves: Tensor, gates: Tensor | None, budget: Budget, peak: float = 1.0
+) -> Tensor:
+    """:func:`~torch_mapss.audio.loudness.at_loudness` of waveforms (1, n, T) of any length."""
+    meter = metered(waves[0], config.grid.sample_rate, budget.samples)
+    gains = meter.gain(config.loudness, peak, None if gates is None else gates[0])
     return waves * gains.unsqueeze(-1)
 
 
