@@ -192,6 +192,27 @@ def test_options_that_do_not_fit_are_named(mapss, name):
                 call()
 
 
+@pytest.mark.parametrize("shares", [torch.ones(2), [1.0, 0.8], np.array([0.5, 1.0]), (1, 1)])
+def test_lengths_as_shares_of_the_longest_are_told_how_to_become_samples(mapss, shares):
+    for call in calls(mapss, lengths=shares):
+        with pytest.raises(ValueError, match=r"lengths = \(shares \* T\)\.round\(\)\.long\(\)"):
+            call()
+
+
+@pytest.mark.parametrize("attributed", [torch.tensor([[0], [1]]), [[0], [1]], np.array([[0], [1]])])
+def test_an_attribution_for_each_item_is_refused_with_a_way_out(mapss, attributed):
+    estimates, references = voices(2)[:, :1], voices(2)
+    points = clouds(2, distortions=4)
+    for call in (
+        lambda: mapss(estimates, references, attributed),
+        lambda: MAPSSLoss(mapss)(estimates, references, attributed),
+        lambda: PerceptualMatch(mapss, attributed=attributed),
+        lambda: F.perceptual_match(*points, attributed=attributed),
+    ):
+        with pytest.raises(ValueError, match=r"whole batch.*first in every item.*=\(0,\)"):
+            call()
+
+
 @pytest.mark.parametrize("make", [tuple, list, np.array, torch.tensor, iter])
 def test_attributions_of_any_integer_kind(mapss, make):
     references = voices()

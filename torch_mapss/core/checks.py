@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import numbers
 import operator
 import os
 import sys
@@ -33,7 +34,7 @@ def warn_user(text: str) -> None:
 
 
 def import_package(name: str, user: str, hint: str = "") -> Any:
-    """A package that not everybody needs; ImportError, naming its ``user``, if it does not load."""
+    """Import an optional package; ImportError, naming its ``user``, if it does not load."""
     try:
         return importlib.import_module(name)
     except Exception as error:  # missing, or broken: then it raises what it likes
@@ -123,8 +124,8 @@ def check_real(value: Any, name: str, within: str = "", why: str = "") -> float:
         low, high = (float(end) for end in within[1:-1].split(","))
         above = number > low or (within[0] == "[" and number == low)
         if not (above and (number < high or (within[-1] == "]" and number == high))):
-            wanted = "be positive" if within == "(0, inf)" else f"lie in {within}"
-            raise ValueError(f"{name} must {wanted}, got {value!r}. {why}".rstrip())
+            rule = "be positive" if within == "(0, inf)" else f"lie in {within}"
+            raise ValueError(f"{name} must {rule}, got {value!r}. {why}".rstrip())
     return number
 
 
@@ -163,16 +164,38 @@ def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
     Raises:
         TypeError: not such a sequence, or an entry that is not a whole number.
     """
-    found = values.tolist() if hasattr(values, "tolist") else values
-    found = (found,) if isinstance(found, int) else found
-    if isinstance(found, str | bytes | Mapping | Set) or not isinstance(found, Iterable):
+    entries = values.tolist() if hasattr(values, "tolist") else values
+    entries = (entries,) if isinstance(entries, int) else entries
+    if isinstance(entries, str | bytes | Mapping | Set) or not isinstance(entries, Iterable):
         raise TypeError(
             f"{name} must be a sequence or 1-D tensor of whole numbers, got {values!r}."
         )
+    entries = list(entries)
     try:
-        return tuple(check_whole(value, name) for value in found)
+        return tuple(check_whole(entry, name) for entry in entries)
     except TypeError:
-        raise TypeError(f"{name} must be whole numbers, got {found!r}. Pass ints.") from None
+        raise TypeError(f"{name} must be whole numbers, got {entries!r}. Pass ints.") from None
+
+
+def check_lengths(lengths: Any) -> tuple[int, ...]:
+    """True lengths in samples as ints.
+
+    Raises:
+        TypeError: no sequence of whole numbers.
+        ValueError: shares of the longest, which other toolkits pass with a padded batch.
+    """
+    entries = lengths.tolist() if hasattr(lengths, "tolist") else lengths
+    if isinstance(entries, list | tuple) and entries and all(map(_is_share, entries)):
+        raise ValueError(
+            f"lengths must count samples, got {list(entries)}, which look like shares of the "
+            "longest. With T the padded length: lengths = (shares * T).round().long()."
+        )
+    return whole_numbers(lengths, "lengths")
+
+
+def _is_share(value: object) -> bool:
+    """Whether a number lies in (0, 1]; no waveform is as short as a single sample."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0.0 < value <= 1.0
 
 
 def check_choice(value: str, name: str, choices: Sequence[str]) -> str:
@@ -180,6 +203,23 @@ def check_choice(value: str, name: str, choices: Sequence[str]) -> str:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
     return value
+
+
+def attributed_sources(attributed: Any) -> tuple[int, ...]:
+    """The indices of an attribution (S',) as ints.
+
+    Raises:
+        TypeError: not whole numbers.
+        ValueError: an attribution for each item of a batch.
+    """
+    entries = attributed.tolist() if hasattr(attributed, "tolist") else attributed
+    if isinstance(entries, list | tuple) and any(isinstance(e, list | tuple) for e in entries):
+        raise ValueError(
+            f"attributed must have shape (S',), since one attribution holds for the whole batch, "
+            f"got {entries!r}. Where the target differs by item, put its reference first in every "
+            "item and pass attributed=(0,)."
+        )
+    return whole_numbers(attributed, "attributed")
 
 
 def check_attributed(attributed: object, outputs: int, sources: int) -> tuple[int, ...]:
@@ -192,7 +232,7 @@ def check_attributed(attributed: object, outputs: int, sources: int) -> tuple[in
 
     Raises:
         TypeError: not whole numbers.
-        ValueError: wrong length, an index outside [0, S), or one that occurs twice.
+        ValueError: another shape or length, an index outside [0, S), or one that occurs twice.
     """
     if attributed is None:
         if outputs != sources:
@@ -202,15 +242,15 @@ def check_attributed(attributed: object, outputs: int, sources: int) -> tuple[in
                 "each estimate belongs to, e.g. attributed=(0,) for the first one alone."
             )
         return tuple(range(sources))
-    given = whole_numbers(attributed, "attributed")
-    known = all(0 <= index < sources for index in given)
-    if len(given) != outputs or len(set(given)) != outputs or not known:
+    indices = attributed_sources(attributed)
+    in_range = all(0 <= index < sources for index in indices)
+    if len(indices) != outputs or len(set(indices)) != outputs or not in_range:
         raise ValueError(
             f"attributed must name one source for each of the {outputs} estimates, by different "
-            f"indices from 0 to {sources - 1}, got {given}. Score two estimates of one source in "
+            f"indices from 0 to {sources - 1}, got {indices}. Score two estimates of one source in "
             "two calls; together they would change each other's graph."
         )
-    return given
+    return indices
 
 
 def check_bool(mask: object, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -252,11 +292,14 @@ def describe_frame(frame: int, lead: torch.Size) -> str:
     return f"frame {index[0] if len(index) == 1 else index}"
 
 
-def differing(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def differing(
+    expected: Mapping[str, Any], actual: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
     """Keys of two nested mappings with unlike values, as ``bank.size``, and these values."""
-    for key in sorted({*one, *two}):
-        first, second = one.get(key), two.get(key)
-        if isinstance(first, Mapping) and isinstance(second, Mapping):
-            yield from ((f"{key}.{name}", *both) for name, *both in differing(first, second))
-        elif first != second:
-            yield key, first, second
+    for key in sorted({*expected, *actual}):
+        value, unlike = expected.get(key), actual.get(key)
+        if isinstance(value, Mapping) and isinstance(unlike, Mapping):
+            for name, *values in differing(value, unlike):
+                yield f"{key}.{name}", *values
+        elif value != unlike:
+            yield key, value, unlike

@@ -70,7 +70,7 @@ class ScoreMetric(Metric):
         self._mapss = (resolve(mapss, encoder, options, pipeline_measures, seed),)
         if measures is None:
             measures = (*self.mapss.measures, "si_sdr")
-        index = None if attributed is None else checks.whole_numbers(attributed, "attributed")
+        index = None if attributed is None else checks.attributed_sources(attributed)
         frames = None if frames is None else checks.check_whole(frames, "frames", 1)
         self._request = Request(tuple(measures), index, frames, seed, check_pit(pit, index))
         energy_ratios = [name for name in measures if name == "si_sdr"]
@@ -171,7 +171,7 @@ class ScoreMetric(Metric):
                 "module; in a plain dict or list it does not."
             )
         with _naming_arguments(type(self).__name__):
-            true = None if lengths is None else checks.whole_numbers(lengths, "lengths")
+            true = None if lengths is None else checks.check_lengths(lengths)
             batch = score_batch(self.mapss, preds, target, true, self._request, self.draws)
             states.check_sources(batch.frame_scores.active.shape[1])
         self.draws += 1

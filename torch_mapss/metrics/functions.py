@@ -170,7 +170,7 @@ def _per_item(
             "wrapper passed one source of each mixture: the measures compare an estimate with all "
             "sources of its mixture and have no speaker-wise value, use mode='permutation-wise'."
         )
-    index = None if attributed is None else checks.whole_numbers(attributed, "attributed")
+    index = None if attributed is None else checks.attributed_sources(attributed)
     request = Request((measure,), index, pit=check_pit(pit, index))
     batch = score_batch(mapss, preds, target, lengths, request)
     if reduction == "none":

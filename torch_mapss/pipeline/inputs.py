@@ -212,7 +212,7 @@ def true_lengths(
     bank = references if isinstance(references, ReferenceBank) else None
     true = (samples,) * batch if bank is None else bank.lengths
     if lengths is not None:
-        true = checks.whole_numbers(lengths, "lengths")
+        true = checks.check_lengths(lengths)
     if len(true) != batch or max(true) > samples:
         raise ValueError(
             f"lengths must hold one length of at most {samples} samples for each of the {batch} "

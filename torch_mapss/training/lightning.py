@@ -95,7 +95,7 @@ class CurriculumCallback(Callback):
         self.trigger, self.prefix, self.on_stage = trigger, prefix, on_stage
         self.attributed = None
         if attributed is not None:
-            self.attributed = checks.whole_numbers(attributed, "attributed")
+            self.attributed = checks.attributed_sources(attributed)
         self.pit = check_pit(pit, self.attributed)
         self._mapss = mapss
         self._frames: dict[str, list[Tensor]] = {}
