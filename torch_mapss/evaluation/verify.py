@@ -1,22 +1,24 @@
-"""Are results what they say? Protocol, audio, tables and a few scores, done again.
+"""Are results what they say? Hashes of settings and audio, and scores computed again.
 
-Scores depend in their last digits on processor and library, hence the tolerance; a score that lies
-further off was not made in this way.
+All scores are pooled again from the frames of the folder, which needs no audio, and a few outputs
+are scored again from their files. Records are the truth; the tables beside them are exports and are
+compared with them. Scores depend in their last digits on processor and library, hence the
+tolerance; a score that lies further off was not made in this way.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from pandas.api.types import is_numeric_dtype
 
 from torch_mapss.core.checks import differing
 from torch_mapss.evaluation import io, pooled
+from torch_mapss.evaluation.csv_input import read_csv_table
 from torch_mapss.evaluation.manifest import short
 from torch_mapss.evaluation.protocol import protocol_id, relevant, settings_of
 from torch_mapss.evaluation.records import SystemFrames
@@ -30,15 +32,17 @@ from torch_mapss.score_table import SCORES, present
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from torch_mapss.evaluation.report import Report
     from torch_mapss.pipeline.mapss import MAPSS
 
-# Between a number and its like made again, relative beyond 1: frames are stored in float32; scores
-# differ between machines.
+# Between a stored number and one computed again, relative beyond 1: tables have nine digits, frames
+# are stored in float32, and scores differ between machines.
 _ROUNDING, _TOLERANCE = 1e-5, 1e-3
-# Differences that are told one by one: of a set whose audio has moved, every file is one.
+# Differences that are told one by one.
 _PRINTED = 20
-_PAIR = ["mixture_id", "system"]
-_ROW = [*_PAIR, "source"]
+_ITEM = ["mixture_id", "system"]
+# The exports, and what tells their rows apart.
+_EXPORTS = {"scores": [*_ITEM, "source"], "items": _ITEM, "summary": ["system"]}
 
 
 class Verification(NamedTuple):
@@ -46,9 +50,9 @@ class Verification(NamedTuple):
 
     differences: Sequence[str]  # none: the results are what they say
     files: int  # audio files whose hash was compared
-    rows: int  # rows of scores.csv redone from their frames
+    rows: int  # estimates whose scores were pooled again from their frames
     scored: int = 0  # estimates scored again
-    largest: float = 0.0  # difference of a score from its row
+    largest: float = 0.0  # difference of a score from its record
     notes: Sequence[str] = ()  # what could not be compared and why, and what to do
 
     @property
@@ -62,10 +66,10 @@ class Verification(NamedTuple):
         lines = [
             f"{self.files} audio files compared by SHA-256, {self.rows} rows redone from their "
             f"frames, {self.scored} estimates scored again{largest}.",
-            *(f"differs: {one}" for one in self.differences[:_PRINTED]),
+            *(f"differs: {difference}" for difference in self.differences[:_PRINTED]),
         ]
         if len(self.differences) > _PRINTED:
-            lines.append(f"and {len(self.differences) - _PRINTED} differences more.")
+            lines.append(f"and {len(self.differences) - _PRINTED} more differences.")
         lines += [f"{note}." for note in self.notes]
         if not self.rows + self.scored:
             lines.append("No score could be compared: nothing is verified.")
@@ -77,126 +81,144 @@ class Verification(NamedTuple):
 def verify(
     results: Results, make_scorer: Callable[[], MAPSS] | None = None, *, pairs: int = 3
 ) -> Verification:
-    """Check results against their settings, audio and frames.
+    """Check results against their settings and audio.
 
     Args:
         results: of :func:`~torch_mapss.evaluation.results.load_results`.
         make_scorer: makes the scorer that they claim; None leaves scoring out.
-        pairs: of mixture and system, drawn at random, to score again.
+        pairs: how many outputs (one system, one mixture) to score again, drawn at random.
     """
-    tables = {name: _exported(results, name) for name in ("scores", "items", "summary")}
-    scores = tables["scores"]
-    stored = scores[scores["status"] != "failed"].set_index(_ROW)
-    found, gone = _of_files(results)
-    again = _joined(_from_frames(results, found))
-    found += _of_table("scores.csv", stored, again, _ROUNDING)
-    for file, table, below, keys in (
-        ("items.csv", tables["items"], scores, _PAIR),
-        ("summary.csv", tables["summary"], tables["items"], ["system"]),
-    ):
-        means = below.groupby(keys)[[*present(below.columns)]].mean()
-        found += _of_table(file, table.set_index(keys), means, _ROUNDING)
-    files, rows = len(results.sha256) - len(gone), int(stored.index.isin(again.index).sum())
-    notes = [*_without_score(scores)]
-    notes += [results.without_audio(gone, len(results.sha256))] if gone else []
+    missing, differences = _audio_differences(results)
+    differences = [*_protocol_differences(results), *differences]
+    for name in _EXPORTS:
+        differences += _export_differences(results, name)
+    pooled_again, unlike = _pooled_again(results)
+    differences += unlike
+    checked = Verification(
+        differences=differences,
+        files=len(results.sha256) - len(missing),
+        rows=pooled_again,
+        notes=[*_without_score(results.scores)],
+    )
     if make_scorer is None or pairs < 1:
-        return Verification(found, files, rows, notes=notes)
+        return checked
     scorer = make_scorer()
-    here = relevant(settings_of(scorer, scoring_settings(results.settings)))
-    if unlike := [*differing(relevant(results.settings), here)]:  # then every score differs
-        found += [_difference(f"setting {name}", *map(short, both)) for name, *both in unlike]
-        notes.append("Nothing was scored again, as the settings differ")
-        return Verification(found, files, rows, notes=notes)
-    again = _joined(_scored_again(results, scorer, pairs, found))
-    own = stored[stored.index.isin(again.index)]
-    found += _of_table("scored again", own, again, _TOLERANCE)
-    largest = _distances(own, again).to_numpy(float).max(initial=0.0)
-    return Verification(found, files, rows, len(again), float(largest), notes)
+    current = relevant(settings_of(scorer, scoring_settings(results.settings)))
+    unlike = [
+        _difference(f"setting {name}", short(stored), short(now))
+        for name, stored, now in differing(relevant(results.settings), current)
+    ]
+    if unlike:  # then every score differs
+        notes = [*checked.notes, "Nothing was scored again, as the settings differ"]
+        return checked._replace(differences=[*differences, *unlike], notes=notes)
+    scored, largest, unlike = _rescored(results, scorer, pairs)
+    return checked._replace(differences=[*differences, *unlike], scored=scored, largest=largest)
 
 
-def _exported(results: Results, name: str) -> DataFrame:
-    """A table as it was exported; where it was not yet, as the records tell it."""
-    path = os.path.join(results.folder, f"{name}.csv")
-    table: DataFrame = getattr(results, name)
-    if not os.path.exists(path):
-        return table
-    words = [column for column in table if not is_numeric_dtype(table[column])]
-    return io.read_table(path, ["system"], content="a table of results", text=words)
+def _difference(subject: str, stored: str, current: str) -> str:
+    return f"{subject}: {stored} in the results, {current} here"
 
 
-def _without_score(scores: DataFrame) -> Iterator[str]:
-    """Every reason why estimates have no score, with their number."""
-    rows = scores[scores["status"] != "ok"]
-    if rows.empty:
-        return
-    yield f"{len(rows)} of {len(scores)} estimates have no score"
-    for (status, reason), own in rows.groupby(["status", "reason"], sort=False):
-        yield f"  {len(own)} {status}{f': {reason}' if reason else ''}".removesuffix(".")
+def _protocol_differences(results: Results) -> Iterator[str]:
+    computed = protocol_id(results.settings)
+    if str(results.protocol) != computed:
+        yield _difference("protocol id of the settings", str(results.protocol), computed)
 
 
-def _difference(what: str, stored: str, found: str) -> str:
-    return f"{what}: {stored} in the results, {found} here"
-
-
-def _of_files(results: Results) -> tuple[list[str], list[str]]:
-    """Differences of the protocol id and of audio files, and those of the files that are gone."""
-    gone = []
-    found = {"protocol id of the settings": (str(results.protocol), protocol_id(results.settings))}
+def _audio_differences(results: Results) -> tuple[list[str], list[str]]:
+    """Files that cannot be read, and differences: those files as one, then every other file."""
     if not results.sha256:
-        found["hashes of audio files"] = ("none", "nothing to compare")
-    for path, noted in results.sha256.items():
+        return [], [_difference("hashes of audio files", "none", "nothing to compare")]
+    missing, differences = [], []
+    for path, stored in results.sha256.items():
         try:
-            here = io.sha256(results.locate(path))
-        except OSError as error:
-            here = f"cannot be read ({error.strerror})"
-            gone.append(path)
-        found[f"SHA-256 of {path!r}"] = (noted, here)
-    return [_difference(what, *both) for what, both in found.items() if both[0] != both[1]], gone
+            current = io.sha256(results.locate(path))
+        except OSError:
+            missing.append(path)
+            continue
+        if current != stored:
+            differences.append(_difference(f"SHA-256 of {path!r}", stored, current))
+    if missing:
+        differences.insert(0, results.without_audio(missing, len(results.sha256)))
+    return missing, differences
 
 
-def _of_table(file: str, stored: DataFrame, again: DataFrame, tolerance: float) -> Iterator[str]:
-    """Scores of a table that were made again under the same index, and are not the same."""
-    distances = _distances(stored, again)
+def _export_differences(results: Results, name: str) -> Iterator[str]:
+    """Where an exported table is not what the records give."""
+    table: DataFrame = getattr(results, name)
+    path = os.path.join(results.folder, f"{name}.csv")
+    if not os.path.exists(path):
+        return  # the run is not over
+    keys, scores = _EXPORTS[name], present(table.columns)
+    try:
+        exported = read_csv_table(path, keys, [*scores], "an exported table of results")
+    except (OSError, ValueError) as error:
+        yield f"{str(error).removesuffix('.')}; `torch-mapss evaluate` writes it again"
+        return
+    stored, exported = _keyed(table, keys), _keyed(exported, keys)
+    yield from _table_differences(f"{name}.csv", exported, stored, _ROUNDING)
+    lost = stored.index.difference(exported.index)
+    if len(lost):
+        yield f"{name}.csv: lacks {len(lost)} of {len(stored)} rows of the records"
+
+
+def _keyed(table: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """A table by the names of its rows."""
+    names = {key: table[key].map(io.same_name) for key in keys}
+    return table.assign(**names).drop_duplicates([*keys]).set_index([*keys])
+
+
+def _table_differences(
+    name: str, stored: DataFrame, current: DataFrame, tolerance: float
+) -> Iterator[str]:
+    """Scores of a table that are not those of another with the same index."""
+    distances = _distances(stored, current)
     for row, column in zip(*(distances > tolerance).to_numpy().nonzero()):
-        name, key = distances.columns[column], stored.index[row]
+        score, key = distances.columns[column], stored.index[row]
         values = key if isinstance(key, tuple) else (key,)
-        where = [f"{str(k).removesuffix('_id')} {v!r}" for k, v in zip(stored.index.names, values)]
-        old, new = stored.loc[key, name], again[name].get(key, float("nan"))
-        yield _difference(", ".join([file, *where, name]), f"{old:.6g}", f"{new:.6g}")
+        names = [str(level).removesuffix("_id") for level in stored.index.names]
+        labels = [f"{level} {value!r}" for level, value in zip(names, values)]
+        before, now = stored.loc[key, score], current[score].get(key, float("nan"))
+        yield _difference(", ".join([name, *labels, score]), f"{before:.6g}", f"{now:.6g}")
 
 
-def _distances(stored: DataFrame, again: DataFrame) -> DataFrame:
-    """How far scores lie off, relative beyond 1; infinitely where one of them is undefined."""
-    old = stored[[name for name in present(stored.columns) if name in again]]
-    new = again.reindex(old.index)[[*old.columns]]
-    found = ((new - old).abs() / old.abs().clip(lower=1.0)).fillna(float("inf"))
-    return found.mask(old.isna() & new.isna(), 0.0)
+def _distances(stored: DataFrame, current: DataFrame) -> DataFrame:
+    """How far scores lie apart, relative beyond 1; infinitely where one of them is undefined."""
+    before = stored[[name for name in present(stored.columns) if name in current]].astype(float)
+    now = current.reindex(before.index)[[*before.columns]].astype(float)
+    distances = ((now - before).abs() / before.abs().clip(lower=1.0)).fillna(float("inf"))
+    return distances.mask(before.isna() & now.isna(), 0.0)
 
 
-def _joined(tables: Iterable[DataFrame]) -> DataFrame:
-    """Rows by mixture, system and source."""
+def _pooled_again(results: Results) -> tuple[int, list[str]]:
+    """How many estimates were pooled again from their frames, and what differs."""
     import pandas
 
-    return pandas.concat([*tables] or [pandas.DataFrame(columns=_ROW)]).set_index(_ROW)
-
-
-def _from_frames(results: Results, differences: list[str]) -> Iterator[DataFrame]:
-    """The rows of scores.csv, pooled from their frames again."""
+    tables, differences = [], []
     measures = checked_measures(scoring_settings(results.settings).pipeline_measures)
-    for mixture in results.mixtures:
+    scored = results.scores[results.scores["status"] != "failed"]
+    for mixture in scored["mixture_id"].unique():
         try:
             systems = results.frames(mixture).systems
-        except ValueError as error:
-            what = f"frames of mixture {mixture!r}"
-            differences.append(_difference(what, "scores", str(error)))
+        except (OSError, ValueError) as error:
+            text = _difference(f"frames of mixture {mixture!r}", "scores", str(error))
+            differences.append(text.removesuffix("."))
             continue
-        names = np.array(results.audio(mixture).sources)
+        sources = np.array(results.audio(mixture).sources)
         for system, frames in systems.items():
-            table, source = pooled.columns(_scores(frames, measures)), names[frames.attributed]
-            yield table.assign(mixture_id=mixture, system=system, source=source)
+            table = pooled.columns(_frame_scores(frames, measures))
+            names = {"mixture_id": mixture, "system": system}
+            tables.append(table.assign(**names, source=sources[frames.attributed]))
+    if not tables:
+        return 0, differences
+    current = _keyed(pandas.concat(tables), _EXPORTS["scores"])
+    stored = _keyed(scored, _EXPORTS["scores"])
+    stored_with_frames = stored[stored.index.isin(current.index)]
+    differences += _table_differences("records", stored_with_frames, current, _ROUNDING)
+    return len(stored_with_frames), differences
 
 
-def _scores(frames: SystemFrames, measures: tuple[str, ...]) -> Scores:
+def _frame_scores(frames: SystemFrames, measures: tuple[str, ...]) -> Scores:
     """Frames of a file as they came out of the scorer."""
     values = {name: torch.from_numpy(x).double()[None] for name, x in frames.scores.items()}
     defined_fields = {name: SCORES[name].defined_field for name in values}
@@ -208,26 +230,46 @@ def _scores(frames: SystemFrames, measures: tuple[str, ...]) -> Scores:
     return Scores(active, torch.empty(0), measures, **values, **defined)
 
 
-def _scored_again(
-    results: Results, scorer: MAPSS, pairs: int, differences: list[str]
-) -> Iterator[DataFrame]:
-    """Rows of some pairs, drawn at random."""
+def _without_score(scores: DataFrame) -> Iterator[str]:
+    """Every reason why estimates have no score, with their number."""
+    rows = scores[scores["status"] != "ok"]
+    if rows.empty:
+        return
+    yield f"{len(rows)} of {len(scores)} estimates have no score"
+    for (status, reason), group in rows.groupby(["status", "reason"], sort=False):
+        cause = f": {reason}" if reason else ""
+        yield f"  {len(group)} {status}{cause}".removesuffix(".")
+
+
+def _rescored(results: Results, scorer: MAPSS, count: int) -> tuple[int, float, list[str]]:
+    """Estimates scored again, their largest difference, and what differs."""
     scored = results.scores[results.scores["status"] != "failed"]
-    known = sorted({*scored[_PAIR].itertuples(index=False, name=None)})
-    request = scoring_settings(results.settings)._replace(bounds=False)._asdict()
-    for mixture, system in random.Random(0).sample(known, min(pairs, len(known))):
-        audio, paths = results.audio(mixture), results.entries[mixture]["systems"][system]
+    outputs = sorted({*scored[_ITEM].itertuples(index=False, name=None)})
+    rows, largest, differences = 0, 0.0, []
+    for mixture, system in random.Random(0).sample(outputs, min(count, len(outputs))):
+        label = f"mixture {mixture!r}, system {system!r}"
         try:
-            report = evaluate(
-                estimates=[None if path is None else results.locate(path) for path in paths],
-                references=audio.references,
-                names=audio.sources,
-                mapss=scorer,
-                mixture_id=mixture,
-                **request,
-            )
+            report = _scored_again(results, scorer, mixture, system)
         except (OSError, ValueError) as error:
-            what = f"mixture {mixture!r}, system {system!r}, scored again"
-            differences.append(_difference(what, "scores", str(error)))
-        else:
-            yield report.scores.assign(mixture_id=mixture, system=system)
+            differences.append(_difference(f"{label}, scored again", "scores", str(error)))
+            continue
+        table = report.scores.assign(mixture_id=mixture, system=system)
+        current, stored = (_keyed(rows_of, _EXPORTS["scores"]) for rows_of in (table, scored))
+        stored = stored[stored.index.isin(current.index)]
+        rows += len(current)
+        largest = max(largest, _distances(stored, current).to_numpy(float).max(initial=0.0))
+        differences += _table_differences("scored again", stored, current, _TOLERANCE)
+    return rows, float(largest), differences
+
+
+def _scored_again(results: Results, scorer: MAPSS, mixture: str, system: str) -> Report:
+    audio, paths = results.audio(mixture), results.entries[mixture]["systems"][system]
+    settings = scoring_settings(results.settings)._replace(bounds=False)._asdict()
+    return evaluate(
+        estimates=[None if path is None else results.locate(path) for path in paths],
+        references=audio.references,
+        names=audio.sources,
+        mapss=scorer,
+        mixture_id=mixture,
+        **settings,
+    )
