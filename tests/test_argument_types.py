@@ -132,23 +132,23 @@ def test_text_is_refused_by_the_name_of_its_argument(
         function(**settings, **{argument: text})
 
 
-@pytest.mark.parametrize(
-    ("function", "argument", "choice"),
-    [
-        (_scorer, "convention", ""),
-        (_scorer, "eigh", "float16"),
-        (_scorer, "measures", ""),
-        (_map, "convention", ""),
-        (_separation, "convention", ""),
-        (_bounds, "convention", ""),
-        (_loss, "reduction", ""),
-        (_metric, "reduction", ""),
-        (_evaluated, "channels", ""),
-        (_evaluated, "convention", ""),
-        (_bounded, "convention", ""),
-    ],
-    ids=str,
-)
+CHOICES: list[tuple[Callable[..., Any], str, str]] = [
+    (_scorer, "convention", ""),
+    (_scorer, "eigh", "float16"),
+    (_scorer, "measures", ""),
+    (_map, "convention", ""),
+    (_separation, "convention", ""),
+    (_bounds, "convention", ""),
+    (_loss, "reduction", ""),
+    (_metric, "reduction", ""),
+    (_evaluated, "channels", ""),
+    (_evaluated, "convention", ""),
+    (_bounded, "convention", ""),
+]
+CHOICE_IDS = [f"{function.__name__.strip('_')}-{argument}" for function, argument, _ in CHOICES]
+
+
+@pytest.mark.parametrize(("function", "argument", "choice"), CHOICES, ids=CHOICE_IDS)
 def test_a_choice_that_is_none_is_refused(
     function: Callable[..., Any], argument: str, choice: str
 ) -> None:
