@@ -8,7 +8,8 @@ names differ, give templates: ``--clean 'clean/clean_fileid_{mixture}.wav'
 
 The noise (noisy - clean) becomes the second reference: leakage is noise that is left, clearance and
 PS see it; fidelity and PM see what was done to the speech. Clean and noisy must be aligned and at
-one level, as such sets have them. ``--measures decomposition`` needs no download.
+one level, as such sets have them. ``--measures decomposition bss`` adds SDR, SIR and SAR;
+``--encoder wav2vec2-large`` adds PS and PM as in the paper, and downloads its weights.
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__ or "", "folder that holds clean and noisy")
     parser.add_argument("--clean", default="clean/{mixture}.wav", help="template below ROOT")
     parser.add_argument("--noisy", default="noisy/{mixture}.wav", help="template below ROOT")
-    parser.add_argument("--encoder", default="mel", help="default: mel")
-    given, rest = parser.parse_known_args(arguments)
-    command = ["--references", f"{given.root}/{given.clean}"]
-    command += ["--noisy", f"{given.root}/{given.noisy}"]
-    command += ["--system", *templates(given.system, "{mixture}.wav")]
-    return score([*command, "--encoder", given.encoder, *rest], given.out, given.bss_eval)
+    args, options = parser.parse_known_args(arguments)
+    command = ["--references", f"{args.root}/{args.clean}"]
+    command += ["--noisy", f"{args.root}/{args.noisy}"]
+    command += ["--system", *templates(args.system, "{mixture}.wav")]
+    return score([*command, *options], args.out)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ Expects ``ROOT/{s1,s2,s3}/ID.wav`` (folders of noise and mixtures are set aside)
 
 Advice: outputs of a separator come in any order; ``--permute`` orders them by SI-SDR. With
 ``--noise`` the noise of the mixtures is a further reference, so that what remains of it counts as
-leakage. ``--measures decomposition`` needs no download; PS and PM as in the paper need
-``--encoder wav2vec2-large``.
+leakage. ``--measures decomposition bss`` adds SDR, SIR and SAR; ``--encoder wav2vec2-large`` adds
+PS and PM as in the paper, and downloads its weights.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__ or "", "folder of a split, e.g. Libri2Mix/wav16k/min/test")
     parser.add_argument("--talkers", type=int, default=2, choices=(2, 3))
     parser.add_argument("--noise", action="store_true", help="the noise is a reference, too")
-    parser.add_argument("--encoder", default="mel", help="default: mel")
-    given, rest = parser.parse_known_args(arguments)
-    sources = [f"s{k + 1}" for k in range(given.talkers)] + ["noise"] * given.noise
-    command = ["--references", f"{given.root}/{{source}}/{{mixture}}.wav", "--sources", *sources]
-    command += ["--system", *templates(given.system, "{source}/{mixture}.wav")]
-    return score([*command, "--encoder", given.encoder, *rest], given.out, given.bss_eval)
+    args, options = parser.parse_known_args(arguments)
+    sources = [f"s{k + 1}" for k in range(args.talkers)] + ["noise"] * args.noise
+    command = ["--references", f"{args.root}/{{source}}/{{mixture}}.wav", "--sources", *sources]
+    command += ["--system", *templates(args.system, "{source}/{mixture}.wav")]
+    return score([*command, *options], args.out)
 
 
 if __name__ == "__main__":
