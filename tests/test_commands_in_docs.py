@@ -94,6 +94,8 @@ def test_commands_run(
 
     folder = tmp_path / "work"
     shutil.copytree(template, folder)
+    if makes_results(shown_commands(page)):
+        shutil.rmtree(folder / "results")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for shown in shown_commands(page):
@@ -103,6 +105,12 @@ def test_commands_run(
         assert cli.main(shown.words[1:]) == 0, f"{' '.join(shown.words)}\n{capfd.readouterr()}"
         if shown.output is not None:
             assert_prints(capfd.readouterr().out, shown.output)
+
+
+def makes_results(commands: list[Shown]) -> bool:
+    """Whether a page scores into ``results`` itself, and does not begin with them."""
+    scoring = [shown.words for shown in commands if shown.words[1] in ("score", "evaluate")]
+    return any(words[words.index("--out") + 1] == "results" for words in scoring)
 
 
 def mushra_answers(key: Path) -> str:
