@@ -1,15 +1,12 @@
-"""Files of results: written whole or not at all, read back with care, UTF-8 whatever the locale.
+"""Files and their names: written whole or not at all, UTF-8 whatever the locale.
 
 Imports nothing heavy at the top, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
 
-import codecs
-import csv
 import errno
 import hashlib
-import io
 import itertools
 import json
 import math
@@ -21,6 +18,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -232,7 +230,7 @@ def write_wave(path: str, samples: Any, rate: int, subtype: str = "FLOAT") -> No
     import soundfile
 
     # In memory: soundfile cannot open some names in the C locale.
-    buffer = io.BytesIO()
+    buffer = BytesIO()
     soundfile.write(buffer, samples.numpy(), rate, format="WAV", subtype=subtype)
     write_bytes(path, buffer.getvalue())
 
@@ -320,106 +318,3 @@ def _width(text: str) -> int:
     """Columns a terminal takes for ``text``: East Asian characters take two, marks none."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return len(text) + wide - sum(unicodedata.combining(c) != 0 for c in text)
-
-
-# ----------------------------------------------------------------------------------- Reading tables
-
-
-def read_table(
-    path: str | os.PathLike[str],
-    required: Sequence[str] = (),
-    numbers: Sequence[str] = (),
-    content: str = "a table",
-    *,
-    text: Sequence[str] | None = None,
-) -> DataFrame:
-    """A table of text with a header line, also one that a spreadsheet program has saved again.
-
-    UTF-8 with or without a byte order mark, or UTF-16 with one; columns separated by commas,
-    semicolons or tabs, also with a first line ``sep=;``; decimal commas where columns are not
-    separated by commas.
-
-    Args:
-        path: of the file.
-        required: columns that must be there.
-        numbers: columns of float64, NaN where blank or "nan"; all others are text.
-        content: what the file should be, for messages.
-        text: in place of ``numbers``: the columns that hold none.
-
-    Returns:
-        A row per line, blank lines left out; its index ("line") is the number of the row as a
-        spreadsheet counts it, the header's being 1, for messages about values.
-
-    Raises:
-        FileNotFoundError, ValueError: it cannot be read so; names the file, line and cause.
-    """
-    import pandas
-
-    where = repr(shown(path))
-
-    def refused(problem: str) -> ValueError:
-        return ValueError(f"{where} should be {content}, but {problem}.")
-
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{where} is not there; it should be {content}.") from None
-    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    try:
-        decoded = data.decode("utf-16" if wide else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = 1 + data[: error.start].count(b"\n")
-        raise refused(f"line {line} is not UTF-8: save it as UTF-8 CSV") from None
-    if "\0" in decoded:
-        raise refused("holds zero bytes, as UTF-16 does: save it as UTF-8 CSV")
-    stated = re.match(r'"?sep=([,;\t])"?\r?\n', decoded, re.IGNORECASE)  # Excel's
-    first = decoded[stated.end() :] if stated else decoded
-    first = next((line for line in first.splitlines() if line.strip(",;\t ")), "")
-
-    def quality(mark: str) -> tuple[int, int]:
-        cells = [cell.strip() for cell in next(csv.reader([first], delimiter=mark))]
-        return len({*cells} & {*required}), len(cells)
-
-    separator = stated[1] if stated else max(",;\t", key=quality)
-    rows: list[list[str]] = []
-    try:  # not by pandas, which takes the first cells of longer lines for an index
-        rows.extend(csv.reader(io.StringIO(decoded, newline=""), delimiter=separator, strict=True))
-    except csv.Error as error:
-        raise refused(f"line {len(rows) + 1} cannot be read ({error})") from None
-    skipped = 1 if stated else 0
-    filled = {k: row for k, row in enumerate(rows, 1) if k > skipped and any(map(str.strip, row))}
-    if not filled:
-        raise refused("is empty")
-    head = min(filled)
-    names = [name.strip() for name in filled.pop(head)]
-    known = f" in its header: {listed(map(repr, names), 12)}"
-    if missing := [name for name in required if name not in names]:
-        raise refused(f"lacks {', '.join(map(repr, missing))}{known}")
-    if twice := [name for name in names if name and names.count(name) > 1]:
-        raise refused(f"has {twice[0]!r} twice{known}")
-    for line, row in filled.items():
-        if any(map(str.strip, row[len(names) :])):
-            raise refused(
-                f"line {line} has {len(row)} cells and its header {len(names)}: is a separator or "
-                "a quotation mark missing or too many?"
-            )
-        if [cell.strip() for cell in row] == names:
-            raise refused(f"line {line} is its header again: cut joined tables apart")
-    cells = [[*row, *[""] * len(names)][: len(names)] for row in filled.values()]
-    index = pandas.Index([*filled], dtype="int64", name="line")  # rows as a spreadsheet counts
-    table = pandas.DataFrame(cells, index, names, dtype=object)[[name for name in names if name]]
-    for name in table:
-        if name not in numbers if text is None else name in text:
-            continue
-        values = table[name].str.strip().replace("", "nan")
-        if separator != ",":
-            values = values.str.replace(",", ".")
-        wrong = pandas.to_numeric(values, errors="coerce").isna() & values.str.lower().ne("nan")
-        if wrong.any():
-            cell = table.loc[wrong.idxmax(), name]
-            hint = " Decimal commas need columns separated by semicolons or tabs." * ("," in cell)
-            raise ValueError(
-                f"{where}, line {wrong.idxmax()}: {name} must be a number, got {cell!r}.{hint}"
-            )
-        table[name] = values.astype(float)
-    return table
