@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from torch_mapss._lazy import lazy_names
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 # Where each public name lives; it loads on first use.
 _NAMES = {
