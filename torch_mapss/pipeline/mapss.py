@@ -303,7 +303,10 @@ class MAPSS(nn.Module):
             frames: score at most so many frames, drawn at random from the scored frames of the
                 batch: a cheap, unbiased estimate of the mean over frames. All by default. Bleed is
                 of all frames.
-            generator: a CPU generator to draw them with; a fixed one by default.
+            generator: a CPU generator to draw them with. By default every call draws the same
+                frames, so that it can be repeated: calls on many batches then share one draw, and
+                their mean keeps its error however many there are. Pass one generator to all of
+                them for draws of their own.
 
         Returns:
             :class:`Scores`, (B, S', F) each; for unbatched input B is 1.
@@ -388,7 +391,7 @@ class MAPSS(nn.Module):
             bank: made by :meth:`prepare`.
             attributed: of each system, as for scoring; None: all in order.
             measures: as for scoring.
-            frames: as for scoring; every system has the same frames drawn.
+            frames, generator: as for scoring; every system has the same frames drawn.
             on_segment: called with how many segments of a long clip are scored, and of how many:
                 as scoring begins, and after each.
 
@@ -420,7 +423,7 @@ class MAPSS(nn.Module):
         """What :meth:`bounds` returns, of several systems as :meth:`score_systems` takes them.
 
         Args:
-            estimates, bank, attributed, measures, frames, on_segment: as for
+            estimates, bank, attributed, measures, frames, generator, on_segment: as for
                 :meth:`score_systems`.
             confidence, convention, options: as for :meth:`bounds`.
 

@@ -9,23 +9,22 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from torch_mapss.core import devices
-from torch_mapss.core.frame_batches import Bounds, Score, Started, finish, start
+from torch_mapss.core.frame_batches import Score, Started, finish, start
 from torch_mapss.core.points import Points
 from torch_mapss.core.settings import Settings
 from torch_mapss.pipeline.activity import exposed_estimates, scored_estimates, sources_in_graph
 from torch_mapss.pipeline.bank import EncodedClips, LongClip, ReferenceBank
-from torch_mapss.pipeline.bleed import bleed
 from torch_mapss.pipeline.call import Call
 from torch_mapss.pipeline.config import Config
 from torch_mapss.pipeline.copies import Encoding, by_level
 from torch_mapss.pipeline.estimates import levelled_estimates
-from torch_mapss.pipeline.frames import Chosen, ClipFrames, EncodedFrames
-from torch_mapss.pipeline.measures import MEASURES, Measure, with_encoder
+from torch_mapss.pipeline.frame_values import FrameValues, bounds_of, scores_of
+from torch_mapss.pipeline.frames import Block, Chosen, ClipFrames, EncodedFrames
+from torch_mapss.pipeline.measures import MEASURES, with_encoder
 from torch_mapss.pipeline.memory import explained
-from torch_mapss.pipeline.scores import BOUNDED, ScoreBounds, Scores
+from torch_mapss.pipeline.scores import ScoreBounds, Scores
 from torch_mapss.pipeline.segments import LongClipFrames, OnSegment
 
 Record = TypeVar("Record")
@@ -93,49 +92,101 @@ def score(
     """
     bank, budget = calls[0].bank, calls[0].budget
     measures = [measure.name for measure in with_encoder(calls[0].measures)]
-    has_graph = any(call.wants_gradient for call in calls)
-    values = [FrameValues(call) for call in calls]
-    waiting: list[Waiting] = []
+    scorer = BlockScorer(calls, task)
     with explained():
         chosen = choose(bank, measures, frames, generator)
         encoding = Encoding(config, budget)
         readers = [
-            frames_of_group(calls, group, measures, encoding, has_graph, on_segment)
+            frames_of_group(calls, group, measures, encoding, scorer.has_graph, on_segment)
             for group in range(len(bank.groups))
         ]
         encoding.check()  # of all lengths at once
-        for group, (clips, reader) in enumerate(zip(bank.groups, readers)):
+        for group, reader in enumerate(readers):
             for block in reader.blocks(chosen[group]):
-                active = clips.active[block.item, :, block.frame]  # (n, S)
-                plays = clips.active.any(-1)[block.item]
-                items = devices.upload(clips.items, bank.device)
-                position = items[block.item] * bank.frames + block.frame
-                is_usable = [call.clips[group].valid.all(-1)[block.item] for call in calls]  # (n,)
-                for measure in block.measures:
-                    rows = block.rows(measure)
-                    clusters, usable = block.clusters(measure)
-                    present = sources_in_graph(active, block.has_pauses)
-                    present = None if present is None else present[rows]
-                    for k, call in enumerate(calls):
-                        outputs = block.outputs(measure, k)
-                        points, finite = with_outputs(clusters, outputs, call.attributed, present)
-                        is_usable[k] = is_usable[k].clone()
-                        is_usable[k][rows] &= finite & usable
-                        function = task.functions[measure]
-                        work = start(points, task.settings, function, budget.frames)
-                        waiting.append(Waiting(values[k], position[rows], is_usable[k][rows], work))
-                    if not has_graph:
-                        write(waiting)
-                        waiting = []
-                        del clusters, points, work  # before the bank makes those of the next
-                for k, call in enumerate(calls):
-                    usable = is_usable[k].unsqueeze(-1)
-                    scored = scored_estimates(active, call.attributed)
-                    exposed = exposed_estimates(active, plays, call.attributed)
-                    values[k].write("active", position, scored & usable)
-                    values[k].write("exposed", position, exposed & usable)
-        write(waiting)
-    return [task.record(values_of_call) for values_of_call in values]
+                scorer.add(group, block)
+        scorer.write()
+    return [task.record(values) for values in scorer.values]
+
+
+class Waiting(NamedTuple):
+    """Work on a block's frames that was started, and where its results belong."""
+
+    values: FrameValues
+    position: Tensor  # (n,) of the flattened (B, F)
+    is_usable: Tensor  # (n,) bool: all embeddings are finite
+    started: Started
+
+
+class BlockScorer:
+    """Starts the work on blocks of frames, and writes the results to the values of each call.
+
+    Args:
+        calls: that share a bank.
+        task: what to compute.
+    """
+
+    def __init__(self, calls: Sequence[Call], task: Task[Any]) -> None:
+        self.calls = calls
+        self.task = task
+        self.values = [FrameValues(call) for call in calls]
+        self.has_graph = any(call.wants_gradient for call in calls)
+        self._waiting: list[Waiting] = []
+
+    def add(self, group: int, block: Block) -> None:
+        """Score a block of the mixtures of one length, by their index in ``bank.groups``."""
+        bank = self.calls[0].bank
+        clips = bank.groups[group]
+        active = clips.active[block.item, :, block.frame]  # (n, S)
+        plays = clips.active.any(-1)[block.item]  # (n, S)
+        present = sources_in_graph(active, block.has_pauses)
+        items = devices.upload(clips.items, bank.device)
+        position = items[block.item] * bank.frames + block.frame  # in the flattened (B, F)
+        is_usable = [call.clips[group].valid.all(-1)[block.item] for call in self.calls]  # (n,)
+        for measure in block.measures:
+            is_usable = self._start(block, measure, present, position, is_usable)
+            if not self.has_graph:
+                self.write()  # and so drop, before the bank makes what the next measure compares
+        for call, values, usable in zip(self.calls, self.values, is_usable):
+            scored = scored_estimates(active, call.attributed)
+            exposed = exposed_estimates(active, plays, call.attributed)
+            values.write("active", position, scored & usable.unsqueeze(-1))
+            values.write("exposed", position, exposed & usable.unsqueeze(-1))
+
+    def _start(
+        self,
+        block: Block,
+        measure: str,
+        present: Tensor | None,
+        position: Tensor,
+        is_usable: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """Start the work of one measure; which frames (n,) of each call still are usable."""
+        rows = block.rows(measure)
+        clusters, finite_clusters = block.clusters(measure)
+        present = None if present is None else present[rows]
+        still_usable = []
+        for k, call in enumerate(self.calls):
+            outputs = block.outputs(measure, k)
+            points, finite_outputs = with_outputs(clusters, outputs, call.attributed, present)
+            usable = is_usable[k].clone()
+            usable[rows] &= finite_outputs & finite_clusters
+            function, budget = self.task.functions[measure], call.budget.frames
+            started = start(points, self.task.settings, function, budget)
+            entry = Waiting(self.values[k], position[rows], usable[rows], started)
+            self._waiting.append(entry)
+            still_usable.append(usable)
+        return still_usable
+
+    def write(self) -> None:
+        """Write what is waiting where it belongs; an accelerator is read once for all."""
+        results = finish([entry.started for entry in self._waiting])
+        for entry, result in zip(self._waiting, results):
+            for name, tensor in result.items():
+                if name.endswith("_left_out"):
+                    entry.values.add(name, entry.position, entry.is_usable, tensor)
+                else:
+                    entry.values.write(name, entry.position, tensor)
+        self._waiting = []
 
 
 def choose(
@@ -208,131 +259,3 @@ def with_outputs(
     outputs = torch.where(finite, outputs, references)
     points = clusters._replace(outputs=outputs, attributed=attributed, active=present)
     return points, finite.squeeze(-1).all(-1)
-
-
-# ------------------------------------------------------------------------------------------------
-# What was computed, frame by frame
-# ------------------------------------------------------------------------------------------------
-
-
-class FrameValues:
-    """Values of the estimates of a call (B, S', F), written frame by frame."""
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self._written: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        self.sums: dict[str, Tensor] = {}  # (B, S', S, P) over frames
-
-    def write(self, name: str, position: Tensor, values: Tensor) -> None:
-        """Values (n, S') at positions (n,) of the flattened (B, F)."""
-        self._written.setdefault(name, []).append((position, values))
-
-    def add(self, name: str, position: Tensor, is_usable: Tensor, values: Tensor) -> None:
-        """Add values (n, S', S, P) of usable frames to the sums over frames."""
-        bank = self.call.bank
-        usable = torch.where(is_usable[:, None, None, None], values.double(), 0.0)
-        total = self.sums.get(name, usable.new_zeros(bank.batch, *usable.shape[1:]))
-        # Mixtures of another length may have lost other members.
-        missing = usable.shape[-1] - total.shape[-1]
-        total, usable = pad(total, (0, max(0, missing))), pad(usable, (0, max(0, -missing)))
-        self.sums[name] = total.index_add(0, position // bank.frames, usable)
-
-    @functools.cached_property
-    def active(self) -> Tensor:
-        """(B, S', F) bool: own source and another one are active."""
-        return self._joined("active", torch.bool)
-
-    @functools.cached_property
-    def exposed(self) -> Tensor:
-        """(B, S', F) bool: another source is active, and the own one plays at some time."""
-        return self._joined("exposed", torch.bool)
-
-    def of(self, measure: Measure, name: str) -> Tensor:
-        """(B, S', F) a field of a measure, 0 or False where it does not score an estimate."""
-        is_scored = self.exposed if measure.in_pauses else self.active
-        if name.endswith("_defined"):
-            return self._joined(name, torch.bool) & is_scored
-        is_double = self.call.estimates.dtype == torch.float64
-        values = self._joined(name, torch.float64 if is_double else torch.float32)
-        return torch.where(is_scored, values, 0.0)
-
-    def _joined(self, name: str, dtype: torch.dtype) -> Tensor:
-        bank, outputs = self.call.bank, len(self.call.attributed)
-        shape = bank.batch * bank.frames, outputs
-        joined = torch.zeros(shape, dtype=dtype, device=self.call.estimates.device)
-        if name in self._written:
-            positions, values = zip(*self._written[name])
-            joined = joined.index_put((torch.cat(positions),), torch.cat(values).to(dtype))
-        return joined.unflatten(0, (bank.batch, bank.frames)).transpose(1, 2)
-
-
-class Waiting(NamedTuple):
-    """Work on a block's frames that was started, and where its results belong."""
-
-    values: FrameValues
-    position: Tensor  # (n,) of the flattened (B, F)
-    is_usable: Tensor  # (n,) bool: all embeddings are finite
-    work: Started
-
-
-def write(waiting: Sequence[Waiting]) -> None:
-    """Write the results where they belong; an accelerator is read once for all."""
-    results = finish([entry.work for entry in waiting])
-    for entry, result in zip(waiting, results):
-        for name, tensor in result.items():
-            if name.endswith("_left_out"):
-                entry.values.add(name, entry.position, entry.is_usable, tensor)
-            else:
-                entry.values.write(name, entry.position, tensor)
-
-
-def scores_of(config: Config, values: FrameValues) -> Scores:
-    """The record of what was written of a call."""
-    call = values.call
-    fields: dict[str, Tensor] = {}
-    if "bleed" in call.measures:
-        fields["bleed_db"] = bleed(config, call)
-        fields["bleed_defined"] = ~fields["bleed_db"].isnan()
-    for measure in with_encoder(call.measures):
-        fields |= {field: values.of(measure, field) for field in measure.fields}
-        if measure.spectrum:  # the same for all estimates of a frame
-            name = f"{measure.name}_dimension"
-            fields[name] = values.of(measure, name).detach().amax(1).round().long()
-    times = devices.back(config.times(call.bank.frames), call.estimates.device)
-    return Scores(values.active, times, call.measures, **fields)
-
-
-def bounds_of(
-    config: Config, confidence: float, has_scores: bool, values: FrameValues
-) -> ScoreBounds:
-    """The bounds of what was written of a call."""
-    bounds = {}
-    for measure in with_encoder(values.call.measures):
-        for field in measure.fields:
-            if field in BOUNDED:
-                errors = (values.of(measure, f"{field}_{part}") for part in ("radius", "tail"))
-                bounds[field] = Bounds.of(*errors)
-    if "clearance" in bounds:
-        bounds |= utterance_bounds(confidence, values)
-    scores = scores_of(config, values) if has_scores else None
-    return ScoreBounds(values.active, confidence, **bounds, scores=scores)
-
-
-def utterance_bounds(confidence: float, values: FrameValues) -> dict[str, Bounds]:
-    """Half-widths (B, S') of pooled clearance and fidelity, by jackknife of the pooled scores."""
-    from torch_mapss.bounds.decomposition import LeftOut, utterance_half_widths
-
-    measure = MEASURES["decomposition"]
-    names = "clearance", "fidelity"
-    counts = [values.of(measure, f"{name}_defined").sum(-1) for name in names]
-    if values.sums:
-        sums = LeftOut(*(values.sums[name].to(counts[0].device) for name in LeftOut._fields))
-        tails = utterance_half_widths(sums, *counts, confidence)
-    else:  # no frame is scored
-        nothing = torch.full(counts[0].shape, torch.nan, device=counts[0].device)
-        tails = nothing, nothing
-    dtype = torch.promote_types(values.call.estimates.dtype, torch.float32)
-    return {
-        f"utterance_{name}": Bounds.of(torch.zeros_like(tail, dtype=dtype), tail.to(dtype))
-        for name, tail in zip(names, tails)
-    }
