@@ -106,5 +106,5 @@ def _print_error(error: Exception) -> None:
     shard = Shard()
     with suppress(ValueError):
         shard = launched_shard()
-    where = f" in process {shard.number} of {shard.count}" if shard.count > 1 else ""
+    where = f" in process {shard.number} of {shard.total}" if shard.total > 1 else ""
     console.complain(f"error{where}: {text}")

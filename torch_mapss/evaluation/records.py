@@ -71,7 +71,7 @@ def record_of(
         notes="; ".join(notes),
         warnings="; ".join(texts),
     )
-    item = {f"{name}_se": value for name, value in errors.items()}
+    item: Record = {f"{name}_se": value for name, value in errors.items()}
     item |= {"seconds": seconds, "status": table["status"].min(), "reason": ""}
     return _record(mixture, system, table, item, [[*finding] for finding in findings])
 

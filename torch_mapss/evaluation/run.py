@@ -174,10 +174,10 @@ def _tell_start(
     shard: Shard, states: Sequence[tuple[Mapping[str, Record], Mapping[str, str]]], there: str
 ) -> None:
     """What is scored here, what is done already, what is scored again and why."""
-    if shard.count > 1:
+    if shard.total > 1:
         console.complain(
-            f"shard {shard.number} of {shard.count}: mixtures {shard.number}, "
-            f"{shard.number + shard.count}, ... of the manifest. The shard that ends when all else "
+            f"shard {shard.number} of {shard.total}: mixtures {shard.number}, "
+            f"{shard.number + shard.total}, ... of the manifest. The shard that ends when all else "
             "is scored writes the tables"
         )
     if there:

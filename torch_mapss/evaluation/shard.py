@@ -21,11 +21,11 @@ class Shard(NamedTuple):
     """Which mixtures are scored here."""
 
     number: int = 1  # counted from 1
-    count: int = 1
+    total: int = 1  # shards
 
     def of(self, items: Sequence[_Item]) -> Sequence[_Item]:
         """The items of this shard."""
-        return items[self.number - 1 :: self.count]
+        return items[self.number - 1 :: self.total]
 
 
 def parse_shard(text: str) -> Shard:

@@ -90,10 +90,6 @@ def _typed(table: DataFrame) -> DataFrame:
     return table.astype(types)
 
 
-def _rates(scores: DataFrame) -> DataFrame:
-    return scores.reindex(columns=["estimate_rate", "reference_rate"]).astype(float)
-
-
 def failure_lines(pairs: Sequence[Record]) -> Iterator[str]:
     """A line per pair that failed."""
     for record in pairs:

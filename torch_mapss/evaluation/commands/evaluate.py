@@ -178,6 +178,6 @@ def run(args: argparse.Namespace) -> int:
             console.say(f"\n{compare(results).summary()}")
     arguments.say_written([args.out], quiet)
     # Under a launcher failures that are noted are no crash: it would kill the other processes.
-    launched = args.shard is None and shard.count > 1
+    launched = args.shard is None and shard.total > 1
     failed = bool(results.failures) and not launched
     return arguments.SOME_FAILED if failed else arguments.OK

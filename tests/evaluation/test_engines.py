@@ -1,0 +1,247 @@
+"""Any engine's map: equal files from all, whatever the order, and nothing lost where one dies."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from separations import environment, small_mapss, write_manifest
+
+from torch_mapss import evaluate, evaluate_set, score_mixture
+from torch_mapss.evaluation import cli, engines
+from torch_mapss.evaluation.manifest import load_manifest
+from torch_mapss.evaluation.results import load_results
+from torch_mapss.evaluation.shard import local_device
+
+QUICK: dict[str, Any] = {"measures": "bleed", "encoder": "mel"}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files of results by their path, but for the list that says where the folder lies."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    by_name = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    return {name: content for name, content in by_name.items() if name != "mixtures.json"}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The manifest of six short mixtures."""
+    return write_manifest(tmp_path_factory.mktemp("tiny"), 6, ("one", "two"), 0.2)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What a run in this process leaves."""
+    out = tmp_path_factory.mktemp("expected")
+    evaluate_set(tiny, out=out, **QUICK)
+    return contents(out)
+
+
+def backwards(function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """A lazy map that begins at the end."""
+    return map(function, reversed([*items]))
+
+
+def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    return [function(item) for item in items]
+
+
+@pytest.mark.parametrize("engine", [backwards, at_once])
+def test_order_and_laziness_are_the_engines_own(engine, tiny, expected, tmp_path):
+    evaluate_set(tiny, out=tmp_path, map=engine, **QUICK)
+    assert contents(tmp_path) == expected
+
+
+def test_threads(tiny, expected, tmp_path):
+    with ThreadPoolExecutor(4) as pool:
+        evaluate_set(tiny, out=tmp_path, map=engines.unordered(pool), **QUICK)
+    assert contents(tmp_path) == expected
+
+
+def test_an_engine_that_dies_loses_nothing_that_arrived(tiny, expected, tmp_path):
+    def dying(function: Any, items: Any) -> Iterator[Any]:
+        for number, item in enumerate(items):
+            if number == 2:
+                raise OSError("the node went away")
+            yield function(item)
+
+    said = r"after 4 of 12 pairs .* goes on from there \(the node went away\)"
+    with pytest.raises(RuntimeError, match=f"the engine stopped {said}"):
+        evaluate_set(tiny, out=tmp_path, map=dying, **QUICK)
+    assert len([*(tmp_path / "records").glob("*.json")]) == 2
+    assert len(load_results(tmp_path).pending) == 8
+    short = partial(lambda count, function, items: map(function, [*items][:count]), 2)
+    with pytest.raises(RuntimeError, match=r"without an error after 8 of 12 pairs"):
+        evaluate_set(tiny, out=tmp_path, map=short, **QUICK)
+    evaluate_set(tiny, out=tmp_path, map=backwards, **QUICK)  # another engine goes on
+    assert contents(tmp_path) == expected
+
+
+def test_score_mixture_gives_the_rows_of_the_table(tiny, tmp_path, monkeypatch):
+    """Plain numbers and words, from an entry with paths relative to the working folder."""
+    monkeypatch.chdir(tiny.parent)
+    entry = json.loads(tiny.read_text())[0]
+    rows = score_mixture(entry, **QUICK)
+    assert {type(value) for row in rows for value in row.values()} <= {int, float, str}
+    table = evaluate_set([entry], out=tmp_path, **QUICK).scores
+    pandas.testing.assert_frame_equal(
+        pandas.DataFrame(rows)[[*table]], table, check_dtype=False, rtol=1e-8
+    )
+    entry["systems"]["one"][0] = "nowhere.wav"
+    rows = score_mixture(entry, **QUICK)
+    assert [row["status"] for row in rows] == ["failed"] * 2 + ["ok"] * 2
+    assert "nowhere.wav" in rows[0]["reason"]
+
+
+def test_what_is_mapped_can_be_pickled(tiny):
+    (mixture, *_) = load_manifest(tiny)
+    job = partial(score_mixture, **QUICK)
+    rows = pickle.loads(pickle.dumps(job))(mixture)
+    assert pickle.loads(pickle.dumps(rows)) == rows or len(rows) == 4  # NaN is unlike itself
+
+
+def test_a_report_is_sent_as_arrays_each_waveform_once(tmp_path):
+    """Torch would hand tensors over as shared memory, with a file open for each."""
+    from multiprocessing.reduction import ForkingPickler
+
+    from separations import leaky, sources
+
+    truth = sources(2, 1.0)
+    report = evaluate(estimates=leaky(truth), references=truth, mapss=small_mapss())
+    opened = len(os.listdir("/proc/self/fd"))
+    sent = bytes(ForkingPickler.dumps(report))
+    received = pickle.loads(sent)
+    assert len(os.listdir("/proc/self/fd")) == opened
+    waveforms = 4 * truth.shape[-1] * 4
+    assert len(sent) < waveforms + 60_000
+    pandas.testing.assert_frame_equal(received.scores, report.scores)
+    assert received.estimates[0].parts.equal(report.estimates[0].parts)
+    assert received.ps.nan_to_num().equal(report.ps.nan_to_num())
+    assert received.save(tmp_path / "out")
+
+
+def test_shares_of_gpus_go_round_robin(monkeypatch):
+    import torch
+
+    placed: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", placed.append)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    numbers: Any = multiprocessing.get_context("spawn").SimpleQueue()
+    for number in range(4):
+        numbers.put(number)
+    for _ in range(4):
+        engines._start_worker(type("Queue", (), {"get": numbers.get}), 1)
+    assert placed == [0, 1, 0, 1]
+    assert local_device("cpu") == "cpu"
+
+
+def test_an_address_without_a_scheduler_is_named(tiny, tmp_path, capsys, monkeypatch):
+    distributed = pytest.importorskip("distributed")
+
+    def unreachable(address: str, timeout: str) -> None:
+        raise OSError("Timed out trying to connect")
+
+    monkeypatch.setattr(distributed, "Client", unreachable)
+    command = ["evaluate", str(tiny), "--out", str(tmp_path), "--dask", "tcp://127.0.0.1:1"]
+    assert cli.main(command) == 2
+    assert "--dask 'tcp://127.0.0.1:1': no scheduler answers there" in capsys.readouterr().err
+    assert cli.main([*command, "--workers", "2"]) == 2
+    assert "pass --workers or --dask" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ Processes, slow for their start
+
+
+class KilledJob:
+    """A job whose process is killed with -9 at one of its mixtures."""
+
+    def __init__(self, job: Any, name: str) -> None:
+        self.job, self.name = job, name
+
+    def __call__(self, mixture: Any) -> Any:
+        if mixture.name == self.name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.job(mixture)
+
+
+def submitit_map(folder: Path) -> Any:
+    submitit = pytest.importorskip("submitit")
+    executor = submitit.LocalExecutor(folder=folder)
+    executor.update_parameters(timeout_min=10)
+
+    def apply(function: Any, items: Any) -> Iterator[Any]:
+        jobs = executor.map_array(function, [*items])
+        for job in submitit.helpers.as_completed(jobs, poll_frequency=1):
+            yield job.result()
+
+    return apply
+
+
+@pytest.mark.slow
+def test_two_hundred_mixtures_through_four_engines(tmp_path):
+    """The same to the byte; a worker killed with -9 in the middle; no lock left."""
+    manifest = write_manifest(tmp_path / "set", 200, ("one",), 0.2)
+    evaluate_set(manifest, out=tmp_path / "here", **QUICK)
+    expected = contents(tmp_path / "here")
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, spawn) as pool:
+
+        def killed_map(function: Any, items: Any) -> Any:
+            return pool.map(KilledJob(function, "m50"), items)
+
+        with pytest.raises(RuntimeError, match=r"the engine stopped after \d+ of 200 pairs"):
+            evaluate_set(manifest, out=tmp_path / "processes", map=killed_map, **QUICK)
+    with ProcessPoolExecutor(2, spawn) as pool:
+        evaluate_set(manifest, out=tmp_path / "processes", map=pool.map, **QUICK)
+    with spawn.Pool(2) as pool:
+        evaluate_set(manifest, out=tmp_path / "pool", map=pool.imap_unordered, **QUICK)
+    distributed = pytest.importorskip("distributed")
+    cluster = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**cluster) as local, distributed.Client(local) as client:
+        dask_map = client.get_executor().map
+        evaluate_set(manifest, out=tmp_path / "dask", map=dask_map, **QUICK)
+    with engines.process_map(2, threads=1) as process_map:
+        evaluate_set(manifest, out=tmp_path / "workers", map=process_map, **QUICK)
+    for name in ("processes", "pool", "dask", "workers"):
+        assert contents(tmp_path / name) == expected, name
+    assert not [*tmp_path.rglob("*lock*")]
+
+
+@pytest.mark.slow
+def test_workers_of_the_command_line_and_a_dask_cluster(tiny, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    command = ["evaluate", str(tiny), "--measures", "bleed", "--threads", "1", "--quiet", "--out"]
+    assert cli.main([*command, str(tmp_path / "here")]) == 0
+    assert cli.main([*command, str(tmp_path / "workers"), "--workers", "2"]) == 0
+    cluster = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**cluster) as local:
+        address = ["--dask", local.scheduler_address]
+        assert cli.main([*command, str(tmp_path / "dask"), *address]) == 0
+    here = contents(tmp_path / "here")
+    assert contents(tmp_path / "workers") == contents(tmp_path / "dask") == here
+
+
+@pytest.mark.slow
+def test_ray_and_submitit(tiny, expected, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    pytest.importorskip("ray")
+    from ray.util.multiprocessing import Pool
+
+    with Pool(1) as pool:
+        evaluate_set(tiny, out=tmp_path / "ray", map=pool.imap_unordered, **QUICK)
+    assert contents(tmp_path / "ray") == expected
+    engine = submitit_map(tmp_path / "logs")
+    evaluate_set(tiny, out=tmp_path / "submitit", map=engine, **QUICK)
+    assert contents(tmp_path / "submitit") == expected
+    assert load_results(tmp_path / "ray").pending == ()
