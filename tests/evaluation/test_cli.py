@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -28,7 +29,12 @@ from torch_mapss import DistortionBank, evaluate, pipeline
 from torch_mapss.encoders import encoder_table
 from torch_mapss.evaluation import cli
 from torch_mapss.evaluation.commands import arguments
+from torch_mapss.evaluation.settings import checked_names, read_config, storable
+from torch_mapss.score_table import SCORES, present
 
+RANKED_WITH_ENCODER = tuple(
+    name for name in SCORES if SCORES[name].ranked and SCORES[name].measure != "bss"
+)
 QUICK = ("--encoder", "mel", "--bank-size", "10")
 
 
@@ -80,6 +86,88 @@ def test_options_and_settings_files_reach_the_scorer(tmp_path, files, capsys):
     assert settings["match_encoder"]["name"] == "waveform"
     families = [settings[f"{kind}_bank"]["families"] for kind in ("separation", "match")]
     assert all({"noise", "tone"}.isdisjoint(found) for found in families)
+
+
+def test_without_an_encoder_nothing_is_fetched(tmp_path, files, monkeypatch, capsys):
+    """Clearance, fidelity, bleed and SI-SDR, with mel; an encoder adds PS and PM."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+    monkeypatch.setattr("socket.socket.connect", Mock(side_effect=AssertionError("a download")))
+    command = ["score", "--references", *files[0], "--estimates", *files[1], "--quiet", "--out"]
+    ranked = ["clearance", "fidelity", "bleed_db", "si_sdr"]
+    for options, names in (
+        ([], ranked),
+        (["--measures", "clearance"], ["clearance", "fidelity", "si_sdr"]),
+        (["--measures", "bss", "bleed"], ["bleed_db", "si_sdr", "sdr", "sir", "sar"]),
+        (["--pair-encoder", "waveform", "--sample-frames", "2"], ranked),
+        (["--encoder", "mel", "--bank-size", "10"], list(RANKED_WITH_ENCODER)),
+    ):
+        out = tmp_path / "-".join(["out", *options]).replace("--", "")
+        assert cli.main([*command, str(out), *options]) == 0
+        table = pd.read_csv(out / "scores.csv")
+        assert [*present(table, ranked=True)] == names
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())["settings"]
+    assert settings["decomposition_encoder"]["name"] == "mel"
+    assert cli.main([*command, str(tmp_path / "x"), "--measures", "ps", "match"]) == 2
+    assert "--measures separation match needs an encoder: --encoder wav2" in error_of(capsys)
+
+
+def test_bank_size_is_of_ps_and_pm_alone(files):
+    """Clearance and fidelity keep their members."""
+    whole, small = (
+        evaluate(references=files[0], estimates=files[1], encoder="mel", **settings).means()
+        for settings in (
+            {"measures": "decomposition"},
+            {"measures": ("decomposition", "separation"), "bank_size": 10},
+        )
+    )
+    assert small["fidelity"] == pytest.approx(whole["fidelity"], rel=1e-6)
+    assert small["clearance"] == pytest.approx(whole["clearance"], rel=1e-6)
+
+
+NUMBERS = {"9e-1": 0.9, "1e3": 1000, "1E-3": 0.001, "1.5e2": 150, "-2e1": -20, "0.5": 0.5}
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_numbers_that_yaml_takes_for_text(tmp_path, text):
+    (config := tmp_path / "c.yaml").write_text(f"energy: {text}\nencoder: 1e3-model\n")
+    assert read_config(config) == {"energy": NUMBERS[text], "encoder": "1e3-model"}
+    assert type(read_config(config)["energy"]) is type(NUMBERS[text])
+
+
+def test_settings_of_pathlib_and_numpy_are_plain(tmp_path):
+    settings = checked_names({"encoder": tmp_path, "bank_size": np.int64(7), "seed": np.int32(1)})
+    assert settings == {"encoder": str(tmp_path), "bank_size": 7, "seed": 1}
+    assert storable(settings) == settings
+
+
+def test_options_of_templates_are_refused_with_a_manifest(tmp_path, capsys):
+    for flags in (["--noisy", "x"], ["--allow-missing"], ["--sources", "a"]):
+        assert cli.main(["evaluate", "m.json", "--out", str(tmp_path), *flags]) == 2
+        assert f"{flags[0]} cannot be combined with a MANIFEST" in error_of(capsys)
+
+
+def test_what_a_system_lacks_may_be_allowed(tmp_path, capsys):
+    """It is named, and scored as not estimated."""
+    for k in range(3):
+        truth = sources(2, 0.3, seed=k)
+        write_all(tmp_path / "refs" / f"m{k}", truth, ("vocals", "drums"))
+        for name, wave in zip(("vocals", "drums"), truth):
+            if (k, name) != (0, "drums") and k != 1:
+                write(tmp_path / "A" / f"m{k}" / f"{name}.wav", wave)
+            write(tmp_path / "B" / f"m{k}" / f"{name}.wav", 0.5 * wave)
+    form = "{mixture}/{source}.wav"
+    command = ["evaluate", "--references", f"{tmp_path}/refs/{form}", "--measures", "bleed"]
+    command += ["--system", f"A={tmp_path}/A/{form}", f"B={tmp_path}/B/{form}"]
+    command += ["--out", str(tmp_path / "out")]
+    assert cli.main(command) == 2
+    assert "lacks 1 of 3 mixtures: 'm1'" in capsys.readouterr().err
+    assert cli.main([*command, "--allow-missing"]) == 0
+    told = capsys.readouterr().err
+    assert "system 'A' lacks 1 of 3 mixtures: 'm1'" in told
+    assert "system 'A' lacks 'drums' of 'm0'" in told
+    items = pd.read_csv(tmp_path / "out" / "items.csv")
+    counts = items.groupby("system")["estimates"].sum()
+    assert (dict(counts), len(items)) == ({"A": 3, "B": 6}, 5)
 
 
 def test_settings_of_bounds_reach_them(files):

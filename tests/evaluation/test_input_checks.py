@@ -203,3 +203,54 @@ def test_findings_and_samples_that_were_not_looked_at_do_not_stop_it(mapss):
     (made := MADE.clone())[0, 100] = torch.nan
     report = scored(small_mapss(check_finite=False), made, align="shift")
     assert math.isnan(report.rows[0].ps)
+
+
+def stereo(left: Tensor, right: Tensor) -> Tensor:
+    """(S, 2, T) of two channels."""
+    return torch.stack([left, right], 1)
+
+
+ANOTHER = sources(seed=1)  # the right channel
+TWO = stereo(TRUTH, ANOTHER)
+CHANNELS = [
+    ("dead channel", stereo(TRUTH, 0 * ANOTHER), "channel 2 is silent, where the reference sounds"),
+    ("inverted channel", stereo(TRUTH, -ANOTHER), "channel 2 is inverted against its reference"),
+    ("channel delay", stereo(TRUTH, late(ANOTHER, 4)), "ms apart, against its reference"),
+    (None, stereo(leaky(TRUTH), leaky(ANOTHER)), ""),
+    (None, stereo(-TRUTH, -ANOTHER), ""),  # as a whole it is no matter of channels
+    (None, stereo(late(TRUTH, 4), late(ANOTHER, 4)), ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "made", "words"), CHANNELS)
+def test_faults_of_single_channels_are_told(tmp_path, mapss, kind, made, words):
+    """The mean of the channels, which is scored, hides them."""
+    references = [write(tmp_path / f"t{k}.wav", wave) for k, wave in enumerate(TWO)]
+    estimates = [write(tmp_path / f"e{k}.wav", wave) for k, wave in enumerate(made)]
+    report = scored(mapss, estimates, references, measures="bleed")
+    kinds = {finding.kind for finding in report.findings if "channel" in finding.kind}
+    assert kinds == ({kind} if kind else set())
+    for text in found(report, kind) if kind else ():
+        assert words in text
+        assert "--channels each" in text
+
+
+def test_an_absent_target(mapss):
+    """No warning of silence where there should be silence; what sounds there is told, with dB."""
+    truth = TRUTH * torch.tensor([[0.0], [1.0]])
+    silent = torch.stack([torch.zeros(8000), MADE[1]])
+    report = scored(mapss, silent, truth, measures="decomposition")
+    assert report.findings == ()
+    report = scored(mapss, torch.stack([0.5 * truth[1], MADE[1]]), truth, measures="decomposition")
+    (text,) = found(report, "absent")
+    assert "'reference 1' is silent, the estimate is not (-6 dB beside the sum" in text
+    assert [*report.scores["estimate_level_db"]] == pytest.approx([-6.02, 0.5], abs=0.6)
+    assert {finding.kind for finding in report.findings} <= {"absent", "twins"}
+
+
+def test_texts_name_only_what_was_computed(mapss):
+    (made := MADE.clone())[1] = 0.0
+    for measures, said in (("decomposition", False), ("match", True)):
+        (text,) = found(scored(mapss, made, measures=measures), "silent")
+        assert ("log PM" in text) == said
+        assert "otherwise silence would score well" in text

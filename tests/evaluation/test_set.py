@@ -27,6 +27,7 @@ from separations import (
 )
 
 from torch_mapss import MAPSS, compare, evaluate, evaluate_set
+from torch_mapss.audio import shift
 from torch_mapss.evaluation import cli, console, io, tables
 from torch_mapss.evaluation import run as runs
 from torch_mapss.evaluation.commands import arguments
@@ -369,3 +370,27 @@ def test_a_hidden_reference_is_no_finding():
     silent, same = tables.finding_lines(records)
     assert "in 1 of 2 pairs of mixture and system ('mistaken')" in same
     assert "in 2 of 2" in silent
+
+
+def test_excerpts_are_the_same_for_all_systems_whatever_their_length(tmp_path):
+    """They are drawn from the references; a shorter system has the same, as far as it goes."""
+    path = write_manifest(tmp_path / "set", 1, ("good", "bad"), 5.0)
+    for name, wave in zip("ab", leaky(sources(seconds=5.0))[:, :75_000]):
+        write(tmp_path / "set/m0/bad" / f"{name}.wav", wave)
+    given = {"measures": "bleed", "trim": True, "excerpts": 3, "excerpt_seconds": 1.0}
+    notes = score_set(path, tmp_path / "out", **given).scores["notes"]
+    drawn = [text.rpartition("excerpts scored (s): ")[2] for text in notes]
+    begins = {tuple(span.partition("-")[0] for span in text.split(", ")) for text in drawn}
+    assert len(begins) == 1
+
+
+def test_a_delay_within_a_frame_is_told_of_a_set(tmp_path):
+    path = write_manifest(tmp_path / "set", 3, ("late", "prompt"))
+    for k in range(3):
+        for name, wave in zip("ab", shift(leaky(sources(2, 0.3, seed=k)), -160)):
+            write(tmp_path / "set" / f"m{k}" / "late" / f"{name}.wav", wave)
+    results = score_set(path, tmp_path / "out", measures="bleed")
+    (text,) = [line for line in results.warnings if line.startswith("lag:")]
+    assert "in 3 of 6 pairs of mixture and system ('late')" in text
+    assert "10.0 ms late" in text
+    assert '--align (align="shift") removes it' in text
