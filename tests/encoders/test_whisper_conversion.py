@@ -13,6 +13,7 @@ import pytest
 import torch
 from checkpoints import random_whisper
 
+from torch_mapss import MAPSS
 from torch_mapss.encoders import load_encoder
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "whisper_from_ctranslate2.py"
@@ -120,3 +121,25 @@ def test_what_is_refused(script, tmp_path):
             script.convert(write(tmp_path / case, changed), tmp_path / "target")
     with pytest.raises(ValueError, match="holds a TransformerSpec"):
         script.convert(write(tmp_path / "kind", content, "TransformerSpec"), tmp_path / "target")
+
+
+@pytest.mark.filterwarnings("ignore:decomposition_encoder")
+def test_frames_and_gain_of_the_pair_are_kept_under_converted_weights(script, tmp_path):
+    content = variables(random_whisper(head="ForConditionalGeneration"))
+    script.convert(write(tmp_path / "source", content), tmp_path / "target")
+    generator = torch.Generator().manual_seed(1)
+    references = 0.1 * torch.randn(1, 2, 9600, generator=generator)
+    references[0, 0, 5000:] = 0.0  # the first source pauses
+    estimates = references + 0.3 * references.flip(1)
+    scores = {}
+    for name in ("mel", "learned"):
+        layer = "mel" if name == "mel" else load_encoder(tmp_path / "target", layer=2)
+        mapss = MAPSS("mel", decomposition_encoder=layer, measures="decomposition")
+        bank = mapss.prepare(references)
+        scores[name] = mapss(estimates, bank)
+        assert float(mapss(references, bank).clearance[scores[name].clearance_defined].min()) == 1.0
+        quiet = mapss(0.01 * estimates, bank)
+        torch.testing.assert_close(quiet.fidelity, scores[name].fidelity, atol=1e-4, rtol=0)
+    for field in ("active", "clearance_defined", "times"):
+        assert torch.equal(*(getattr(both, field) for both in scores.values())), field
+    assert not torch.allclose(scores["mel"].clearance, scores["learned"].clearance, atol=0.01)
