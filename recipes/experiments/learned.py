@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -78,7 +79,9 @@ def rated_sets(options: argparse.Namespace) -> list[RatedSet]:
         files.append((manifest, ratings, options.also_frames))
     sets = []
     for manifest, ratings, map_frames in files:
-        of_set = argparse.Namespace(**{**vars(options), "manifest": manifest})
+        mixtures = options.mixtures if manifest == options.manifest else options.also_mixtures
+        changed = {"manifest": manifest, "mixtures": mixtures}
+        of_set = argparse.Namespace(**{**vars(options), **changed})
         sets.append(RatedSet(manifest.parent.name, of_set, rated.Ratings(ratings), map_frames))
     return sets
 
@@ -142,12 +145,20 @@ def table_of(
     question: str,
     encoders: Sequence[str],
 ) -> pd.DataFrame:
-    """The stimuli of a question with every score by these encoders, higher for better outputs."""
+    """The stimuli of a question with every score by these encoders, higher for better outputs.
+
+    An encoder that lacks outputs which another has, as in a run that was stopped, is left out.
+    """
     merged: dict[tuple[str, str, str], dict[str, str]] = {}
     columns: dict[str, str] = {}
     for family, rows in rows_by_family.items():
-        for row in rows.where(dataset=rated_set.name):
-            if row["encoder"] not in encoders:
+        of_set = rows.where(dataset=rated_set.name)
+        counts = Counter(row["encoder"] for row in of_set)
+        complete = {
+            encoder for encoder in encoders if counts[encoder] == max(counts.values(), default=0)
+        }
+        for row in of_set:
+            if row["encoder"] not in complete:
                 continue
             output = {name: row[name] for name in ("mixture", "system", "source")}
             line = merged.setdefault(tuple(output.values()), output)
@@ -337,7 +348,11 @@ def page(
         count = rated_set.map_frames
         drawn = f"PS and PM of {count} frames a clip, drawn at random" if count else "PS and PM too"
         text += ["", f"## The same encoders on `{rated_set.name}`", ""]
-        text += [f"SRCC within tracks; clearance and fidelity of every frame; {drawn}."]
+        pair_rows = rows_by_family["pair"].where(dataset=rated_set.name, encoder=base)
+        tracks = len({rated_set.ratings.unit(row["mixture"]) for row in pair_rows})
+        text += [
+            f"{tracks} tracks. SRCC within tracks; clearance and fidelity of every frame; {drawn}."
+        ]
         for question in rated_set.ratings.questions:
             table = table_of(rows_by_family, rated_set, question, encoders)
             text += ["", f"### {question}", "", crossed(table, "per_track")]
@@ -351,6 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, toolkit.Rows]:
     parser.add_argument(
         "--also-frames", type=int, metavar="N", help="of their clips, for PS and PM"
     )
+    parser.add_argument("--also-mixtures", type=int, metavar="N", help="of them, evenly spaced")
     parser.add_argument("--objective", type=Path, help="CSV: track, system, other measures")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=[*FAMILIES])
     options = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
 """Two versions of the package on the same rated outputs: what became better, and what worse?
 
-    python recipes/experiments/versions.py --before runs/before/pair.csv --after runs/after/pair.csv \
-        --sets DATA/ward2018 DATA/p835ref DATA/gensvs --out runs/versions
+    python recipes/experiments/versions.py --out runs/versions --before runs/before/pair.csv \
+        --after runs/after/pair.csv --sets DATA/ward2018 DATA/p835ref DATA/gensvs
 
 The tables of rows are those of `learned.py`, each made by one version (another checkout on the
 PYTHONPATH). For every set, question and score: SRCC within tracks before and after, and the paired
@@ -90,10 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> str:
     before, after = (rows_of(path, options.encoder) for path in (options.before, options.after))
     commits = [", ".join(dict.fromkeys(row["commit"] for row in rows)) for rows in (before, after)]
     about = (
-        f"`{options.encoder}`, every frame; before: commit {commits[0]}, after: commit {commits[1]}. "
-        "SRCC over the systems of a track, averaged; in brackets the 95 % interval over tracks (BCa "
-        "bootstrap). Bleed is turned, so that more is better. Hidden references and anchors are in "
-        "the means alone."
+        f"`{options.encoder}`, every frame; before: commit {commits[0]}, after: commit "
+        f"{commits[1]}. SRCC over the systems of a track, averaged; in brackets the 95 % interval "
+        "over tracks (BCa bootstrap). Bleed is turned, so that more is better. Hidden references "
+        "and anchors are in the means alone."
     )
     text = toolkit.page_head(
         "Clearance, fidelity and bleed by two versions", __file__, arguments, about

@@ -301,6 +301,32 @@ def test_encoders_on_several_rated_sets_beside_other_measures(rated, tmp_path):
     assert "| `mel` |" not in page_of(out)
 
 
+def test_two_versions_are_compared_output_by_output(tmp_path):
+    folder = tmp_path / "rated_set"
+    folder.mkdir()
+    lines, rows = ["track,source,system,question,mean_rating"], {"before": [], "after": []}
+    for track in range(4):
+        for place, system in enumerate(("s0", "s1", "s2", "control:ref")):
+            lines.append(f"t{track},v,{system.removeprefix('control:')},q,{place}")
+            # Before: the wrong way round. After: right, but for two systems of track 0.
+            right = {1: 2, 2: 1}.get(place, place) if track == 0 else place
+            for time, value in (("before", 3 - place), ("after", right)):
+                cells = f"rated_set,mel,t{track},{system},v,{value / 10},{value / 10},{-value}"
+                rows[time].append(f"{cells},9,{time}1")
+    (folder / "ratings.csv").write_text("\n".join(lines))
+    header = "dataset,encoder,mixture,system,source,clearance,fidelity,bleed_db,frames,commit"
+    for time, content in rows.items():
+        (tmp_path / f"{time}.csv").write_text("\n".join([header, *content]))
+    arguments = ["--before", str(tmp_path / "before.csv"), "--after", str(tmp_path / "after.csv")]
+    arguments += ["--sets", str(folder), "--out", str(tmp_path / "out")]
+    text = recipe("versions").main(arguments)
+    assert "before: commit before1, after: commit after1" in text
+    for name in ("clearance", "bleed_db"):  # of bleed less is better
+        assert f"| q | {name} | -1.00 [-1.00, -1.00] | 0.88 [" in text
+    assert "| +1.88 [" in text
+    assert "| ref | 4 | 0.00 | 0.00 | 0.00 | 0.30 | 0.30 | -3.00 |" in text
+
+
 def test_a_layer_is_not_judged_by_the_tracks_it_was_chosen_on():
     script = recipe("learned")
     # Layer 0 is right on tracks 0 and 1, layer 1 on track 2.
