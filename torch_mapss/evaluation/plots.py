@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torch_mapss.evaluation import io
-from torch_mapss.score_table import SCORES, score_label
+from torch_mapss.score_table import SCORES, score_label, score_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,14 +31,16 @@ AXES = (("clearance", "fidelity"), ("ps", "pm"))
 # Leakage and distortion, told apart by colour and lightness, for the colour-blind and in print. Not
 # by dashes, which would look like the gaps of frames that are not scored.
 _STYLES: Any = ({"color": "#0b4f79", "linewidth": 1.7}, {"color": "#e8871e", "linewidth": 1.2})
-_MEANINGS = ("1 = no leakage", "1 = undistorted")
+_MEANINGS = ("leakage", "distortion")
 _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
 INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
 # Told apart by colour and by sign, for the colour-blind and in print (Okabe and Ito's colours).
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
 _MARKERS = "osD^vPX*<>"
-# Beyond so many mixtures a box says more than its points.
+# With more mixtures than this a box says more than its points.
 _MOST_POINTS = 200
+# The axis of a score in [0, 1] is at least this long, so that rounding does not fill it.
+_LEAST_SPAN = 0.05
 _LONGEST_NAME = 24  # below a box
 _Values = Mapping[str, "DataFrame"]  # by measure, mixtures x systems
 _CAPTION: dict[str, Any] = {"loc": "left", "fontsize": "small", "color": "#444444"}
@@ -127,8 +129,9 @@ def short_name(name: str, longest: int) -> str:
 
 
 def plain_axes(ax: Axes, grid: Any) -> None:
-    """Faint grid lines along the axes ``grid``, and no frame above and to the right."""
-    ax.grid(True, axis=grid, color="#dddddd", linewidth=0.6, zorder=0)
+    """Faint grid lines behind everything drawn, and no frame above and to the right."""
+    ax.set_axisbelow(True)
+    ax.grid(True, axis=grid, color="#e6e6e6", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
 
 
@@ -137,8 +140,17 @@ def plot_scores(
     times: Tensor,
     scores: Mapping[str, Tensor],
     half_widths: Mapping[str, Tensor] | None = None,
+    means: Mapping[str, float] | None = None,
 ) -> None:
-    """(F,) scores of one of :data:`AXES` over seconds, with bands around them; NaN leaves a gap."""
+    """Scores of one of :data:`AXES` over seconds; NaN leaves a gap.
+
+    Args:
+        ax: to draw into.
+        times: (F,) seconds.
+        scores: (F,) by name.
+        half_widths: (F,) by name, of bands around the scores.
+        means: by name, written above the axes in the colour of the line.
+    """
     x = times.detach().cpu().numpy()
     for name, values in scores.items():
         style = _STYLES[name in ("fidelity", "pm")]
@@ -153,6 +165,23 @@ def plot_scores(
     names = "\n".join(map(score_label, scores))
     ax.set(ylim=(0.0, 1.0), yticks=(0.0, 0.5, 1.0), ylabel=names, xlabel="time (s)")
     plain_axes(ax, "y")
+    _write_means(ax, means or {})
+
+
+def _write_means(ax: Axes, means: Mapping[str, float]) -> None:
+    """Names and means of scores above the axes, right-aligned, the last one outermost."""
+    from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, TextArea
+
+    texts = []
+    for name, mean in means.items():
+        color = _STYLES[name in ("fidelity", "pm")]["color"]
+        properties = {"color": color, "fontsize": "small", "fontweight": "bold"}
+        texts.append(TextArea(f"{score_label(name)} {score_text(name, mean)}", properties))
+    if texts:
+        line = HPacker(children=texts, sep=8)
+        above: dict[str, Any] = {"bbox_to_anchor": (1.0, 1.0), "bbox_transform": ax.transAxes}
+        box = AnchoredOffsetbox("lower right", child=line, frameon=False, pad=0.1, **above)
+        ax.add_artist(box)
 
 
 def spectrogram(wave: Tensor, size: int) -> Tensor:
@@ -169,8 +198,11 @@ def spectrogram(wave: Tensor, size: int) -> Tensor:
     return 10.0 * relative.clamp(min=10.0 ** (-_DEPTH_DB / 10.0)).log10()
 
 
-def draw_spectrogram(ax: Axes, wave: Tensor, sample_rate: int) -> None:
-    """The spectrogram of a (T,) waveform on ``ax``, time in s and frequency in kHz."""
+def draw_spectrogram(ax: Axes, wave: Tensor, sample_rate: int, name: str = "") -> None:
+    """The spectrogram of a (T,) waveform on ``ax``, time in s and frequency in kHz.
+
+    ``name`` stands in its upper left corner.
+    """
     size = 4 * max(1, round(_WINDOW_S * sample_rate / 4))
     picture = spectrogram(wave, size)
     hop, bin_khz = size / 4 / sample_rate, sample_rate / size / 1000.0
@@ -181,14 +213,21 @@ def draw_spectrogram(ax: Axes, wave: Tensor, sample_rate: int) -> None:
     style |= {"origin": "lower", "interpolation": "nearest", "rasterized": True}
     ax.imshow(picture.numpy(), extent=extent, **style)
     ax.set(ylim=(0.0, sample_rate / 2000.0), ylabel="kHz", xlabel="time (s)")
+    if name:
+        label: dict[str, Any] = {"ha": "left", "va": "top", "fontsize": "small"}
+        label["bbox"] = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.5}
+        ax.text(0.008, 0.94, name, transform=ax.transAxes, **label)
 
 
-def add_legend(figure: Figure) -> None:
-    """What the two lines of :func:`plot_scores` mean."""
+def add_legend(figure: Figure, pairs: Iterable[Sequence[str]] = AXES) -> None:
+    """What the two lines of :func:`plot_scores` mean, for the scores of some of :data:`AXES`."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], **style) for style in _STYLES]
-    figure.legend(handles, _MEANINGS, loc="outside lower right", ncols=2, frameon=False)
+    handles, labels = [], []
+    for style, meaning, names in zip(_STYLES, _MEANINGS, zip(*pairs)):
+        handles.append(Line2D([], [], **style))
+        labels.append(f"{meaning}, 1 is best: {', '.join(map(score_label, names))}")
+    figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)
 
 
 def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str) -> Figure:
@@ -248,22 +287,32 @@ def system_scatter(values: _Values, ranking: DataFrame, x: str, y: str, percent:
             ax.errorbar(mean_x, mean_y, height, width, **large, **style)
     _axis(ax, "x", x, values[x])
     _axis(ax, "y", y, values[y])
-    plain_axes(ax, "both")
+    ax.spines[["top", "right"]].set_visible(False)
     columns = 1 + (len(values[x].columns) - 1) // 14
     figure.legend(loc="outside right upper", frameon=False, fontsize="small", ncols=columns)
-    ax.set_title(f"large: means with {percent} intervals; small: mixtures", **_CAPTION)
+    caption = f"large: mean of a system with {percent} interval; small: a mixture"
+    ax.set_title(caption, **_CAPTION)
     return figure
 
 
 def _axis(ax: Any, axis: str, measure: str, values: DataFrame) -> None:
-    """Scores in [0, 1] on their whole range; log PM, which has no lower end, so that it shows."""
-    low, high = SCORES[measure].limits
-    lowest = float(np.nanmin(values.to_numpy(), initial=0.0))
+    """The axis of a score, as long as its values need; over decades (log PM) logarithmic."""
+    lowest, highest = SCORES[measure].limits
+    numbers = values.to_numpy()
+    numbers = numbers[np.isfinite(numbers)]
     limits: dict[str, Any] = {f"{axis}label": score_label(measure)}
-    if low is not None and high is not None:
-        margin = 0.02 * (high - low)
-        limits[f"{axis}lim"] = low - margin, high + margin
-    elif high == 0.0 and lowest < -100.0:
+    if not len(numbers):
+        ax.set(**limits)
+        return
+    low, high = float(numbers.min()), float(numbers.max())
+    if highest == 0.0 and lowest is None and low < -100.0:
         getattr(ax, f"set_{axis}scale")("symlog", linthresh=1.0)
-        limits[f"{axis}lim"] = 2.0 * lowest, 0.0
+        limits[f"{axis}lim"] = 2.0 * low, 0.0 if high > -1.0 else 0.5 * high
+    else:
+        margin = max(0.08 * (high - low), _LEAST_SPAN / 2.0)
+        # A little beyond the limits of a score, so that a point at its ceiling is whole.
+        beyond = 0.3 * margin
+        low = low - margin if lowest is None else max(low - margin, lowest - beyond)
+        high = high + margin if highest is None else min(high + margin, highest + beyond)
+        limits[f"{axis}lim"] = low, high
     ax.set(**limits)

@@ -379,9 +379,11 @@ def plot_reports(
     longest = 40 if len(reports) == 1 else 16  # characters that fit beside mean scores
     for column, report, title in zip(axes.T, reports, titles):
         if mixed:
-            column[0].set_title("mixture", **_NAMES)
-            if report.mixture is not None:
-                plots.draw_spectrogram(column[0], report.mixture.wave, report.sample_rate)
+            if report.mixture is None:
+                column[0].set_axis_off()
+            else:
+                wave = report.mixture.wave
+                plots.draw_spectrogram(column[0], wave, report.sample_rate, "mixture")
         for index, own in enumerate(np.split(column[int(mixed) :], len(sources))):
             _draw_source(own, report, index, pairs, longest)
         if title:
@@ -391,7 +393,7 @@ def plot_reports(
     for ax in axes.flat:
         ax.label_outer()
     if pairs:
-        plots.add_legend(figure)
+        plots.add_legend(figure, pairs)
     figure.align_ylabels()
     return figure
 
@@ -400,15 +402,15 @@ def _draw_source(
     axes: Any, report: Report, index: int, pairs: Sequence[Sequence[str]], longest: int
 ) -> None:
     length, row = min(len(clip.wave) for clip in report.estimates), report.rows[index]
-    means = []
     for ax, names in zip(axes, pairs):
         scores = {name: report.frames[name][index] for name in names if name in report.frames}
         widths = {name: report.bounds.get(f"{name}_total") for name in scores}
         bands = {name: values[index] for name, values in widths.items() if values is not None}
-        plots.plot_scores(ax, report.times, scores, bands)
-        means += [f"{score_label(name)} {row[name]:.2f}" for name in scores]
-    plots.draw_spectrogram(axes[-1], report.estimates[index].wave[:length], report.sample_rate)
+        means = {name: row[name] for name in scores if row.frames}
+        plots.plot_scores(ax, report.times, scores, bands, means)
+    wave = report.estimates[index].wave[:length]
+    plots.draw_spectrogram(axes[-1], wave, report.sample_rate, "estimate")
     axes[0].set_title(plots.short_name(report.sources[index], longest), **_NAMES)
-    caption = ", ".join(means) if row.frames else "not scored"
-    axes[0].set_title(caption, loc="right", fontsize="small", color="#444444")
+    if not row.frames:
+        axes[0].set_title("not scored", loc="right", fontsize="small", color="#444444")
     axes[-1].set_xlim(0.0, length / report.sample_rate)
