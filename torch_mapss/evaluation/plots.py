@@ -176,7 +176,7 @@ def _write_means(ax: Axes, means: Mapping[str, float]) -> None:
     for name, mean in means.items():
         color = _STYLES[name in ("fidelity", "pm")]["color"]
         properties = {"color": color, "fontsize": "small", "fontweight": "bold"}
-        texts.append(TextArea(f"{score_label(name)} {score_text(name, mean)}", properties))
+        texts.append(TextArea(f"{score_label(name)} {score_text(name, mean)}", textprops=properties))
     if texts:
         line = HPacker(children=texts, sep=8)
         above: dict[str, Any] = {"bbox_to_anchor": (1.0, 1.0), "bbox_transform": ax.transAxes}
