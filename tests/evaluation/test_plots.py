@@ -6,16 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from separations import environment, leaky, python, small_mapss, sources, write_manifest
 
 from torch_mapss import Report, evaluate, evaluate_set
 from torch_mapss.evaluation import plots
+from torch_mapss.evaluation.correlate import correlate_table
 from torch_mapss.evaluation.report import plot_reports
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
+from matplotlib.offsetbox import AnchoredOffsetbox
 
 TIMES = 0.0125 + 0.02 * torch.arange(8)
 
@@ -24,12 +27,64 @@ TIMES = 0.0125 + 0.02 * torch.arange(8)
 def report() -> Report:
     truth = sources(seconds=1.0)
     truth[1, 6000:9000] = 0.0  # frames in the middle in which the second source is silent
-    given = {"references": truth, "mixture": truth.sum(0), "names": ["low", "high"]}
-    return evaluate(estimates=leaky(truth), **given, mapss=small_mapss(), bounds=True)
+    options = {"references": truth, "mixture": truth.sum(0), "names": ["low", "high"]}
+    return evaluate(estimates=leaky(truth), **options, mapss=small_mapss(), bounds=True)
 
 
 def score_axes(figure: Figure) -> list[Any]:
     return [ax for ax in figure.axes if "PS" in ax.get_ylabel()]
+
+
+def means_above(ax: Any) -> list[str]:
+    """The names and means written above the axes of scores."""
+    boxes = [artist for artist in ax.artists if isinstance(artist, AnchoredOffsetbox)]
+    return [area.get_text() for box in boxes for area in box.get_child().get_children()]
+
+
+def ranking_of(values: pandas.DataFrame, measure: str) -> pandas.DataFrame:
+    """The columns that the figures of a comparison read."""
+    means = values.mean()
+    columns = {"measure": measure, "system": values.columns, "n": len(values), "mean": means}
+    columns |= {"low": means - 0.01, "high": means + 0.01, "group": "a", "note": ""}
+    return pandas.DataFrame(columns)
+
+
+def test_axes_are_where_the_points_are():
+    near = pandas.DataFrame({"a": [0.91, 0.93], "b": [0.95, 0.96]})
+    low, high = (
+        plots.system_boxes({"ps": near}, ranking_of(near, "ps"), "ps", "95 %").axes[0].get_ylim()
+    )
+    assert 0.88 < low < 0.91
+    assert 0.96 < high < 1.02
+    ceiling = pandas.DataFrame({"a": [1.0, 1.0]})
+    figure = plots.system_boxes({"ps": ceiling}, ranking_of(ceiling, "ps"), "ps", "95 %")
+    low, high = figure.axes[0].get_ylim()
+    assert low < 1.0 < high < 1.02
+    both = {"ps": near, "log_pm": pandas.DataFrame({"a": [-8.0, -9.0], "b": [-11.0, -12.0]})}
+    ranking = pandas.concat([ranking_of(table, name) for name, table in both.items()])
+    (ax,) = plots.system_scatter(both, ranking, "ps", "log_pm", "95 %").axes
+    assert ax.get_yscale() == "linear"  # one decade has enough labels
+    assert -13.0 < ax.get_ylim()[0] < -12.0
+    assert not any(line.get_visible() for line in [*ax.get_xgridlines(), *ax.get_ygridlines()])
+    both["log_pm"] *= [1.0, 1000.0]
+    (ax,) = plots.system_scatter(both, ranking, "ps", "log_pm", "95 %").axes
+    assert ax.get_yscale() == "symlog"
+
+
+def test_a_column_without_a_mixture_has_no_empty_axes(report):
+    figure = plot_reports([report, replace(report, mixture=None)], ["one", "two"])
+    assert [ax.axison for ax in figure.axes[:2]] == [True, False]
+
+
+def test_tracks_of_a_correlation_have_a_legend():
+    rated = pandas.DataFrame({"track": ["t1"] * 3 + ["t2"] * 3, "system": [*"abc"] * 2})
+    rated = rated.assign(rating=[1, 2, 3, 2, 1, 3], ps=[0.91, 0.93, 0.95, 0.92, 0.9, 0.96])
+    figure = correlate_table(rated, draws=0).plot()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["t1", "t2"]
+    assert figure.axes[0].get_xlim()[0] > 0.85
+    colors = {line.get_color() for line in figure.axes[0].lines}
+    assert len(colors) == 2
 
 
 def test_frame_scores_with_gaps_bands_and_gradients():
@@ -52,7 +107,15 @@ def test_frame_scores_with_gaps_bands_and_gradients():
 def test_report_has_scores_above_the_spectrogram_of_each_source(report):
     figure = report.plot(title="A mixture")
     titles = [ax.get_title("left") for ax in figure.axes]
-    assert [title for title in titles if title] == ["mixture", "low", "high"]
+    assert [title for title in titles if title] == ["low", "high"]
+    names = [text.get_text() for ax in figure.axes if ax.images for text in ax.texts[:1]]
+    assert names == ["mixture", "estimate", "estimate"]
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == [
+        "leakage, 1 is best: clearance, PS",
+        "distortion, 1 is best: fidelity, PM",
+    ]
     assert [ax.get_ylabel() for ax in figure.axes if ax.images] == ["kHz"] * 3
     assert {ax.get_xlim() for ax in figure.axes} == {(0.0, 1.0)}
     assert figure.axes[-1].get_xlabel() == "time (s)"
@@ -62,10 +125,10 @@ def test_report_has_scores_above_the_spectrogram_of_each_source(report):
         assert 0 < gap.sum() < len(gap) / 2
         assert ax.collections  # bounds are drawn as bands
     row = report.rows[0]
-    assert f"PS {row.ps:.2f}, PM {row.pm:.2f}" in figure.axes[1].get_title("right")
-    given = Figure(figsize=(4, 4))
-    assert report.plot(figure=given) is given
-    assert len(given.axes) == len(figure.axes)
+    assert means_above(figure.axes[2]) == [f"PS {row.ps:.3f}", f"PM {row.pm:.3f}"]
+    prepared = Figure(figsize=(4, 4))
+    assert report.plot(figure=prepared) is prepared
+    assert len(prepared.axes) == len(figure.axes)
 
 
 def test_the_spectrogram_lies_where_the_sound_is():
@@ -84,8 +147,8 @@ def test_the_spectrogram_lies_where_the_sound_is():
 def test_several_reports_side_by_side(report):
     figure = plot_reports([report, report], ["one", "two $x$"])
     assert len(score_axes(figure)) == 2  # labelled once, in the first column
-    texts = [child.get_text() for ax in figure.axes for child in ax.texts]
-    assert texts == ["one", r"two \$x\$"]
+    texts = [text.get_text() for ax in figure.axes[:2] for text in ax.texts]
+    assert [text for text in texts if text != "mixture"] == ["one", r"two \$x\$"]
     name = "folder/" * 20 + "the end"  # leaves room for the means
     references = [clip._replace(name=name) for clip in report.references]
     figure = replace(report, references=references).plot()
@@ -136,5 +199,5 @@ def test_a_notebook_shows_the_picture(tmp_path):
     book = nbformat.v4.new_notebook(cells=cells)
     client.NotebookClient(book, kernel_name="python3", timeout=120).execute(env=environment())
     for cell in book.cells:
-        shown = [one for one in cell.outputs if one["output_type"] == "execute_result"]
-        assert [bool(one["data"].get("image/png")) for one in shown] == [True]
+        shown = [output for output in cell.outputs if output["output_type"] == "execute_result"]
+        assert [bool(output["data"].get("image/png")) for output in shown] == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -14,7 +15,13 @@ import numpy as np
 from torch_mapss.core.checks import check_choice
 from torch_mapss.evaluation import io
 from torch_mapss.evaluation.correlation_stats import METHODS, CorrelationSettings
-from torch_mapss.evaluation.plots import new_figure, plain_axes, save_figure
+from torch_mapss.evaluation.plots import (
+    SERIES_COLORS,
+    SERIES_MARKERS,
+    new_figure,
+    save_figure,
+    short_name,
+)
 from torch_mapss.evaluation.ratings import KEYS
 from torch_mapss.evaluation.text_page import Page, Table
 from torch_mapss.score_table import SCORES
@@ -25,6 +32,8 @@ if TYPE_CHECKING:
 
 # Scores that reach so many times their median are drawn on a logarithmic axis.
 _WIDE = 30.0
+# A legend names up to this many tracks.
+_MOST_TRACKS = 16
 _HEADER = ["measure", "SRCC", "PCC", "p (Holm)", "pooled SRCC", "PCC", "n"]
 _ERRORS = ["error of the correlation", "SRCC", "PCC"]
 _TEX = str.maketrans(
@@ -143,6 +152,7 @@ class Correlation:
             ax.remove()
         for line in axes:
             line[0].set_ylabel(f"rating: {question}")
+        self._add_track_legend(figure)
         return figure
 
     def _draw_panel(self, ax: Any, row: Mapping[Any, Any]) -> None:
@@ -150,8 +160,10 @@ class Correlation:
         same = [self.stimuli[name] == row[name] for name in ("question", "scenario")]
         stimuli = self.stimuli[np.logical_and(*same)].dropna(subset=[row["measure"]])
         x = stimuli[row["measure"]].to_numpy(float)
-        tracks = stimuli["track"].factorize()[0]
-        ax.scatter(x, stimuli["rating"], c=tracks, cmap="turbo", s=12, alpha=0.8, zorder=3)
+        for track, (marker, color) in self._track_styles().items():
+            chosen = (stimuli["track"] == track).to_numpy()
+            style = {"color": color, "marker": marker, "markersize": 4, "linestyle": ""}
+            ax.plot(x[chosen], stimuli.loc[chosen, "rating"], zorder=3, **style)
         values = ", ".join(f"{method.upper()} {_number(row[method])}" for method in METHODS)
         label = self.labels[row["measure"]]
         ax.set_title(f"{_title(row['scenario'], label)}\n{values}", fontsize=9)
@@ -159,9 +171,29 @@ class Correlation:
         if np.abs(x).max(initial=0.0) > _WIDE * middle:
             ax.set_xscale("symlog", linthresh=middle)
         lower = " (lower is better)" if is_turned(row["measure"]) else ""
-        ax.set_xlabel(f"{label}{lower}; a colour for each track", fontsize=8)
+        ax.set_xlabel(f"{label}{lower}", fontsize=8)
         ax.tick_params(labelsize=7)
-        plain_axes(ax, "both")
+        ax.spines[["top", "right"]].set_visible(False)
+
+    def _track_styles(self) -> dict[str, tuple[str, str]]:
+        """Marker and colour of every track; they repeat where there are many tracks."""
+        pairs = itertools.cycle(itertools.product(SERIES_MARKERS, SERIES_COLORS))
+        return dict(zip(self.stimuli["track"].unique(), pairs))
+
+    def _add_track_legend(self, figure: Figure) -> None:
+        """Names of the tracks, unless they are too many to tell apart."""
+        from matplotlib.lines import Line2D
+
+        styles = self._track_styles()
+        if not 1 < len(styles) <= _MOST_TRACKS:
+            return
+        handles = [
+            Line2D([], [], color=color, marker=marker, markersize=4, linestyle="")
+            for marker, color in styles.values()
+        ]
+        names = [short_name(str(track), 28) for track in styles]
+        placing: dict[str, Any] = {"loc": "outside lower center", "ncols": min(len(names), 4)}
+        figure.legend(handles, names, title="track", fontsize=7, frameon=False, **placing)
 
     def _latex(self, question: str) -> str:
         """As the paper lays it out; by hand, since pandas needs another package for it."""

@@ -35,12 +35,14 @@ _MEANINGS = ("leakage", "distortion")
 _DEPTH_DB, _WINDOW_S = 70.0, 0.032  # of the spectrograms
 INSTALL = "plotting needs matplotlib: pip install torch_mapss[plot]"
 # Told apart by colour and by sign, for the colour-blind and in print (Okabe and Ito's colours).
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
-_MARKERS = "osD^vPX*<>"
+SERIES_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
+SERIES_MARKERS = "osD^vPX*<>"
 # With more mixtures than this a box says more than its points.
 _MOST_POINTS = 200
 # The axis of a score in [0, 1] is at least this long, so that rounding does not fill it.
 _LEAST_SPAN = 0.05
+# Values of log PM whose distances from 1 differ by this factor are drawn logarithmically.
+_DECADES = 30.0
 _LONGEST_NAME = 24  # below a box
 _Values = Mapping[str, "DataFrame"]  # by measure, mixtures x systems
 _CAPTION: dict[str, Any] = {"loc": "left", "fontsize": "small", "color": "#444444"}
@@ -176,7 +178,9 @@ def _write_means(ax: Axes, means: Mapping[str, float]) -> None:
     for name, mean in means.items():
         color = _STYLES[name in ("fidelity", "pm")]["color"]
         properties = {"color": color, "fontsize": "small", "fontweight": "bold"}
-        texts.append(TextArea(f"{score_label(name)} {score_text(name, mean)}", textprops=properties))
+        texts.append(
+            TextArea(f"{score_label(name)} {score_text(name, mean)}", textprops=properties)
+        )
     if texts:
         line = HPacker(children=texts, sep=8)
         above: dict[str, Any] = {"bbox_to_anchor": (1.0, 1.0), "bbox_transform": ax.transAxes}
@@ -249,7 +253,12 @@ def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str
             ax.plot(spread, x, ".", color="#999999", markersize=4, zorder=2)
         above: dict[str, Any] = {"ha": "center", "va": "bottom", "fontweight": "bold"}
         ax.annotate(group, (position, 1.0), xycoords=("data", "axes fraction"), **above)
-    bar: dict[str, Any] = {"color": _COLORS[0], "elinewidth": 2.5, "markersize": 5, "zorder": 5}
+    bar: dict[str, Any] = {
+        "color": SERIES_COLORS[0],
+        "elinewidth": 2.5,
+        "markersize": 5,
+        "zorder": 5,
+    }
     ax.errorbar(positions + 0.36, rows["mean"], _ends(rows), fmt="D", **bar)
     leaning: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     ax.set_xticks(positions, names, **(leaning if len(names) > 3 else {}))
@@ -258,7 +267,8 @@ def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str
     plain_axes(ax, "y")
     counts = " to ".join(dict.fromkeys(map(str, (rows["n"].min(), rows["n"].max()))))
     few = ": n too small to order" if rows["note"].str.contains("too small").any() else ""
-    caption = f"{counts} mixtures{few}\ndiamond: mean with {percent} interval\n"
+    mixtures = "mixture" if counts == "1" else "mixtures"
+    caption = f"{counts} {mixtures}{few}\ndiamond: mean with {percent} interval\n"
     caption += "systems sharing a letter do not differ significantly"
     ax.set_title(caption, pad=18, **_CAPTION)
     return figure
@@ -277,8 +287,11 @@ def system_scatter(values: _Values, ranking: DataFrame, x: str, y: str, percent:
     small: dict[str, Any] = {"markersize": 3, "alpha": 0.1 if many else 0.35, "zorder": 2}
     large: dict[str, Any] = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}
     for position, name in enumerate(values[x]):
-        style: dict[str, Any] = {"color": _COLORS[position % len(_COLORS)], "linestyle": ""}
-        style["marker"] = _MARKERS[position % len(_MARKERS)]
+        style: dict[str, Any] = {
+            "color": SERIES_COLORS[position % len(SERIES_COLORS)],
+            "linestyle": "",
+        }
+        style["marker"] = SERIES_MARKERS[position % len(SERIES_MARKERS)]
         ax.plot(values[x][name], values[y][name], rasterized=many, **small, **style)
         own = ranking[ranking["system"] == name].set_index("measure").loc[[x, y]]
         if own["mean"].notna().all():
@@ -305,7 +318,7 @@ def _axis(ax: Any, axis: str, measure: str, values: DataFrame) -> None:
         ax.set(**limits)
         return
     low, high = float(numbers.min()), float(numbers.max())
-    if highest == 0.0 and lowest is None and low < -100.0:
+    if highest == 0.0 and lowest is None and 1.0 - low > _DECADES * (1.0 - high):
         getattr(ax, f"set_{axis}scale")("symlog", linthresh=1.0)
         limits[f"{axis}lim"] = 2.0 * low, 0.0 if high > -1.0 else 0.5 * high
     else:
