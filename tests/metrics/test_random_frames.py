@@ -71,5 +71,4 @@ def test_one_seed_is_that_of_banks_and_draws():
     metric = PerceptualSeparation(encoder="mel", seed=3)
     assert metric.mapss.separation_bank.seed == 3
     mapss = stub_scorer()
-    given = PerceptualSeparation(mapss, seed=3, frames=4)
-    assert given.mapss is mapss
+    assert PerceptualSeparation(mapss, seed=3, frames=4).mapss is mapss

@@ -83,8 +83,8 @@ def test_a_compiled_call_has_the_eager_gradient(name):
         return (step(p * gain.sin(), t) * 2.0).sum() + gain.sum()
 
     (expected,) = torch.autograd.grad(whole(preds, target), gain)
-    (found,) = torch.autograd.grad(compiled(whole, "aot_eager")(preds, target), gain)
-    torch.testing.assert_close(found, expected)
+    (grad,) = torch.autograd.grad(compiled(whole, "aot_eager")(preds, target), gain)
+    torch.testing.assert_close(grad, expected)
 
 
 def test_compiled_code_calls_the_eager_function(monkeypatch):

@@ -82,12 +82,12 @@ def test_a_plateau_fires_once_there_are_enough_epochs():
 def test_all_and_any():
     conditions = Quantile("ps", 0.5, above=0.7), Fraction("pm", 0.5, above=0.5)
     good, bad = [0.9, 0.9], [0.1, 0.1]
-    both, either = FrameTrigger(*conditions), FrameTrigger(*conditions, require="any")
-    assert both.update({"ps": good, "pm": bad}) is None
-    assert both.update({"ps": bad, "pm": good}) is None
+    all_of_them, either = FrameTrigger(*conditions), FrameTrigger(*conditions, require="any")
+    assert all_of_them.update({"ps": good, "pm": bad}) is None
+    assert all_of_them.update({"ps": bad, "pm": good}) is None
     event = either.update({"ps": good, "pm": bad})
     assert event.reasons == ("50 % quantile of PS is 0.9 >= 0.7",)
-    event = both.update({"ps": good, "pm": good})
+    event = all_of_them.update({"ps": good, "pm": good})
     assert (len(event.reasons), event.frames) == (2, {"ps": 2, "pm": 2})
 
 
@@ -117,36 +117,37 @@ def test_too_few_frames():
     assert trigger.update({"ps": [0.9, NAN, 0.9]}) is not None
     trigger.update({"ps": [math.inf, 0.9, 0.9, 0.9]})  # infinite frames are undefined
     assert all(math.isnan(value) for value in trigger.statistics.values())
-    both = FrameTrigger(*[Quantile(n, 0.5, above=0.7) for n in ("ps", "pm")], require="any")
-    assert both.update({"ps": [0.9], "pm": [NAN]}) is None  # one makes the epoch undefined
-    assert both.held == 0
+    either = FrameTrigger(*[Quantile(n, 0.5, above=0.7) for n in ("ps", "pm")], require="any")
+    assert either.update({"ps": [0.9], "pm": [NAN]}) is None  # one makes the epoch undefined
+    assert either.held == 0
 
 
 def test_reads_the_active_frames_of_a_record_and_leaves_its_graph_alone():
     ps = torch.tensor([[[0.9, 0.0, 0.5]]], requires_grad=True)
-    found = Scores(ps != 0.0, torch.arange(3), ("separation",), ps=ps * 1.0)
-    event = FrameTrigger(Fraction("ps", 0.7, above=0.5)).update(found)
+    scores = Scores(ps != 0.0, torch.arange(3), ("separation",), ps=ps * 1.0)
+    event = FrameTrigger(Fraction("ps", 0.7, above=0.5)).update(scores)
     assert (event.frames, [*event.statistics.values()]) == ({"ps": 2}, [0.5])
 
 
 def test_every_field_counts_where_it_is_defined():
     assert Quantile("log_pm", 0.5, above=-3.0).level == -3.0
     assert median(patience=np.int64(2)).patience == 2
-    there = torch.tensor([[[True, True, False, False]]])
+    active = torch.tensor([[[True, True, False, False]]])
     values = {"clearance": [0.9, 0.05, 0.0, 0.0], "fidelity": [0.8, 0.0, 0.0, 0.0]}
     values |= {"bleed_db": [NAN, NAN, -20.0, NAN]}
-    given = {name: torch.tensor([[levels]]) for name, levels in values.items()}
-    given |= {"clearance_defined": there, "fidelity_defined": there & (given["fidelity"] > 0.0)}
-    given |= {"bleed_defined": ~given["bleed_db"].isnan()}
-    found = Scores(there, torch.arange(4), ("decomposition", "bleed"), **given)
+    fields = {name: torch.tensor([[levels]]) for name, levels in values.items()}
+    fields["clearance_defined"] = active
+    fields["fidelity_defined"] = active & (fields["fidelity"] > 0.0)
+    fields["bleed_defined"] = ~fields["bleed_db"].isnan()
+    scores = Scores(active, torch.arange(4), ("decomposition", "bleed"), **fields)
     rules = Quantile("clearance", 0.0, below=0.1), Quantile("fidelity", 0.5, above=0.7)
     trigger = FrameTrigger(*rules, Trend("bleed_db", span=2, below=0.5))
-    assert trigger.update(found) is None  # no slope yet
-    event = trigger.update(found)
+    assert trigger.update(scores) is None  # no slope yet
+    event = trigger.update(scores)
     assert event.frames == {"clearance": 2, "fidelity": 1, "bleed_db": 1}
     assert "slope of mean bleed (dB) over 2 epochs is" in str(event)
     with pytest.raises(ValueError, match="not computed"):
-        median().update(found)
+        median().update(scores)
 
 
 @pytest.mark.parametrize("at", range(1, 9))
@@ -156,15 +157,15 @@ def test_a_saved_trigger_goes_on_as_if_never_stopped(at):
         return FrameTrigger(*rules, patience=2, hysteresis=0.05, cooldown=1, smoothing=0.2)
 
     levels = [0.5, 0.65, 0.58, 0.7, NAN, 0.9, 0.92, 0.93, 0.95, 0.94]
-    whole = make()
-    fired = run(whole, levels)
+    uninterrupted = make()
+    fired = run(uninterrupted, levels)
     assert len(fired) >= 2  # else the test says little
-    first, second = make(), make()
-    before = run(first, levels[:at])
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert before + [at + epoch for epoch in run(second, levels[at:])] == fired
-    assert second.events == whole.events
-    assert second.state_dict() == whole.state_dict()
+    stopped, resumed = make(), make()
+    before = run(stopped, levels[:at])
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert before + [at + epoch for epoch in run(resumed, levels[at:])] == fired
+    assert resumed.events == uninterrupted.events
+    assert resumed.state_dict() == uninterrupted.state_dict()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from stub_scorers import Weighted, leaking_pair, stub_scorer
 from torch import Tensor, distributed, nn
 from torchmetrics import MetricCollection
 
-from torch_mapss import MAPSSLoss, PerceptualMatch, PerceptualSeparation
+from torch_mapss import MAPSSLoss, PerceptualMatch, PerceptualSeparation, SourceScores
 
 pytestmark = [
     pytest.mark.skipif(not distributed.is_available(), reason="no torch.distributed"),
@@ -32,23 +32,24 @@ def worker(rank: int, port: int, sent: bytes, results: Any) -> None:
     warnings.simplefilter("ignore")
     warnings.filterwarnings("error", message=".*returned a view tensor")
     torch.set_num_threads(1)
-    found: dict[Any, Any] = {"sent": pickle.loads(sent).item_scores().tolist()}
+    report: dict[Any, Any] = {"sent": pickle.loads(sent).item_scores().tolist()}
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     distributed.init_process_group("gloo", rank=rank, world_size=2)
-    found |= {split: run_split(rank, split) for split in SPLITS}
-    found["alone"] = run_alone(rank)
+    report |= {split: run_split(rank, split) for split in SPLITS}
+    report["alone"] = run_alone(rank)
     weight = SCORER.encoder.function.weight.clone()
     for kind in WRAPS:
-        trained, whole = wrapped(kind), wrapped(kind, "global")
+        trained, trained_globally = wrapped(kind), wrapped(kind, "global")
         for name, silent in BATCHES.items():
             grads = gradients(trained, *batch(rank, silent[rank]))
-            found[kind, name] = [g.numpy() for g in grads]
+            report[kind, name] = [g.numpy() for g in grads]
         for name, shares in SHARES.items():
-            found[kind, name] = [g.numpy() for g in gradients(whole, *share(name, shares[rank]))]
-            found[kind, name, "value"] = float(whole.value)
-        found[kind, "state"] = sorted(trained.state_dict())
-    found["frozen"] = torch.equal(weight, SCORER.encoder.function.weight)
-    results.put((rank, found))
+            grads = gradients(trained_globally, *share(name, shares[rank]))
+            report[kind, name] = [g.numpy() for g in grads]
+            report[kind, name, "value"] = float(trained_globally.value)
+        report[kind, "state"] = sorted(trained.state_dict())
+    report["frozen"] = torch.equal(weight, SCORER.encoder.function.weight)
+    results.put((rank, report))
     results.close()
     results.join_thread()
     distributed.barrier()
@@ -69,18 +70,18 @@ def sent() -> PerceptualSeparation:
 
 
 @pytest.fixture(scope="module")
-def found(sent: PerceptualSeparation) -> dict[int, dict[Any, Any]]:
+def reports(sent: PerceptualSeparation) -> dict[int, dict[Any, Any]]:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = int(s.getsockname()[1])
     importlib.import_module("torch._dynamo")  # which both need
     results = mp.get_context(METHOD).Queue()
-    given = port, pickle.dumps(sent), results
-    context = mp.start_processes(worker, given, nprocs=2, join=False, start_method=METHOD)
-    reports = dict(results.get(timeout=180) for _ in range(2))
+    arguments = port, pickle.dumps(sent), results
+    context = mp.start_processes(worker, arguments, nprocs=2, join=False, start_method=METHOD)
+    report_by_rank = dict(results.get(timeout=180) for _ in range(2))
     while not context.join(timeout=60):
         pass
-    return reports
+    return report_by_rank
 
 
 ITEMS = 7
@@ -94,6 +95,7 @@ def accumulated(batches: list[list[int]]) -> MetricCollection:
     metrics = {"ps": PerceptualSeparation(mapss, keep_items=True), "pm": PerceptualMatch(mapss)}
     metrics |= {"each": PerceptualSeparation(mapss, reduction="source")}
     metrics |= {"frames": PerceptualSeparation(mapss, reduction="none")}
+    metrics |= {"all": SourceScores(mapss)}
     collection = MetricCollection(metrics)
     for items in batches:
         collection.update(preds[items], target[items])
@@ -109,8 +111,13 @@ def run_split(rank: int, split: str) -> dict[str, Any]:
         skipped, rows = collection["ps"].skipped, collection["ps"].item_scores()
     before, started = collection["pm"].seen.item(), time.monotonic()
     values = {name: value.numpy() for name, value in collection.compute().items()}
-    found = {"values": values, "seconds": time.monotonic() - started, "skipped": skipped}
-    return found | {"rows": rows.numpy(), "seen": (before, collection["pm"].seen.item())}
+    return {
+        "values": values,
+        "seconds": time.monotonic() - started,
+        "skipped": skipped,
+        "rows": rows.numpy(),
+        "seen": (before, collection["pm"].seen.item()),
+    }
 
 
 def run_alone(rank: int) -> float:
@@ -120,13 +127,13 @@ def run_alone(rank: int) -> float:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_two_processes_equal_one(found, split):
+def test_two_processes_equal_one(reports, split):
     single = accumulated([list(range(ITEMS))])
     for rank in (0, 1):
-        report = found[rank][split]
+        report = reports[rank][split]
         for name, value in single.compute().items():
-            other = torch.tensor(report["values"][name])
-            torch.testing.assert_close(other, value, rtol=0, atol=1e-6, equal_nan=True)
+            synchronised = torch.tensor(report["values"][name])
+            torch.testing.assert_close(synchronised, value, rtol=1e-6, atol=1e-6, equal_nan=True)
         rows = torch.tensor(report["rows"])
         torch.testing.assert_close(rows, single["ps"].item_scores(), equal_nan=True)
         assert report["skipped"] == single["ps"].skipped == 1
@@ -135,9 +142,9 @@ def test_two_processes_equal_one(found, split):
         assert report["seen"] == (count, count)  # the states are the process's own again
 
 
-def test_each_process_has_its_own_value_unsynchronised_and_gets_a_used_metric(found, sent):
-    assert found[0]["alone"] != found[1]["alone"] == run_alone(1)
-    assert found[0]["sent"] == found[1]["sent"] == sent.item_scores().tolist()
+def test_each_process_has_its_own_value_unsynchronised_and_gets_a_used_metric(reports, sent):
+    assert reports[0]["alone"] != reports[1]["alone"] == run_alone(1)
+    assert reports[0]["sent"] == reports[1]["sent"] == sent.item_scores().tolist()
 
 
 # torch 2.6 shards on accelerators only.
@@ -170,7 +177,7 @@ def batch(rank: int, silent: bool) -> tuple[Tensor, Tensor]:
 
 def share(name: str, mixtures: Sequence[int]) -> tuple[Tensor, Tensor]:
     batches = [batch(mixture, mixture in SILENT[name]) for mixture in mixtures]
-    waves, references = (torch.cat(parts) for parts in zip(*batches))
+    waves, references = map(torch.cat, zip(*batches))
     return waves, references
 
 
@@ -179,8 +186,8 @@ def gradients(trained: nn.Module, waves: Tensor, references: Tensor) -> list[Any
     value = trained(waves, references)
     value.backward()
     trained.value = value.detach()
-    found = [parameter.grad for parameter in trained.parameters()]
-    return [g.full_tensor() if hasattr(g, "full_tensor") else g.clone() for g in found]
+    grads = [parameter.grad for parameter in trained.parameters()]
+    return [g.full_tensor() if hasattr(g, "full_tensor") else g.clone() for g in grads]
 
 
 def wrapped(kind: str, reduction: str = "mean") -> nn.Module:
@@ -194,30 +201,30 @@ def wrapped(kind: str, reduction: str = "mean") -> nn.Module:
 
 @pytest.mark.parametrize("kind", WRAPS)
 @pytest.mark.parametrize("name", BATCHES)
-def test_two_processes_average_their_gradients(found, kind, name):
-    assert found[0]["frozen"]
-    names = [name.removeprefix("module.") for name in found[0][kind, "state"]]
+def test_two_processes_average_their_gradients(reports, kind, name):
+    assert reports[0]["frozen"]
+    names = [name.removeprefix("module.") for name in reports[0][kind, "state"]]
     assert names == ["net.bias", "net.weight"]
     alone = [gradients(Trained(), *batch(rank, BATCHES[name][rank])) for rank in (0, 1)]
     assert any(g.abs().max() > 1e-3 for g in alone[0])
     assert all(bool(g.abs().max() == 0.0) == (name == "one silent") for g in alone[1])
-    for place, (one, two) in enumerate(zip(*alone)):
+    for parameter, (grad_0, grad_1) in enumerate(zip(*alone)):
         for rank in (0, 1):
-            mine = torch.tensor(found[rank][kind, name][place])
-            torch.testing.assert_close(mine, (one + two) / 2.0, rtol=1e-4, atol=1e-6)
+            averaged = torch.tensor(reports[rank][kind, name][parameter])
+            torch.testing.assert_close(averaged, (grad_0 + grad_1) / 2.0, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", WRAPS)
 @pytest.mark.parametrize("name", SHARES)
-def test_a_mean_over_all_processes_is_exact(found, kind, name):
+def test_a_mean_over_all_processes_is_exact(reports, kind, name):
     """However mixtures are dealt out: value and gradient are those of one process with all."""
-    one = Trained()
-    expected = gradients(one, *share(name, [0, 1, 2, 3]))
-    value = float(one.value)
-    plain = [gradients(one, *share(name, mixtures)) for mixtures in SHARES[name]]
+    trained = Trained()
+    expected = gradients(trained, *share(name, [0, 1, 2, 3]))
+    value = float(trained.value)
+    plain = [gradients(trained, *share(name, mixtures)) for mixtures in SHARES[name]]
     averaged = [(a + b) / 2.0 for a, b in zip(*plain)]
     assert not all(torch.allclose(a, e, rtol=1e-2) for a, e in zip(averaged, expected))
     for rank in (0, 1):
-        assert found[rank][kind, name, "value"] == pytest.approx(value, rel=1e-5)
-        for mine, whole in zip(found[rank][kind, name], expected):
-            torch.testing.assert_close(torch.tensor(mine), whole, rtol=1e-4, atol=1e-6)
+        assert reports[rank][kind, name, "value"] == pytest.approx(value, rel=1e-5)
+        for grad, expected_grad in zip(reports[rank][kind, name], expected):
+            torch.testing.assert_close(torch.tensor(grad), expected_grad, rtol=1e-4, atol=1e-6)

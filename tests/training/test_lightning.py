@@ -181,7 +181,7 @@ def test_lengths_any_order_all_measures_and_a_hook_of_your_own():
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "message"),
+    ("rule", "options", "message"),
     [
         (trigger(), {"attributed": (0, 1), "pit": "si_sdr"}, "pit='si_sdr' looks for the source"),
         ("ps", {}, "FrameTrigger, got str"),
@@ -189,9 +189,9 @@ def test_lengths_any_order_all_measures_and_a_hook_of_your_own():
         (trigger(), {"attributed": "ab"}, "attributed must be"),
     ],
 )
-def test_settings_that_make_no_sense(given, options, message):
+def test_settings_that_make_no_sense(rule, options, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        CurriculumCallback(given, **options)
+        CurriculumCallback(rule, **options)
 
 
 @pytest.mark.parametrize("missing", ["outputs", "mapss", "hook"])

@@ -324,10 +324,8 @@ class FrameTrigger:
                 f"{type(scores).__name__}."
             )
         frames_by_measure = {measure: _frames(scores, measure) for measure in self.measures}
-        for (
-            measure,
-            values,
-        ) in frames_by_measure.items():  # after all were read: a refused batch adds none
+        # After all were read: a batch that is refused adds nothing.
+        for measure, values in frames_by_measure.items():
             self._frames.setdefault(measure, []).append(values)
 
     def step(self) -> TriggerEvent | None:
