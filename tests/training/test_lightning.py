@@ -135,7 +135,7 @@ def test_an_undefined_epoch_is_logged_and_ignored(tmp_path):
 
 def test_resuming_with_another_level_names_what_differs_and_the_way_out(tmp_path):
     checkpoint = tmp_path / "first.ckpt"
-    trainer = fit(Model(stub_scorer()), CurriculumCallback(trigger(0.1)), enable_checkpointing=True)
+    trainer = fit(Model(stub_scorer()), CurriculumCallback(trigger(0.1)))
     trainer.save_checkpoint(checkpoint)
     stricter = CurriculumCallback(trigger(0.97))
     with pytest.raises(ValueError, match=r"above=0\.1.*above=0\.97.*prefix=") as refusal:
