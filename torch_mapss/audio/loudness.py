@@ -289,6 +289,11 @@ def _gain(
     return torch.where(silent, 1.0, 10 ** ((target - _lufs(power)) / 20))
 
 
+def k_weighted_energy(wave: Tensor, rate: int) -> Tensor:
+    """Sum of the squares `(...)` of signals `(..., T)` after K-weighting, in float64."""
+    return _k_weight(wave, rate).double().square().sum(-1)
+
+
 class Meter:
     """The gain that brings signals, given in segments, to a level.
 

@@ -40,16 +40,21 @@ def averaged(channels: Sequence[Scores]) -> Scores:
     return replace(channels[0], **changed)
 
 
-def joined(excerpts: Sequence[Scores], starts: Sequence[float]) -> Scores:
-    """The frames of excerpts, one after another, at their times in the whole signal."""
-    if len(excerpts) == 1:
-        return replace(excerpts[0], times=excerpts[0].times + starts[0])
-    tensors = [_tensors(scores) for scores in excerpts]
-    joint: dict[str, Any] = {}
-    for name in tensors[0]:
-        joint[name] = torch.cat([by_name[name] for by_name in tensors], -1)
-    joint["times"] = torch.cat([scores.times + start for scores, start in zip(excerpts, starts)])
-    return replace(excerpts[0], **joint)
+def selected(scores: Scores, frames: Tensor) -> Scores:
+    """Some ``frames`` (F,) bool of the scores."""
+    tensors = {name: values[..., frames] for name, values in _tensors(scores).items()}
+    return replace(scores, **tensors)  # type: ignore[arg-type]
+
+
+def covered(scores: Scores, is_covered: Tensor) -> Scores:
+    """The scores, undefined but for frames that are covered (S', F) bool."""
+    changed: dict[str, Any] = {"active": scores.active & is_covered}
+    for name, values in _tensors(scores).items():
+        if name.endswith("_defined"):
+            changed[name] = values & is_covered
+    if scores.bleed_db is not None:
+        changed["bleed_db"] = scores.bleed_db.where(is_covered, torch.nan)
+    return replace(scores, **changed)
 
 
 def frames(scores: Scores) -> dict[str, Tensor]:
@@ -89,16 +94,29 @@ def columns(scores: Scores, bounds: ScoreBounds | None = None) -> DataFrame:
     return pandas.DataFrame({name: column[0].tolist() for name, column in values.items()})
 
 
-def sampling(excerpts: Sequence[Scores]) -> tuple[DataFrame, dict[str, float]]:
-    """Standard errors over excerpts: of the score of each estimate, and of the mean of them."""
+def sampling(scores: Scores, inside: Tensor) -> tuple[DataFrame, dict[str, float]]:
+    """Standard errors over excerpts: of the score of each estimate, and of the mean of them.
+
+    A jackknife: scores are pooled over all frames of the excerpts but for one of these at a time.
+    So an excerpt counts by its frames, and poolings that are no means are told rightly. Of bleed,
+    which is of the whole signal, there is none.
+
+    Args:
+        scores: of the whole, with frames outside of the excerpts undefined.
+        inside: (F, n) bool: in which excerpt a frame lies.
+    """
     import pandas
 
     tables = []
-    for scores in excerpts:
-        table = columns(scores)
-        tables.append(table[list(present(table))])
+    for excerpt in range(inside.shape[-1]):
+        table = columns(selected(scores, ~inside[:, excerpt]))
+        names = [name for name in present(table) if name != "bleed_db"]
+        tables.append(table[names])
     means = pandas.DataFrame([table.mean() for table in tables])
-    return pandas.concat(tables).groupby(level=0).sem().add_suffix("_se"), means.sem().to_dict()
+    # sqrt((n - 1) / n · Σ (without one - mean)²) = (n - 1) times the standard error of their mean.
+    spread = len(tables) - 1
+    of_estimates = pandas.concat(tables).groupby(level=0).sem() * spread
+    return of_estimates.add_suffix("_se"), (means.sem() * spread).to_dict()
 
 
 def _utterance_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -279,10 +279,11 @@ class Scorer:
         """Begin and end, in samples, of what is scored: of all, or of each excerpt.
 
         The time in which at least two sources are active is cut into as many equal sections as
-        there are excerpts, and one moment is drawn in each, which the excerpt has in its middle.
-        What is drawn depends on the references and the mixture's id, ``key``, alone: it is the same
-        for all systems, and cut short where the files of a system end before. There are fewer
-        excerpts where the signal is too seldom active for so many.
+        there are excerpts, and one moment is drawn in each, which the excerpt has in its middle, or
+        at least within: it begins later where it would overlap the one before. What is drawn
+        depends on the references and the mixture's id, ``key``, alone: it is the same for all
+        systems, and cut short where the files of a system end before. There are fewer excerpts
+        where the active passages have no room for so many.
         """
         samples = signals.truth.shape[-1]
         rate, count = self.mapss.sample_rate, self.settings.excerpts
@@ -299,11 +300,13 @@ class Scorer:
         begins: list[int] = []
         for index in range(count):
             section = blocks[len(blocks) * index // count : len(blocks) * (index + 1) // count]
-            if section:
-                middle = (chance.choice(section) + 0.5) * block
-                latest = total - length * (count - index)  # room for those that follow
-                earliest = begins[-1] + length if begins else 0
-                begins.append(min(max(round(middle - length / 2), earliest), latest))
+            if not section:
+                continue
+            middle = (chance.choice(section) + 0.5) * block
+            earliest = begins[-1] + length if begins else 0
+            begin = min(max(round(middle - length / 2), earliest), total - length)
+            if earliest <= begin <= middle:
+                begins.append(begin)
         usable = samples - length // 2  # of an excerpt that is cut at least half remains
         spans = [(begin, min(begin + length, samples)) for begin in begins if begin <= usable]
         return spans or [(0, samples)]
@@ -313,24 +316,22 @@ class Scorer:
     ) -> list[Report]:
         """Reports of several systems on the same references, of one length, in one pass.
 
-        ``on_segment`` is called with the number of pieces (excerpts, channels, segments) done and
+        ``on_segment`` is called with the number of pieces (channels, excerpts, segments) done and
         in total; ``key`` decides which excerpts are drawn.
         """
         signals = [inspected.signals for inspected in systems]
         spans, channels = self.spans(signals[0], key), range(len(signals[0].channels))
-        pieces = len(spans) * len(channels)
         attributed = [system.attributed for system in signals]
-        scored: list[Any] = []  # of every piece, of every system
-        for begin, end in spans:
-            for channel in channels:
-                progress = _piece_progress(on_segment, len(scored), pieces)
-                truth = signals[0].channels[channel, :, begin:end]
-                outputs = [system.moved[channel, :, begin:end] for system in signals]
-                scored.append(self._scored(outputs, truth, attributed, progress))
-                progress(1, 1)
+        scored: list[Any] = []  # of every channel, of every system
+        for channel in channels:
+            progress = _channel_progress(on_segment, len(scored), len(channels))
+            truth = signals[0].channels[channel]
+            outputs = [system.moved[channel] for system in signals]
+            scored.append(self._scored(outputs, truth, attributed, spans, progress))
+            progress(1, 1)
         by_system = zip(systems, zip(*scored))
         return [
-            self._report(inspected, of_pieces, spans, key) for inspected, of_pieces in by_system
+            self._report(inspected, of_channels, spans, key) for inspected, of_channels in by_system
         ]
 
     def _scored(
@@ -338,11 +339,13 @@ class Scorer:
         outputs: Sequence[Tensor],
         truth: Tensor,
         attributed: Sequence[Sequence[int]],
+        spans: Sequence[tuple[int, int]],
         on_segment: OnSegment,
     ) -> list[tuple[Scores, ScoreBounds | None]]:
         mapss, settings = self.mapss, self.settings
         measures = settings.pipeline_measures
-        bank = mapss.prepare(truth, measures=measures)
+        whole = list(spans) == [(0, truth.shape[-1])]
+        bank = mapss.prepare(truth, measures=measures, excerpts=None if whole else spans)
         shared: dict[str, Any] = {"measures": measures, "frames": settings.sample_frames}
         shared["on_segment"] = on_segment
         if not settings.bounds:
@@ -364,20 +367,23 @@ class Scorer:
         key: str,
     ) -> Report:
         signals, rate = inspected.signals, inspected.signals.rate
-        channels = len(signals.channels)
-        pieces, bounds = [scores for scores, _ in scored], scored[-1][1]
-        excerpts = [
-            pooled.averaged(pieces[k : k + channels]) for k in range(0, len(pieces), channels)
-        ]
-        scores = pooled.joined(excerpts, [begin / rate for begin, _ in spans])
+        scores, bounds = pooled.averaged([scores for scores, _ in scored]), scored[-1][1]
         if any(signals.removed):
             covered = input_checks.covered_frames(signals, scores.times)
-            scores = replace(scores, active=scores.active & covered)
-        columns, frames = pooled.columns(scores, bounds), pooled.frames(scores)
+            scores = pooled.covered(scores, covered)
+        columns = pooled.columns(scores, bounds)
+        bounds_of_frames = {} if bounds is None else pooled.frame_bounds(scores, bounds)
         errors: dict[str, float] = {}
         if self.settings.excerpts is not None:
-            sampled, errors = pooled.sampling(excerpts)
+            seconds = torch.tensor(spans, dtype=torch.float64, device="cpu") / rate
+            times = scores.times.cpu().unsqueeze(-1)
+            inside = (times >= seconds[:, 0]) & (times < seconds[:, 1])  # (F, excerpts)
+            sampled, errors = pooled.sampling(scores, inside)
             columns = columns.join(sampled)
+            in_any = inside.any(-1)
+            scores = pooled.selected(scores, in_any)
+            bounds_of_frames = {n: values[..., in_any] for n, values in bounds_of_frames.items()}
+        frames = pooled.frames(scores)
         if self.settings.shown_measures is not None:
             shown = scores_of(self.settings.shown_measures)
             columns = columns.drop(columns=[name for name in present(columns) if name not in shown])
@@ -389,7 +395,7 @@ class Scorer:
             times=scores.times.cpu(),
             active=scores.active[0].cpu(),
             frames=frames,
-            bounds={} if bounds is None else pooled.frame_bounds(scores, bounds),
+            bounds=bounds_of_frames,
             scores=_table(inspected, scores, columns),
             errors=errors,
             sample_rate=rate,
@@ -403,12 +409,12 @@ class Scorer:
         )
 
 
-def _piece_progress(on_segment: OnSegment | None, done: int, pieces: int) -> OnSegment:
-    """Progress of one piece as that of all; ``done`` before it."""
+def _channel_progress(on_segment: OnSegment | None, done: int, channels: int) -> OnSegment:
+    """Progress of one channel as that of all; ``done`` before it."""
 
     def progress(segment: int, segments: int) -> None:
         if on_segment is not None:
-            on_segment(done * segments + segment, pieces * segments)
+            on_segment(done * segments + segment, channels * segments)
 
     return progress
 
@@ -471,5 +477,10 @@ def _notes(
     ]
     if settings.excerpts is not None:
         drawn = ", ".join(f"{begin / rate:.2f}-{end / rate:.2f}" for begin, end in spans)
-        notes.append(f"excerpts scored (s): {drawn}")
+        fewer = ""
+        if 1 < len(spans) < settings.excerpts:
+            fewer = (
+                f" ({len(spans)} instead of {settings.excerpts}: the active passages hold no more)"
+            )
+        notes.append(f"excerpts scored (s): {drawn}{fewer}")
     return tuple(notes)

@@ -109,6 +109,8 @@ class LongClip(PreparedClips):
 
     recipes: dict[str, CopyRecipe]  # by measure
     others: Tensor | None  # (1, S, T) normalised sums of the other references, where they are used
+    # (n, 2) int64 first frame and the one after the last of each excerpt; None: all is scored.
+    excerpts: Tensor | None = None
 
 
 Kind = TypeVar("Kind", bound=PreparedClips)

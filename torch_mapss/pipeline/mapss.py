@@ -254,6 +254,8 @@ class MAPSS(nn.Module):
         references: Tensor,
         lengths: Tensor | Sequence[int] | None = None,
         measures: str | Iterable[str] | None = None,
+        *,
+        excerpts: Sequence[tuple[int, int]] | None = None,
     ) -> ReferenceBank:
         """Distort and encode references once, for any number of calls.
 
@@ -261,6 +263,10 @@ class MAPSS(nn.Module):
             references: (B, S, T) or (S, T) waveforms, S at least 2.
             lengths: (B,) true lengths in samples; T by default.
             measures: a name or several to prepare; those of the constructor if None.
+            excerpts: of a single mixture, the parts that are scored: the first sample of each and
+                the one after its last, in order and without overlap. Loudness and activity are
+                those of the whole signal; bleed, which costs little, is of the whole too. Without
+                gradients. All by default.
 
         Returns:
             A :class:`ReferenceBank`.
@@ -273,7 +279,9 @@ class MAPSS(nn.Module):
         config = self.config
         measures = config.measures if measures is None else checked_measures(measures)
         budget = config.budget_for(references)
-        return prepare(config, references, lengths, measures, budget, warn=True)
+        if excerpts is not None:
+            excerpts = checked_excerpts(excerpts, references)
+        return prepare(config, references, lengths, measures, budget, warn=True, excerpts=excerpts)
 
     # ------------------------------------------------------------------------- scores
 
@@ -466,6 +474,21 @@ class MAPSS(nn.Module):
 def checked_frames(frames: int | None) -> int | None:
     """How many frames to score at most; raises unless a whole number of at least 1, or None."""
     return None if frames is None else checks.check_whole(frames, "frames", 1)
+
+
+def checked_excerpts(
+    excerpts: Sequence[tuple[int, int]], references: Tensor
+) -> list[tuple[int, int]]:
+    """The excerpts of a single mixture; ValueError unless they lie in it one after another."""
+    edges = [checks.check_whole(edge, "excerpts", 0) for pair in excerpts for edge in pair]
+    single = references.ndim == 2 or len(references) == 1
+    if not single or not edges or edges != sorted(edges) or edges[-1] > references.shape[-1]:
+        raise ValueError(
+            f"excerpts must be parts of a single mixture of {references.shape[-1]} samples, in "
+            f"order and without overlap, got {list(excerpts)} for references of shape "
+            f"{tuple(references.shape)}."
+        )
+    return list(zip(edges[::2], edges[1::2]))
 
 
 def resolve(

@@ -31,6 +31,7 @@ def prepare(
     measures: Sequence[str],
     budget: Budget,
     warn: bool,
+    excerpts: Sequence[tuple[int, int]] | None = None,
 ) -> ReferenceBank:
     """Check, distort and encode references, those of every length on their own.
 
@@ -41,6 +42,8 @@ def prepare(
         measures: to be prepared.
         budget: of memory.
         warn: name mixtures that have no frame to score.
+        excerpts: first sample and the one after the last of the parts of a single mixture that are
+            scored; levels and activity are those of the whole. None: all.
 
     Raises:
         TypeError: not a tensor of a type that holds audio, lengths that are no whole numbers.
@@ -57,8 +60,8 @@ def prepare(
     encoding = Encoding(config, budget)
     with explained():
         prepared = tuple(
-            measure_long_clip(config, clips, measures, budget)
-            if config.is_long(clips.samples)
+            measure_long_clip(config, clips, measures, budget, excerpts)
+            if excerpts is not None or config.is_long(clips.samples)
             else encode_clips(config, clips, measures, encoding)
             for clips in inputs.clips_of(config, waves, valid, true, groups)
         )

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from torch_mapss.audio.frames import active_frames
-from torch_mapss.audio.loudness import Meter, metered
+from torch_mapss.audio.loudness import Meter, k_weighted_energy, metered
 from torch_mapss.core import devices
 from torch_mapss.core.points import Points
 from torch_mapss.distortions import DistortionBank
 from torch_mapss.pipeline.activity import active_sources, frames_of_pauses, frames_to_score
 from torch_mapss.pipeline.bank import CopyRecipe, Encoded, LongClip
-from torch_mapss.pipeline.config import CONTEXT, Config
+from torch_mapss.pipeline.config import CONTEXT, Config, Grid
 from torch_mapss.pipeline.copies import (
     Copies,
     Encoding,
@@ -50,10 +50,26 @@ PIECES = 4
 
 
 def measure_long_clip(
-    config: Config, clips: Clips, measures: Sequence[str], budget: Budget
+    config: Config,
+    clips: Clips,
+    measures: Sequence[str],
+    budget: Budget,
+    excerpts: Sequence[tuple[int, int]] | None = None,
 ) -> LongClip:
-    """What it takes to score a clip (1, S, T) in segments; nothing is encoded yet."""
+    """What it takes to score a clip (1, S, T) in segments; nothing is encoded yet.
+
+    Args:
+        config: of the scorer.
+        clips: of one mixture.
+        measures: to be prepared.
+        budget: of memory.
+        excerpts: see :func:`torch_mapss.pipeline.prepare.prepare`.
+    """
     grid = config.grid
+    parts = None
+    if excerpts is not None:  # at the encoder's rate
+        scale = clips.waves.shape[-1] / clips.samples
+        parts = [(round(begin * scale), round(end * scale)) for begin, end in excerpts]
     meter = metered(clips.waves[0], grid.sample_rate, budget.samples)
     waves = clips.waves * meter.gain(config.loudness).unsqueeze(-1)
     audible_by_source = [
@@ -65,7 +81,7 @@ def measure_long_clip(
     for copies in planned_copies(
         config, budget, measures, waves, audible, clips.items, in_segments=True
     ):
-        gains = copy_gains(copies, waves)
+        gains = copy_gains(copies, waves) if parts is None else gains_in(copies, waves, parts)
         for name, members in copies.plan.users.items():
             mask = torch.from_numpy(copies.present[name][..., members]).to(waves.device)
             values = tuple(copies.measured.values[member] for member in members)
@@ -78,18 +94,65 @@ def measure_long_clip(
         others = sums * sum_meter.gain(config.loudness).unsqueeze(-1)
     valid = clips.valid.unsqueeze(-1).expand(audible.shape)
     active = active_sources(audible, valid)
+    scored, pauses = frames_to_score(active), frames_of_pauses(active)
+    ranges = None
+    if parts is not None:
+        ranges = frames_inside(grid, parts, audible.shape[-1]).to(waves.device)
+        scored, pauses = (within(frames, ranges) for frames in (scored, pauses))
     return LongClip(
         items=clips.items,
         samples=clips.samples,
         waves=waves,
         audible=audible,
         valid=valid,
-        scored=frames_to_score(active),
-        pauses=frames_of_pauses(active),
+        scored=scored,
+        pauses=pauses,
         gates=meter.passing_blocks(config.loudness).unsqueeze(0),
         recipes=recipes,
         others=others,
+        excerpts=ranges,
     )
+
+
+def frames_inside(grid: Grid, parts: Sequence[tuple[int, int]], frames: int) -> Tensor:
+    """(n, 2) int64 first frame and the one after the last that lie entirely in parts of a clip."""
+    ranges = []
+    for begin, end in parts:
+        first = -(-begin // grid.hop)
+        last = min((end - grid.receptive_field) // grid.hop, frames - 1)
+        ranges.append((first, max(first, last + 1)))
+    return torch.tensor(ranges, dtype=torch.int64, device="cpu")
+
+
+def within(frames: Tensor, ranges: Tensor) -> Tensor:
+    """Those of the frames (n, 2) of a single clip that lie in any of the ranges."""
+    index = frames[:, 1:]
+    return frames[((index >= ranges[:, 0]) & (index < ranges[:, 1])).any(-1)]
+
+
+def gains_in(copies: Copies, waves: Tensor, parts: Sequence[tuple[int, int]]) -> Tensor:
+    """(1, S, P) gains that bring copies to the level of their references (1, S, T) in some parts.
+
+    As :func:`copy_gains`, of which it hears the parts alone: with the power that the normalised
+    reference has there after K-weighting, and below a peak of 1.
+    """
+    rate = copies.config.grid.sample_rate
+    shape = tuple(copies.measured.mask.shape)
+    power = waves.new_zeros(shape, dtype=torch.float64)
+    peak = waves.new_zeros(shape)
+    reference_power = waves.new_zeros(*shape[:2], 1, dtype=torch.float64)
+    for begin, end in parts:
+        reference_power[..., 0] += k_weighted_energy(waves[..., begin:end], rate)
+        piece, left = piece_around(waves, copies.plan.bank, rate, begin, end)
+        for rows, copy in copies.made(piece, left):
+            index = as_index(rows, waves.device)
+            heard = copy[:, begin - left : end - left]
+            power[index] += k_weighted_energy(heard, rate)
+            peak[index] = torch.maximum(peak[index], heard.abs().amax(-1))
+    audible = (power > 0.0) & copies.measured.mask
+    gains = (reference_power / torch.where(audible, power, 1.0)).sqrt().to(waves.dtype)
+    gains = torch.minimum(gains, 1.0 / peak.clamp(min=torch.finfo(peak.dtype).tiny))
+    return torch.where(audible, gains, 0.0)
 
 
 def copy_gains(copies: Copies, waves: Tensor) -> Tensor:
@@ -150,7 +213,10 @@ class LongClipFrames(ClipFrames):
     def blocks(self, chosen: Chosen) -> Iterator[Block]:
         """See :class:`ClipFrames`; a segment's frames are asked for in their order."""
         config = self.encoding.config
-        edges = list(segments(self.clip.frames, int(config.segment_frames)))
+        if self.clip.excerpts is None:
+            edges = list(segments(self.clip.frames, int(config.segment_frames)))
+        else:
+            edges = [tuple(edge) for edge in self.clip.excerpts.tolist()]
         encoders = [config.encoder_of(name) for name in self.measures]
         # A receptive field is all that a frame of some encoders needs, with what they see beyond
         # its ends. Others receive the entire segment, and a little of what surrounds it.
