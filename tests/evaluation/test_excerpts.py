@@ -1,0 +1,75 @@
+"""Excerpts: where they lie, and that what they say is of the whole signal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bursts import RATE, bursts, leaky
+from torch import Tensor
+
+import torch_mapss
+from torch_mapss import MAPSS
+
+near = torch.testing.assert_close
+OPTIONS = {"sample_rate": RATE, "encoder": "mel", "measures": ("decomposition", "bleed")}
+
+
+def seldom(seconds: float = 16.0, begin: float = 7.0, end: float = 10.0) -> Tensor:
+    """Sources that play for three seconds, and dither."""
+    waves = bursts(seconds)
+    time = torch.arange(waves.shape[-1]) / RATE
+    dither = 1e-5 * torch.randn(waves.shape, generator=torch.Generator().manual_seed(1))
+    return torch.where((time >= begin) & (time < end), waves, dither)
+
+
+def test_frames_of_excerpts_are_those_of_the_whole():
+    """Levels and activity are of the whole, also of an excerpt that is softer than the rest."""
+    references = bursts(6.0)
+    references[:, 32_000:64_000] *= 0.2
+    estimates = leaky(references)
+    mapss = MAPSS("mel", measures=("decomposition", "bleed"))
+    whole = mapss(estimates, references)
+    bank = mapss.prepare(references, excerpts=[(0, 16_000), (40_000, 56_000)])
+    part = mapss(estimates, bank)
+    inside = (part.times * RATE + 200 <= 16_000) | (
+        (part.times * RATE - 200 >= 40_000) & (part.times * RATE + 200 <= 56_000)
+    )
+    for field in ("clearance", "fidelity"):
+        defined = whole.defined(field) & inside
+        assert torch.equal(part.defined(field), defined)
+        # Copies are levelled by what is heard of them, which moves single frames a little.
+        near(part.of(field)[defined], whole.of(field)[defined], rtol=0, atol=0.05)
+        near(part.of(field)[defined].mean(), whole.of(field)[defined].mean(), rtol=0, atol=0.01)
+    near(part.bleed_db, whole.bleed_db, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "excerpts", [[], [(0, 100_001)], [(9000, 8000)], [(0, 9000), (8000, 16_000)], [(-1, 9000)]]
+)
+def test_excerpts_lie_in_the_signal_one_after_another(excerpts):
+    with pytest.raises(ValueError, match="excerpts must be"):
+        MAPSS("mel").prepare(bursts(1.0), excerpts=excerpts)
+
+
+@pytest.mark.parametrize("draw", ["a", "b"])
+def test_no_excerpt_is_pushed_out_of_what_plays(draw):
+    references = seldom()
+    estimates = leaky(references)
+    common = {"estimates": estimates, "references": references, **OPTIONS}
+    report = torch_mapss.evaluate(**common, excerpts=6, excerpt_seconds=1.0, mixture_id=draw)
+    (note,) = [note for note in report.notes if note.startswith("excerpts scored")]
+    assert "instead of 6: the active passages hold no more" in note
+    begins_and_ends = note.split(": ", 1)[1].split(" (")[0].split(", ")
+    assert 2 <= len(begins_and_ends) <= 4
+    for text in begins_and_ends:
+        begin, end = map(float, text.split("-"))
+        assert (begin + end) / 2 + 0.5 >= 7.0
+        assert begin < 10.0
+    whole = torch_mapss.evaluate(**common).scores
+    scores = report.scores
+    for name in ("clearance", "fidelity"):  # of dither the fidelity would be half as much
+        assert ((scores[name] - whole[name]).abs() < 4 * scores[f"{name}_se"] + 0.05).all()
+    assert scores["bleed_db"].tolist() == pytest.approx(
+        whole["bleed_db"].tolist(), abs=0.01, nan_ok=True
+    )
+    assert "bleed_db_se" not in scores
