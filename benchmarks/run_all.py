@@ -32,6 +32,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
     "core": ("Kernels", []),
     "pair": ("Clearance and fidelity beside PS and PM", []),
     "training_step": ("A training step", []),
+    "sets": ("Whole sets", ["--short", "200", "--songs", "2"]),
     "scaling": ("Duration, sources, systems: time and memory", []),
     "reference_speed": ("Beside the released package", []),
     "distortions": ("Distortion banks", []),

@@ -144,10 +144,10 @@ def common_length(estimates: Sequence[Clip], references: Sequence[Clip], trim: b
     """The number of samples that is scored; ValueError where lengths differ without ``trim``."""
     clips = [*references, *estimates]
     shortest, longest = (pick(clips, key=lambda clip: len(clip.wave)) for pick in (min, max))
-    least, largest = len(shortest.wave), len(longest.wave)
-    rounding = len({clip.rate for clip in clips}) > 1 and largest - least == 1
-    if least == largest or trim or rounding:
-        return least
+    smallest, largest = len(shortest.wave), len(longest.wave)
+    rounding = len({clip.rate for clip in clips}) > 1 and largest - smallest == 1
+    if smallest == largest or trim or rounding:
+        return smallest
 
     def told(clip: Clip) -> str:
         seconds = f"{clip.samples / clip.rate:.3f} s at {clip.rate} Hz"

@@ -75,14 +75,14 @@ def run(folder: str | os.PathLike[str], encoder: str = "mel") -> str:
     folder, reports = io.make_folder(folder), []
     audio_folder = io.make_folder(os.path.join(folder, "audio"))
     references, rate = voices()
-    given: dict[str, Any] = {"references": references, "names": VOICES, "sample_rate": rate}
-    given |= {"mixture": references.sum(0), "mapss": MAPSS(encoder)}
+    signals: dict[str, Any] = {"references": references, "names": VOICES, "sample_rate": rate}
+    signals |= {"mixture": references.sum(0), "mapss": MAPSS(encoder)}
     sounds = {"mixture": references.sum(0)} | _named("reference", references)
     for grade in GRADES:
         waves = separated(references, grade)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the poor grade, which is meant to be poor
-            reports.append(evaluate(estimates=waves, **given))
+            reports.append(evaluate(estimates=waves, **signals))
         reports[-1].save(os.path.join(folder, "results"), system=grade.name)
         sounds |= _named(grade.name, waves)
     graded = zip(GRADES, reports)

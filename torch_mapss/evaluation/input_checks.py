@@ -145,8 +145,8 @@ class Inspection:
             self.mixtures.insert(0, (total + 1, f"the mixture {mixed.label}"))
         sums = torch.zeros(total + len(self.mixtures), dtype=torch.float64)
         gram = torch.zeros(len(sums), len(sums), dtype=torch.float64)
-        for start in range(0, samples, _BLOCK):
-            rows = [x[:, start : start + _BLOCK] for x in (outputs, truth, *mixture)]
+        for begin in range(0, samples, _BLOCK):
+            rows = [x[:, begin : begin + _BLOCK] for x in (outputs, truth, *mixture)]
             rows.insert(2, rows[1].sum(0, keepdim=True))
             block = torch.cat(rows).cpu().double()
             sums, gram = sums + block.sum(-1), gram + block @ block.T
@@ -171,8 +171,8 @@ class Inspection:
         self.energy_ratios: dict[str, list[float]] = {}  # (S',) each, dB
 
     def _channel_findings(self) -> Iterator[Finding]:
-        for _, clip, own in self.estimates:
-            yield from channel_findings_of(clip, self.references[own])
+        for _, clip, reference_row in self.estimates:
+            yield from channel_findings_of(clip, self.references[reference_row])
 
     def release(self) -> None:
         """Let go of the samples at the rates of the files, which nothing needs any more."""
@@ -227,10 +227,10 @@ _Findings = Iterator[tuple[Any, ...]]  # the kind, and what its text names
 
 def _levels(look: Inspection) -> _Findings:
     """Silence, faint estimates, channels that cancel, constants that count as sound."""
-    for row, clip, own in look.estimates:
-        level = _decibels(look.levels[row] / max(look.levels[own], 1e-30))
-        truth = look.references[own]
-        if look.silent_references[own - len(look.estimates)]:
+    for row, clip, reference_row in look.estimates:
+        level = _decibels(look.levels[row] / max(look.levels[reference_row], 1e-30))
+        truth = look.references[reference_row]
+        if look.silent_references[reference_row - len(look.estimates)]:
             if not look.silent[row]:
                 yield "absent", clip.label, truth.label, look.estimate_levels_db[row]
         elif look.silent[row]:
@@ -252,7 +252,7 @@ def _levels(look: Inspection) -> _Findings:
 def _lags(look: Inspection) -> _Findings:
     rate, grid = look.signals.rate, look.signals.grid
     hop = grid.hop / grid.sample_rate
-    for row, clip, own in look.estimates:
+    for row, clip, reference_row in look.estimates:
         lag = look.signals.lags[row]
         if lag is None or look.signals.removed[row]:
             continue
@@ -264,27 +264,27 @@ def _lags(look: Inspection) -> _Findings:
         hint = '--align (align="shift") removes it'
         if size > LAG_LIMIT_S:
             hint = f"more than the {1000 * LAG_LIMIT_S:.0f} ms that --align removes: cut the file"
-        yield "lag", clip.label, 1000 * size, way, look.references[own].label, frame, hint
+        yield "lag", clip.label, 1000 * size, way, look.references[reference_row].label, frame, hint
 
 
 def _is_shared(lag: int, lags: Sequence[int | None], rate: int) -> bool:
     """Whether a lag (samples) that matters is that of most estimates."""
-    near = [abs(lag - other) <= _SHARED_LAG_S * rate for other in lags if other is not None]
+    near = [abs(lag - another) <= _SHARED_LAG_S * rate for another in lags if another is not None]
     return abs(lag) >= _LEAST_LAG_S * rate and 2 * sum(near) > len(near)
 
 
 def _bands(look: Inspection) -> _Findings:
     """Low rates, and a band that ends early in all references: one dull source is no such case."""
-    wanted, references = look.signals.grid.sample_rate, look.signals.references
+    encoder_rate, references = look.signals.grid.sample_rate, look.signals.references
     clips = (*references, *look.signals.estimates)
-    low = {clip.label: clip.rate for clip in clips if clip.rate < _LOW_RATE * wanted}
+    low = {clip.label: clip.rate for clip in clips if clip.rate < _LOW_RATE * encoder_rate}
     edge = max(look.reference_bands)
     if low:
-        least = min(low.values())
-        yield "rate", listed(low, 3), least / 2000, least, wanted
-    elif 0 < edge < _LOW_BAND * wanted / 2:
+        lowest = min(low.values())
+        yield "rate", listed(low, 3), lowest / 2000, lowest, encoder_rate
+    elif 0 < edge < _LOW_BAND * encoder_rate / 2:
         names = listed((clip.label for clip in references), 3)
-        yield "band", names, edge / 1000, wanted / 2000
+        yield "band", names, edge / 1000, encoder_rate / 2000
 
 
 def _twins(look: Inspection) -> _Findings:
@@ -317,8 +317,10 @@ def _sums(look: Inspection) -> _Findings:
 def _copies(look: Inspection) -> _Findings:
     """Estimates that are their reference, and signals that are the mixture, given or summed."""
     truth = look.signals.truth[list(look.signals.attributed)]
-    alike = (look.signals.outputs == truth).all(-1).tolist()
-    labels = [clip.label for row, clip, _ in look.estimates if alike[row] and not look.silent[row]]
+    identical = (look.signals.outputs == truth).all(-1).tolist()
+    labels = [
+        clip.label for row, clip, _ in look.estimates if identical[row] and not look.silent[row]
+    ]
     if labels:
         yield "same", listed(labels, 3)
     (named, name), (total, _) = look.mixtures[0], look.mixtures[-1]
@@ -326,11 +328,13 @@ def _copies(look: Inspection) -> _Findings:
         if named != total and look.same(row, named) and not look.same(row, total):
             hint = ", which is no source. Leave it out with --sources"
             yield "mixture", "reference", clip.label, name, hint
-    for row, clip, own in look.estimates:
-        if look.silent_references[own - len(look.estimates)]:
+    for row, clip, reference_row in look.estimates:
+        if look.silent_references[reference_row - len(look.estimates)]:
             continue  # told as absent
         # One source may be all that is heard of a mixture: its estimate is then both.
-        names = [n for k, n in look.mixtures if look.same(row, k) and not look.same(own, k)]
+        names = [
+            n for k, n in look.mixtures if look.same(row, k) and not look.same(reference_row, k)
+        ]
         if names:
             hint = ". Was an output mistaken for it? As a baseline it is fine"
             yield "mixture", "estimate", clip.label, names[0], hint
@@ -345,9 +349,11 @@ def _order(look: Inspection) -> _Findings:
         return
     levels = [[look.si_sdr[row][k] for k in rows] for row, *_ in look.estimates]
     moved = []
-    for (row, clip, own), best in zip(look.estimates, linear_sum_assignment(levels, True)[1]):
-        level, gain = levels[row][best], levels[row][best] - look.si_sdr[row][own]
-        if rows[best] != own:
+    for (row, clip, reference_row), best in zip(
+        look.estimates, linear_sum_assignment(levels, True)[1]
+    ):
+        level, gain = levels[row][best], levels[row][best] - look.si_sdr[row][reference_row]
+        if rows[best] != reference_row:
             text = f"{clip.label} fits {look.references[rows[best]].label} by {gain:.0f} dB better"
             moved.append((level > _SWAP_LEAST_DB and gain > _SWAP_DB, text))
     if moved and all(clear for clear, _ in moved):

@@ -73,8 +73,8 @@ def frame_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:
     for name in BOUNDED:
         if getattr(bounds, name) is not None:
             defined = scores.defined(name)
-            for part, values in bounds.of(name)._asdict().items():
-                columns[f"{name}_{part}"] = torch.where(defined, values, torch.nan)[0].cpu()
+            for quantity, values in bounds.of(name)._asdict().items():
+                columns[f"{name}_{quantity}"] = torch.where(defined, values, torch.nan)[0].cpu()
     return columns
 
 

@@ -173,8 +173,8 @@ class Report:
             if f"{name}_tail" in self.scores:
                 shown["±"] = self.scores[f"{name}_radius"] + self.scores[f"{name}_tail"]
             for label, values in shown.items():
-                last = [values.mean(), *([self.errors[name]] if self.errors else [])]
-                columns.append([label, *(score_text(name, x) for x in [*values, *last])])
+                footer = [values.mean(), *([self.errors[name]] if self.errors else [])]
+                columns.append([label, *(score_text(name, x) for x in [*values, *footer])])
         counts = (f"{row.frames}/{row.total_frames}" for row in self.rows)
         header, *rows = zip(*columns, ["frames", *counts, *blank])
         return Table(header, rows, left=2)
@@ -290,11 +290,11 @@ class Report:
         import pandas
 
         sources, frames = self.active.shape
-        place = {"source": np.repeat(self.sources, frames)}
-        place |= {"frame": np.tile(np.arange(frames), sources)}
+        index = {"source": np.repeat(self.sources, frames)}
+        index |= {"frame": np.tile(np.arange(frames), sources)}
         times = self.times.expand(sources, frames)
         values = {"time_s": times, "active": self.active, **self.frames, **self.bounds}
-        return pandas.DataFrame(place | {name: x.flatten() for name, x in values.items()})
+        return pandas.DataFrame(index | {name: x.flatten() for name, x in values.items()})
 
     def plot(
         self,
@@ -330,8 +330,8 @@ def _as_arrays(value: Any) -> Any:
     """Tensors as arrays, in tuples and mappings as well; of a clip each waveform once."""
     if isinstance(value, Clip):
         averaged = len(value.parts) == 1
-        parts = None if averaged else value.parts.numpy()
-        return value._replace(wave=value.wave.numpy(), parts=parts, native=None)
+        channels = None if averaged else value.parts.numpy()
+        return value._replace(wave=value.wave.numpy(), parts=channels, native=None)
     if isinstance(value, Tensor):
         return value.numpy()
     if isinstance(value, Mapping):
@@ -349,8 +349,9 @@ def _report_of(state: Mapping[str, Any]) -> Report:
 def _as_tensors(value: Any) -> Any:
     if isinstance(value, Clip):
         wave = torch.from_numpy(value.wave)
-        parts = wave.unsqueeze(0) if value.parts is None else torch.from_numpy(value.parts)
-        return value._replace(wave=wave, parts=parts)
+        averaged = value.parts is None
+        channels = wave.unsqueeze(0) if averaged else torch.from_numpy(value.parts)
+        return value._replace(wave=wave, parts=channels)
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     if isinstance(value, Mapping):
@@ -384,8 +385,8 @@ def plot_reports(
             else:
                 wave = report.mixture.wave
                 plots.draw_spectrogram(column[0], wave, report.sample_rate, "mixture")
-        for index, own in enumerate(np.split(column[int(mixed) :], len(sources))):
-            _draw_source(own, report, index, pairs, longest)
+        for index, source_axes in enumerate(np.split(column[int(mixed) :], len(sources))):
+            _draw_source(source_axes, report, index, pairs, longest)
         if title:
             where: dict[str, Any] = {"xy": (0.5, 1.0), "xycoords": "axes fraction", "ha": "center"}
             where |= {"xytext": (0, 26), "textcoords": "offset points"}

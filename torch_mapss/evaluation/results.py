@@ -113,9 +113,9 @@ class Results:
         Raises:
             ValueError: no such mixture, or its file is missing or damaged.
         """
-        wanted = self._entry(mixture_id)["systems"]
+        listed = self._entry(mixture_id)["systems"]
         times, systems = read_frames(frames_path(self.folder, mixture_id))
-        return MixtureFrames(times, {name: systems[name] for name in wanted if name in systems})
+        return MixtureFrames(times, {name: systems[name] for name in listed if name in systems})
 
     def audio(self, mixture_id: str) -> Audio:
         """Paths of a mixture's references, estimates and, where the manifest names it, mixture.

@@ -144,14 +144,14 @@ def run(
     options = None if job.mapss is not None else scoring.storable(job.settings)
     rate = scorer.mapss.grid.sample_rate
     results_folder.claim(folder, scorer.description, rate, options)
-    stored, there = results_folder.add_mixtures(folder, mixtures)
+    stored, remark = results_folder.add_mixtures(folder, mixtures)
     states = [results_folder.pending_systems(folder, mixture) for mixture in mixtures]
     pending = []
     for mixture, (_, reasons) in shard.of([*zip(mixtures, states)]):
         if reasons:
             pending.append(mixture.only([*reasons]))
     if not quiet:
-        _tell_start(shard, states, there)
+        _tell_start(shard, states, remark)
     orders = {name: [*mixture.systems] for name, mixture in stored.items()}
     progress = _Progress(folder, scorer, pending, orders)
     # In this process reading is done in the background, and segments are told.
@@ -171,7 +171,7 @@ def run(
 
 
 def _tell_start(
-    shard: Shard, states: Sequence[tuple[Mapping[str, Record], Mapping[str, str]]], there: str
+    shard: Shard, states: Sequence[tuple[Mapping[str, Record], Mapping[str, str]]], remark: str
 ) -> None:
     """What is scored here, what is done already, what is scored again and why."""
     if shard.total > 1:
@@ -180,8 +180,8 @@ def _tell_start(
             f"{shard.number + shard.total}, ... of the manifest. The shard that ends when all else "
             "is scored writes the tables"
         )
-    if there:
-        console.complain(there)
+    if remark:
+        console.complain(remark)
     finished = sum(len(records) for records, _ in states)
     reasons = Counter(reason for _, by_system in states for reason in by_system.values())
     if finished:

@@ -123,9 +123,9 @@ def checked_measures(measures: str | Iterable[str]) -> tuple[str, ...]:
     computed = [name for name in families if name not in ENERGY_MEASURES]
     for name in computed:
         if not isinstance(name, str) or pipeline.measure_of(name) not in pipeline.MEASURES:
-            known = (*pipeline.MEASURES, *ENERGY_MEASURES)
+            measures_known = (*pipeline.MEASURES, *ENERGY_MEASURES)
             raise ValueError(
-                f"measures must be names of measures ({', '.join(known)}) or of scores "
+                f"measures must be names of measures ({', '.join(measures_known)}) or of scores "
                 f"({', '.join(SCORES)}), got {name!r}."
             )
     if energy and not computed:

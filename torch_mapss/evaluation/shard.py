@@ -35,7 +35,7 @@ def parse_shard(text: str) -> Shard:
         ValueError: no whole numbers, or not 1 <= I <= N.
     """
     numbers = text.split("/")
-    if len(numbers) == 2 and all(part.strip().isdecimal() for part in numbers):
+    if len(numbers) == 2 and all(number.strip().isdecimal() for number in numbers):
         number, count = map(int, numbers)
         if 1 <= number <= count:
             return Shard(number, count)

@@ -138,8 +138,8 @@ def same_system_lines(mixtures: Sequence[Mixture], hashes: Mapping[str, str]) ->
             for path_a, path_b in zip(*paths):
                 pairs.append((hashes.get(path_a or ""), hashes.get(path_b or "")))
         if any(hash_a for hash_a, _ in pairs) and all(a == b for a, b in pairs):
-            both = f"{system_a!r} and {system_b!r}"
-            yield f"same: systems {both} have the same files in every mixture"
+            names_of_both = f"{system_a!r} and {system_b!r}"
+            yield f"same: systems {names_of_both} have the same files in every mixture"
 
 
 def discarded_lines(scores: DataFrame, rate: int) -> Iterator[str]:
