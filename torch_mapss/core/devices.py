@@ -60,8 +60,8 @@ def upload(values: Sequence[float] | Sequence[int], device: torch.device) -> Ten
 
     Whole numbers become int64, others float64 (where the device has it).
     """
-    whole = all(isinstance(value, int) for value in values)
-    dtype = torch.int64 if whole else torch.float64
+    are_whole = all(isinstance(value, int) for value in values)
+    dtype = torch.int64 if are_whole else torch.float64
     return back(torch.tensor(values, dtype=dtype, device="cpu"), device)
 
 

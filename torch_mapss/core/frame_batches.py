@@ -36,8 +36,8 @@ Score = Callable[[Points, Settings, bool], Scored]
 
 def frames_per_batch(points: int, features: int, batch_bytes: int) -> int:
     """How many frames of N points and M features fit the working memory of a batch."""
-    each = 8 * (2 * points * features + 8 * points * points)
-    return max(1, batch_bytes // each)
+    frame_bytes = 8 * (2 * points * features + 8 * points * points)
+    return max(1, batch_bytes // frame_bytes)
 
 
 class Bounds(NamedTuple):
@@ -57,7 +57,7 @@ class Started(NamedTuple):
     """Batches of frames whose values have not been read."""
 
     points: Points
-    batches: list[Callable[[bool], Scored]]  # the score of each batch, given ``may_sync``
+    batches: list[Batch]
     results: list[Scored]  # of each batch
 
 
@@ -100,51 +100,68 @@ def start(
     features = points.outputs.shape[-1]
     count = sum(math.prod(x.shape[1:-1]) for x in points.embeddings())
     may_sync = not devices.is_accelerator(points.device)
-    most = GRAPH_BYTES * (batch_bytes or BATCH_BYTES) // BATCH_BYTES
+    largest_graph = GRAPH_BYTES * (batch_bytes or BATCH_BYTES) // BATCH_BYTES
     batch_bytes = batch_bytes or BATCH_BYTES * (1 if may_sync else ACCELERATOR_BATCHES)
     size = frames_per_batch(count, features, batch_bytes)
     tracked = torch.is_grad_enabled() and any(x.requires_grad for x in points.embeddings())
     squares = 10 if may_sync else 15  # of N² numbers a frame: all N-1 columns are held
     graph_bytes = points.frames * 8 * (count * features + squares * count**2)
-    recomputed = tracked and graph_bytes > most
+    recomputed = tracked and graph_bytes > largest_graph
     # Split, not sliced: the gradient of a slice is as large as the tensor, in every batch.
-    parts = zip(*(x.split(size) for x in points.embeddings()))
-    firsts = range(0, max(points.frames, 1), size)  # one, empty, where there are no frames
+    batches = zip(*(x.split(size) for x in points.embeddings()))
+    begins = range(0, max(points.frames, 1), size)  # one, empty, where there are no frames
+    started = Started(points, [], [])
+    for begin, embeddings in zip(begins, batches):
+        batch = Batch(points, settings, score, begin, embeddings, recomputed)
+        started.batches.append(batch)
+        started.results.append(batch.scored(may_sync))
+    return started
 
-    def scored(first: int, part: tuple[Tensor, ...], may_sync: bool) -> Scored:
-        frames = slice(first, first + len(part[0]))
-        names: list[str] = []
 
-        def values(*embeddings: Tensor) -> tuple[Tensor, ...]:
-            found, again = score(points.batch(frames, embeddings), settings, may_sync)
-            names[:] = found
-            return *found.values(), again
+class Batch(NamedTuple):
+    """Neighbouring frames that are scored together."""
 
+    points: Points  # of all frames
+    settings: Settings
+    score: Score
+    begin: int  # index of the first frame
+    embeddings: tuple[Tensor, ...]  # of these frames, see Points.embeddings
+    recomputed: bool  # whether the backward pass scores them again
+
+    def scored(self, may_sync: bool) -> Scored:
+        """The result of the score function; its errors name the frame among all frames."""
         try:
-            with torch.autocast(part[0].device.type, enabled=False):
-                if not recomputed:
-                    return score(points.batch(frames, part), settings, may_sync)
-                *tensors, again = _Recomputed.apply(values, *part)
+            with torch.autocast(self.embeddings[0].device.type, enabled=False):
+                if not self.recomputed:
+                    return self.score(self._points(self.embeddings), self.settings, may_sync)
+                names: list[str] = []
+                values = functools.partial(self._listed, may_sync, names)
+                *tensors, again = _Recomputed.apply(values, *self.embeddings)
         except NonFiniteError as error:
-            raise NonFiniteError(error.point, first + error.frame, points.lead) from None
+            frame = self.begin + error.frame
+            raise NonFiniteError(error.point, frame, self.points.lead) from None
         return dict(zip(names, tensors)), again
 
-    work = Started(points, [], [])
-    for first, part in zip(firsts, parts):
-        work.batches.append(functools.partial(scored, first, part))
-        work.results.append(work.batches[-1](may_sync))
-    return work
+    def _points(self, embeddings: tuple[Tensor, ...]) -> Points:
+        frames = slice(self.begin, self.begin + len(embeddings[0]))
+        return self.points.batch(frames, embeddings)
+
+    def _listed(self, may_sync: bool, names: list[str], *embeddings: Tensor) -> tuple[Tensor, ...]:
+        """The result as a tuple of tensors, which autograd wants; the ``names`` are filled in."""
+        tensors, again = self.score(self._points(embeddings), self.settings, may_sync)
+        names[:] = tensors
+        return *tensors.values(), again
 
 
-def finish(works: Sequence[Started]) -> list[dict[str, Tensor]]:
+def finish(started: Sequence[Started]) -> list[dict[str, Tensor]]:
     """The results of several :func:`start`, whose values are read together."""
-    flags = [again for work in works for _, again in work.results]
+    flags = [again for entry in started for _, again in entry.results]
     unread = iter(torch.stack(flags).tolist() if flags else ())
-    for work in works:
-        for place, batch in enumerate(work.batches):
+    for entry in started:
+        for index, batch in enumerate(entry.batches):
             if next(unread):
-                work.results[place] = batch(True)
-    return [_joined(work) for work in works]
+                entry.results[index] = batch.scored(may_sync=True)
+    return [_joined(entry) for entry in started]
 
 
 class _Recomputed(torch.autograd.Function):
@@ -166,9 +183,9 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[1:]
+        needs_gradient = ctx.needs_input_grad[1:]
         saved = ctx.saved_tensors  # once: activation checkpointing hands them out once
-        leaves = [x.detach().requires_grad_(w) for x, w in zip(saved, wanted)]
+        leaves = [x.detach().requires_grad_(needs) for x, needs in zip(saved, needs_gradient)]
         with torch.enable_grad(), torch.autocast(saved[0].device.type, enabled=False):
             results = ctx.values(*leaves)
         live = [(r, g.detach()) for r, g in zip(results, gradients) if r.requires_grad]
@@ -176,19 +193,24 @@ class _Recomputed(torch.autograd.Function):
             return (None,) * (len(leaves) + 1)
         outputs, weights = zip(*live)
         chosen = [leaf for leaf in leaves if leaf.requires_grad]
-        found = iter(torch.autograd.grad(outputs, chosen, weights, allow_unused=True))
-        every = [next(found) if w else None for w in wanted]
-        what = "scores of frames"
-        return None, *(g if g is None else once(g, what, x) for g, x in zip(every, saved))
+        of_chosen = iter(torch.autograd.grad(outputs, chosen, weights, allow_unused=True))
+        input_gradients: list[Tensor | None] = []
+        for needs, tensor in zip(needs_gradient, saved):
+            gradient = next(of_chosen) if needs else None
+            if gradient is not None:
+                gradient = once(gradient, "scores of frames", tensor)
+            input_gradients.append(gradient)
+        return None, *input_gradients
 
 
-def _joined(work: Started) -> dict[str, Tensor]:
+def _joined(started: Started) -> dict[str, Tensor]:
     """The tensors of all batches as one each."""
-    points = work.points
+    points = started.points
     dtype = functools.reduce(torch.promote_types, (x.dtype for x in points.embeddings()))
     joined = {}
-    for name in work.results[0][0]:
-        values = torch.cat([found[name] for found, _ in work.results]).to(points.outputs.device)
+    for name in started.results[0][0]:
+        values = torch.cat([tensors[name] for tensors, _ in started.results])
+        values = values.to(points.outputs.device)
         values = values.to(dtype) if values.is_floating_point() else values
         lead = values.shape[:1] if points.lead is None else points.lead
         joined[name] = values.reshape(*lead, *values.shape[1:])

@@ -50,16 +50,20 @@ def map_settings(**options: Unpack[MapOptions]) -> Settings:
     return checked(Settings(**options))
 
 
-def checked(given: Settings) -> Settings:
+def checked(settings: Settings) -> Settings:
     """The same settings; TypeError or ValueError if one is not in its range."""
-    checks.check_choice(given.convention, "convention", CONVENTIONS)
-    checks.check_choice(given.eigh, "eigh", PRECISIONS)
-    most = given.max_dimension
+    checks.check_choice(settings.convention, "convention", CONVENTIONS)
+    checks.check_choice(settings.eigh, "eigh", PRECISIONS)
+    dimension = settings.max_dimension
+    if dimension is not None:
+        dimension = checks.check_whole(dimension, "max_dimension", 1)
     kernel = "It is the density exponent of the kernel: 1 removes the sampling density."
     share = "It is the share of the eigenvalue sum that is retained; 0.99 is the paper's value."
-    return given._replace(
-        alpha=checks.check_real(given.alpha, "alpha", "[0, 1]", kernel),
-        time=checks.check_real(given.time, "time", "(0, inf)", "It counts diffusion steps."),
-        energy=checks.check_real(given.energy, "energy", "(0, 1]", share),
-        max_dimension=None if most is None else checks.check_whole(most, "max_dimension", 1),
+    return settings._replace(
+        alpha=checks.check_real(settings.alpha, "alpha", "[0, 1]", kernel),
+        time=checks.check_real(settings.time, "time", "(0, inf)", "It counts diffusion steps."),
+        energy=checks.check_real(settings.energy, "energy", "(0, 1]", share),
+        max_dimension=None
+        if dimension is None
+        else checks.check_whole(dimension, "max_dimension", 1),
     )

@@ -53,8 +53,8 @@ class EncoderSlot:
     Rate and frames of a pretrained one are known without its weights.
 
     Args:
-        given: as a user passes it.
-        options: of :func:`torch_mapss.load_encoder`, if it is a name; None: not given.
+        choice: as a user passes it.
+        options: of :func:`torch_mapss.load_encoder`, if it is a name; None: the default.
         like: log-mel spectra on the frames of this one, for the name "mel".
 
     Raises:
@@ -62,19 +62,19 @@ class EncoderSlot:
     """
 
     def __init__(
-        self, given: EncoderChoice, options: Mapping[str, Any], like: EncoderSlot | None = None
+        self, choice: EncoderChoice, options: Mapping[str, Any], like: EncoderSlot | None = None
     ) -> None:
-        self.given = os.fspath(given) if isinstance(given, os.PathLike) else given
+        self.choice = os.fspath(choice) if isinstance(choice, os.PathLike) else choice
         self.like = like
         self.options = {name: value for name, value in options.items() if value is not None}
-        self.checkpoint: str | None = None  # what it was given as, if it has weights to be loaded
+        self.checkpoint: str | None = None  # its name, if it has weights to be loaded
         self.is_known: bool = like is None or like.is_known  # its frames, without reading any file
         self._encoder: Encoder | None = None
-        if isinstance(self.given, str):
-            row = known_row(self.given)
+        if isinstance(self.choice, str):
+            row = known_row(self.choice)
             if row is None or row.needs_download:
-                checkpoint_of(self.given)
-                self.checkpoint, self.is_known = self.given, row is not None
+                checkpoint_of(self.choice)
+                self.checkpoint, self.is_known = self.choice, row is not None
         if self.checkpoint is None and self.is_known:
             _ = self.encoder
 
@@ -85,7 +85,7 @@ class EncoderSlot:
             frames = self.like.frames
             self._encoder = mel_on_grid(frames.sample_rate, frames.hop, frames.receptive_field)
         elif self._encoder is None:
-            self._encoder = as_encoder(self.given, **self.options)
+            self._encoder = as_encoder(self.choice, **self.options)
         return self._encoder
 
     @cached_property
@@ -102,7 +102,7 @@ class EncoderSlot:
     @property
     def name(self) -> str:
         """For tables and messages."""
-        return self.given if isinstance(self.given, str) else self.encoder.name
+        return self.choice if isinstance(self.choice, str) else self.encoder.name
 
     @property
     def pretrained(self) -> bool:
@@ -111,7 +111,7 @@ class EncoderSlot:
 
     @property
     def seconds(self) -> float:
-        """Of the longest clip that it accepts."""
+        """Maximum clip duration in seconds."""
         samples = self.frames.maximum_samples
         return samples / self.frames.sample_rate if samples else math.inf
 
@@ -126,7 +126,7 @@ class EncoderSlot:
 
     def move(self, change: Callable[[Tensor], Tensor]) -> None:
         """What ``nn.Module.to`` and its like do; an encoder not yet loaded will be loaded there."""
-        # An encoder without weights tells as well that there is no such device.
+        # Also raises for an unavailable device when there are no weights.
         moved = change(torch.empty(0, device=self.device)).device
         if self._encoder is not None:
             self._encoder._apply(change)
@@ -139,13 +139,14 @@ class EncoderSlot:
         if isinstance(frames, EncoderRow):  # the settings of a TransformerEncoder
             layer = self.options.get("layer", frames.layer)
             dtype = as_dtype(self.options.get("dtype")) or torch.float32
-            own = {"checkpoint": frames.checkpoint, "layer": layer, "dtype": dtype}
+            settings = {"checkpoint": frames.checkpoint, "layer": layer, "dtype": dtype}
         else:
-            own = {name: getattr(frames, name, None) for name in frames.settings}
-        found = {"name": self.name, **own, **{n: getattr(frames, n) for n in Grid._fields}}
+            settings = {name: getattr(frames, name, None) for name in frames.settings}
+        settings = {"name": self.name, **settings}
+        settings |= {name: getattr(frames, name) for name in Grid._fields}
         return {
             name: str(value) if isinstance(value, torch.dtype) else value
-            for name, value in found.items()
+            for name, value in settings.items()
             if isinstance(value, str | int | float | bool | torch.dtype)
         }
 
@@ -157,25 +158,29 @@ def encoder_slots(
     options: dict[str, Any],
 ) -> dict[str, EncoderSlot]:
     """The encoders by argument of :class:`~torch_mapss.MAPSS`; those that are equal are one."""
-    first = EncoderSlot(encoder, options)
+    of_separation = EncoderSlot(encoder, options)
 
-    def another(given: EncoderChoice, on_grid: bool = False) -> EncoderSlot:
-        if on_grid:  # of the first, but with a window and in a dtype of its own
-            return EncoderSlot(given, {}, like=first)
-        same = isinstance(given, str) and given == encoder and options["layer"] is None
-        if same or given is encoder:
-            return first
-        named = isinstance(given, str | os.PathLike)
-        return EncoderSlot(given, {**options, "layer": None} if named else {})
+    def slot_of(choice: EncoderChoice) -> EncoderSlot:
+        is_equal = isinstance(choice, str) and choice == encoder and options["layer"] is None
+        if is_equal or choice is encoder:
+            return of_separation
+        is_name = isinstance(choice, str | os.PathLike)
+        return EncoderSlot(choice, {**options, "layer": None} if is_name else {})
 
-    third = another(decomposition_encoder, on_grid=decomposition_encoder == "mel")
-    if third.pretrained:
+    if decomposition_encoder == "mel":  # on the frames of PS's, with a window and dtype of its own
+        of_decomposition = EncoderSlot(decomposition_encoder, {}, like=of_separation)
+    else:
+        of_decomposition = slot_of(decomposition_encoder)
+    if of_decomposition.pretrained:
         checks.warn_user(
-            f"decomposition_encoder={third.name!r} is a transformer: from its layer 1 on, fidelity "
-            "follows the noise in an output instead of its distortion. 'mel' is the default."
+            f"decomposition_encoder={of_decomposition.name!r} is a transformer: from its layer 1 "
+            "on, fidelity follows the noise in an output instead of its distortion. 'mel' is the default."
         )
-    second = first if match_encoder is None else another(match_encoder)
-    return {"encoder": first, "match_encoder": second, "decomposition_encoder": third}
+    return {
+        "encoder": of_separation,
+        "match_encoder": of_separation if match_encoder is None else slot_of(match_encoder),
+        "decomposition_encoder": of_decomposition,
+    }
 
 
 class Grid(NamedTuple):
@@ -215,13 +220,14 @@ def distortion_banks(
             )
         return bank
 
-    first = checked(separation, "separation_bank", "separation")
+    separation = checked(separation, "separation_bank", "separation")
     if decomposition is None:  # evenly spaced; random members keep their noise
-        decomposition = copy.copy(first)
-        places = evenly(len(first), min(DECOMPOSITION_MEMBERS, len(first)))
-        decomposition.members = tuple(first.members[place] for place in places)
+        decomposition = copy.copy(separation)
+        size = min(DECOMPOSITION_MEMBERS, len(separation))
+        indices = evenly(len(separation), size)
+        decomposition.members = tuple(separation.members[index] for index in indices)
     return {
-        "separation_bank": first,
+        "separation_bank": separation,
         "match_bank": checked(match, "match_bank", "match"),
         "decomposition_bank": checked(decomposition, "decomposition_bank", "separation"),
     }
@@ -246,14 +252,14 @@ class Config:
     banks: Mapping[str, DistortionBank]  # by argument of MAPSS
     measures: tuple[str, ...]  # computed unless a call asks for others
     settings: Settings  # of the diffusion map
-    given_rate: int | None  # of the waveforms handed in; None: the encoders'
+    rate: int | None  # of the waveforms handed in; None: the encoders'
     trim: bool
     align_polarity: bool
     gain: str  # of estimates for PS and PM, see torch_mapss.pipeline.estimates
     loudness: float
     activity: float
     check_finite: bool
-    given_segment: float | str | None
+    segment_setting: float | str | None
     memory: int | None  # bytes; None: what suits the device
 
     def __post_init__(self) -> None:
@@ -294,25 +300,26 @@ class Config:
     @cached_property
     def grid(self) -> Grid:
         """The frames of all measures; ValueError where the encoders share none."""
-        every = {name: slot.frames for name, slot in self.encoders.items()}
-        (rate, hop), *others = {(frames.sample_rate, frames.hop) for frames in every.values()}
-        wide = max(frames.receptive_field for frames in every.values())
-        if others or any((wide - f.receptive_field) % (2 * hop) for f in every.values()):
+        by_slot = {name: slot.frames for name, slot in self.encoders.items()}
+        grids = {(frames.sample_rate, frames.hop) for frames in by_slot.values()}
+        rate, hop = next(iter(grids))
+        fields = [frames.receptive_field for frames in by_slot.values()]
+        if len(grids) > 1 or any((max(fields) - field) % (2 * hop) for field in fields):
             listed = ", ".join(
                 f"{name} {self.encoders[name].name!r} ({frames.sample_rate} Hz, hop {frames.hop}, "
                 f"receptive field {frames.receptive_field})"
-                for name, frames in every.items()
+                for name, frames in by_slot.items()
             )
             raise ValueError(
                 f"all encoders must share rate, hop and frame centres, got {listed}. Score them in "
                 "separate MAPSS."
             )
-        return Grid(rate, hop, wide)
+        return Grid(rate, hop, max(fields))
 
     @property
     def sample_rate(self) -> int:
         """Of the waveforms handed in."""
-        return self.given_rate or self.grid.sample_rate
+        return self.rate or self.grid.sample_rate
 
     @cached_property
     def segment(self) -> float:
@@ -321,19 +328,19 @@ class Config:
         Raises:
             ValueError: an encoder does not accept so much.
         """
-        if self.given_segment is None:
+        if self.segment_setting is None:
             return math.inf
         slot = min(self.encoders.values(), key=lambda slot: slot.seconds)
-        most = slot.seconds - 2 * CONTEXT
-        if isinstance(self.given_segment, str):
-            return min(SEGMENT, most)
-        if self.given_segment > most:
+        longest = slot.seconds - 2 * CONTEXT
+        if isinstance(self.segment_setting, str):
+            return min(SEGMENT, longest)
+        if self.segment_setting > longest:
             raise ValueError(
-                f"segment must be at most {most:g} s for encoder {slot.name!r}, got "
-                f"{self.given_segment!r}: it accepts at most {slot.seconds:g} s, {CONTEXT:g} s on "
-                "each side of a segment included."
+                f"segment must be at most {longest:g} s for encoder {slot.name!r}, got "
+                f"{self.segment_setting!r}: it accepts at most {slot.seconds:g} s, {CONTEXT:g} s "
+                "on each side of a segment included."
             )
-        return self.given_segment
+        return self.segment_setting
 
     @property
     def segment_frames(self) -> float:
@@ -394,18 +401,22 @@ class Config:
 
     def bank_settings(self, measures: Iterable[str]) -> dict[str, Any]:
         """What a :class:`ReferenceBank` for some measures depends on, as plain values."""
-        own: dict[str, dict[str, str]] = {name: {} for name in measures}
-        for measure in with_encoder(own):
+        by_measure: dict[str, dict[str, str]] = {name: {} for name in measures}
+        for measure in with_encoder(by_measure):
             slot = self.encoders[str(measure.encoder)]
             members = [member.description for member in self.bank_of(measure.name).members]
-            own[measure.name] = {
+            by_measure[measure.name] = {
                 "encoder": f"{slot.name} ({digest(slot.describe())})",
                 "distortions": f"{len(members)} ({digest(members)})",
             }
-        every = self.describe()
-        shared = {name: every[name] for name in ("sample_rate", "loudness", "activity", "segment")}
+        settings = self.describe()
+        shared = ("sample_rate", "loudness", "activity", "segment")
         frames = f"{self.grid.hop} of {self.grid.receptive_field} at {self.grid.sample_rate}"
-        return {**shared, "frames": frames, "measures": own}
+        return {
+            **{name: settings[name] for name in shared},
+            "frames": frames,
+            "measures": by_measure,
+        }
 
 
 def digest(values: Any) -> str:

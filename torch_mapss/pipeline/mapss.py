@@ -160,14 +160,14 @@ class MAPSS(nn.Module):
             banks=distortion_banks(separation_bank, match_bank, decomposition_bank, seed),
             measures=checked_measures(measures),
             settings=checked(Settings(alpha, time, energy, convention, max_dimension, eigh)),
-            given_rate=rate,
+            rate=rate,
             trim=trim,
             align_polarity=align_polarity,
             gain=checks.check_choice(gain, "gain", GAINS),
             loudness=checks.check_real(loudness, "loudness", "[-70, 0]"),
             activity=checks.check_real(activity, "activity", "[0, 1)", "0.1 is the default."),
             check_finite=check_finite,
-            given_segment=segment,
+            segment_setting=segment,
             memory=checked_memory(memory),
         )
 

@@ -53,13 +53,13 @@ def checked_memory(memory: Any) -> int | None:
     if text == "auto":
         return None
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmgt]?)i?b?", text)
-    found = float(match[1]) * 1024 ** " kmgt".index(match[2] or " ") if match else 0.0
-    if found < _LEAST:
+    amount = float(match[1]) * 1024 ** " kmgt".index(match[2] or " ") if match else 0.0
+    if amount < _LEAST:
         raise ValueError(
             f"memory must be at least 16 MiB to work in, as a number of bytes, a text like '2GiB' "
             f"or 'auto', got {memory!r}."
         )
-    return int(found)
+    return int(amount)
 
 
 def budget(memory: int | None, device: torch.device) -> Budget:
@@ -79,8 +79,8 @@ def free_memory() -> int:
     """Bytes of main memory that are free, within the limit of a container."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        known = dict(line.split(":", 1) for line in lines)
-        free = int(known["MemAvailable"].split()[0]) * 1024
+        figures = dict(line.split(":", 1) for line in lines)
+        free = int(figures["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):  # no such figure on this system
         free = 4 * GIB
     return max(0, min([free, *_container_limits()]))
@@ -105,13 +105,17 @@ def _container_limits() -> Iterator[int]:
         root, limit, use, inactive = _VERSIONS[bool(controllers)]
         group = Path(path.lstrip("/"))
         # Its parents too: inside a container its own group is often mounted as the root.
-        for folder in {Path(_CGROUP, root, part) for part in (group, *group.parents)}:
+        for folder in {Path(_CGROUP, root, parent) for parent in (group, *group.parents)}:
             try:
-                most, used = (int((folder / name).read_text("ascii")) for name in (limit, use))
+                most_bytes, used_bytes = (
+                    int((folder / name).read_text("ascii")) for name in (limit, use)
+                )
                 stat = (folder / "memory.stat").read_text("ascii").splitlines()
             except (OSError, ValueError):  # no such group, or "max": no limit
                 continue
-            yield most - used + int(dict(line.split() for line in stat).get(inactive, 0))
+            yield (
+                most_bytes - used_bytes + int(dict(line.split() for line in stat).get(inactive, 0))
+            )
 
 
 _REMEDY = (
