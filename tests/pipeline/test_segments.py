@@ -146,6 +146,25 @@ def test_an_encoder_with_attention_receives_a_segment_and_a_second():
     torch.testing.assert_close(roomy.ps, tight.ps, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e18])
+def test_embeddings_of_any_scale_are_scored_in_segments_as_whole(scale):
+    class Scaled(Counting):
+        local = True
+
+        def __call__(self, waves: Tensor) -> Tensor:
+            return scale * waves.unfold(-1, 400, 320)[..., ::16]
+
+    references = bursts(2.4)
+    estimates = leaky(references)
+    scores = [
+        small(Scaled(), decomposition_encoder=Scaled(), segment=segment)(estimates, references)
+        for segment in (None, 1.0)
+    ]
+    assert scores[0].active.any()
+    assert torch.equal(scores[0].active, scores[1].active)
+    torch.testing.assert_close(scores[0].clearance, scores[1].clearance, rtol=1e-4, atol=1e-5)
+
+
 def test_frames_with_bad_embeddings_are_left_out_alone():
     references = bursts(2.4)
     references[0, 30000:30100] = 3.0  # after normalisation still far above the rest

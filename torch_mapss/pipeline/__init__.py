@@ -1,20 +1,24 @@
 """Waveforms -> frame scores. The path of a call ``mapss(estimates, references)``:
 
 1. :meth:`torch_mapss.MAPSS.forward`, with the settings of :mod:`~torch_mapss.pipeline.config`;
-2. :mod:`~torch_mapss.pipeline.inputs`: arguments are checked, waveforms grouped by length;
-3. :mod:`~torch_mapss.pipeline.prepare`: references normalised, their activity found;
+2. :mod:`~torch_mapss.pipeline.call`: arguments are checked (:mod:`~torch_mapss.pipeline.inputs`),
+   and references that are no bank are prepared; from here on there always is one;
+3. :mod:`~torch_mapss.pipeline.prepare`: references normalised and encoded, their activity found
+   (:mod:`~torch_mapss.pipeline.activity`);
 4. :mod:`~torch_mapss.pipeline.copies`, called by it: distortions made and encoded, each once for
-   all measures; the references themselves are encoded along with them;
-5. :mod:`~torch_mapss.pipeline.bank`: all of them encoded, for any number of calls
+   all measures;
+5. :mod:`~torch_mapss.pipeline.bank`: all of them together, for any number of calls
    (``mapss.prepare`` ends here);
-6. :mod:`~torch_mapss.pipeline.score`: estimates normalised and encoded; then the one loop over
-   blocks of frames, whose embeddings come from the bank, or of a long clip are made on demand
-   (:mod:`~torch_mapss.pipeline.segments`); values written to their frames; bleed, which needs no
-   embeddings;
+6. :mod:`~torch_mapss.pipeline.score`: estimates brought to their level
+   (:mod:`~torch_mapss.pipeline.estimates`), then the one loop over blocks of frames, whose
+   embeddings come from memory (:mod:`~torch_mapss.pipeline.frames`), or of a long clip are made on
+   demand (:mod:`~torch_mapss.pipeline.segments`);
 7. :mod:`torch_mapss.core.frame_batches`: a block in batches that memory holds;
 8. the score function of each of the :mod:`~torch_mapss.pipeline.measures`, in
    :mod:`torch_mapss.core`;
-9. :mod:`~torch_mapss.pipeline.scores`: the record that is returned.
+9. :mod:`~torch_mapss.pipeline.frame_values`: values written to their frames, and
+   :mod:`~torch_mapss.pipeline.bleed`, which needs no embeddings;
+10. :mod:`~torch_mapss.pipeline.scores`: the record that is returned.
 
 How to read what comes out:
 

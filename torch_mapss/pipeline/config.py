@@ -174,7 +174,8 @@ def encoder_slots(
     if of_decomposition.pretrained:
         checks.warn_user(
             f"decomposition_encoder={of_decomposition.name!r} is a transformer: from its layer 1 "
-            "on, fidelity follows the noise in an output instead of its distortion. 'mel' is the default."
+            "on, fidelity follows the noise in an output instead of its distortion. 'mel' is the "
+            "default."
         )
     return {
         "encoder": of_separation,
