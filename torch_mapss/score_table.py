@@ -132,6 +132,7 @@ _ALL = (
         unit="dB",
         digits=1,
         ranked=True,
+        loss_term="si_sdr_loss",
     ),
     Score(
         "sdr",

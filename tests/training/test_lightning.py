@@ -20,7 +20,7 @@ from torchmetrics import MetricCollection
 
 pl = pytest.importorskip("lightning.pytorch")
 
-from torch_mapss import FrameTrigger, PerceptualMatch, PerceptualSeparation  # noqa: E402
+from torch_mapss import FrameTrigger, PerceptualMatch, PerceptualSeparation, SourceScores  # noqa: E402
 from torch_mapss.metrics import perceptual_match, perceptual_separation  # noqa: E402
 from torch_mapss.training.curriculum import Fraction, Quantile  # noqa: E402
 from torch_mapss.training.lightning import CurriculumCallback  # noqa: E402
@@ -108,6 +108,30 @@ def test_logged_metric_objects_are_the_mean_over_all_items(tmp_path):
     share = (frames.pm[frames.active] > 0.5).float().mean().item()
     assert column(log, "curriculum/share_of_frames_with_PM_0.5") == pytest.approx([share] * 2)
     assert column(log, "curriculum/stage") == [0.0, 0.0]
+
+
+def test_all_scores_of_a_pass_are_logged_from_one_metric(tmp_path):
+    class Logging(Model):
+        def __init__(self, mapss: Any) -> None:
+            super().__init__(mapss)
+            self.scores = SourceScores(mapss)
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.scores.update(*batch)
+
+        def on_validation_epoch_end(self) -> None:
+            means = self.scores.compute()
+            self.log_dict({f"val/{name}": value for name, value in means.items()})
+            self.scores.reset()
+
+    mapss = stub_scorer()
+    preds, target = leaking_pair(3)
+    logger = pl.loggers.CSVLogger(tmp_path)
+    fit(Logging(mapss), pl.Callback(), data=loader(preds, target), logger=logger)
+    log = Path(logger.log_dir) / "metrics.csv"
+    for name, value in SourceScores(mapss)(preds, target).items():
+        if name != "bleed_db":  # no source pauses
+            assert column(log, f"val/{name}") == pytest.approx([float(value)] * 2, rel=1e-5)
 
 
 def test_the_curriculum_fires_and_sets_the_stage():

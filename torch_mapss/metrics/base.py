@@ -73,8 +73,7 @@ class ScoreMetric(Metric):
         index = None if attributed is None else checks.attributed_sources(attributed)
         frames = None if frames is None else checks.check_whole(frames, "frames", 1)
         self._request = Request(tuple(measures), index, frames, seed, check_pit(pit, index))
-        energy_ratios = [name for name in measures if name == "si_sdr"]
-        self._names = tuple(dict.fromkeys([*scores_of(measures), *energy_ratios]))
+        self._names = scores_of(measures)
         self._kept_names = self._names if keep_items or keep_frames else ()
         if keep_frames:
             ranked = (name for name in self._names if SCORES[name].ranked)
@@ -172,6 +171,8 @@ class ScoreMetric(Metric):
             )
         with _naming_arguments(type(self).__name__):
             true = None if lengths is None else checks.check_lengths(lengths)
+            if target is None:
+                raise TypeError("target is missing. Pass update(estimates, references).")
             batch = score_batch(self.mapss, preds, target, true, self._request, self.draws)
             states.check_sources(batch.frame_scores.active.shape[1])
         self.draws += 1

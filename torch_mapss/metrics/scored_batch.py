@@ -43,8 +43,9 @@ class ScoredBatch(NamedTuple):
 
     def by_source(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Scores by name, (B, S') each: frames pooled, NaN where undefined."""
-        pooled = self.frame_scores.utterance()
-        return {name: self.si_sdr if name == "si_sdr" else getattr(pooled, name) for name in names}
+        scores: dict[str, Tensor | None] = self.frame_scores.utterance()._asdict()
+        scores["si_sdr"] = self.si_sdr
+        return {name: value for name in names if (value := scores[name]) is not None}
 
     def by_frame(self, name: str) -> Tensor:
         """(B, S', F) of a score that frames have, NaN where undefined."""

@@ -147,7 +147,7 @@ class SourceScores(ScoreMetric):
         """
         val = self.compute() if val is None else val
         steps = val if isinstance(val, list) else [val]
-        scores = [SCORES[name] for name in self._names if name in SCORES]
+        scores = [SCORES[name] for name in self._names]
         shown = [score for score in scores if score.ranked and score.limits == plots.SHARE]
         curves = {
             score.label: torch.stack([step[score.name].detach() for step in steps])
