@@ -1,4 +1,4 @@
-"""Draws the picture of the front page: three estimates that fall, under clearance and fidelity.
+"""Draws the picture of the front page: three estimates above their clearance and fidelity.
 
     python recipes/front_picture.py recipes/front_picture.png
 
@@ -14,44 +14,43 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from PIL import Image
 from torch import Tensor
 
 from torch_mapss import MAPSS, audio
 from torch_mapss.evaluation import demo, plots
 
-SMOOTH = 9  # frames of the moving mean, 180 ms
+SMOOTH = 15  # frames of the moving mean, 300 ms
 CLEARANCE, FIDELITY = "#0b4f7d", "#d9730d"
 
 
-def moving_mean(values: Tensor, active: Tensor) -> Tensor:
-    """Mean over the scored frames around each frame; NaN where the frame is not scored."""
+def moving_mean(values: Tensor, defined: Tensor) -> Tensor:
+    """Mean over the defined frames around each frame; NaN where a whole window has none."""
 
     def summed(x: Tensor) -> Tensor:
         return torch.nn.functional.avg_pool1d(x[None, None], SMOOTH, 1, SMOOTH // 2)[0, 0]
 
-    mean = summed(torch.where(active, values, 0.0)) / summed(active.to(values.dtype))
-    return torch.where(active, mean, torch.nan)
+    return summed(torch.where(defined, values, 0.0)) / summed(defined.to(values.dtype))
 
 
 def draw_column(axes: Any, wave: Tensor, rate: int, scores: Any, title: str) -> None:
-    """Spectrogram of one estimate over its scores."""
+    """Spectrogram of one estimate above its scores."""
     top, below = axes
     plots.draw_spectrogram(top, wave, rate)
     top.set_title(title, fontsize=10)
     top.set(xlabel="", ylabel="", xticklabels=[])
-    means, labels = scores.utterance(), []
-    for name, colour in (("clearance", CLEARANCE), ("fidelity", FIDELITY)):
+    means = scores.utterance()
+    for name, colour, right in (("clearance", CLEARANCE, 0.52), ("fidelity", FIDELITY, 1.0)):
         values, defined = getattr(scores, name)[0, 0], scores.defined(name)[0, 0]
-        raw = torch.where(defined, values, torch.nan)
-        below.plot(scores.times, raw, color=colour, linewidth=0.6, alpha=0.35)
-        smooth = moving_mean(values, defined)
-        below.plot(scores.times, smooth, color=colour, linewidth=2.0, label=name)
-        labels.append((f"{name} {float(getattr(means, name)[0, 0]):.2f}", colour))
-    for place, (text, colour) in zip((0.52, 1.0), labels):
-        below.text(place, 1.03, text, color=colour, fontsize=9, weight="bold", ha="right",
-                   transform=below.transAxes)  # fmt: skip
+        frames = scores.times[defined], values[defined]
+        below.plot(*frames, ".", color=colour, markersize=2.5, alpha=0.4, markeredgewidth=0)
+        below.plot(scores.times, moving_mean(values, defined), color=colour, linewidth=2.0)
+        text = f"{name} {float(getattr(means, name)[0, 0]):.2f}"
+        style = {"color": colour, "fontsize": 9, "weight": "bold", "ha": "right"}
+        below.text(right, 1.03, text, transform=below.transAxes, **style)
     below.set(ylim=(-0.02, 1.04), xlim=top.get_xlim(), xlabel="time (s)")
+    below.set_axisbelow(True)
     below.grid(axis="y", alpha=0.3)
 
 
@@ -71,7 +70,13 @@ def picture() -> Figure:
         draw_column(column, wave, rate, scores, title)
     axes[0, 0].set_ylabel("kHz")
     axes[1, 0].set_ylabel("score, 0 to 1")
-    axes[1, 0].legend(loc="lower left", fontsize=8, ncols=2, framealpha=0.9)
+    handles = [
+        Line2D([], [], color=CLEARANCE, linewidth=2.0),
+        Line2D([], [], color=FIDELITY, linewidth=2.0),
+        Line2D([], [], color="#888888", marker=".", markersize=4, linestyle=""),
+    ]
+    labels = ("clearance", "fidelity", "single frames")
+    axes[1, 0].legend(handles, labels, loc="lower left", fontsize=8, framealpha=0.9)
     return figure
 
 

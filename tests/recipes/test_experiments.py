@@ -442,6 +442,24 @@ def test_table_1_is_one_command(sebass, tmp_path):
     assert cells["PS"][0] == "100.00"
 
 
+@pytest.mark.slow
+def test_faults_of_stereo_outputs(tmp_path):
+    """What is heard in one channel alone is seen with each; the mean hides it, a warning tells."""
+    rows = {row["fault"]: row for row in recipe("stereo").main(["--out", str(tmp_path)])}
+    dead = rows["right channel dead"]
+    assert dead["fidelity, mean"] > 0.99
+    assert dead["fidelity, each"] < 0.6
+    assert "dead channel" in dead["warning"]
+    assert "inverted channel" in rows["right channel inverted"]["warning"]
+    assert "channel delay" in rows["right channel 10 ms late"]["warning"]
+    assert rows["leakage at -12 dB"]["warning"] == ""
+    assert rows["leakage at -12 dB"]["clearance, each"] < 0.8
+    for unheard in ("sides swapped", "panned to the middle", "right channel 6 dB quieter"):
+        assert rows[unheard]["clearance, each"] > 0.99
+        assert rows[unheard]["fidelity, each"] > 0.99
+    assert "| right channel dead |" in page_of(tmp_path)
+
+
 SCRIPTS = [p.stem for p in sorted(EXPERIMENTS.glob("*.py")) if "\ndef main" in p.read_text("utf-8")]
 
 
