@@ -381,6 +381,3 @@ def _reference_hashes(results: Results) -> dict[str, list[str | None]]:
         io.same_name(name): [results.sha256.get(path) for path in entry["references"]]
         for name, entry in results.entries.items()
     }
-
-
-compare_ranked = compare  # until the page calls the one

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -295,7 +295,8 @@ def _ranked(
     least_p = significance.least_holm_p(*family_of(compared, alpha))
     too_small = len(means) > 1 and least_p > alpha
     notes = []
-    for row in means.itertuples():
+    rows: Any = means.itertuples()
+    for row in rows:
         remarks = [_APPROXIMATE] if 2 <= row.n < FEW else []
         remarks += ["n too small to order"] if too_small else []
         failed = [mixture for system, mixture in scores.failures if system == row.system]

@@ -152,7 +152,8 @@ def intervals(
 
     def sampled(times: _Array) -> _Array:
         values = {term: term.sampled(times) for term in correlations}
-        return np.stack([reduce(sub, map(values.get, terms)) for terms in terms_of_rows])
+        terms_values = ([values[term] for term in terms] for terms in terms_of_rows)
+        return np.stack([reduce(sub, row) for row in terms_values])
 
     bootstrap = Bootstrap(settings.confidence, settings.draws, settings.seed)
     size = max(term.size for term in correlations)

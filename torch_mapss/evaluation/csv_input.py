@@ -158,7 +158,7 @@ def _as_numbers(texts: Series, decimal_comma: bool) -> Series:
     values = pandas.to_numeric(plain, errors="coerce")
     wrong = values.isna() & plain.str.lower().ne("nan")
     if wrong.any():
-        cell = texts[wrong.idxmax()]
+        cell = texts[wrong].iloc[0]
         comma = "," in cell
         hint = " Decimal commas need columns separated by semicolons or tabs." if comma else ""
         raise TableError(

@@ -57,8 +57,8 @@ def located(folder: str, path: str) -> str:
         *(unicodedata.normalize(x, path) for x in ("NFC", "NFD")),
         path.replace("\\", "/"),
     )
-    found = [native(os.path.join(folder, form)) for form in forms]
-    return next(filter(os.path.exists, found), found[0])
+    paths = [native(os.path.join(folder, form)) for form in forms]
+    return next(filter(os.path.exists, paths), paths[0])
 
 
 def same_name(text: str) -> str:
@@ -102,23 +102,29 @@ def display_names(paths: Sequence[str]) -> tuple[str, ...]:
         >>> display_names(["s1/x.wav", "s2/x.wav", "y.flac"])
         ('s1/x', 's2/x', 'y')
     """
-    parts = [os.path.splitext(path.replace("\\", "/"))[0].split("/") for path in paths]
-    counts = [
-        next((k for k in range(1, len(own)) if [p[-k:] for p in parts].count(own[-k:]) == 1), 0)
-        for own in parts
-    ]
-    return numbered(["/".join(own[-count:]) for own, count in zip(parts, counts)])
+    split_paths = [os.path.splitext(path.replace("\\", "/"))[0].split("/") for path in paths]
+    names = []
+    for folders in split_paths:
+        for count in range(1, len(folders)):
+            ends = [split[-count:] for split in split_paths]
+            if ends.count(folders[-count:]) == 1:
+                break
+        else:
+            count = 0  # the same path again: as a whole
+        names.append("/".join(folders[-count:]))
+    return numbered(names)
 
 
 def numbered(names: Sequence[str]) -> tuple[str, ...]:
     """``names`` with a number after each that occurs again: the same file given twice."""
-    found: list[str] = []
+    distinct: list[str] = []
     for name in names:
-        # A file may really be called "x (2)".
-        others = (f"{name} ({k})" for k in itertools.count(2))
-        unused = (other for other in others if other not in {*names, *found})
-        found.append(next(unused) if name in found else name)
-    return tuple(found)
+        candidate, number = name, 1
+        while candidate in distinct or (number > 1 and candidate in names):
+            number += 1  # a file may really be called "x (2)"
+            candidate = f"{name} ({number})"
+        distinct.append(candidate)
+    return tuple(distinct)
 
 
 def make_folder(path: str | os.PathLike[str]) -> str:
@@ -137,11 +143,11 @@ def make_folder(path: str | os.PathLike[str]) -> str:
 
 def sha256(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file's content, in hexadecimal digits."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(2**20):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 # ------------------------------------------------------------------------------------------ Writing
@@ -263,8 +269,8 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
 def read_json(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
     """A JSON object of a results folder, which must have these keys."""
     try:
-        found = json.loads(Path(path).read_bytes())
-        return {**found, **{key: found[key] for key in keys}}
+        content = json.loads(Path(path).read_bytes())
+        return {**content, **{key: content[key] for key in keys}}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{shown(path)!r} cannot be read as part of results "
@@ -293,9 +299,9 @@ def listed(items: Iterable[str], most: int = 5) -> str:
         >>> listed("abcdefg", most=3)
         'a, b, c and 4 more'
     """
-    found = list(items)
-    text = ", ".join(found[:most])
-    return text if len(found) <= most else f"{text} and {len(found) - most} more"
+    names = list(items)
+    text = ", ".join(names[:most])
+    return text if len(names) <= most else f"{text} and {len(names) - most} more"
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
@@ -307,9 +313,9 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int 
     widths = [max(map(_width, column)) for column in zip(*lines)]
     lines.insert(1, ["-" * width for width in widths])
 
-    def cell(place: int, item: str) -> str:
-        blank = " " * (widths[place] - _width(item))
-        return item + blank if place < left else blank + item
+    def cell(column: int, item: str) -> str:
+        blank = " " * (widths[column] - _width(item))
+        return item + blank if column < left else blank + item
 
     return "\n".join("  ".join(map(cell, itertools.count(), x)).rstrip() for x in lines)
 

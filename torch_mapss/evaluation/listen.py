@@ -111,10 +111,10 @@ def choose(results: Results, count: int = 12, *, seed: int = 0) -> list[list[Row
 
 def _gain(rows: Sequence[Row], filled: Counter[tuple[int, ...]]) -> float:
     """What a page adds: a stimulus gains half with every one that its cell holds already."""
-    held, gain = filled.copy(), 0.0
+    counts, gain = filled.copy(), 0.0
     for row in rows:
-        gain += 0.5 ** held[row["cell"]]
-        held[row["cell"]] += 1
+        gain += 0.5 ** counts[row["cell"]]
+        counts[row["cell"]] += 1
     return gain / len(rows)
 
 
@@ -157,8 +157,8 @@ def write_test(
             chance.shuffle(shuffled)
             key += _write_page(results, shuffled, f"p{number:02d}", folder, seconds)
         mark = _mark(folder, key)
-        there = os.path.join(out, "stimuli.csv")
-        if os.path.exists(there) and mark_of(read_key(there)) != mark:
+        key_before = os.path.join(out, "stimuli.csv")
+        if os.path.exists(key_before) and mark_of(read_key(key_before)) != mark:
             raise ValueError(
                 f"{io.shown(out)!r} holds another listening test, whose ratings can be read with "
                 "its own key alone. Name a new folder with --out, or delete that test first."
@@ -196,34 +196,42 @@ def _write_page(
     waves, rate = sounds.read_together(_paths(results, rows))
     key: list[Row] = [{"condition": "reference", "system": "reference", "role": "hidden_reference"}]
     for number, row in enumerate(rows, 1):
-        own = {measure: row[measure] for measure in _KEY_MEASURES if measure in row}
-        key.append({"condition": f"C{number}", "system": row["system"], "role": "system", **own})
-    start, end = 0.0, waves.shape[-1] / rate
-    if seconds is not None and seconds < end:
+        scores = {measure: row[measure] for measure in _KEY_MEASURES if measure in row}
+        condition = {"condition": f"C{number}", "system": row["system"], "role": "system"}
+        key.append({**condition, **scores})
+    begin_s, end_s = 0.0, waves.shape[-1] / rate
+    if seconds is not None and seconds < end_s:
         curves = [(times, values) for _, times, values in frame_curves(results, rows)]
-        start = _start(curves[0][0], curves[0][1][spanned(results)[0]], end, seconds)
-        end = start + seconds
-        for own, (times, values) in zip(key[1:], curves):
-            inside = (times >= start) & (times <= end)
-            own |= {m: _pooled(m, values[m][inside]) for m in _KEY_MEASURES if m in own}
-    waves = sounds.cut(waves, rate, start, end)
+        times, values_by_name = curves[0]
+        with_frames = [name for name in spanned(results) if name in values_by_name]
+        scored = values_by_name[next(iter(with_frames or values_by_name))]
+        begin_s = _excerpt_begin(times, scored, end_s, seconds)
+        end_s = begin_s + seconds
+        for condition, (times, values_by_name) in zip(key[1:], curves):
+            inside = (times >= begin_s) & (times <= end_s)
+            condition |= {
+                name: _pooled(name, values_by_name[name][inside])
+                for name in _KEY_MEASURES
+                if name in condition
+            }
+    waves = sounds.cut(waves, rate, begin_s, end_s)
     waves = audio.normalize_loudness(waves, rate, _LOUDNESS, peak=math.inf)
     waves = waves / waves.abs().max().clamp(min=1.0)
     levels = audio.integrated_loudness(waves, rate).tolist()
     for row, wave, level in zip(key, waves, levels):
         row |= {column: rows[0][column] for column in ("mixture_id", "source")}
-        row |= {"page": name, "test_id": TEST_ID, "start_s": start, "end_s": end}
+        row |= {"page": name, "test_id": TEST_ID, "start_s": begin_s, "end_s": end_s}
         row |= {"file": f"audio/{name}_{row['condition']}.wav", "loudness_lufs": round(level, 2)}
         io.write_wave(os.path.join(folder, row["file"]), wave, rate, "PCM_24")
     return key
 
 
-def _start(times: Any, scores: Any, length: float, seconds: float) -> float:
+def _excerpt_begin(times: Any, scores: Any, length: float, seconds: float) -> float:
     """The second at which an excerpt begins that has most frames scored."""
-    starts = np.arange(0.0, length - seconds + 1e-9, 0.1)
+    begins = np.arange(0.0, length - seconds + 1e-9, 0.1)
     counts = np.concatenate([[0], np.cumsum(np.isfinite(scores))])
-    first, last = (np.searchsorted(times, starts + more) for more in (0.0, seconds))
-    return float(starts[int(np.argmax(counts[last] - counts[first]))])
+    begin_frames, end_frames = (np.searchsorted(times, begins + s) for s in (0.0, seconds))
+    return float(begins[int(np.argmax(counts[end_frames] - counts[begin_frames]))])
 
 
 def _pooled(measure: str, values: NDArray[np.float64]) -> float:
@@ -239,15 +247,15 @@ def _configuration(key: Sequence[Row], question: str) -> str:
     """What webMUSHRA reads. Its parser (yamljs) does not read the nested lists of PyYAML."""
     assets = resources.files("torch_mapss") / "assets"
     files = (assets / f"{name}.yaml" for name in ("webmushra", "webmushra_page"))
-    whole, page = (Template(file.read_text("utf-8")) for file in files)
+    test_template, page_template = (Template(file.read_text("utf-8")) for file in files)
     about = {"question": question, "text": QUESTIONS[question], "test": TEST_ID}
     pages: list[str] = []
     for row in key:
         path = f"configs/{TEST_ID}/{row['file']}"
         if row["condition"] == "reference":
-            own = {"id": row["page"], "number": len(pages) + 1, "reference": path}
-            pages.append(page.substitute(about, **own))
+            numbered = {"id": row["page"], "number": len(pages) + 1, "reference": path}
+            pages.append(page_template.substitute(about, **numbered))
         else:
             pages[-1] += f'        {row["condition"]}: "{path}"\n'
     stimulus = f"configs/{TEST_ID}/{key[0]['file']}"
-    return whole.substitute(about, stimulus=stimulus, pages="".join(pages).rstrip())
+    return test_template.substitute(about, stimulus=stimulus, pages="".join(pages).rstrip())

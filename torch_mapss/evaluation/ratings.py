@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -185,7 +185,8 @@ def _with_rated_sources(
         names |= {(str(track), name): rated_name for name, rated_name in matched.items()}
         guesses.update(guessed.items())
     keys = zip(scored["track"], scored["source"])
-    scored = scored.assign(source=[names.get(key) for key in keys])
+    rated_names: Any = [names.get(key) for key in keys]
+    scored = scored.assign(source=rated_names)
     return scored.dropna(subset="source").drop_duplicates(_STIMULUS), guesses
 
 

@@ -80,9 +80,9 @@ def merge_ties(values: Array, scale: float | None = None) -> Array:
     tolerance = rounding(np.abs(values).max(initial=0.0) if scale is None else scale)
     order = np.argsort(values, kind="stable")
     ordered = values[order]
-    first = np.r_[True, np.diff(ordered) > tolerance][: len(values)]  # of each group of equals
+    begins_group = np.r_[True, np.diff(ordered) > tolerance][: len(values)]  # of equal values
     merged = np.empty_like(values)
-    merged[order] = ordered[first][np.cumsum(first) - 1]
+    merged[order] = ordered[begins_group][np.cumsum(begins_group) - 1]
     return np.where(np.abs(values) <= tolerance, 0.0, merged)
 
 
@@ -127,19 +127,19 @@ def bca(
         rows = indices.reshape(-1, indices.shape[-1])
         cells = rows + units * np.arange(len(rows))[:, None]
         times = np.bincount(cells.ravel(), minlength=len(rows) * units).reshape(-1, units)
-        found = statistic(times.astype(np.float64))
-        found = np.where(np.abs(found - value) <= tolerance, value, found)  # BCa counts ties
-        return found.reshape(-1, *indices.shape[:-1])
+        samples = statistic(times.astype(np.float64))
+        samples = np.where(np.abs(samples - value) <= tolerance, value, samples)  # BCa counts ties
+        return samples.reshape(-1, *indices.shape[:-1])
 
     options: Any = {"confidence_level": how.confidence, "n_resamples": how.draws, "method": "BCa"}
     options |= {"batch": max(1, _BLOCK // max(units, size)), "vectorized": True, "axis": -1}
     options["random_state"] = np.random.default_rng(how.seed)  # its name in all releases of SciPy
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # of samples that are all the same, which are seen below
-        found: Any = stats.bootstrap((np.arange(units),), of_indices, **options)
-    samples = found.bootstrap_distribution
+        bootstrap: Any = stats.bootstrap((np.arange(units),), of_indices, **options)
+    samples = bootstrap.bootstrap_distribution
     same, undefined = (samples == value).all(-1), np.isnan(samples).any(-1)
-    ends = np.where(same, value[:, 0], np.stack(found.confidence_interval))
+    ends = np.where(same, value[:, 0], np.stack(bootstrap.confidence_interval))
     low, high = np.where(undefined, math.nan, ends)
     return low, high
 
@@ -309,18 +309,26 @@ def letters(different: NDArray[np.bool_]) -> list[str]:
     """
     groups = [frozenset(range(len(different)))]
     for pair in zip(*np.nonzero(np.triu(different))):
-        parts = [
-            part
-            for group in groups
-            for part in ([group - {one} for one in pair] if group.issuperset(pair) else [group])
+        split = [smaller for group in groups for smaller in _without_both(group, pair)]
+        groups = [
+            group
+            for group in dict.fromkeys(split)
+            if not any(group < larger for larger in split)  # absorbed
         ]
-        groups = [g for g in dict.fromkeys(parts) if not any(g < other for other in parts)]
     for group in sorted(groups, key=len):
-        rest = [other for other in groups if other is not group]
+        remaining = [other_group for other_group in groups if other_group is not group]
         pairs = combinations_with_replacement(group, 2)  # also of a system with itself
-        if all(any(other.issuperset(pair) for other in rest) for pair in pairs):
-            groups = rest
+        if all(any(larger.issuperset(pair) for larger in remaining) for pair in pairs):
+            groups = remaining
     groups.sort(key=sorted)
     signs = [*_LETTERS, *(f"({k + 1})" for k in range(len(_LETTERS), len(groups)))]
-    held = ([system in group for group in groups] for system in range(len(different)))
-    return ["".join(compress(signs, own)) for own in held]
+    displays = []
+    for system in range(len(different)):
+        membership = [system in group for group in groups]
+        displays.append("".join(compress(signs, membership)))
+    return displays
+
+
+def _without_both(group: frozenset[int], pair: tuple[int, ...]) -> list[frozenset[int]]:
+    """A set of systems, or the two that are left of it when two that differ must part."""
+    return [group - {system} for system in pair] if group.issuperset(pair) else [group]

@@ -111,7 +111,7 @@ def _objection(
     for rival in leads:
         rival_leads = {
             system: scores.lead(measure, rival, system)[next(iter(leads.values())).index]
-            for system in scores.values[measure]
+            for system in scores.systems
             if system != rival and scores.values[measure][system].notna().any()
         }
         rival_wins = int((_least(rival_leads) > 0.0).sum())
@@ -145,7 +145,7 @@ def coverage(scores: ComparedScores) -> list[str]:
         # The names of the mixtures belong into the sentence, the measures share it.
         if left_out.empty or values.notna().any().sum() < 2:
             continue
-        lacking = [name for name in values if values[name].notna().any()]
+        lacking = [name for name in scores.systems if values[name].notna().any()]
         lacking = [name for name in lacking if left_out[name].isna().any()]
         clause = (
             f"only {len(ranked)} of {len(scored)} mixtures are ranked{{measures}}, as "
