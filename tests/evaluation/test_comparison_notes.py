@@ -11,7 +11,9 @@ import pytest
 from made_up_results import compared, item_rows, made_up_results
 
 from torch_mapss.evaluation.comparison import compare
-from torch_mapss.evaluation.results import MixtureFrames, Results, SystemFrames
+from torch_mapss.evaluation.records import SystemFrames
+from torch_mapss.evaluation.results import Results
+from torch_mapss.evaluation.results_folder import MixtureFrames
 
 COUNT = 8
 SCORES = {"A": [0.90 + 0.01 * k for k in range(COUNT)], "B": [0.7 + 0.01 * k for k in range(COUNT)]}
