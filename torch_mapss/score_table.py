@@ -112,7 +112,7 @@ _ALL = (
         "bleed_db",
         "bleed",
         "bleed",
-        "bleed, dB: level of the output where its own source is silent and another one plays, "
+        "bleed, dB: level that the output adds where its own source pauses and another one plays, "
         "relative to its source; lower is better",
         unit="dB",
         digits=1,

@@ -30,7 +30,9 @@ class DistortionBank:
     settings are equal, hash alike and give equal numbers on every device, whatever the state of
     the global random generators. Random members draw from (seed, source index, member's name), so
     a source's copies do not depend on what else is in the batch or in the bank. A longer clip's
-    noise begins with a shorter one's.
+    noise begins with a shorter one's. By index and not by name, which tensors have not: in another
+    order of the sources the noise is another, and log PM of single outputs moves by up to 26 (where
+    it is some hundreds below 0). Keep one order in what is to be compared.
 
     References are expected mono and loudness-normalised (-23 LUFS): PS's absolute thresholds refer
     to that. The copies are not normalised again; that is the caller's step.

@@ -2,8 +2,9 @@
 
 How frames become one number: frame -> source (a column of ``scores.utterance()``) -> item (mean
 over its defined sources) -> set (mean over the items that have one). A source is undefined, NaN,
-where it is silent or never active together with another (for :class:`Bleed`: never silent while
-another one is active); an item is undefined, and counted in ``skipped``, where all its sources are.
+where it is silent or never active together with another (for :class:`Clearance`: silent, or no
+other source is ever active; for :class:`Bleed`: it never pauses while another one is active); an
+item is undefined, and counted in ``skipped``, where all its sources are.
 
 Metrics of one measure that share a :class:`~torch_mapss.MAPSS` have equal states, so a
 ``MetricCollection`` scores a batch once for all of them from its second ``update`` on. For scores

@@ -31,12 +31,22 @@ How to read what comes out:
 * PM is the share of a source's own distortions that lie farther out than the output, by a Gamma
   distribution fitted to their distances. It saturates: an audible artefact is often 1e-50.
   ``log_pm`` keeps ranking there and has a gradient.
-* A frame is scored for its active sources when at least two are active; ``active`` says where.
-  In other frames the fields of the record are 0 (``bleed_db``: NaN) and left out of means; metrics,
-  tables and files have NaN there. ``defined(field)`` says where a field has a value. What was not
-  computed is None.
-* Bleed is the level of an output, in dB relative to its level where its own source is active, in
-  the frames where that source pauses and another one is active; NaN elsewhere.
+* Fidelity, PS and PM score a frame for its active sources when at least two are active; ``active``
+  says where. Clearance scores pauses of a source as well, wherever another one is active: what
+  leaks there counts. A source that is silent throughout has no score. ``defined(field)`` says where
+  a field has a value; elsewhere it is 0 (``bleed_db``: NaN) and left out of means, and metrics,
+  tables and files have NaN. What was not computed is None.
+* Bleed is what an output adds in the pauses of its source while another one is active, in dB
+  relative to the source's level where it plays; NaN elsewhere. Nothing has less than the reference.
+* Clearance has a ceiling: outputs of masks have holes and lie farther from the others than the
+  reference does, so many frames of good systems are at 1, and it tells little among them.
+* For clearance, fidelity and bleed an output is levelled by the blocks of 400 ms that pass the
+  gates of its *reference*: what leaks into pauses does not change its level. PS and PM level it by
+  its own gates, as the paper does, or likewise with ``MAPSS(gain="reference")``.
+* The log-mel frames of clearance and fidelity have windows of two and a half hops, so that nothing
+  falls between two frames; training on one grid holds on others. To train on all of them, cut the
+  same few samples, fewer than a hop, off both signals at each step: references are then encoded
+  anew, where a bank would have kept them.
 * ``utterance()`` gives means over the scored frames, and ``ps_pesq``, the paper's PESQ-like pooling
   with its own range [1.085, 1.315].
 * Compare scores only if encoder, layer and bank are the same.

@@ -300,7 +300,13 @@ def _select_rows(values: Tensor, index: np.ndarray) -> Tensor:
 
 
 def sums_of_others(waves: Tensor) -> Tensor:
-    """(..., S, T): for each source the sum of the others, at the levels that they came with."""
+    """(..., S, T): for each source the sum of the others, at the levels that they came with.
+
+    These are the levels at which a mixture has them, so the references are to be those of the
+    mixture. Normalised before they are added, sources of a mixture at 0 and -20 dB would count
+    alike in the sum. Their ratio does matter: at another one the sum lies elsewhere, and clearance
+    of single frames with it. With two sources there is no sum, and levels are free.
+    """
     sources = waves.shape[-2]
     sums = []
     for source in range(sources):

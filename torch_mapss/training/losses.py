@@ -367,7 +367,8 @@ class ClearanceLoss(PerceptualLoss):
     **Not alone**: anything far from the other sources is clear of them, so that alone, even beside
     SI-SDR, it destroys the output (STOI 0.64 in the recipe's task; without it 0.73). Take
     :class:`DecompositionLoss`, or give fidelity at least as much weight. Zero slope once an output
-    is as far from the other sources as its reference is.
+    is as far from the other sources as its reference is. Pauses of a source in which another one
+    plays count like other frames; ``weighting="energy"`` gives them next to no weight.
 
     Args:
         mapss, options: as for :class:`SeparationLoss`; ``decomposition_bank`` and
@@ -433,8 +434,9 @@ class DecompositionLoss(PerceptualLoss):
 class BleedLoss(PerceptualLoss):
     """How far the bleed of a source exceeds a floor, in dB: mean of max(0, bleed_db - floor).
 
-    It sees the frames in which the own reference is silent and another source is not, which no
-    other measure sees; no encoder, no bank. All frames weigh the same, whatever ``weighting``.
+    It sees what an output adds in the pauses of its source while another one plays, however soft;
+    no encoder, no bank. Its slope is 0 at the reference. All frames weigh the same, whatever
+    ``weighting``.
 
     Args:
         mapss, options: as for :class:`SeparationLoss`.
