@@ -2,9 +2,8 @@
 
 Templates: {mixture} and {source} stand for names, * for anything:
   --references 'refs/{mixture}/{source}.wav' --system A='outA/{mixture}_{source}.wav'
-Of a plain folder the usual layouts are tried: a folder per mixture with a file per source (MUSDB),
-a folder per source with a file per mixture (WSJ0-2mix, LibriMix), MIXTURE_SOURCE.wav. The detected
-layout is printed.
+A plain folder may have a folder per mixture with a file per source (MUSDB), or a folder per source
+with a file per mixture (WSJ0-2mix, LibriMix). The detected layout is printed.
 MANIFEST is a JSON list, one entry per mixture, paths relative to the manifest:
   [{"mixture_id": "song1",
     "references": ["song1/vocals.wav", "song1/drums.wav"],
