@@ -18,9 +18,9 @@ def read_mono(path: str) -> tuple[Tensor, int]:
 
 def read_together(paths: Sequence[str]) -> tuple[Tensor, int]:
     """Files as (n, T) mono waveforms, at the highest of their rates and cut to the shortest."""
-    read = [read_mono(path) for path in paths]
-    rate = max(found for _, found in read)  # a lower one would take away what one listens for
-    waves = [audio.resample(wave, found, rate) for wave, found in read]
+    clips = [read_mono(path) for path in paths]
+    rate = max(file_rate for _, file_rate in clips)  # a lower one would remove what is listened for
+    waves = [audio.resample(wave, file_rate, rate) for wave, file_rate in clips]
     shortest = min(len(wave) for wave in waves)
     return torch.stack([wave[:shortest] for wave in waves]), rate
 

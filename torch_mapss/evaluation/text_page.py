@@ -27,12 +27,12 @@ class Page(NamedTuple):
 
     def text(self, wrap: bool = True) -> str:
         """For a terminal; notes of many words or, with paths in them, a line each."""
-        parts = [*textwrap.wrap(self.head, 100), ""] if self.head else []
+        pieces = [*textwrap.wrap(self.head, 100), ""] if self.head else []
         for table in self.tables:
-            parts += [table.title, ""] if table.title else []
-            parts += [io.text_table(table.header, table.rows, table.left), ""]
+            pieces += [table.title, ""] if table.title else []
+            pieces += [io.text_table(table.header, table.rows, table.left), ""]
         notes = [line for n in self.notes for line in (textwrap.wrap(n, 100) if wrap else [n])]
-        return "\n".join([*parts, *notes])
+        return "\n".join([*pieces, *notes])
 
     def html(self) -> str:
         """For a notebook."""
@@ -40,18 +40,18 @@ class Page(NamedTuple):
 
         from pandas import DataFrame
 
-        parts = [f"<p><b>{escape(self.head)}</b></p>"] if self.head else []
+        pieces = [f"<p><b>{escape(self.head)}</b></p>"] if self.head else []
         for table in self.tables:
-            parts += [f"<h4>{escape(table.title)}</h4>"] if table.title else []
-            parts.append(DataFrame([*table.rows], columns=[*table.header]).to_html(index=False))
-        return "".join([*parts, *(f"<p>{escape(note)}</p>" for note in self.notes)])
+            pieces += [f"<h4>{escape(table.title)}</h4>"] if table.title else []
+            pieces.append(DataFrame([*table.rows], columns=[*table.header]).to_html(index=False))
+        return "".join([*pieces, *(f"<p>{escape(note)}</p>" for note in self.notes)])
 
     def markdown(self, title: str) -> str:
         """For a file: by hand, since pandas needs another package for it."""
-        parts = [f"# {title}", ""]
+        pieces = [f"# {title}", ""]
         for table in self.tables:
-            parts += [f"## {table.title}", ""] if table.title else []
+            pieces += [f"## {table.title}", ""] if table.title else []
             lines = [table.header, ["---"] * len(table.header), *table.rows]
             cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
-            parts += [*(f"| {' | '.join(line)} |" for line in cells), ""]
-        return "\n".join([*parts, *(f"- {note}" for note in self.notes), ""])
+            pieces += [*(f"| {' | '.join(line)} |" for line in cells), ""]
+        return "\n".join([*pieces, *(f"- {note}" for note in self.notes), ""])

@@ -223,15 +223,15 @@ def _extent(results: Results) -> str:
     seconds = float(results.items.groupby("mixture_id")["seconds"].max().sum())
     systems = [name for name in results.systems if not name.startswith(CONTROL)]
     control_count = len(results.systems) - len(systems)
-    parts = [
+    phrases = [
         f"{_counted(len(results.mixtures), 'mixture')}, {console.duration(seconds)} in all",
         _counted(len(systems), "system"),
     ]
     if control_count:
-        parts.append(
+        phrases.append(
             _counted(control_count, "hidden reference or anchor", "hidden references and anchors")
         )
-    return ", ".join(parts)
+    return ", ".join(phrases)
 
 
 def _counted(count: int, singular: str, plural: str = "") -> str:

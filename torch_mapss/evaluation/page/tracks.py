@@ -166,7 +166,7 @@ def _mp3_address(wave: Tensor, rate: int) -> str:
     peak = float(wave.abs().max())
     samples = (wave / max(peak, 1.0)).float().numpy()
     buffer = io.BytesIO()
-    quality = {"compression_level": 0.0, "bitrate_mode": "VARIABLE"}
+    quality: dict[str, Any] = {"compression_level": 0.0, "bitrate_mode": "VARIABLE"}
     soundfile.write(buffer, samples, rate, format="MP3", subtype="MPEG_LAYER_III", **quality)
     return _data_uri(buffer, "audio/mpeg")
 
