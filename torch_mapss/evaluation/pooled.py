@@ -123,7 +123,7 @@ def _utterance_bounds(scores: Scores, bounds: ScoreBounds) -> dict[str, Tensor]:
     """Radius and half-width of each utterance score, (1, S') each."""
     from torch_mapss.bounds.utterance import pool_match_bounds, pool_separation_bounds
 
-    values = {}
+    values: dict[str, Tensor] = {}
     for name in BOUNDED:
         of_frames = getattr(bounds, name)
         if of_frames is None:
