@@ -60,7 +60,7 @@ def decomposition_errors(
         values_by_name, graphs, again = scored_graphs(points, settings, may_sync)
         without = _left_out(graphs, points, settings)
         fidelity = 1.0 - without.distortion_left_out.sqrt()
-        errors = {}
+        errors: dict[str, Tensor] = {}
         for name, values in (("clearance", without.clearance_left_out), ("fidelity", fidelity)):
             defined = values_by_name[f"{name}_defined"]
             half_width = _half_width(values, without.members_left_out, options.confidence)

@@ -259,8 +259,9 @@ def utterance_decomposition_bounds(
     points = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
     errors = run(points, map_settings(alpha=alpha, time=time), score)
     sums = LeftOut(*(errors[name].sum(-4) for name in LeftOut._fields))
-    counts = (errors[f"{name}_defined"].sum(-2) for name in DecompositionBounds._fields)
-    tails = utterance_half_widths(sums, *counts, confidence)
+    clearance_frames = errors["clearance_defined"].sum(-2)
+    fidelity_frames = errors["fidelity_defined"].sum(-2)
+    tails = utterance_half_widths(sums, clearance_frames, fidelity_frames, confidence)
     return DecompositionBounds(*(Bounds.of(torch.zeros_like(tail), tail) for tail in tails))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -215,7 +216,7 @@ def mel_filterbank(
         (fft_size // 2 + 1, M) float64 weights, to be applied to |rfft|².
     """
     top = sample_rate / 2 if highest is None else highest
-    options = {"dtype": torch.float64, "device": "cpu"}
+    options: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
     frequencies = torch.linspace(0.0, sample_rate // 2, fft_size // 2 + 1, **options)
     mel = torch.linspace(0.0, _mel_of(top), bands + 2, **options)
     above_corner = _CORNER_HZ * (_LOG_STEP * (mel - _CORNER_MEL)).exp()
