@@ -195,7 +195,8 @@ def check_lengths(lengths: Any) -> tuple[int, ...]:
 
 def _is_share(value: object) -> bool:
     """Whether a number lies in (0, 1]; no waveform is as short as a single sample."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0.0 < value <= 1.0
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number and 0.0 < float(value) <= 1.0  # type: ignore[arg-type]
 
 
 def check_choice(value: str, name: str, choices: Sequence[str]) -> str:
