@@ -13,7 +13,7 @@ OK, SOME_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 MEASURES = """\
 Scores of separated sources, per frame and per file:
-  clearance  0 to 1, 1: no leakage from the other sources (--measures decomposition)
+  clearance  0 to 1, 1: as far from the other sources as the true source is
   fidelity   0 to 1, 1: undistorted (--measures decomposition)
   bleed      dB, lower is better: level where only other sources are active (--measures bleed)
   SI-SDR     dB, of the waveforms; always there
