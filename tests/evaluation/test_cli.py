@@ -277,7 +277,11 @@ def test_help_needs_neither_torch_nor_much_time():
     printed = python("-c", code)
     assert printed.splitlines()[-1] == "[]"
     told = " ".join(printed.split())
-    for words in ("clearance 0 to 1, 1: as far from the other sources", "Exit codes: 0", "brought to the encoder's"):
+    for words in (
+        "clearance 0 to 1, 1: as far from the other sources",
+        "Exit codes: 0",
+        "brought to the encoder's",
+    ):
         assert words in told
 
 
