@@ -40,7 +40,8 @@ def channel_findings_of(estimate: Clip, reference: Clip) -> Iterator[Finding]:
         return
     samples = min(estimate.native.shape[-1], reference.native.shape[-1])
     outputs, truth = (
-        clip.native[:, :samples].nan_to_num(0.0, 0.0, 0.0) for clip in (estimate, reference)
+        waves[:, :samples].nan_to_num(0.0, 0.0, 0.0)
+        for waves in (estimate.native, reference.native)
     )
     output_levels, truth_levels = _levels_db(outputs), _levels_db(truth)
     dead = (output_levels < _DEAD_DB) & (truth_levels > _AUDIBLE_DB)

@@ -231,8 +231,10 @@ class Comparison:
         """The measures of every figure that can be drawn."""
         pairs = (("clearance", "fidelity"), ("ps", "log_pm"), ("ps", "pm"))
         computed = [axes for axes in pairs if {*axes} <= {*self.measures}]
-        scatter = {"scatter": computed[0]} if computed else {}
-        return {measure: (measure,) for measure in self.measures} | scatter
+        figures: dict[str, tuple[str, ...]] = {measure: (measure,) for measure in self.measures}
+        if computed:
+            figures["scatter"] = computed[0]
+        return figures
 
     def save(self, folder: str | os.PathLike[str], plots: bool = True) -> tuple[str, ...]:
         """Write ``comparison.csv``, ``ranking.csv``, ``sources.csv`` and figures (PNG and SVG).

@@ -48,7 +48,9 @@ def ceiling_shares(
                     continue
                 values = frames[system].scores[name]
                 scored[name, system] += int(np.isfinite(values).sum())
-                at_ceiling[name, system] += int((values >= SCORES[name].limits[1]).sum())
+                ceiling = SCORES[name].limits[1]
+                assert ceiling is not None  # candidates have one
+                at_ceiling[name, system] += int((values >= ceiling).sum())
     return {key: at_ceiling[key] / count for key, count in scored.items() if count}
 
 

@@ -257,7 +257,7 @@ def _measures_of(stimuli: DataFrame, measures: str | Sequence[str] | None) -> li
     bounds = {f"{name}_{suffix}" for name in stimuli for suffix in ("radius", "tail")}
     described = {*KEYS, "is_system", "rating", "cluster", *SCORES, *bounds}
     numeric = stimuli.select_dtypes("number").columns
-    rivals = [name for name in stimuli if name not in described and name in numeric]
+    rivals = [str(name) for name in stimuli if name not in described and name in numeric]
     available = [*present(stimuli), *rivals]
     if measures is not None:
         return [*score_names(measures, available)]
@@ -368,8 +368,10 @@ def _error_columns(
             x, radius, half_width, m, settings.confidence, kind, **options
         )
         fields = units_bounds.value, units_bounds.radius, units_bounds.half_width
-        by_track = [_padded(field.numpy()[track] for track in tracks) for field in fields]
-        scenario = scenario_bounds(*by_track, settings.source_correlation)
+        values, radii, half_widths = (
+            _padded(field.numpy()[track] for track in tracks) for field in fields
+        )
+        scenario = scenario_bounds(values, radii, half_widths, settings.source_correlation)
         errors[f"{method}_radius"] = float(scenario.radius)
         errors[f"{method}_half_width"] = float(scenario.half_width)
     return errors

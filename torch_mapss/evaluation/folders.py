@@ -108,7 +108,7 @@ def read_folders(
         names = [name for name in _names(truth) if name in estimated or not _NOISE(name)]
         enough = (truth[names].count(axis=1) > 1).all()
         truth = truth[names] if enough else truth
-    gaps = []
+    gaps: list[str] = []
     for name, files in estimate_files.items():
         gaps += _gaps(name, files, truth)
     problems = [] if allow_missing else [*gaps]
@@ -128,17 +128,18 @@ def read_folders(
     }
     mixtures = []
     for mixture, row in truth.iterrows():
-        sources = row.dropna()
+        paths_by_source = row.dropna()
+        source_names = [*paths_by_source.index]
         estimates = {
-            name: tuple(files.loc[mixture, [*sources.index]]) for name, files in aligned.items()
+            name: tuple(files.loc[mixture, source_names]) for name, files in aligned.items()
         }
         entry = Mixture(
             name=str(mixture) or io.written(os.path.basename(folder)),
-            references=tuple(sources),
+            references=tuple(paths_by_source),
             systems={name: paths for name, paths in estimates.items() if any(paths)},
             folder="",
             mixture=mixes.get(mixture),
-            sources=tuple(sources.index),
+            sources=tuple(source_names),
         )
         mixtures.append(entry)
     notes = _notes(layout, reference_files, truth, estimate_files)

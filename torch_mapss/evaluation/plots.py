@@ -172,9 +172,10 @@ def plot_scores(
 
 def _write_means(ax: Axes, means: Mapping[str, float]) -> None:
     """Names and means of scores above the axes, right-aligned, the last one outermost."""
+    from matplotlib.artist import Artist
     from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, TextArea
 
-    texts = []
+    texts: list[Artist] = []
     for name, mean in means.items():
         color = _STYLES[name in ("fidelity", "pm")]["color"]
         properties = {"color": color, "fontsize": "small", "fontweight": "bold"}

@@ -330,8 +330,9 @@ def _as_arrays(value: Any) -> Any:
     """Tensors as arrays, in tuples and mappings as well; of a clip each waveform once."""
     if isinstance(value, Clip):
         averaged = len(value.parts) == 1
-        channels = None if averaged else value.parts.numpy()
-        return value._replace(wave=value.wave.numpy(), parts=channels, native=None)
+        channels: Any = None if averaged else value.parts.numpy()
+        wave: Any = value.wave.numpy()
+        return value._replace(wave=wave, parts=channels, native=None)
     if isinstance(value, Tensor):
         return value.numpy()
     if isinstance(value, Mapping):

@@ -161,7 +161,8 @@ def run(
             progress.bar = bar
             if in_process and pending and not quiet:
                 progress.tell_time()
-            arriving = progress.in_process() if in_process else iter(map(job, pending))
+            function: Any = job
+            arriving = progress.in_process() if in_process else iter(map(function, pending))
             progress.receive(arriving, engine=not in_process)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(progress.stopped()) from None

@@ -134,7 +134,7 @@ def load_mixture(scorer: Scorer, mixture: Mixture) -> LoadedMixture:
     systems: dict[str, Inspection] = {}
     failures: dict[str, BaseException] = {}
     try:
-        located = [mixture.locate(path) for path in mixture.references]
+        located: list[str | None] = [mixture.locate(path) for path in mixture.references]
         references = scorer.references(located, mixture.source_names)
     except FAILURES as error:
         failures = dict.fromkeys(mixture.systems, _without_traceback(error))
@@ -168,7 +168,8 @@ def score_loaded(
 ) -> MixtureScores:
     """The scores of a mixture that was read; what failed is told in its record."""
     begun = time.perf_counter()
-    mixture, reports, failures = loaded.mixture, {}, dict(loaded.failures)
+    mixture, failures = loaded.mixture, dict(loaded.failures)
+    reports: dict[str, Report] = {}
     by_length: dict[int, dict[str, Inspection]] = {}
     for system, inspected in loaded.systems.items():
         samples = inspected.signals.truth.shape[-1]

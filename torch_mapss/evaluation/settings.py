@@ -207,7 +207,8 @@ def _banks(
     kinds = ("separation", "match")
     full = {kind: DistortionBank(kind) for kind in kinds}
     names = {kind: {*bank.families, *bank.names()} for kind, bank in full.items()}
-    banks, selections = {}, {}
+    banks: dict[str, DistortionBank] = {}
+    selections: dict[str, dict[str, Any]] = {}
     for kind, other_kind in (kinds, kinds[::-1]):
         # What only the other bank has is no concern of this one.
         elsewhere = names[other_kind] - names[kind]

@@ -86,8 +86,11 @@ def worst_segments(
     for row, times, curves in frame_curves(results, listed_rows):
         description = {column: row[column] for column in ("row", *columns)}
         for name in worst.keys() & curves:
-            segments = _segments(name, times, curves[name], results.sampled, count)
-            candidates = [*worst[name], *({**segment, **description} for segment in segments)]
+            segments_of_row = _segments(name, times, curves[name], results.sampled, count)
+            candidates = [
+                *worst[name],
+                *({**segment, **description} for segment in segments_of_row),
+            ]
             sign = 1.0 if SCORES[name].higher_is_better else -1.0
             candidates.sort(key=lambda segment: sign * segment["score"])
             worst[name] = candidates[:count]

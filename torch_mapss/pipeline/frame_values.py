@@ -109,7 +109,8 @@ def utterance_bounds(confidence: float, values: FrameValues) -> dict[str, Bounds
     counts = [values.of(measure, f"{name}_defined").sum(-1) for name in names]
     if values.sums:
         sums = LeftOut(*(values.sums[name].to(counts[0].device) for name in LeftOut._fields))
-        tails = utterance_half_widths(sums, *counts, confidence)
+        clearance_frames, fidelity_frames = counts
+        tails = utterance_half_widths(sums, clearance_frames, fidelity_frames, confidence)
     else:  # no frame is scored
         nothing = torch.full(counts[0].shape, torch.nan, device=counts[0].device)
         tails = nothing, nothing

@@ -172,7 +172,10 @@ def check_trim(
         lengths: as handed in.
     """
     is_bank = isinstance(references, ReferenceBank)
-    expected = references.samples if is_bank else references.shape[-1]
+    if isinstance(references, ReferenceBank):
+        expected = references.samples
+    else:
+        expected = references.shape[-1]
     if not config.trim or (is_bank and samples < expected):
         raise ValueError(
             f"estimates have {samples} samples and {'the bank' if is_bank else 'references'} "

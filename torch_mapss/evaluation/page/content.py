@@ -278,10 +278,10 @@ def _pair_rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _ranked_values(comparison: Comparison) -> dict[str, dict[str, list[float]]]:
     """By score and system: the values of the mixtures that means are over."""
-    values_by_score = {}
+    values_by_score: dict[str, dict[str, list[float]]] = {}
     for name in comparison.measures:
         table = comparison.scores.ranked_values(name)
-        values_by_score[name] = {system: table[system].dropna().tolist() for system in table}
+        values_by_score[name] = {str(system): table[system].dropna().tolist() for system in table}
     return values_by_score
 
 
