@@ -78,7 +78,7 @@ def test_leaders_that_tie_are_named_so():
         # The best mean comes from one mixture, and loses the two others.
         (
             {"mask": [0.9, 0.4, 0.4], "net": [0.1, 0.5, 0.5]},
-            "no system is best on PS: mask has the best mean, but net is ahead of it in 2 of 3 "
+            "No system is best on PS: mask has the best mean, but net is ahead of it in 2 of 3 "
             "mixtures and behind in 1",
         ),
         # A system that delivered two of six mixtures does not win the others' by walkover.
@@ -91,7 +91,7 @@ def test_leaders_that_tie_are_named_so():
             {"A": [0.9] * 12, "B": [0.5] + [NAN] * 11},
             "A is best on PS in 1 of 1 mixture",
         ),
-        ({"A": [0.9, NAN], "B": [NAN, 0.5]}, "no mixture has a score of every system on PS"),
+        ({"A": [0.9, NAN], "B": [NAN, 0.5]}, "No mixture has a score of every system on PS"),
         ({"A": [0.9, 0.4], "B": [NAN, NAN]}, "A is the only system with a score on PS"),
     ],
 )
@@ -107,7 +107,7 @@ def test_another_system_that_is_first_more_often_is_an_objection():
         "C": [0.10, 0.5, 0.5, 0.5, 0.7, 0.7, 0.7],
     }
     assert one_score(scores)[0] == (
-        "no system is best on PS: A has the best mean, but B is ahead of all others in 3 of 7 "
+        "No system is best on PS: A has the best mean, but B is ahead of all others in 3 of 7 "
         "mixtures, it in 1"
     )
 
@@ -151,7 +151,7 @@ def test_a_test_against_the_winner_proves_nothing():
     scores["B"][-1] = 0.1
     first, *_, last = one_score(scores)
     assert first == (
-        "no system is best on PS: A has the best mean, but B is ahead of it in 11 of 12 mixtures "
+        "No system is best on PS: A has the best mean, but B is ahead of it in 11 of 12 mixtures "
         "and behind in 1"
     )
     assert last == "nothing is significantly better than every other system at level 0.05"
@@ -198,3 +198,11 @@ def test_the_headline_and_the_table_print_one_p():
 def test_hidden_references_are_in_no_headline(systems, answer):
     scores = {"control:ref": [1.0, 1.0], "good": [0.8, 0.7], "poor": [0.5, 0.6]}
     assert compared({name: scores[name] for name in systems}).answer().startswith(answer)
+
+
+def test_systems_without_a_common_mixture_have_means_and_no_rank():
+    comparison = compared(item_rows({"A": [0.9, 0.7, NAN], "B": [NAN, NAN, 0.5]}, ["ps"]))
+    ranking = comparison.ranking.set_index("system")
+    assert ranking["mean"].round(6).to_dict() == {"A": 0.8, "B": 0.5}
+    assert set(ranking["group"]) == {""}
+    assert ranking["note"].str.contains("mean over its own mixtures, not ranked").all()

@@ -61,14 +61,22 @@ class ComparedScores:
 
         These are the mixtures in which all have a score and, where some left out sources, the mean
         over the sources that all estimated. A system without any score of the measure is no reason
-        to leave a mixture out.
+        to leave a mixture out. Where no mixture has a score of all, every system has those of its
+        own mixtures: means to look at, which rank nothing (:meth:`can_rank`).
         """
         if measure not in self._ranked:
             values = self.values[measure]
             systems = values.columns[values.notna().any()]
             values = self._over_shared_sources(measure, values)
-            self._ranked[measure] = values[values[systems].notna().all(axis=1)]
+            common = values[values[systems].notna().all(axis=1)]
+            self._ranked[measure] = common if len(common) else self.values[measure]
         return self._ranked[measure]
+
+    def can_rank(self, measure: str) -> bool:
+        """Whether there is a mixture in which all systems with any score have one."""
+        values = self.ranked_values(measure)
+        systems = values.columns[self.values[measure].notna().any()]
+        return bool(values[systems].notna().all(axis=1).any())
 
     def _over_shared_sources(self, measure: str, values: DataFrame) -> DataFrame:
         """Scores whose means are over the sources that all systems of a mixture estimated."""
@@ -294,10 +302,12 @@ def _ranked(
     groups = significance.letters((different | different.T)[np.ix_(order, order)])
     least_p = significance.least_holm_p(*family_of(compared, alpha))
     too_small = len(means) > 1 and least_p > alpha
+    is_ranked = scores.can_rank(measure)
     notes = []
     rows: Any = means.itertuples()
     for row in rows:
         remarks = [_APPROXIMATE] if 2 <= row.n < FEW else []
+        remarks += [] if is_ranked else ["mean over its own mixtures, not ranked"]
         remarks += ["n too small to order"] if too_small else []
         failed = [mixture for system, mixture in scores.failures if system == row.system]
         remarks += [f"failed: {io.listed(failed, 3)}"] if failed else []
@@ -306,7 +316,8 @@ def _ranked(
         share = ceilings.get((measure, row.system), 0.0)
         remarks += [f"{100 * share:.0f} % of frames at the ceiling"] if share > 0.5 else []
         notes.append("; ".join([*remarks, *mean_warnings(scores, measure, row.system)]))
-    return means.assign(group=np.where(means["n"] > 0, groups, ""), note=notes)
+    has_group = (means["n"] > 0) & is_ranked
+    return means.assign(group=np.where(has_group, groups, ""), note=notes)
 
 
 def family_of(compared: DataFrame, alpha: float) -> tuple[int, int]:

@@ -43,7 +43,9 @@ def answer(scores: ComparedScores, ranking: DataFrame, compared: DataFrame, alph
         text.replace("{measures}", enumerated(labels)) for text, labels in labels_by_text.items()
     ]
     clauses += coverage(scores)
-    return "; ".join([*clauses, f"{_certainty(verdicts, compared, alpha)}."])
+    sentence = "; ".join([*clauses, f"{_certainty(verdicts, compared, alpha)}."])
+    # Others begin with the name of a system, whose spelling is its own.
+    return f"N{sentence[1:]}" if sentence.startswith(("no mixture ", "no system ")) else sentence
 
 
 def _ranked_systems(ranking: DataFrame) -> dict[str, list[str]]:
@@ -69,7 +71,7 @@ def verdict(
         compared: rows of ``comparison.csv``.
         alpha: level of the tests.
     """
-    if not systems:
+    if not systems or not scores.can_rank(measure):
         return Verdict("no mixture has a score of every system on {measures}")
     leader, *rivals = systems
     if not rivals:
