@@ -73,3 +73,22 @@ def test_no_excerpt_is_pushed_out_of_what_plays(draw):
         whole["bleed_db"].tolist(), abs=0.01, nan_ok=True
     )
     assert "bleed_db_se" not in scores
+
+
+def test_frames_are_drawn_anew_for_every_mixture_and_alike_for_its_systems():
+    references = bursts(1.5)
+    drawn = []
+    for key, leakage in (("m0", 0.1), ("m0", 0.4), ("m1", 0.1)):
+        report = torch_mapss.evaluate(
+            estimates=leaky(references, leakage),
+            references=references,
+            mapss=MAPSS("mel", measures="decomposition"),
+            measures="decomposition",
+            mixture_id=key,
+            sample_frames=6,
+            device="cpu",
+        )
+        drawn.append(~report.frames["clearance"].isnan())
+    assert int(drawn[0].any(0).sum()) == 6
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,16 +20,16 @@ from torch_mapss.evaluation import audio_input, input_checks, io, pooled
 from torch_mapss.evaluation import settings as scoring
 from torch_mapss.evaluation.audio_input import Clip
 from torch_mapss.evaluation.energy_ratios import bss_package, energy_ratios
+from torch_mapss.evaluation.excerpts import excerpt_spans, seed_of
 from torch_mapss.evaluation.input_checks import Inspection, SystemSignals
 from torch_mapss.evaluation.protocol import settings_of
 from torch_mapss.evaluation.report import Report
+from torch_mapss.evaluation.report_rows import estimate_rows, input_notes
 from torch_mapss.evaluation.settings import ScoringSettings
 from torch_mapss.pipeline.scores import ScoreBounds, Scores
 from torch_mapss.score_table import present, scores_of
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from torch_mapss.pipeline.mapss import MAPSS
 
 OnSegment = Callable[[int, int], object]
@@ -91,7 +88,7 @@ def evaluate(
               longer reaches into are not scored;
             * ``channels="each"``: score every channel and average the scores, instead of scoring
               the mean of the channels; arrays are then (S, C, T);
-            * ``sample_frames``: score at most so many frames, drawn with a fixed seed;
+            * ``sample_frames``: score at most so many frames, drawn by the mixture's id;
             * ``excerpts``, ``excerpt_seconds``: score so many excerpts instead of the whole, drawn
               before anything is prepared; the rows then have standard errors;
             * ``bounds``, ``confidence``, ``bounds_convention``, ``tail``: error bounds of frame
@@ -276,40 +273,21 @@ class Scorer:
         )
 
     def spans(self, signals: SystemSignals, key: str) -> list[tuple[int, int]]:
-        """Begin and end, in samples, of what is scored: of all, or of each excerpt.
-
-        The time in which at least two sources are active is cut into as many equal sections as
-        there are excerpts, and one moment is drawn in each, which the excerpt has in its middle, or
-        at least within: it begins later where it would overlap the one before. What is drawn
-        depends on the references and the mixture's id, ``key``, alone: it is the same for all
-        systems, and cut short where the files of a system end before. There are fewer excerpts
-        where the active passages have no room for so many.
-        """
+        """Begin and end, in samples, of what is scored: of all, or of each excerpt."""
         samples = signals.truth.shape[-1]
-        rate, count = self.mapss.sample_rate, self.settings.excerpts
-        length = round(self.settings.excerpt_seconds * rate)
-        truth = audio_input.mono(signals.references, self.device)  # also beyond a shorter estimate
-        total = truth.shape[-1]
-        if count is None or count * length >= total:
+        if self.settings.excerpts is None:
             return [(0, samples)]
-        block = round(_BLOCK_S * rate)
-        active = audio.source_activity(truth, block, block, self.mapss.config.activity)
-        blocks = (active.sum(-2) >= 2).nonzero().squeeze(-1).tolist()
-        seed = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
-        chance = random.Random(int(seed, 16))
-        begins: list[int] = []
-        for index in range(count):
-            section = blocks[len(blocks) * index // count : len(blocks) * (index + 1) // count]
-            if not section:
-                continue
-            middle = (chance.choice(section) + 0.5) * block
-            earliest = begins[-1] + length if begins else 0
-            begin = min(max(round(middle - length / 2), earliest), total - length)
-            if earliest <= begin <= middle:
-                begins.append(begin)
-        usable = samples - length // 2  # of an excerpt that is cut at least half remains
-        spans = [(begin, min(begin + length, samples)) for begin in begins if begin <= usable]
-        return spans or [(0, samples)]
+        rate = self.mapss.sample_rate
+        return excerpt_spans(
+            # Also what lies beyond the end of a shorter estimate.
+            audio_input.mono(signals.references, self.device),
+            count=self.settings.excerpts,
+            length=round(self.settings.excerpt_seconds * rate),
+            samples=samples,
+            block=round(_BLOCK_S * rate),
+            activity=self.mapss.config.activity,
+            seed=seed_of(key),
+        )
 
     def reports(
         self, systems: Sequence[Inspection], key: str = "", on_segment: OnSegment | None = None
@@ -327,7 +305,7 @@ class Scorer:
             progress = _channel_progress(on_segment, len(scored), len(channels))
             truth = signals[0].channels[channel]
             outputs = [system.moved[channel] for system in signals]
-            scored.append(self._scored(outputs, truth, attributed, spans, progress))
+            scored.append(self._scored(outputs, truth, attributed, spans, seed_of(key), progress))
             progress(1, 1)
         by_system = zip(systems, zip(*scored))
         return [
@@ -340,14 +318,18 @@ class Scorer:
         truth: Tensor,
         attributed: Sequence[Sequence[int]],
         spans: Sequence[tuple[int, int]],
+        seed: int,
         on_segment: OnSegment,
     ) -> list[tuple[Scores, ScoreBounds | None]]:
+        """Frame scores of each system; ``seed`` is that of drawn frames."""
         mapss, settings = self.mapss, self.settings
         measures = settings.pipeline_measures
         whole = list(spans) == [(0, truth.shape[-1])]
         bank = mapss.prepare(truth, measures=measures, excerpts=None if whole else spans)
         shared: dict[str, Any] = {"measures": measures, "frames": settings.sample_frames}
         shared["on_segment"] = on_segment
+        if settings.sample_frames is not None:
+            shared["generator"] = torch.Generator("cpu").manual_seed(seed)
         if not settings.bounds:
             scores = mapss.score_systems(outputs, bank, attributed, **shared)
             return [(of_system, None) for of_system in scores]
@@ -357,7 +339,11 @@ class Scorer:
         )
         # Read off the same maps, unless the bounds take those of another convention.
         scores = [of_system.scores for of_system in bounds if of_system.scores is not None]
-        return list(zip(scores or mapss.score_systems(outputs, bank, attributed, **shared), bounds))
+        if not scores:
+            if settings.sample_frames is not None:  # the same frames again
+                shared["generator"].manual_seed(seed)
+            scores = mapss.score_systems(outputs, bank, attributed, **shared)
+        return list(zip(scores, bounds))
 
     def _report(
         self,
@@ -396,11 +382,11 @@ class Scorer:
             active=scores.active[0].cpu(),
             frames=frames,
             bounds=bounds_of_frames,
-            scores=_table(inspected, scores, columns),
+            scores=estimate_rows(inspected, scores, columns),
             errors=errors,
             sample_rate=rate,
             settings=self.description,
-            notes=_notes(signals, self.settings, spans),
+            notes=input_notes(signals, self.settings, spans),
             findings=inspected.findings,
             device=device_name(signals.outputs.device),
             mixture=signals.mixture,
@@ -417,70 +403,3 @@ def _channel_progress(on_segment: OnSegment | None, done: int, channels: int) ->
             on_segment(done * segments + segment, channels * segments)
 
     return progress
-
-
-def _table(inspected: Inspection, scores: Scores, columns: DataFrame) -> DataFrame:
-    """A row per estimate: what it is, its scores, and what was measured of its signals."""
-    import pandas
-
-    signals, active = inspected.signals, scores.active[0]
-    estimates = signals.estimates
-    muted = input_checks.muted_frames(signals, scores.times)
-    references = [signals.references[source] for source in signals.attributed]
-    lags = [math.nan if lag is None else lag for lag in signals.lags]
-    reference_bands = [inspected.reference_bands[source] for source in signals.attributed]
-    values: dict[str, Any] = {str(name): column for name, column in columns.items()}
-    values |= inspected.energy_ratios
-    in_order = {name: values[name] for name in present(values)}
-    table: dict[str, Any] = {
-        "source": [clip.name for clip in references],
-        "source_index": signals.attributed,
-        "estimate": [clip.path or clip.name for clip in estimates],
-        "reference": [clip.path or clip.name for clip in references],
-        **in_order,
-        **{name: column for name, column in values.items() if name not in in_order},
-        "frames": active.sum(-1).tolist(),
-        "total_frames": active.shape[-1],
-        "muted_frames": (muted & active).sum(-1).tolist(),
-        "silent": inspected.silent,
-        "estimate_level_db": inspected.estimate_levels_db,
-        "lag_ms": [1000.0 * lag / signals.rate for lag in lags],
-        "shift_ms": [1000.0 * lag / signals.rate for lag in signals.removed],
-        "estimate_rate": [clip.rate for clip in estimates],
-        "reference_rate": [clip.rate for clip in references],
-        "estimate_bandwidth": inspected.estimate_bands,
-        "reference_bandwidth": reference_bands,
-    }
-    return pandas.DataFrame(table)
-
-
-def _notes(
-    signals: SystemSignals, settings: ScoringSettings, spans: Sequence[tuple[int, int]]
-) -> tuple[str, ...]:
-    """What was done to the input."""
-    clips, rate = (*signals.references, *signals.estimates), signals.rate
-    notes = audio_input.remarks(clips, rate, signals.outputs.shape[-1])
-    encoder_rate = signals.grid.sample_rate
-    if high := sorted({clip.rate for clip in clips if clip.rate > encoder_rate}):
-        notes.append(
-            f"{', '.join(map(str, high))} Hz: what lies above {encoder_rate / 2000:g} kHz is "
-            "discarded before scoring"
-        )
-    if settings.permute:
-        names = [signals.references[source].name for source in signals.attributed]
-        pairs = (f"{clip.name} -> {name}" for clip, name in zip(signals.estimates, names))
-        notes.append(f"attributed by SI-SDR: {', '.join(pairs)}")
-    notes += [
-        f"{clip.path or clip.name}: a lag of {1000 * lag / rate:.2f} ms was removed"
-        for clip, lag in zip(signals.estimates, signals.removed)
-        if lag
-    ]
-    if settings.excerpts is not None:
-        drawn = ", ".join(f"{begin / rate:.2f}-{end / rate:.2f}" for begin, end in spans)
-        fewer = ""
-        if 1 < len(spans) < settings.excerpts:
-            fewer = (
-                f" ({len(spans)} instead of {settings.excerpts}: the active passages hold no more)"
-            )
-        notes.append(f"excerpts scored (s): {drawn}{fewer}")
-    return tuple(notes)

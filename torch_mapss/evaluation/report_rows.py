@@ -1,0 +1,83 @@
+"""What a report says of each estimate, and of what was done to the input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch_mapss.evaluation import audio_input, input_checks
+from torch_mapss.evaluation.input_checks import Inspection, SystemSignals
+from torch_mapss.evaluation.settings import ScoringSettings
+from torch_mapss.pipeline.scores import Scores
+from torch_mapss.score_table import present
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def estimate_rows(inspected: Inspection, scores: Scores, columns: DataFrame) -> DataFrame:
+    """A row per estimate: what it is, its scores, and what was measured of its signals."""
+    import pandas
+
+    signals, active = inspected.signals, scores.active[0]
+    estimates = signals.estimates
+    muted = input_checks.muted_frames(signals, scores.times)
+    references = [signals.references[source] for source in signals.attributed]
+    lags = [math.nan if lag is None else lag for lag in signals.lags]
+    reference_bands = [inspected.reference_bands[source] for source in signals.attributed]
+    values: dict[str, Any] = {str(name): column for name, column in columns.items()}
+    values |= inspected.energy_ratios
+    in_order = {name: values[name] for name in present(values)}
+    table: dict[str, Any] = {
+        "source": [clip.name for clip in references],
+        "source_index": signals.attributed,
+        "estimate": [clip.path or clip.name for clip in estimates],
+        "reference": [clip.path or clip.name for clip in references],
+        **in_order,
+        **{name: column for name, column in values.items() if name not in in_order},
+        "frames": active.sum(-1).tolist(),
+        "total_frames": active.shape[-1],
+        "muted_frames": (muted & active).sum(-1).tolist(),
+        "silent": inspected.silent,
+        "estimate_level_db": inspected.estimate_levels_db,
+        "lag_ms": [1000.0 * lag / signals.rate for lag in lags],
+        "shift_ms": [1000.0 * lag / signals.rate for lag in signals.removed],
+        "estimate_rate": [clip.rate for clip in estimates],
+        "reference_rate": [clip.rate for clip in references],
+        "estimate_bandwidth": inspected.estimate_bands,
+        "reference_bandwidth": reference_bands,
+    }
+    return pandas.DataFrame(table)
+
+
+def input_notes(
+    signals: SystemSignals, settings: ScoringSettings, spans: Sequence[tuple[int, int]]
+) -> tuple[str, ...]:
+    """What was done to the input."""
+    clips, rate = (*signals.references, *signals.estimates), signals.rate
+    notes = audio_input.remarks(clips, rate, signals.outputs.shape[-1])
+    encoder_rate = signals.grid.sample_rate
+    if high := sorted({clip.rate for clip in clips if clip.rate > encoder_rate}):
+        notes.append(
+            f"{', '.join(map(str, high))} Hz: what lies above {encoder_rate / 2000:g} kHz is "
+            "discarded before scoring"
+        )
+    if settings.permute:
+        names = [signals.references[source].name for source in signals.attributed]
+        pairs = (f"{clip.name} -> {name}" for clip, name in zip(signals.estimates, names))
+        notes.append(f"attributed by SI-SDR: {', '.join(pairs)}")
+    notes += [
+        f"{clip.path or clip.name}: a lag of {1000 * lag / rate:.2f} ms was removed"
+        for clip, lag in zip(signals.estimates, signals.removed)
+        if lag
+    ]
+    if settings.excerpts is not None:
+        drawn = ", ".join(f"{begin / rate:.2f}-{end / rate:.2f}" for begin, end in spans)
+        fewer = ""
+        if 1 < len(spans) < settings.excerpts:
+            fewer = (
+                f" ({len(spans)} instead of {settings.excerpts}: the active passages hold no more)"
+            )
+        notes.append(f"excerpts scored (s): {drawn}{fewer}")
+    return tuple(notes)
