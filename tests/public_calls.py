@@ -78,14 +78,15 @@ def gradient() -> Tensor:
     return leaf.grad
 
 
-def measured(name: str) -> Tensor:
-    """A metric over two updates."""
+def measured(name: str) -> dict[str, Tensor]:
+    """A metric over two updates, in float64: its own dtype is torch's default, as of all metrics."""
     estimates, references = waveforms()
     metric = getattr(torch_mapss, name)(mapss())
     metric.update(estimates, references)
     metric.update(references, references)
-    value: Tensor = metric.compute()
-    return value
+    values = metric.compute()
+    by_name = values if isinstance(values, dict) else {name: values}
+    return {score: value.double() for score, value in by_name.items()}
 
 
 def saved_and_loaded() -> Tensor:

@@ -15,6 +15,7 @@ from public_calls import CALLS, same
 
 import torch_mapss
 from torch_mapss.core.points import NonFiniteError
+from torch_mapss.evaluation.csv_input import TableError
 from torch_mapss.evaluation.io import WriteError
 from torch_mapss.evaluation.manifest import ManifestError
 
@@ -47,6 +48,7 @@ def exception_classes() -> set[type[BaseException]]:
 EXCEPTIONS: dict[type[BaseException], tuple[Any, ...]] = {
     ManifestError: ("set.json", ["mixture 0: no file", "mixture 3: no references"]),
     NonFiniteError: ("the output of source 1", 4),
+    TableError: ("ratings.csv, line 3: no number",),
 }
 
 
@@ -65,6 +67,6 @@ def test_an_exception_survives_pickling(kind: type[BaseException]) -> None:
 
 
 def test_an_error_of_writing_keeps_its_number() -> None:
-    error = WriteError(28, "No space left on device", "results")
+    error = WriteError("'results' cannot be written", 28)
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.errno, str(copy)) == (28, str(error))

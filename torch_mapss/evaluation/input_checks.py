@@ -143,8 +143,8 @@ class Inspection:
         if mixed is not None and len(mixed.wave) >= samples:
             mixture = [mixed.wave[None, :samples].to(truth.device)]
             self.mixtures.insert(0, (total + 1, f"the mixture {mixed.label}"))
-        sums = torch.zeros(total + len(self.mixtures), dtype=torch.float64)
-        gram = torch.zeros(len(sums), len(sums), dtype=torch.float64)
+        sums = torch.zeros(total + len(self.mixtures), dtype=torch.float64, device="cpu")
+        gram = torch.zeros(len(sums), len(sums), dtype=torch.float64, device="cpu")
         for begin in range(0, samples, _BLOCK):
             rows = [x[:, begin : begin + _BLOCK] for x in (outputs, truth, *mixture)]
             rows.insert(2, rows[1].sum(0, keepdim=True))
