@@ -79,7 +79,7 @@ def gradient() -> Tensor:
 
 
 def measured(name: str) -> dict[str, Tensor]:
-    """A metric over two updates, in float64: its own dtype is torch's default, as of all metrics."""
+    """A metric over two updates, in float64: its own dtype is torch's default."""
     estimates, references = waveforms()
     metric = getattr(torch_mapss, name)(mapss())
     metric.update(estimates, references)
