@@ -306,6 +306,7 @@ import numpy as np
 from pandas import DataFrame
 from torch_mapss.evaluation.comparison import compare
 from torch_mapss.evaluation.results import Results
+from torch_mapss.score_table import RANKED
 rng = np.random.default_rng(0)
 items = DataFrame(
     {"mixture_id": f"m{n}", "system": f"s{k}", "seconds": 1.0, "references": 2}

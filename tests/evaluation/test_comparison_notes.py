@@ -96,3 +96,11 @@ def test_a_run_under_way_says_how_far_it_is():
     assert "of 16 outputs (one system, one mixture) 5 are scored so far" in " ".join(
         compare(partial).summary().split()
     )
+
+
+def test_estimates_without_a_lag_hide_no_lag_of_others():
+    """A failed pair has no lag, and as many rows as the mixture has sources."""
+    rows = estimate_rows({"A": 0.0, "B": 10.0})
+    rows[0]["lag_ms"] = None
+    rows += [row | {"source": "b", "source_index": 1} for row in rows]
+    assert "(A 0.0 ms; B 10.0 ms late)" in " ".join(compared(SCORES, rows).summary().split())
