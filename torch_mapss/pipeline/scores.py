@@ -58,7 +58,7 @@ class Scores:
     active: Tensor
     times: Tensor  # (F,) seconds, centre of the encoder's receptive field
     measures: tuple[str, ...]  # those computed, see torch_mapss.pipeline.measures
-    clearance: Tensor | None = None  # (B, S', F) in [0, 1], 1: no leakage
+    clearance: Tensor | None = None  # (B, S', F) in [0, 1], 1: as far off as the true source
     fidelity: Tensor | None = None  # (B, S', F) in [0, 1], 1: undistorted
     ps: Tensor | None = None  # (B, S', F) in [0, 1], 1: no leakage
     pm: Tensor | None = None  # (B, S', F) in [0, 1], 1: undistorted
