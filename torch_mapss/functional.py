@@ -186,8 +186,8 @@ def clearance(
         ValueError: shapes, devices or settings that do not fit; non-finite embeddings (names the
             first frame and source); an active source without any distortion.
     """
-    given = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
-    return run(given, map_settings(alpha=alpha, time=time), decomposition_scores)["clearance"]
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
+    return run(points, map_settings(alpha=alpha, time=time), decomposition_scores)["clearance"]
 
 
 @eager
@@ -222,8 +222,8 @@ def fidelity(
     Raises:
         TypeError, ValueError: as :func:`clearance`.
     """
-    given = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
-    return run(given, map_settings(alpha=alpha, time=time), decomposition_scores)["fidelity"]
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 1, others)
+    return run(points, map_settings(alpha=alpha, time=time), decomposition_scores)["fidelity"]
 
 
 @eager
@@ -272,8 +272,8 @@ def perceptual_separation(
         ValueError: shapes, devices or settings that do not fit; non-finite embeddings (names the
             first frame and source); an active source without any distortion.
     """
-    given = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    return run(given, map_settings(**options), separation_scores)["ps"]
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
+    return run(points, map_settings(**options), separation_scores)["ps"]
 
 
 @eager
@@ -295,9 +295,9 @@ def separation_distances(
     Returns:
         A :class:`SeparationDistances` of two (..., S') tensors, at least 0; 0 where undefined.
     """
-    given = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    found = run(given, map_settings(**options), separation_scores)
-    return SeparationDistances(found["attributed_distance"], found["foreign_distance"])
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
+    distances = run(points, map_settings(**options), separation_scores)
+    return SeparationDistances(distances["attributed_distance"], distances["foreign_distance"])
 
 
 @eager
@@ -331,5 +331,5 @@ def perceptual_match(
     Raises:
         TypeError, ValueError: as :func:`perceptual_separation`.
     """
-    given = checked_points(outputs, references, distortions, attributed, active, mask, 2)
-    return run(given, map_settings(**options), match_scores)["log_pm" if log else "pm"]
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 2)
+    return run(points, map_settings(**options), match_scores)["log_pm" if log else "pm"]

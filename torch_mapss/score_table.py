@@ -228,8 +228,8 @@ def scores_of(measures: Iterable[str]) -> tuple[str, ...]:
         >>> scores_of(["match"])
         ('pm', 'log_pm', 'log_pm_compressed')
     """
-    wanted = set(measures)
-    return tuple(name for name, score in SCORES.items() if score.measure in wanted)
+    measure_names = set(measures)
+    return tuple(name for name, score in SCORES.items() if score.measure in measure_names)
 
 
 def score_names(names: str | Iterable[str], available: Iterable[str] = SCORES) -> tuple[str, ...]:

@@ -138,9 +138,9 @@ def _gated(blocks: Tensor, shift: Tensor) -> Tensor:
     return above & (loudness > relative.unsqueeze(-1))
 
 
-def _gated_power(blocks: Tensor, whole: Tensor, gate: Tensor) -> Tensor:
+def _gated_power(blocks: Tensor, whole_power: Tensor, gate: Tensor) -> Tensor:
     """Mean power of the gated blocks, of the whole signal where no block is left; `(...)`."""
-    return torch.where(gate.any(-1), masked_mean(blocks, gate), whole)
+    return torch.where(gate.any(-1), masked_mean(blocks, gate), whole_power)
 
 
 def check_samples(wave: Tensor, name: str) -> Tensor:
@@ -192,8 +192,8 @@ def integrated_loudness(wave: Tensor, sample_rate: int) -> Tensor:
         ValueError: no samples, samples that are not finite, or a rate below 8000 Hz.
     """
     rate = check_whole(sample_rate, "sample_rate", _LOWEST_RATE)
-    unit, *found = unit_peak(check_samples(wave, "wave"))
-    peak, silent = (x.squeeze(-1) for x in found)
+    unit, *scale = unit_peak(check_samples(wave, "wave"))
+    peak, silent = (x.squeeze(-1) for x in scale)
     level = 20 * peak.log10()
     blocks, whole = _powers(unit, rate)
     power = _gated_power(blocks, whole, _gated(blocks.detach(), level))
@@ -266,15 +266,15 @@ def passing_blocks(wave: Tensor, rate: int, target: float) -> Tensor:
     return _passing(*_powers(unit, rate), target) & ~silent
 
 
-def _passing(blocks: Tensor, whole: Tensor, target: float) -> Tensor:
+def _passing(blocks: Tensor, whole_power: Tensor, target: float) -> Tensor:
     """The blocks `(..., K)` that pass both gates once the signals are at `target`; no gradient."""
     # The gain depends on the gates and they on the gain: a fixed point, started from the ungated
     # loudness, which does not depend on the input's scale either. Only blocks within a few dB of
     # the absolute gate can change, so two rounds settle it; four cost little.
-    blocks, power = blocks.detach(), whole.detach()
+    blocks, power = blocks.detach(), whole_power.detach()
     for _ in range(4):
         gates = _gated(blocks, target - _lufs(power))
-        power = _gated_power(blocks, whole.detach(), gates)
+        power = _gated_power(blocks, whole_power.detach(), gates)
     return gates
 
 
@@ -307,14 +307,14 @@ class Meter:
     """
 
     def __init__(
-        self, shape: tuple[int, ...], samples: int, sample_rate: int, like: Tensor
+        self, shape: tuple[int, ...], samples: int, sample_rate: int, template: Tensor
     ) -> None:
         self.sample_rate, self.samples = sample_rate, samples
         self.hop = round(sample_rate / 10)
         self.lead = math.ceil(_DECAY * sample_rate)  # samples that a segment needs before its own
-        self._hops = like.new_zeros(*shape, samples // self.hop)
-        self._whole = like.new_zeros(shape)
-        self._peak = like.new_zeros(shape)
+        self._hops = template.new_zeros(*shape, samples // self.hop)
+        self._whole = template.new_zeros(shape)
+        self._peak = template.new_zeros(shape)
 
     def add(self, rows: tuple[Tensor | slice, ...], piece: Tensor, start: int) -> None:
         """Add the samples from ``start`` on of some of the signals.
@@ -326,13 +326,13 @@ class Meter:
                 segment must have a multiple of ``hop`` of its own.
         """
         lead = min(self.lead, start)
-        own = piece[..., lead:]
+        segment = piece[..., lead:]
         squares = _k_weight(piece, self.sample_rate)[..., lead:].square()
         means, first = _hop_means(squares, self.hop), start // self.hop
         hops = (*rows, slice(first, first + means.shape[-1]))
         self._hops[hops] = means
         self._whole[rows] += squares.sum(-1) / self.samples
-        self._peak[rows] = torch.maximum(self._peak[rows], own.abs().amax(-1))
+        self._peak[rows] = torch.maximum(self._peak[rows], segment.abs().amax(-1))
 
     def gain(self, target: float, peak: float = 1.0, gates: Tensor | None = None) -> Tensor:
         """What to multiply each signal by, the shape of the leading axes; 1 for silence.

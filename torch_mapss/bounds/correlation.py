@@ -296,9 +296,9 @@ def _rank_norm(others: Tensor, present: Tensor) -> Tensor:
     return ((q**3 - q - ties) / 12.0).clamp(min=0.0).sqrt()
 
 
-def _largest_ratio(numerator: Tensor, least: Tensor, most: Tensor) -> Tensor:
+def _largest_ratio(numerator: Tensor, smallest: Tensor, largest: Tensor) -> Tensor:
     """The largest numerator/D over D in [least, most], within [-1, 1]."""
-    divisor = torch.where(numerator > 0.0, least, most)
+    divisor = torch.where(numerator > 0.0, smallest, largest)
     ratio = numerator / torch.where(divisor > 0.0, divisor, 1.0)
     unknown = numerator.sign()
     return torch.where(divisor > 0.0, ratio, unknown).clamp(-1.0, 1.0)

@@ -129,8 +129,8 @@ def separation_bounds(
         confidence, convention, tail, n_eff, c, floor=floor, draws=draws, seed=seed
     )
     score = separation_errors(checked(limits))
-    found = checked_points(outputs, references, distortions, attributed, active, mask, 1)
-    return _of_measure(run(found, settings, score), "ps")
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 1)
+    return _of_measure(run(points, settings, score), "ps")
 
 
 @eager
@@ -178,8 +178,8 @@ def match_bounds(
         confidence, convention, tail, c1=c1, c2=c2, cap=cap, draws=draws, seed=seed
     )
     score = match_errors(checked(limits))
-    found = checked_points(outputs, references, distortions, attributed, active, mask, 2)
-    return _of_measure(run(found, settings, score), "pm")
+    points = checked_points(outputs, references, distortions, attributed, active, mask, 2)
+    return _of_measure(run(points, settings, score), "pm")
 
 
 @eager
@@ -265,8 +265,8 @@ def utterance_decomposition_bounds(
     return DecompositionBounds(*(Bounds.of(torch.zeros_like(tail), tail) for tail in tails))
 
 
-def _of_measure(found: dict[str, Tensor], name: str) -> Bounds:
-    return Bounds.of(found[f"{name}_radius"], found[f"{name}_tail"])
+def _of_measure(errors: dict[str, Tensor], name: str) -> Bounds:
+    return Bounds.of(errors[f"{name}_radius"], errors[f"{name}_tail"])
 
 
 @torch.no_grad()

@@ -126,9 +126,9 @@ def _spread(embedding: Embedding, points: Points, options: BoundSettings) -> Spr
     bottom, top, trace = (torch.where(point, 0.0, x) for x in (bottom, top, trace))
     bottom, top = bottom + ridge, top + ridge
     trace = trace + ridge * embedding.dimension.unsqueeze(-1).to(trace.dtype)
-    some = top > 0.0
-    safe = torch.where(some, top, 1.0)
-    share, rank = bottom / safe, torch.where(some, trace / safe, 1.0)  # bottom is at most top
+    positive = top > 0.0
+    safe = torch.where(positive, top, 1.0)
+    share, rank = bottom / safe, torch.where(positive, trace / safe, 1.0)  # bottom is at most top
     size = effective_size(clusters, present, embedding.dimension, options.n_eff)
     if options.convention == "reference":
         return Spread(top, share.clamp(min=options.floor), rank, size.floor().clamp(min=3.0))

@@ -137,9 +137,9 @@ def _pooling_gradient(windows: pooling.Windows, active: Tensor, level: Tensor, p
     values, inside, number, position = windows
     size = windows.size().to(values.dtype).unsqueeze(-1)  # (..., windows, 1)
     mean = pooling.window_means(windows, p).unsqueeze(-1)
-    some = mean > 0.0
-    inner = (values / torch.where(some, mean, 1.0)).pow(p - 1.0) / size
-    inner = torch.where(some, inner, size.pow(-1.0 / p)) * inside
+    positive = mean > 0.0
+    inner = (values / torch.where(positive, mean, 1.0)).pow(p - 1.0) / size
+    inner = torch.where(positive, inner, size.pow(-1.0 / p)) * inside
     count = number.to(values.dtype)[..., None, None]
     above = level[..., None, None] > 0.0
     outer = mean / (count * torch.where(above, level[..., None, None], 1.0))

@@ -44,10 +44,10 @@ def bleed_level(
     level = level / frames_active.clamp(min=1)
     defined = ~own_active & other_active & (frames_active > 0)
     added = power - (1.0 + ROUNDING) * reference_power
-    most = 10.0 ** (-FLOOR_DB / 10.0)
+    largest_ratio = 10.0 ** (-FLOOR_DB / 10.0)
     # Both are masked before they are divided, and what adds nothing has no slope.
-    audible = defined & (added > level / most)
-    inside = audible & (added < level * most)
+    audible = defined & (added > level / largest_ratio)
+    inside = audible & (added < level * largest_ratio)
     ratio = torch.where(inside, added, 1.0) / torch.where(inside, level, 1.0)
     ends = torch.where(audible, torch.full_like(ratio, -FLOOR_DB), FLOOR_DB)
     return torch.where(defined, torch.where(inside, 10.0 * ratio.log10(), ends), torch.nan)

@@ -157,7 +157,7 @@ def _parts(points: Points) -> list[Tensor]:
     parts = [points.outputs.unsqueeze(2), references]
     if points.others is not None:
         parts.append(points.of_outputs(points.others).unsqueeze(2))
-    return [part.flatten(0, 1) for part in (*parts, distortions)]
+    return [group.flatten(0, 1) for group in (*parts, distortions)]
 
 
 def _presence(points: Points) -> tuple[Tensor, Tensor]:

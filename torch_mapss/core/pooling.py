@@ -220,12 +220,12 @@ def windows_of(values: Tensor, active: Tensor, window: int, hop: int) -> Windows
     frames = active.sum(-1)
     joined = values.gather(-1, joined_order(active))
     joined = torch.nn.functional.pad(joined, (0, max(0, window - joined.shape[-1])))
-    found = joined.unfold(-1, window, hop)
-    index = torch.arange(found.shape[-2], device=active.device)
+    values_by_window = joined.unfold(-1, window, hop)
+    index = torch.arange(values_by_window.shape[-2], device=active.device)
     position = index.unsqueeze(-1) * hop + torch.arange(window, device=active.device)
     number = (frames - window).clamp(min=0) // hop + 1
     inside = (position < frames[..., None, None]) & (index < number.unsqueeze(-1)).unsqueeze(-1)
-    return Windows(torch.where(inside, found, 0.0), inside, number, position)
+    return Windows(torch.where(inside, values_by_window, 0.0), inside, number, position)
 
 
 def window_means(windows: Windows, p: float) -> Tensor:
@@ -236,12 +236,12 @@ def window_means(windows: Windows, p: float) -> Tensor:
     """
     values = windows.values
     largest = values.detach().amax(-1, keepdim=True)
-    some = largest != 0.0  # NaN is some
-    share = torch.where(some, values / torch.where(some, largest, 1.0), 1.0)
+    nonzero = largest != 0.0  # NaN counts as non-zero, so it propagates
+    share = torch.where(nonzero, values / torch.where(nonzero, largest, 1.0), 1.0)
     power = torch.where(windows.inside, share, 0.0).pow(p).sum(-1) / windows.size()
-    some = some.squeeze(-1)
-    mean = largest.squeeze(-1) * torch.where(some, power, 1.0).pow(1.0 / p)
-    return torch.where(some, mean, 0.0)
+    nonzero = nonzero.squeeze(-1)
+    mean = largest.squeeze(-1) * torch.where(nonzero, power, 1.0).pow(1.0 / p)
+    return torch.where(nonzero, mean, 0.0)
 
 
 def window_level(windows: Windows, p: float) -> Tensor:

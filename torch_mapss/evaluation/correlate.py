@@ -234,13 +234,13 @@ def correlate_stimuli(
     for (scenario, question), group in oriented.groupby(["scenario", "question"], sort=False):
         unit = group.groupby(["track", "source"], sort=False).ngroup()
         group = group.assign(unit=unit, cluster=group["cluster"].factorize()[0])
-        place = {"scenario": scenario, "question": question}
+        keys = {"scenario": scenario, "question": question}
         for pooling in stats.POOLINGS:
-            head = {**place, "pooling": pooling, "cluster": settings.cluster}
+            head = {**keys, "pooling": pooling, "cluster": settings.cluster}
             measure_rows, difference_rows = correlated(group, names, pooling, settings)
             rows += [head | row for row in measure_rows]
             differences += [head | row for row in difference_rows]
-        units += [place | row for name in names for row in _unit_rows(group, name)]
+        units += [keys | row for name in names for row in _unit_rows(group, name)]
     return Correlation(
         rows=DataFrame(rows, columns=CORRELATION_COLUMNS),
         differences=DataFrame(differences, columns=DIFFERENCE_COLUMNS),

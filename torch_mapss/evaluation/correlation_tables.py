@@ -90,8 +90,8 @@ class Correlation:
         with_reason = rows[rows["reason"] != ""]
         for measure, pooling, text in with_reason[["measure", "pooling", "reason"]].to_numpy():
             for reason in text.split("; "):
-                place = f"{self.labels[measure]} ({pooling})"
-                places_by_reason.setdefault(f"{title}: {reason}", []).append(place)
+                heading = f"{self.labels[measure]} ({pooling})"
+                places_by_reason.setdefault(f"{title}: {reason}", []).append(heading)
         notes = []
         for reason, places in places_by_reason.items():
             everywhere = len(places) == 2 * len(self.labels)

@@ -130,9 +130,7 @@ def read_folders(
     for mixture, row in truth.iterrows():
         paths_by_source = row.dropna()
         source_names = [*paths_by_source.index]
-        estimates = {
-            name: tuple(files.loc[mixture, source_names]) for name, files in aligned.items()
-        }
+        estimates = {n: tuple(files.loc[mixture, source_names]) for n, files in aligned.items()}
         entry = Mixture(
             name=str(mixture) or io.written(os.path.basename(folder)),
             references=tuple(paths_by_source),
@@ -247,8 +245,8 @@ def _matching(
         text = f"{same.iloc[0]!r} and {same.iloc[1]!r} have one name, so one of them must go"
         raise ManifestError(subject, [text])
     files = table.pivot(index="mixture", columns="source", values="path")
-    ordered = sorted(_names(files), key=lambda name: (bool(_NOISE(name)), _natural(name)))
-    return files.loc[sorted(map(str, files.index), key=_natural), ordered]
+    ordered = sorted(_names(files), key=lambda name: (bool(_NOISE(name)), io.natural_key(name)))
+    return files.loc[sorted(map(str, files.index), key=io.natural_key), ordered]
 
 
 # --------------------------------------------------------------------------------------- References
@@ -420,12 +418,6 @@ def _sources(files: DataFrame) -> list[str]:
 
 def _names(files: DataFrame) -> list[str]:
     return [*map(str, files.columns)]
-
-
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Key that sorts s2 before s10."""
-    pieces = filter(None, re.split(r"(\d+)", name))
-    return tuple((int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces)
 
 
 def _shown(names: Iterable[object], most: int = 99) -> str:

@@ -292,6 +292,12 @@ def plain(value: Any) -> Any:
 # ---------------------------------------------------------------------------------- Text for people
 
 
+def natural_key(name: str) -> tuple[tuple[int, str], ...]:
+    """Key that sorts s2 before s10."""
+    pieces = filter(None, re.split(r"(\d+)", name))
+    return tuple((int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces)
+
+
 def listed(items: Iterable[str], most: int = 5) -> str:
     """Names in a sentence, the first few of many.
 

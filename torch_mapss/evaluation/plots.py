@@ -114,11 +114,11 @@ def _target(figure: Figure, path: str | os.PathLike[str]) -> tuple[str, str]:
     path = os.fspath(path)
     path = os.path.join(path, "scores.png") if os.path.isdir(path) else path
     path = path if os.path.splitext(path)[1] else f"{path}.png"
-    known = figure.canvas.get_supported_filetypes()
+    supported = figure.canvas.get_supported_filetypes()
     suffix = os.path.splitext(path)[1][1:].lower()
-    if suffix not in known:
+    if suffix not in supported:
         raise ValueError(
-            f"figures are written as {', '.join(sorted(known))}, not {suffix!r} (from "
+            f"figures are written as {', '.join(sorted(supported))}, not {suffix!r} (from "
             f"{io.shown(path)!r}). Change the suffix."
         )
     io.make_folder(os.path.dirname(path) or ".")
@@ -246,10 +246,10 @@ def system_boxes(values: _Values, ranking: DataFrame, measure: str, percent: str
     lines["medianprops"] = {"color": "#333333"}
     for position, system, group in zip(positions, rows["system"], rows["group"]):
         x = values[measure][system].dropna().to_numpy()
-        many = len(x) > _MOST_POINTS
+        is_crowded = len(x) > _MOST_POINTS
         where: dict[str, Any] = {"positions": [position], "widths": 0.55, "manage_ticks": False}
-        ax.boxplot([x], sym="." if many else "", **where, **lines)
-        if not many:  # a fixed spread: equal data, equal picture
+        ax.boxplot([x], sym="." if is_crowded else "", **where, **lines)
+        if not is_crowded:  # a fixed spread: equal data, equal picture
             spread = position + 0.16 * np.sin(np.arange(len(x)) * 2.4)
             ax.plot(spread, x, ".", color="#999999", markersize=4, zorder=2)
         above: dict[str, Any] = {"ha": "center", "va": "bottom", "fontweight": "bold"}
@@ -284,8 +284,8 @@ def system_scatter(values: _Values, ranking: DataFrame, x: str, y: str, percent:
     """Measure ``y`` over ``x``: small, the mixtures; large, the systems' means with intervals."""
     figure = new_figure(6.4, 4.4)
     ax = figure.add_subplot()
-    many = len(values[x]) > _MOST_POINTS  # then as pixels in an SVG
-    small: dict[str, Any] = {"markersize": 3, "alpha": 0.1 if many else 0.35, "zorder": 2}
+    is_crowded = len(values[x]) > _MOST_POINTS  # then as pixels in an SVG
+    small: dict[str, Any] = {"markersize": 3, "alpha": 0.1 if is_crowded else 0.35, "zorder": 2}
     large: dict[str, Any] = {"markersize": 9, "markeredgecolor": "white", "zorder": 5}
     for position, name in enumerate(values[x]):
         style: dict[str, Any] = {
@@ -293,7 +293,7 @@ def system_scatter(values: _Values, ranking: DataFrame, x: str, y: str, percent:
             "linestyle": "",
         }
         style["marker"] = SERIES_MARKERS[position % len(SERIES_MARKERS)]
-        ax.plot(values[x][name], values[y][name], rasterized=many, **small, **style)
+        ax.plot(values[x][name], values[y][name], rasterized=is_crowded, **small, **style)
         own = ranking[ranking["system"] == name].set_index("measure").loc[[x, y]]
         if own["mean"].notna().all():
             (mean_x, mean_y), (width, height) = own["mean"], _ends(own).T[:, :, None]

@@ -180,8 +180,8 @@ def _with_rated_sources(
     names: dict[tuple[str, str], str] = {}
     guesses: Counter[tuple[str, str]] = Counter()
     for track, track_sources in scored.groupby("track", sort=False)["source"]:
-        wanted = list(rated_sources.get(track, ()))
-        matched, guessed = match_names(list(track_sources.unique()), wanted, mapping)
+        names_of_track = list(rated_sources.get(track, ()))
+        matched, guessed = match_names(list(track_sources.unique()), names_of_track, mapping)
         names |= {(str(track), name): rated_name for name, rated_name in matched.items()}
         guesses.update(guessed.items())
     keys = zip(scored["track"], scored["source"])

@@ -324,8 +324,8 @@ class Scorer:
         """Frame scores of each system; ``seed`` is that of drawn frames."""
         mapss, settings = self.mapss, self.settings
         measures = settings.pipeline_measures
-        whole = list(spans) == [(0, truth.shape[-1])]
-        bank = mapss.prepare(truth, measures=measures, excerpts=None if whole else spans)
+        is_whole = list(spans) == [(0, truth.shape[-1])]
+        bank = mapss.prepare(truth, measures=measures, excerpts=None if is_whole else spans)
         shared: dict[str, Any] = {"measures": measures, "frames": settings.sample_frames}
         shared["on_segment"] = on_segment
         if settings.sample_frames is not None:

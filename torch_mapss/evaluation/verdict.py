@@ -172,13 +172,13 @@ def _certainty(verdicts: dict[str, Verdict], compared: DataFrame, alpha: float) 
         return f"significantly better than every other system {level}{alone}"
     by_measure = compared.groupby("measure")
     count, tests = max(family_of(rows, alpha) for _, rows in by_measure)
-    least = significance.least_holm_p(count, tests)
-    if least <= alpha:
+    smallest_p = significance.least_holm_p(count, tests)
+    if smallest_p <= alpha:
         return f"nothing is significantly better than every other system {level}"
     needed = significance.least_mixtures(tests, alpha)
     return (
         f"{count} mixture{'' if count == 1 else 's'} cannot prove a difference: the smallest "
-        f"attainable p is {significance.p_text(least)}; {needed} are needed"
+        f"attainable p is {significance.p_text(smallest_p)}; {needed} are needed"
     )
 
 

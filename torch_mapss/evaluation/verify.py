@@ -105,8 +105,8 @@ def verify(
     scorer = make_scorer()
     current = relevant(settings_of(scorer, scoring_settings(results.settings)))
     unlike = [
-        _difference(f"setting {name}", short(stored), short(now))
-        for name, stored, now in differing(relevant(results.settings), current)
+        _difference(f"setting {name}", short(stored), short(again))
+        for name, stored, again in differing(relevant(results.settings), current)
     ]
     if unlike:  # then every score differs
         notes = [*checked.notes, "Nothing was scored again, as the settings differ"]
@@ -178,16 +178,16 @@ def _table_differences(
         values = key if isinstance(key, tuple) else (key,)
         names = [str(level).removesuffix("_id") for level in stored.index.names]
         labels = [f"{level} {value!r}" for level, value in zip(names, values)]
-        before, now = stored.loc[key, score], current[score].get(key, float("nan"))
-        yield _difference(", ".join([name, *labels, score]), f"{before:.6g}", f"{now:.6g}")
+        before, again = stored.loc[key, score], current[score].get(key, float("nan"))
+        yield _difference(", ".join([name, *labels, score]), f"{before:.6g}", f"{again:.6g}")
 
 
 def _distances(stored: DataFrame, current: DataFrame) -> DataFrame:
     """How far scores lie apart, relative beyond 1; infinitely where one of them is undefined."""
     before = stored[[name for name in present(stored.columns) if name in current]].astype(float)
-    now = current.reindex(before.index)[[*before.columns]].astype(float)
-    distances = ((now - before).abs() / before.abs().clip(lower=1.0)).fillna(float("inf"))
-    return distances.mask(before.isna() & now.isna(), 0.0)
+    again = current.reindex(before.index)[[*before.columns]].astype(float)
+    distances = ((again - before).abs() / before.abs().clip(lower=1.0)).fillna(float("inf"))
+    return distances.mask(before.isna() & again.isna(), 0.0)
 
 
 def _pooled_again(results: Results) -> tuple[int, list[str]]:

@@ -94,9 +94,9 @@ class EncodedFrames(ClipFrames):
             (chosen.scored, measures, False),
             (chosen.pauses, in_pauses, True),
         ):
-            for some in frames.split(self.frames_at_once or max(1, len(frames))):
-                if len(some):
-                    item, frame = some.unbind(-1)
+            for batch in frames.split(self.frames_at_once or max(1, len(frames))):
+                if len(batch):
+                    item, frame = batch.unbind(-1)
                     yield EncodedBlock(self, item, frame, names, has_pauses)
 
 

@@ -107,12 +107,12 @@ def checked_measures(measures: str | Iterable[str] | None) -> tuple[str, ...]:
     names = (measures,) if isinstance(measures, str) else measures
     if not isinstance(names, Iterable):
         raise TypeError(f"measures must be a name or several, got {measures!r}.")
-    wanted = [measure_of(name) if isinstance(name, str) else name for name in names]
-    for name in wanted:
+    measure_names = [measure_of(name) if isinstance(name, str) else name for name in names]
+    for name in measure_names:
         checks.check_choice(name, "measures", tuple(MEASURES))
-    if not wanted:
+    if not measure_names:
         raise ValueError(f"measures must name at least one of {', '.join(MEASURES)}, got none.")
-    return tuple(name for name in MEASURES if name in wanted)
+    return tuple(name for name in MEASURES if name in measure_names)
 
 
 def with_encoder(measures: Iterable[str]) -> list[Measure]:

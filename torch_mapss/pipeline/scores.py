@@ -85,7 +85,7 @@ class Scores:
 
     def of(self, field: str) -> Tensor:
         """A field by name; ValueError where there is none, or it was not computed."""
-        checks.check_choice(field, "field", [each.name for each in fields(self)])
+        checks.check_choice(field, "field", [field_.name for field_ in fields(self)])
         values: Tensor | None = getattr(self, field)
         if values is None:
             raise ValueError(

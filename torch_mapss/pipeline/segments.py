@@ -118,9 +118,9 @@ def frames_inside(grid: Grid, parts: Sequence[tuple[int, int]], frames: int) -> 
     """(n, 2) int64 first frame and the one after the last that lie entirely in parts of a clip."""
     ranges = []
     for begin, end in parts:
-        first = -(-begin // grid.hop)
-        last = min((end - grid.receptive_field) // grid.hop, frames - 1)
-        ranges.append((first, max(first, last + 1)))
+        first_frame = -(-begin // grid.hop)
+        last_frame = min((end - grid.receptive_field) // grid.hop, frames - 1)
+        ranges.append((first_frame, max(first_frame, last_frame + 1)))
     return torch.tensor(ranges, dtype=torch.int64, device="cpu")
 
 

@@ -52,10 +52,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def pair(text: str) -> tuple[str, str]:
     """``NAME=NAME`` as two names."""
-    one, sign, other = text.partition("=")
-    if not (one and sign and other):
+    left, sign, right = text.partition("=")
+    if not (left and sign and right):
         raise argparse.ArgumentTypeError(f"expected NAME=NAME, got {text!r}")
-    return one, other
+    return left, right
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
 
     plots.check_available()
     io.make_folder(args.out)
-    given = {name: getattr(args, name) for name in ("rivals", "measures", "cluster", "draws")}
-    given |= {"columns": dict(args.columns), "sources": dict(args.source_map)}
-    found = correlate(args.results, args.ratings, **given)
-    found.save(args.out)
+    options = {name: getattr(args, name) for name in ("rivals", "measures", "cluster", "draws")}
+    options |= {"columns": dict(args.columns), "sources": dict(args.source_map)}
+    correlations = correlate(args.results, args.ratings, **options)
+    correlations.save(args.out)
     if not args.quiet:
-        console.say(found.summary())
+        console.say(correlations.summary())
     say_written([args.out], args.quiet)
     return OK

@@ -29,10 +29,14 @@ def run(args: argparse.Namespace) -> int:
         members = bank.names(_RATE)
         counts.append(f"{measure} {len(members)}")
         for family in bank.families:
-            own = [name.split("/", 1)[1] for name in members if name.startswith(f"{family}/")]
-            first, *rest = textwrap.wrap(" ".join(own), _WIDTH, break_on_hyphens=False) or [""]
-            rows.append([measure, family, str(len(own)), first])
-            rows += [["", "", "", line] for line in rest]
+            members_of_family = [
+                name.split("/", 1)[1] for name in members if name.startswith(f"{family}/")
+            ]
+            first_line, *further_lines = textwrap.wrap(
+                " ".join(members_of_family), _WIDTH, break_on_hyphens=False
+            ) or [""]
+            rows.append([measure, family, str(len(members_of_family)), first_line])
+            rows += [["", "", "", line] for line in further_lines]
     console.say(io.text_table(["bank", "family", "members", "names, after FAMILY/"], rows, 4))
     console.say(
         f"\nAt {_RATE} Hz: {', '.join(counts)} members. Those of PM take their parameters from "

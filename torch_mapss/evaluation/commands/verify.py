@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
             "these results were made in Python, which leaves no options to make the scorer again "
             "with. Pass --pairs 0, or call torch_mapss.evaluation.verify.verify with one."
         )
-    found = verify(
+    verification = verify(
         results, lambda: mapss_of(options or {}, device_of_options(None)), pairs=args.pairs
     )
-    console.say(found.summary())
-    return OK if found.passed else SOME_FAILED
+    console.say(verification.summary())
+    return OK if verification.passed else SOME_FAILED
