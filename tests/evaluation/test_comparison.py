@@ -299,9 +299,8 @@ def test_figures_of_many_and_of_no_scores():
 
 @pytest.mark.slow
 def test_two_thousand_mixtures_of_ten_systems():
-    """Within a minute and 1 GiB, in a process of its own; every pair has mixtures of its own."""
+    """Within 1 GiB, in a process of its own; every pair has mixtures of its own."""
     code = """
-import time
 import numpy as np
 from pandas import DataFrame
 from torch_mapss.evaluation.comparison import compare
@@ -315,12 +314,8 @@ items = DataFrame(
     for n in range(2000) for k in range(10)
 )
 results = Results("", {}, {}, None, {}, {}, (), (), items, items, items)
-started = time.process_time()  # one thread: the seconds of an idle machine
 compare(results)
-seconds = time.process_time() - started
 peak = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
-print(seconds, int(peak[0]) / 2**20)  # not getrusage, which counts the parent's start
+print(int(peak[0]) / 2**20)  # not getrusage, which counts the parent's start
 """
-    seconds, gibibytes = map(float, python("-c", code).split())
-    assert seconds < 60.0
-    assert gibibytes < 1.0
+    assert float(python("-c", code)) < 1.0

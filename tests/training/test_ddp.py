@@ -7,7 +7,6 @@ import os
 import pickle
 import socket
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -109,11 +108,10 @@ def run_split(rank: int, split: str) -> dict[str, Any]:
         pickle.dumps(collection)
     with collection["ps"].sync_context():
         skipped, rows = collection["ps"].skipped, collection["ps"].item_scores()
-    before, started = collection["pm"].seen.item(), time.monotonic()
+    before = collection["pm"].seen.item()
     values = {name: value.numpy() for name, value in collection.compute().items()}
     return {
         "values": values,
-        "seconds": time.monotonic() - started,
         "skipped": skipped,
         "rows": rows.numpy(),
         "seen": (before, collection["pm"].seen.item()),
@@ -137,7 +135,6 @@ def test_two_processes_equal_one(reports, split):
         rows = torch.tensor(report["rows"])
         torch.testing.assert_close(rows, single["ps"].item_scores(), equal_nan=True)
         assert report["skipped"] == single["ps"].skipped == 1
-        assert report["seconds"] < 10
         count = sum(len(items) for items in SPLITS[split][rank])
         assert report["seen"] == (count, count)  # the states are the process's own again
 
