@@ -183,8 +183,8 @@ def _disguise_as_mert(folder: Path) -> None:
     path.write_text(json.dumps(config))
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found.detach() - expected).abs().max() / expected.abs().max())
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.detach() - expected).abs().max() / expected.abs().max())
 
 
 def check_gradient(

@@ -44,8 +44,10 @@ def loudness_oracle(x: Tensor, rate: int) -> float:
 
 def sine(sections: list[tuple[float, float]], rate: int, hertz: float = 1000.0) -> Tensor:
     """A tone through (dBFS, seconds) sections; 0 dBFS is amplitude 1."""
-    parts = [np.full(round(seconds * rate), 10 ** (level / 20)) for level, seconds in sections]
-    amplitude = torch.from_numpy(np.concatenate(parts))
+    sections_of_level = [
+        np.full(round(seconds * rate), 10 ** (level / 20)) for level, seconds in sections
+    ]
+    amplitude = torch.from_numpy(np.concatenate(sections_of_level))
     t = torch.arange(len(amplitude), dtype=torch.float64) / rate
     return amplitude * torch.sin(2 * math.pi * hertz * t)
 
@@ -68,8 +70,8 @@ def test_sines_read_what_the_standard_says():
     gain = np.prod([abs(signal.freqz(b, a, [np.pi / 120])[1][0]) for b, a in TABLE_48K])
     expected = float(lufs(gain**2 / 2))
     for rate in RATES:
-        found = float(audio.integrated_loudness(sine([(0, 5)], rate, hertz=200), rate))
-        assert found == pytest.approx(expected, abs=0.01)
+        measured = float(audio.integrated_loudness(sine([(0, 5)], rate, hertz=200), rate))
+        assert measured == pytest.approx(expected, abs=0.01)
 
 
 # EBU Tech 3341, table 1, cases 1 to 5. They are stereo with the same tone in both channels, whose
@@ -128,8 +130,8 @@ def test_short_or_very_quiet_signals_are_ungated(samples, gain):
 def test_the_absolute_gate_is_absolute():
     # Half the signal lies 20 dB below the gate: it must not pull the mean down by 3 dB.
     tones = sine([(-60, 4), (-90, 4)], 16000), sine([(-60, 4)], 16000)
-    found, expected = (float(audio.integrated_loudness(tone, 16000)) for tone in tones)
-    assert found == pytest.approx(expected, abs=0.3)
+    measured, expected = (float(audio.integrated_loudness(tone, 16000)) for tone in tones)
+    assert measured == pytest.approx(expected, abs=0.3)
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
@@ -166,8 +168,10 @@ def test_normalised_output_reads_the_target(rate, target):
     x = torch.stack([speech_like(4, rate, seed=k) * 10.0 ** (k - 2) for k in range(4)])
     y = audio.normalize_loudness(x, rate, target=target, peak=math.inf)
     for row in y:  # a target below the gate is that of the whole signal
-        found = audio.integrated_loudness(row, rate) if target < -70 else loudness_oracle(row, rate)
-        assert float(found) == pytest.approx(target, abs=1e-6)
+        measured = (
+            audio.integrated_loudness(row, rate) if target < -70 else loudness_oracle(row, rate)
+        )
+        assert float(measured) == pytest.approx(target, abs=1e-6)
     shape = y / x
     assert torch.allclose(shape, shape[:, :1].expand_as(shape), rtol=1e-9)  # a gain, no filter
 
@@ -210,10 +214,10 @@ def test_batching_equals_looping(shape):
     loudness = audio.integrated_loudness(batch, 8000)
     normal = audio.normalize_loudness(batch, 8000)
     assert (loudness.shape, normal.shape) == (shape, batch.shape)
-    each = torch.stack([audio.integrated_loudness(row, 8000) for row in x])
-    assert torch.allclose(loudness.reshape(-1), each, rtol=1e-12)
-    each = torch.stack([audio.normalize_loudness(row, 8000) for row in x])
-    assert torch.allclose(normal.reshape(rows, -1), each, rtol=1e-10)
+    loudness_by_row = torch.stack([audio.integrated_loudness(row, 8000) for row in x])
+    assert torch.allclose(loudness.reshape(-1), loudness_by_row, rtol=1e-12)
+    normalised_rows = torch.stack([audio.normalize_loudness(row, 8000) for row in x])
+    assert torch.allclose(normal.reshape(rows, -1), normalised_rows, rtol=1e-10)
     assert audio.normalize_loudness(batch.reshape(rows, -1)[:0], 8000).shape == (0, x.shape[-1])
 
 
@@ -233,12 +237,12 @@ def test_gradients_against_differences(kind):
     window = slice(1995, 2005) if kind != "short" else slice(300, 310)
     weight = noise(len(x), seed=6)
 
-    def insert(part: Tensor) -> Tensor:
-        return torch.cat([x[: window.start], part, x[window.stop :]])
+    def insert(samples: Tensor) -> Tensor:
+        return torch.cat([x[: window.start], samples, x[window.stop :]])
 
-    part = x[window].clone().requires_grad_()
+    samples = x[window].clone().requires_grad_()
     for function in (audio.integrated_loudness, lambda *x: audio.normalize_loudness(*x) @ weight):
-        assert gradcheck(lambda p, f=function: f(insert(p), 8000), part, eps=1e-6)
+        assert gradcheck(lambda p, f=function: f(insert(p), 8000), samples, eps=1e-6)
     peak = float(audio.normalize_loudness(x, 8000, peak=math.inf).abs().max())
     assert (peak > 1) == (kind == "peak")  # where the limit acts
     # The whole signal at once, along its own direction: a gain must not change the output.
@@ -307,15 +311,15 @@ def test_mono_is_the_mean():
             audio.to_mono(wrong)
 
 
-@pytest.mark.parametrize(("orig", "new"), [(44100, 16000), (8000, 16000), (16000, 24000)])
+@pytest.mark.parametrize(("orig", "new_rate"), [(44100, 16000), (8000, 16000), (16000, 24000)])
 @pytest.mark.parametrize("samples", [1, 400, 16001])
-def test_resampling_is_that_of_torchaudio(orig, new, samples):
+def test_resampling_is_that_of_torchaudio(orig, new_rate, samples):
     import torchaudio
 
     for dtype in (torch.float32, torch.float64):
         wave = torch.randn(2, 3, samples, dtype=dtype)
-        expected = torchaudio.functional.resample(wave, orig, new)
-        torch.testing.assert_close(audio.resample(wave, orig, new), expected)
+        expected = torchaudio.functional.resample(wave, orig, new_rate)
+        torch.testing.assert_close(audio.resample(wave, orig, new_rate), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -330,9 +334,9 @@ def test_resampling_moves_a_tone(dtype):
     assert (y.double() - expected)[:, 200:-200].abs().max() < 2e-3
     leaf = x.requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):  # which changes nothing
-        again = audio.resample(leaf, 44100, 16000)
-    assert torch.equal(again, y)
-    (g,) = torch.autograd.grad(again.square().sum(), leaf)
+        under_autocast = audio.resample(leaf, 44100, 16000)
+    assert torch.equal(under_autocast, y)
+    (g,) = torch.autograd.grad(under_autocast.square().sum(), leaf)
     assert g.isfinite().all()
     assert (g != 0).any()
 
@@ -422,8 +426,13 @@ def test_wav_with_other_chunks_or_another_length_in_its_header(tmp_path):
     samples = write(path)
     content = path.read_bytes()
     extra = b"note" + struct.pack("<I", 3) + b"abc\0"
-    more = content[:12] + extra + content[12:]
-    path.write_bytes(more[:4] + struct.pack("<I", len(more) - 8) + more[8:] + b"LIST")
+    with_extra_chunk = content[:12] + extra + content[12:]
+    path.write_bytes(
+        with_extra_chunk[:4]
+        + struct.pack("<I", len(with_extra_chunk) - 8)
+        + with_extra_chunk[8:]
+        + b"LIST"
+    )
     assert audio.load_audio(path)[0].shape == samples.T.shape
     path.write_bytes(content)
     for size in (0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000):  # a pipe states (nearly) the largest one
@@ -678,6 +687,6 @@ def test_a_constant_offset_makes_no_silence_active_and_nothing_louder():
 @pytest.mark.parametrize("step", [1600, 8000])
 def test_gain_from_segments_shorter_than_the_filter(step):
     waves = 0.05 * noise(2, 30_000).float()
-    found = loudness.metered(waves, 16_000, 2 * step).gain(-23.0)
+    gain = loudness.metered(waves, 16_000, 2 * step).gain(-23.0)
     loud = loudness.at_loudness(waves, 16_000, -23.0)
-    torch.testing.assert_close(found[:, None] * waves, loud, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gain[:, None] * waves, loud, rtol=1e-5, atol=1e-6)

@@ -46,7 +46,7 @@ def test_rare_sounds_count_and_pauses_do_not():
 
 def test_noise_fills_the_band_and_silence_none():
     waves = torch.stack([band(7999.0), torch.zeros(2 * RATE), torch.full((2 * RATE,), 0.5)])
-    found = bandwidth(waves, RATE)
-    assert found.dtype == torch.float64
-    assert found[:2].tolist() == [RATE / 2, 0.0]
-    assert found[2] < 100.0
+    edges = bandwidth(waves, RATE)
+    assert edges.dtype == torch.float64
+    assert edges[:2].tolist() == [RATE / 2, 0.0]
+    assert edges[2] < 100.0

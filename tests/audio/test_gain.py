@@ -61,9 +61,9 @@ def levelled(estimate: Tensor, reference: Tensor, rate: int = RATE) -> Tensor:
 def test_equals_the_oracle(rate, seconds):
     reference = speech_like(seconds, rate)
     estimate = reference + 0.1 * speech_like(seconds, rate, seed=1) + 0.01 * noise(len(reference))
-    found = levelled(estimate, reference, rate) / estimate
+    gain = levelled(estimate, reference, rate) / estimate
     expected = gain_oracle(estimate, reference, rate)
-    torch.testing.assert_close(found, torch.full_like(found, expected), rtol=1e-9, atol=0)
+    torch.testing.assert_close(gain, torch.full_like(gain, expected), rtol=1e-9, atol=0)
 
 
 def pausing(seconds: float = 15.0, plays: float = 3.0) -> tuple[Tensor, Tensor]:
@@ -103,12 +103,12 @@ def test_batch_equals_rows_and_a_silent_reference_counts_the_whole():
     references = torch.stack([speech_like(2.0, RATE, seed=k) for k in range(3)])
     references[1] = 0.0
     estimates = references.roll(1, 0) + 0.1 * noise(*references.shape)
-    found = levelled(estimates, references)
-    for row, estimate, reference in zip(found, estimates, references):
+    levelled_batch = levelled(estimates, references)
+    for row, estimate, reference in zip(levelled_batch, estimates, references):
         torch.testing.assert_close(row, levelled(estimate, reference), rtol=1e-12, atol=1e-14)
     assert not passing_blocks(references, RATE, TARGET)[1].any()
     expected = gain_oracle(estimates[1], references[1], RATE) * estimates[1]
-    torch.testing.assert_close(found[1], expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(levelled_batch[1], expected, rtol=1e-9, atol=0)
 
 
 def test_silence_where_the_source_plays_is_limited_by_the_peak():
@@ -152,11 +152,11 @@ def test_another_default_device_changes_nothing():
     wave = speech_like(2.0, 24_000)  # a rate whose filter is not cached yet
     try:
         torch.set_default_device("meta")
-        found = integrated_loudness(wave, 24_000), normalize_loudness(wave, 24_000)
+        loudness_and_wave = integrated_loudness(wave, 24_000), normalize_loudness(wave, 24_000)
         times = frame_times(3, 400, 320, RATE)
         level = frame_rms(wave[:10], 400, 320)
     finally:
         torch.set_default_device(None)
-    assert math.isclose(float(found[0]), float(integrated_loudness(wave, 24_000)))
-    assert torch.equal(found[1], normalize_loudness(wave, 24_000))
+    assert math.isclose(float(loudness_and_wave[0]), float(integrated_loudness(wave, 24_000)))
+    assert torch.equal(loudness_and_wave[1], normalize_loudness(wave, 24_000))
     assert times.device == level.device == wave.device

@@ -21,8 +21,8 @@ def mapss() -> MAPSS:
 
 
 def scores_of(mapss: MAPSS, estimates: Tensor, references: Tensor) -> Tensor:
-    found = mapss(estimates, references).utterance()
-    return torch.stack([found.ps, found.pm])
+    means = mapss(estimates, references).utterance()
+    return torch.stack([means.ps, means.pm])
 
 
 def gradient(mapss: MAPSS, estimates: Tensor, references: Any) -> tuple[Tensor, Tensor]:
@@ -71,13 +71,13 @@ def test_clips_shorter_than_a_loudness_block(mapss, seconds):
         near(scores_of(mapss, estimates, gain * references), scores, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("who", ["estimates", "references", "one"])
-def test_very_quiet_sources_score_as_at_normal_level(mapss, who):
+@pytest.mark.parametrize("quiet_input", ["estimates", "references", "one"])
+def test_very_quiet_sources_score_as_at_normal_level(mapss, quiet_input):
     references = voices()
     estimates = leaky(references)
     normal = scores_of(mapss, estimates, references)
     quiet, true = estimates.clone(), references.clone()
-    {"estimates": quiet, "references": true, "one": true[:, 0]}[who].mul_(1e-5)
+    {"estimates": quiet, "references": true, "one": true[:, 0]}[quiet_input].mul_(1e-5)
     near(scores_of(mapss, quiet, true), normal, rtol=0, atol=2e-2)
     gradient(mapss, quiet, true)
 
@@ -114,15 +114,15 @@ def test_scores_of_any_estimate_stay_in_the_unit_interval(mapss):
         "constant": torch.full_like(references, 0.3),
         "click": torch.zeros_like(references).index_fill_(-1, torch.tensor([4000]), 1.0),
     }
-    found, bank = {}, mapss.prepare(references)
+    score_by_gain, bank = {}, mapss.prepare(references)
     for name, estimates in made.items():
         scores = mapss(estimates, bank)
         for value in (scores.ps, scores.pm):
             assert 0.0 <= float(value.min()) <= float(value.max()) <= 1.0, name
         assert (scores.log_pm <= 0.0).all(), name
         utterance = scores.utterance()
-        found[name] = torch.stack([utterance.ps, utterance.pm])
+        score_by_gain[name] = torch.stack([utterance.ps, utterance.pm])
         gradient(mapss, estimates, bank)
     for name in ("leaky", "noise", "swapped", "clipped", "mixture"):
-        assert (found[name] < found["perfect"]).all(), name
-    assert (found["swapped"] < 0.1).all()
+        assert (score_by_gain[name] < score_by_gain["perfect"]).all(), name
+    assert (score_by_gain["swapped"] < 0.1).all()

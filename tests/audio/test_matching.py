@@ -16,11 +16,13 @@ def lag_by_numpy(estimate: Tensor, reference: Tensor, limit: int) -> tuple[int, 
     e, s = (x.double().numpy() - x.double().numpy().mean() for x in (estimate, reference))
     sizes = []
     for lag in range(-limit, limit + 1):
-        own = s[max(0, -lag) : len(s) - max(0, lag)]
-        other = e[max(0, lag) : len(e) - max(0, -lag)]
-        least = 0.25 * np.array([(s**2).sum(), (e**2).sum()])
-        energies = np.maximum([(own**2).sum(), (other**2).sum()], least)
-        sizes.append(abs((own * other).sum()) / np.sqrt(energies.prod()))
+        reference_part = s[max(0, -lag) : len(s) - max(0, lag)]
+        estimate_part = e[max(0, lag) : len(e) - max(0, -lag)]
+        smallest_energies = 0.25 * np.array([(s**2).sum(), (e**2).sum()])
+        energies = np.maximum(
+            [(reference_part**2).sum(), (estimate_part**2).sum()], smallest_energies
+        )
+        sizes.append(abs((reference_part * estimate_part).sum()) / np.sqrt(energies.prod()))
     return int(np.argmax(sizes)) - limit, float(np.max(sizes))
 
 
@@ -29,11 +31,11 @@ def lag_by_numpy(estimate: Tensor, reference: Tensor, limit: int) -> tuple[int, 
 def test_lag_is_where_the_correlation_is_largest(samples, delay):
     reference = noise(samples)
     estimate = shift(reference, -delay) + 0.7 * noise(samples, seed=1)
-    found = estimate_lag(-estimate, reference, 500)  # an inverted estimate is as late
-    assert int(found.samples) == delay
+    lag = estimate_lag(-estimate, reference, 500)  # an inverted estimate is as late
+    assert int(lag.samples) == delay
     if samples < 1000:
         expected = lag_by_numpy(estimate, reference, 500)
-        assert (int(found.samples), float(found.correlation)) == pytest.approx(expected, abs=1e-9)
+        assert (int(lag.samples), float(lag.correlation)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_lags_of_a_batch_are_those_of_its_rows():
@@ -48,8 +50,8 @@ def test_of_equal_peaks_the_shortest_lag_is_taken():
     tone = torch.sin(2 * torch.pi * torch.arange(8000) / 80)
     assert int(estimate_lag(tone, tone, 400).samples) == 0
     assert int(estimate_lag(shift(tone, -30), tone, 400).samples) == -10  # which is 30, inverted
-    found = estimate_lag(torch.ones(100), noise(100), 50)
-    assert (int(found.samples), float(found.correlation)) == (0, 0.0)
+    lag = estimate_lag(torch.ones(100), noise(100), 50)
+    assert (int(lag.samples), float(lag.correlation)) == (0, 0.0)
 
 
 def test_shift_moves_and_fills_with_zeros():

@@ -64,19 +64,19 @@ def test_agrees_with_the_oracle(case: str, convention: str, measure: str) -> Non
     ours, theirs = MEASURES[measure]
     points = released.embeddings(released.CASES[case])
     expected = theirs(*points, confidence=0.9, convention=convention)
-    found = ours(*_frame(case), confidence=0.9, convention=convention)
+    bounds = ours(*_frame(case), confidence=0.9, convention=convention)
     for name in ("radius", "tail", "total"):
-        wanted = getattr(expected, name)
-        np.testing.assert_allclose(getattr(found, name), wanted, rtol=1e-8, atol=1e-14)
+        value_by_oracle = getattr(expected, name)
+        np.testing.assert_allclose(getattr(bounds, name), value_by_oracle, rtol=1e-8, atol=1e-14)
 
 
 @pytest.mark.parametrize("case", released.CASES)
 def test_agrees_with_the_reference_implementation(case: str) -> None:
     for measure, (ours, _) in MEASURES.items():
-        found = ours(*_frame(case), convention="reference")._asdict()
+        bounds = ours(*_frame(case), convention="reference")._asdict()
         for name in ("radius", "tail"):
             stored = GOLDEN[f"{case}/{measure}_{name}"]
-            np.testing.assert_allclose(found[name], stored, rtol=1e-6, atol=1e-14, err_msg=name)
+            np.testing.assert_allclose(bounds[name], stored, rtol=1e-6, atol=1e-14, err_msg=name)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -92,14 +92,14 @@ def test_batch_with_absent_points_agrees_with_the_oracle(convention: str, measur
     attributed = (2, 0)
     points = outputs[..., attributed, :], references, distortions
     options = {"attributed": attributed, "energy": 0.9, "convention": convention}
-    found = ours(*points, active=active, mask=mask, **options)
+    bounds = ours(*points, active=active, mask=mask, **options)
     for frame in np.ndindex(2, 3):
-        *arrays, on, there = (x[frame].numpy() for x in (*points, active, mask))
-        expected = theirs(*arrays, active=on, mask=there, **options)
+        *arrays, on, present = (x[frame].numpy() for x in (*points, active, mask))
+        expected = theirs(*arrays, active=on, mask=present, **options)
         for name in ("radius", "tail"):
-            wanted = np.nan_to_num(getattr(expected, name))  # undefined is 0 here
-            got = getattr(found, name)[frame].numpy()
-            np.testing.assert_allclose(got, wanted, rtol=1e-7, atol=1e-13)
+            value_by_oracle = np.nan_to_num(getattr(expected, name))  # undefined is 0 here
+            got = getattr(bounds, name)[frame].numpy()
+            np.testing.assert_allclose(got, value_by_oracle, rtol=1e-7, atol=1e-13)
 
 
 def test_constants_enter_as_in_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,20 +109,20 @@ def test_constants_enter_as_in_the_oracle(monkeypatch: pytest.MonkeyPatch) -> No
     settings = {"floor": 0.2, "n_eff": 0.5}
     for convention in CONVENTIONS:
         expected = oracle_bounds.separation_bounds(*points, convention=convention)
-        found = frames.separation_bounds(*_frame("trio"), convention=convention, **settings)
-        np.testing.assert_allclose(found.tail.numpy(), expected.tail, rtol=1e-8)
+        bounds = frames.separation_bounds(*_frame("trio"), convention=convention, **settings)
+        np.testing.assert_allclose(bounds.tail.numpy(), expected.tail, rtol=1e-8)
     frame = oracle.embed_frame(*points)
     assert frame is not None
-    own, foreign = oracle_bounds._separation_sides(frame, 0, "paper")
+    own_side, foreign = oracle_bounds._separation_sides(frame, 0, "paper")
     for convention, events in (("paper", 2), ("derived", 4)):
         errors = [
             oracle_bounds._side_error(side, 0.05 / events, convention, constant=3.0)
-            for side in (own, foreign)
+            for side in (own_side, foreign)
         ]
         joined = math.sqrt(sum(errors)) if convention == "paper" else math.hypot(*errors)
-        a, b = own.distance, foreign.distance
-        found = frames.separation_bounds(*_frame("trio"), convention=convention, c=3.0, **settings)
-        assert found.tail[0].item() == pytest.approx(math.hypot(a, b) / (a + b) ** 2 * joined)
+        a, b = own_side.distance, foreign.distance
+        bounds = frames.separation_bounds(*_frame("trio"), convention=convention, c=3.0, **settings)
+        assert bounds.tail[0].item() == pytest.approx(math.hypot(a, b) / (a + b) ** 2 * joined)
 
 
 @pytest.mark.parametrize("case", ["pair", "trio_wide", "pair_repeats"])
@@ -173,10 +173,12 @@ def _full_scores(points: Sequence[Tensor], energy: float) -> tuple[Tensor, ...]:
     record, embedding = _points(points), _embedding(points, energy)
     sides = separation.separation_sides(embedding, record, Settings())
     a, b = (sides.distance.square() + sides.discarded).sqrt().unbind(-1)
-    parts = match.match_parts(embedding, record, Settings())
-    mean, variance = moments(parts.g + parts.gaps, parts.present, parts.members)
+    match_scores = match.match_parts(embedding, record, Settings())
+    mean, variance = moments(
+        match_scores.g + match_scores.gaps, match_scores.present, match_scores.members
+    )
     fit = match.gamma(mean, variance)
-    return b / (a + b), gammaincc(fit.k, (parts.a + parts.gap_a) / fit.theta)
+    return b / (a + b), gammaincc(fit.k, (match_scores.a + match_scores.gap_a) / fit.theta)
 
 
 @pytest.mark.parametrize("energy", [0.8, 0.95, 0.99])
@@ -197,9 +199,9 @@ def test_nothing_discarded_has_no_radius() -> None:
     points = clouds(3, distortions=10, seed=7)
     for ours, _ in MEASURES.values():
         for convention in CONVENTIONS:
-            found = ours(*points, energy=1.0, convention=convention)
-            assert float(found.radius.abs().max()) < 1e-12
-            assert bool((found.tail > 0.0).any()) == (convention != "reference")
+            bounds = ours(*points, energy=1.0, convention=convention)
+            assert float(bounds.radius.abs().max()) < 1e-12
+            assert bool((bounds.tail > 0.0).any()) == (convention != "reference")
 
 
 def test_two_corners_are_the_maximum_of_all_eight() -> None:
@@ -209,7 +211,7 @@ def test_two_corners_are_the_maximum_of_all_eight() -> None:
     point = k, theta, k * theta * (0.3 + 1.5 * uniform[2])
     half = tuple(u * 1.2 * x for u, x in zip(uniform[3:6], point))
     floors = (1e-6, 1e-6, 1e-8)
-    (found,) = match.corner_maxima(point, [match.Box(half, floors)])
+    (largest_change,) = match.corner_maxima(point, [match.Box(half, floors)])
 
     def change(shares: Sequence[Any]) -> Tensor:
         moved = (x + s * h for x, s, h in zip(point, shares, half))
@@ -217,8 +219,8 @@ def test_two_corners_are_the_maximum_of_all_eight() -> None:
         return (gammaincc(k, a / theta) - gammaincc(point[0], point[2] / point[1])).abs()
 
     worst = torch.stack([change(s) for s in itertools.product((-1.0, 1.0), repeat=3)]).amax(0)
-    torch.testing.assert_close(found, worst, rtol=0.0, atol=1e-14)  # sums in other blocks
-    assert bool((change(2.0 * uniform[4:7] - 1.0) <= found + 1e-14).all())
+    torch.testing.assert_close(largest_change, worst, rtol=0.0, atol=1e-14)  # sums in other blocks
+    assert bool((change(2.0 * uniform[4:7] - 1.0) <= largest_change + 1e-14).all())
 
 
 @pytest.mark.parametrize("time", [1.0, 3.0])
@@ -227,20 +229,20 @@ def test_truncation_of_the_embedding(time: float) -> None:
     mask = torch.ones(4, points.shape[1], dtype=torch.bool)
     mask[2, 5:9] = False
     m = F.diffusion_map(points, energy=0.8, time=time, mask=mask)
-    found = frames.truncation_bounds(m, 0.9, c=1.5)
+    bounds = frames.truncation_bounds(m, 0.9, c=1.5)
     sure = frames.truncation_bounds(m, 0.9, convention="derived")
     for frame in range(4):
         single = oracle.diffusion_map(points[frame][mask[frame]].numpy(), energy=0.8, time=time)
         expected = oracle_bounds.truncation_expectation(single, time)
-        assert found.expectation[frame].item() == pytest.approx(expected, rel=1e-9)
+        assert bounds.expectation[frame].item() == pytest.approx(expected, rel=1e-9)
         expected = oracle_bounds.truncation_bound(single, 0.9, time, 1.5)
-        assert found.bound[frame].item() == pytest.approx(expected, rel=1e-9)
+        assert bounds.bound[frame].item() == pytest.approx(expected, rel=1e-9)
         errors = oracle_bounds.truncation_errors(single)
-        held = float(single.stationary @ (errors <= sure.bound[frame].item()))
-        assert held >= 0.9
-        assert sure.bound[frame] < found.bound[frame]
-    whole = F.diffusion_map(points, energy=1.0)
-    assert frames.truncation_bounds(whole).bound.abs().max() == 0.0
+        mass_within = float(single.stationary @ (errors <= sure.bound[frame].item()))
+        assert mass_within >= 0.9
+        assert sure.bound[frame] < bounds.bound[frame]
+    complete_map = F.diffusion_map(points, energy=1.0)
+    assert frames.truncation_bounds(complete_map).bound.abs().max() == 0.0
 
 
 def test_truncation_is_that_of_the_time_of_the_map() -> None:
@@ -268,10 +270,10 @@ def test_another_default_device_changes_no_bound() -> None:
     expected = values()
     try:
         torch.set_default_device("meta")
-        found = values()
+        values_elsewhere = values()
     finally:
         torch.set_default_device(None)
-    for value, same in zip(found, expected, strict=True):
+    for value, same in zip(values_elsewhere, expected, strict=True):
         torch.testing.assert_close(value, same, equal_nan=True)
 
 
@@ -316,9 +318,9 @@ def test_bootstrap_against_copies_of_the_points(measure: str) -> None:
     for r, f in itertools.product(range(6), range(2)):
         expected = _resampled_score(psi[f], counts[r, 0].numpy(), measure)
         np.testing.assert_allclose(draws[r, f].numpy(), expected, rtol=1e-7, atol=1e-10)
-    found = ours(*points, tail="bootstrap", draws=6, seed=5, confidence=0.8).tail
+    tail = ours(*points, tail="bootstrap", draws=6, seed=5, confidence=0.8).tail
     changes = np.abs(draws.numpy() - score.numpy())
-    np.testing.assert_allclose(found.numpy(), np.quantile(changes, 0.8, axis=0), rtol=1e-9)
+    np.testing.assert_allclose(tail.numpy(), np.quantile(changes, 0.8, axis=0), rtol=1e-9)
 
 
 def _resampled_score(psi: np.ndarray, counts: np.ndarray, measure: str) -> list[float]:
@@ -349,8 +351,8 @@ def test_bootstrap_draws_only_what_is_present() -> None:
     variance = counts[:, present].var().item()  # binomial: 1 - 1/n
     assert variance == pytest.approx(0.87, abs=0.05)
     everything = torch.ones(4, 2, 12, dtype=torch.bool)
-    again = bootstrap.resampled_counts(everything[:1], 300, seed=1)
-    torch.testing.assert_close(bootstrap.resampled_counts(everything, 300, 1), again)
+    redrawn = bootstrap.resampled_counts(everything[:1], 300, seed=1)
+    torch.testing.assert_close(bootstrap.resampled_counts(everything, 300, 1), redrawn)
     padded = bootstrap.resampled_counts(torch.nn.functional.pad(present, (0, 5)), 300, seed=1)
     torch.testing.assert_close(padded[..., :12], counts, rtol=0, atol=0)
     assert not padded[..., 12:].any()
@@ -360,13 +362,13 @@ def test_same_seed_same_numbers_whatever_the_global_state_and_the_batch() -> Non
     points = clouds(4, distortions=10, seed=12)
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    whole = frames.separation_bounds(*points, tail="bootstrap", draws=20, seed=3).tail
+    tail_of_batch = frames.separation_bounds(*points, tail="bootstrap", draws=20, seed=3).tail
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
     single = frames.separation_bounds(*(x[2] for x in points), tail="bootstrap", draws=20, seed=3)
-    torch.testing.assert_close(single.tail, whole[2], rtol=1e-9, atol=1e-12)
-    other = frames.separation_bounds(*points, tail="bootstrap", draws=20, seed=4).tail
-    assert not torch.equal(other, whole)
+    torch.testing.assert_close(single.tail, tail_of_batch[2], rtol=1e-9, atol=1e-12)
+    tail_of_other_seed = frames.separation_bounds(*points, tail="bootstrap", draws=20, seed=4).tail
+    assert not torch.equal(tail_of_other_seed, tail_of_batch)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -377,23 +379,23 @@ def test_scores_by_rule_and_collapsed_clusters_have_vacuous_tails(
     outputs, nothing = torch.eye(2, 4), torch.zeros(2, 6, 4)
     options = {"convention": convention, "tail": tail, "draws": 10}
     for (ours, _), vacuous in zip(MEASURES.values(), (0.5, 1.0)):
-        found = ours(outputs, nothing[:, 0], nothing, **options)
-        assert (found.radius.tolist(), found.tail.tolist()) == ([0.0, 0.0], [vacuous] * 2)
+        bounds = ours(outputs, nothing[:, 0], nothing, **options)
+        assert (bounds.radius.tolist(), bounds.tail.tolist()) == ([0.0, 0.0], [vacuous] * 2)
     if convention == "paper":
         outputs, references, distortions = clouds(seed=15)
         distortions[0] = references[0]  # the cluster has collapsed onto its reference
-        found = frames.match_bounds(outputs, references, distortions, **options)
-        assert found.tail[0] == 1.0 >= found.tail[1]
-        found = frames.separation_bounds(outputs, references, distortions, **options)
-        assert bool(torch.isfinite(found.total).all())
+        bounds = frames.match_bounds(outputs, references, distortions, **options)
+        assert bounds.tail[0] == 1.0 >= bounds.tail[1]
+        bounds = frames.separation_bounds(outputs, references, distortions, **options)
+        assert bool(torch.isfinite(bounds.total).all())
 
 
 def test_no_gradient_and_the_dtype_of_the_scores() -> None:
     points = [x.float().requires_grad_() for x in clouds(2, seed=16)]
     for ours, _ in MEASURES.values():
-        found = ours(*points)
-        assert found.total.dtype == torch.float32
-        assert not found.total.requires_grad
+        bounds = ours(*points)
+        assert bounds.total.dtype == torch.float32
+        assert not bounds.total.requires_grad
         assert torch.is_grad_enabled()
         for convention, tail in itertools.product(CONVENTIONS, ("concentration", "bootstrap")):
             options = {"convention": convention, "tail": tail, "draws": 3}
@@ -409,9 +411,9 @@ def test_nan_frames_raise_and_inactive_ones_do_not() -> None:
             ours(outputs, references, distortions)
         active = torch.ones(3, 3, dtype=torch.bool)
         active[1, 2] = False
-        found = ours(outputs, references, distortions, active=active)
-        assert bool(torch.isfinite(found.total).all())
-        assert found.total[1, 2] == 0.0
+        bounds = ours(outputs, references, distortions, active=active)
+        assert bool(torch.isfinite(bounds.total).all())
+        assert bounds.total[1, 2] == 0.0
 
 
 def test_a_tight_cluster_has_a_fit_in_the_reference_convention() -> None:
@@ -423,10 +425,10 @@ def test_a_tight_cluster_has_a_fit_in_the_reference_convention() -> None:
     outputs = references + 3e-5 * rng.normal(size=(2, 6))
     outputs[1] += 0.5
     points = [torch.from_numpy(x) for x in (outputs, references, distortions)]
-    found = frames.match_bounds(*points, convention="reference")
+    bounds = frames.match_bounds(*points, convention="reference")
     # The released implementation (mapss-measures 1.1.2) on the same float64 coordinates.
-    assert found.radius[0].item() == pytest.approx(0.0018884, abs=1e-6)
-    assert found.tail[0].item() == pytest.approx(0.1154016, abs=1e-6)
+    assert bounds.radius[0].item() == pytest.approx(0.0018884, abs=1e-6)
+    assert bounds.tail[0].item() == pytest.approx(0.1154016, abs=1e-6)
 
 
 @pytest.mark.parametrize("convention", ["paper", "derived"])
@@ -435,8 +437,10 @@ def test_the_tail_of_a_cluster_of_one_point_is_not_rounding(convention: str) -> 
     distortions[0] = references[0]
     points = outputs, references, distortions
     turned = [x.flip(-1) for x in points]
-    one, other = (frames.separation_bounds(*x, convention=convention) for x in (points, turned))
-    torch.testing.assert_close(one.tail, other.tail, rtol=1e-6, atol=0.0)
+    bounds, bounds_turned = (
+        frames.separation_bounds(*x, convention=convention) for x in (points, turned)
+    )
+    torch.testing.assert_close(bounds.tail, bounds_turned.tail, rtol=1e-6, atol=0.0)
 
 
 class _Count(TorchDispatchMode):
@@ -450,15 +454,15 @@ class _Count(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("measure", "most"),
+    ("measure", "limit"),
     [(F.perceptual_match, 1010), (frames.match_bounds, 1200), (frames.separation_bounds, 520)],
 )
-def test_a_chunk_takes_few_operations(measure: Any, most: int) -> None:
+def test_a_chunk_takes_few_operations(measure: Any, limit: int) -> None:
     """A fifth above what they take: on an accelerator every operation is a launch."""
     points = clouds(3, distortions=10, seed=4)
     with torch.no_grad(), _Count() as count:
         measure(*points)
-    assert 0.5 * most < count.calls <= most
+    assert 0.5 * limit < count.calls <= limit
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,11 @@ def _uniform(*shape: int, seed: int = 0, top: float = 1.0) -> Tensor:
 @pytest.mark.parametrize("frames", [1, 3, 19, 20, 45, 57])
 def test_mean_pooling_agrees_with_the_oracle(frames: int) -> None:
     b, p = _uniform(frames, seed=1), _uniform(frames, seed=2)
-    found = utterance.pool_match_bounds(b, p)
-    assert found.radius.item() == pytest.approx(b.mean().item(), rel=1e-12)
+    bounds = utterance.pool_match_bounds(b, p)
+    assert bounds.radius.item() == pytest.approx(b.mean().item(), rel=1e-12)
     expected = oracle_bounds.average_halfwidth(p.numpy())
-    assert found.tail.item() == pytest.approx(expected, rel=1e-12)
-    assert found.total.item() == pytest.approx(found.radius.item() + found.tail.item())
+    assert bounds.tail.item() == pytest.approx(expected, rel=1e-12)
+    assert bounds.total.item() == pytest.approx(bounds.radius.item() + bounds.tail.item())
     derived = utterance.pool_match_bounds(b, p, convention="derived", gap=2)
     expected = min(oracle_bounds.average_halfwidth(p.numpy(), gap=2), p.mean().item())
     assert derived.tail.item() == pytest.approx(expected, rel=1e-12)
@@ -43,17 +43,17 @@ def test_mean_pooling_agrees_with_the_oracle(frames: int) -> None:
 def test_pesq_pooling_agrees_with_the_oracle(frames: int, window: int, hop: int, p: float) -> None:
     ps, b, half = _uniform(frames, seed=3), _uniform(frames, seed=4, top=0.1), _uniform(frames)
     plain = ps.numpy(), b.numpy(), half.numpy()
-    found = utterance.pool_separation_bounds(ps, b, half, None, window, hop, p)
+    bounds = utterance.pool_separation_bounds(ps, b, half, None, window, hop, p)
     expected = oracle_bounds.pesq_radius(plain[0], plain[1], window, hop, p)
-    assert found.radius.item() == pytest.approx(expected, rel=1e-12)
+    assert bounds.radius.item() == pytest.approx(expected, rel=1e-12)
     expected = oracle_bounds.pesq_radius(plain[0], plain[2], window, hop, p)  # the same formula
-    assert found.tail.item() == pytest.approx(expected, rel=1e-12)
-    given = ps, b, half, None, window, hop, p
-    found = utterance.pool_separation_bounds(*given, convention="derived")
+    assert bounds.tail.item() == pytest.approx(expected, rel=1e-12)
+    arguments = ps, b, half, None, window, hop, p
+    bounds = utterance.pool_separation_bounds(*arguments, convention="derived")
     expected = oracle_bounds.pesq_radius_secant(plain[0], plain[1], window, hop, p)
-    assert found.radius.item() == pytest.approx(expected, rel=1e-12)
+    assert bounds.radius.item() == pytest.approx(expected, rel=1e-12)
     expected = oracle_bounds.pesq_halfwidth_gradient(plain[0], plain[2], window, hop, p)
-    assert found.tail.item() == pytest.approx(expected, rel=1e-7)
+    assert bounds.tail.item() == pytest.approx(expected, rel=1e-7)
 
 
 def test_inactive_frames_were_never_there() -> None:
@@ -65,10 +65,10 @@ def test_inactive_frames_were_never_there() -> None:
         mean = utterance.pool_match_bounds(b, half, active, convention=convention)
         pesq = utterance.pool_separation_bounds(ps, b, half, active, convention=convention)
         for row in range(2):
-            some = [x[row, active[row]] for x in (ps, b, half)]
-            alone = utterance.pool_match_bounds(*some[1:], convention=convention)
+            present = [x[row, active[row]] for x in (ps, b, half)]
+            alone = utterance.pool_match_bounds(*present[1:], convention=convention)
             torch.testing.assert_close(mean.total[row], alone.total)
-            alone = utterance.pool_separation_bounds(*some, convention=convention)
+            alone = utterance.pool_separation_bounds(*present, convention=convention)
             torch.testing.assert_close(pesq.radius[row], alone.radius)
             torch.testing.assert_close(pesq.tail[row], alone.tail)
         assert bool(torch.isnan(torch.stack([*mean, *pesq])[:, 2]).all())
@@ -133,21 +133,21 @@ def test_correlations_and_bounds_agree_with_the_oracle(rows, extra: float) -> No
     if np.ptp(v) == 0.0 or np.ptp(ratings) == 0.0:
         return
     given_ = tuple(torch.from_numpy(x) for x in (v, b, b, ratings))
-    found = correlation.correlation_bounds(*given_)
-    assert found.value.item() == pytest.approx(oracle_bounds.pcc(v, ratings), abs=1e-12)
-    farthest = 1.0 + abs(found.value.item())
+    bounds = correlation.correlation_bounds(*given_)
+    assert bounds.value.item() == pytest.approx(oracle_bounds.pcc(v, ratings), abs=1e-12)
+    farthest = 1.0 + abs(bounds.value.item())
     expected = min(oracle_bounds.pcc_radius(v, ratings, b), farthest)
     # Scores that nearly coincide enlarge rounding by as much as they enlarge their errors.
     rounding = 1e-14 * (1.0 + b.max() / np.ptp(v))
-    assert found.radius.item() == pytest.approx(expected, rel=1e-8, abs=rounding)
+    assert bounds.radius.item() == pytest.approx(expected, rel=1e-8, abs=rounding)
     expected = min(oracle_bounds.pcc_halfwidth(v, ratings, b), farthest)
-    assert found.half_width.item() == pytest.approx(expected, rel=1e-8)
-    found = correlation.correlation_bounds(*given_, method="spearman", draws=10)
-    assert found.value.item() == pytest.approx(oracle_bounds.srcc(v, ratings), abs=1e-12)
+    assert bounds.half_width.item() == pytest.approx(expected, rel=1e-8)
+    bounds = correlation.correlation_bounds(*given_, method="spearman", draws=10)
+    assert bounds.value.item() == pytest.approx(oracle_bounds.srcc(v, ratings), abs=1e-12)
     worst = oracle_bounds.srcc_radius_orders(v, ratings, (1.0 - 1e-9) * b)  # no tie by rounding
     if len(set(v)) == len(v):  # that oracle breaks ties of v even where nothing can move
-        assert found.radius.item() >= worst - 1e-12
-    assert found.radius.item() <= 1.0 + abs(found.value.item()) + 1e-12
+        assert bounds.radius.item() >= worst - 1e-12
+    assert bounds.radius.item() <= 1.0 + abs(bounds.value.item()) + 1e-12
 
 
 def test_spearman_radius_covers_every_bias_also_where_it_makes_ties() -> None:
@@ -158,15 +158,15 @@ def test_spearman_radius_covers_every_bias_also_where_it_makes_ties() -> None:
         b = _uniform(5, seed=seed + 2000, top=0.15)
         if float(m.max()) == float(m.min()):
             continue
-        found = correlation.correlation_bounds(v, b, 0.0 * b, m, method="spearman", draws=1)
+        bounds = correlation.correlation_bounds(v, b, 0.0 * b, m, method="spearman", draws=1)
         signs = 2.0 * torch.rand(400, 5, generator=generator, dtype=torch.float64) - 1.0
         moved = v + signs * b
         tied = torch.round(moved * 8.0) / 8.0  # ties, where they are within reach
         moved = torch.cat([moved, torch.where((tied - v).abs() <= b, tied, moved)])
         values = correlation.spearman(moved, m.expand_as(moved))
-        assert float((values - found.value).abs().max()) <= found.radius + 1e-12
+        assert float((values - bounds.value).abs().max()) <= bounds.radius + 1e-12
         orders = oracle_bounds.srcc_radius_orders(v.numpy(), m.numpy(), b.numpy())
-        loose.append(found.radius.item() - orders)
+        loose.append(bounds.radius.item() - orders)
     assert min(loose) >= -1e-12
     assert np.median(loose) < 0.1  # and it is not much more than the largest over all orders
 
@@ -177,9 +177,9 @@ def test_signs_alone_miss_swaps() -> None:
     b = torch.full((4,), 0.06, dtype=torch.float64)
     for sign in (-1.0, 1.0):
         assert correlation.spearman(v + sign * b, m).item() == pytest.approx(1.0)
-    found = correlation.correlation_bounds(v, b, b, m, method="spearman", draws=1)
+    bounds = correlation.correlation_bounds(v, b, b, m, method="spearman", draws=1)
     # 0.1|0.2 and 0.2|0.3 may swap: ranks 2 1 3 or 1 3 2 give 0.8; both at once bound it by 0.6.
-    assert found.radius.item() == pytest.approx(0.4, rel=1e-12)
+    assert bounds.radius.item() == pytest.approx(0.4, rel=1e-12)
     still = correlation.correlation_bounds(v, 0.8 * b, b, m, method="spearman", draws=1)
     assert still.radius.item() == 0.0
 
@@ -188,27 +188,27 @@ def test_jitter_agrees_with_the_oracle_on_the_same_draws() -> None:
     v, m, h = _uniform(6, seed=10), _uniform(6, seed=11), _uniform(6, seed=12, top=0.4)
     h[2] = 0.0
     options = {"confidence": 0.9, "method": "spearman", "draws": 2000, "seed": 4}
-    found = correlation.correlation_bounds(v, 0.0 * h, h, m, **options)
+    bounds = correlation.correlation_bounds(v, 0.0 * h, h, m, **options)
     generator = torch.Generator().manual_seed(4)
     normal = torch.randn(2000, 6, generator=generator, dtype=torch.float64)
     jitters = (normal * h / oracle_bounds.normal_quantile(0.9)).numpy()
     expected = oracle_bounds.srcc_halfwidth(v.numpy(), m.numpy(), jitters, 0.9)
-    assert found.half_width.item() == pytest.approx(expected, abs=1e-12)
+    assert bounds.half_width.item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_jitter_is_seeded_and_the_same_in_a_batch() -> None:
     v, m, h = (_uniform(4, 5, seed=s) for s in (13, 14, 15))
     v[1, 3] = math.nan
     before, jittered = torch.get_rng_state(), {"method": "spearman", "draws": 3000}
-    whole = correlation.correlation_bounds(v, h, h, m, seed=2, **jittered)
+    batch = correlation.correlation_bounds(v, h, h, m, seed=2, **jittered)
     assert torch.equal(torch.get_rng_state(), before)
     for row in range(4):
-        given = (x[row] for x in (v, h, h, m))
-        single = correlation.correlation_bounds(*given, seed=2, **jittered)
-        torch.testing.assert_close(single[:3], tuple(x[row] for x in whole[:3]))
-    other = correlation.correlation_bounds(v, h, h, m, seed=3, **jittered)
-    torch.testing.assert_close(other.half_width, whole.half_width, atol=0.06, rtol=0)
-    assert whole.systems.tolist() == [5, 4, 5, 5]
+        arguments = (x[row] for x in (v, h, h, m))
+        single = correlation.correlation_bounds(*arguments, seed=2, **jittered)
+        torch.testing.assert_close(single[:3], tuple(x[row] for x in batch[:3]))
+    reseeded = correlation.correlation_bounds(v, h, h, m, seed=3, **jittered)
+    torch.testing.assert_close(reseeded.half_width, batch.half_width, atol=0.06, rtol=0)
+    assert batch.systems.tolist() == [5, 4, 5, 5]
 
 
 @pytest.mark.parametrize("method", correlation.METHODS)
@@ -216,12 +216,12 @@ def test_absent_systems_were_never_there(method: str) -> None:
     v, b, h, m = (_uniform(7, seed=s) for s in range(20, 24))
     v[1] = b[1] = m[4] = math.nan
     left = [0, 2, 3, 5, 6]
-    found = correlation.correlation_bounds(v, b, h, m, method=method, draws=1)
+    bounds = correlation.correlation_bounds(v, b, h, m, method=method, draws=1)
     alone = correlation.correlation_bounds(*(x[left] for x in (v, b, h, m)), method=method, draws=1)
-    assert found.systems == 5
-    torch.testing.assert_close(found[:2], alone[:2])
+    assert bounds.systems == 5
+    torch.testing.assert_close(bounds[:2], alone[:2])
     function = {"pearson": correlation.pearson, "spearman": correlation.spearman}[method]
-    torch.testing.assert_close(function(v, m), found.value)
+    torch.testing.assert_close(function(v, m), bounds.value)
 
 
 @pytest.mark.parametrize("method", correlation.METHODS)
@@ -229,13 +229,13 @@ def test_constant_ratings_are_said_to_be_undefined(method: str) -> None:
     v, h = _uniform(2, 5), _uniform(2, 5, seed=1)
     m = torch.stack([torch.full((5,), 0.1, dtype=torch.float64), _uniform(5, seed=2)])
     with pytest.warns(UserWarning, match="1 of 2 .* 1 have ratings that are all the same"):
-        found = correlation.correlation_bounds(v, h, h, m, method=method, draws=5)
-    for part in found[:4]:
-        assert math.isnan(part[0])
-        assert math.isfinite(part[1])
-    one = torch.tensor([1.0, math.nan, math.nan])
+        bounds = correlation.correlation_bounds(v, h, h, m, method=method, draws=5)
+    for field in bounds[:4]:
+        assert math.isnan(field[0])
+        assert math.isfinite(field[1])
+    single_system = torch.tensor([1.0, math.nan, math.nan])
     with pytest.warns(UserWarning, match="fewer than two systems"):
-        assert math.isnan(correlation.spearman(one, one))
+        assert math.isnan(correlation.spearman(single_system, single_system))
 
 
 @pytest.mark.parametrize(
@@ -260,14 +260,16 @@ def test_scenario_agrees_with_the_oracle() -> None:
     values, b, h = (_uniform(4, 3, seed=s) for s in range(30, 33))
     rho = _uniform(4, seed=33)
     values[1, 2] = h[3, 1] = math.nan
-    found = correlation.scenario_bounds(values, b, h, rho)
-    there = ~(values.isnan() | h.isnan())
-    of_h, of_b = ([row[some].tolist() for row, some in zip(x, there)] for x in (h, b))
+    bounds = correlation.scenario_bounds(values, b, h, rho)
+    present = ~(values.isnan() | h.isnan())
+    of_h, of_b = (
+        [row[row_present].tolist() for row, row_present in zip(x, present)] for x in (h, b)
+    )
     expected = oracle_bounds.scenario_halfwidth(of_h, rho.tolist())
-    assert found.half_width.item() == pytest.approx(expected, rel=1e-12)
-    assert found.radius.item() == pytest.approx(oracle_bounds.scenario_radius(of_b), rel=1e-12)
-    assert found.value.item() == pytest.approx(values[there].mean().item(), rel=1e-12)
-    assert found.counted == 10
+    assert bounds.half_width.item() == pytest.approx(expected, rel=1e-12)
+    assert bounds.radius.item() == pytest.approx(oracle_bounds.scenario_radius(of_b), rel=1e-12)
+    assert bounds.value.item() == pytest.approx(values[present].mean().item(), rel=1e-12)
+    assert bounds.counted == 10
     gone = correlation.scenario_bounds(values * math.nan, b, h)
     assert math.isnan(gone.total)
     with pytest.raises(ValueError, match=r"\[-1, 1\]"):
@@ -280,31 +282,31 @@ def test_the_printed_errors_of_a_correlation_agree_with_their_formulas() -> None
     """[eq:pcc_bias], [eq:srcc_bias], [eq:srcc_hw] as the paper prints them, in NumPy alone."""
     x, m = _uniform(7, seed=1).numpy(), _uniform(7, seed=2).numpy()
     b, h = _uniform(7, seed=3, top=0.2).numpy(), _uniform(7, seed=4, top=0.3).numpy()
-    given = [torch.from_numpy(v) for v in (x, b, h, m)]
-    found = correlation.correlation_bounds(*given, method="pearson", convention="paper")
+    tensors = [torch.from_numpy(v) for v in (x, b, h, m)]
+    bounds = correlation.correlation_bounds(*tensors, method="pearson", convention="paper")
     xc, mc, bc = (v - v.mean() for v in (x, m, b))
     r = stats.pearsonr(x, m)[0]
     gradient = mc / np.linalg.norm(xc) / np.linalg.norm(mc) - r * xc / (xc @ xc)
     radius = np.linalg.norm(gradient) * np.linalg.norm(bc)
-    assert found.radius.item() == pytest.approx(radius, rel=1e-12)
-    assert found.half_width.item() == pytest.approx(np.linalg.norm(gradient * h), rel=1e-12)
-    found = correlation.correlation_bounds(*given, method="spearman", convention="paper")
+    assert bounds.radius.item() == pytest.approx(radius, rel=1e-12)
+    assert bounds.half_width.item() == pytest.approx(np.linalg.norm(gradient * h), rel=1e-12)
+    bounds = correlation.correlation_bounds(*tensors, method="spearman", convention="paper")
     rho = stats.spearmanr(x, m)[0]
     moved = [abs(stats.spearmanr(x + sign * b, m)[0] - rho) for sign in (1, -1)]
-    assert found.radius.item() == pytest.approx(max(moved), abs=1e-12)
+    assert bounds.radius.item() == pytest.approx(max(moved), abs=1e-12)
     rng = np.random.default_rng(0)
     jittered = x + rng.normal(size=(10_000, 7)) * h / stats.norm.ppf(0.975)
     ranks, of_m = stats.rankdata(jittered, axis=1) - 4, stats.rankdata(m) - 4  # their mean
     change = np.abs(ranks @ of_m / (of_m @ of_m) - rho)  # without ties all have one variance
-    assert found.half_width.item() == pytest.approx(np.quantile(change, 0.975), rel=0.05)
+    assert bounds.half_width.item() == pytest.approx(np.quantile(change, 0.975), rel=0.05)
     with pytest.raises(ValueError, match="convention"):
-        correlation.correlation_bounds(*given, convention="printed")
+        correlation.correlation_bounds(*tensors, convention="printed")
 
 
 def test_ties_are_those_of_scipy() -> None:
     """Scores that are equal number for number share a rank; others, however close, do not."""
     m = torch.tensor([1.0, 2.0, 2.0, 3.0, 5.0]).double()
     for x in ([0.1, 0.1, 0.3, 0.3, 0.9], [0.1, 0.1 + 1e-16, 0.3, 0.3 + 1e-15, 0.0]):
-        found = correlation.spearman(torch.tensor(x).double(), m)
+        coefficient = correlation.spearman(torch.tensor(x).double(), m)
         expected = stats.spearmanr(torch.tensor(x).double().numpy(), m.numpy()).statistic
-        assert float(found) == pytest.approx(expected, abs=1e-12)
+        assert float(coefficient) == pytest.approx(expected, abs=1e-12)

@@ -25,14 +25,16 @@ def scene(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return power, reference_power, own_active, other_active
 
 
-def oracle(power: np.ndarray, reference: np.ndarray, own: np.ndarray, other: np.ndarray) -> list:
+def oracle(
+    power: np.ndarray, reference: np.ndarray, own_active: np.ndarray, other_active: np.ndarray
+) -> list:
     """Of the frames of one output."""
     levels = []
     for k in range(len(power)):
-        if own[k] or not other[k] or not own.any():
+        if own_active[k] or not other_active[k] or not own_active.any():
             levels.append(math.nan)
             continue
-        added = max(0.0, power[k] - reference[k]) / reference[own].mean()
+        added = max(0.0, power[k] - reference[k]) / reference[own_active].mean()
         levels.append(10.0 * math.log10(max(added, 1e-10)))
     return levels
 
@@ -40,32 +42,37 @@ def oracle(power: np.ndarray, reference: np.ndarray, own: np.ndarray, other: np.
 def test_equals_the_oracle():
     power, reference_power, own_active, other_active = scene()
     own_active[0, 1] = False  # a source that never plays
-    found = bleed_level(power, reference_power, own_active, other_active).numpy()
-    other = other_active.expand_as(own_active).numpy()
+    levels = bleed_level(power, reference_power, own_active, other_active).numpy()
+    other_rows = other_active.expand_as(own_active).numpy()
     for row in np.ndindex(2, 3):
-        rows = power.numpy()[row], reference_power.numpy()[row], own_active.numpy()[row], other[row]
-        np.testing.assert_allclose(found[row], oracle(*rows), rtol=0, atol=0.02)
-    assert np.isnan(found[0, 1]).all()
-    assert (found == FLOOR_DB).any()
+        rows = (
+            power.numpy()[row],
+            reference_power.numpy()[row],
+            own_active.numpy()[row],
+            other_rows[row],
+        )
+        np.testing.assert_allclose(levels[row], oracle(*rows), rtol=0, atol=0.02)
+    assert np.isnan(levels[0, 1]).all()
+    assert (levels == FLOOR_DB).any()
 
 
 def test_nothing_has_less_than_the_reference_and_taking_more_away_is_no_gain():
     _, reference_power, own_active, other_active = scene()
     for share in (1.0, 1.0 + 1e-6, 0.5, 0.0):
         power = (share * reference_power).requires_grad_()
-        found = bleed_level(power, reference_power, own_active, other_active)
-        defined = ~found.isnan()
+        levels = bleed_level(power, reference_power, own_active, other_active)
+        defined = ~levels.isnan()
         assert defined.any()
-        assert (found[defined] == FLOOR_DB).all()
-        (slope,) = torch.autograd.grad(found[defined].sum(), power, allow_unused=True)
+        assert (levels[defined] == FLOOR_DB).all()
+        (slope,) = torch.autograd.grad(levels[defined].sum(), power, allow_unused=True)
         assert slope is None or (slope == 0).all()
 
 
 def test_gain_of_both_is_free():
     power, reference_power, *active = scene()
     expected = bleed_level(power, reference_power, *active)
-    found = bleed_level(7.0 * power, 7.0 * reference_power, *active)
-    torch.testing.assert_close(found, expected, equal_nan=True)
+    levels = bleed_level(7.0 * power, 7.0 * reference_power, *active)
+    torch.testing.assert_close(levels, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -74,8 +81,8 @@ def test_gradient_against_differences(seed):
     power = (reference_power + 0.01 + 0.02 * power).requires_grad_()  # bleeds everywhere
 
     def defined_values(power: Tensor) -> Tensor:
-        found = bleed_level(power, reference_power, own_active, other_active)
-        return found[~found.isnan()]
+        levels = bleed_level(power, reference_power, own_active, other_active)
+        return levels[~levels.isnan()]
 
     assert len(defined_values(power)) > 5
     assert gradcheck(defined_values, power)
@@ -85,7 +92,7 @@ def test_the_ends_are_finite():
     own_active = torch.tensor([True, False, False, False])
     reference_power = torch.tensor([1.0, 0.0, 0.0, 0.0])
     power = torch.tensor([1.0, 0.0, 1e-30, 1e30]).requires_grad_()
-    found = bleed_level(power, reference_power, own_active, torch.tensor(True))
-    assert found[1:].tolist() == [-100.0, -100.0, 100.0]
-    found[1:].sum().backward()
+    levels = bleed_level(power, reference_power, own_active, torch.tensor(True))
+    assert levels[1:].tolist() == [-100.0, -100.0, 100.0]
+    levels[1:].sum().backward()
     assert (power.grad == 0).all()

@@ -61,15 +61,15 @@ def test_equals_the_oracle(sources, time, masked, summed):
     mask = torch.rand(frames, sources, members, generator=g) > 0.2 if masked else None
     others = others if summed else None
     alpha = 0.5 if masked else 1.0
-    found = scored(y, r, d, active=active, mask=mask, others=others, time=time, alpha=alpha)
+    scores = scored(y, r, d, active=active, mask=mask, others=others, time=time, alpha=alpha)
     for f, i in np.ndindex(frames, sources):
         options = {"active": active, "mask": mask, "others": others}
         frame = {k: v if v is None else v[f].numpy() for k, v in options.items()}
         points = y[f, i].numpy(), r[f].numpy(), d[f].numpy()
         expected = oracle.pair(*points, i, alpha=alpha, time=time, **frame)
         for name, value in zip(("clearance", "fidelity", "distortion_ratio"), expected):
-            assert bool(found[f"{name}_defined"][f, i]) == (not np.isnan(value))
-            assert float(found[name][f, i]) == pytest.approx(np.nan_to_num(value), abs=1e-9)
+            assert bool(scores[f"{name}_defined"][f, i]) == (not np.isnan(value))
+            assert float(scores[name][f, i]) == pytest.approx(np.nan_to_num(value), abs=1e-9)
 
 
 @pytest.mark.parametrize("time", [1, 2, 4])
@@ -101,21 +101,21 @@ def test_least_squares_are_those_of_scipy(columns):
     c = nonnegative_least_squares(u, e, present)
     assert (c >= 0).all()
     assert (c[~present] == 0).all()
-    found = (e - (c.unsqueeze(-1) * u).sum(1)).norm(dim=-1)
+    distances = (e - (c.unsqueeze(-1) * u).sum(1)).norm(dim=-1)
     for k in range(200):
         a = u[k][present[k]].numpy().T
         expected = nnls(a, e[k].numpy())[1] if a.size else float(e[k].norm())
-        assert float(found[k]) == pytest.approx(expected, abs=1e-9)
+        assert float(distances[k]) == pytest.approx(expected, abs=1e-9)
 
 
 def test_reference_has_one_and_one_and_another_source_has_zero():
     _, r, d, others = scene(4, sources=3)
     for y, clearance in ((r, 1.0), (r.roll(1, 1), 0.0)):
-        found = scored(y, r, d, others=others)
-        torch.testing.assert_close(found["clearance"], torch.full_like(r[..., 0], clearance))
-        assert (found["distortion_ratio"] < 1e-9).all()
-        assert (found["fidelity_defined"] == (clearance > 0)).all()
-        assert (found["fidelity"] == clearance).all()
+        scores = scored(y, r, d, others=others)
+        torch.testing.assert_close(scores["clearance"], torch.full_like(r[..., 0], clearance))
+        assert (scores["distortion_ratio"] < 1e-9).all()
+        assert (scores["fidelity_defined"] == (clearance > 0)).all()
+        assert (scores["fidelity"] == clearance).all()
 
 
 @each_measure
@@ -138,9 +138,9 @@ def test_inactive_sources_and_masked_members_leave(measure):
     mask = torch.ones(4, 7, dtype=torch.bool)
     mask[:, 2] = False
     left, members = [0, 1, 3], [0, 1, 3, 4, 5, 6]
-    found = measure(y, r, d, active=active, mask=mask, others=others)
+    scores = measure(y, r, d, active=active, mask=mask, others=others)
     smaller = measure(y[:, left], r[:, left], d[:, left][:, :, members], others=others[:, left])
-    torch.testing.assert_close(found[:, left], smaller, rtol=0, atol=1e-12)
+    torch.testing.assert_close(scores[:, left], smaller, rtol=0, atol=1e-12)
     single = measure(*(x.float() for x in (y, r, d)))
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), measure(y, r, d), rtol=0, atol=1e-4)
@@ -150,17 +150,17 @@ def test_inactive_sources_and_masked_members_leave(measure):
 def test_in_a_pause_the_own_source_stays_and_clearance_alone_is_defined():
     y, r, d, others = scene(3, sources=3)
     resting = torch.tensor([[False, True, True], [False, True, False], [False, False, False]])
-    found = scored(y, r, d, active=resting, others=others)
+    scores = scored(y, r, d, active=resting, others=others)
     everyone = scored(y, r, d, others=others)
-    assert found["clearance_defined"][:, 0].tolist() == [True, True, False]
-    torch.testing.assert_close(found["clearance"][0, 0], everyone["clearance"][0, 0])
+    assert scores["clearance_defined"][:, 0].tolist() == [True, True, False]
+    torch.testing.assert_close(scores["clearance"][0, 0], everyone["clearance"][0, 0])
     pair = scored(y[:, [0, 1]], r[:, [0, 1]], d[:, [0, 1]])
-    torch.testing.assert_close(found["clearance"][1, 0], pair["clearance"][1, 0])
-    assert found["clearance_defined"][1].tolist() == [True, False, True]  # 1 plays alone
+    torch.testing.assert_close(scores["clearance"][1, 0], pair["clearance"][1, 0])
+    assert scores["clearance_defined"][1].tolist() == [True, False, True]  # 1 plays alone
     for name in ("fidelity", "distortion_ratio"):
-        assert not found[f"{name}_defined"][:, 0].any()
-        assert (found[name][:, 0] == 0).all()
-    assert not found["clearance_defined"][2].any()
+        assert not scores[f"{name}_defined"][:, 0].any()
+        assert (scores[name][:, 0] == 0).all()
+    assert not scores["clearance_defined"][2].any()
 
 
 @pytest.mark.parametrize("sources", [2, 3, 4])
@@ -206,9 +206,9 @@ def test_undefined_where_two_references_are_equal_or_there_is_no_bandwidth():
     y, r, d, _ = scene(3)
     r[1, 1] = r[1, 0]
     y[2], r[2], d[2] = 0.0, 0.0, 0.0
-    found = scored(y.requires_grad_(), r, d)
-    assert found["clearance_defined"].all(-1).tolist() == [True, False, False]
-    values = found["clearance"] + found["fidelity"] + found["distortion_ratio"]
+    scores = scored(y.requires_grad_(), r, d)
+    assert scores["clearance_defined"].all(-1).tolist() == [True, False, False]
+    values = scores["clearance"] + scores["fidelity"] + scores["distortion_ratio"]
     assert (values[1:] == 0).all()
     values.sum().backward()
     assert torch.isfinite(y.grad).all()
@@ -220,20 +220,20 @@ def test_without_values_being_read():
     y, r, d, others = scene(2, sources=3)
     points = Points(y, r, d, (0, 1, 2), None, None, others)
     expected, _ = decomposition_scores(points, Settings(), True)
-    found, again = decomposition_scores(points, Settings(), False)
-    assert not bool(again)
-    assert all(torch.equal(found[name], expected[name]) for name in found)
+    scores, broken = decomposition_scores(points, Settings(), False)
+    assert not bool(broken)
+    assert all(torch.equal(scores[name], expected[name]) for name in scores)
     y[1, 2] = torch.nan
-    found, again = decomposition_scores(points, Settings(), False)
-    assert bool(again)
-    assert torch.isfinite(found["clearance"]).all()
+    scores, broken = decomposition_scores(points, Settings(), False)
+    assert bool(broken)
+    assert torch.isfinite(scores["clearance"]).all()
     y, r, d, others = (x.float().requires_grad_() for x in scene(4, sources=3))
     active = torch.rand(4, 3) > 0.2
     mask = torch.rand(4, 3, 7) > 0.2
     with counted(far=True) as waits:
-        parts = Points(y, r, d, (0, 1, 2), active, mask, others)
-        found, _ = decomposition_scores(parts, Settings(time=2), False)
-        (found["clearance"] + found["distortion_ratio"]).sum().backward()
+        masked_points = Points(y, r, d, (0, 1, 2), active, mask, others)
+        scores, _ = decomposition_scores(masked_points, Settings(time=2), False)
+        (scores["clearance"] + scores["distortion_ratio"]).sum().backward()
     assert not waits.reads, waits.lines
     assert not waits.uploads
 
@@ -259,8 +259,8 @@ def weighted(**options):
     """A scalar of clearance and of the uncapped ratio that tells outputs apart."""
 
     def loss(y: Tensor, r: Tensor, d: Tensor, others: Tensor | None = None) -> Tensor:
-        found = scored(y, r, d, others=others, **options)
-        values = found["clearance"] + 0.7 * found["distortion_ratio"] + 0.3 * found["fidelity"]
+        scores = scored(y, r, d, others=others, **options)
+        values = scores["clearance"] + 0.7 * scores["distortion_ratio"] + 0.3 * scores["fidelity"]
         return (values * torch.arange(1.0, 1.0 + values.shape[-1], dtype=values.dtype)).sum()
 
     return loss
@@ -289,27 +289,27 @@ def test_gradcheck(measure):
     assert torch.autograd.gradcheck(function, points, rtol=1e-5, atol=1e-7)
 
 
-def move(place: str, y: Tensor, r: Tensor, d: Tensor) -> None:
+def move(kind: str, y: Tensor, r: Tensor, d: Tensor) -> None:
     """Points to where a gradient is hard to have."""
-    if place == "coincident":
+    if kind == "coincident":
         d[:, :, 1:] = d[:, :, :1]
         y[:, 0] = d[:, 0, 0]
-    elif place == "simplex":  # every pair equally far apart: all eigenvalues of the map are tied
+    elif kind == "simplex":  # every pair equally far apart: all eigenvalues of the map are tied
         n = d.shape[1] * (d.shape[2] + 2)
         corners = torch.eye(n, dtype=d.dtype)
         for x, rows in zip((y, r, d), corners.split([y.shape[1], r.shape[1], n - 2 * r.shape[1]])):
             x[:] = torch.nn.functional.pad(rows, (0, x.shape[-1] - n)).view(x.shape[1:])
     else:
         places = {"own": r, "other": r.roll(1, 1), "mean": r.mean(1, keepdim=True)}
-        y[:] = places.get(place, 40.0)
+        y[:] = places.get(kind, 40.0)
 
 
 @pytest.mark.parametrize("sources", [2, 3])
 @pytest.mark.parametrize("rests", [False, True])
-@pytest.mark.parametrize("place", ["own", "other", "mean", "far", "coincident", "simplex"])
-def test_gradients_are_finite_at_special_places(place, rests, sources):
+@pytest.mark.parametrize("kind", ["own", "other", "mean", "far", "coincident", "simplex"])
+def test_gradients_are_finite_at_special_places(kind, rests, sources):
     y, r, d, others = scene(2, sources=sources, distortions=4, features=sources * 6)
-    move(place, y, r, d)
+    move(kind, y, r, d)
     leaves = [x.requires_grad_() for x in (y, r, d, others)]
     active = torch.ones(2, sources, dtype=torch.bool)
     active[:, 0] = not rests
@@ -325,25 +325,25 @@ def test_no_gradient_at_the_reference_and_beyond_the_caps():
     weighted()(y, r, d).backward()
     assert (y.grad == 0).all()  # C and F are 1, e_dist is 0
     y = (r + 30.0).requires_grad_()
-    found = scored(y, r, d)
-    (found["clearance"] + found["fidelity"]).sum().backward()
-    assert (found["fidelity"] == 0).all()
-    capped = (found["clearance"] == 1).all()
+    scores = scored(y, r, d)
+    (scores["clearance"] + scores["fidelity"]).sum().backward()
+    assert (scores["fidelity"] == 0).all()
+    capped = (scores["clearance"] == 1).all()
     assert not capped or (y.grad == 0).all()
-    assert (found["distortion_ratio"] > 1).all()
+    assert (scores["distortion_ratio"] > 1).all()
 
 
 def test_half_widths_are_records_that_grow_with_confidence():
     y, r, d, others = scene(2, sources=3, distortions=5)
     mask = torch.ones(2, 3, 5, dtype=torch.bool)
     mask[0, 1, 2] = False
-    found = F.decomposition_bounds(y, r, d, mask=mask, others=others, confidence=0.9)
-    for bounds in found:
+    half_widths = F.decomposition_bounds(y, r, d, mask=mask, others=others, confidence=0.9)
+    for bounds in half_widths:
         assert (bounds.radius == 0).all()
         assert torch.equal(bounds.total, bounds.tail)
         assert ((bounds.tail >= 0) & (bounds.tail <= 1)).all()
     wider = F.decomposition_bounds(y, r, d, mask=mask, others=others, confidence=0.99)
-    assert (wider.clearance.tail >= found.clearance.tail).all()
+    assert (wider.clearance.tail >= half_widths.clearance.tail).all()
 
 
 def test_half_width_of_an_utterance_does_not_shrink_with_its_length():
@@ -370,8 +370,8 @@ def test_half_width_of_an_utterance_does_not_shrink_with_its_length():
 def test_half_width_of_an_utterance_by_hand():
     """Pooled scores of frames whose kernels lack one member, a jackknife of each source."""
     y, r, d, _ = scene(3, distortions=4)
-    found = utterance_decomposition_bounds(y, r, d, attributed=None, confidence=0.8)
-    for name, half_widths in zip(("clearance", "fidelity"), found):
+    bounds = utterance_decomposition_bounds(y, r, d, attributed=None, confidence=0.8)
+    for name, half_widths in zip(("clearance", "fidelity"), bounds):
         for output in range(2):
             expected = 0.0
             for source in range(2):
@@ -383,8 +383,8 @@ def test_half_width_of_an_utterance_by_hand():
                         graphs, _ = output_graphs(points, True)
                         keep = graphs.present.clone()
                         keep[:, 3 + 4 * source + member] = False
-                        parts = decomposed(graphs, keep.unsqueeze(1), 1.0, 1)
-                        frames.append(float(getattr(parts, name)[output, 0]))
+                        ratios = decomposed(graphs, keep.unsqueeze(1), 1.0, 1)
+                        frames.append(float(getattr(ratios, name)[output, 0]))
                     squared = np.square(1.0 - np.array(frames)).mean()
                     mean = np.mean(frames) if name == "clearance" else 1.0 - np.sqrt(squared)
                     pooled.append(mean)
@@ -401,8 +401,8 @@ def test_half_width_against_members_taken_out_of_the_kernel():
     full = np.exp(-squared / np.median(squared[np.triu_indices(len(points), 1)]))
 
     def scores(left):
-        others = [i for i in range(len(points)) if i != left]
-        kernel = full[np.ix_(others, others)]
+        remaining = [i for i in range(len(points)) if i != left]
+        kernel = full[np.ix_(remaining, remaining)]
         density = kernel.sum(1)
         kernel = kernel / np.outer(density, density)
         degree = kernel.sum(1)
@@ -414,7 +414,7 @@ def test_half_width_against_members_taken_out_of_the_kernel():
 
     values = np.array([scores(3 + k) for k in range(12)]).reshape(2, 6, 2)
     variances = (5 / 6) * ((values - values.mean(1, keepdims=True)) ** 2).sum(1)
-    given = map(torch.from_numpy, (y[:1], r, d))
-    found = F.decomposition_bounds(*given, attributed=(0,), confidence=0.95)
-    for bounds, expected in zip(found, 1.959963984540054 * np.sqrt(variances).sum(0)):
+    tensors = map(torch.from_numpy, (y[:1], r, d))
+    half_widths = F.decomposition_bounds(*tensors, attributed=(0,), confidence=0.95)
+    for bounds, expected in zip(half_widths, 1.959963984540054 * np.sqrt(variances).sum(0)):
         assert float(bounds.tail) == pytest.approx(expected, abs=1e-9)

@@ -48,12 +48,12 @@ def assert_there(score: Tensor, *leaves: Tensor) -> None:
         assert (gradient.device, gradient.shape) == (leaf.device, leaf.shape)
 
 
-@pytest.mark.parametrize("given", OPTIONS)
-def test_scores_and_their_gradients(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", OPTIONS)
+def test_scores_and_their_gradients(settings: dict[str, Any]) -> None:
     with fake_device():
-        points = cloud(outputs=len(given.get("attributed", range(SOURCES))))
-        score = F.perceptual_separation(*points, **given)
-        assert_there(score + F.perceptual_match(*points, log=True, **given), *points)
+        points = cloud(outputs=len(settings.get("attributed", range(SOURCES))))
+        score = F.perceptual_separation(*points, **settings)
+        assert_there(score + F.perceptual_match(*points, log=True, **settings), *points)
 
 
 def test_absent_sources_and_distortions() -> None:

@@ -100,12 +100,12 @@ def tied(points):
     return outputs, references, torch.cat([same, distortions[:, 4:]], 1)
 
 
-def turned(one):
+def turned(source):
     """Three sources, each the one before turned by 120 degrees in two planes of feature space."""
     c, s = math.cos(2.0 * math.pi / 3.0), math.sin(2.0 * math.pi / 3.0)
     plane = torch.tensor([[c, -s], [s, c]], dtype=torch.float64)
     rotation = torch.block_diag(plane, plane, torch.eye(1, dtype=torch.float64))
-    return torch.stack([one, one @ rotation.T, one @ rotation.T @ rotation.T])
+    return torch.stack([source, source @ rotation.T, source @ rotation.T @ rotation.T])
 
 
 def symmetric_sources(seed=0):
@@ -253,16 +253,18 @@ def lone_map(outputs, references, distortions):
 
 
 @pytest.mark.parametrize("loss", [single, lone_map, *map(F_sum, MEASURES.values())])
-@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("argument_index", range(3))
 @pytest.mark.parametrize("recomputed", [False, True])
-def test_second_derivatives_raise_instead_of_being_dropped(loss, place, recomputed, monkeypatch):
+def test_second_derivatives_raise_instead_of_being_dropped(
+    loss, argument_index, recomputed, monkeypatch
+):
     if recomputed:
         monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 1)
-    embeddings = [x.requires_grad_(i == place) for i, x in enumerate(clouds(2, seed=32))]
+    embeddings = [x.requires_grad_(i == argument_index) for i, x in enumerate(clouds(2, seed=32))]
     value = loss(*embeddings)
-    (g,) = torch.autograd.grad(value, embeddings[place], create_graph=True)
+    (g,) = torch.autograd.grad(value, embeddings[argument_index], create_graph=True)
     with pytest.raises(RuntimeError, match="have first derivatives only"):
-        torch.autograd.grad(value + g.square().sum(), embeddings[place])
+        torch.autograd.grad(value + g.square().sum(), embeddings[argument_index])
 
 
 @pytest.mark.parametrize("exponent", [-165, -155, -140, 140])

@@ -43,8 +43,8 @@ def test_euclidean_distances_are_diffusion_distances(time):
     points = cloud(24, 5, seed=3)
     actual = F.diffusion_map(points, time=time)
     squared = (actual.coordinates.unsqueeze(0) - actual.coordinates.unsqueeze(1)).square().sum(-1)
-    known = oracle.diffusion_map(points.numpy(), time=time)
-    expected = oracle.diffusion_distances(known.transition, known.stationary, time)
+    by_oracle = oracle.diffusion_map(points.numpy(), time=time)
+    expected = oracle.diffusion_distances(by_oracle.transition, by_oracle.stationary, time)
     assert np.allclose(squared.numpy(), expected, rtol=0, atol=1e-10)
 
 
@@ -102,14 +102,14 @@ def test_a_group_that_the_largest_dimension_cuts_is_dropped_whole():
     assert dimension(leading, torch.tensor(4), energy=1.0, max_dimension=2) == 3
 
 
-@pytest.mark.parametrize("most", [1, 5, 20])
-def test_the_largest_dimension_keeps_the_first_coordinates(most):
+@pytest.mark.parametrize("largest_dimension", [1, 5, 20])
+def test_the_largest_dimension_keeps_the_first_coordinates(largest_dimension):
     points = cloud(28, 40, seed=3)
-    full, capped = F.diffusion_map(points), F.diffusion_map(points, max_dimension=most)
+    full, capped = F.diffusion_map(points), F.diffusion_map(points, max_dimension=largest_dimension)
     assert full.dimension > 20
-    assert int(capped.dimension) == most
+    assert int(capped.dimension) == largest_dimension
     earlier = full.coordinates.clone()
-    earlier[:, most:] = 0.0
+    earlier[:, largest_dimension:] = 0.0
     torch.testing.assert_close(capped.retained, earlier, rtol=0, atol=0)
     for wrong, error in ((0, ValueError), (2.5, TypeError)):
         with pytest.raises(error, match="max_dimension"):

@@ -499,8 +499,8 @@ def test_noise_has_its_ratio_and_slope(kind: str) -> None:
     band = (hertz > 50) & (hertz < 7000)
     slopes = -np.polyfit(np.log(hertz[band]), np.log(power[:, band]).T, 1)[0]
     exponent = {"white": 0, "pink": 1, "brown": 2}
-    wanted = [exponent[name.split("/")[1]] for name in made.names]
-    assert slopes == pytest.approx(wanted, abs=0.1)
+    expected_slopes = [exponent[name.split("/")[1]] for name in made.names]
+    assert slopes == pytest.approx(expected_slopes, abs=0.1)
 
 
 def test_colored_noise_starts_at_twenty_hertz_and_is_gaussian() -> None:

@@ -37,15 +37,15 @@ def scrambled(counter: list[int], key: list[int]) -> list[int]:
     return c
 
 
-def expected_normals(seed: int, start: int, length: int) -> list[float]:
+def expected_normals(seed: int, offset: int, length: int) -> list[float]:
     actual = []
-    for block in range(start // 4, (start + length - 1) // 4 + 1):
+    for block in range(offset // 4, (offset + length - 1) // 4 + 1):
         w = scrambled([block % 2**32, block >> 32, 0, 0], [seed % 2**32, seed >> 32])
         unit = [((word >> 8) + 0.5) / 2**24 for word in w]
         for u, v in (unit[:2], unit[2:]):
             radius = math.sqrt(-2 * math.log(u))
             actual += [radius * math.cos(2 * math.pi * v), radius * math.sin(2 * math.pi * v)]
-    return actual[start % 4 :][:length]
+    return actual[offset % 4 :][:length]
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
@@ -55,14 +55,14 @@ def test_words_are_the_published_ones(counter: str, key: str, answer: str) -> No
     assert [int(word) for word in actual] == words(answer)
 
 
-@pytest.mark.parametrize("start", [0, 3, 1022, 2**31 - 5, 2**34 - 2, 2**40 + 1])
-def test_normals_are_a_function_of_seed_and_place(start: int) -> None:
+@pytest.mark.parametrize("offset", [0, 3, 1022, 2**31 - 5, 2**34 - 2, 2**40 + 1])
+def test_normals_are_a_function_of_seed_and_place(offset: int) -> None:
     seeds = [0, 1, 2**32, 0x7FFF_FFFF_FFFF_FFFF, 123456789012345678]
-    actual = noise.normals(torch.tensor(seeds), start, 21)
+    actual = noise.normals(torch.tensor(seeds), offset, 21)
     assert actual.shape == (5, 21)
     assert actual.dtype == torch.float32
     for row, seed in zip(actual, seeds):
-        np.testing.assert_allclose(row, expected_normals(seed, start, 21), rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(row, expected_normals(seed, offset, 21), rtol=2e-5, atol=2e-6)
 
 
 def test_a_part_is_the_same_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,14 +17,14 @@ def halve(waveform: Tensor, sample_rate: int, *, factor: float) -> Tensor:
     return factor * waveform
 
 
-def used_copies(bank: DistortionBank, waves: Tensor, first: int, last: int) -> Tensor:
+def used_copies(bank: DistortionBank, waves: Tensor, begin: int, end: int) -> Tensor:
     """Copies (S, P, last - first) made of no more than the bank says it needs."""
     before, after = (round(seconds * RATE) for seconds in bank.reach(RATE))
-    start, stop = max(first - before, 0), min(last + after, waves.shape[-1])
+    piece_begin, stop = max(begin - before, 0), min(end + after, waves.shape[-1])
     measured = bank.measure(waves, RATE)
-    pieces = bank.iterate(waves[:, start:stop], RATE, measured=measured, start=start)
+    pieces = bank.iterate(waves[:, piece_begin:stop], RATE, measured=measured, start=piece_begin)
     copies = torch.cat([copies for _, copies, _ in pieces], -2)
-    return copies[..., first - start : last - start]
+    return copies[..., begin - piece_begin : end - piece_begin]
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +32,11 @@ def waves() -> Tensor:
     return bursts(6.0).double()
 
 
-def errors(bank: DistortionBank, waves: Tensor, first: int, last: int) -> dict[str, float]:
+def errors(bank: DistortionBank, waves: Tensor, begin: int, end: int) -> dict[str, float]:
     """By member, RMS of the difference between piece and whole, in units of the reference's."""
     full = bank(waves, RATE)
-    expected = full.waveforms[..., first:last]
-    error = (used_copies(bank, waves, first, last) - expected).square().mean(-1).sqrt()
+    expected = full.waveforms[..., begin:end]
+    error = (used_copies(bank, waves, begin, end) - expected).square().mean(-1).sqrt()
     error = error / waves.square().mean(-1, keepdim=True).sqrt()
     return {name: float(e) for name, e in zip(full.names, error.amax(0))}
 
@@ -50,14 +50,14 @@ def test_a_piece_is_distorted_as_the_whole(kind: str, waves: Tensor) -> None:
     assert max(actual.values()) < 3e-6, actual
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 4000), (FIRST, LAST), (93_000, 96_000)])
-def test_a_piece_of_every_family(first: int, last: int, waves: Tensor) -> None:
-    actual = errors(DistortionBank("match", size=15), waves[:1], first, last)
+@pytest.mark.parametrize(("begin", "end"), [(0, 4000), (FIRST, LAST), (93_000, 96_000)])
+def test_a_piece_of_every_family(begin: int, end: int, waves: Tensor) -> None:
+    actual = errors(DistortionBank("match", size=15), waves[:1], begin, end)
     # At the ends of a file its own filters wrap round a little, after 0.2 s of silence.
-    assert max(actual.values()) < (3e-6 if first == FIRST else 5e-5), actual
-    if first == FIRST:  # in float32; a gate opens at a threshold, which rounding can cross
+    assert max(actual.values()) < (3e-6 if begin == FIRST else 5e-5), actual
+    if begin == FIRST:  # in float32; a gate opens at a threshold, which rounding can cross
         bank = DistortionBank("match", without=("gate",), size=24)
-        assert max(errors(bank, waves[:1].float(), first, last).values()) < 1e-5
+        assert max(errors(bank, waves[:1].float(), begin, end).values()) < 1e-5
 
 
 def test_what_the_whole_is_asked_for_is_found_in_pieces_as_well(

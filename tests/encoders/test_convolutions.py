@@ -111,9 +111,9 @@ def test_elsewhere_the_convolutions_stay_one_dimensional():
         expected = ours(noise(3, 1999))
     assert present.dims == [4] * 6  # the first is a product
     ours.to("meta")
-    with Convolutions() as there:
+    with Convolutions() as context:
         assert ours(noise(3, 1999).to("meta")).shape == expected.shape
-    assert there.dims == [3] * 7
+    assert context.dims == [3] * 7
 
 
 @pytest.mark.parametrize("around", ["nothing", "float64", "bfloat16", "meta", "autocast"])

@@ -186,17 +186,17 @@ def test_half_precision(folder, family, dtype, digits):
 
 
 @pytest.mark.parametrize(
-    ("family", "large", "samples", "step", "least"),
+    ("family", "large", "samples", "step", "smallest_slope"),
     [
         *((family, large, 1200, 1e-5, 1e-6) for family in FAMILIES for large in (False, True)),
         ("whisper", False, 2000, 1e-7, 1e-3),
     ],
 )
-def test_gradient_against_differences(folder, family, large, samples, step, least):
+def test_gradient_against_differences(folder, family, large, samples, step, smallest_slope):
     encoder = load_encoder(folder(family, large), layer=LAYERS, dtype="float64")
     wave, direction = (speech(1, samples, seed=seed) for seed in (1, 2))
     weights = noise(1, encoder.frame_count(samples), WIDTH, seed=3, dtype=torch.float64)
-    assert check_gradient(encoder, wave, direction, weights, step) > least
+    assert check_gradient(encoder, wave, direction, weights, step) > smallest_slope
 
 
 @pytest.mark.parametrize("kind", [("hubert", True), ("whisper",), ("mel",)])
@@ -236,8 +236,8 @@ def test_activation_checkpointing_gives_the_same_gradient(folder):
     thrifty.memory_budget = 1
     sizes: dict[Any, list[int]] = {plain: [], thrifty: []}
     gradients = []
-    for encoder, held in sizes.items():
-        hooks = lambda x, held=held: held.append(x.numel()) or x, lambda x: x
+    for encoder, recorded in sizes.items():
+        hooks = lambda x, recorded=recorded: recorded.append(x.numel()) or x, lambda x: x
         with torch.autograd.graph.saved_tensors_hooks(*hooks):
             loss = encoder(wave).square().sum()
         gradients.append(torch.autograd.grad(loss, wave)[0])
@@ -285,10 +285,10 @@ def test_a_frame_sees_its_receptive_field_and_no_more(encoder):
     frame = 3
     (gradient,) = torch.autograd.grad(encoder(wave)[0, frame].square().sum(), wave)
     seen = gradient[0].nonzero().flatten()
-    start = frame * encoder.hop
+    first_sample = frame * encoder.hop
     # The first sample under a Hann window has no weight.
-    assert start <= int(seen[0]) <= start + 1
-    assert int(seen[-1]) == start + encoder.receptive_field - 1
+    assert first_sample <= int(seen[0]) <= first_sample + 1
+    assert int(seen[-1]) == first_sample + encoder.receptive_field - 1
 
 
 @pytest.mark.parametrize("lead", [(), (0,), (1,), (2, 3), (2, 1, 3)])
@@ -404,7 +404,7 @@ def used_names(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("family", "every"),
+    ("family", "missing"),
     [
         ("whisper", 6),
         ("wavlm", 5),
@@ -412,13 +412,13 @@ def used_names(path: Path) -> list[str]:
         *(pytest.param(f, 1, marks=pytest.mark.slow) for f in (*FAMILIES, "whisper")),
     ],
 )
-def test_every_missing_weight_is_named(own_folder, family, every):
+def test_every_missing_weight_is_named(own_folder, family, missing):
     whisper = family == "whisper"  # with its decoder, which has weights of nearly the same names
     path = own_folder(family, **({"head": "ForConditionalGeneration"} if whisper else {}))
     full = (path / "model.safetensors").read_bytes()
     names = used_names(path)
     assert len(names) == 7 + 2 * 15 if whisper else len(names) > 40  # Whisper's k has no bias
-    for name in names[::every]:
+    for name in names[::missing]:
         edit_weights(path, lambda tensors, name=name: tensors.pop(name))
         shown = old_name(name.removeprefix("model."))
         with pytest.raises(ValueError, match=f"but {shown} is missing".replace(".", r"\.")):

@@ -48,29 +48,32 @@ def script() -> ModuleType:
 def variables(model: Any) -> dict[str, np.ndarray]:
     """A model as CTranslate2's converter lays it out."""
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
 
-    def put(name: str, *parts: str) -> None:
+    def put(name: str, *names: str) -> None:
         theirs = ("gamma", "beta") if name.endswith("norm") else ("weight", "bias")
         for kind, ours in zip(theirs, ("weight", "bias")):
-            missing = np.zeros(len(state[f"{parts[0]}.weight"]), np.float32)  # of the keys' bias
-            parts_of = [state.get(f"{part}.{ours}", missing) for part in parts]
-            found[f"{name}/{kind}"] = np.concatenate(parts_of)
+            missing = np.zeros(len(state[f"{names[0]}.weight"]), np.float32)  # of the keys' bias
+            parts_of = [state.get(f"{joined_name}.{ours}", missing) for joined_name in names]
+            arrays[f"{name}/{kind}"] = np.concatenate(parts_of)
 
     for name in ("conv1", "conv2"):
         put(f"encoder/{name}", f"model.encoder.{name}")
     for side, block in (("encoder", BLOCK), ("decoder", {**BLOCK, **CROSS})):
         put(f"{side}/layer_norm", f"model.{side}.layer_norm")
         positions = state[f"model.{side}.embed_positions.weight"]
-        found[f"{side}/position_encodings/encodings"] = positions
-        found[f"{side}/num_heads"] = np.array(2, np.int16)
+        arrays[f"{side}/position_encodings/encodings"] = positions
+        arrays[f"{side}/num_heads"] = np.array(2, np.int16)
         for layer in range(getattr(model.config, f"{side}_layers")):
             for theirs, ours in block.items():
-                here = f"model.{side}.layers.{layer}"
-                put(f"{side}/layer_{layer}/{theirs}", *(f"{here}.{part}" for part in ours))
-    found["decoder/embeddings/weight"] = state["model.decoder.embed_tokens.weight"]
-    found["decoder/activation"] = np.array(3, np.int8)
-    return found
+                prefix = f"model.{side}.layers.{layer}"
+                put(
+                    f"{side}/layer_{layer}/{theirs}",
+                    *(f"{prefix}.{joined_name}" for joined_name in ours),
+                )
+    arrays["decoder/embeddings/weight"] = state["model.decoder.embed_tokens.weight"]
+    arrays["decoder/activation"] = np.array(3, np.int8)
+    return arrays
 
 
 def write(folder: Path, content: dict[str, np.ndarray], kind: str = "WhisperSpec") -> Path:
@@ -99,8 +102,8 @@ def test_a_converted_model_is_the_model(script, tmp_path, half):
         assert torch.equal(converted[name], tensor), name
     model.save_pretrained(tmp_path / "own")
     wave = 0.1 * torch.randn(1, 6000, generator=torch.Generator().manual_seed(0))
-    found, expected = (load_encoder(tmp_path / name, layer=2)(wave) for name in ("target", "own"))
-    assert torch.equal(found, expected)
+    frames, expected = (load_encoder(tmp_path / name, layer=2)(wave) for name in ("target", "own"))
+    assert torch.equal(frames, expected)
 
 
 def test_what_is_refused(script, tmp_path):
@@ -141,5 +144,5 @@ def test_frames_and_gain_of_the_pair_are_kept_under_converted_weights(script, tm
         quiet = mapss(0.01 * estimates, bank)
         torch.testing.assert_close(quiet.fidelity, scores[name].fidelity, atol=1e-4, rtol=0)
     for field in ("active", "clearance_defined", "times"):
-        assert torch.equal(*(getattr(both, field) for both in scores.values())), field
+        assert torch.equal(*(getattr(of_both, field) for of_both in scores.values())), field
     assert not torch.allclose(scores["mel"].clearance, scores["learned"].clearance, atol=0.01)

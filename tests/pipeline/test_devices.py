@@ -65,7 +65,7 @@ SEVERAL = (9600, 9000, 8100, 4000)
 
 
 @pytest.mark.parametrize(
-    ("make", "seconds", "lengths", "most"),
+    ("make", "seconds", "lengths", "largest_count"),
     [
         (MAPSSLoss, 2.0, None, 4),
         pytest.param(MAPSSLoss, 16.0, None, 4, marks=pytest.mark.slow),
@@ -77,21 +77,25 @@ SEVERAL = (9600, 9000, 8100, 4000)
         (BleedLoss, 0.6, SEVERAL, 2),
     ],
 )
-def test_a_step_reads_a_few_values_forward_and_none_backward(mapss, make, seconds, lengths, most):
+def test_a_step_reads_a_few_values_forward_and_none_backward(
+    mapss, make, seconds, lengths, largest_count
+):
     forward, backward = step(mapss, seconds, lengths, make)
-    assert forward.reads.total() <= most, forward.lines
+    assert forward.reads.total() <= largest_count, forward.lines
     assert backward.reads.total() == 0, backward.lines
     assert not forward.uploads + backward.uploads
 
 
-@pytest.mark.parametrize(("checked", "most"), [(True, 4), (False, 2)])
-def test_recomputed_chunks_read_no_more_and_unchecked_samples_two_less(monkeypatch, checked, most):
+@pytest.mark.parametrize(("checked", "largest_count"), [(True, 4), (False, 2)])
+def test_recomputed_chunks_read_no_more_and_unchecked_samples_two_less(
+    monkeypatch, checked, largest_count
+):
     if checked:
         monkeypatch.setattr(frame_batches, "GRAPH_BYTES", 0)
         # What a scorer's memory gives a chunk counts in these.
         monkeypatch.setattr(frame_batches, "BATCH_BYTES", 2**22)
     forward, backward = step(small(check_finite=checked), 1.0)
-    assert forward.reads.total() <= most, forward.lines
+    assert forward.reads.total() <= largest_count, forward.lines
     assert backward.reads.total() == 0, backward.lines
 
 
@@ -103,9 +107,9 @@ def test_preparing_reads_a_few_values_more_for_each_length(mapss):
             mapss.prepare(references, lengths)
         counts.append(waits.reads.total())
     default = MAPSS("mel")
-    with counted() as whole:
+    with counted() as batch_counts:
         default.prepare(signals(0.5)[1])
-    assert 0 < whole.reads.total() <= 17, whole.lines
+    assert 0 < batch_counts.reads.total() <= 17, batch_counts.lines
     assert counts[0] <= 16
     assert counts[1] <= counts[0] + 3 * 13, waits.lines
 
@@ -122,11 +126,11 @@ def test_the_counter_counts():
     assert waits.uploads.total() == 1
 
 
-@pytest.mark.parametrize("given", ["20MiB", 2**31])
-def test_memory_changes_no_score(given):
+@pytest.mark.parametrize("settings", ["20MiB", 2**31])
+def test_memory_changes_no_score(settings):
     estimates, references = signals(1.5)
     scores = small()(estimates, references)
-    tight = small(memory=given)(estimates, references)
+    tight = small(memory=settings)(estimates, references)
     assert torch.equal(scores.active, tight.active)
     torch.testing.assert_close(scores.ps, tight.ps, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(scores.pm, tight.pm, rtol=1e-3, atol=1e-5)
@@ -138,9 +142,9 @@ def test_memory_is_bytes_or_a_text():
     for wrong in ("much", "1.2.3G", "", 0, -5, "3k", float("inf"), float("nan")):
         with pytest.raises(ValueError, match="16 MiB"):
             MAPSS("mel", memory=wrong)
-    for other in (None, True, [1]):
+    for value in (None, True, [1]):
         with pytest.raises(TypeError, match="bytes"):
-            MAPSS("mel", memory=other)  # type: ignore[arg-type]
+            MAPSS("mel", memory=value)  # type: ignore[arg-type]
     assert 2**24 <= budget(None, torch.device("cpu")).total <= 2**30
     assert (Budget.of(2**30).samples, Budget.of(2**30).frames) == (2**20, 96 * 2**20)
 
@@ -174,7 +178,7 @@ def test_the_limit_of_a_container_counts(line, folder, names, used, tmp_path, mo
 
 
 def test_out_of_memory_says_what_helps(monkeypatch):
-    def failing(*given: object) -> None:
+    def failing(*arguments: object) -> None:
         raise torch.OutOfMemoryError("2 GiB wanted")
 
     mapss = MAPSS("mel")
@@ -195,8 +199,8 @@ def test_a_copy_to_the_cpu_is_awaited(monkeypatch):
     bank = MAPSS("mel").prepare(signals(0.5)[1], measures="decomposition")
     original, asked = torch.Tensor.to, set()
 
-    def noted(self: torch.Tensor, *given: object, **options: object) -> torch.Tensor:
-        asked.add((str(given[0]), options["non_blocking"]))
+    def noted(self: torch.Tensor, *arguments: object, **options: object) -> torch.Tensor:
+        asked.add((str(arguments[0]), options["non_blocking"]))
         return original(self, "cpu")
 
     monkeypatch.setattr(torch.Tensor, "to", noted)
@@ -249,10 +253,10 @@ def test_scores_their_gradients_and_bounds_on_another_device():
     bank = SCORER.prepare(references)
     assert bank.device.type == "cuda"
     scores = SCORER(estimates, bank)
-    found = [x for x in vars(scores).values() if isinstance(x, Tensor) and x.ndim == 3]
+    values = [x for x in vars(scores).values() if isinstance(x, Tensor) and x.ndim == 3]
     for bounds in SCORER.bound_systems([estimates.detach()] * 2, bank):
-        found += [bounds.scores.ps, *bounds.ps, *bounds.pm, *bounds.fidelity]
-    assert {x.device.type for x in found} == {"cuda"}
+        values += [bounds.scores.ps, *bounds.ps, *bounds.pm, *bounds.fidelity]
+    assert {x.device.type for x in values} == {"cuda"}
     names = ("ps", "log_pm", "pm", "clearance", "distortion_ratio")
     assert_slopes(torch.stack([getattr(scores, name).sum() for name in names]).sum(), estimates)
 

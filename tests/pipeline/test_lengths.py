@@ -32,14 +32,14 @@ def alone(mapss: MAPSS, estimates: Tensor, references: Tensor, lengths: Sequence
     ]
 
 
-def assert_scores_equal(whole: Any, each: Sequence[Any], digits: float) -> None:
-    for k, one in enumerate(each):
-        frames = one.ps.shape[-1]
-        assert torch.equal(whole.active[k : k + 1, :, :frames], one.active)
-        assert not whole.active[k, :, frames:].any()
+def assert_scores_equal(batch_scores: Any, scores_by_item: Sequence[Any], digits: float) -> None:
+    for k, item_scores in enumerate(scores_by_item):
+        frames = item_scores.ps.shape[-1]
+        assert torch.equal(batch_scores.active[k : k + 1, :, :frames], item_scores.active)
+        assert not batch_scores.active[k, :, frames:].any()
         for name in FIELDS:
-            found = getattr(whole, name)[k : k + 1, :, :frames]
-            torch.testing.assert_close(found, getattr(one, name), rtol=digits, atol=digits)
+            values = getattr(batch_scores, name)[k : k + 1, :, :frames]
+            torch.testing.assert_close(values, getattr(item_scores, name), rtol=digits, atol=digits)
 
 
 def transformer(folder: Path, family: str, layer: int = 2) -> Any:
@@ -65,16 +65,16 @@ def test_scores_and_gradients_are_those_of_each_alone(tmp_path, name):
         estimates[item, :, length:] = torch.nan  # padding may hold anything
     scores = mapss(estimates.requires_grad_(), references, lengths=LENGTHS)
     (scores.ps.sum() - scores.log_pm.sum()).backward()
-    each = []
+    gradients = []
     for k, n in enumerate(LENGTHS):
-        one = leaky(references)[k : k + 1, :, :n].requires_grad_()
-        own = mapss(one, references[k : k + 1, :, :n])
-        (own.ps.sum() - own.log_pm.sum()).backward()
-        difference = (estimates.grad[k, :, :n] - one.grad[0]).norm()
-        assert float(difference / one.grad.norm()) < 1e-6
+        estimate = leaky(references)[k : k + 1, :, :n].requires_grad_()
+        item_scores = mapss(estimate, references[k : k + 1, :, :n])
+        (item_scores.ps.sum() - item_scores.log_pm.sum()).backward()
+        difference = (estimates.grad[k, :, :n] - estimate.grad[0]).norm()
+        assert float(difference / estimate.grad.norm()) < 1e-6
         assert float(estimates.grad[k, :, n:].abs().sum()) == 0.0
-        each.append(own)
-    assert_scores_equal(scores, each, 1e-6)
+        gradients.append(item_scores)
+    assert_scores_equal(scores, gradients, 1e-6)
 
 
 def test_members_that_are_missing_in_some_lengths():
@@ -86,18 +86,18 @@ def test_members_that_are_missing_in_some_lengths():
     tone = torch.sin(2 * torch.pi * 440 * time) * (1 + 0.5 * torch.sin(11 * time))
     references[1] = torch.stack([tone, tone.flip(0).roll(9)])
     estimates = leaky(references)
-    whole = mapss(estimates, references, lengths=LENGTHS)
+    batch_scores = mapss(estimates, references, lengths=LENGTHS)
     counts = [
         g.encoded["match"].distortions.shape[2] for g in mapss.prepare(references, LENGTHS).groups
     ]
     assert len(set(counts)) > 1
-    each = alone(mapss, estimates, references, LENGTHS)
-    assert_scores_equal(whole, each, 1e-5)
+    scores_by_item = alone(mapss, estimates, references, LENGTHS)
+    assert_scores_equal(batch_scores, scores_by_item, 1e-5)
     banks = [mapss.prepare(references[k : k + 1, :, :5000]) for k in (1, 2)]
     joined = ReferenceBank.join(banks)  # of one length, so one group, with a mask
     assert joined.groups[0].encoded["match"].mask is not None
-    own = [mapss(estimates[k : k + 1, :, :5000], bank) for k, bank in zip((1, 2), banks)]
-    assert_scores_equal(mapss(estimates[1:3, :, :5000], joined), own, 1e-5)
+    item_scores = [mapss(estimates[k : k + 1, :, :5000], bank) for k, bank in zip((1, 2), banks)]
+    assert_scores_equal(mapss(estimates[1:3, :, :5000], joined), item_scores, 1e-5)
 
 
 def test_silent_and_inactive_sources_among_other_lengths():
@@ -108,9 +108,9 @@ def test_silent_and_inactive_sources_among_other_lengths():
     estimates = leaky(references)
     estimates[0, 0] = 0.0  # a silent estimate of an active source is scored
     with pytest.warns(UserWarning, match=r"mixtures \[1\] have no frame"):
-        whole = mapss(estimates, references, lengths=LENGTHS)
-    assert not whole.active[1].any()
-    assert whole.active[0].any()
+        batch_scores = mapss(estimates, references, lengths=LENGTHS)
+    assert not batch_scores.active[1].any()
+    assert batch_scores.active[0].any()
     with pytest.warns(UserWarning, match="have no frame"):
-        each = alone(mapss, estimates, references, LENGTHS)
-    assert_scores_equal(whole, each, 1e-5)
+        scores_by_item = alone(mapss, estimates, references, LENGTHS)
+    assert_scores_equal(batch_scores, scores_by_item, 1e-5)

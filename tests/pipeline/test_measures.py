@@ -36,15 +36,15 @@ def test_each_measure_alone_is_what_it_is_beside_the_others(segment):
     references = bursts(1.5, sources=3)
     estimates = leaky(references)
     mapss = small(segment=segment, size=4)
-    whole = mapss(estimates, references)
-    assert whole.measures == tuple(MEASURES)
+    scores = mapss(estimates, references)
+    assert scores.measures == tuple(MEASURES)
     for name, measure in MEASURES.items():
         alone = mapss(estimates, references, measures=name)
         assert alone.measures == (name,)
-        assert torch.equal(alone.active, whole.active)
-        for field in (field for other in MEASURES.values() for field in other.fields):
+        assert torch.equal(alone.active, scores.active)
+        for field in (field for any_measure in MEASURES.values() for field in any_measure.fields):
             if field in measure.fields:
-                expected = getattr(whole, field)
+                expected = getattr(scores, field)
                 # In segments an encoder beside others may have its copies made in longer pieces.
                 tolerances = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
                 torch.testing.assert_close(getattr(alone, field), expected, **tolerances)
@@ -53,8 +53,8 @@ def test_each_measure_alone_is_what_it_is_beside_the_others(segment):
                 with pytest.raises(ValueError, match=field):
                     alone.of(field)
         for column, values in alone.utterance()._asdict().items():
-            known = column in (*scores_of([name]), "frames")
-            assert bool(values.isnan().all()) != known or column == "frames"
+            is_known = column in (*scores_of([name]), "frames")
+            assert bool(values.isnan().all()) != is_known or column == "frames"
 
 
 def test_a_member_is_distorted_once_and_encoded_once_for_an_encoder():
@@ -68,7 +68,7 @@ def test_a_member_is_distorted_once_and_encoded_once_for_an_encoder():
     assert counts["both"] == counts["ps"]
     mapss = MAPSS("mel")
     (plan,) = plans(mapss.config, ("decomposition", "separation"))
-    members = [plan.bank.members[place] for place in plan.users["decomposition"]]
+    members = [plan.bank.members[member_index] for member_index in plan.users["decomposition"]]
     assert tuple(members) == mapss.decomposition_bank.members
     assert len(members) == 20
     assert len({member.family for member in members}) >= 10
@@ -81,8 +81,8 @@ def test_decomposition_alone_loads_no_weights(monkeypatch):
     references = bursts(0.6)
     mapss = MAPSS(local_files_only=True, cache_dir="/nonexistent")
     key = mapss.key
-    found = mapss(leaky(references), references, measures=("decomposition", "bleed"))
-    assert found.active.any()
+    scores = mapss(leaky(references), references, measures=("decomposition", "bleed"))
+    assert scores.active.any()
     assert mapss.key == key
     assert mapss.describe()["encoder"]["checkpoint"] == "facebook/wav2vec2-large-lv60"
     assert "wav2vec2-large" in repr(mapss)
@@ -101,9 +101,9 @@ def test_decomposition_alone_loads_no_weights(monkeypatch):
 def test_frames_of_a_checkpoint_are_known_without_its_weights(tmp_path):
     """Its settings alone say them: clearance, fidelity and bleed load and fetch nothing."""
     write_checkpoint(tmp_path, "wav2vec2", large=True)
-    whole = MAPSS(tmp_path, layer=1)
-    assert whole.encoder.layer == 1
-    loaded = whole.describe(), whole.key
+    scores = MAPSS(tmp_path, layer=1)
+    assert scores.encoder.layer == 1
+    loaded = scores.describe(), scores.key
     for file in tmp_path.glob("model*"):
         file.unlink()
     mapss = MAPSS(tmp_path, layer=1)
@@ -152,32 +152,32 @@ def test_bounds_of_all_measures_bring_the_scores_of_the_same_maps(convention):
     references = bursts(0.8)
     mapss = small(convention=convention)
     bank = mapss.prepare(references)
-    found = mapss.bounds(leaky(references), bank, frames=8)
+    all_bounds = mapss.bounds(leaky(references), bank, frames=8)
     scores = mapss(leaky(references), bank, frames=8)
     for field, words in (
         ("bleed_db", "field must be one of"),
         ("nonsense", "field must be one of"),
     ):
         with pytest.raises(ValueError, match=words):
-            found.of(field)
+            all_bounds.of(field)
     with pytest.raises(ValueError, match="field must be one of"):
         scores.of("nonsense")
     with pytest.raises(ValueError, match="were not computed"):
         mapss.bounds(leaky(references), bank, measures="match", frames=3).of("ps")
     for field in ("clearance", "fidelity", "ps", "pm"):
-        torch.testing.assert_close(getattr(found.scores, field), getattr(scores, field))
-        bounds = found.of(field)
+        torch.testing.assert_close(getattr(all_bounds.scores, field), getattr(scores, field))
+        bounds = all_bounds.of(field)
         torch.testing.assert_close(bounds.total, bounds.radius + bounds.tail)
         defined = scores.defined(field)
         assert not bounds.radius[~defined].any()
         assert not bounds.tail[~defined].any()
         assert bounds.tail.amin() == 0.0 < bounds.tail.amax()
-    assert not found.clearance.radius.any()
+    assert not all_bounds.clearance.radius.any()
     alone = mapss.bounds(leaky(references), bank, measures="decomposition", frames=8)
     assert alone.ps is None
-    torch.testing.assert_close(alone.fidelity, found.fidelity)
-    other = mapss.bounds(leaky(references), bank, convention="derived")
-    assert (other.scores is None) == (convention == "reference")
+    torch.testing.assert_close(alone.fidelity, all_bounds.fidelity)
+    derived_bounds = mapss.bounds(leaky(references), bank, convention="derived")
+    assert (derived_bounds.scores is None) == (convention == "reference")
 
 
 def test_gradients_of_all_measures():
@@ -214,11 +214,11 @@ def test_bleed_is_the_level_in_the_pauses(segment):
     references = pausing()
     leaking = references.clone()
     leaking[0] = torch.where(references[0] == 0.0, references[1], references[0])
-    found, scores = bleed_of(leaking, references, segment=segment)
-    there = scores.defined("bleed_db")
-    assert 25 < int(there[0, 0].sum()) < 37
-    assert not there[0, 1].any()  # which never pauses
-    assert torch.equal(there[0], ~found.isnan())
+    levels, scores = bleed_of(leaking, references, segment=segment)
+    defined = scores.defined("bleed_db")
+    assert 25 < int(defined[0, 0].sum()) < 37
+    assert not defined[0, 1].any()  # which never pauses
+    assert torch.equal(defined[0], ~levels.isnan())
     values = scores.utterance()
     # Blocks of loudness reach into the pause, so what fills all of it lowers the gain a little.
     assert float(values.bleed_db[0, 0]) == pytest.approx(0.0, abs=1.5)
@@ -228,14 +228,16 @@ def test_bleed_is_the_level_in_the_pauses(segment):
     _, softer = bleed_of(quiet, references, segment=segment)
     assert float(softer.utterance().bleed_db[0, 0]) == pytest.approx(-20.0, abs=0.7)
     # Neither a gain nor an offset changes it.
-    _, other = bleed_of(3e-3 * quiet + 0.001, references, segment=segment)
-    torch.testing.assert_close(other.bleed_db, softer.bleed_db, rtol=0, atol=0.01, equal_nan=True)
+    _, levels_with_offset = bleed_of(3e-3 * quiet + 0.001, references, segment=segment)
+    torch.testing.assert_close(
+        levels_with_offset.bleed_db, softer.bleed_db, rtol=0, atol=0.01, equal_nan=True
+    )
 
 
 def test_bleed_of_silence_and_of_gates_is_the_floor():
     references = pausing()
-    found, _ = bleed_of(torch.zeros_like(references), references)
-    assert (found[~found.isnan()] == -100.0).all()
+    levels, _ = bleed_of(torch.zeros_like(references), references)
+    assert (levels[~levels.isnan()] == -100.0).all()
     gated, _ = bleed_of(references, references)
     inside = gated[0, 40:60]  # frames within the pause
     assert (inside[~inside.isnan()] == -100.0).all()
@@ -251,12 +253,12 @@ def test_bleed_of_short_pauses_and_padded_items():
     references = pausing(1.0)
     references[0] = 0.1 * torch.randn(16000, generator=torch.Generator().manual_seed(3))
     references[0, 8000:8800] = 0.0  # two frames and a half
-    found, _ = bleed_of(references, references)
-    assert int((~found[0].isnan()).sum()) == 2
-    both = torch.stack([references, references])
+    levels, _ = bleed_of(references, references)
+    assert int((~levels[0].isnan()).sum()) == 2
+    repeated = torch.stack([references, references])
     mapss = MAPSS("mel", measures="bleed")
-    padded = mapss(both, both, lengths=[16000, 9000]).bleed_db
-    torch.testing.assert_close(padded[0], found, equal_nan=True)
+    padded = mapss(repeated, repeated, lengths=[16000, 9000]).bleed_db
+    torch.testing.assert_close(padded[0], levels, equal_nan=True)
     alone = mapss(references[:, :9000], references[:, :9000]).bleed_db
     torch.testing.assert_close(padded[1, :, : alone.shape[-1]], alone[0], equal_nan=True)
     assert padded[1, :, alone.shape[-1] :].isnan().all()

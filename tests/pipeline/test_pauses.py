@@ -146,10 +146,10 @@ def test_drawn_frames_are_of_all_that_a_measure_scores():
 
 def test_target_alone_is_what_it_is_beside_the_other():
     references = bursts(1.0)
-    both = pair()(leaky(references), references)
+    of_both = pair()(leaky(references), references)
     target = pair()(leaky(references)[1:], references, attributed=(1,))
-    near(target.clearance[:, 0], both.clearance[:, 1])
-    assert torch.equal(target.defined("clearance")[:, 0], both.defined("clearance")[:, 1])
+    near(target.clearance[:, 0], of_both.clearance[:, 1])
+    assert torch.equal(target.defined("clearance")[:, 0], of_both.defined("clearance")[:, 1])
 
 
 @pytest.mark.parametrize("references", [voices(samples=24_000)[0], bursts(1.5)], ids=["v", "b"])

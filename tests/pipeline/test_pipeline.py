@@ -60,9 +60,9 @@ def test_identical_estimates_score_best(mapss):
     assert ((utterance.ps_pesq > 1.085) & (utterance.ps_pesq < 1.315)).all()
     previous = utterance.ps
     for amount in (0.1, 0.5, 1.0):
-        now = mapss(leaky(references, amount), references).utterance().ps
-        assert (now < previous).all()
-        previous = now
+        ps = mapss(leaky(references, amount), references).utterance().ps
+        assert (ps < previous).all()
+        previous = ps
 
 
 def test_every_waveform_is_encoded_once():
@@ -76,21 +76,29 @@ def test_every_waveform_is_encoded_once():
     assert encoder.waveforms == 4 + distorted
     encoder.waveforms = 0
     estimates = leaky(references, 0.3)
-    found = mapss(estimates, bank)
+    scores = mapss(estimates, bank)
     assert encoder.waveforms == 4
-    equal(found, mapss(estimates, references), rtol=0, atol=0)
+    equal(scores, mapss(estimates, references), rtol=0, atol=0)
 
 
 def test_a_random_subset_of_frames(mapss):
     references = voices(2)
     estimates = leaky(references, 0.3)
-    whole = mapss(estimates, references)
-    some = mapss(estimates, references, frames=9, generator=torch.Generator().manual_seed(1))
-    assert int(some.active.any(1).sum()) == 9
-    torch.testing.assert_close(some.ps[some.active], whole.ps[some.active])
-    other = mapss(estimates, references, frames=9, generator=torch.Generator().manual_seed(2))
-    assert not torch.equal(other.active, some.active)
-    assert some.active.any(-1).any(-1).all()  # of both mixtures, not the first frames there are
+    all_frames = mapss(estimates, references)
+    drawn_frames = mapss(
+        estimates, references, frames=9, generator=torch.Generator().manual_seed(1)
+    )
+    assert int(drawn_frames.active.any(1).sum()) == 9
+    torch.testing.assert_close(
+        drawn_frames.ps[drawn_frames.active], all_frames.ps[drawn_frames.active]
+    )
+    redrawn_frames = mapss(
+        estimates, references, frames=9, generator=torch.Generator().manual_seed(2)
+    )
+    assert not torch.equal(redrawn_frames.active, drawn_frames.active)
+    assert (
+        drawn_frames.active.any(-1).any(-1).all()
+    )  # of both mixtures, not the first frames there are
 
 
 def test_activity_is_the_share_of_the_own_level():
@@ -109,8 +117,8 @@ def test_loudness_is_that_asked_for():
         for lufs in (-23.0, -33.0)
     )
     for name in ("references", "distortions"):
-        here, there = (getattr(g.encoded["separation"], name) for g in (soft, loud))
-        torch.testing.assert_close(here, there * 10**-0.5, rtol=1e-5, atol=1e-7)
+        soft_frames, loud_frames = (getattr(g.encoded["separation"], name) for g in (soft, loud))
+        torch.testing.assert_close(soft_frames, loud_frames * 10**-0.5, rtol=1e-5, atol=1e-7)
 
 
 def test_banks_are_joined_saved_and_loaded(mapss, tmp_path):
@@ -121,25 +129,25 @@ def test_banks_are_joined_saved_and_loaded(mapss, tmp_path):
     joined = ReferenceBank.join(banks)
     assert joined.batch == 3
     assert len(joined.groups) == 2
-    whole = mapss(estimates, joined)
+    of_batch = mapss(estimates, joined)
     lone = mapss(estimates, references, lengths=(8000, 8000, 6000))
-    equal(whole, lone, rtol=1e-5, atol=1e-6)
+    equal(of_batch, lone, rtol=1e-5, atol=1e-6)
     assert repr(joined).endswith("encoders: mel)")  # bleed has none
     banks[0].save(tmp_path / "bank.pt")
-    again = ReferenceBank.load(tmp_path / "bank.pt")
-    equal(mapss(estimates[:1], again), mapss(estimates[:1], banks[0]), rtol=0, atol=0)
+    reloaded = ReferenceBank.load(tmp_path / "bank.pt")
+    equal(mapss(estimates[:1], reloaded), mapss(estimates[:1], banks[0]), rtol=0, atol=0)
     padded = mapss.prepare(references[1:], (8000, 6000))
     assert padded.nbytes == banks[1].nbytes + banks[2].nbytes  # no padding is kept
     (tmp_path / "other.pt").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="no saved ReferenceBank"):
         ReferenceBank.load(tmp_path / "other.pt")
     with pytest.raises(ValueError, match="other settings"):
-        small(seed=0, activity=0.2)(estimates[:1], again)
+        small(seed=0, activity=0.2)(estimates[:1], reloaded)
     for options in ({"highest": 4000}, {"window": 200, "margin": 100}):  # on the same frames
         with pytest.raises(ValueError, match="other settings"):
-            small(MelEncoder(**options))(estimates[:1], again)
+            small(MelEncoder(**options))(estimates[:1], reloaded)
     with pytest.raises(ValueError, match="exactly the mixtures"):
-        mapss(estimates, again)
+        mapss(estimates, reloaded)
 
 
 def clip(waveform, sample_rate, threshold, weights=1.0):
@@ -150,14 +158,14 @@ ONES = torch.ones(8000)
 HOLED = ONES.index_fill(0, torch.tensor(2000), 0.0)
 
 
-def member(scaled=None, lowest_rate=0, **given) -> Distortion:
+def member(scaled=None, lowest_rate=0, **settings) -> Distortion:
     measured = {"threshold": Scaled("a95", scaled)} if scaled else {}
-    given |= {} if scaled else {"threshold": given.get("threshold", 0.1)}
-    return Distortion("a", "a", clip, given, measured=measured, lowest_rate=lowest_rate)
+    settings |= {} if scaled else {"threshold": settings.get("threshold", 0.1)}
+    return Distortion("a", "a", clip, settings, measured=measured, lowest_rate=lowest_rate)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("made", "refused"),
     [
         (member(), member(threshold=0.2)),
         (member(scaled=0.1), member(scaled=0.9)),
@@ -165,17 +173,17 @@ def member(scaled=None, lowest_rate=0, **given) -> Distortion:
         (member(), member(lowest_rate=8000)),
     ],
 )
-def test_a_bank_of_other_distortions_is_refused(one, other):
+def test_a_bank_of_other_distortions_is_refused(made, refused):
     def scorer(member):
         return small(match_bank=DistortionBank("match", only=("echo",), extra=(member,)))
 
     references = voices()
-    bank = scorer(one).prepare(references)
-    assert scorer(one).match_bank == scorer(copy.deepcopy(one)).match_bank
-    scorer(copy.deepcopy(one))(references, bank)
-    assert scorer(one).match_bank != scorer(other).match_bank
+    bank = scorer(made).prepare(references)
+    assert scorer(made).match_bank == scorer(copy.deepcopy(made)).match_bank
+    scorer(copy.deepcopy(made))(references, bank)
+    assert scorer(made).match_bank != scorer(refused).match_bank
     with pytest.raises(ValueError, match="other settings"):
-        scorer(other)(references, bank)
+        scorer(refused)(references, bank)
 
 
 def test_a_bank_made_in_inference_mode_serves_in_training(tmp_path):
@@ -186,9 +194,9 @@ def test_a_bank_made_in_inference_mode_serves_in_training(tmp_path):
         bank.save(tmp_path / "bank.pt")
         read = ReferenceBank.load(tmp_path / "bank.pt")
         made = bank.recombined([[0, 0]]), ReferenceBank.join([bank, bank]), read
-    for own in (bank, *made):
-        estimates = leaky(references, 0.3).expand(own.batch, -1, -1).clone().requires_grad_()
-        MatchLoss(mapss)(estimates, own).backward()
+    for own_bank in (bank, *made):
+        estimates = leaky(references, 0.3).expand(own_bank.batch, -1, -1).clone().requires_grad_()
+        MatchLoss(mapss)(estimates, own_bank).backward()
         assert estimates.grad.abs().sum() > 0
 
 
@@ -196,11 +204,11 @@ def test_same_seed_same_bits_and_the_global_generator_is_left_alone():
     references = voices()
     estimates = leaky(references, 0.3)
     before = torch.random.get_rng_state()
-    first = small(seed=3)(estimates, references)
+    scores = small(seed=3)(estimates, references)
     assert torch.equal(before, torch.random.get_rng_state())
     torch.manual_seed(99)
-    again = small(seed=3)(estimates, references)
-    equal(first, again, rtol=0, atol=0)
+    repeated = small(seed=3)(estimates, references)
+    equal(scores, repeated, rtol=0, atol=0)
     noise = [
         MAPSS("mel", separation_bank=DistortionBank("separation", only=("noise",), seed=seed))
         .prepare(references, measures="separation")
@@ -244,7 +252,7 @@ def test_nothing_to_score_warns_and_is_nan(mapss):
     references[:, 1, :4500] = 0.0
     with pytest.warns(UserWarning, match=r"mixtures \[0\] have no frame") as told:
         scores = mapss(references, references)
-    assert [one.filename for one in told] == [__file__]
+    assert [warning.filename for warning in told] == [__file__]
     assert not scores.active.any()
     assert torch.isnan(scores.utterance().ps).all()
     assert (scores.utterance().frames == 0).all()
@@ -257,9 +265,9 @@ def test_no_encoder_in_the_state_and_copies_work():
     references = voices()
     estimates = leaky(references, 0.3)
     expected = mapss(estimates, references)
-    for other in (copy.deepcopy(mapss), pickle.loads(pickle.dumps(mapss))):
-        assert other.key == mapss.key
-        equal(other(estimates, references), expected, rtol=0, atol=0)
+    for duplicate in (copy.deepcopy(mapss), pickle.loads(pickle.dumps(mapss))):
+        assert duplicate.key == mapss.key
+        equal(duplicate(estimates, references), expected, rtol=0, atol=0)
     assert "mel" in repr(mapss)
 
 
@@ -271,16 +279,16 @@ def test_two_encoders_share_their_frames():
     alone = small(MelEncoder())(estimates, references)
     assert scores.pm.shape[-1] == alone.pm.shape[-1] - 2
     torch.testing.assert_close(scores.times, alone.times[1:-1])
-    both = scores.active & alone.active[..., 1:-1]
-    torch.testing.assert_close(scores.pm[both], alone.pm[..., 1:-1][both])
+    of_both = scores.active & alone.active[..., 1:-1]
+    torch.testing.assert_close(scores.pm[of_both], alone.pm[..., 1:-1][of_both])
 
     with pytest.raises(ValueError, match="share rate, hop"):
         small(MelEncoder(), match_encoder=mel_on_grid(RATE, 160, 400))
 
 
-def with_nan(place):
+def with_nan(tensor_name):
     waves = [voices(2), voices(2)]
-    waves[place][1, 0, 77] = torch.nan
+    waves[tensor_name][1, 0, 77] = torch.nan
     return waves
 
 
@@ -313,8 +321,8 @@ def test_a_source_with_too_few_distortions_is_refused():
 def test_trim_equals_trimming_by_hand():
     references = voices()
     estimates = leaky(references, 0.3)[..., :-1]
-    found = small(trim=True)(estimates, references)
-    equal(found, small()(estimates, references[..., :-1]), rtol=0, atol=0)
+    scores = small(trim=True)(estimates, references)
+    equal(scores, small()(estimates, references[..., :-1]), rtol=0, atol=0)
     with pytest.raises(ValueError, match="prepare it anew"):
         small(trim=True)(estimates, small(trim=True).prepare(references))
 
@@ -357,9 +365,9 @@ def test_unchecked_non_finite_items_are_left_out():
     banks = [small().prepare(references[:1]), mapss.prepare(references[1:])]
     mixed = torch.stack([references[0, 0], references[1, 1]]).unsqueeze(0)
     for bank in (mapss.prepare(references), ReferenceBank.join(banks)):
-        found = mapss(leaky(mixed, 0.3)[[0, 0]], bank.recombined([[0, 1], [1, 0]]))
-        torch.testing.assert_close(found.ps[:1], small()(leaky(mixed, 0.3), mixed).ps)
-        assert not found.active[1].any()
+        rescored = mapss(leaky(mixed, 0.3)[[0, 0]], bank.recombined([[0, 1], [1, 0]]))
+        torch.testing.assert_close(rescored.ps[:1], small()(leaky(mixed, 0.3), mixed).ps)
+        assert not rescored.active[1].any()
 
 
 @pytest.mark.parametrize(
@@ -377,8 +385,8 @@ def test_scores_and_bounds_are_those_of_the_functional_stage(
     references = voices(sources=3, seed=1)
     estimates = leaky(references, 0.4)
     bank = mapss.prepare(references, measures=measure)
-    scores, found = mapss(estimates, bank), mapss.bounds(estimates, bank, confidence=0.8)
-    group, part = bank.groups[0], bank.groups[0].encoded[measure]
+    scores, mapss_bounds = mapss(estimates, bank), mapss.bounds(estimates, bank, confidence=0.8)
+    group, embedded = bank.groups[0], bank.groups[0].encoded[measure]
     frame = int(group.scored[3, 1])
     encoder = mapss.config.encoder_of(measure)
     levelled = audio.normalize_loudness(estimates, RATE)
@@ -386,19 +394,19 @@ def test_scores_and_bounds_are_those_of_the_functional_stage(
         gates = passing_blocks(references, RATE, -23.0)
         levelled = at_loudness(estimates, RATE, -23.0, gates=gates)
     outputs = encoder(levelled)[0, :, frame]
-    points = outputs, part.references[0, :, frame], part.distortions[0, :, :, frame]
-    options = {"mask": None if part.mask is None else part.mask[0]}
+    points = outputs, embedded.references[0, :, frame], embedded.distortions[0, :, :, frame]
+    options = {"mask": None if embedded.mask is None else embedded.mask[0]}
     options["active"] = group.active[0, :, frame]
     if measure == "decomposition":
         sums = audio.normalize_loudness(sums_of_others(references), RATE)
         options["others"] = encoder(sums)[0, :, frame]
-        torch.testing.assert_close(part.others[0, :, frame], options["others"])
-    there = scores.defined(field)[0, :, frame]
-    expected = function(*points, **options)[there]
-    torch.testing.assert_close(getattr(scores, field)[0, there, frame], expected)
-    assert not getattr(scores, field)[0, ~there, frame].any()
+        torch.testing.assert_close(embedded.others[0, :, frame], options["others"])
+    defined = scores.defined(field)[0, :, frame]
+    expected = function(*points, **options)[defined]
+    torch.testing.assert_close(getattr(scores, field)[0, defined, frame], expected)
+    assert not getattr(scores, field)[0, ~defined, frame].any()
     if errors is not None:
-        expected, bounds = errors(*points, **options, confidence=0.8), getattr(found, field)
+        expected, bounds = errors(*points, **options, confidence=0.8), getattr(mapss_bounds, field)
         torch.testing.assert_close(bounds.radius[0, :, frame], expected.radius)
         torch.testing.assert_close(bounds.tail[0, :, frame], expected.tail)
 
@@ -420,11 +428,11 @@ def test_a_device_without_float64_gets_none(monkeypatch):
     expected = small(activity=0.3)(estimates, references)
     reference = audio.frame_rms(references, 400, 320)
     monkeypatch.setattr(devices, "_WITHOUT_FLOAT64", ("cpu",))
-    found = small(activity=0.3)(estimates, references)
-    assert found.times.dtype == torch.float32
+    scores = small(activity=0.3)(estimates, references)
+    assert scores.times.dtype == torch.float32
     assert audio.frame_rms(references, 400, 320).dtype == torch.float32
     assert reference.dtype == torch.float64
-    equal(found, expected, rtol=1e-4, atol=1e-5)
+    equal(scores, expected, rtol=1e-4, atol=1e-5)
     assert devices.working_device(torch.device("mps")).type == "mps"
     monkeypatch.undo()
     assert devices.working_device(torch.device("mps")).type == "cpu"
@@ -468,12 +476,14 @@ def test_defaults_of_torch_change_no_call(defaults, options):
     expected = called()
     with torch_settings.defaults(**defaults):
         unlike = called()
-    for one, other in zip(expected, unlike):
-        values, others = as_dict(one), as_dict(other)
+    for expected_scores, actual_scores in zip(expected, unlike):
+        values, actual_values = as_dict(expected_scores), as_dict(actual_scores)
         for name, value in values.items():
             if isinstance(value, Tensor):
-                assert others[name].dtype == value.dtype
-                torch.testing.assert_close(others[name], value, rtol=0, atol=0, equal_nan=True)
+                assert actual_values[name].dtype == value.dtype
+                torch.testing.assert_close(
+                    actual_values[name], value, rtol=0, atol=0, equal_nan=True
+                )
 
 
 def as_dict(record) -> dict[str, object]:
@@ -497,10 +507,10 @@ def test_fs_is_another_name_of_the_rate():
             small(**wrong)
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_bad_samples_are_named(mapss, place):
+@pytest.mark.parametrize("tensor_name", [0, 1])
+def test_bad_samples_are_named(mapss, tensor_name):
     with pytest.raises(ValueError, match=r"must be finite.*item 1, source 0.*sample 77"):
-        mapss(*with_nan(place))
+        mapss(*with_nan(tensor_name))
 
 
 # What an encoder's bad numbers cost, and where gradients go.
@@ -514,10 +524,10 @@ class Bands:
 
     def __call__(self, waveform: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(waveform.unfold(-1, 400, 320)).abs()[..., 1:161]
-        found = (spectrum.unflatten(-1, (8, 20)).square().sum(-1) + 1e-2).log()
+        bands = (spectrum.unflatten(-1, (8, 20)).square().sum(-1) + 1e-2).log()
         if self.value is not None:
-            found[:, 7] = self.value
-        return found
+            bands[:, 7] = self.value
+        return bands
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e38, 0.0])
@@ -525,10 +535,10 @@ def test_a_bad_frame_costs_that_frame_alone(value):
     references = voices()
     estimates = leaky(references)
     clean, spoiled = (bursts.small(Bands(v), size=6)(estimates, references) for v in (None, value))
-    others = torch.arange(clean.ps.shape[-1]) != 7
+    unspoiled = torch.arange(clean.ps.shape[-1]) != 7
     for name in ("ps", "pm"):
-        one, other = getattr(spoiled, name), getattr(clean, name)
-        torch.testing.assert_close(one[..., others], other[..., others])
+        actual, expected_values = getattr(spoiled, name), getattr(clean, name)
+        torch.testing.assert_close(actual[..., unspoiled], expected_values[..., unspoiled])
     if value == 0.0:  # constant: no bandwidth, hence no map
         assert (spoiled.ps[..., 7] == 0.5).all()
         assert (spoiled.pm[..., 7] == 1.0).all()
@@ -576,9 +586,9 @@ class Linear(torch.nn.Module):
         self.graphs: list[bool] = []
 
     def forward(self, waveform: Tensor) -> Tensor:
-        found = self.layer(waveform.unfold(-1, 400, 320)).tanh()
-        self.graphs.append(found.requires_grad)
-        return found
+        frames = self.layer(waveform.unfold(-1, 400, 320)).tanh()
+        self.graphs.append(frames.requires_grad)
+        return frames
 
 
 def test_gradients_reach_the_estimates_and_nothing_else():

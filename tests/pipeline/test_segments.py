@@ -31,11 +31,11 @@ def assert_alike(a: object, b: object) -> None:
     assert torch.equal(active, b.active)  # type: ignore[attr-defined]
     assert active.any()
     for name in NAMES:
-        one, other = getattr(a, name), getattr(b, name)
-        assert torch.equal(one == 0, other == 0)
-        error = (one - other).abs()[active]
+        actual, expected = getattr(a, name), getattr(b, name)
+        assert torch.equal(actual == 0, expected == 0)
+        error = (actual - expected).abs()[active]
         if name not in ("ps", "pm"):
-            error = error / one.abs()[active].clamp(min=1e-3)
+            error = error / actual.abs()[active].clamp(min=1e-3)
         assert (error < 1e-3).double().mean() >= 0.99, name
 
 
@@ -43,11 +43,11 @@ def assert_alike(a: object, b: object) -> None:
 def test_segments_score_as_the_whole(encoder):
     references = bursts(2.9)
     estimates = leaky(references)
-    whole = small(encoder)(estimates, references, frames=24)
+    in_one_piece = small(encoder)(estimates, references, frames=24)
     segmented = small(encoder, segment=1.2)
     bank = segmented.prepare(references)
     assert isinstance(bank.groups[0], LongClip)
-    assert_alike(whole, segmented(estimates, bank, frames=24))
+    assert_alike(in_one_piece, segmented(estimates, bank, frames=24))
     assert bank.nbytes < small(encoder).prepare(references).nbytes / 4
 
 
@@ -56,14 +56,14 @@ def test_bounds_attribution_and_polarity_in_segments():
     estimates = -leaky(references)[[2, 0]]
     options = {"align_polarity": True}
     kept = {"attributed": (2, 0), "frames": 16}
-    whole = small(**options).bounds(estimates, references, **kept)
-    parts = small(segment=1.2, **options).bounds(estimates, references, **kept)
-    assert_alike(whole.scores, parts.scores)
+    bounds = small(**options).bounds(estimates, references, **kept)
+    segmented = small(segment=1.2, **options).bounds(estimates, references, **kept)
+    assert_alike(bounds.scores, segmented.scores)
     double = small(segment=1.2, **options)(estimates.double(), references, **kept)
-    torch.testing.assert_close(double.ps.float(), parts.scores.ps, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(double.ps.float(), segmented.scores.ps, rtol=1e-3, atol=1e-3)
     for measure in ("ps", "pm"):
-        for one, other in zip(getattr(whole, measure), getattr(parts, measure)):
-            close = (one - other).abs() <= 1e-3 * (1 + one.abs())
+        for bound, segmented_bound in zip(getattr(bounds, measure), getattr(segmented, measure)):
+            close = (bound - segmented_bound).abs() <= 1e-3 * (1 + bound.abs())
             assert close.double().mean() >= 0.99
 
 
@@ -72,11 +72,11 @@ def test_long_and_short_clips_of_a_batch_at_another_rate():
     estimates = leaky(references)
     lengths = (36017, 23000, 36017)
     options = {"sample_rate": 24000, "size": 6}
-    whole = small(**options)(estimates, references, lengths=lengths)
+    in_one_piece = small(**options)(estimates, references, lengths=lengths)
     mapss = small(segment=1.1, **options)
     bank = mapss.prepare(references, lengths)
     assert [isinstance(clips, LongClip) for clips in bank.groups] == [True, False, True]
-    assert_alike(whole, mapss(estimates, bank))
+    assert_alike(in_one_piece, mapss(estimates, bank))
 
 
 def test_one_measure_alone_and_drawn_frames():
@@ -84,9 +84,9 @@ def test_one_measure_alone_and_drawn_frames():
     mapss = small(segment=1.0)
     bank = mapss.prepare(references)
     paper = ("separation", "match")  # neither scores pauses, so both draw of the same frames
-    both = mapss(leaky(references), bank, measures=paper, frames=30)
+    of_both = mapss(leaky(references), bank, measures=paper, frames=30)
     ps = mapss(leaky(references), references, measures="separation", frames=30)
-    torch.testing.assert_close(ps.ps, both.ps)
+    torch.testing.assert_close(ps.ps, of_both.ps)
     assert ps.pm is None
     seeds = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
     drawn = [mapss(leaky(references), bank, frames=9, generator=seed) for seed in seeds]
@@ -115,24 +115,24 @@ class Counting:
 
 def test_systems_share_one_pass():
     references = bursts(2.4)
-    others = [leaky(references), references + 0.1 * bursts(2.4, seed=3)]
+    systems = [leaky(references), references + 0.1 * bursts(2.4, seed=3)]
     encoder = Counting()
     mapss = small(encoder, segment=1.0)
     bank = mapss.prepare(references)
-    alone = [mapss(each, bank) for each in others]
+    alone = [mapss(system, bank) for system in systems]
     encoder.shapes.clear()
-    mapss(others[0], bank)
+    mapss(systems[0], bank)
     once = sum(rows for rows, _ in encoder.shapes)
     encoder.shapes.clear()
     told: list[tuple[int, int]] = []
-    together = mapss.score_systems(others, bank, on_segment=lambda k, n: told.append((k, n)))
+    together = mapss.score_systems(systems, bank, on_segment=lambda k, n: told.append((k, n)))
     rows = sum(rows for rows, _ in encoder.shapes)
     # The second system's two estimates, once a segment for all measures, and nothing else.
     assert rows - once == 2 * (len(told) - 1)
     assert told == [(k, len(told) - 1) for k in range(len(told))]
-    for one, other in zip(alone, together):
+    for scores_alone, scores_together in zip(alone, together):
         for name in NAMES:
-            assert torch.equal(getattr(one, name), getattr(other, name))
+            assert torch.equal(getattr(scores_alone, name), getattr(scores_together, name))
 
 
 def test_an_encoder_with_attention_receives_a_segment_and_a_second():
@@ -187,11 +187,13 @@ def test_a_deferred_bank_is_moved_joined_saved_and_loaded(tmp_path):
     assert [group.items for group in joined.groups] == [(0,), (1,)]
     expected = mapss(estimates, references, frames=12)
     joined.to("cpu").save(tmp_path / "bank.pt")
-    again = ReferenceBank.load(tmp_path / "bank.pt")
-    one, other = (mapss(estimates, bank, frames=12) for bank in (joined, again))
+    reloaded = ReferenceBank.load(tmp_path / "bank.pt")
+    scores_joined, scores_reloaded = (
+        mapss(estimates, bank, frames=12) for bank in (joined, reloaded)
+    )
     for name in NAMES:
-        torch.testing.assert_close(getattr(one, name), getattr(expected, name))
-        assert torch.equal(getattr(one, name), getattr(other, name))
+        torch.testing.assert_close(getattr(scores_joined, name), getattr(expected, name))
+        assert torch.equal(getattr(scores_joined, name), getattr(scores_reloaded, name))
     with pytest.raises(ValueError, match="other settings"):
         small(segment=1.5)(estimates, joined)
     bleeding = [mapss.prepare(x, measures="bleed") for x in references]  # which encodes nothing
@@ -241,20 +243,24 @@ def test_the_meter_takes_rows_in_any_order():
     waves = bursts(2.0, sources=4)
     meter = Meter((2, 2), waves.shape[-1], RATE, waves)
     for source in (1, 0):
-        for start in (16000, 0):
-            lead = meter.lead if start else 0
+        for block_begin in (16000, 0):
+            lead = meter.lead if block_begin else 0
             rows = torch.tensor([source, source]), torch.tensor([0, 1])
-            meter.add(rows, waves[2 * source : 2 * source + 2, start - lead : start + 16000], start)
+            meter.add(
+                rows,
+                waves[2 * source : 2 * source + 2, block_begin - lead : block_begin + 16000],
+                block_begin,
+            )
     torch.testing.assert_close(meter.gain(-23.0).flatten(), metered(waves, RATE, 10**9).gain(-23.0))
 
 
 def test_segments_are_even_and_cover_all_frames():
     for frames in (1, 7, 100, 3001):
-        for most in (1, 3, 50, 5000):
-            spans = list(segments.segments(frames, most))
+        for longest in (1, 3, 50, 5000):
+            spans = list(segments.segments(frames, longest))
             assert [f for a, b in spans for f in range(a, b)] == list(range(frames))
             sizes = [b - a for a, b in spans]
-            assert max(sizes) <= most
+            assert max(sizes) <= longest
             assert max(sizes) - min(sizes) <= 1
 
 
@@ -268,28 +274,28 @@ DIMENSIONS = {"ps": "separation_dimension", "pm": "match_dimension", "log_pm": "
 
 def recording(seconds: float) -> tuple[Tensor, Tensor]:
     """Estimates and references (2, T): the two voices, taking turns in being whose, separated."""
-    both, rate = demo.voices()
+    voices, rate = demo.voices()
     assert rate == 16000
-    turns = [both.flip(0) if k % 2 else both.roll(997 * k, -1) for k in range(6)]
+    turns = [voices.flip(0) if k % 2 else voices.roll(997 * k, -1) for k in range(6)]
     references = torch.cat(turns, -1)[:, : round(seconds * rate)]
     return demo.separated(references, demo.GRADES[1]), references
 
 
-def assert_nearly_alike(one: Scores, other: Scores, tolerance: float = 1e-3) -> None:
+def assert_nearly_alike(actual: Scores, expected: Scores, tolerance: float = 1e-3) -> None:
     """Nearly all frames keep as many dimensions and score alike, none far off; so do the means."""
-    active = one.active
-    assert torch.equal(active, other.active)
+    active = actual.active
+    assert torch.equal(active, expected.active)
     assert active.double().mean() > 0.3
     for name, dimension in DIMENSIONS.items():
-        same = getattr(one, dimension) == getattr(other, dimension)
+        same = getattr(actual, dimension) == getattr(expected, dimension)
         same = same.unsqueeze(1).expand_as(active)[active]
-        a, b = (getattr(scores, name)[active].double() for scores in (one, other))
+        a, b = (getattr(scores, name)[active].double() for scores in (actual, expected))
         scale = a.abs().clamp(min=1e-3) if name == "log_pm" else torch.ones_like(a)
         error = (a - b).abs() / scale
-        most = 1e-3 if name == "log_pm" else tolerance
-        assert (same & (error <= most)).double().mean() >= 0.99, name
+        digits = 1e-3 if name == "log_pm" else tolerance
+        assert (same & (error <= digits)).double().mean() >= 0.99, name
         assert float(error[same].max()) <= 1e-2, name  # of a graph that magnifies rounding
-        a, b = (getattr(scores.utterance(), name) for scores in (one, other))
+        a, b = (getattr(scores.utterance(), name) for scores in (actual, expected))
         torch.testing.assert_close(a, b, rtol=1e-3 if name == "log_pm" else 0.0, atol=1e-3)
 
 
@@ -297,8 +303,8 @@ def assert_nearly_alike(one: Scores, other: Scores, tolerance: float = 1e-3) -> 
 @pytest.mark.parametrize("encoder", ["mel", "waveform"])
 def test_full_banks_and_all_frames_of_real_voices(encoder):
     estimates, references = recording(7.0)
-    whole = MAPSS(encoder)(estimates, references)
-    assert_nearly_alike(whole, MAPSS(encoder, segment=1.5)(estimates, references))
+    in_one_piece = MAPSS(encoder)(estimates, references)
+    assert_nearly_alike(in_one_piece, MAPSS(encoder, segment=1.5)(estimates, references))
 
 
 @pytest.mark.slow
@@ -311,24 +317,24 @@ def test_memory_changes_no_score_of_a_long_clip(family, tmp_path, monkeypatch):
     # The least memory makes copies of five seconds of an encoder with a receptive field.
     segment = 7.5 if family == "mel" else 2.0
     estimates, references = recording(2 * segment)
-    blocks, found = [], []
+    blocks, scores = [], []
     original = Copies.encode
 
-    def counted(*given: Any) -> Any:
-        blocks.append(given)
-        return original(*given)
+    def counted(*arguments: Any) -> Any:
+        blocks.append(arguments)
+        return original(*arguments)
 
     monkeypatch.setattr(Copies, "encode", counted)
     counts = []
     for memory in ("16MiB", "256MiB", "auto"):
         blocks.clear()
         mapss = MAPSS(encoder, segment=segment, memory=memory, **BANKS)
-        found.append(mapss(estimates, references))
+        scores.append(mapss(estimates, references))
         counts.append(len(blocks))
     assert counts[0] >= counts[1] >= counts[2] == 4
     assert counts[0] > 4
-    for tight in found[:2]:
-        assert_nearly_alike(found[2], tight, tolerance=1e-4)
+    for tight in scores[:2]:
+        assert_nearly_alike(scores[2], tight, tolerance=1e-4)
 
 
 @pytest.mark.slow
@@ -341,10 +347,10 @@ def test_a_transformer_receives_the_segment_and_describes_it(tmp_path):
     ]
     assert [scorer.describe()["segment"] for scorer in scorers] == [None, 3.0, 1.5]
     assert len({scorer.key for scorer in scorers}) == 3
-    whole, *parts = (scorer(estimates, references) for scorer in scorers)
-    for one in parts:
-        assert torch.equal(one.active, whole.active)
-        assert float((one.ps - whole.ps).abs().max()) > 1e-3  # it is another score
+    in_one_piece, *segmented = (scorer(estimates, references) for scorer in scorers)
+    for scores in segmented:
+        assert torch.equal(scores.active, in_one_piece.active)
+        assert float((scores.ps - in_one_piece.ps).abs().max()) > 1e-3  # it is another score
 
 
 @pytest.mark.slow

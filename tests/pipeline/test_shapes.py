@@ -41,8 +41,8 @@ def mapss() -> MAPSS:
 
 def scores_of(mapss: MAPSS, estimates: Tensor, references: Tensor) -> Tensor:
     """(2, B, S') utterance PS and PM."""
-    found = mapss(estimates, references).utterance()
-    return torch.stack([found.ps, found.pm])
+    means = mapss(estimates, references).utterance()
+    return torch.stack([means.ps, means.pm])
 
 
 def entries(mapss):
@@ -118,11 +118,11 @@ NO_ARRAYS = {
 
 
 @pytest.mark.parametrize("words", NO_ARRAYS)
-@pytest.mark.parametrize("place", [0, 1])
-def test_what_is_no_plain_tensor_is_named(mapss, words, place):
-    given = [voices(), voices()]
-    given[place] = NO_ARRAYS[words]
-    refused(mapss, *given, "" if "|" in words else words)
+@pytest.mark.parametrize("argument_index", [0, 1])
+def test_what_is_no_plain_tensor_is_named(mapss, words, argument_index):
+    arguments = [voices(), voices()]
+    arguments[argument_index] = NO_ARRAYS[words]
+    refused(mapss, *arguments, "" if "|" in words else words)
 
 
 def test_strided_and_expanded_tensors_are_plain_ones(mapss):
@@ -134,8 +134,11 @@ def test_strided_and_expanded_tensors_are_plain_ones(mapss):
     near(
         scores_of(mapss, estimates.transpose(1, 2).contiguous().transpose(1, 2), references), plain
     )
-    one = references[:1].expand(2, -1, -1)
-    near(scores_of(mapss, one + 0.1, one), scores_of(mapss, one.clone() + 0.1, one.clone()))
+    single = references[:1].expand(2, -1, -1)
+    near(
+        scores_of(mapss, single + 0.1, single),
+        scores_of(mapss, single.clone() + 0.1, single.clone()),
+    )
     with torch.inference_mode():
         made = voices(2) + 0.0
         near(scores_of(mapss, made, references), scores_of(mapss, references, references))
@@ -146,28 +149,30 @@ def calls(mapss, **option):
     """Every call that takes the option, with it."""
     (name,) = option
     e, r = voices(2), voices(2)
-    found = [
+    functions = [
         lambda: mapss(e, r, **option),
         lambda: MAPSSLoss(mapss, **(option if name == "frames" else {}))(
             e, r, **({} if name == "frames" else option)
         ),
     ]
     if name == "lengths":
-        found += [
+        functions += [
             lambda: mapss.prepare(r, **option),
             lambda: PerceptualMatch(mapss).update(e, r, **option),
             lambda: mapss.bounds(e, r, **option),
         ]
     else:
-        given = {"sample_frames" if name == "frames" else name: option[name]}
-        found += [
+        settings = {"sample_frames" if name == "frames" else name: option[name]}
+        functions += [
             lambda: PerceptualMatch(mapss, **option).update(e, r),
-            lambda: evaluate(estimates=e[0], references=r[0], mapss=mapss, **given),
+            lambda: evaluate(estimates=e[0], references=r[0], mapss=mapss, **settings),
         ]
     if name == "attributed":
         points = clouds(2, distortions=4)
-        found += [lambda f=f: f(*points, **option) for f in (F.perceptual_match, F.match_bounds)]
-    return found
+        functions += [
+            lambda f=f: f(*points, **option) for f in (F.perceptual_match, F.match_bounds)
+        ]
+    return functions
 
 
 BAD = {
@@ -217,8 +222,8 @@ def test_an_attribution_for_each_item_is_refused_with_a_way_out(mapss, attribute
 def test_attributions_of_any_integer_kind(mapss, make):
     references = voices()
     estimates = leaky(references).flip(1)
-    found = mapss(estimates, references, make([1, 0]))
-    near(found.ps, mapss(estimates.flip(1), references).ps.flip(1))
+    scores = mapss(estimates, references, make([1, 0]))
+    near(scores.ps, mapss(estimates.flip(1), references).ps.flip(1))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +256,7 @@ def test_order_is_estimates_then_references_everywhere(mapss):
     metric = PerceptualSeparation(mapss)
     metric.update(preds=estimates, target=references)
     reports = evaluate(estimates=estimates[0], references=references[0], mapss=mapss)
-    found = [
+    functions = [
         float(SeparationLoss(mapss)(estimates, references).neg() + 1),
         float(SeparationLoss(mapss)(references=references, estimates=estimates).neg() + 1),
         float(metric.compute()),
@@ -259,4 +264,4 @@ def test_order_is_estimates_then_references_everywhere(mapss):
         float(perceptual_separation(estimates, references, mapss)),
         reports.means()["ps"],
     ]
-    near(torch.tensor(found), torch.full((len(found),), ps), rtol=0, atol=1e-5)
+    near(torch.tensor(functions), torch.full((len(functions),), ps), rtol=0, atol=1e-5)
